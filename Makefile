@@ -1,0 +1,18 @@
+# The two commands a newcomer needs. Both make the virtual environment first; VENV=path puts it elsewhere.
+VENV ?= .venv
+PYTHON ?= python3
+export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
+
+.PHONY: demo test
+
+demo: $(VENV)/installed
+	$(VENV)/bin/flowcredit demo
+
+test: $(VENV)/installed
+	$(VENV)/bin/python -m pytest
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt torch
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@

@@ -1,0 +1,47 @@
+"""The Ray shell of `learner.learner.Learner`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import ray
+import torch
+
+from learner.learner import Learner
+from protocol.config import RunConfig
+from protocol.messages import LearnerState, PolicyWeights, ScoredGroup
+from protocol.ports import Metrics
+
+
+@ray.remote
+class LearnerActor:
+    """Owns the trained weights. One call at a time; the caller ends a call that overruns its deadline."""
+
+    def __init__(self, config: RunConfig) -> None:
+        role = config.cluster.learner
+        torch.set_num_threads(role.threads)
+        self._learner = Learner(config, device="cuda" if role.gpus else "cpu")
+
+    @ray.method
+    def update(self, groups: Sequence[ScoredGroup]) -> Metrics:
+        """Fetch the groups' trajectories from the object store and learn from them."""
+        rollouts = iter(ray.get([shard.rollout for group in groups for shard in group.shards]))
+        fetched = [
+            replace(group, shards=tuple(replace(shard, rollout=next(rollouts)) for shard in group.shards))
+            for group in groups
+        ]
+        return self._learner.update(fetched)
+
+    @ray.method
+    def weights(self) -> PolicyWeights:
+        """The current adapter."""
+        return self._learner.weights()
+
+    @ray.method
+    def state(self) -> LearnerState:
+        """Everything needed to go on exactly."""
+        return self._learner.state()
+
+    @ray.method
+    def restore(self, state: LearnerState) -> None:
+        """Take over a saved state."""
+        self._learner.restore(state)

@@ -1,0 +1,45 @@
+"""The Ray shell of `flow.rollout.RolloutPolicy`."""
+
+import time
+
+import numpy as np
+import ray
+import torch
+
+from flow.rollout import RolloutPolicy
+from protocol.config import RunConfig
+from protocol.messages import DrawRequest, PolicyWeights, Receipt, Rollout, ShardRequest
+
+
+@ray.remote
+class RolloutActor:
+    """Draws shards and evaluation pictures. One call at a time; the pool ends a call that overruns its deadline."""
+
+    def __init__(self, config: RunConfig) -> None:
+        role = config.cluster.rollout
+        torch.set_num_threads(role.threads)
+        self._policy = RolloutPolicy(config, device="cuda" if role.gpus else "cpu")
+
+    @ray.method
+    def load(self, weights: PolicyWeights) -> tuple[int, str]:
+        """Take over weights; version and digest of what is now held."""
+        return self._policy.load(weights)
+
+    @ray.method(num_returns=3)
+    def sample(self, request: ShardRequest) -> tuple[Receipt, Rollout, np.ndarray]:
+        """One shard: receipt, trajectories, pictures; the last two stay in the object store."""
+        began = time.monotonic()
+        rollout, pictures = self._policy.sample(request)
+        return _receipt(request, began, pictures), rollout, pictures
+
+    @ray.method(num_returns=2)
+    def draw(self, request: DrawRequest) -> tuple[Receipt, np.ndarray]:
+        """Pictures without exploration: receipt, pictures."""
+        began = time.monotonic()
+        pictures = self._policy.draw(request)
+        return _receipt(request, began, pictures), pictures
+
+
+def _receipt(request: ShardRequest | DrawRequest, began: float, pictures: np.ndarray) -> Receipt:
+    seconds = time.monotonic() - began
+    return Receipt(version=request.version, digest=request.digest, pictures=len(pictures), seconds=seconds)

@@ -1,0 +1,101 @@
+"""The command line: `flowcredit …`, the same as `python -m deploy …`.
+
+Exit codes: 0 done or stopped cleanly, 1 the run failed, 2 a mistake in the input (one line on stderr).
+"""
+
+import logging
+import sys
+import warnings
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deploy.presets import find_preset
+from protocol.config import RunConfig, load_config
+from protocol.errors import FlowcreditError, InputError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Fine-tune flow-matching text-to-image models with stepwise credit.",
+)
+Overrides = Annotated[list[str] | None, typer.Argument(help="Config overrides, e.g. group.size=16 seed=3.")]
+IsLocal = Annotated[bool, typer.Option("--local", help="One process without Ray: the same results, for debugging.")]
+
+
+@app.command()
+def train(
+    preset: Annotated[str, typer.Argument(help="Name of a preset, or path of a YAML file.")],
+    overrides: Overrides = None,
+    run: Annotated[Path | None, typer.Option(help="Run folder; default runs/PRESET. One that exists goes on.")] = None,
+    is_local: IsLocal = False,
+) -> None:
+    """Train a preset in a run folder; on an existing run folder go on where it stopped."""
+    path = find_preset(preset)
+    config = load_config(path, overrides=overrides or [])
+    _train(config, run or Path("runs") / path.stem, is_local=is_local)
+
+
+@app.command()
+def demo(overrides: Overrides = None, is_local: IsLocal = False) -> None:
+    """Train the toy world with stepwise gains and show held-out scores and pictures before and after."""
+    config = load_config(find_preset("toy_geneval"), overrides=overrides or [])
+    _train(config, Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}", is_local=is_local)
+
+
+@app.command("eval")
+def evaluate(
+    preset: Annotated[str, typer.Argument(help="Name of a preset, or path of a YAML file.")],
+    overrides: Overrides = None,
+    run: Annotated[Path | None, typer.Option(help="Run folder whose newest LoRA is evaluated; default: no LoRA.")] = None,
+) -> None:
+    """Score the held-out prompts of a preset, with the base model or a run's newest adapter."""
+    from deploy.assess import assess
+
+    config = load_config(find_preset(preset), overrides=overrides or [])
+    result = assess(config, run)
+    for tag, value in result.by_tag.items():
+        typer.echo(f"{tag:14} {value:.3f}")
+    typer.echo(f"{'overall':14} {result.score:.3f}  ({result.pictures} pictures, {result.missing} without a score)")
+
+
+def main() -> None:
+    """Run the command line; mistakes in the input end in one line and exit code 2."""
+    _quieten()
+    try:
+        app(standalone_mode=True)
+    except InputError as error:
+        sys.exit(_complain(error, 2))
+    except FlowcreditError as error:
+        logging.getLogger(__name__).exception("the run failed")
+        sys.exit(_complain(error, 1))
+
+
+def _complain(error: FlowcreditError, code: int) -> int:
+    typer.echo(f"flowcredit: {error}", err=True)
+    return code
+
+
+def _train(config: RunConfig, folder: Path, *, is_local: bool) -> None:
+    from deploy.progress import Progress
+    from deploy.run import run_training
+
+    progress = Progress()
+    outcome = run_training(config, folder=folder, is_local=is_local, progress=progress)
+    if outcome.before is not None and outcome.after is not None:
+        progress.say(f"held-out score before {outcome.before:.3f}, after {outcome.after:.3f}")
+    if outcome.lora is not None:
+        progress.say(f"LoRA      {outcome.lora}")
+    if outcome.picture is not None:
+        progress.say(f"pictures  {outcome.picture}")
+    if not outcome.finished:
+        progress.say(f"stopped at iteration {outcome.iteration} of {config.iterations}; the same command goes on")
+
+
+def _quieten() -> None:
+    """Keep other libraries' notices about themselves away from the user's terminal."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="ray|diffusers|transformers|torch")

@@ -1,0 +1,50 @@
+"""The Ray cluster of a run: a given one is used and left alone, otherwise a local one lives as long as the run."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+
+from protocol.config import RunConfig
+from protocol.errors import ConfigError
+
+
+@contextmanager
+def ray_cluster(config: RunConfig) -> Iterator[None]:
+    """Connect to `cluster.address` or RAY_ADDRESS; without either start Ray on loopback and stop it at the end.
+
+    Raises:
+        ConfigError: no cluster answers at the given address.
+    """
+    address = config.cluster.address or os.environ.get("RAY_ADDRESS")
+    quiet = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
+    try:
+        if address:
+            ray.init(address=address, **quiet)
+        else:
+            ray.init(
+                address="local",
+                num_cpus=_needed_cpus(config),
+                include_dashboard=False,
+                _node_ip_address="127.0.0.1",
+                **quiet,
+            )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        if not address:
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"no Ray cluster answers at {address}: {reason}; check cluster.address or RAY_ADDRESS") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _needed_cpus(config: RunConfig) -> int:
+    """CPUs that the actors reserve: on one machine they take turns, so the local cluster is as large as they ask."""
+    cluster = config.cluster
+    rewards = sum(reward.actors for reward in config.rewards.values())
+    asked = cluster.rollout_actors * cluster.rollout.cpus + rewards * cluster.reward.cpus + cluster.learner.cpus
+    return max(os.cpu_count() or 1, int(asked) + 1)

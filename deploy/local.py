@@ -1,0 +1,122 @@
+"""The same loop in one process without Ray: for debugging and tests. The ports are served by the plain classes.
+
+All computation happens on one thread of its own, so the event loop stays free for Ctrl-C, and torch's thread count
+is that of the role whose turn it is.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+
+from flow.rollout import RolloutPolicy
+from flow.threads import torch_threads
+from learner.learner import Learner
+from protocol.config import RoleConfig, RunConfig
+from protocol.errors import ContractError
+from protocol.messages import (
+    DrawRequest,
+    LearnerState,
+    Metadata,
+    PolicyWeights,
+    Receipt,
+    Rollout,
+    ScoredGroup,
+    Scores,
+    ShardRequest,
+)
+from protocol.ports import Metrics, Parts
+from rewards.scorer import build_scorer, mix
+
+Result = TypeVar("Result")
+
+
+class LocalFleet:
+    """All four ports in this process; a handle is the message itself."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
+        self.parts = Parts(rollouts=self, rewards=self, learner=self, weights=self)
+
+    async def start(self) -> None:
+        """Load the model twice, as rollout actor and learner would, and the scorers."""
+        cluster = self._config.cluster
+        self._rollout = await self._run(cluster.rollout, lambda: RolloutPolicy(self._config, device=_device(cluster.rollout)))
+        self._learner = await self._run(cluster.learner, lambda: Learner(self._config, device=_device(cluster.learner)))
+        self._scorers = {
+            name: build_scorer(reward.scorer, **reward.args) for name, reward in self._config.rewards.items()
+        }
+
+    def stop(self) -> None:
+        """Let the computation in progress end, and no other begin."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    async def sample(self, request: ShardRequest) -> tuple[Receipt, Rollout, np.ndarray]:
+        """One shard's receipt, trajectories and pictures."""
+        began = time.monotonic()
+        rollout, pictures = await self._run(self._config.cluster.rollout, lambda: self._rollout.sample(request))
+        return _receipt(request, pictures, began), rollout, pictures
+
+    async def draw(self, request: DrawRequest) -> tuple[Receipt, np.ndarray]:
+        """Evaluation pictures."""
+        began = time.monotonic()
+        pictures = await self._run(self._config.cluster.rollout, lambda: self._rollout.draw(request))
+        return _receipt(request, pictures, began), pictures
+
+    async def fetch(self, pictures: np.ndarray) -> np.ndarray:
+        """The handle is the pictures."""
+        return pictures
+
+    async def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """The mixture of all scorers."""
+        answers = {
+            name: await self._run(self._config.cluster.reward, lambda s=scorer: s.score(images, prompts, metadata))
+            for name, scorer in self._scorers.items()
+        }
+        return mix(answers, {name: reward.weight for name, reward in self._config.rewards.items()})
+
+    async def update(self, groups: Sequence[ScoredGroup]) -> Metrics:
+        """Learn from one iteration's groups."""
+        return await self._run(self._config.cluster.learner, lambda: self._learner.update(groups))
+
+    async def weights(self) -> PolicyWeights:
+        """The current adapter."""
+        return self._learner.weights()
+
+    async def state(self) -> LearnerState:
+        """Everything needed to go on exactly."""
+        return self._learner.state()
+
+    async def restore(self, state: LearnerState) -> None:
+        """Take over a saved state."""
+        self._learner.restore(state)
+
+    async def publish(self, weights: PolicyWeights) -> None:
+        """Load the weights into the rollout policy and compare what it then holds."""
+        held = await self._run(self._config.cluster.rollout, lambda: self._rollout.load(weights))
+        if held != (weights.version, weights.digest):
+            raise ContractError(f"the rollout policy must hold version {weights.version}, got {held}")
+
+    async def _run(self, role: RoleConfig, work: Callable[[], Result]) -> Result:
+        def timed() -> Result:
+            with torch_threads(role.threads):
+                return work()
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, timed)
+
+
+def _device(role: RoleConfig) -> str:
+    return "cuda" if role.gpus else "cpu"
+
+
+def _receipt(request: Any, pictures: np.ndarray, began: float) -> Receipt:
+    return Receipt(
+        version=request.version,
+        digest=request.digest,
+        pictures=len(pictures),
+        seconds=time.monotonic() - began,
+    )

@@ -1,0 +1,65 @@
+"""Pictures for people: the gallery of an evaluation, and before beside after at the same seeds."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from learner.evaluate import Evaluation
+
+PASS, FAIL = "#2e7d32", "#c62828"
+COLUMNS = 4
+
+
+def write_gallery(samples: Path, iteration: int, evaluation: Evaluation) -> Path:
+    """`iteration_NNNNNN.png`, and `.npz` with the same pictures, prompts and readings."""
+    prompts = np.array([prompt.text for prompt, _, _ in evaluation.gallery])
+    pictures = np.stack([picture for _, picture, _ in evaluation.gallery])
+    readings = np.array([reading for _, _, reading in evaluation.gallery], np.float32)
+    data = samples / f"iteration_{iteration:06d}.npz"
+    partial = samples / ".gallery.partial.npz"
+    np.savez(partial, prompts=prompts, pictures=pictures, readings=readings)
+    os.replace(partial, data)
+    cells = [(prompt, [picture], [reading]) for prompt, picture, reading in zip(prompts, pictures, readings, strict=True)]
+    title = f"held-out prompts at iteration {iteration}: score {evaluation.score:.3f}"
+    return _write(samples / f"{data.stem}.png", cells, title)
+
+
+def write_before_after(samples: Path, *, first: int, last: int) -> Path:
+    """`before_after.png`: the pictures of two evaluations side by side, each pair from the same noise."""
+    before, after = (np.load(samples / f"iteration_{i:06d}.npz", allow_pickle=False) for i in (first, last))
+    cells = [
+        (str(prompt), [old, new], [old_reading, new_reading])
+        for prompt, old, new, old_reading, new_reading in zip(
+            before["prompts"], before["pictures"], after["pictures"], before["readings"], after["readings"], strict=True
+        )
+    ]
+    return _write(samples / "before_after.png", cells, f"same prompts, same noise: iteration {first} and {last}")
+
+
+def _write(path: Path, cells: list[tuple[str, list[np.ndarray], list[float]]], title: str) -> Path:
+    rows = -(-len(cells) // COLUMNS)
+    wide = len(cells[0][1])
+    figure = Figure(figsize=(COLUMNS * (0.5 + 1.1 * wide), 0.5 + 1.6 * rows), layout="constrained")
+    figure.suptitle(f"{title} (green: right, red: wrong, grey: no score)", fontsize=9)
+    subfigures = figure.subfigures(rows, COLUMNS, squeeze=False).flat
+    for subfigure, (prompt, pictures, readings) in zip(subfigures, cells, strict=False):
+        subfigure.suptitle(prompt, fontsize=7, wrap=True)
+        for axes, picture, reading in zip(subfigure.subplots(1, wide, squeeze=False).flat, pictures, readings, strict=True):
+            axes.imshow(picture, interpolation="nearest")
+            axes.set(xticks=[], yticks=[])
+            for spine in axes.spines.values():
+                spine.set(color=_colour(reading), linewidth=2.5)
+    FigureCanvasAgg(figure)
+    partial = path.with_name(f".{path.stem}.partial.png")
+    figure.savefig(partial, dpi=130)
+    os.replace(partial, path)
+    return path
+
+
+def _colour(reading: float) -> str:
+    if np.isnan(reading):
+        return "grey"
+    return PASS if reading >= 1.0 else FAIL

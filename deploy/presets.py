@@ -1,0 +1,28 @@
+"""Finding a preset: a name such as `toy_geneval`, or the path of a YAML file."""
+
+import difflib
+from pathlib import Path
+
+from protocol.errors import ConfigError
+
+FOLDER = Path(__file__).parent / "presets"
+
+
+def preset_names() -> list[str]:
+    """Names of the presets that ship."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def find_preset(name: str) -> Path:
+    """The YAML file of a preset.
+
+    Raises:
+        ConfigError: no such preset and no such file.
+    """
+    if name in preset_names():
+        return FOLDER / f"{name}.yaml"
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    close = difflib.get_close_matches(name, preset_names(), n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "or give the path of a .yaml file"
+    raise ConfigError(f"unknown preset {name!r}: presets are {', '.join(preset_names())}; {hint}")

@@ -1,0 +1,63 @@
+"""What a model family must answer, and how the right one is loaded. A new family is one file behind `Backbone`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from flow.folder import family_of
+from protocol.config import ModelConfig
+
+Conditioning = Mapping[str, Tensor]
+"""A family's text embeddings by name, each [B, ...]; rows are prompts."""
+
+
+class Backbone(Protocol):
+    """A pretrained flow-matching text-to-image model, frozen; an adapter is attached to `transformer`."""
+
+    transformer: nn.Module
+    latent_shape: tuple[int, int, int]
+    """C, H, W of one sample's latents."""
+
+    def sigmas(self, steps: int) -> Float[Tensor, " T+1"]:
+        """The family's own schedule."""
+        ...
+
+    def encode(self, text: str) -> Conditioning:
+        """One prompt's embeddings, each [1, ...]; always encoded alone, so that no neighbour changes a bit."""
+        ...
+
+    def velocity(
+        self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
+    ) -> Float[Tensor, "B C H W"]:
+        """v = x_1 - x_0 as the model predicts it, float32, without guidance."""
+        ...
+
+    def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B H W 3"]:
+        """Pictures of clean latents, as the family's pipeline makes them."""
+        ...
+
+
+def load_backbone(config: ModelConfig, *, device: str = "cpu") -> Backbone:
+    """Load a model folder in diffusers' format.
+
+    Raises:
+        ModelError: the folder is missing, broken or of an unknown family.
+    """
+    _, folder = family_of(config.path)
+    from flow.sd3 import StableDiffusion3
+
+    return StableDiffusion3(folder, max_sequence_length=config.max_sequence_length, device=device)
+
+
+def stack(conditionings: Sequence[Conditioning]) -> Conditioning:
+    """Embeddings of several prompts as rows of one batch."""
+    return {name: torch.cat([each[name] for each in conditionings]) for name in conditionings[0]}
+
+
+def repeat(conditioning: Conditioning, times: int) -> Conditioning:
+    """One prompt's embeddings for `times` samples of it."""
+    return {name: tensor.expand(times, *tensor.shape[1:]) for name, tensor in conditioning.items()}

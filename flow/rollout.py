@@ -1,0 +1,62 @@
+"""What a rollout actor holds: a policy with verified weights."""
+
+from collections import OrderedDict
+
+import numpy as np
+from jaxtyping import UInt8
+
+from flow.backbone import load_backbone
+from flow.lora import Lora
+from flow.policy import FlowPolicy
+from flow.sampler import draw, sample_shard
+from protocol.config import RunConfig
+from protocol.errors import StaleWeightsError
+from protocol.messages import DrawRequest, PolicyWeights, Rollout, ShardRequest
+
+
+class RolloutPolicy:
+    """Draws with exactly the weights that a request names, or refuses.
+
+    Keeps the newest `max_lag + 1` versions, since a request may have been admitted that many updates ago.
+
+        rollout_policy = RolloutPolicy(config)
+        digest = rollout_policy.load(weights)
+        rollout, pictures = rollout_policy.sample(request)
+    """
+
+    def __init__(self, config: RunConfig, *, device: str = "cpu") -> None:
+        backbone = load_backbone(config.model, device=device)
+        self._config = config
+        self._lora = Lora(backbone.transformer, config.model.lora, seed=config.seed)
+        self._policy = FlowPolicy(backbone, config.sampling, guidance=config.model.guidance)
+        self._versions: OrderedDict[int, PolicyWeights] = OrderedDict()
+        self._active: tuple[int, str] | None = None
+
+    def load(self, weights: PolicyWeights) -> tuple[int, str]:
+        """Take over weights; returns version and digest of what the transformer now holds."""
+        self._active = (weights.version, self._lora.load(weights))
+        self._versions[weights.version] = weights
+        while len(self._versions) > self._config.group.max_lag + 1:
+            self._versions.popitem(last=False)
+        return self._active
+
+    def sample(self, request: ShardRequest) -> tuple[Rollout, UInt8[np.ndarray, "I H W 3"]]:
+        """One shard's trajectories and pictures, drawn with the requested weights."""
+        self._activate(request.version, request.digest)
+        return sample_shard(self._policy, request, self._config)
+
+    def draw(self, request: DrawRequest) -> UInt8[np.ndarray, "B H W 3"]:
+        """Pictures without exploration, drawn with the requested weights."""
+        self._activate(request.version, request.digest)
+        return draw(self._policy, request)
+
+    def _activate(self, version: int, digest: str) -> None:
+        if self._active == (version, digest):
+            return
+        weights = self._versions.get(version)
+        if weights is None or weights.digest != digest:
+            raise StaleWeightsError(
+                f"a request for version {version} with digest {digest} cannot be met, holding versions"
+                f" {[(v, w.digest[:8]) for v, w in self._versions.items()]}"
+            )
+        self._active = (version, self._lora.load(weights))

@@ -1,0 +1,35 @@
+"""Sigma grids: float32 [T+1] from 1 down to exactly 0.
+
+A schedule is the tensor of sigmas itself; step k goes from `sigmas[k]` to `sigmas[k + 1]`.
+"""
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def sd3_sigmas(*, steps: int, shift: float = 3.0, train_timesteps: int = 1000) -> Float[Tensor, " T+1"]:
+    """The grid of diffusers' FlowMatchEulerDiscreteScheduler as Stable Diffusion 3 uses it, shifted twice.
+
+        S(u) = shift u / (1 + (shift - 1) u);  sigma_min = S(1/1000)
+        sigma_k = S(u_k),  u = linspace(1, sigma_min, T);  sigma_T = 0
+
+    sigma_min is shifted when the scheduler is made, and the grid once more when the steps are set. The order of
+    float32 and float64 operations follows the scheduler's, so that the grids are equal bit for bit.
+
+    Args:
+        steps: T, at least 1.
+        shift: the scheduler config's `shift`.
+        train_timesteps: the scheduler config's `num_train_timesteps`.
+    """
+    smallest = torch.tensor([1.0]) / train_timesteps
+    sigma_min = (shift * smallest / (1 + (shift - 1) * smallest)).item()
+    unshifted = np.linspace(1.0 * train_timesteps, sigma_min * train_timesteps, steps) / train_timesteps
+    shifted = shift * unshifted / (1 + (shift - 1) * unshifted)
+    return torch.cat([torch.from_numpy(shifted).to(torch.float32), torch.zeros(1)])
+
+
+def linear_sigmas(*, steps: int) -> Float[Tensor, " T+1"]:
+    """sigma_k = 1 - k / T."""
+    return torch.linspace(1.0, 0.0, steps + 1)

@@ -1,0 +1,83 @@
+"""The Stable Diffusion 3 family through diffusers: loading, embeddings, velocity, decoding."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from diffusers import StableDiffusion3Pipeline
+from diffusers.utils import logging as diffusers_logging
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from flow.backbone import Conditioning
+from flow.schedule import sd3_sigmas
+from protocol.errors import ModelError
+
+
+class StableDiffusion3:
+    """A `StableDiffusion3Pipeline` folder behind the `Backbone` contract; float32, frozen, in evaluation mode."""
+
+    def __init__(self, folder: Path, *, max_sequence_length: int, device: str) -> None:
+        self._pipeline = _load(folder, device)
+        self._max_sequence_length = max_sequence_length
+        self._embeddings: dict[str, Conditioning] = {}
+        self.transformer = self._pipeline.transformer.requires_grad_(False).eval()
+        size = self.transformer.config.sample_size
+        self.latent_shape = (self.transformer.config.in_channels, size, size)
+
+    def sigmas(self, steps: int) -> Float[Tensor, " T+1"]:
+        """The doubly shifted schedule with the folder's own shift."""
+        scheduler = self._pipeline.scheduler.config
+        return sd3_sigmas(steps=steps, shift=scheduler.shift, train_timesteps=scheduler.num_train_timesteps)
+
+    @torch.no_grad()
+    def encode(self, text: str) -> Conditioning:
+        """Prompt embeddings [1, L, D] and pooled projections [1, P] from the pipeline's own `encode_prompt`."""
+        if text not in self._embeddings:
+            embeds, _, pooled, _ = self._pipeline.encode_prompt(
+                prompt=text,
+                prompt_2=None,
+                prompt_3=None,
+                do_classifier_free_guidance=False,
+                max_sequence_length=self._max_sequence_length,
+            )
+            self._embeddings[text] = {"encoder_hidden_states": embeds, "pooled_projections": pooled}
+        return self._embeddings[text]
+
+    def velocity(
+        self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
+    ) -> Float[Tensor, "B C H W"]:
+        """The transformer's prediction at timestep 1000 sigma."""
+        timestep = sigma * self._pipeline.scheduler.config.num_train_timesteps
+        return self.transformer(hidden_states=latents, timestep=timestep, return_dict=False, **conditioning)[0].float()
+
+    @torch.no_grad()
+    def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B H W 3"]:
+        """VAE decoding and the pipeline's own rounding to 8 bits."""
+        vae = self._pipeline.vae
+        pictures = vae.decode(latents / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False)[0]
+        unit = self._pipeline.image_processor.postprocess(pictures, output_type="np")
+        return (unit * 255).round().astype(np.uint8)
+
+
+def _load(folder: Path, device: str) -> StableDiffusion3Pipeline:
+    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    absent = {
+        name: None
+        for name in ("text_encoder_3", "tokenizer_3")
+        if (index.get(name) or [None, None])[1] is None
+    }
+    bars = diffusers_logging.is_progress_bar_enabled()
+    diffusers_logging.disable_progress_bar()
+    try:
+        pipeline = StableDiffusion3Pipeline.from_pretrained(
+            folder, torch_dtype=torch.float32, local_files_only=True, **absent
+        )
+    except (OSError, ValueError, EnvironmentError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ModelError(f"model folder {folder} cannot be loaded as StableDiffusion3Pipeline: {reason}") from error
+    finally:
+        if bars:
+            diffusers_logging.enable_progress_bar()
+    return pipeline.to(device)

@@ -1,0 +1,120 @@
+"""Checkpoints: everything a learner needs to go on exactly, in folders that appear whole or not at all.
+
+    checkpoints/step_000040/
+        pytorch_lora_weights.safetensors    the adapter, as diffusers loads it
+        optimizer.safetensors               AdamW's moments
+        state.json                          step and adapter digest
+        manifest.json                       sha256 of each file above, written last
+
+A folder is written under a temporary name, synced and renamed. Reading checks every digest first; a folder that is
+partial, truncated or altered is refused with its reason.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from flow.lora_file import FILE_NAME, read_lora, write_lora
+from protocol.config import LoraConfig
+from protocol.errors import CheckpointError
+from protocol.messages import LearnerState
+
+log = logging.getLogger(__name__)
+
+MANIFEST, OPTIMIZER, STATE = "manifest.json", "optimizer.safetensors", "state.json"
+FILES = (FILE_NAME, OPTIMIZER, STATE)
+
+
+def write_checkpoint(root: Path, state: LearnerState, config: LoraConfig, *, keep: int) -> Path:
+    """Write `root/step_NNNNNN` atomically and drop all but the newest `keep` checkpoints."""
+    folder = root / f"step_{state.step:06d}"
+    partial = root / f".{folder.name}.partial"
+    for leftover in root.glob(".step_*.partial"):
+        shutil.rmtree(leftover)
+    partial.mkdir(parents=True)
+    write_lora(partial, state.weights, config)
+    save_file({name: np.ascontiguousarray(a) for name, a in state.optimizer.items()}, partial / OPTIMIZER)
+    (partial / STATE).write_text(json.dumps({"step": state.step, "digest": state.weights.digest}), encoding="utf-8")
+    manifest = {name: _sha256(partial / name) for name in FILES}
+    (partial / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    for name in (*FILES, MANIFEST):
+        _sync(partial / name)
+    _sync(partial)
+    if folder.exists():
+        shutil.rmtree(folder)
+    os.rename(partial, folder)
+    _sync(root)
+    for old in _folders(root)[keep:]:
+        shutil.rmtree(old)
+    return folder
+
+
+def read_checkpoint(folder: Path) -> LearnerState:
+    """Read a checkpoint after checking every file against the manifest.
+
+    Raises:
+        CheckpointError: partial, truncated or altered; the message says which file and why.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {folder} has no readable {MANIFEST}: {error}") from error
+    if not isinstance(manifest, dict) or set(manifest) != set(FILES):
+        raise CheckpointError(f"checkpoint {folder} must list {sorted(FILES)} in its {MANIFEST}")
+    for name, expected in manifest.items():
+        if not (folder / name).is_file():
+            raise CheckpointError(f"checkpoint {folder} lacks {name}")
+        if _sha256(folder / name) != expected:
+            raise CheckpointError(f"checkpoint {folder} holds an altered {name}: its sha256 is not the manifest's")
+    try:
+        facts = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        optimizer = load_file(folder / OPTIMIZER)
+        weights = read_lora(folder, version=facts["step"])
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise CheckpointError(f"checkpoint {folder} cannot be read: {error}") from error
+    if weights.digest != facts["digest"]:
+        raise CheckpointError(f"checkpoint {folder} must hold adapter {facts['digest']}, got {weights.digest}")
+    return LearnerState(step=facts["step"], weights=weights, optimizer=optimizer)
+
+
+def newest_checkpoint(root: Path) -> tuple[LearnerState, Path] | None:
+    """The newest checkpoint that is whole; a damaged one is reported and the one before is taken.
+
+    Raises:
+        CheckpointError: there are checkpoints, but none is whole.
+    """
+    reasons = []
+    for folder in _folders(root):
+        try:
+            return read_checkpoint(folder), folder
+        except CheckpointError as error:
+            log.warning("checkpoint refused: %s", error)
+            reasons.append(str(error))
+    if reasons:
+        raise CheckpointError(f"no checkpoint under {root} is whole; the newest: {reasons[0]}")
+    return None
+
+
+def _folders(root: Path) -> list[Path]:
+    """Newest first."""
+    return sorted(root.glob("step_*"), reverse=True)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,147 @@
+"""The learner: owns the trained adapter and its optimiser; turns one iteration's groups into the next version."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+from flow.backbone import load_backbone
+from flow.lora import Lora
+from flow.policy import FlowPolicy
+from learner.loss import clipped_surrogate
+from learner.metrics import group_metrics
+from learner.minibatch import CreditedGroup, Minibatch, credit_group, minibatches
+from protocol.config import RunConfig
+from protocol.errors import ContractError, NonFiniteError
+from protocol.messages import LearnerState, PolicyWeights, ScoredGroup
+
+SLOTS = ("exp_avg", "exp_avg_sq", "step")
+"""AdamW's state of one parameter."""
+
+
+@dataclass
+class UpdateStatistics:
+    """What the pairs of one iteration showed, gathered while they pass."""
+
+    ratios: list[torch.Tensor] = field(default_factory=list)
+    first_ratios: list[torch.Tensor] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+
+    def metrics(self, clip_range: float) -> dict[str, float]:
+        """Numbers by name; ratios of the first update show whether learner and rollout agree (exactly 1)."""
+        ratios = torch.cat(self.ratios) if self.ratios else torch.ones(1)
+        first = torch.cat(self.first_ratios) if self.first_ratios else torch.ones(1)
+        return {
+            "train/loss": float(np.sum(self.losses)),
+            "train/grad_norm": float(np.mean(self.grad_norms)) if self.grad_norms else 0.0,
+            "train/ratio_mean": ratios.mean().item(),
+            "train/first_ratio_deviation": (first - 1).abs().max().item(),
+            "train/clip_fraction": ((ratios - 1).abs() > clip_range).float().mean().item(),
+            "train/approx_kl": (0.5 * ratios.log().square()).mean().item(),
+        }
+
+
+class Learner:
+    """Made once in the learner's process; `step` counts iterations and is the version of the weights.
+
+    learner = Learner(config)
+    metrics = learner.update(groups)
+    weights = learner.weights()
+    """
+
+    def __init__(self, config: RunConfig, *, device: str = "cpu") -> None:
+        backbone = load_backbone(config.model, device=device)
+        self._config = config
+        self._device = torch.device(device)
+        self._lora = Lora(backbone.transformer, config.model.lora, seed=config.seed)
+        self._policy = FlowPolicy(backbone, config.sampling, guidance=config.model.guidance)
+        settings = config.learner
+        self._optimizer = torch.optim.AdamW(
+            self._lora.parameters.values(),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.adam_epsilon,
+            weight_decay=settings.weight_decay,
+        )
+        self.step = 0
+
+    def update(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
+        """Learn from one iteration's groups in `updates_per_iteration` optimiser steps.
+
+        Raises:
+            ContractError: a group is incomplete, or not one score of the iteration is valid.
+            NonFiniteError: loss or gradient is not finite; the weights are then unchanged by that optimiser step.
+        """
+        credited = [credit_group(group, self._config.credit, members=self._config.group.size) for group in groups]
+        if not any(group.step_valid.any() for group in credited):
+            reason = next((why for group in groups for s in group.shards for why in s.scores.reasons if why), "none given")
+            raise ContractError(f"an iteration needs at least one valid score, got none; first reason: {reason}")
+        statistics = UpdateStatistics()
+        size = len(credited) // self._config.learner.updates_per_iteration
+        for start in range(0, len(credited), size):
+            self._optimise(credited[start : start + size], statistics, is_first=start == 0)
+        self.step += 1
+        return {
+            **group_metrics(groups, credited),
+            **statistics.metrics(self._config.learner.clip_range),
+            "policy/version": float(self.step),
+        }
+
+    def weights(self) -> PolicyWeights:
+        """A copy of the adapter; its version is `step`."""
+        return self._lora.export(version=self.step)
+
+    def state(self) -> LearnerState:
+        """Adapter, optimiser and step."""
+        optimizer: dict[str, np.ndarray] = {}
+        for name, parameter in self._lora.parameters.items():
+            for slot, value in self._optimizer.state.get(parameter, {}).items():
+                optimizer[f"{name}/{slot}"] = value.detach().cpu().numpy().copy()
+        return LearnerState(step=self.step, weights=self.weights(), optimizer=optimizer)
+
+    def restore(self, state: LearnerState) -> None:
+        """Go on exactly where `state` was taken."""
+        self._lora.load(state.weights)
+        for name, parameter in self._lora.parameters.items():
+            if f"{name}/step" in state.optimizer:
+                self._optimizer.state[parameter] = {
+                    slot: torch.from_numpy(np.array(state.optimizer[f"{name}/{slot}"])) for slot in SLOTS
+                }
+        for slots in self._optimizer.state.values():
+            for slot in ("exp_avg", "exp_avg_sq"):
+                slots[slot] = slots[slot].to(self._device)
+        self.step = state.step
+
+    def _optimise(self, groups: list[CreditedGroup], statistics: UpdateStatistics, *, is_first: bool) -> None:
+        pairs = int(sum(group.step_valid.sum() for group in groups))
+        self._optimizer.zero_grad(set_to_none=True)
+        for minibatch in minibatches(groups, device=self._device):
+            loss, ratio = self._loss(minibatch)
+            total = loss.sum() / pairs
+            if not torch.isfinite(total):
+                raise NonFiniteError(f"the loss of step {minibatch.k} must be finite, got {total.item()}")
+            total.backward()
+            statistics.losses.append(total.item())
+            statistics.ratios.append(ratio.detach().cpu())
+            if is_first:
+                statistics.first_ratios.append(ratio.detach().cpu())
+        if all(parameter.grad is None for parameter in self._lora.parameters.values()):
+            return
+        norm = clip_grad_norm_(self._lora.parameters.values(), self._config.learner.max_grad_norm)
+        if not torch.isfinite(norm):
+            raise NonFiniteError(f"the gradient norm must be finite, got {norm.item()}")
+        statistics.grad_norms.append(norm.item())
+        self._optimizer.step()
+
+    def _loss(self, minibatch: Minibatch) -> tuple[torch.Tensor, torch.Tensor]:
+        conditioning = self._policy.conditioning(minibatch.prompt.text, minibatch.prompt.negative)
+        transition, _ = self._policy.transition(minibatch.latents, minibatch.k, conditioning=conditioning)
+        return clipped_surrogate(
+            log_prob=transition.log_prob(minibatch.next_latents),
+            old_log_prob=minibatch.old_log_prob,
+            advantages=minibatch.advantages,
+            clip_range=self._config.learner.clip_range,
+        )

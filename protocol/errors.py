@@ -1,0 +1,63 @@
+"""The exception tree. Every class takes one string (so that it pickles across Ray): the rule, the value, the remedy.
+
+    FlowcreditError
+    ├── InputError           the user's mistake: one line on stderr, exit code 2, nothing written
+    │   ├── ConfigError      unknown preset or key, wrong type, value out of range
+    │   ├── PromptError      a prompt file that is missing or has a broken line
+    │   ├── ModelError       a model folder that is missing, of another family, or binds no LoRA module
+    │   ├── RunFolderError   a run folder that cannot be written, or that belongs to another config
+    │   └── ScorerError      a scorer that cannot be found or built
+    ├── ContractError        a part of the program broke its promise: wrong length, NaN, out of range, digest differs
+    ├── CheckpointError      a checkpoint that is partial, truncated or altered
+    ├── NonFiniteError       latents, rewards, loss or gradient hold NaN or infinity
+    ├── PoolError            a pool of remote actors used up its restarts, or a call its deadline
+    └── StaleWeightsError    a rollout actor holds another policy version than the request asks for
+"""
+
+
+class FlowcreditError(Exception):
+    """Root of everything this project raises on purpose."""
+
+
+class InputError(FlowcreditError):
+    """The user can mend this: shown as one line, exit code 2."""
+
+
+class ConfigError(InputError):
+    """Unknown preset or key, wrong type, value out of range."""
+
+
+class PromptError(InputError):
+    """A prompt file is missing or has a broken line."""
+
+
+class ModelError(InputError):
+    """A model folder is missing, belongs to another family, or no module takes the LoRA."""
+
+
+class RunFolderError(InputError):
+    """A run folder cannot be written, or belongs to another config."""
+
+
+class ScorerError(InputError):
+    """A scorer cannot be found or built."""
+
+
+class ContractError(FlowcreditError):
+    """A part of the program broke its promise."""
+
+
+class CheckpointError(FlowcreditError):
+    """A checkpoint is partial, truncated or altered."""
+
+
+class NonFiniteError(FlowcreditError):
+    """Latents, rewards, loss or gradient hold NaN or infinity."""
+
+
+class PoolError(FlowcreditError):
+    """A pool of remote actors used up its restarts, or a call its deadline."""
+
+
+class StaleWeightsError(FlowcreditError):
+    """A rollout actor holds another policy version than the request asks for."""

@@ -1,0 +1,84 @@
+"""The four ports that the training loop is written against.
+
+`actors/` serves them on Ray, `deploy/local.py` in one process. Handles are opaque: the loop passes them on and
+never looks inside, so large arrays need not visit the process that runs the loop.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from protocol.messages import DrawRequest, LearnerState, Metadata, PolicyWeights, Receipt, Scores, ScoredGroup
+from protocol.messages import ShardRequest
+
+Handle = Any
+"""Something that stands for a large message: the message itself, or a reference in an object store."""
+Metrics = Mapping[str, float]
+"""One iteration's numbers by name."""
+
+
+class RolloutSource(Protocol):
+    """Draws trajectories. Every call ends: in an answer, or in `PoolError` after the source's own deadline."""
+
+    async def sample(self, request: ShardRequest) -> tuple[Receipt, Handle, Handle]:
+        """One shard: receipt, handle of the `Rollout`, handle of its pictures uint8 [I, H, W, 3]."""
+        ...
+
+    async def draw(self, request: DrawRequest) -> tuple[Receipt, Handle]:
+        """Pictures without exploration: receipt, handle of uint8 [len(prompts), H, W, 3]."""
+        ...
+
+    async def fetch(self, pictures: Handle) -> np.ndarray:
+        """The pictures behind a handle, to show a few of them."""
+        ...
+
+
+class RewardSource(Protocol):
+    """Judges pictures. Every call ends in scores; what could not be scored is missing with its reason."""
+
+    async def score(self, images: Handle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """Mixture of all scorers over B pictures, one prompt and one metadata each."""
+        ...
+
+
+class LearnerPort(Protocol):
+    """Owns the trained weights."""
+
+    async def update(self, groups: Sequence[ScoredGroup]) -> Metrics:
+        """Learn from one iteration's groups; the version grows by one."""
+        ...
+
+    async def weights(self) -> PolicyWeights:
+        """The current adapter with version and digest."""
+        ...
+
+    async def state(self) -> LearnerState:
+        """Everything needed to go on exactly."""
+        ...
+
+    async def restore(self, state: LearnerState) -> None:
+        """Take over a saved state."""
+        ...
+
+
+class WeightSink(Protocol):
+    """Brings new weights to every rollout actor."""
+
+    async def publish(self, weights: PolicyWeights) -> None:
+        """Returns when every rollout actor has answered with this version and digest, or was replaced.
+
+        Raises ContractError when an actor's digest differs.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The four ports of one run."""
+
+    rollouts: RolloutSource
+    rewards: RewardSource
+    learner: LearnerPort
+    weights: WeightSink

@@ -1,0 +1,1 @@
+"""Judging images: the scorer contract, and one module for each scorer."""

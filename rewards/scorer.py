@@ -1,0 +1,206 @@
+"""The scorer contract, the door that holds scorers to it, and the weighted mixture of several scorers.
+
+scorer = build_scorer("geneval", reward="soft")       # or "my_package.my_module:MyScorer"
+scorer.check(prompts)                                 # once, before the run starts
+scores = scorer.score(images, texts, metadata)        # images uint8 [B, H, W, 3]
+reward = mix({"geneval": scores}, {"geneval": 1.0})
+"""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+import numpy as np
+
+from protocol.errors import ContractError, ScorerError
+from protocol.messages import Metadata, Prompt, Scores
+from rewards.loading import build_from_path, suggest
+
+logger = logging.getLogger(__name__)
+
+
+class Scorer(Protocol):
+    """Judges pictures. Made once in each reward actor (heavy imports go into the constructor), then only asked."""
+
+    name: str
+    """Short, for messages."""
+    low: float
+    """Least value a valid score can have; -inf if there is none."""
+    high: float
+    """Largest value a valid score can have; +inf if there is none."""
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Raise an InputError that names the prompt line if a prompt cannot be scored; called before a run starts."""
+        ...
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """Score B pictures uint8 [B, H, W, 3] (read-only), each against its own prompt and metadata.
+
+        A picture that cannot be judged gets NaN, `valid` false and a reason; it never gets 0. An exception makes the
+        whole batch missing.
+        """
+        ...
+
+
+class Registered(NamedTuple):
+    """A scorer that has a short name."""
+
+    path: str
+    """Import path `package.module:Class`."""
+    extra: str | None = None
+    """Optional dependency group that installs its libraries; none if the base installation does."""
+
+
+SCORERS: dict[str, Registered] = {"geneval": Registered("rewards.geneval:GenEval")}
+"""The built-in scorers by short name."""
+
+
+def build_scorer(spec: str, **args: Any) -> "CheckedScorer":
+    """Make the scorer that `spec` names and put the door in front of it.
+
+    Args:
+        spec: a short name of `SCORERS`, or an import path `package.module:Class`.
+        args: keyword arguments of the scorer's constructor.
+
+    Raises:
+        ScorerError: unknown name, wrong path, missing library, wrong arguments, or a class that is not a scorer.
+    """
+    if ":" not in spec and spec not in SCORERS:
+        raise ScorerError(
+            f"a scorer must be a known name or an import path package.module:Class, got {spec!r}:"
+            f" {suggest(spec, SCORERS)}"
+        )
+    path, extra = SCORERS.get(spec, Registered(spec))
+    return CheckedScorer(build_from_path(path, args=args, extra=extra))
+
+
+class CheckedScorer:
+    """The door in front of a scorer: nothing malformed goes in, nothing that breaks the contract comes out.
+
+    It is a `Scorer` itself. It keeps no state between calls.
+    """
+
+    def __init__(self, scorer: Scorer) -> None:
+        """Raises ScorerError if `scorer` lacks a part of the contract."""
+        _check_scorer(scorer)
+        self._scorer = scorer
+        self.name: str = scorer.name
+        self.low: float = scorer.low
+        self.high: float = scorer.high
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Pass the question on: can these prompts be scored?"""
+        self._scorer.check(prompts)
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """Score B pictures; an exception inside the scorer makes all B missing, with the exception as reason.
+
+        Raises:
+            ContractError: wrong input, or an answer that breaks the contract: names the scorer, the rule, the value.
+        """
+        self._check_request(images, prompts, metadata)
+        read_only = images.view()
+        read_only.flags.writeable = False
+        try:
+            scores = self._scorer.score(read_only, prompts, metadata)
+        except ContractError as error:
+            raise ContractError(f"scorer {self.name}: {error}") from error
+        except Exception as error:  # whatever fails in a scorer means the same: no score
+            reason = f"{self.name}: {type(error).__name__}: {' '.join(str(error).split())}"
+            logger.warning("no scores for a batch of %d: %s", len(images), reason, exc_info=True)
+            return Scores.missing(len(images), reason)
+        self._check_answer(scores, len(images))
+        return scores
+
+    def _check_request(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> None:
+        if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
+            got = images.dtype if isinstance(images, np.ndarray) else type(images).__name__
+            self._break(f"images must be a uint8 array, got {got}")
+        if images.ndim != 4 or images.shape[-1] != 3 or 0 in images.shape:
+            self._break(f"images must be [B, H, W, 3] without empty axes, got {list(images.shape)}")
+        for what, items in (("prompts", prompts), ("metadata", metadata)):
+            if isinstance(items, str | Mapping) or len(items) != len(images):
+                got = f"a single {type(items).__name__}" if isinstance(items, str | Mapping) else len(items)
+                self._break(f"{what} must be one a picture, {len(images)}, got {got}")
+
+    def _check_answer(self, scores: Scores, size: int) -> None:
+        if not isinstance(scores, Scores):
+            self._break(f"the answer must be Scores, got {type(scores).__name__}")
+        if len(scores.reasons) != size:
+            self._break(f"the answer must hold one score a picture, {size}, got {len(scores.reasons)}")
+        if not isinstance(scores.valid, np.ndarray) or scores.valid.dtype != np.bool_:
+            self._break(f"valid must be a bool array, got {_kind(scores.valid)}")
+        self._check_numbers("values", scores.values, scores.valid)
+        for name, component in scores.components.items():
+            self._check_numbers(f"component {name}", component, scores.valid)
+        is_inside = (scores.values >= self.low) & (scores.values <= self.high)
+        self._check_each(
+            is_inside | ~scores.valid, f"values must lie in [{self.low}, {self.high}]", scores.values.tolist()
+        )
+        has_reason = np.array([bool(reason) for reason in scores.reasons])
+        self._check_each(has_reason | scores.valid, "reasons must say why a score is invalid", scores.reasons)
+        self._check_each(~has_reason | ~scores.valid, "reasons must be empty where valid", scores.reasons)
+
+    def _check_numbers(self, what: str, numbers: np.ndarray, valid: np.ndarray) -> None:
+        if not isinstance(numbers, np.ndarray) or numbers.dtype != np.float32:
+            self._break(f"{what} must be a float32 array, got {_kind(numbers)}")
+        self._check_each(np.isfinite(numbers) | ~valid, f"{what} must be finite where valid", numbers.tolist())
+        self._check_each(np.isnan(numbers) | valid, f"{what} must be NaN where invalid", numbers.tolist())
+
+    def _check_each(self, holds: np.ndarray, rule: str, shown: Sequence[Any]) -> None:
+        if not holds.all():
+            picture = int(np.argmin(holds))
+            self._break(f"{rule}, got {shown[picture]!r} for picture {picture}")
+
+    def _break(self, message: str) -> NoReturn:
+        raise ContractError(f"scorer {self.name}: {message}")
+
+
+def mix(scores: Mapping[str, Scores], weights: Mapping[str, float]) -> Scores:
+    """Weighted sum of several scorers' answers about the same B pictures: value_b = sum_s weights[s] values[s]_b.
+
+    Valid only where every scorer is valid; elsewhere NaN, and the reasons of all failed scorers joined by "; ".
+    Components: each scorer's value under its name, its components under `<scorer>/<component>`. Raw scores are summed,
+    not standardised (Flow-GRPO's multi_score).
+
+    Raises:
+        ContractError: no scores, weights for other names than the scores', or scores of different lengths.
+    """
+    if not scores or set(scores) != set(weights):
+        raise ContractError(f"weights must name the scorers {sorted(scores)}, got {sorted(weights)}")
+    sizes = {name: len(item.reasons) for name, item in scores.items()}
+    if len(set(sizes.values())) > 1:
+        raise ContractError(f"scores of one mixture must have one length, got {sizes}")
+    valid = np.logical_and.reduce([item.valid for item in scores.values()])
+    total = np.sum([weights[name] * item.values.astype(np.float64) for name, item in scores.items()], axis=0)
+    readings = {name: item.values for name, item in scores.items()}
+    for name, item in scores.items():
+        readings |= {f"{name}/{part}": component for part, component in item.components.items()}
+    return Scores(
+        values=_where_valid(valid, total),
+        valid=valid,
+        reasons=tuple("; ".join(filter(None, row)) for row in zip(*(s.reasons for s in scores.values()), strict=True)),
+        components={name: _where_valid(valid, reading) for name, reading in readings.items()},
+    )
+
+
+def _where_valid(valid: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    return np.where(valid, numbers, np.nan).astype(np.float32)
+
+
+def _kind(value: Any) -> str:
+    return f"{value.dtype} array" if isinstance(value, np.ndarray) else type(value).__name__
+
+
+def _check_scorer(scorer: Any) -> None:
+    kind = type(scorer).__name__
+    lacking = [name for name in ("name", "low", "high", "check", "score") if not hasattr(scorer, name)]
+    if lacking:
+        raise ScorerError(f"a scorer must have name, low, high, check and score, got {kind} without {lacking}")
+    if not isinstance(scorer.name, str) or not scorer.name:
+        raise ScorerError(f"a scorer's name must be a word, got {scorer.name!r} of {kind}")
+    if not all(isinstance(bound, int | float) and not math.isnan(bound) for bound in (scorer.low, scorer.high)):
+        raise ScorerError(f"the range of scorer {scorer.name} must be two numbers, got [{scorer.low}, {scorer.high}]")
+    if scorer.low >= scorer.high:
+        raise ScorerError(f"low of scorer {scorer.name} must be less than high, got [{scorer.low}, {scorer.high}]")
