@@ -7,7 +7,7 @@ import ray
 
 from protocol.config import RewardConfig
 from protocol.messages import Metadata, Scores
-from rewards.loading import build_scorer
+from rewards.scorer import build_scorer
 
 
 @ray.remote

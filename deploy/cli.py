@@ -97,5 +97,4 @@ def _train(config: RunConfig, folder: Path, *, is_local: bool) -> None:
 
 def _quieten() -> None:
     """Keep other libraries' notices about themselves away from the user's terminal."""
-    logging.getLogger("transformers").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray|diffusers|transformers|torch")

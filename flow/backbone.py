@@ -1,7 +1,7 @@
 """What a model family must answer, and how the right one is loaded. A new family is one file behind `Backbone`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ Conditioning = Mapping[str, Tensor]
 """A family's text embeddings by name, each [B, ...]; rows are prompts."""
 
 
+@runtime_checkable
 class Backbone(Protocol):
     """A pretrained flow-matching text-to-image model, frozen; an adapter is attached to `transformer`."""
 
@@ -22,7 +23,7 @@ class Backbone(Protocol):
     latent_shape: tuple[int, int, int]
     """C, H, W of one sample's latents."""
 
-    def sigmas(self, steps: int) -> Float[Tensor, " T+1"]:
+    def sigmas(self, steps: int) -> Float[Tensor, " points"]:
         """The family's own schedule."""
         ...
 

@@ -20,7 +20,11 @@ METADATA_KEY = "lora_adapter_metadata"
 
 
 def write_lora(folder: Path, weights: PolicyWeights, config: LoraConfig) -> Path:
-    """Write the adapter in float32 with rank, alpha and targets in the header."""
+    """Write the adapter in float32 with rank, alpha and targets in the header.
+
+    The header has this one entry only: safetensors writes several in no fixed order, and equal weights must give
+    equal files.
+    """
     adapter = {
         "transformer.r": config.rank,
         "transformer.lora_alpha": config.alpha,
@@ -28,7 +32,7 @@ def write_lora(folder: Path, weights: PolicyWeights, config: LoraConfig) -> Path
     }
     path = folder / FILE_NAME
     arrays = {name: np.ascontiguousarray(array) for name, array in weights.arrays.items()}
-    save_file(arrays, path, metadata={"format": "pt", METADATA_KEY: json.dumps(adapter, sort_keys=True)})
+    save_file(arrays, path, metadata={METADATA_KEY: json.dumps(adapter, sort_keys=True)})
     return path
 
 

@@ -31,7 +31,7 @@ class FlowPolicy:
     def __init__(self, backbone: Backbone, config: SamplingConfig, *, guidance: float) -> None:
         self.backbone = backbone
         self.guidance = guidance
-        self.sigmas: Float[Tensor, " T+1"] = (
+        self.sigmas: Float[Tensor, " points"] = (
             backbone.sigmas(config.steps) if config.schedule == "sd3" else linear_sigmas(steps=config.steps)
         )
         sigma_first = self.sigmas[1].item()

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def sd3_sigmas(*, steps: int, shift: float = 3.0, train_timesteps: int = 1000) -> Float[Tensor, " T+1"]:
+def sd3_sigmas(*, steps: int, shift: float = 3.0, train_timesteps: int = 1000) -> Float[Tensor, " points"]:
     """The grid of diffusers' FlowMatchEulerDiscreteScheduler as Stable Diffusion 3 uses it, shifted twice.
 
         S(u) = shift u / (1 + (shift - 1) u);  sigma_min = S(1/1000)
@@ -30,6 +30,6 @@ def sd3_sigmas(*, steps: int, shift: float = 3.0, train_timesteps: int = 1000) -
     return torch.cat([torch.from_numpy(shifted).to(torch.float32), torch.zeros(1)])
 
 
-def linear_sigmas(*, steps: int) -> Float[Tensor, " T+1"]:
+def linear_sigmas(*, steps: int) -> Float[Tensor, " points"]:
     """sigma_k = 1 - k / T."""
     return torch.linspace(1.0, 0.0, steps + 1)

@@ -2,17 +2,20 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from diffusers import StableDiffusion3Pipeline
-from diffusers.utils import logging as diffusers_logging
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from flow.backbone import Conditioning
+from flow.quiet import quiet_libraries
 from flow.schedule import sd3_sigmas
 from protocol.errors import ModelError
+
+if TYPE_CHECKING:
+    from diffusers import StableDiffusion3Pipeline
 
 
 class StableDiffusion3:
@@ -26,7 +29,7 @@ class StableDiffusion3:
         size = self.transformer.config.sample_size
         self.latent_shape = (self.transformer.config.in_channels, size, size)
 
-    def sigmas(self, steps: int) -> Float[Tensor, " T+1"]:
+    def sigmas(self, steps: int) -> Float[Tensor, " points"]:
         """The doubly shifted schedule with the folder's own shift."""
         scheduler = self._pipeline.scheduler.config
         return sd3_sigmas(steps=steps, shift=scheduler.shift, train_timesteps=scheduler.num_train_timesteps)
@@ -61,23 +64,21 @@ class StableDiffusion3:
         return (unit * 255).round().astype(np.uint8)
 
 
-def _load(folder: Path, device: str) -> StableDiffusion3Pipeline:
+def _load(folder: Path, device: str) -> "StableDiffusion3Pipeline":
     index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
     absent = {
         name: None
         for name in ("text_encoder_3", "tokenizer_3")
         if (index.get(name) or [None, None])[1] is None
     }
-    bars = diffusers_logging.is_progress_bar_enabled()
-    diffusers_logging.disable_progress_bar()
-    try:
-        pipeline = StableDiffusion3Pipeline.from_pretrained(
-            folder, torch_dtype=torch.float32, local_files_only=True, **absent
-        )
-    except (OSError, ValueError, EnvironmentError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ModelError(f"model folder {folder} cannot be loaded as StableDiffusion3Pipeline: {reason}") from error
-    finally:
-        if bars:
-            diffusers_logging.enable_progress_bar()
-    return pipeline.to(device)
+    with quiet_libraries():
+        from diffusers import StableDiffusion3Pipeline
+
+        try:
+            pipeline = StableDiffusion3Pipeline.from_pretrained(
+                folder, dtype=torch.float32, local_files_only=True, **absent
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise ModelError(f"model folder {folder} cannot be loaded as StableDiffusion3Pipeline: {reason}") from error
+        return pipeline.to(device)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from toyworld.captions import Line, draw_line, with_one_fact_wrong
-from toyworld.scenes import render, sample_scene
+from toyworld.scenes import Scene, render, sample_scene
 
 WRONG_SHARE = 0.25
 """Share of web captions with one wrong fact."""
@@ -21,6 +21,8 @@ class Examples:
 
     pictures: Int[np.ndarray, "B H W 3"]
     """uint8 pictures."""
+    scenes: list[Scene]
+    """What each picture shows."""
     true_lines: list[Line]
     """A metadata line that holds of each picture."""
     wrong_lines: list[Line]
@@ -34,8 +36,14 @@ def draw_examples(count: int, *, seed: int) -> Examples:
     rng = np.random.default_rng(seed)
     true_lines = [draw_line(rng) for _ in range(count)]
     wrong_lines = [with_one_fact_wrong(line, rng) for line in true_lines]
-    pictures = np.stack([render(sample_scene(line, rng)) for line in true_lines])
+    scenes = [sample_scene(line, rng) for line in true_lines]
     is_wrong = rng.random(count) < WRONG_SHARE
     pairs = zip(true_lines, wrong_lines, is_wrong, strict=True)
     captions = [wrong["prompt"] if flip else line["prompt"] for line, wrong, flip in pairs]
-    return Examples(pictures=pictures, true_lines=true_lines, wrong_lines=wrong_lines, captions=captions)
+    return Examples(
+        pictures=np.stack([render(scene) for scene in scenes]),
+        scenes=scenes,
+        true_lines=true_lines,
+        wrong_lines=wrong_lines,
+        captions=captions,
+    )

@@ -1,0 +1,158 @@
+"""The pool of remote actors: work reaches an idle one, the dead are replaced, their work is re-issued."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+import ray
+
+from actors.calls import answer
+from actors.pool import ActorPool
+from protocol.errors import ContractError, PoolError
+
+pytestmark = pytest.mark.ray
+
+
+@ray.remote(num_cpus=0)
+class Counter:
+    """Counts its calls; dies, hangs or fails when asked to."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def square(self, number: int) -> int:
+        self._calls += 1
+        return number * number
+
+    def die_once(self, marker: str) -> str:
+        if not os.path.exists(marker):
+            open(marker, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "alive"
+
+    def hang_once(self, marker: str) -> str:
+        if not os.path.exists(marker):
+            open(marker, "w").close()
+            time.sleep(600)
+        return "awake"
+
+    def fail(self) -> None:
+        raise ContractError("a rule is broken")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    ray.init(address="local", num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def make_pool(size: int = 2, max_restarts: int = 3) -> ActorPool:
+    return ActorPool(
+        "counter",
+        Counter.remote,
+        size=size,
+        max_restarts=max_restarts,
+        welcome=lambda actor: answer(actor.pid.remote(), timeout_s=60),
+    )
+
+
+async def pids(pool: ActorPool) -> list[int]:
+    found = []
+
+    async def ask(actor):
+        found.append(await answer(actor.pid.remote(), timeout_s=60))
+
+    await pool.each(ask)
+    return found
+
+
+def test_every_call_is_answered_in_order_of_the_caller():
+    async def scenario():
+        pool = make_pool()
+        await pool.start()
+        answers = await asyncio.gather(
+            *(pool.call(lambda actor, n=n: answer(actor.square.remote(n), timeout_s=60)) for n in range(20))
+        )
+        pool.stop()
+        return answers
+
+    assert asyncio.run(scenario()) == [n * n for n in range(20)]
+
+
+def test_work_of_a_killed_actor_is_done_by_another(tmp_path):
+    async def scenario():
+        pool = make_pool(size=1)
+        await pool.start()
+        before = await pids(pool)
+        said = await pool.call(lambda actor: answer(actor.die_once.remote(str(tmp_path / "died")), timeout_s=60))
+        after = await pids(pool)
+        pool.stop()
+        return before, said, after, pool.restarts
+
+    before, said, after, restarts = asyncio.run(scenario())
+    assert (said, restarts) == ("alive", 1)
+    assert len(after) == 1
+    assert before != after
+
+
+def test_hung_actor_is_replaced_at_its_deadline(tmp_path):
+    async def scenario():
+        pool = make_pool(size=1)
+        await pool.start()
+        said = await pool.call(lambda actor: answer(actor.hang_once.remote(str(tmp_path / "hung")), timeout_s=1))
+        pool.stop()
+        return said, pool.restarts
+
+    assert asyncio.run(scenario()) == ("awake", 1)
+
+
+def test_error_of_the_remote_code_comes_back_as_itself_and_costs_no_restart():
+    async def scenario():
+        pool = make_pool(size=1)
+        await pool.start()
+        with pytest.raises(ContractError, match="a rule is broken"):
+            await pool.call(lambda actor: answer(actor.fail.remote(), timeout_s=60))
+        squared = await pool.call(lambda actor: answer(actor.square.remote(3), timeout_s=60))
+        pool.stop()
+        return squared, pool.restarts
+
+    assert asyncio.run(scenario()) == (9, 0)
+
+
+def test_pool_without_restarts_left_ends_every_waiting_call(tmp_path):
+    async def scenario():
+        pool = make_pool(size=1, max_restarts=0)
+        await pool.start()
+        calls = [
+            pool.call(lambda actor: answer(actor.die_once.remote(str(tmp_path / "x")), timeout_s=60)),
+            pool.call(lambda actor: answer(actor.square.remote(2), timeout_s=60)),
+        ]
+        ended = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
+        pool.stop()
+        return ended
+
+    ended = asyncio.run(scenario())
+    assert [type(each) for each in ended] == [PoolError, PoolError]
+    assert "used up its 0 restarts" in str(ended[0])
+
+
+def test_pool_grows_and_shrinks_between_calls():
+    async def scenario():
+        pool = make_pool(size=1)
+        await pool.start()
+        await pool.resize(3)
+        grown = len(set(await pids(pool)))
+        await pool.resize(1)
+        shrunk = len(set(await pids(pool)))
+        squared = await pool.call(lambda actor: answer(actor.square.remote(5), timeout_s=60))
+        pool.stop()
+        return grown, shrunk, squared
+
+    assert asyncio.run(scenario()) == (3, 1, 25)

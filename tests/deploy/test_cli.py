@@ -1,0 +1,140 @@
+"""Mistakes in the input end in one line with rule, value and remedy, exit code 2, and nothing half written."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.cli import main
+
+
+def run_cli(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["flowcredit", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code or 0
+
+
+@pytest.fixture
+def preset(tmp_path: Path, tiny_sd3: Path) -> dict:
+    train = tmp_path / "train.jsonl"
+    line = {"tag": "colors", "include": [{"class": "circle", "count": 1, "color": "red"}], "prompt": "a red circle"}
+    train.write_text(json.dumps(line) + "\n")
+    return {
+        "iterations": 1,
+        "model": {"path": str(tiny_sd3), "max_sequence_length": 1},
+        "data": {"train": str(train), "heldout": str(train)},
+        "group": {"size": 2, "shard": 2, "per_iteration": 2},
+        "rewards": {"geneval": {"scorer": "geneval"}},
+    }
+
+
+def complaint(
+    preset: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, *words: str
+) -> str:
+    """The one line that a `train` with this preset ends in."""
+    path = tmp_path / "preset.yaml"
+    path.write_text(yaml.safe_dump(preset))
+    run = tmp_path / "run"
+    words = (*words,) if "--run" in words else (*words, "--run", str(run))
+    assert run_cli(monkeypatch, "train", str(path), "--local", *words) == 2
+    assert not run.exists()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_unknown_preset_is_refused_with_a_suggestion(monkeypatch, capsys):
+    assert run_cli(monkeypatch, "train", "toy_genevl") == 2
+    assert capsys.readouterr().err == (
+        "flowcredit: unknown preset 'toy_genevl': presets are toy_geneval; did you mean 'toy_geneval'?\n"
+    )
+
+
+def test_missing_preset_file_is_refused(monkeypatch, capsys):
+    assert run_cli(monkeypatch, "train", "nowhere.yaml") == 2
+    assert "config file nowhere.yaml does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("grup.size=4", "flowcredit: unknown key 'grup': did you mean 'group'?"),
+        ("group.sise=4", "flowcredit: unknown key 'group.sise': did you mean 'size'?"),
+        ("rewards.geneval.wieght=2", "flowcredit: unknown key 'rewards.geneval.wieght': did you mean 'weight'?"),
+        ("iterations=many", "flowcredit: iterations: input should be a valid integer"),
+        ("group.size=1", "flowcredit: group.size must be at least 2, got 1: advantages compare samples"),
+        ("group.shard=3", "flowcredit: group.shard must divide group.size 2, got 3"),
+        ("sampling.kernel=brown", "flowcredit: sampling.kernel: input should be"),
+        ("nonsense", "flowcredit: an override must read key=value, got 'nonsense'"),
+        ("rewards.geneval.scorer=genevl", "flowcredit: a scorer must be a known name"),
+        ("rewards.geneval.args.detektor=x", "flowcredit: rewards.geneval:GenEval takes no argument 'detektor'"),
+    ],
+)
+def test_wrong_override_is_one_line(override, line, preset, tmp_path, monkeypatch, capsys):
+    assert complaint(preset, tmp_path, monkeypatch, capsys, override).startswith(line)
+
+
+def test_missing_model_folder_is_refused(preset, tmp_path, monkeypatch, capsys):
+    preset["model"]["path"] = str(tmp_path / "nothing")
+    assert "does not exist: set model.path" in complaint(preset, tmp_path, monkeypatch, capsys)
+
+
+def test_model_folder_of_another_family_is_refused(preset, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    (folder / "model_index.json").write_text('{"_class_name": "StableDiffusionXLPipeline"}')
+    preset["model"]["path"] = str(folder)
+    line = complaint(preset, tmp_path, monkeypatch, capsys)
+    assert "must hold one of ['StableDiffusion3Pipeline'], got StableDiffusionXLPipeline" in line
+
+
+def test_folder_without_model_index_is_refused(preset, tmp_path, monkeypatch, capsys):
+    preset["model"]["path"] = str(tmp_path)
+    assert "must hold a readable model_index.json" in complaint(preset, tmp_path, monkeypatch, capsys)
+
+
+def test_lora_targets_that_bind_nothing_are_refused(preset, tmp_path, monkeypatch, capsys):
+    preset["model"]["lora"] = {"targets": ["no_such_module"]}
+    path = tmp_path / "preset.yaml"
+    path.write_text(yaml.safe_dump(preset))
+    assert run_cli(monkeypatch, "train", str(path), "--local", "--run", str(tmp_path / "run")) == 2
+    assert "no module takes the adapter" in capsys.readouterr().err
+
+
+def test_broken_prompt_line_is_named(preset, tmp_path, monkeypatch, capsys):
+    with Path(preset["data"]["train"]).open("a") as file:
+        file.write('{"prompt": "cut of\n')
+    line = complaint(preset, tmp_path, monkeypatch, capsys)
+    assert f"{preset['data']['train']}:2: a line must be one JSON object" in line
+
+
+def test_prompt_that_the_scorer_cannot_judge_is_refused(preset, tmp_path, monkeypatch, capsys):
+    Path(preset["data"]["heldout"]).write_text('{"prompt": "a red circle"}\n')
+    assert "a red circle" in complaint(preset, tmp_path, monkeypatch, capsys)
+
+
+def test_unwritable_run_folder_is_refused(preset, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    line = complaint(preset, tmp_path, monkeypatch, capsys, "--run", str(tmp_path / "file" / "run"))
+    assert line.endswith("cannot be written: Not a directory; set --run")
+
+
+def test_folder_with_other_files_is_not_taken_for_a_run(preset, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    line = complaint(preset, tmp_path, monkeypatch, capsys, "--run", str(tmp_path / "mine"))
+    assert "must be new, empty or a run's own" in line
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+def test_run_folder_of_another_config_lists_the_keys(preset, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "preset.yaml"
+    path.write_text(yaml.safe_dump(preset))
+    run = str(tmp_path / "taken")
+    assert run_cli(monkeypatch, "train", str(path), "--local", "--run", run) == 0
+    capsys.readouterr()
+    line = complaint(preset, tmp_path, monkeypatch, capsys, "seed=7", "--run", run)
+    assert "belongs to another config: seed (there 0, now 7); set --run" in line

@@ -1,0 +1,31 @@
+"""The pictures that people look at."""
+
+import numpy as np
+from PIL import Image
+
+from deploy.pictures import write_before_after, write_gallery
+from learner.evaluate import Evaluation
+from protocol.messages import Prompt
+
+
+def evaluation(shade: int, reading: float) -> Evaluation:
+    picture = np.full((32, 32, 3), shade, np.uint8)
+    gallery = tuple((Prompt(index=i, text=f"a red circle {i}"), picture, reading) for i in range(5))
+    return Evaluation(score=0.5, by_tag={"colors": 0.5}, missing=0, pictures=5, gallery=gallery)
+
+
+def test_before_and_after_stand_side_by_side_with_the_colour_of_their_verdict(tmp_path):
+    write_gallery(tmp_path, 0, evaluation(10, 0.0))
+    write_gallery(tmp_path, 40, evaluation(200, 1.0))
+    path = write_before_after(tmp_path, first=0, last=40)
+    pixels = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)
+    counts = {shade: int((pixels == shade).all(1).sum()) for shade in (10, 200)}
+    assert counts[10] > 5_000
+    assert abs(counts[10] - counts[200]) < 0.02 * counts[10]
+    for frame in ((0xC6, 0x28, 0x28), (0x2E, 0x7D, 0x32)):
+        assert (pixels == frame).all(1).sum() > 100
+
+
+def test_no_partial_picture_is_left(tmp_path):
+    write_gallery(tmp_path, 3, evaluation(10, float("nan")))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["iteration_000003.npz", "iteration_000003.png"]

@@ -1,0 +1,174 @@
+"""Shards: how pictures are laid out, that trajectories chain, and that nothing depends on who else is drawn."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flow.backbone import Backbone, load_backbone
+from flow.completion import complete_by_ode
+from flow.interpolant import clean_estimate
+from flow.noise import INITIAL, SHARED, trajectory_noise
+from flow.policy import FlowPolicy
+from flow.rollout import RolloutPolicy
+from flow.lora import Lora
+from flow.sampler import draw, sample_shard
+from protocol.config import ModelConfig, RunConfig
+from protocol.errors import NonFiniteError, StaleWeightsError
+from protocol.messages import DrawRequest, PolicyWeights, Prompt, Rollout, ShardRequest
+
+PROMPT = Prompt(index=0, text="a red circle")
+Config = Callable[..., RunConfig]
+
+
+@pytest.fixture(scope="module")
+def backbone(tiny_sd3: Path) -> Backbone:
+    return load_backbone(ModelConfig(path=str(tiny_sd3), max_sequence_length=2))
+
+
+def request(**changes: Any) -> ShardRequest:
+    fields = {"iteration": 1, "group": 2, "prompt": PROMPT, "first_member": 0, "members": 3, "version": 0, "digest": ""}
+    return ShardRequest(**fields | changes)
+
+
+def sample(backbone: Backbone, config: RunConfig, **changes: Any) -> tuple[Rollout, np.ndarray]:
+    policy = FlowPolicy(backbone, config.sampling, guidance=config.model.guidance)
+    return sample_shard(policy, request(**changes), config)
+
+
+def test_with_shared_noise_the_first_point_is_one_picture_and_the_last_point_the_finished_one(
+    backbone: Backbone, tiny_config: Config
+) -> None:
+    rollout, pictures = sample(backbone, tiny_config(sampling={"shared_noise": True}))
+    assert rollout.steps == (0, 1, 2)
+    assert rollout.image_index.tolist() == [[0, 1, 4, 7], [0, 2, 5, 8], [0, 3, 6, 9]]
+    assert pictures.shape == (10, 16, 16, 3)
+    assert np.array_equal(rollout.latents[0, 0], rollout.latents[2, 0])
+    assert not np.array_equal(rollout.latents[0, 1], rollout.latents[2, 1])
+
+
+def test_without_shared_noise_every_member_has_its_own_first_point(backbone: Backbone, tiny_config: Config) -> None:
+    rollout, pictures = sample(backbone, tiny_config(sampling={"shared_noise": False}))
+    assert rollout.image_index.tolist() == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
+    assert len(pictures) == 12
+    assert not np.array_equal(rollout.latents[0, 0], rollout.latents[1, 0])
+
+
+def test_uniform_credit_makes_only_finished_pictures(backbone: Backbone, tiny_config: Config) -> None:
+    uniform, finished = sample(backbone, tiny_config(credit={"rule": "uniform"}))
+    gains, pictures = sample(backbone, tiny_config(credit={"rule": "gains"}))
+    assert uniform.image_index.tolist() == [[0], [1], [2]]
+    assert np.array_equal(finished, pictures[-3:])
+    assert np.array_equal(uniform.latents, gains.latents)
+    assert np.array_equal(uniform.log_probs, gains.log_probs)
+
+
+@pytest.mark.parametrize("rule", ["tweedie", "ode"])
+def test_pictures_are_the_completions_of_their_points(backbone: Backbone, tiny_config: Config, rule: str) -> None:
+    config = tiny_config(completion={"rule": rule, "substeps": 3})
+    rollout, pictures = sample(backbone, config)
+    policy = FlowPolicy(backbone, config.sampling, guidance=1.0)
+    conditioning = policy.conditioning(PROMPT.text, "")
+    with torch.no_grad():
+        for place, k in enumerate(rollout.steps):
+            latents, sigma = torch.from_numpy(rollout.latents[:, k].copy()), policy.sigmas[k].repeat(3)
+            velocity = policy.velocity(latents, sigma, conditioning)
+            clean = clean_estimate(latents=latents, velocity=velocity, sigma=sigma)
+            if rule == "ode":
+                clean = complete_by_ode(
+                    latents=latents,
+                    first_velocity=velocity,
+                    sigma=sigma,
+                    substeps=3,
+                    velocity=lambda x, t: policy.velocity(x, t, conditioning),
+                )
+            expected = backbone.decode(clean).astype(int)
+            assert np.abs(pictures[rollout.image_index[:, place]] - expected).max() <= 1
+    final = backbone.decode(torch.from_numpy(rollout.latents[:, -1].copy())).astype(int)
+    assert np.abs(pictures[rollout.image_index[:, -1]] - final).max() <= 1
+
+
+def test_points_after_the_last_stochastic_step_are_not_completed(backbone: Backbone, tiny_config: Config) -> None:
+    config = tiny_config(sampling={"steps": 6, "kernel": "ddim_sde", "first_step": "exclude", "std_min": 0.02})
+    rollout, pictures = sample(backbone, config)
+    assert rollout.steps == (1, 2, 3)
+    assert rollout.latents.shape == (3, 7, 4, 8, 8)
+    assert rollout.image_index.shape == (3, 4)
+
+
+def test_trajectories_chain_through_keyed_noise(backbone: Backbone, tiny_config: Config) -> None:
+    config = tiny_config()
+    rollout, _ = sample(backbone, config, first_member=1)
+    policy = FlowPolicy(backbone, config.sampling, guidance=1.0)
+    conditioning = policy.conditioning(PROMPT.text, "")
+    key = {"seed": 7, "iteration": 1, "group": 2, "shape": (4, 8, 8)}
+    assert np.array_equal(rollout.latents[0, 0], trajectory_noise(**key, members=[SHARED], step=INITIAL)[0].numpy())
+    for k in range(4):
+        latents = torch.from_numpy(rollout.latents[:, k].copy())
+        with torch.no_grad():
+            transition, _ = policy.transition(latents, k, conditioning=conditioning)
+        expected = transition.mean
+        if k < 3:
+            expected = transition.sample(trajectory_noise(**key, members=(1, 2, 3), step=k))
+            log_prob = transition.log_prob(torch.from_numpy(rollout.latents[:, k + 1].copy()))
+            assert np.array_equal(rollout.log_probs[:, k], log_prob.numpy())
+        assert np.array_equal(rollout.latents[:, k + 1], expected.numpy())
+
+
+def test_the_same_request_gives_the_same_bits_whatever_was_drawn_before(backbone: Backbone, tiny_config: Config) -> None:
+    config = tiny_config(model={"guidance": 2.0})
+    rollout, pictures = sample(backbone, config)
+    sample(backbone, config, first_member=3, group=5)
+    again, same_pictures = sample(backbone, config)
+    assert np.array_equal(rollout.latents, again.latents)
+    assert np.array_equal(rollout.log_probs, again.log_probs)
+    assert np.array_equal(pictures, same_pictures)
+
+
+def test_a_member_is_the_same_in_another_shard_up_to_rounding(backbone: Backbone, tiny_config: Config) -> None:
+    whole, _ = sample(backbone, tiny_config(), members=4)
+    part, _ = sample(backbone, tiny_config(), first_member=2, members=2)
+    np.testing.assert_allclose(part.latents, whole.latents[2:], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("changes", [{"iteration": 9}, {"group": 9}, {"first_member": 9}])
+def test_other_places_in_the_run_draw_other_trajectories(
+    backbone: Backbone, tiny_config: Config, changes: dict[str, int]
+) -> None:
+    config = tiny_config(sampling={"shared_noise": False})
+    assert not np.array_equal(sample(backbone, config)[0].latents[:, 0], sample(backbone, config, **changes)[0].latents[:, 0])
+
+
+def test_nan_from_the_model_stops_the_shard_and_the_drawing(tiny_sd3: Path, tiny_config: Config) -> None:
+    broken = load_backbone(ModelConfig(path=str(tiny_sd3), max_sequence_length=2))
+    with torch.no_grad():
+        next(iter(broken.transformer.parameters())).fill_(float("nan"))
+    config = tiny_config()
+    with pytest.raises(NonFiniteError, match="group 2 in iteration 1"):
+        sample(broken, config)
+    policy = FlowPolicy(broken, config.sampling, guidance=1.0)
+    with pytest.raises(NonFiniteError, match="policy version 5"):
+        draw(policy, DrawRequest(prompts=(PROMPT,), numbers=(0,), seed=0, steps=2, version=5, digest=""))
+
+
+def adapter(config: RunConfig, *, seed: int, version: int) -> PolicyWeights:
+    backbone = load_backbone(config.model)
+    return Lora(backbone.transformer, config.model.lora, seed=seed).export(version=version)
+
+
+def test_a_rollout_policy_draws_only_with_the_weights_that_a_request_names(tiny_config: Config) -> None:
+    config = tiny_config(group={"max_lag": 1})
+    versions = [adapter(config, seed=seed, version=seed) for seed in range(3)]
+    policy = RolloutPolicy(config)
+    for weights in versions:
+        assert policy.load(weights) == (weights.version, weights.digest)
+    newest = policy.sample(request(version=2, digest=versions[2].digest))[0]
+    held = policy.sample(request(version=1, digest=versions[1].digest))[0]
+    assert (newest.request.version, held.request.version) == (2, 1)
+    with pytest.raises(StaleWeightsError, match="version 0"):
+        policy.sample(request(version=0, digest=versions[0].digest))
+    with pytest.raises(StaleWeightsError, match="version 2"):
+        policy.sample(request(version=2, digest=versions[1].digest))

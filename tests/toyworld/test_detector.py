@@ -1,0 +1,109 @@
+"""The detector reads true scenes right and calls nothing an object that is not one."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import AutoencoderTiny
+
+from toyworld import check
+from toyworld.autoencoder import reconstruct
+from toyworld.dataset import Examples, draw_examples
+from toyworld.detector import ShapeDetector
+from toyworld.scenes import Scene, Shape, render
+from toyworld.vocabulary import COLOURS, GROUND, PALETTE, SHAPES, TAGS
+
+MODEL = Path(check.__file__).parent / "model"
+
+
+@pytest.fixture(scope="module")
+def examples() -> Examples:
+    """600 scenes of a seed that pretraining does not use."""
+    return draw_examples(600, seed=1234)
+
+
+def one_shape(label: str, color: str, x: float = 16.0, y: float = 16.0, radius: float = 5.5) -> Scene:
+    """A scene of a single shape of the palette's exact colour."""
+    shape = Shape(label=label, color=color, rgb=PALETTE[color], center=(x, y), radius=radius)
+    return Scene(shapes=(shape,))
+
+
+def test_true_renders_are_read_right_in_98_percent_of_scenes_of_every_kind(examples: Examples) -> None:
+    accuracy = check.detector_accuracy(examples, examples.pictures)
+    assert set(accuracy) == set(TAGS)
+    assert min(accuracy.values()) >= 0.98
+
+
+def test_autoencoded_renders_are_read_right_in_95_percent_of_scenes_of_every_kind(examples: Examples) -> None:
+    torch.set_num_threads(1)
+    vae = AutoencoderTiny.from_pretrained(MODEL / "vae", torch_dtype=torch.float32)
+    accuracy = check.detector_accuracy(examples, reconstruct(vae, examples.pictures))
+    assert min(accuracy.values()) >= 0.95
+
+
+@pytest.mark.parametrize("color", COLOURS)
+@pytest.mark.parametrize("label", SHAPES)
+def test_each_shape_in_each_colour_is_named_and_boxed_to_half_a_pixel(label: str, color: str) -> None:
+    scene = one_shape(label, color, x=14.3, y=17.8)
+    (found,) = ShapeDetector().detect(render(scene)[None])[0]
+    assert (found.label, found.color) == (label, color)
+    assert np.abs(np.subtract(found.box, scene.shapes[0].box)).max() < 0.5
+    assert 0.9 < found.score <= 1.0
+
+
+@pytest.mark.parametrize("color", COLOURS)
+def test_half_a_shape_is_not_that_shape(color: str) -> None:
+    for label in SHAPES:
+        picture = render(one_shape(label, color))
+        picture[:, 16:] = GROUND
+        assert [d.label for d in ShapeDetector().detect(picture[None])[0] if d.label == label] == []
+
+
+def test_half_a_circle_and_half_a_square_are_no_objects() -> None:
+    for label in ("circle", "square"):
+        picture = render(one_shape(label, "red"))
+        picture[:, 16:] = GROUND
+        assert ShapeDetector().detect(picture[None]) == [[]]
+
+
+def test_smears_and_stripes_are_no_objects() -> None:
+    smear = np.full((32, 32, 3), GROUND, np.uint8)
+    ramp = np.exp(-((np.arange(32) - 16) ** 2) / 60.0)[None, :, None] * np.ones((32, 1, 1))
+    smear = (smear + ramp * (np.array(PALETTE["green"]) - smear)).astype(np.uint8)
+    stripe = np.full((32, 32, 3), GROUND, np.uint8)
+    stripe[10:15, 3:29] = PALETTE["blue"]
+    empty = np.full((32, 32, 3), GROUND, np.uint8)
+    noise = np.random.default_rng(0).integers(0, 256, (32, 32, 3)).astype(np.uint8)
+    assert ShapeDetector().detect(np.stack([smear, stripe, empty, noise])) == [[], [], [], []]
+
+
+def test_a_pale_shape_has_no_colour_name() -> None:
+    picture = render(one_shape("circle", "red")).astype(float)
+    pale = (0.5 * picture + 0.5 * np.array(GROUND)).astype(np.uint8)
+    assert all(found.color is None for found in ShapeDetector().detect(pale[None])[0])
+
+
+def test_a_mixed_colour_has_no_name() -> None:
+    brown = Shape(label="circle", color="red", rgb=(130, 105, 58), center=(16.0, 16.0), radius=5.5)
+    assert all(found.color is None for found in ShapeDetector().detect(render(Scene(shapes=(brown,)))[None])[0])
+
+
+def test_two_touching_shapes_of_one_colour_are_not_one_object() -> None:
+    left = one_shape("circle", "blue", x=10.5).shapes
+    right = one_shape("circle", "blue", x=21.0).shapes
+    assert ShapeDetector().detect(render(Scene(shapes=left + right))[None]) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("images", "rule"),
+    [
+        (np.zeros((1, 32, 32, 3), np.float32), "uint8 array, got float32"),
+        (np.zeros((32, 32, 3), np.uint8), r"\[B, H, W, 3\], got \[32, 32, 3\]"),
+        (np.zeros((1, 3, 32, 32), np.uint8), r"got \[1, 3, 32, 32\]"),
+        ([[0]], "got list"),
+    ],
+)
+def test_wrong_input_is_refused_with_rule_and_value(images: object, rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        ShapeDetector().detect(images)  # type: ignore[arg-type]
