@@ -11,13 +11,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import ray
-from ray.actor import ActorHandle
 
 from actors.calls import DEAD
 from protocol.errors import PoolError
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
+ActorHandle = Any
+"""A Ray actor; its methods are not typed here."""
 Work = Callable[[ActorHandle], Awaitable[Result]]
 """One call on one actor; raises one of `DEAD` when the actor is gone."""
 
@@ -25,10 +26,10 @@ Work = Callable[[ActorHandle], Awaitable[Result]]
 class ActorPool:
     """Made by the process that runs the loop; only that process calls it.
 
-        pool = ActorPool("rollout", spawn, size=2, max_restarts=10, welcome=load_newest_weights)
-        await pool.start()
-        result = await pool.call(lambda actor: answer(actor.sample.remote(request), timeout_s=60))
-        await pool.resize(4)
+    pool = ActorPool("rollout", spawn, size=2, max_restarts=10, welcome=load_newest_weights)
+    await pool.start()
+    result = await pool.call(lambda actor: answer(actor.sample.remote(request), timeout_s=60))
+    await pool.resize(4)
     """
 
     def __init__(

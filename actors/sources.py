@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.actor import ActorHandle
 
 from actors.calls import DEAD, answer
 from actors.learner_actor import LearnerActor
-from actors.pool import ActorPool
+from actors.pool import ActorHandle, ActorPool
 from actors.reward_actor import RewardActor
 from actors.rollout_actor import RolloutActor
 from protocol.config import RewardConfig, RoleConfig, RunConfig
@@ -107,9 +106,7 @@ class RewardPools:
         async def one(name: str) -> Scores:
             try:
                 return await self.pools[name].call(
-                    lambda actor: answer(
-                        actor.score.remote(images, prompts, metadata), timeout_s=self._role.timeout_s
-                    )
+                    lambda actor: answer(actor.score.remote(images, prompts, metadata), timeout_s=self._role.timeout_s)
                 )
             except PoolError as error:
                 return Scores.missing(len(prompts), str(error))
@@ -134,7 +131,7 @@ class RemoteLearner:
 
     def __init__(self, config: RunConfig) -> None:
         self._timeout_s = config.cluster.learner.timeout_s
-        self._actor = LearnerActor.options(**_resources(config.cluster.learner)).remote(config)
+        self._actor: ActorHandle = LearnerActor.options(**_resources(config.cluster.learner)).remote(config)
 
     async def start(self) -> None:
         """Returns when the actor is ready."""
@@ -175,9 +172,7 @@ class Fleet:
         self.rollouts = RolloutPool(config)
         self.rewards = RewardPools(config)
         self.learner = RemoteLearner(config)
-        self.parts = Parts(
-            rollouts=self.rollouts, rewards=self.rewards, learner=self.learner, weights=self.rollouts
-        )
+        self.parts = Parts(rollouts=self.rollouts, rewards=self.rewards, learner=self.learner, weights=self.rollouts)
 
     async def start(self) -> None:
         """Returns when every actor is ready."""

@@ -50,7 +50,9 @@ def demo(overrides: Overrides = None, is_local: IsLocal = False) -> None:
 def evaluate(
     preset: Annotated[str, typer.Argument(help="Name of a preset, or path of a YAML file.")],
     overrides: Overrides = None,
-    run: Annotated[Path | None, typer.Option(help="Run folder whose newest LoRA is evaluated; default: no LoRA.")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Run folder whose newest LoRA is evaluated; default: no LoRA.")
+    ] = None,
 ) -> None:
     """Score the held-out prompts of a preset, with the base model or a run's newest adapter."""
     from deploy.assess import assess

@@ -19,6 +19,7 @@ def ray_cluster(config: RunConfig) -> Iterator[None]:
         ConfigError: no cluster answers at the given address.
     """
     address = config.cluster.address or os.environ.get("RAY_ADDRESS")
+    logging.getLogger("ray").setLevel(logging.ERROR)
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
     try:
         if address:
@@ -35,7 +36,9 @@ def ray_cluster(config: RunConfig) -> Iterator[None]:
         if not address:
             raise
         reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"no Ray cluster answers at {address}: {reason}; check cluster.address or RAY_ADDRESS") from None
+        raise ConfigError(
+            f"no Ray cluster answers at {address}: {reason}; check cluster.address or RAY_ADDRESS"
+        ) from None
     try:
         yield
     finally:

@@ -45,7 +45,9 @@ class LocalFleet:
     async def start(self) -> None:
         """Load the model twice, as rollout actor and learner would, and the scorers."""
         cluster = self._config.cluster
-        self._rollout = await self._run(cluster.rollout, lambda: RolloutPolicy(self._config, device=_device(cluster.rollout)))
+        self._rollout = await self._run(
+            cluster.rollout, lambda: RolloutPolicy(self._config, device=_device(cluster.rollout))
+        )
         self._learner = await self._run(cluster.learner, lambda: Learner(self._config, device=_device(cluster.learner)))
         self._scorers = {
             name: build_scorer(reward.scorer, **reward.args) for name, reward in self._config.rewards.items()

@@ -22,7 +22,9 @@ def write_gallery(samples: Path, iteration: int, evaluation: Evaluation) -> Path
     partial = samples / ".gallery.partial.npz"
     np.savez(partial, prompts=prompts, pictures=pictures, readings=readings)
     os.replace(partial, data)
-    cells = [(prompt, [picture], [reading]) for prompt, picture, reading in zip(prompts, pictures, readings, strict=True)]
+    cells = [
+        (prompt, [picture], [reading]) for prompt, picture, reading in zip(prompts, pictures, readings, strict=True)
+    ]
     title = f"held-out prompts at iteration {iteration}: score {evaluation.score:.3f}"
     return _write(samples / f"{data.stem}.png", cells, title)
 
@@ -47,7 +49,9 @@ def _write(path: Path, cells: list[tuple[str, list[np.ndarray], list[float]]], t
     subfigures = figure.subfigures(rows, COLUMNS, squeeze=False).flat
     for subfigure, (prompt, pictures, readings) in zip(subfigures, cells, strict=False):
         subfigure.suptitle(prompt, fontsize=7, wrap=True)
-        for axes, picture, reading in zip(subfigure.subplots(1, wide, squeeze=False).flat, pictures, readings, strict=True):
+        for axes, picture, reading in zip(
+            subfigure.subplots(1, wide, squeeze=False).flat, pictures, readings, strict=True
+        ):
             axes.imshow(picture, interpolation="nearest")
             axes.set(xticks=[], yticks=[])
             for spine in axes.spines.values():

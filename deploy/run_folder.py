@@ -1,10 +1,10 @@
 """A run's folder: everything that a run leaves behind, and what it goes on from.
 
-    config.yaml         the whole config
-    metrics.jsonl       one line an iteration, and one an evaluation
-    checkpoints/        see `learner.checkpoint`
-    samples/            pictures of the evaluations
-    run.log             what happened, with times
+config.yaml         the whole config
+metrics.jsonl       one line an iteration, and one an evaluation
+checkpoints/        see `learner.checkpoint`
+samples/            pictures of the evaluations
+run.log             what happened, with times
 """
 
 import json

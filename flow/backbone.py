@@ -37,7 +37,7 @@ class Backbone(Protocol):
         """v = x_1 - x_0 as the model predicts it, float32, without guidance."""
         ...
 
-    def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B H W 3"]:
+    def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
         """Pictures of clean latents, as the family's pipeline makes them."""
         ...
 

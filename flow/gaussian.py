@@ -1,4 +1,4 @@
-"""A flow-matching world with exact answers: data x_0 ~ N(mean, spread^2 I), whose velocity field is known in closed form.
+"""A flow-matching world with exact answers: for data x_0 ~ N(mean, spread^2 I) the velocity has a closed form.
 
 With t = sigma, x = (1 - t) x_0 + t x_1 is N((1 - t) mean, s^2 I) where s^2 = (1 - t)^2 spread^2 + t^2, and
 

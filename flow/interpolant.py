@@ -1,7 +1,7 @@
 """The straight path x = (1 - sigma) x0 + sigma x1 with v = x1 - x0, read backwards: from a state to its two ends.
 
-    x0 = x - sigma v            the clean latents (Tweedie's estimate, when v is a model's velocity)
-    x1 = x + (1 - sigma) v      the noise
+x0 = x - sigma v            the clean latents (Tweedie's estimate, when v is a model's velocity)
+x1 = x + (1 - sigma) v      the noise
 """
 
 from jaxtyping import Float

@@ -1,6 +1,6 @@
 """`pytorch_lora_weights.safetensors`: the adapter on disk as a diffusers pipeline loads it, alpha preserved.
 
-    pipeline.load_lora_weights("runs/demo/checkpoints/step_000040")
+pipeline.load_lora_weights("runs/demo/checkpoints/step_000040")
 """
 
 import json

@@ -1,6 +1,6 @@
 """Drawing: one SDE trajectory as a generator, a whole shard with its completed points, and plain ODE pictures.
 
-    request -> initial noise -> T transitions, velocities kept -> completions of the points in one batch -> pictures
+request -> initial noise -> T transitions, velocities kept -> completions of the points in one batch -> pictures
 """
 
 from collections.abc import Callable, Iterator

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ class StableDiffusion3:
         self._pipeline = _load(folder, device)
         self._max_sequence_length = max_sequence_length
         self._embeddings: dict[str, Conditioning] = {}
-        self.transformer = self._pipeline.transformer.requires_grad_(False).eval()
+        self.transformer = self._pipeline.transformer.requires_grad_(requires_grad=False).eval()
         size = self.transformer.config.sample_size
         self.latent_shape = (self.transformer.config.in_channels, size, size)
 
@@ -40,12 +40,15 @@ class StableDiffusion3:
         if text not in self._embeddings:
             embeds, _, pooled, _ = self._pipeline.encode_prompt(
                 prompt=text,
-                prompt_2=None,
-                prompt_3=None,
+                prompt_2=text,
+                prompt_3=text,
                 do_classifier_free_guidance=False,
                 max_sequence_length=self._max_sequence_length,
             )
-            self._embeddings[text] = {"encoder_hidden_states": embeds, "pooled_projections": pooled}
+            self._embeddings[text] = {
+                "encoder_hidden_states": cast(Tensor, embeds),
+                "pooled_projections": cast(Tensor, pooled),
+            }
         return self._embeddings[text]
 
     def velocity(
@@ -56,21 +59,17 @@ class StableDiffusion3:
         return self.transformer(hidden_states=latents, timestep=timestep, return_dict=False, **conditioning)[0].float()
 
     @torch.no_grad()
-    def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B H W 3"]:
+    def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
         """VAE decoding and the pipeline's own rounding to 8 bits."""
         vae = self._pipeline.vae
         pictures = vae.decode(latents / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False)[0]
-        unit = self._pipeline.image_processor.postprocess(pictures, output_type="np")
+        unit = cast(np.ndarray, self._pipeline.image_processor.postprocess(pictures, output_type="np"))
         return (unit * 255).round().astype(np.uint8)
 
 
 def _load(folder: Path, device: str) -> "StableDiffusion3Pipeline":
     index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
-    absent = {
-        name: None
-        for name in ("text_encoder_3", "tokenizer_3")
-        if (index.get(name) or [None, None])[1] is None
-    }
+    absent = {name: None for name in ("text_encoder_3", "tokenizer_3") if (index.get(name) or [None, None])[1] is None}
     with quiet_libraries():
         from diffusers import StableDiffusion3Pipeline
 

@@ -33,7 +33,11 @@ FILES = (FILE_NAME, OPTIMIZER, STATE)
 
 
 def write_checkpoint(root: Path, state: LearnerState, config: LoraConfig, *, keep: int) -> Path:
-    """Write `root/step_NNNNNN` atomically and drop all but the newest `keep` checkpoints."""
+    """Write `root/step_NNNNNN` atomically and drop all but the newest `keep` checkpoints up to this one.
+
+    A folder of a later step was damaged when the run went on from before it; it does not count, and is replaced in
+    its turn.
+    """
     folder = root / f"step_{state.step:06d}"
     partial = root / f".{folder.name}.partial"
     for leftover in root.glob(".step_*.partial"):
@@ -47,11 +51,13 @@ def write_checkpoint(root: Path, state: LearnerState, config: LoraConfig, *, kee
     for name in (*FILES, MANIFEST):
         _sync(partial / name)
     _sync(partial)
+    replaced = root / f".{folder.name}.replaced.partial"
     if folder.exists():
-        shutil.rmtree(folder)
+        os.rename(folder, replaced)
     os.rename(partial, folder)
     _sync(root)
-    for old in _folders(root)[keep:]:
+    shutil.rmtree(replaced, ignore_errors=True)
+    for old in [held for held in _folders(root) if held.name <= folder.name][keep:]:
         shutil.rmtree(old)
     return folder
 
@@ -76,12 +82,13 @@ def read_checkpoint(folder: Path) -> LearnerState:
     try:
         facts = json.loads((folder / STATE).read_text(encoding="utf-8"))
         optimizer = load_file(folder / OPTIMIZER)
-        weights = read_lora(folder, version=facts["step"])
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        step, digest = facts["step"], facts["digest"]
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {folder} cannot be read: {error}") from error
-    if weights.digest != facts["digest"]:
-        raise CheckpointError(f"checkpoint {folder} must hold adapter {facts['digest']}, got {weights.digest}")
-    return LearnerState(step=facts["step"], weights=weights, optimizer=optimizer)
+    weights = read_lora(folder, version=step)
+    if weights.digest != digest:
+        raise CheckpointError(f"checkpoint {folder} must hold adapter {digest}, got {weights.digest}")
+    return LearnerState(step=step, weights=weights, optimizer=optimizer)
 
 
 def newest_checkpoint(root: Path) -> tuple[LearnerState, Path] | None:

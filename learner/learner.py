@@ -77,7 +77,9 @@ class Learner:
         """
         credited = [credit_group(group, self._config.credit, members=self._config.group.size) for group in groups]
         if not any(group.step_valid.any() for group in credited):
-            reason = next((why for group in groups for s in group.shards for why in s.scores.reasons if why), "none given")
+            reason = next(
+                (why for group in groups for s in group.shards for why in s.scores.reasons if why), "none given"
+            )
             raise ContractError(f"an iteration needs at least one valid score, got none; first reason: {reason}")
         statistics = UpdateStatistics()
         size = len(credited) // self._config.learner.updates_per_iteration
@@ -105,6 +107,7 @@ class Learner:
     def restore(self, state: LearnerState) -> None:
         """Go on exactly where `state` was taken."""
         self._lora.load(state.weights)
+        self._optimizer.state.clear()
         for name, parameter in self._lora.parameters.items():
             if f"{name}/step" in state.optimizer:
                 self._optimizer.state[parameter] = {

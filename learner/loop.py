@@ -24,7 +24,6 @@ from protocol.config import RunConfig
 from protocol.messages import LearnerState, PolicyWeights, Prompt, ScoredGroup, ScoredShard, ShardRequest
 from protocol.ports import Metrics, Parts
 
-
 Result = TypeVar("Result")
 
 

@@ -33,7 +33,9 @@ def _component_means(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     names = sorted({name for shard in shards for name in shard.scores.components})
     means = {}
     for name in names:
-        finals = [s.scores.components[name][s.rollout.image_index[:, -1]] for s in shards if name in s.scores.components]
+        finals = [
+            s.scores.components[name][s.rollout.image_index[:, -1]] for s in shards if name in s.scores.components
+        ]
         values = np.concatenate(finals)
         means[f"reward/{name}"] = float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
     return means

@@ -76,7 +76,7 @@ def credit_group(group: ScoredGroup, config: CreditConfig, *, members: int) -> C
 
 
 def minibatches(groups: Sequence[CreditedGroup], *, device: torch.device) -> Iterator[Minibatch]:
-    """The pairs in a fixed order: group, shard, step. Minibatches whose advantages are all 0 have no gradient and are left out."""
+    """The pairs in a fixed order: group, shard, step; those whose advantages are all 0 drop out."""
     for group in groups:
         for rollout in group.rollouts:
             first = rollout.request.first_member

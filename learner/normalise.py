@@ -1,4 +1,4 @@
-"""From the step rewards of one group to advantages, float32 [N, S]; where a step reward is invalid the advantage is 0."""
+"""From the step rewards of one group to advantages, float32 [N, S]; 0 where a step reward is invalid."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,9 +9,7 @@ from torch import Tensor
 Normaliser = Callable[..., Float[Tensor, "N S"]]
 
 
-def joint(
-    values: Float[Tensor, "N S"], valid: Bool[Tensor, "N S"], *, epsilon: float
-) -> Float[Tensor, "N S"]:
+def joint(values: Float[Tensor, "N S"], valid: Bool[Tensor, "N S"], *, epsilon: float) -> Float[Tensor, "N S"]:
     """A = (g - m) / (s + epsilon) with mean m and std s (ddof 0) over all valid members and steps of the group.
 
     Stepwise-Flow-GRPO (arXiv 2603.28718); on `uniform` step rewards it is Flow-GRPO's per-prompt normalisation

@@ -24,9 +24,9 @@ CREDIT_RULES_OF_POINTS = frozenset({"gains"})
 
 
 class Section(BaseModel):
-    """Base of every part of the tree: frozen, unknown keys refused."""
+    """Base of every part of the tree: frozen, unknown keys and numbers that are not finite refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class LoraConfig(Section):
@@ -57,7 +57,7 @@ class ModelConfig(Section):
     max_sequence_length: Positive = 128
     """T5 tokens per prompt; without a T5 encoder as many zero tokens are appended."""
     guidance: float = Field(default=1.0, ge=1.0)
-    """Classifier-free guidance weight w of the policy, in rollout, training and evaluation alike; 1 costs one forward."""
+    """Classifier-free guidance weight w of the policy: rollout, training and evaluation alike; 1 costs one forward."""
     lora: LoraConfig = LoraConfig()
 
 
@@ -84,7 +84,7 @@ class SamplingConfig(Section):
     noise_level: float = Field(default=0.7, gt=0.0, le=1.0)
     """a of Flow-SDE, eta of DDIM-SDE."""
     first_step: Literal["clamp", "exclude"] = "clamp"
-    """DDIM-SDE has std 0 at sigma 1: `clamp` replaces 1 - sigma by 1 - sigma_1 there, `exclude` runs the step as ODE."""
+    """DDIM-SDE has std 0 at sigma 1: `clamp` takes 1 - sigma_1 for 1 - sigma there, `exclude` runs the step as ODE."""
     std_min: float = Field(default=0.02, ge=0.0)
     """Steps whose std is below this run as ODE and are not trained."""
     shared_noise: bool = True
@@ -138,6 +138,7 @@ class LearnerConfig(Section):
     """The update."""
 
     learning_rate: float = Field(default=3e-4, gt=0.0)
+    """AdamW's step size."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's decay of first and second moment."""
     adam_epsilon: float = Field(default=1e-8, gt=0.0)
@@ -173,6 +174,7 @@ class EvaluationConfig(Section):
     steps: Positive = 10
     """Euler steps of the ODE."""
     images_per_prompt: Positive = 4
+    """Pictures of each held-out prompt."""
     seed: int = 1234
     """Noise seed of the evaluation; apart from the run's seed."""
     component: str = "geneval/strict"
@@ -209,6 +211,7 @@ class ClusterConfig(Section):
     address: str | None = None
     """Ray address; none starts a local cluster on loopback and stops it with the run. RAY_ADDRESS counts as given."""
     rollout_actors: Positive = 2
+    """Rollout actors that draw in parallel."""
     max_restarts: int = Field(default=10, ge=0)
     """Dead actors that one pool replaces before the run stops."""
     rollout: RoleConfig = RoleConfig()
@@ -312,7 +315,9 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     *parents, last = key.split(".")
     node = tree
     for parent in parents:
-        node = node.setdefault(parent, {})
+        if node.get(parent) is None:
+            node[parent] = {}
+        node = node[parent]
         if not isinstance(node, dict):
             raise ConfigError(f"{key} is unknown: {parent} is a value, not a section")
     node[last] = value

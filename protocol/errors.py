@@ -1,17 +1,17 @@
 """The exception tree. Every class takes one string (so that it pickles across Ray): the rule, the value, the remedy.
 
-    FlowcreditError
-    ├── InputError           the user's mistake: one line on stderr, exit code 2, nothing written
-    │   ├── ConfigError      unknown preset or key, wrong type, value out of range
-    │   ├── PromptError      a prompt file that is missing or has a broken line
-    │   ├── ModelError       a model folder that is missing, of another family, or binds no LoRA module
-    │   ├── RunFolderError   a run folder that cannot be written, or that belongs to another config
-    │   └── ScorerError      a scorer that cannot be found or built
-    ├── ContractError        a part of the program broke its promise: wrong length, NaN, out of range, digest differs
-    ├── CheckpointError      a checkpoint that is partial, truncated or altered
-    ├── NonFiniteError       latents, rewards, loss or gradient hold NaN or infinity
-    ├── PoolError            a pool of remote actors used up its restarts, or a call its deadline
-    └── StaleWeightsError    a rollout actor holds another policy version than the request asks for
+FlowcreditError
+├── InputError           the user's mistake: one line on stderr, exit code 2, nothing written
+│   ├── ConfigError      unknown preset or key, wrong type, value out of range
+│   ├── PromptError      a prompt file that is missing or has a broken line
+│   ├── ModelError       a model folder that is missing, of another family, or binds no LoRA module
+│   ├── RunFolderError   a run folder that cannot be written, or that belongs to another config
+│   └── ScorerError      a scorer that cannot be found or built
+├── ContractError        a part of the program broke its promise: wrong length, NaN, out of range, digest differs
+├── CheckpointError      a checkpoint that is partial, truncated or altered
+├── NonFiniteError       latents, rewards, loss or gradient hold NaN or infinity
+├── PoolError            a pool of remote actors used up its restarts, or a call its deadline
+└── StaleWeightsError    a rollout actor holds another policy version than the request asks for
 """
 
 

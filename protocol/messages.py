@@ -16,8 +16,8 @@ Metadata = Mapping[str, Any]
 """One prompt's facts for the scorers; for GenEval the keys `tag`, `include`, `exclude`."""
 
 
-def _require(rule: bool, message: str) -> None:
-    if not rule:
+def _require(holds: object, message: str) -> None:
+    if not holds:
         raise ContractError(message)
 
 
@@ -153,9 +153,7 @@ class Scores:
     @staticmethod
     def missing(size: int, reason: str) -> "Scores":
         """All `size` scores missing for one reason: a dead reward actor, a deadline."""
-        return Scores(
-            values=np.full(size, np.nan, np.float32), valid=np.zeros(size, bool), reasons=(reason,) * size
-        )
+        return Scores(values=np.full(size, np.nan, np.float32), valid=np.zeros(size, bool), reasons=(reason,) * size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

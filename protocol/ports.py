@@ -10,8 +10,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from protocol.messages import DrawRequest, LearnerState, Metadata, PolicyWeights, Receipt, Scores, ScoredGroup
-from protocol.messages import ShardRequest
+from protocol.messages import (
+    DrawRequest,
+    LearnerState,
+    Metadata,
+    PolicyWeights,
+    Receipt,
+    ScoredGroup,
+    Scores,
+    ShardRequest,
+)
 
 Handle = Any
 """Something that stands for a large message: the message itself, or a reference in an object store."""

@@ -16,9 +16,7 @@ def read_prompts(data: DataConfig, path: str) -> list[Prompt]:
     Raises:
         PromptError: no such file, a broken line (named by its number), or no prompt left.
     """
-    prompts = [
-        prompt for prompt in _read(resolve(path)) if not data.tags or prompt.metadata.get("tag") in data.tags
-    ]
+    prompts = [prompt for prompt in _read(resolve(path)) if not data.tags or prompt.metadata.get("tag") in data.tags]
     if not prompts:
         wanted = f" with a tag in {sorted(data.tags)}" if data.tags else ""
         raise PromptError(f"prompt file {path} must hold at least one prompt{wanted}, got none")
@@ -27,18 +25,16 @@ def read_prompts(data: DataConfig, path: str) -> list[Prompt]:
 
 def _read(path: Path) -> list[Prompt]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
         raise PromptError(f"prompt file {path} does not exist: set data.train and data.heldout") from None
     except (OSError, UnicodeDecodeError) as error:
         raise PromptError(f"prompt file {path} cannot be read: {error}") from None
     read_line = _json_line if path.suffix == ".jsonl" else _text_line
-    return [
-        read_line(line.strip(), index, f"{path}:{index + 1}") for index, line in enumerate(lines) if line.strip()
-    ]
+    return [read_line(line.strip(), index, f"{path}:{index + 1}") for index, line in enumerate(lines) if line.strip()]
 
 
-def _text_line(line: str, index: int, place: str) -> Prompt:
+def _text_line(line: str, index: int, _place: str) -> Prompt:
     return Prompt(index=index, text=line)
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from protocol.config import RunConfig, parse_config
 
-WORDS = ("a", "red", "blue", "circle", "square", "photo", "of", "two", "and")
-CONTEXT_LENGTH = 8
+CONTEXT_LENGTH = 24
 
 
 @pytest.fixture(scope="session", autouse=True)

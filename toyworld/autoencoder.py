@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from diffusers import AutoencoderTiny
-from jaxtyping import Float, Int
+from jaxtyping import Float, UInt8
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional
@@ -33,12 +33,12 @@ def build() -> AutoencoderTiny:
     )
 
 
-def to_model_range(pictures: Int[np.ndarray, "B H W 3"]) -> Float[Tensor, "B 3 H W"]:
+def to_model_range(pictures: UInt8[np.ndarray, "B H W 3"]) -> Float[Tensor, "B 3 H W"]:
     """uint8 pictures to float32 in [-1, 1], channels first."""
     return torch.from_numpy(pictures).permute(0, 3, 1, 2).float().div(127.5).sub(1)
 
 
-def to_pictures(images: Float[Tensor, "B 3 H W"]) -> Int[np.ndarray, "B H W 3"]:
+def to_pictures(images: Float[Tensor, "B 3 H W"]) -> UInt8[np.ndarray, "B H W 3"]:
     """Float images in [-1, 1] to uint8 pictures, clipped and rounded."""
     scaled = images.clamp(-1, 1).add(1).mul(127.5).round()
     return scaled.to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
@@ -87,7 +87,7 @@ def train(pictures: np.ndarray, *, steps: int, seed: int, folder: Path, console:
 @torch.no_grad()
 def calibrate(model: AutoencoderTiny, pictures: np.ndarray) -> AutoencoderTiny:
     """Write scaling_factor and shift_factor so that `normalised_latents` have zero mean and unit std; frozen after."""
-    model.eval().requires_grad_(False)
+    model.eval().requires_grad_(requires_grad=False)
     latents = torch.cat([model.encode(to_model_range(part)).latents for part in _parts(pictures)])
     model.register_to_config(
         scaling_factor=round(1 / latents.std().item(), 4), shift_factor=round(latents.mean().item(), 4)
@@ -103,7 +103,7 @@ def normalised_latents(model: AutoencoderTiny, pictures: np.ndarray) -> Float[Te
 
 
 @torch.no_grad()
-def reconstruct(model: AutoencoderTiny, pictures: np.ndarray) -> Int[np.ndarray, "B H W 3"]:
+def reconstruct(model: AutoencoderTiny, pictures: np.ndarray) -> UInt8[np.ndarray, "B H W 3"]:
     """Pictures through the encoder and the decoder."""
     return np.concatenate(
         [to_pictures(model.decode(model.encode(to_model_range(part)).latents).sample) for part in _parts(pictures)]

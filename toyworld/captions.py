@@ -52,8 +52,8 @@ def draw_line(rng: np.random.Generator, tag: str | None = None) -> Line:
 def with_one_fact_wrong(line: Line, rng: np.random.Generator) -> Line:
     """The same line with one fact changed, so that the two are never true of one picture.
 
-    A count moves by one, a relation becomes its opposite or a perpendicular one, the two colours of `color_attr` swap or
-    one of them changes; otherwise (and one time in four) a shape becomes one that the line does not name.
+    A count moves by one, a relation becomes its opposite or a perpendicular one, the two colours of `color_attr` swap
+    or one of them changes; otherwise (and one time in four) a shape becomes one that the line does not name.
     """
     include = [dict(item) for item in line["include"]]
     tag = line["tag"]

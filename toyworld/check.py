@@ -1,6 +1,6 @@
 """Measures the toy world's instruments, the figures in its README: `python -m toyworld.check`.
 
-The detector on true renders and on the same through the shipped autoencoder, and the CLIP on right against wrong captions.
+The detector on true renders and on the same through the shipped autoencoder; the CLIP on right and wrong captions.
 """
 
 import time

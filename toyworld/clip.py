@@ -1,6 +1,6 @@
 """The small CLIP of the toy world, trained on pictures with true captions against captions with one wrong fact.
 
-`train` fits it, `write` saves a folder that transformers' CLIPModel and CLIPProcessor load; a PickScore-like reward reads it.
+`train` fits it, `write` saves a folder that transformers' CLIPModel and CLIPProcessor load, for a PickScore reward.
 """
 
 import shutil

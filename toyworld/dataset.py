@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import UInt8
 
 from toyworld.captions import Line, draw_line, with_one_fact_wrong
 from toyworld.scenes import Scene, render, sample_scene
@@ -19,7 +19,7 @@ WRONG_SHARE = 0.25
 class Examples:
     """Pictures and what is written about them; made by `draw_examples`, read by every training stage."""
 
-    pictures: Int[np.ndarray, "B H W 3"]
+    pictures: UInt8[np.ndarray, "B H W 3"]
     """uint8 pictures."""
     scenes: list[Scene]
     """What each picture shows."""

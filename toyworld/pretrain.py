@@ -1,7 +1,7 @@
 """The recipe that made the shipped model and CLIP: `python -m toyworld.pretrain`.
 
-Draws the pretraining set from the seed, then trains autoencoder, velocity model and CLIP one after the other. Each saves a
-checkpoint every minute; started again after a kill, the command goes on where it was and ends with the same weights.
+Draws the pretraining set from the seed, then trains autoencoder, velocity model and CLIP one after the other. Each
+saves a checkpoint every minute; started again after a kill, the command goes on and ends with the same weights.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The prompt files: GenEval metadata lines to train on and held-out ones, disjoint in facts or, where facts run out, in words.
+"""The prompt files: GenEval metadata lines to train on and held-out ones, disjoint in facts or else in phrases.
 
 `python -m toyworld.prompts` writes `toyworld/prompts/train.jsonl` and `heldout.jsonl`; both are in the repository.
 """
@@ -69,7 +69,7 @@ def is_heldout(tag: str, include: Include) -> bool:
         return RELATIONS.index(relation) == placed + other - 1
     if tag == "color_attr":
         colours = [COLOURS.index(item["color"]) for item in include]
-        low, high = (colours if shapes[0] < shapes[1] else colours[::-1])
+        low, high = colours if shapes[0] < shapes[1] else colours[::-1]
         return (low - high) % len(COLOURS) == 1 + (sum(shapes) % 3)
     return False
 

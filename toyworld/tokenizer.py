@@ -4,6 +4,7 @@ Any other text falls apart into letters, so a caption in other words is legal, i
 """
 
 from collections import Counter
+from itertools import pairwise
 
 from transformers import CLIPTokenizer
 
@@ -30,7 +31,7 @@ def learn_merges(vocabulary: list[str]) -> list[tuple[str, str]]:
     split = [[*word[:-1], word[-1] + END] for word in vocabulary]
     merges: list[tuple[str, str]] = []
     while any(len(pieces) > 1 for pieces in split):
-        pairs = Counter(pair for pieces in split for pair in zip(pieces, pieces[1:], strict=False))
+        pairs = Counter(pair for pieces in split for pair in pairwise(pieces))
         best = min(pairs, key=lambda pair: (-pairs[pair], pair))
         merges.append(best)
         split = [_merge(pieces, best) for pieces in split]

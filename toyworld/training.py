@@ -18,6 +18,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import nn
 
 PLAIN_LINES = 40
+"""Lines of progress a stage prints where there is no terminal."""
+
+SAVE_EVERY_S = 60.0
+"""Seconds between two checkpoints of a stage."""
 
 
 class Stateful(Protocol):
@@ -85,7 +89,6 @@ def run_stage(
     take_step: Callable[[int], float],
     folder: Path,
     console: Console,
-    save_every_s: float = 60.0,
 ) -> None:
     """Call `take_step(step)` for each step, from the stage's checkpoint if there is one, and save as it goes.
 
@@ -96,7 +99,6 @@ def run_stage(
         take_step: does one optimiser step and returns its loss.
         folder: where checkpoints live; made if missing.
         console: a bar on a terminal, a line now and then elsewhere.
-        save_every_s: seconds between checkpoints.
     """
     path = folder / f"{name}.pt"
     start = _resume(path, parts)
@@ -104,7 +106,7 @@ def run_stage(
     with _progress(name, steps, start, console) as advance:
         for step in range(start, steps):
             advance(step, take_step(step))
-            if time.monotonic() - saved_at > save_every_s or step == steps - 1:
+            if time.monotonic() - saved_at > SAVE_EVERY_S or step == steps - 1:
                 _save(path, step + 1, parts)
                 saved_at = time.monotonic()
 

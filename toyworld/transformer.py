@@ -67,7 +67,9 @@ def build(seed: int) -> VelocityModel:
         pos_embed_max_size=LATENT_SIZE // 2,
         qk_norm="rms_norm",
     )
-    modulations = [norm.linear for block in transformer.transformer_blocks for norm in (block.norm1, block.norm1_context)]
+    modulations = [
+        norm.linear for block in transformer.transformer_blocks for norm in (block.norm1, block.norm1_context)
+    ]
     for layer in (*modulations, transformer.norm_out.linear, transformer.proj_out):
         nn.init.zeros_(layer.weight)
         nn.init.zeros_(layer.bias)

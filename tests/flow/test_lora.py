@@ -103,7 +103,12 @@ def test_the_digest_changes_with_one_number_one_name_and_one_shape() -> None:
     changed = {**arrays, "b": np.array([1, np.nextafter(np.float32(1), np.float32(2))], np.float32)}
     assert digest_of(dict(reversed(arrays.items()))) == base
     assert digest_of({**arrays, "a": np.asfortranarray(arrays["a"])}) == base
-    others = [changed, {"a": arrays["a"], "c": arrays["b"]}, {**arrays, "a": arrays["a"].reshape(3, 2)}, {"a": arrays["a"]}]
+    others = [
+        changed,
+        {"a": arrays["a"], "c": arrays["b"]},
+        {**arrays, "a": arrays["a"].reshape(3, 2)},
+        {"a": arrays["a"]},
+    ]
     assert len({base, *(digest_of(other) for other in others)}) == 5
 
 

@@ -26,11 +26,14 @@ def test_equal_keys_give_equal_bits_whatever_was_drawn_between() -> None:
 
 def test_noise_is_a_fixed_function_of_its_key() -> None:
     """A change of these numbers changes every run: it must be meant."""
-    assert normal("rollout", 1, 2, 3, 5, 4, shape=(3,)).tolist() == pytest.approx([0.661164, 0.9756195, -0.7918962], abs=1e-6)
+    assert normal("rollout", 1, 2, 3, 5, 4, shape=(3,)).tolist() == pytest.approx(
+        [0.661164, 0.9756195, -0.7918962], abs=1e-6
+    )
 
 
 @pytest.mark.parametrize(
-    "changes", [{"seed": 2}, {"iteration": 3}, {"group": 4}, {"step": 5}, {"step": INITIAL}, {"seed": 12, "iteration": 0}]
+    "changes",
+    [{"seed": 2}, {"iteration": 3}, {"group": 4}, {"step": 5}, {"step": INITIAL}, {"seed": 12, "iteration": 0}],
 )
 def test_any_other_key_gives_other_uncorrelated_noise(changes: dict[str, int]) -> None:
     base, other = noise().flatten(), noise(**changes).flatten()

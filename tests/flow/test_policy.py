@@ -63,7 +63,10 @@ def test_a_step_is_the_configured_kernel_on_the_policy_s_velocity(backbone: Back
         with torch.no_grad():
             transition, velocity = policy.transition(latents, k, conditioning=conditioning)
         sigma, sigma_next = policy.sigmas[k].repeat(3), policy.sigmas[k + 1].repeat(3)
-        assert torch.equal(velocity, backbone.velocity(latents, sigma, {n: t.repeat_interleave(3, 0) for n, t in conditioning[0].items()}))
+        assert torch.equal(
+            velocity,
+            backbone.velocity(latents, sigma, {n: t.repeat_interleave(3, 0) for n, t in conditioning[0].items()}),
+        )
         expected = kernel(
             latents=latents,
             velocity=velocity,

@@ -11,10 +11,10 @@ import torch
 from flow.backbone import Backbone, load_backbone
 from flow.completion import complete_by_ode
 from flow.interpolant import clean_estimate
+from flow.lora import Lora
 from flow.noise import INITIAL, SHARED, trajectory_noise
 from flow.policy import FlowPolicy
 from flow.rollout import RolloutPolicy
-from flow.lora import Lora
 from flow.sampler import draw, sample_shard
 from protocol.config import ModelConfig, RunConfig
 from protocol.errors import NonFiniteError, StaleWeightsError
@@ -118,7 +118,9 @@ def test_trajectories_chain_through_keyed_noise(backbone: Backbone, tiny_config:
         assert np.array_equal(rollout.latents[:, k + 1], expected.numpy())
 
 
-def test_the_same_request_gives_the_same_bits_whatever_was_drawn_before(backbone: Backbone, tiny_config: Config) -> None:
+def test_the_same_request_gives_the_same_bits_whatever_was_drawn_before(
+    backbone: Backbone, tiny_config: Config
+) -> None:
     config = tiny_config(model={"guidance": 2.0})
     rollout, pictures = sample(backbone, config)
     sample(backbone, config, first_member=3, group=5)
@@ -139,7 +141,9 @@ def test_other_places_in_the_run_draw_other_trajectories(
     backbone: Backbone, tiny_config: Config, changes: dict[str, int]
 ) -> None:
     config = tiny_config(sampling={"shared_noise": False})
-    assert not np.array_equal(sample(backbone, config)[0].latents[:, 0], sample(backbone, config, **changes)[0].latents[:, 0])
+    assert not np.array_equal(
+        sample(backbone, config)[0].latents[:, 0], sample(backbone, config, **changes)[0].latents[:, 0]
+    )
 
 
 def test_nan_from_the_model_stops_the_shard_and_the_drawing(tiny_sd3: Path, tiny_config: Config) -> None:

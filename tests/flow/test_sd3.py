@@ -71,7 +71,7 @@ def test_embeddings_equal_encode_prompt_bitwise(pipeline: StableDiffusion3Pipeli
         ours = backbone.encode(text)
         assert torch.equal(ours["encoder_hidden_states"], tokens)
         assert torch.equal(ours["pooled_projections"], projection)
-    assert embeds.shape == (1, 8 + TOKENS_OF_T5, 16)
+    assert embeds.shape == (1, 24 + TOKENS_OF_T5, 16)
     assert embeds.any() and pooled.any()
 
 
@@ -150,7 +150,12 @@ def test_a_request_of_several_prompts_gives_each_its_own_text(backbone: Backbone
         return draw(
             policy,
             DrawRequest(
-                prompts=tuple(prompts[i] for i in which), numbers=(0,) * len(which), seed=1, steps=2, version=0, digest=""
+                prompts=tuple(prompts[i] for i in which),
+                numbers=(0,) * len(which),
+                seed=1,
+                steps=2,
+                version=0,
+                digest="",
             ),
         )
 

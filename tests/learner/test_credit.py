@@ -6,9 +6,7 @@ import torch
 from learner.credit import RULES, gains, uniform
 from learner.normalise import NORMALISERS, joint
 
-REWARDS = torch.tensor(
-    [[0.50, 0.62, 0.58, 0.66, 0.70], [0.50, 0.46, 0.55, 0.53, 0.60], [0.50, 0.57, 0.49, 0.44, 0.40]]
-)
+REWARDS = torch.tensor([[0.50, 0.62, 0.58, 0.66, 0.70], [0.50, 0.46, 0.55, 0.53, 0.60], [0.50, 0.57, 0.49, 0.44, 0.40]])
 ALL = torch.ones(3, 5, dtype=torch.bool)
 EPSILON = 1e-4
 

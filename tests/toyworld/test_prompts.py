@@ -80,7 +80,10 @@ def test_facts_are_disjoint_where_the_vocabulary_allows(tag: str) -> None:
 
 def test_two_object_holds_out_the_order_and_no_phrase_is_shared() -> None:
     train, heldout = read("train"), read("heldout")
-    order = [{tuple(i["class"] for i in line["include"]) for line in s if line["tag"] == "two_object"} for s in (train, heldout)]
+    order = [
+        {tuple(i["class"] for i in line["include"]) for line in s if line["tag"] == "two_object"}
+        for s in (train, heldout)
+    ]
     assert not order[0] & order[1]
     phrases = [{line["prompt"].removesuffix(describe(line["include"])) for line in lines} for lines in (train, heldout)]
     assert len(phrases[0]) == len(phrases[1]) == 8

@@ -1,0 +1,188 @@
+"""Checkpoints come back bit for bit, and a damaged one is refused with its reason."""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flow.lora_file import FILE_NAME
+from learner.checkpoint import FILES, MANIFEST, OPTIMIZER, STATE, newest_checkpoint, read_checkpoint, write_checkpoint
+from protocol.config import LoraConfig
+from protocol.errors import CheckpointError
+from protocol.messages import LearnerState, PolicyWeights, digest_of
+
+LORA = LoraConfig(rank=2, alpha=4)
+
+
+def state(step: int) -> LearnerState:
+    numbers = np.random.default_rng(step)
+    arrays = {f"transformer.q.lora_{x}.weight": numbers.normal(size=(2, 3)).astype(np.float32) for x in "AB"}
+    optimizer = {f"{name}/{slot}": numbers.normal(size=(2, 3)).astype(np.float32) for name in arrays for slot in "mv"}
+    optimizer |= {f"{name}/step": np.array(float(step), np.float32) for name in arrays}
+    return LearnerState(
+        step=step,
+        weights=PolicyWeights(version=step, arrays=arrays, digest=digest_of(arrays)),
+        optimizer=optimizer,
+    )
+
+
+def write(root: Path, step: int, keep: int = 3) -> Path:
+    return write_checkpoint(root, state(step), LORA, keep=keep)
+
+
+def same(first: LearnerState, second: LearnerState) -> bool:
+    return (
+        first.step == second.step
+        and first.weights.version == second.weights.version
+        and first.weights.digest == second.weights.digest == digest_of(second.weights.arrays)
+        and digest_of(first.optimizer) == digest_of(second.optimizer)
+    )
+
+
+def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    folder = write(tmp_path, 7)
+    assert folder == tmp_path / "step_000007"
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES, MANIFEST])
+    assert same(read_checkpoint(folder), state(7))
+
+
+def test_a_state_without_optimiser_moments_comes_back(tmp_path: Path) -> None:
+    fresh = LearnerState(step=0, weights=state(0).weights, optimizer={})
+    assert read_checkpoint(write_checkpoint(tmp_path, fresh, LORA, keep=1)).optimizer == {}
+
+
+def test_the_newest_whole_checkpoint_is_taken(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path) is None
+    assert newest_checkpoint(tmp_path / "absent") is None
+    for step in (1, 2, 10):
+        write(tmp_path, step)
+    newest = newest_checkpoint(tmp_path)
+    assert newest is not None
+    assert newest[1].name == "step_000010"
+    assert same(newest[0], state(10))
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def alter(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(("damage", "reason"), [(truncate, "altered"), (alter, "altered"), (Path.unlink, "lacks")])
+def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, damage: object, reason: str
+) -> None:
+    write(tmp_path, 1)
+    folder = write(tmp_path, 2)
+    damage(folder / name)  # type: ignore[operator]
+    with pytest.raises(CheckpointError, match=f"{reason}.*{name}" if reason == "altered" else f"lacks {name}"):
+        read_checkpoint(folder)
+    newest = newest_checkpoint(tmp_path)
+    assert newest is not None
+    assert same(newest[0], state(1))
+    assert name in caplog.text
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"state.json": "0"}', '"text"'])
+def test_a_folder_without_a_full_manifest_is_refused(tmp_path: Path, content: str | None) -> None:
+    folder = write(tmp_path, 2)
+    (folder / MANIFEST).unlink()
+    if content is not None:
+        (folder / MANIFEST).write_text(content)
+    with pytest.raises(CheckpointError, match=MANIFEST):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("content", ['{"step": 2}', "[]", "3", '{"step": "x", "digest": "y"}'])
+def test_consistent_digests_over_wrong_content_are_refused(tmp_path: Path, content: str) -> None:
+    folder = write(tmp_path, 2)
+    (folder / STATE).write_text(content)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest[STATE] = hashlib.sha256(content.encode()).hexdigest()
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError):
+        read_checkpoint(folder)
+
+
+def test_files_of_two_checkpoints_cannot_be_mixed(tmp_path: Path) -> None:
+    first, second = write(tmp_path, 1), write(tmp_path, 2)
+    shutil.copy(first / FILE_NAME, second / FILE_NAME)
+    with pytest.raises(CheckpointError, match=FILE_NAME):
+        read_checkpoint(second)
+
+
+def test_when_none_is_whole_the_run_stops(tmp_path: Path) -> None:
+    for step in (1, 2):
+        truncate(write(tmp_path, step) / OPTIMIZER)
+    with pytest.raises(CheckpointError, match="no checkpoint under .* is whole; the newest: .*step_000002"):
+        newest_checkpoint(tmp_path)
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        write(tmp_path, step, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000003", "step_000004"]
+
+
+def test_a_damaged_later_checkpoint_does_not_push_out_the_ones_that_a_resumed_run_writes(tmp_path: Path) -> None:
+    write(tmp_path, 30)
+    truncate(write(tmp_path, 40) / OPTIMIZER)
+    write(tmp_path, 35, keep=1)
+    newest = newest_checkpoint(tmp_path)
+    assert newest is not None
+    assert same(newest[0], state(35))
+    write(tmp_path, 40, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000040"]
+
+
+def test_a_leftover_of_an_interrupted_write_is_never_read_and_is_removed_by_the_next(tmp_path: Path) -> None:
+    leftover = tmp_path / ".step_000009.partial"
+    leftover.mkdir()
+    (leftover / STATE).write_text("{}")
+    assert newest_checkpoint(tmp_path) is None
+    write(tmp_path, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
+
+
+@pytest.mark.parametrize("broken", ["rename", "fsync"])
+def test_a_write_that_fails_midway_leaves_the_older_checkpoints_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    def full_disk(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    write(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, broken, full_disk)
+        with pytest.raises(OSError, match="no space"):
+            write(tmp_path, 2)
+    newest = newest_checkpoint(tmp_path)
+    assert newest is not None
+    assert same(newest[0], state(1))
+    write(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000001", "step_000002"]
+
+
+def test_a_rewrite_of_the_same_step_that_fails_keeps_a_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    write(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", full_disk)
+        with pytest.raises(OSError, match="no space"):
+            write(tmp_path, 1)
+    newest = newest_checkpoint(tmp_path)
+    assert newest is not None
+    assert same(newest[0], state(1))

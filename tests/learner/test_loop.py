@@ -1,0 +1,229 @@
+"""The whole loop in one process on the tiny pipeline: real policy, real learner, a scorer that likes red."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deploy.local import LocalFleet
+from learner.checkpoint import read_checkpoint, write_checkpoint
+from learner.evaluate import Evaluation
+from learner.loop import prompt_at, train
+from protocol.config import RunConfig
+from protocol.errors import ContractError
+from protocol.messages import LearnerState, Metadata, Prompt, Receipt, Scores, ShardRequest
+from protocol.ports import Parts
+
+Config = Callable[..., RunConfig]
+TRAIN = tuple(Prompt(index=index, text=text) for index, text in enumerate(("a red circle", "a blue square", "two")))
+HELDOUT = (Prompt(index=0, text="one"),)
+
+
+class Redness:
+    """Mean of the red channel."""
+
+    name = "redness"
+    low = 0.0
+    high = 1.0
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Any prompt will do."""
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        values = (images[..., 0].mean((1, 2)) / 255).astype(np.float32)
+        return Scores(values=values, valid=np.ones(len(values), bool), reasons=("",) * len(values))
+
+
+@dataclass
+class Story:
+    """A journal in memory; `after` is called with each finished iteration."""
+
+    after: Callable[[int], None] = lambda iteration: None
+    records: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
+    evaluations: list[tuple[int, Evaluation]] = field(default_factory=list)
+    saved: list[LearnerState] = field(default_factory=list)
+
+    def record(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        self.records.append((iteration, metrics))
+        self.after(iteration)
+
+    def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
+        self.evaluations.append((iteration, evaluation))
+
+    def save(self, state: LearnerState) -> None:
+        self.saved.append(state)
+
+
+def red(tiny_config: Config, **sections: Any) -> RunConfig:
+    return tiny_config(rewards={"redness": {"scorer": f"{__name__}:Redness"}}, **sections)
+
+
+def run(
+    config: RunConfig,
+    story: Story,
+    *,
+    stop: asyncio.Event | None = None,
+    state: LearnerState | None = None,
+    wrap: Callable[[Parts], Parts] = lambda parts: parts,
+) -> LearnerState:
+    """One run, or the continuation of one; returns the learner's last state."""
+
+    async def scene() -> LearnerState:
+        fleet = LocalFleet(config)
+        await fleet.start()
+        try:
+            if state is not None:
+                await fleet.parts.learner.restore(state)
+            await train(
+                config,
+                prompts=TRAIN,
+                heldout=HELDOUT,
+                parts=wrap(fleet.parts),
+                journal=story,
+                stop=stop or asyncio.Event(),
+                start=state.step if state else 0,
+            )
+            return await fleet.parts.learner.state()
+        finally:
+            fleet.stop()
+
+    return asyncio.run(asyncio.wait_for(scene(), timeout=60))
+
+
+def test_a_run_records_evaluates_and_saves_in_its_rhythm(tiny_config: Config) -> None:
+    config = red(tiny_config, iterations=5, evaluation={"every": 2}, checkpoint={"every": 3})
+    story = Story()
+    last = run(config, story)
+    assert [iteration for iteration, _ in story.records] == [1, 2, 3, 4, 5]
+    assert [iteration for iteration, _ in story.evaluations] == [0, 2, 4, 5]
+    assert [state.step for state in story.saved] == [3, 5]
+    assert last.step == 5
+    assert story.saved[-1].weights.digest == last.weights.digest
+    for _, metrics in story.records:
+        assert metrics["train/first_ratio_deviation"] == 0.0
+        assert metrics["seconds/iteration"] == pytest.approx(
+            sum(metrics[f"seconds/{stage}"] for stage in ("rollout_and_reward", "update", "publish"))
+        )
+    scores = [evaluation.score for _, evaluation in story.evaluations]
+    assert len(set(scores)) > 1
+    assert all(evaluation.seconds > 0 for _, evaluation in story.evaluations)
+
+
+def test_two_runs_of_one_config_end_in_the_same_weights(tiny_config: Config) -> None:
+    digests = {run(red(tiny_config), Story()).weights.digest for _ in range(2)}
+    assert len(digests) == 1
+    assert run(red(tiny_config, seed=8), Story()).weights.digest not in digests
+
+
+def test_a_run_resumed_from_its_checkpoint_ends_in_the_uninterrupted_run_s_weights(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    config = red(tiny_config, iterations=4, checkpoint={"every": 2})
+    whole = Story()
+    last = run(config, whole)
+    folder = write_checkpoint(tmp_path, whole.saved[0], config.model.lora, keep=1)
+    story = Story()
+    resumed = run(config, story, state=read_checkpoint(folder))
+    assert [iteration for iteration, _ in story.records] == [3, 4]
+    assert [iteration for iteration, _ in story.evaluations] == [4], "the evaluation of the start is not repeated"
+    assert resumed.weights.digest == last.weights.digest
+    assert story.evaluations[-1][1].score == whole.evaluations[-1][1].score
+
+
+def test_a_stop_ends_the_run_after_the_update_in_progress_with_a_checkpoint(tiny_config: Config) -> None:
+    stop = asyncio.Event()
+    story = Story(after=lambda iteration: stop.set() if iteration == 2 else None)
+    last = run(red(tiny_config, iterations=50, checkpoint={"every": 50}), story, stop=stop)
+    assert [iteration for iteration, _ in story.records] == [1, 2]
+    assert [state.step for state in story.saved] == [2]
+    assert last.step == 2
+
+
+def test_a_stop_while_groups_are_drawn_saves_what_was_learned(tiny_config: Config) -> None:
+    stop = asyncio.Event()
+
+    class StopsInTheMiddle:
+        """Rollouts that ask for a stop with the third iteration's first shard."""
+
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        async def sample(self, request: ShardRequest) -> Any:
+            if request.iteration == 2:
+                stop.set()
+            return await self._inner.sample(request)
+
+    story = Story()
+    run(
+        red(tiny_config, iterations=50, checkpoint={"every": 50}),
+        story,
+        stop=stop,
+        wrap=lambda parts: replace(parts, rollouts=StopsInTheMiddle(parts.rollouts)),
+    )
+    assert [iteration for iteration, _ in story.records] == [1, 2]
+    assert [state.step for state in story.saved] == [2]
+
+
+def test_a_stop_before_the_first_update_saves_nothing(tiny_config: Config) -> None:
+    stop = asyncio.Event()
+    stop.set()
+    story = Story()
+    run(red(tiny_config), story, stop=stop)
+    assert (story.records, story.saved) == ([], [])
+
+
+def test_samples_of_other_weights_stop_the_run(tiny_config: Config) -> None:
+    class Liar:
+        """Rollouts whose receipt names another digest."""
+
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        async def sample(self, request: ShardRequest) -> tuple[Receipt, Any, Any]:
+            receipt, rollout, pictures = await self._inner.sample(request)
+            return replace(receipt, digest="0" * 64), rollout, pictures
+
+    with pytest.raises(ContractError, match="samples must come from version 0"):
+        run(red(tiny_config), Story(), wrap=lambda parts: replace(parts, rollouts=Liar(parts.rollouts)))
+
+
+def test_with_lag_groups_are_drawn_ahead_with_the_version_they_name(tiny_config: Config) -> None:
+    lags: list[int] = []
+
+    class Watched:
+        """A learner that notes how old its groups are."""
+
+        def __init__(self, inner: Any) -> None:
+            self._inner, self._step = inner, 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        async def update(self, groups: Sequence[Any]) -> Mapping[str, float]:
+            lags.append(max(self._step - s.rollout.request.version for group in groups for s in group.shards))
+            self._step += 1
+            return await self._inner.update(groups)
+
+    config = red(tiny_config, iterations=4, group={"max_lag": 1})
+    run(config, Story(), wrap=lambda parts: replace(parts, learner=Watched(parts.learner)))
+    assert lags[0] == 0
+    assert max(lags) == 1
+
+
+def test_every_pass_shows_each_prompt_once_in_its_own_order() -> None:
+    prompts = [Prompt(index=index, text=str(index)) for index in range(20)]
+    orders = [[prompt_at(prompts, 20 * turn + place, seed=3).index for place in range(20)] for turn in range(3)]
+    assert all(sorted(order) == list(range(20)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 3
+    assert [prompt_at(prompts, place, seed=3).index for place in range(20)] == orders[0]
+    assert [prompt_at(prompts, place, seed=4).index for place in range(20)] != orders[0]

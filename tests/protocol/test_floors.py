@@ -1,0 +1,58 @@
+"""Imports go down only, and light floors stay light: seen in fresh interpreters."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "ray", "redis", "fastapi", "diffusers", "transformers", "peft")
+OURS = ("protocol", "flow", "toyworld", "rewards", "learner", "actors", "deploy")
+
+
+def modules_of(package: str) -> list[str]:
+    return sorted(f"{package}.{path.stem}" for path in (ROOT / package).glob("*.py") if not path.stem.startswith("__"))
+
+
+def loaded_by(*modules: str) -> set[str]:
+    """Top-level packages, heavy or our own, that importing these modules brings in."""
+    script = (
+        f"import importlib, json, sys\nfor name in {list(modules)!r}: importlib.import_module(name)\n"
+        f"print(json.dumps([name for name in {HEAVY + OURS!r} if name in sys.modules]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(
+    ("modules", "allowed"),
+    [
+        (modules_of("protocol"), {"protocol"}),
+        (["flow.folder", "flow.lora_file"], {"protocol", "flow"}),
+        (["toyworld.detector", "toyworld.scenes", "toyworld.prompts"], {"protocol", "toyworld"}),
+        (modules_of("rewards"), {"protocol", "rewards"}),
+        (
+            modules_of("flow") + modules_of("learner"),
+            {"protocol", "flow", "learner", "torch", "diffusers", "transformers", "peft"},
+        ),
+        (["learner.loop", "learner.checkpoint", "learner.evaluate", "learner.stream"], {"protocol", "flow", "learner"}),
+    ],
+    ids=["protocol", "folder and lora_file", "toyworld without models", "rewards", "flow and learner", "the loop"],
+)
+def test_a_floor_loads_only_what_it_may(modules: list[str], allowed: set[str]) -> None:
+    assert loaded_by(*modules) <= allowed
+
+
+@pytest.mark.parametrize("package", OURS)
+def test_a_package_s_init_is_a_docstring_and_nothing_else(package: str) -> None:
+    import ast
+
+    body = ast.parse((ROOT / package / "__init__.py").read_text()).body
+    assert len(body) == 1
+    assert isinstance(body[0], ast.Expr)
+    assert isinstance(body[0].value, ast.Constant)

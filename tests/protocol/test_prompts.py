@@ -1,0 +1,91 @@
+"""Prompt files: what a line may be, and which line is named when it is broken."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from protocol.config import DataConfig
+from protocol.errors import ConfigError, PromptError
+from protocol.messages import Prompt
+from protocol.prompts import read_prompts
+from protocol.resources import resolve
+
+
+def read(path: Path | str, *tags: str) -> list[Prompt]:
+    return read_prompts(DataConfig(train=str(path), heldout="", tags=tags), str(path))
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_text_file_holds_a_prompt_a_line_and_blank_lines_count(tmp_path: Path) -> None:
+    prompts = read(written(tmp_path, "a.txt", "a red circle \n\n  zwei blaue Würfel\n"))
+    assert prompts == [Prompt(index=0, text="a red circle"), Prompt(index=2, text="zwei blaue Würfel")]
+
+
+def test_a_json_line_gives_prompt_negative_and_metadata(tmp_path: Path) -> None:
+    line = '{"prompt": "a cat", "negative_prompt": "dog", "tag": "colors", "include": [{"class": "cat"}]}\n'
+    (prompt,) = read(written(tmp_path, "a.jsonl", line))
+    assert prompt == Prompt(
+        index=0, text="a cat", negative="dog", metadata={"tag": "colors", "include": [{"class": "cat"}]}
+    )
+
+
+def test_tags_keep_only_their_prompts_with_the_line_as_index(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, "a.jsonl", '{"prompt": "a", "tag": "x"}\n{"prompt": "b", "tag": "y"}\n{"prompt": "c"}\n'
+    )
+    assert [(prompt.index, prompt.text) for prompt in read(path, "y")] == [(1, "b")]
+    assert len(read(path)) == 3
+    with pytest.raises(PromptError, match=r"at least one prompt with a tag in \['z'\], got none"):
+        read(path, "z")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{broken", "a line must be one JSON object"),
+        ("[1, 2]", "a text under `prompt`"),
+        ('{"text": "a"}', "a text under `prompt`"),
+        ('{"prompt": 3}', "a text under `prompt`"),
+        ('{"prompt": "  "}', "a text under `prompt`"),
+        ('{"prompt": "a", "negative_prompt": null}', "`negative_prompt` must be a text, got None"),
+    ],
+)
+def test_a_broken_line_is_named_with_its_number(tmp_path: Path, line: str, reason: str) -> None:
+    path = written(tmp_path, "a.jsonl", '{"prompt": "fine"}\n' + line + "\n")
+    with pytest.raises(PromptError, match=rf"a\.jsonl:2: .*{re.escape(reason)}"):
+        read(path)
+
+
+def test_a_line_separator_inside_a_json_text_does_not_break_the_line(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.jsonl", '{"prompt": "a\u2028b"}\n{"prompt": "c"}\n')
+    assert [(prompt.index, prompt.text) for prompt in read(path)] == [(0, "a\u2028b"), (1, "c")]
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_an_empty_file_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(PromptError, match="must hold at least one prompt, got none"):
+        read(written(tmp_path, "a.txt", text))
+
+
+def test_a_missing_a_binary_and_a_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PromptError, match="does not exist: set data.train and data.heldout"):
+        read(tmp_path / "absent.txt")
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(PromptError, match="cannot be read"):
+        read(tmp_path / "binary.txt")
+    with pytest.raises(PromptError, match="cannot be read"):
+        read(tmp_path)
+
+
+def test_package_paths_lead_into_installed_packages(tmp_path: Path) -> None:
+    assert resolve("pkg://protocol/config.py").samefile(Path(__file__).parents[2] / "protocol" / "config.py")
+    assert resolve(str(tmp_path)) == tmp_path
+    for path in ("pkg://not_installed_here/x", "pkg://", "pkg://../etc/passwd", "pkg://json.tool/x"):
+        with pytest.raises(ConfigError, match="which is not installed"):
+            resolve(path)

@@ -1,0 +1,72 @@
+"""The recipe goes on after a kill and ends with the same weights, to the bit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from toyworld import training
+from toyworld.pretrain import Recipe, claim, pretrain
+from toyworld.training import WeightAverage, learning_rate
+
+TINY = Recipe(seed=5, pictures=256, autoencoder_steps=3, transformer_steps=3, clip_steps=3)
+
+
+class KilledConsole(Console):
+    """A console that stops the program when a given line is printed, as a kill between two checkpoints would."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__(quiet=True)
+        self._at = at
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        """Stop if the line begins with `at`."""
+        if str(objects[0]).startswith(self._at):
+            raise KeyboardInterrupt
+
+
+def run(folder: Path, console: Console) -> dict[str, torch.Tensor]:
+    """Pretrain in a folder; every weight of the pipeline and the CLIP by file and name."""
+    pretrain(TINY, work=folder / "work", model_folder=folder / "model", clip_folder=folder / "clip", console=console)
+    files = sorted(folder.rglob("*.safetensors"))
+    return {f"{path.relative_to(folder)}:{name}": value for path in files for name, value in load_file(path).items()}
+
+
+def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "SAVE_EVERY_S", 0.0)
+    whole = run(tmp_path / "whole", Console(quiet=True))
+    for stage in ("autoencoder", "transformer", "clip"):
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "killed", KilledConsole(f"{stage}: step 2/3"))
+    resumed = run(tmp_path / "killed", Console(quiet=True))
+    assert whole.keys() == resumed.keys()
+    assert len(whole) > 100
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_work_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    claim(tmp_path, TINY)
+    claim(tmp_path, TINY.model_copy(update={"transformer_steps": 9}))
+    with pytest.raises(ValueError, match=r"seed must stay 5 in .*, got 6: choose another --work folder"):
+        claim(tmp_path, TINY.model_copy(update={"seed": 6}))
+
+
+def test_learning_rate_warms_up_to_its_peak_and_ends_at_a_fiftieth() -> None:
+    assert learning_rate(0, 1100, peak=2.0) == pytest.approx(0.02)
+    assert learning_rate(100, 1100, peak=2.0) == pytest.approx(2.0)
+    assert learning_rate(600, 1100, peak=2.0) == pytest.approx(2.0 * 0.51)
+    assert learning_rate(1100, 1100, peak=2.0) == pytest.approx(0.04)
+
+
+def test_weight_average_follows_its_decay() -> None:
+    module = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(module.weight)
+    average = WeightAverage(module, decay=0.5)
+    torch.nn.init.ones_(module.weight)
+    average.update(module, step=0)
+    assert average.state_dict()["weight"].item() == pytest.approx(0.9)
+    average.update(module, step=100)
+    assert average.state_dict()["weight"].item() == pytest.approx(0.95)
