@@ -16,16 +16,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from deploy.presets import find_preset
 from deploy.run_folder import RunFolder
 from protocol.config import load_config
-
-
-def scores(folder: Path) -> dict[int, float]:
-    """Held-out score by iteration, from a run's metrics."""
-    config = load_config(folder / "config.yaml")
-    lines = RunFolder(folder, config).lines()
-    return {line["iteration"]: line["evaluation/score"] for line in lines if "evaluation/score" in line}
 
 
 def main(
@@ -35,7 +27,6 @@ def main(
     overrides: Annotated[list[str] | None, typer.Argument(help="Config overrides of every run.")] = None,
 ) -> None:
     """Train the demo once for every seed and print the gains."""
-    find_preset("toy_geneval")
     table = Table("seed", "before", "after", "gain", "minutes")
     gains = []
     for seed in range(seeds):
@@ -44,7 +35,7 @@ def main(
         command = [sys.executable, "-m", "deploy", "train", "toy_geneval", f"seed={seed}", *(overrides or [])]
         subprocess.run([*command, "--run", str(folder)], check=True)
         minutes = (time.monotonic() - began) / 60
-        read = scores(folder)
+        read = RunFolder(folder, load_config(folder / "config.yaml")).evaluation_scores()
         before, after = read[0], read[max(read)]
         gains.append(after - before)
         table.add_row(str(seed), f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}", f"{minutes:.1f}")

@@ -1,8 +1,10 @@
 """The command line: `flowcredit …`, the same as `python -m deploy …`.
 
-Exit codes: 0 done or stopped cleanly, 1 the run failed, 2 a mistake in the input (one line on stderr).
+Exit codes: 0 done or stopped cleanly, 1 the run failed, 2 a mistake in the input (one line on stderr), 130 stopped at
+once by a second Ctrl-C.
 """
 
+import asyncio
 import logging
 import sys
 import warnings
@@ -70,14 +72,16 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except InputError as error:
-        sys.exit(_complain(error, 2))
+        sys.exit(_complain(str(error), 2))
     except FlowcreditError as error:
         logging.getLogger(__name__).exception("the run failed")
-        sys.exit(_complain(error, 1))
+        sys.exit(_complain(str(error), 1))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        sys.exit(_complain("stopped at once; the same command goes on from the newest checkpoint", 130))
 
 
-def _complain(error: FlowcreditError, code: int) -> int:
-    typer.echo(f"flowcredit: {error}", err=True)
+def _complain(message: str, code: int) -> int:
+    typer.echo(f"flowcredit: {message}", err=True)
     return code
 
 

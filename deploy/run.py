@@ -73,7 +73,6 @@ class RunJournal:
     def __init__(self, run: RunFolder, progress: Progress) -> None:
         self._run = run
         self._progress = progress
-        self.evaluations: dict[int, Evaluation] = {}
         self.iteration = 0
 
     def record(self, iteration: int, metrics: Metrics) -> None:
@@ -87,7 +86,6 @@ class RunJournal:
         """One evaluation, its pictures as a file."""
         from deploy.pictures import write_gallery
 
-        self.evaluations[iteration] = evaluation
         scores = {f"evaluation/{tag}": value for tag, value in evaluation.by_tag.items()}
         self._run.append(
             {
@@ -122,7 +120,8 @@ async def _train(
     run.rewind(start if found else -1)
     journal = RunJournal(run, progress)
     journal.iteration = start
-    if start < config.iterations:
+    is_evaluated = start in run.evaluation_scores()
+    if start < config.iterations or not is_evaluated:
         progress.say("starting " + ("in this process" if is_local else "on Ray"))
         with nullcontext() if is_local else _cluster(config), _stop_on_signal(progress) as stop:
             fleet = _fleet(config, is_local=is_local)
@@ -140,6 +139,7 @@ async def _train(
                         journal=journal,
                         stop=stop,
                         start=start,
+                        is_evaluated=is_evaluated,
                     )
             finally:
                 fleet.stop()
@@ -191,7 +191,7 @@ def _outcome(config: RunConfig, run: RunFolder, journal: RunJournal) -> Outcome:
     from deploy.pictures import write_before_after
 
     newest = run.newest()
-    scores = {line["iteration"]: line["evaluation/score"] for line in run.lines() if "evaluation/score" in line}
+    scores = run.evaluation_scores()
     last = max(scores, default=0)
     return Outcome(
         finished=journal.iteration >= config.iterations,

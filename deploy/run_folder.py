@@ -58,6 +58,10 @@ class RunFolder:
         whole = text[: text.rfind("\n") + 1]
         return [json.loads(line) for line in whole.splitlines()]
 
+    def evaluation_scores(self) -> dict[int, float]:
+        """Held-out score by iteration."""
+        return {line["iteration"]: line["evaluation/score"] for line in self.lines() if "evaluation/score" in line}
+
     def rewind(self, iteration: int) -> None:
         """Drop lines of metrics after `iteration`: they are drawn again from the checkpoint."""
         kept = [line for line in self.lines() if line["iteration"] <= iteration]

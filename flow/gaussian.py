@@ -6,7 +6,8 @@ With t = sigma, x = (1 - t) x_0 + t x_1 is N((1 - t) mean, s^2 I) where s^2 = (1
     E[x_1 | x] = t / s^2 (x - (1 - t) mean)
     v = E[x_1 | x] - E[x_0 | x]
 
-so a sampler that is right must turn noise into N(mean, spread^2 I), whatever its kernel. Used by the tests.
+so the ODE and Flow-SDE turn noise into N(mean, spread^2 I) as the number of steps grows. DDIM-SDE does not quite: its
+noise does not shrink with the step, so with a fixed eta some bias stays. Used by the tests.
 """
 
 from jaxtyping import Float

@@ -74,10 +74,8 @@ def _load(folder: Path, device: str) -> "StableDiffusion3Pipeline":
         from diffusers import StableDiffusion3Pipeline
 
         try:
-            pipeline = StableDiffusion3Pipeline.from_pretrained(
-                folder, dtype=torch.float32, local_files_only=True, **absent
-            )
+            pipeline = StableDiffusion3Pipeline.from_pretrained(folder, local_files_only=True, **absent)
         except (OSError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:300]
             raise ModelError(f"model folder {folder} cannot be loaded as StableDiffusion3Pipeline: {reason}") from error
-        return pipeline.to(device)
+        return pipeline.to(device, torch.float32)

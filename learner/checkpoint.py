@@ -82,7 +82,7 @@ def read_checkpoint(folder: Path) -> LearnerState:
     try:
         facts = json.loads((folder / STATE).read_text(encoding="utf-8"))
         optimizer = load_file(folder / OPTIMIZER)
-        step, digest = facts["step"], facts["digest"]
+        step, digest = int(facts["step"]), facts["digest"]
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {folder} cannot be read: {error}") from error
     weights = read_lora(folder, version=step)

@@ -52,11 +52,15 @@ async def train(
     journal: Journal,
     stop: asyncio.Event,
     start: int = 0,
+    is_evaluated: bool = False,
 ) -> None:
     """Run iterations `start` to `config.iterations`; the learner already holds the state of `start`.
 
-    Setting `stop` ends the run after the update in progress, with a checkpoint; groups in flight are dropped, since
-    their keys draw them again.
+    Setting `stop` ends the run after the update in progress, with a checkpoint; groups and evaluations in flight are
+    dropped, since their keys draw them again.
+
+    Args:
+        is_evaluated: whether the evaluation at `start` stands already.
     """
     current = await _publish(parts)
 
@@ -83,14 +87,19 @@ async def train(
         )
         return ScoredGroup(prompt=prompt, shards=tuple(shards))
 
-    async def assess(iteration: int) -> None:
+    async def assess_if_due(iteration: int) -> None:
+        every = config.evaluation.every
+        if iteration not in (0, config.iterations) and not (every and iteration % every == 0):
+            return
         began = time.monotonic()
-        result = await evaluate(config, prompts=heldout, parts=parts, version=current.version, digest=current.digest)
-        journal.evaluated(iteration, result.timed(time.monotonic() - began))
+        work = evaluate(config, prompts=heldout, parts=parts, version=current.version, digest=current.digest)
+        result = await _unless(stop, work)
+        if result is not None:
+            journal.evaluated(iteration, result.timed(time.monotonic() - began))
 
     per_iteration = config.group.per_iteration
-    if start == 0:
-        await assess(0)
+    if not is_evaluated:
+        await assess_if_due(start)
     stream = GroupStream(
         produce,
         slots=per_iteration * (config.group.max_lag + 1),
@@ -113,8 +122,7 @@ async def train(
             clock.lap("publish")
             done += 1
             journal.record(done, metrics | clock.seconds())
-            if done == config.iterations or (config.evaluation.every and done % config.evaluation.every == 0):
-                await assess(done)
+            await assess_if_due(done)
             if done % config.checkpoint.every == 0 or done == config.iterations:
                 journal.save(await parts.learner.state())
                 saved = done

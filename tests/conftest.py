@@ -79,7 +79,7 @@ def tiny_sd3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tiny_config(tiny_sd3: Path) -> Callable[..., RunConfig]:
-    """`tiny_config(sampling={"steps": 4}, ...)`: a small config of the tiny pipeline; sections are merged, not replaced."""
+    """`tiny_config(sampling={"steps": 4}, ...)`: a small config of the tiny pipeline, sections merged into its own."""
 
     def make(**sections: Any) -> RunConfig:
         tree: dict[str, Any] = {

@@ -4,6 +4,7 @@
 none of them well (a smear, half a shape, two that touch) is not an object.
 """
 
+import math
 from dataclasses import dataclass
 
 import cv2
@@ -29,6 +30,8 @@ UNIT_AREA = {"circle": np.pi, "square": np.pi, "triangle": 0.75 * np.sqrt(3) * 1
 _GROUND = np.asarray(GROUND, np.float32)
 _COLOURS = np.asarray(list(PALETTE.values()), np.float32)
 _NAMES = tuple(PALETTE)
+_ANCHORS = np.vstack([_GROUND, _COLOURS])
+_HALF_SQUARES = 0.5 * np.square(_ANCHORS).sum(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,18 +86,18 @@ class ShapeDetector:
         core = cv2.erode(blob.astype(np.uint8), np.ones((3, 3), np.uint8), borderValue=0).astype(bool)
         if core.sum() < 4:
             return None
-        inner = np.median(pixels[core], axis=0)
+        inner = np.sort(pixels[core], axis=0)[core.sum() // 2]
         cover = _cover(pixels, inner, blob, is_coloured)
         area = float(cover.sum())
-        ys, xs = np.arange(cover.shape[0]) + 0.5, np.arange(cover.shape[1]) + 0.5
-        x, y = float(cover.sum(0) @ xs) / area, float(cover.sum(1) @ ys) / area
-        fits = {label: _overlap(label, cover, area, x, y) for label in SHAPES}
+        columns, rows = np.arange(cover.shape[1]) + 0.5, np.arange(cover.shape[0]) + 0.5
+        x, y = float(cover.sum(0) @ columns) / area, float(cover.sum(1) @ rows) / area
+        fits = {label: _overlap(label, cover, area, columns[None] - x, rows[:, None] - y) for label in SHAPES}
         label = max(fits, key=fits.__getitem__)
-        radius = float(np.sqrt(area / UNIT_AREA[label]))
+        radius = _radius(label, area)
         if fits[label] < self.min_score or not MIN_RADIUS <= radius <= MAX_RADIUS:
             return None
         left, up, right, down = extents(label, radius)
-        x, y = x + window[1].start, y + window[0].start
+        x, y = x + int(window[1].start), y + int(window[0].start)
         return Detection(
             label=label, color=_name(inner), box=(x - left, y - up, x + right, y + down), score=round(fits[label], 4)
         )
@@ -102,9 +105,7 @@ class ShapeDetector:
 
 def _nearest_colour(pixels: Float[np.ndarray, "H W 3"]) -> np.ndarray:
     """Index of the palette colour nearest to each pixel, -1 where the ground is nearer (int [H, W])."""
-    anchors = np.vstack([_GROUND, _COLOURS])
-    nearness = pixels @ anchors.T - 0.5 * np.square(anchors).sum(1)
-    return nearness.argmax(-1) - 1
+    return (pixels @ _ANCHORS.T - _HALF_SQUARES).argmax(-1) - 1
 
 
 def _cover(pixels: np.ndarray, inner: np.ndarray, blob: np.ndarray, is_coloured: np.ndarray) -> np.ndarray:
@@ -115,15 +116,20 @@ def _cover(pixels: np.ndarray, inner: np.ndarray, blob: np.ndarray, is_coloured:
     near = cv2.dilate(blob.astype(np.uint8), np.ones((3, 3), np.uint8)).astype(bool) & (blob | ~is_coloured)
     towards = inner - _GROUND
     share = (pixels - _GROUND) @ towards / max(float(towards @ towards), 1.0)
-    return np.clip(share, 0, 1) * near
+    return np.minimum(np.maximum(share, 0), 1) * near
 
 
-def _overlap(label: str, cover: np.ndarray, area: float, x: float, y: float) -> float:
-    """Soft intersection over union of a blob with the ideal shape of its area and centroid."""
-    radius = np.sqrt(area / UNIT_AREA[label])
-    dy, dx = np.ogrid[: cover.shape[0], : cover.shape[1]]
-    ideal = np.clip(0.5 - signed_distance(label, dx + 0.5 - x, dy + 0.5 - y, radius), 0, 1)
-    return float(np.minimum(cover, ideal).sum() / np.maximum(cover, ideal).sum())
+def _overlap(label: str, cover: np.ndarray, area: float, dx: np.ndarray, dy: np.ndarray) -> float:
+    """Soft intersection over union of a blob with the ideal shape of its area; dx, dy are offsets from its centroid."""
+    inside = 0.5 - signed_distance(label, dx, dy, _radius(label, area))
+    both = float(np.minimum(cover, np.maximum(inside, 0)).sum())
+    ideal = float(np.minimum(np.maximum(inside, 0), 1).sum())
+    return both / (area + ideal - both)
+
+
+def _radius(label: str, area: float) -> float:
+    """Radius in pixels of the shape that covers `area` square pixels."""
+    return math.sqrt(area / UNIT_AREA[label])
 
 
 def _name(inner: np.ndarray) -> str | None:

@@ -3,6 +3,7 @@
 `sample_scene(metadata, rng)` places the shapes, `render(scene)` draws them as a uint8 picture.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ SQUARE_HALF_SIDE = 0.8862
 TRIANGLE_REACH = 1.25
 """Centroid to corner of the (equilateral, upright) triangle over its radius."""
 
-_HALF_WIDTH_OF_TRIANGLE = TRIANGLE_REACH * np.sqrt(0.75)
+_HALF_ROOT_3 = math.sqrt(0.75)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ def extents(label: str, radius: float) -> tuple[float, float, float, float]:
         return (radius,) * 4
     if label == "square":
         return (SQUARE_HALF_SIDE * radius,) * 4
-    half_width = _HALF_WIDTH_OF_TRIANGLE * radius
+    half_width = TRIANGLE_REACH * _HALF_ROOT_3 * radius
     return (half_width, TRIANGLE_REACH * radius, half_width, TRIANGLE_REACH * radius / 2)
 
 
@@ -68,7 +69,7 @@ def signed_distance(label: str, dx: np.ndarray, dy: np.ndarray, radius: float) -
         return np.hypot(dx, dy) - radius
     if label == "square":
         return np.maximum(np.abs(dx), np.abs(dy)) - SQUARE_HALF_SIDE * radius
-    sides = np.abs(dx) * np.sqrt(0.75) - dy / 2
+    sides = np.abs(dx) * _HALF_ROOT_3 - dy / 2
     return np.maximum(dy, sides) - TRIANGLE_REACH * radius / 2
 
 

@@ -95,6 +95,8 @@ def test_points_after_the_last_stochastic_step_are_not_completed(backbone: Backb
     config = tiny_config(sampling={"steps": 6, "kernel": "ddim_sde", "first_step": "exclude", "std_min": 0.02})
     rollout, pictures = sample(backbone, config)
     assert rollout.steps == (1, 2, 3)
+    assert np.array_equal(rollout.latents[0, 1], rollout.latents[2, 1]), "the excluded step is the same for all"
+    assert len(pictures) == 1 + 3 + 3 + 3
     assert rollout.latents.shape == (3, 7, 4, 8, 8)
     assert rollout.image_index.shape == (3, 4)
 

@@ -189,6 +189,17 @@ def test_repeat_gives_every_sample_the_same_row(backbone: Backbone) -> None:
     assert all(torch.equal(many[name][row], one[name][0]) for name in one for row in range(3))
 
 
+def test_a_half_precision_folder_computes_in_float32(tiny_sd3: Path, tmp_path: Path) -> None:
+    halved = StableDiffusion3Pipeline.from_pretrained(tiny_sd3, text_encoder_3=None, tokenizer_3=None)
+    halved.to(torch.float16).save_pretrained(tmp_path / "half")
+    half = load_backbone(ModelConfig(path=str(tmp_path / "half"), max_sequence_length=TOKENS_OF_T5))
+    assert {parameter.dtype for parameter in half.transformer.parameters()} == {torch.float32}
+    assert all(tensor.dtype == torch.float32 for tensor in half.encode(TEXTS[0]).values())
+    velocity = half.velocity(normal("x", shape=(1, 4, 8, 8)), torch.tensor([0.7]), half.encode(TEXTS[0]))
+    assert velocity.dtype == torch.float32
+    assert not torch.equal(velocity, velocity.half().float()), "the sums are float32, not rounded halves"
+
+
 def test_a_folder_without_weights_is_a_model_error(tiny_sd3: Path, tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text((tiny_sd3 / "model_index.json").read_text())
     with pytest.raises(ModelError, match="cannot be loaded as StableDiffusion3Pipeline"):

@@ -164,7 +164,7 @@ def test_stochastic_sampling_reproduces_the_data_s_mean_and_spread(
 
 
 def test_one_ddim_step_contracts_the_variance_by_exactly_the_predicted_amount() -> None:
-    """Var x' = (1-t')^2 V0 + k^2 V1 + 2 (1-t') k C + std^2 with V0, V1, C of the conditional means, k^2 = t'^2 - std^2."""
+    """Var x' = Var[(1-t') E[x_0|x] + k E[x_1|x]] + std^2 with k^2 = t'^2 - std^2; both means are linear in x."""
     t, following, count = 0.6, 0.5, 400_000
     generator = torch.Generator().manual_seed(6)
     variance = (1 - t) ** 2 * SPREAD**2 + t**2

@@ -36,9 +36,7 @@ def test_a_json_line_gives_prompt_negative_and_metadata(tmp_path: Path) -> None:
 
 
 def test_tags_keep_only_their_prompts_with_the_line_as_index(tmp_path: Path) -> None:
-    path = written(
-        tmp_path, "a.jsonl", '{"prompt": "a", "tag": "x"}\n{"prompt": "b", "tag": "y"}\n{"prompt": "c"}\n'
-    )
+    path = written(tmp_path, "a.jsonl", '{"prompt": "a", "tag": "x"}\n{"prompt": "b", "tag": "y"}\n{"prompt": "c"}\n')
     assert [(prompt.index, prompt.text) for prompt in read(path, "y")] == [(1, "b")]
     assert len(read(path)) == 3
     with pytest.raises(PromptError, match=r"at least one prompt with a tag in \['z'\], got none"):
