@@ -6,6 +6,7 @@ from dataclasses import replace
 import ray
 import torch
 
+from flow.device import device_of
 from learner.learner import Learner
 from protocol.config import RunConfig
 from protocol.messages import LearnerState, PolicyWeights, ScoredGroup
@@ -17,9 +18,13 @@ class LearnerActor:
     """Owns the trained weights. One call at a time; the caller ends a call that overruns its deadline."""
 
     def __init__(self, config: RunConfig) -> None:
-        role = config.cluster.learner
-        torch.set_num_threads(role.threads)
-        self._learner = Learner(config, device="cuda" if role.gpus else "cpu")
+        self._config = config
+        torch.set_num_threads(config.cluster.learner.threads)
+
+    @ray.method
+    def prepare(self) -> None:
+        """Load the model. Not in the constructor: there Ray would turn the user's mistake into a dead actor."""
+        self._learner = Learner(self._config, device=device_of(self._config.cluster.learner))
 
     @ray.method
     def update(self, groups: Sequence[ScoredGroup]) -> Metrics:

@@ -115,6 +115,10 @@ class ActorPool:
                 self._count_restart(error)
                 ray.kill(member)
                 continue
+            except BaseException:
+                if ray.is_initialized():
+                    ray.kill(member)
+                raise
             self._members.add(member)
             self._idle.put_nowait(member)
             return

@@ -15,7 +15,12 @@ class RewardActor:
     """Scores pictures with one scorer; it holds no state, so any actor of its pool gives the same answer."""
 
     def __init__(self, config: RewardConfig) -> None:
-        self._scorer = build_scorer(config.scorer, **config.args)
+        self._config = config
+
+    @ray.method
+    def prepare(self) -> None:
+        """Load the scorer. Not in the constructor: there Ray would turn the user's mistake into a dead actor."""
+        self._scorer = build_scorer(self._config.scorer, **self._config.args)
 
     @ray.method
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:

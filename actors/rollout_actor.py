@@ -6,6 +6,7 @@ import numpy as np
 import ray
 import torch
 
+from flow.device import device_of
 from flow.rollout import RolloutPolicy
 from protocol.config import RunConfig
 from protocol.messages import DrawRequest, PolicyWeights, Receipt, Rollout, ShardRequest
@@ -16,9 +17,13 @@ class RolloutActor:
     """Draws shards and evaluation pictures. One call at a time; the pool ends a call that overruns its deadline."""
 
     def __init__(self, config: RunConfig) -> None:
-        role = config.cluster.rollout
-        torch.set_num_threads(role.threads)
-        self._policy = RolloutPolicy(config, device="cuda" if role.gpus else "cpu")
+        self._config = config
+        torch.set_num_threads(config.cluster.rollout.threads)
+
+    @ray.method
+    def prepare(self) -> None:
+        """Load the model. Not in the constructor: there Ray would turn the user's mistake into a dead actor."""
+        self._policy = RolloutPolicy(self._config, device=device_of(self._config.cluster.rollout))
 
     @ray.method
     def load(self, weights: PolicyWeights) -> tuple[int, str]:

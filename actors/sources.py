@@ -76,13 +76,12 @@ class RolloutPool:
         await self.pool.each(lambda actor: self._load(actor, *self._newest[-1]))
 
     async def _welcome(self, actor: ActorHandle) -> None:
+        await answer(actor.prepare.remote(), timeout_s=self._timeout_s)
         loaded = None
         while loaded is not (newest := self._newest[-1] if self._newest else None):
             for weights, reference in list(self._newest):
                 await self._load(actor, weights, reference)
             loaded = newest
-        if loaded is None:
-            await answer(actor.__ray_ready__.remote(), timeout_s=self._timeout_s)
 
     async def _load(self, actor: ActorHandle, weights: PolicyWeights, reference: "ray.ObjectRef[Any]") -> None:
         held = await answer(actor.load.remote(reference), timeout_s=self._timeout_s)
@@ -122,7 +121,7 @@ class RewardPools:
             lambda: remote.remote(reward),
             size=reward.actors,
             max_restarts=self._config.cluster.max_restarts,
-            welcome=lambda actor: answer(actor.__ray_ready__.remote(), timeout_s=self._role.timeout_s),
+            welcome=lambda actor: answer(actor.prepare.remote(), timeout_s=self._role.timeout_s),
         )
 
 
@@ -135,7 +134,7 @@ class RemoteLearner:
 
     async def start(self) -> None:
         """Returns when the actor is ready."""
-        await self._call(self._actor.__ray_ready__.remote())
+        await self._call(self._actor.prepare.remote())
 
     async def update(self, groups: Sequence[ScoredGroup]) -> Metrics:
         """Learn from one iteration's groups."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from deploy.local import LocalFleet
 from deploy.run import check_inputs
+from deploy.run_folder import require_same
 from learner.checkpoint import newest_checkpoint
 from learner.evaluate import Evaluation, evaluate
 from protocol.config import RunConfig
@@ -15,13 +16,15 @@ def assess(config: RunConfig, run: Path | None) -> Evaluation:
     """The evaluation of `config` with the newest adapter of the folder `run`, or with none.
 
     Raises:
-        RunFolderError: `run` holds no checkpoint.
+        RunFolderError: `run` holds no checkpoint, or its adapter was trained in another `model`.
         InputError: something else that the user can mend.
     """
     _, heldout = check_inputs(config)
     found = newest_checkpoint(run / "checkpoints") if run else None
     if run and found is None:
         raise RunFolderError(f"run folder {run} must hold a checkpoint, got none")
+    if run:
+        require_same(run, config, section="model.", remedy="give the run's own values")
 
     async def once() -> Evaluation:
         fleet = LocalFleet(config)

@@ -5,7 +5,6 @@ once by a second Ctrl-C.
 """
 
 import asyncio
-import logging
 import sys
 import warnings
 from datetime import datetime
@@ -24,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Fine-tune flow-matching text-to-image models with stepwise credit.",
 )
+STOPPED = "stopped at once; `train` goes on from the newest checkpoint"
 Overrides = Annotated[list[str] | None, typer.Argument(help="Config overrides, e.g. group.size=16 seed=3.")]
 IsLocal = Annotated[bool, typer.Option("--local", help="One process without Ray: the same results, for debugging.")]
 
@@ -74,10 +74,13 @@ def main() -> None:
     except InputError as error:
         sys.exit(_complain(str(error), 2))
     except FlowcreditError as error:
-        logging.getLogger(__name__).exception("the run failed")
         sys.exit(_complain(str(error), 1))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        sys.exit(_complain("stopped at once; the same command goes on from the newest checkpoint", 130))
+    except asyncio.CancelledError:
+        sys.exit(_complain(STOPPED, 130))
+    except SystemExit as ended:
+        if ended.code == 130:  # typer's wordless answer to Ctrl-C
+            _complain(STOPPED, 130)
+        raise
 
 
 def _complain(message: str, code: int) -> int:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,19 +11,23 @@ import ray
 from protocol.config import RunConfig
 from protocol.errors import ConfigError
 
+PROBE_TIMEOUT_S = 10.0
+"""Seconds that the given address has to take a connection; Ray itself would try for minutes."""
+
 
 @contextmanager
 def ray_cluster(config: RunConfig) -> Iterator[None]:
     """Connect to `cluster.address` or RAY_ADDRESS; without either start Ray on loopback and stop it at the end.
 
     Raises:
-        ConfigError: no cluster answers at the given address.
+        ConfigError: no cluster answers at the given address, or more GPUs are asked for than this machine has.
     """
     address = config.cluster.address or os.environ.get("RAY_ADDRESS")
     logging.getLogger("ray").setLevel(logging.ERROR)
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
     try:
         if address:
+            _probe(address)
             ray.init(address=address, **quiet)
         else:
             ray.init(
@@ -32,7 +37,7 @@ def ray_cluster(config: RunConfig) -> Iterator[None]:
                 _node_ip_address="127.0.0.1",
                 **quiet,
             )
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, OverflowError, ValueError, RuntimeError) as error:
         if not address:
             raise
         reason = " ".join(str(error).split())[:200]
@@ -40,9 +45,30 @@ def ray_cluster(config: RunConfig) -> Iterator[None]:
             f"no Ray cluster answers at {address}: {reason}; check cluster.address or RAY_ADDRESS"
         ) from None
     try:
+        if not address:
+            _require_gpus(config)
         yield
     finally:
         ray.shutdown()
+
+
+def _probe(address: str) -> None:
+    """Raises OSError, OverflowError or ValueError when nothing takes a connection at `host:port` or `ray://host:port`."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if colon:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_TIMEOUT_S).close()
+
+
+def _require_gpus(config: RunConfig) -> None:
+    cluster = config.cluster
+    rewards = sum(reward.actors for reward in config.rewards.values())
+    asked = cluster.rollout_actors * cluster.rollout.gpus + rewards * cluster.reward.gpus + cluster.learner.gpus
+    found = ray.cluster_resources().get("GPU", 0.0)
+    if asked > found:
+        raise ConfigError(
+            f"cluster.*.gpus must not ask for more GPUs than there are, {found:g}, got {asked:g}:"
+            " an actor without its GPU would wait for ever"
+        )
 
 
 def _needed_cpus(config: RunConfig) -> int:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from flow.device import device_of
 from flow.rollout import RolloutPolicy
 from flow.threads import torch_threads
 from learner.learner import Learner
@@ -46,9 +47,11 @@ class LocalFleet:
         """Load the model twice, as rollout actor and learner would, and the scorers."""
         cluster = self._config.cluster
         self._rollout = await self._run(
-            cluster.rollout, lambda: RolloutPolicy(self._config, device=_device(cluster.rollout))
+            cluster.rollout, lambda: RolloutPolicy(self._config, device=device_of(cluster.rollout))
         )
-        self._learner = await self._run(cluster.learner, lambda: Learner(self._config, device=_device(cluster.learner)))
+        self._learner = await self._run(
+            cluster.learner, lambda: Learner(self._config, device=device_of(cluster.learner))
+        )
         self._scorers = {
             name: build_scorer(reward.scorer, **reward.args) for name, reward in self._config.rewards.items()
         }
@@ -109,10 +112,6 @@ class LocalFleet:
                 return work()
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, timed)
-
-
-def _device(role: RoleConfig) -> str:
-    return "cuda" if role.gpus else "cpu"
 
 
 def _receipt(request: Any, pictures: np.ndarray, began: float) -> Receipt:

@@ -16,6 +16,7 @@ from flow.lora_file import FILE_NAME
 from learner.evaluate import Evaluation
 from learner.loop import train
 from protocol.config import RunConfig
+from protocol.errors import InputError
 from protocol.messages import LearnerState, Prompt
 from protocol.ports import Metrics
 from protocol.prompts import read_prompts
@@ -44,14 +45,24 @@ class Outcome:
 
 
 def run_training(config: RunConfig, *, folder: Path, is_local: bool, progress: Progress) -> Outcome:
-    """Train, or go on training, in a run folder. Every input is checked before anything is written.
+    """Train, or go on training, in a run folder. A mistake in the input leaves no folder behind.
 
     Raises:
         InputError: something that the user can mend.
     """
     prompts, heldout = check_inputs(config)
     run = open_run_folder(folder, config)
-    return asyncio.run(_train(config, run, prompts, heldout, is_local=is_local, progress=progress))
+    try:
+        return asyncio.run(_train(config, run, prompts, heldout, is_local=is_local, progress=progress))
+    except InputError as error:
+        log.error("the run ends: %s", error)
+        run.discard_if_unused()
+        raise
+    except Exception:
+        log.exception("the run failed")
+        raise
+    finally:
+        run.close()
 
 
 def check_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
@@ -86,6 +97,8 @@ class RunJournal:
         """One evaluation, its pictures as a file."""
         from deploy.pictures import write_gallery
 
+        with self._run.writing():
+            write_gallery(self._run.samples, iteration, evaluation)
         scores = {f"evaluation/{tag}": value for tag, value in evaluation.by_tag.items()}
         self._run.append(
             {
@@ -96,7 +109,6 @@ class RunJournal:
                 "seconds/evaluation": evaluation.seconds,
             }
         )
-        write_gallery(self._run.samples, iteration, evaluation)
         self._progress.evaluation(iteration, evaluation)
         log.info("evaluation at iteration %d: %.4f", iteration, evaluation.score)
 
@@ -188,8 +200,6 @@ def _stop_on_signal(progress: Progress) -> Iterator[asyncio.Event]:
 
 
 def _outcome(config: RunConfig, run: RunFolder, journal: RunJournal) -> Outcome:
-    from deploy.pictures import write_before_after
-
     newest = run.newest()
     scores = run.evaluation_scores()
     last = max(scores, default=0)
@@ -197,7 +207,17 @@ def _outcome(config: RunConfig, run: RunFolder, journal: RunJournal) -> Outcome:
         finished=journal.iteration >= config.iterations,
         iteration=journal.iteration,
         lora=newest[1] / FILE_NAME if newest else None,
-        picture=write_before_after(run.samples, first=0, last=last) if last else None,
+        picture=_before_after(run, last) if last else None,
         before=scores.get(0),
         after=scores.get(last) if last else None,
     )
+
+
+def _before_after(run: RunFolder, last: int) -> Path | None:
+    """None when a person has tidied the galleries away."""
+    from deploy.pictures import write_before_after
+
+    if not all((run.samples / f"iteration_{iteration:06d}.npz").exists() for iteration in (0, last)):
+        return None
+    with run.writing():
+        return write_before_after(run.samples, first=0, last=last)

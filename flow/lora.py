@@ -48,6 +48,9 @@ class Lora:
             for name, parameter in transformer.named_parameters()
             if "lora_" in name
         }
+        idle = [target for target in config.targets if not any(f".{target}.lora_" in name for name in self.parameters)]
+        if idle:
+            raise ModelError(f"each of model.lora.targets must name modules of the transformer, got none for {idle}")
 
     def export(self, *, version: int) -> PolicyWeights:
         """A copy of the adapter with its digest."""

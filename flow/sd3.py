@@ -1,12 +1,14 @@
 """The Stable Diffusion 3 family through diffusers: loading, embeddings, velocity, decoding."""
 
 import json
+from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
+from safetensors import SafetensorError
 from torch import Tensor
 
 from flow.backbone import Conditioning
@@ -17,6 +19,9 @@ from protocol.errors import ModelError
 if TYPE_CHECKING:
     from diffusers import StableDiffusion3Pipeline
 
+KEPT_PROMPTS = 256
+"""Embeddings that are kept, least recently used dropped first: one of SD3.5 takes 5 MB, a prompt file has 50,000."""
+
 
 class StableDiffusion3:
     """A `StableDiffusion3Pipeline` folder behind the `Backbone` contract; float32, frozen, in evaluation mode."""
@@ -24,7 +29,7 @@ class StableDiffusion3:
     def __init__(self, folder: Path, *, max_sequence_length: int, device: str) -> None:
         self._pipeline = _load(folder, device)
         self._max_sequence_length = max_sequence_length
-        self._embeddings: dict[str, Conditioning] = {}
+        self._embeddings: OrderedDict[str, Conditioning] = OrderedDict()
         self.transformer = self._pipeline.transformer.requires_grad_(requires_grad=False).eval()
         size = self.transformer.config.sample_size
         self.latent_shape = (self.transformer.config.in_channels, size, size)
@@ -49,6 +54,9 @@ class StableDiffusion3:
                 "encoder_hidden_states": cast(Tensor, embeds),
                 "pooled_projections": cast(Tensor, pooled),
             }
+            if len(self._embeddings) > KEPT_PROMPTS:
+                self._embeddings.popitem(last=False)
+        self._embeddings.move_to_end(text)
         return self._embeddings[text]
 
     def velocity(
@@ -75,7 +83,7 @@ def _load(folder: Path, device: str) -> "StableDiffusion3Pipeline":
 
         try:
             pipeline = StableDiffusion3Pipeline.from_pretrained(folder, local_files_only=True, **absent)
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, TypeError, LookupError, AttributeError, SafetensorError) as error:
             reason = " ".join(str(error).split())[:300]
             raise ModelError(f"model folder {folder} cannot be loaded as StableDiffusion3Pipeline: {reason}") from error
         return pipeline.to(device, torch.float32)

@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def write_checkpoint(root: Path, state: LearnerState, config: LoraConfig, *, kee
     os.rename(partial, folder)
     _sync(root)
     shutil.rmtree(replaced, ignore_errors=True)
-    for old in [held for held in _folders(root) if held.name <= folder.name][keep:]:
+    for old in [held for held in _folders(root) if _step(held) <= state.step][keep:]:
         shutil.rmtree(old)
     return folder
 
@@ -110,8 +111,13 @@ def newest_checkpoint(root: Path) -> tuple[LearnerState, Path] | None:
 
 
 def _folders(root: Path) -> list[Path]:
-    """Newest first."""
-    return sorted(root.glob("step_*"), reverse=True)
+    """Newest first. Another name, such as a person's own copy `step_000040_best`, is neither read nor dropped."""
+    held = [each for each in root.glob("step_*") if re.fullmatch(r"step_\d{6,}", each.name)]
+    return sorted(held, key=_step, reverse=True)
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix("step_"))
 
 
 def _sha256(path: Path) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from protocol.config import RunConfig
-from protocol.errors import ContractError
+from protocol.errors import ConfigError, ContractError
 from protocol.messages import DrawRequest, Prompt, Scores
 from protocol.ports import Parts
 
@@ -38,7 +38,8 @@ async def evaluate(
     """Draw `images_per_prompt` pictures of every prompt with this version and read `evaluation.component`.
 
     Raises:
-        ContractError: not one picture has a score, or no scorer gives the wanted reading.
+        ConfigError: no scorer gives the wanted reading.
+        ContractError: not one picture of a tag has a score.
     """
     settings = config.evaluation
     wanted = [(prompt, number) for prompt in prompts for number in range(settings.images_per_prompt)]
@@ -96,7 +97,7 @@ def _reading(scores: Scores, component: str) -> np.ndarray:
     if component not in scores.components:
         if not scores.valid.any():
             return np.full(len(scores.reasons), np.nan)
-        raise ContractError(
+        raise ConfigError(
             f"evaluation.component must be one of {['reward', *sorted(scores.components)]}, got {component!r}"
         )
     return scores.components[component]

@@ -7,8 +7,6 @@ under each field gives meaning and unit.
 """
 
 import difflib
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -19,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from protocol.errors import ConfigError
 
 Positive = Annotated[int, Field(ge=1)]
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 CREDIT_RULES_OF_POINTS = frozenset({"gains"})
 """Credit rules that compare rewards along the trajectory, so that every point must be completed and scored."""
 
@@ -139,7 +138,7 @@ class LearnerConfig(Section):
 
     learning_rate: float = Field(default=3e-4, gt=0.0)
     """AdamW's step size."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """AdamW's decay of first and second moment."""
     adam_epsilon: float = Field(default=1e-8, gt=0.0)
     """AdamW's epsilon."""
@@ -206,7 +205,7 @@ class RoleConfig(Section):
 
 
 class ClusterConfig(Section):
-    """Where it runs. Nothing here but `threads` may change a result."""
+    """Where it runs. Nothing here but `threads` may change a result, and `gpus`, since a GPU rounds differently."""
 
     address: str | None = None
     """Ray address; none starts a local cluster on loopback and stops it with the run. RAY_ADDRESS counts as given."""
@@ -263,12 +262,8 @@ class RunConfig(Section):
         """The whole tree, defaults included."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
-    def outcome_digest(self) -> str:
-        """sha256 over everything that may change a result: all but sizes of pools, deadlines and length of the run."""
-        return hashlib.sha256(json.dumps(self.outcome_fields(), sort_keys=True).encode()).hexdigest()
-
     def outcome_fields(self) -> dict[str, Any]:
-        """The tree without what may differ between two runs of equal results, flattened to dotted keys."""
+        """All that may change a result, by dotted key: all but pools, deadlines, checkpoints and length of the run."""
         flat = _flatten(self.model_dump(mode="json"))
         return {key: value for key, value in flat.items() if not _is_free(key)}
 
@@ -370,5 +365,5 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _is_free(key: str) -> bool:
     is_place = key.startswith("cluster.") and not key.endswith(".threads")
-    is_pool = key.startswith("rewards.") and key.endswith(".actors")
+    is_pool = key.startswith("rewards.") and key.endswith(".actors") and ".args." not in key
     return is_place or is_pool or key.startswith("checkpoint.") or key == "iterations"

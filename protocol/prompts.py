@@ -25,7 +25,7 @@ def read_prompts(data: DataConfig, path: str) -> list[Prompt]:
 
 def _read(path: Path) -> list[Prompt]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
         raise PromptError(f"prompt file {path} does not exist: set data.train and data.heldout") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -41,12 +41,18 @@ def _text_line(line: str, index: int, _place: str) -> Prompt:
 def _json_line(line: str, index: int, place: str) -> Prompt:
     try:
         fields: Any = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise PromptError(f"{place}: a line must be one JSON object, got {line[:60]!r} ({error.msg})") from None
+    except (ValueError, RecursionError) as error:
+        raise PromptError(f"{place}: a line must be one JSON object, got {line[:60]!r} ({error})") from None
     if not isinstance(fields, dict) or not isinstance(fields.get("prompt"), str) or not fields["prompt"].strip():
         raise PromptError(f"{place}: a line must be a JSON object with a text under `prompt`, got {line[:60]!r}")
     negative = fields.get("negative_prompt", "")
     if not isinstance(negative, str):
         raise PromptError(f"{place}: `negative_prompt` must be a text, got {negative!r}")
+    try:
+        (fields["prompt"] + negative).encode()
+    except UnicodeEncodeError:
+        raise PromptError(
+            f"{place}: a prompt must be Unicode text, got half a surrogate pair in {line[:60]!r}"
+        ) from None
     metadata = {key: value for key, value in fields.items() if key not in ("prompt", "negative_prompt")}
     return Prompt(index=index, text=fields["prompt"], negative=negative, metadata=metadata)

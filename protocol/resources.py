@@ -12,10 +12,13 @@ def resolve(path: str) -> Path:
     """The file or folder that a config's path names; it need not exist.
 
     Raises:
-        ConfigError: the package of a `pkg://` path is not installed.
+        ConfigError: the package of a `pkg://` path is not installed, or there is no such user's home folder.
     """
     if not path.startswith(SCHEME):
-        return Path(path).expanduser()
+        try:
+            return Path(path).expanduser()
+        except RuntimeError as error:
+            raise ConfigError(f"{path} leads nowhere: {error}") from None
     package, _, inner = path.removeprefix(SCHEME).partition("/")
     spec = find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:

@@ -58,7 +58,8 @@ def train(pictures: np.ndarray, *, steps: int, seed: int, folder: Path, console:
         console: for progress.
     """
     torch.manual_seed(seed)
-    model = build().to(memory_format=torch.channels_last).train()
+    model = build().train()
+    model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
 
     def take_step(step: int) -> float:
@@ -88,7 +89,7 @@ def train(pictures: np.ndarray, *, steps: int, seed: int, folder: Path, console:
 def calibrate(model: AutoencoderTiny, pictures: np.ndarray) -> AutoencoderTiny:
     """Write scaling_factor and shift_factor so that `normalised_latents` have zero mean and unit std; frozen after."""
     model.eval().requires_grad_(requires_grad=False)
-    latents = torch.cat([model.encode(to_model_range(part)).latents for part in _parts(pictures)])
+    latents = torch.cat([_encode(model, to_model_range(part)) for part in _parts(pictures)])
     model.register_to_config(
         scaling_factor=round(1 / latents.std().item(), 4), shift_factor=round(latents.mean().item(), 4)
     )
@@ -98,27 +99,35 @@ def calibrate(model: AutoencoderTiny, pictures: np.ndarray) -> AutoencoderTiny:
 @torch.no_grad()
 def normalised_latents(model: AutoencoderTiny, pictures: np.ndarray) -> Float[Tensor, "B 4 h w"]:
     """Latents as the transformer sees them: (encoded - shift_factor) * scaling_factor."""
-    latents = torch.cat([model.encode(to_model_range(part)).latents for part in _parts(pictures)])
-    return (latents - model.config.shift_factor) * model.config.scaling_factor
+    latents = torch.cat([_encode(model, to_model_range(part)) for part in _parts(pictures)])
+    return (latents - model.config["shift_factor"]) * model.config["scaling_factor"]
 
 
 @torch.no_grad()
 def reconstruct(model: AutoencoderTiny, pictures: np.ndarray) -> UInt8[np.ndarray, "B H W 3"]:
     """Pictures through the encoder and the decoder."""
     return np.concatenate(
-        [to_pictures(model.decode(model.encode(to_model_range(part)).latents).sample) for part in _parts(pictures)]
+        [to_pictures(_decode(model, _encode(model, to_model_range(part)))) for part in _parts(pictures)]
     )
 
 
 def _loss(model: AutoencoderTiny, images: Float[Tensor, "B 3 H W"], generator: torch.Generator) -> Float[Tensor, ""]:
-    latents = model.encode(images).latents
+    latents = _encode(model, images)
     noise = torch.randn(latents.shape, generator=generator)
-    decoded = model.decode(latents + LATENT_NOISE * noise).sample
+    decoded = _decode(model, latents + LATENT_NOISE * noise)
     rows = functional.l1_loss(decoded.diff(dim=2), images.diff(dim=2))
     columns = functional.l1_loss(decoded.diff(dim=3), images.diff(dim=3))
     mean, variance = latents.mean((0, 2, 3)), latents.var((0, 2, 3))
     tidy = mean.square().mean() + (variance - 1).square().mean()
     return functional.l1_loss(decoded, images) + rows + columns + 0.01 * tidy
+
+
+def _encode(model: AutoencoderTiny, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B 4 h w"]:
+    return model.encode(images, return_dict=False)[0]
+
+
+def _decode(model: AutoencoderTiny, latents: Float[Tensor, "B 4 h w"]) -> Float[Tensor, "B 3 H W"]:
+    return model.decode(latents, return_dict=False)[0]
 
 
 def _parts(pictures: np.ndarray, size: int = 512) -> list[np.ndarray]:

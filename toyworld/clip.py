@@ -5,6 +5,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from toyworld.dataset import Examples
 from toyworld.export import replace_folder
 from toyworld.scenes import SIZE
 from toyworld.textencoders import token_ids
-from toyworld.tokenizer import CONTEXT_LENGTH
+from toyworld.tokenizer import CONTEXT_LENGTH, mark_ids
 from toyworld.tokenizer import build as build_tokenizer
 from toyworld.training import learning_rate, run_stage, set_learning_rate, step_generator
 
@@ -40,9 +41,7 @@ def build() -> CLIPModel:
         num_hidden_layers=2,
         num_attention_heads=2,
         max_position_embeddings=CONTEXT_LENGTH,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        **mark_ids(tokenizer),
     )
     vision = CLIPVisionConfig(
         hidden_size=WIDTH,
@@ -128,15 +127,12 @@ def write(model: CLIPModel, folder: Path) -> None:
 def pair_accuracy(model: CLIPModel, processor: CLIPProcessor, examples: Examples) -> dict[str, float]:
     """Share of pictures whose true caption scores above their wrong one, by task kind."""
     won: dict[str, list[bool]] = {}
+    options: dict[str, Any] = {"return_tensors": "pt", "padding": "max_length"}
     for start in range(0, len(examples.pictures), 256):
         part = slice(start, start + 256)
         lines = [*examples.true_lines[part], *examples.wrong_lines[part]]
-        inputs = processor(
-            text=[line["prompt"] for line in lines],
-            images=list(np.asarray(examples.pictures[part])),
-            return_tensors="pt",
-            padding="max_length",
-        )
+        texts, pictures = [line["prompt"] for line in lines], list(np.asarray(examples.pictures[part]))
+        inputs = processor(text=texts, images=pictures, **options)
         logits = model(**inputs).logits_per_image
         half = len(logits)
         for line, right, wrong in zip(lines, logits.diagonal(), logits[:, half:].diagonal(), strict=False):

@@ -18,8 +18,8 @@ from toyworld.transformer import VelocityModel
 SHIFT = 3.0
 """The scheduler's shift, as in Stable Diffusion 3."""
 
-PRIVATE_KEYS = ("_name_or_path", "name_or_path")
-"""Config keys that would carry a path of the machine that trained the model."""
+UNWANTED_KEYS = ("_name_or_path", "name_or_path", "block_out_channels")
+"""Config keys that carry a path of the training machine, or that AutoencoderTiny derives and warns of when it reads."""
 
 
 def write_pipeline(autoencoder: AutoencoderTiny, model: VelocityModel, folder: Path) -> None:
@@ -27,17 +27,18 @@ def write_pipeline(autoencoder: AutoencoderTiny, model: VelocityModel, folder: P
 
     It loads with `StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)`.
     """
-    pipeline = StableDiffusion3Pipeline(
-        transformer=model.transformer,
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
-        vae=autoencoder,
-        text_encoder=model.text_encoder,
-        tokenizer=build_tokenizer(),
-        text_encoder_2=model.text_encoder_2,
-        tokenizer_2=build_tokenizer(),
-        text_encoder_3=None,
-        tokenizer_3=None,
-    )
+    parts: dict[str, Any] = {
+        "transformer": model.transformer,
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=SHIFT),
+        "vae": autoencoder,
+        "text_encoder": model.text_encoder,
+        "tokenizer": build_tokenizer(),
+        "text_encoder_2": model.text_encoder_2,
+        "tokenizer_2": build_tokenizer(),
+        "text_encoder_3": None,
+        "tokenizer_3": None,
+    }
+    pipeline = StableDiffusion3Pipeline(**parts)
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     pipeline.to(torch.float16).save_pretrained(partial, safe_serialization=True)
@@ -49,8 +50,8 @@ def replace_folder(partial: Path, folder: Path) -> None:
     """Clean a finished folder of machine paths and private file modes and give it its name, replacing an older one."""
     for path in partial.rglob("*.json"):
         settings: dict[str, Any] = json.loads(path.read_text())
-        if any(key in settings for key in PRIVATE_KEYS):
-            kept = {key: value for key, value in settings.items() if key not in PRIVATE_KEYS}
+        if any(key in settings for key in UNWANTED_KEYS):
+            kept = {key: value for key, value in settings.items() if key not in UNWANTED_KEYS}
             path.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
     for path in partial.rglob("*.safetensors"):
         path.chmod(0o644)

@@ -55,10 +55,9 @@ class Scene:
 
 def extents(label: str, radius: float) -> tuple[float, float, float, float]:
     """How far a shape reaches from its centroid: left, up, right, down, in pixels."""
-    if label == "circle":
-        return (radius,) * 4
-    if label == "square":
-        return (SQUARE_HALF_SIDE * radius,) * 4
+    if label in ("circle", "square"):
+        reach = radius if label == "circle" else SQUARE_HALF_SIDE * radius
+        return (reach, reach, reach, reach)
     half_width = TRIANGLE_REACH * _HALF_ROOT_3 * radius
     return (half_width, TRIANGLE_REACH * radius, half_width, TRIANGLE_REACH * radius / 2)
 
@@ -159,5 +158,6 @@ def _apart(a: tuple, b: tuple) -> bool:
 def _coloured(item: dict[str, Any], center: tuple[float, float], radius: float, rng: np.random.Generator) -> Shape:
     """A placed shape with the colour its metadata asks for, or any colour."""
     color = item.get("color") or str(rng.choice(COLOURS))
-    rgb = np.clip(np.add(PALETTE[color], rng.integers(-COLOUR_JITTER, COLOUR_JITTER + 1, 3)), 0, 255)
-    return Shape(label=item["class"], color=color, rgb=tuple(int(c) for c in rgb), center=center, radius=radius)
+    jitter = rng.integers(-COLOUR_JITTER, COLOUR_JITTER + 1, 3)
+    red, green, blue = (int(c) for c in np.clip(np.add(PALETTE[color], jitter), 0, 255))
+    return Shape(label=item["class"], color=color, rgb=(red, green, blue), center=center, radius=radius)

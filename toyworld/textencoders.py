@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
 
-from toyworld.tokenizer import CONTEXT_LENGTH
+from toyworld.tokenizer import CONTEXT_LENGTH, mark_ids
 
 WIDTH = 64
 MAX_SEQUENCE_LENGTH = 1
@@ -25,9 +25,7 @@ def build(tokenizer: CLIPTokenizer) -> CLIPTextModelWithProjection:
         num_hidden_layers=2,
         num_attention_heads=2,
         max_position_embeddings=CONTEXT_LENGTH,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        **mark_ids(tokenizer),
     )
     return CLIPTextModelWithProjection(config)
 

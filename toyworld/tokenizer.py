@@ -5,6 +5,7 @@ Any other text falls apart into letters, so a caption in other words is legal, i
 
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 from transformers import CLIPTokenizer
 
@@ -18,12 +19,17 @@ END = "</w>"
 
 def build() -> CLIPTokenizer:
     """A tokenizer that pads and cuts to CONTEXT_LENGTH."""
-    merges = learn_merges(words())
+    merges: Any = learn_merges(words())
     letters = _byte_letters()
     pieces = [*letters, *(letter + END for letter in letters), *(a + b for a, b in merges)]
     tokens = [*dict.fromkeys(pieces), "<|startoftext|>", "<|endoftext|>"]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=CONTEXT_LENGTH)
+
+
+def mark_ids(tokenizer: CLIPTokenizer) -> dict[str, Any]:
+    """The ids of start, end and padding, by the names that transformers' text configs give them."""
+    return {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
 
 def learn_merges(vocabulary: list[str]) -> list[tuple[str, str]]:

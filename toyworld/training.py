@@ -31,7 +31,7 @@ class Stateful(Protocol):
         """The state as a mapping."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> Any:
+    def load_state_dict(self, state: Any, /) -> Any:
         """Take over a state."""
         ...
 
@@ -57,7 +57,7 @@ class WeightAverage:
         """Parameter name to averaged tensor."""
         return self._mean
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Any, /) -> None:
         """Take over averages saved by `state_dict`."""
         self._mean = {name: value.clone() for name, value in state.items()}
 

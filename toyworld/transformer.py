@@ -4,12 +4,14 @@
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import SD3Transformer2DModel
 from jaxtyping import Float, Int
 from rich.console import Console
 from torch import Tensor, nn
+from transformers import CLIPTextModelWithProjection
 
 from toyworld import textencoders
 from toyworld.autoencoder import LATENT_CHANNELS
@@ -24,13 +26,21 @@ CAPTION_DROPOUT = 0.1
 """Share of captions replaced by the empty one, so that guidance works."""
 
 PEAK_RATE, WARMUP = 1e-3, 200
+DECAY_SHARE = 0.2
+"""Last share of the steps, over which the learning rate falls to zero: that is where pictures become sharp."""
+
 AVERAGE_DECAY = 0.998
 
 
 class VelocityModel(nn.Module):
     """The three parts that learn together; made by `build`, exported part by part."""
 
-    def __init__(self, transformer: SD3Transformer2DModel, text_encoder: nn.Module, text_encoder_2: nn.Module) -> None:
+    def __init__(
+        self,
+        transformer: SD3Transformer2DModel,
+        text_encoder: CLIPTextModelWithProjection,
+        text_encoder_2: CLIPTextModelWithProjection,
+    ) -> None:
         super().__init__()
         self.transformer = transformer
         self.text_encoder = text_encoder
@@ -67,14 +77,18 @@ def build(seed: int) -> VelocityModel:
         pos_embed_max_size=LATENT_SIZE // 2,
         qk_norm="rms_norm",
     )
-    modulations = [
-        norm.linear for block in transformer.transformer_blocks for norm in (block.norm1, block.norm1_context)
-    ]
+    _start_as_identity(transformer)
+    tokenizer = build_tokenizer()
+    return VelocityModel(transformer, textencoders.build(tokenizer), textencoders.build(tokenizer))
+
+
+def _start_as_identity(transformer: SD3Transformer2DModel) -> None:
+    """Zero the modulation of every block and the output layer, as adaLN-Zero does."""
+    blocks: Any = transformer.transformer_blocks
+    modulations = [norm.linear for block in blocks for norm in (block.norm1, block.norm1_context)]
     for layer in (*modulations, transformer.norm_out.linear, transformer.proj_out):
         nn.init.zeros_(layer.weight)
         nn.init.zeros_(layer.bias)
-    tokenizer = build_tokenizer()
-    return VelocityModel(transformer, textencoders.build(tokenizer), textencoders.build(tokenizer))
 
 
 def train(
@@ -88,9 +102,8 @@ def train(
 ) -> VelocityModel:
     """Fit the velocity model; a checkpoint named `transformer` in `folder` is gone on from.
 
-    The loss is the mean squared error of the velocity, over batch and latent elements. The learning rate is constant
-    after its warm-up and the result is the running average of the weights, so any checkpoint can be exported and
-    training for longer continues the same run.
+    The loss is the mean squared error of the velocity, over batch and latent elements. The result is the running
+    average of the weights.
 
     Args:
         latents: normalised latents of the training pictures.
@@ -108,7 +121,7 @@ def train(
 
     def take_step(step: int) -> float:
         generator = step_generator(seed + 1, step)
-        set_learning_rate(optimizer, PEAK_RATE * min(1.0, (step + 1) / WARMUP))
+        set_learning_rate(optimizer, rate(step, steps))
         index = torch.randint(len(latents), (BATCH,), generator=generator)
         is_dropped = torch.rand(BATCH, 1, generator=generator) < CAPTION_DROPOUT
         loss = flow_matching_loss(model, latents[index], torch.where(is_dropped, no_caption, ids[index]), generator)
@@ -129,6 +142,11 @@ def train(
     )
     model.load_state_dict(average.state_dict(), strict=False)
     return model.eval()
+
+
+def rate(step: int, steps: int) -> float:
+    """Learning rate: a linear warm-up, a plateau at PEAK_RATE, a linear fall to zero over the last DECAY_SHARE."""
+    return PEAK_RATE * min(1.0, (step + 1) / WARMUP, (steps - step) / (DECAY_SHARE * steps))
 
 
 def draw_sigmas(count: int, generator: torch.Generator) -> Float[Tensor, " B"]:

@@ -11,7 +11,8 @@ import ray
 
 from actors.calls import answer
 from actors.pool import ActorPool
-from protocol.errors import ContractError, PoolError
+from actors.sources import RewardPools
+from protocol.errors import ContractError, PoolError, ScorerError
 
 pytestmark = pytest.mark.ray
 
@@ -141,6 +142,36 @@ def test_pool_without_restarts_left_ends_every_waiting_call(tmp_path):
     ended = asyncio.run(scenario())
     assert [type(each) for each in ended] == [PoolError, PoolError]
     assert "used up its 0 restarts" in str(ended[0])
+
+
+def test_pool_whose_actors_refuse_to_begin_ends_with_their_own_error_and_without_restarts():
+    async def scenario():
+        pool = ActorPool(
+            "counter",
+            Counter.remote,
+            size=2,
+            max_restarts=3,
+            welcome=lambda actor: answer(actor.fail.remote(), timeout_s=60),
+        )
+        with pytest.raises(ContractError, match="a rule is broken"):
+            await pool.start()
+        pool.stop()
+        return pool.restarts
+
+    assert asyncio.run(scenario()) == 0
+
+
+def test_reward_actor_whose_scorer_cannot_be_loaded_says_so_at_once(tiny_config):
+    config = tiny_config(rewards={"brightness": {"scorer": "no_such_library.scorer:Brightness"}})
+
+    async def scenario():
+        pool = RewardPools(config).pools["brightness"]
+        with pytest.raises(ScorerError, match="module 'no_such_library' .* does not exist"):
+            await pool.start()
+        pool.stop()
+        return pool.restarts
+
+    assert asyncio.run(scenario()) == 0
 
 
 def test_pool_grows_and_shrinks_between_calls():

@@ -1,6 +1,7 @@
 """Mistakes in the input end in one line with rule, value and remedy, exit code 2, and nothing half written."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 import yaml
 
 from deploy.cli import main
+from deploy.run_folder import open_run_folder
+from protocol.config import parse_config
 
 
 def run_cli(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -102,6 +105,66 @@ def test_lora_targets_that_bind_nothing_are_refused(preset, tmp_path, monkeypatc
     path.write_text(yaml.safe_dump(preset))
     assert run_cli(monkeypatch, "train", str(path), "--local", "--run", str(tmp_path / "run")) == 2
     assert "no module takes the adapter" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("model.lora.targets=[attn.to_q, attn.to_qq]", "got none for ['attn.to_qq']"),
+        ("sampling.std_min=10", "sampling must leave a step"),
+        ("evaluation.component=geneval/nope", "evaluation.component must be one of"),
+        ("cluster.rollout.gpus=1", "cluster.*.gpus must be 0 where torch finds no GPU, got 1"),
+        ("learner.betas=[1.5, 0.9]", "learner.betas.0: input should be less than 1, got 1.5"),
+        ("model.path=~nobody_of_this_name/x", "leads nowhere"),
+    ],
+)
+def test_a_mistake_that_only_the_model_shows_leaves_no_folder_either(
+    override, line, preset, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert line in complaint(preset, tmp_path, monkeypatch, capsys, override)
+
+
+def test_a_damaged_model_leaves_no_folder(preset, tiny_sd3, tmp_path, monkeypatch, capsys):
+    preset["model"]["path"] = str(shutil.copytree(tiny_sd3, tmp_path / "model"))
+    (tmp_path / "model" / "text_encoder" / "model.safetensors").write_bytes(b"no weights")
+    assert "cannot be loaded as StableDiffusion3Pipeline" in complaint(preset, tmp_path, monkeypatch, capsys)
+    shutil.rmtree(tmp_path / "model" / "tokenizer")
+    assert "lacks ['tokenizer']" in complaint(preset, tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999", "127.0.0.1:x"])
+def test_an_address_where_no_cluster_answers_is_one_line_at_once(address, preset, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "preset.yaml"
+    path.write_text(yaml.safe_dump(preset))
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert run_cli(monkeypatch, "train", str(path), "--run", str(tmp_path / "run")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"no Ray cluster answers at {address}" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_folder_in_use_is_refused(preset, tmp_path, monkeypatch, capsys):
+    config = parse_config(preset)
+    run = open_run_folder(tmp_path / "taken", config)
+    path = tmp_path / "preset.yaml"
+    path.write_text(yaml.safe_dump(preset))
+    assert run_cli(monkeypatch, "train", str(path), "--local", "--run", str(tmp_path / "taken")) == 2
+    assert "is in use by another process" in capsys.readouterr().err
+    run.close()
+
+
+def test_eval_refuses_a_run_whose_adapter_belongs_to_another_model_section(preset, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "preset.yaml"
+    path.write_text(yaml.safe_dump(preset))
+    run = str(tmp_path / "taken")
+    assert run_cli(monkeypatch, "train", str(path), "--local", "--run", run) == 0
+    capsys.readouterr()
+    assert run_cli(monkeypatch, "eval", str(path), "model.lora.alpha=3", "seed=9", "--run", run) == 2
+    line = capsys.readouterr().err
+    assert "model.lora.alpha (there 64, now 3)" in line
+    assert "seed" not in line
 
 
 def test_broken_prompt_line_is_named(preset, tmp_path, monkeypatch, capsys):
@@ -119,7 +182,7 @@ def test_prompt_that_the_scorer_cannot_judge_is_refused(preset, tmp_path, monkey
 def test_unwritable_run_folder_is_refused(preset, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     line = complaint(preset, tmp_path, monkeypatch, capsys, "--run", str(tmp_path / "file" / "run"))
-    assert line.endswith("cannot be written: Not a directory; set --run")
+    assert line.endswith("cannot be written: Not a directory; mend that or set --run")
 
 
 def test_folder_with_other_files_is_not_taken_for_a_run(preset, tmp_path, monkeypatch, capsys):

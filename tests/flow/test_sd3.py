@@ -75,6 +75,20 @@ def test_embeddings_equal_encode_prompt_bitwise(pipeline: StableDiffusion3Pipeli
     assert embeds.any() and pooled.any()
 
 
+def test_the_embeddings_of_the_newest_prompts_are_kept_and_no_more(
+    tiny_sd3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flow.sd3.KEPT_PROMPTS", 2)
+    fresh = load_backbone(ModelConfig(path=str(tiny_sd3), max_sequence_length=TOKENS_OF_T5))
+    first = {text: fresh.encode(text) for text in ("a", "b")}
+    assert fresh.encode("a") is first["a"]
+    fresh.encode("c")
+    assert fresh.encode("a") is first["a"]
+    again = fresh.encode("b")
+    assert again is not first["b"]
+    assert all(torch.equal(again[name], first["b"][name]) for name in again)
+
+
 def test_two_texts_have_different_embeddings(backbone: Backbone) -> None:
     first, second = (backbone.encode(text) for text in TEXTS)
     assert not torch.equal(first["encoder_hidden_states"], second["encoder_hidden_states"])
@@ -202,5 +216,10 @@ def test_a_half_precision_folder_computes_in_float32(tiny_sd3: Path, tmp_path: P
 
 def test_a_folder_without_weights_is_a_model_error(tiny_sd3: Path, tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text((tiny_sd3 / "model_index.json").read_text())
+    with pytest.raises(ModelError, match="lacks .*'transformer', 'vae'"):
+        load_backbone(ModelConfig(path=str(tmp_path)))
+    for part in tiny_sd3.iterdir():
+        if part.is_dir():
+            (tmp_path / part.name).mkdir()
     with pytest.raises(ModelError, match="cannot be loaded as StableDiffusion3Pipeline"):
         load_backbone(ModelConfig(path=str(tmp_path)))

@@ -144,6 +144,24 @@ def test_a_damaged_later_checkpoint_does_not_push_out_the_ones_that_a_resumed_ru
     assert [path.name for path in tmp_path.iterdir()] == ["step_000040"]
 
 
+def test_a_copy_that_a_person_made_is_neither_read_nor_dropped(tmp_path: Path) -> None:
+    shutil.copytree(write(tmp_path, 2), tmp_path / "step_000002_best")
+    (tmp_path / "step_000002_best" / STATE).write_text("{}")
+    write(tmp_path, 3, keep=1)
+    newest = newest_checkpoint(tmp_path)
+    assert newest is not None
+    assert same(newest[0], state(3))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000002_best", "step_000003"]
+
+
+def test_the_millionth_step_is_newer_than_the_one_before(tmp_path: Path) -> None:
+    write(tmp_path, 999_999)
+    write(tmp_path, 1_000_000, keep=2)
+    newest = newest_checkpoint(tmp_path)
+    assert newest is not None
+    assert newest[0].step == 1_000_000
+
+
 def test_a_leftover_of_an_interrupted_write_is_never_read_and_is_removed_by_the_next(tmp_path: Path) -> None:
     leftover = tmp_path / ".step_000009.partial"
     leftover.mkdir()

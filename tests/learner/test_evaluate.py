@@ -9,7 +9,7 @@ import pytest
 
 from learner.evaluate import Evaluation, evaluate
 from protocol.config import RunConfig
-from protocol.errors import ContractError
+from protocol.errors import ConfigError, ContractError
 from protocol.messages import DrawRequest, Prompt, Receipt, Scores
 from protocol.ports import Parts
 
@@ -76,7 +76,7 @@ def test_a_component_can_be_the_reading(tiny_config: Config) -> None:
 
 
 def test_an_unknown_component_is_refused_with_the_known_ones(tiny_config: Config) -> None:
-    with pytest.raises(ContractError, match=r"\['reward', 'brightness'\], got 'brightness/strict'"):
+    with pytest.raises(ConfigError, match=r"\['reward', 'brightness'\], got 'brightness/strict'"):
         assess(tiny_config(evaluation={"component": "brightness/strict"}))
 
 

@@ -199,8 +199,8 @@ def test_the_whole_tree_survives_yaml() -> None:
     assert parse_config(yaml.safe_load(config.to_yaml())) == config
 
 
-def test_only_what_may_change_a_result_counts_in_the_outcome_digest() -> None:
-    base = parse_config(TREE).outcome_digest()
+def test_only_what_may_change_a_result_counts_in_the_outcome_fields() -> None:
+    base = parse_config(TREE).outcome_fields()
     for key, value in (
         ("iterations", 9),
         ("cluster.rollout_actors", 7),
@@ -208,15 +208,16 @@ def test_only_what_may_change_a_result_counts_in_the_outcome_digest() -> None:
         ("rewards.geneval.actors", 3),
         ("checkpoint.every", 1),
     ):
-        assert parse_config(with_value(key, value)).outcome_digest() == base, key
+        assert parse_config(with_value(key, value)).outcome_fields() == base, key
     for key, value in (
         ("seed", 1),
         ("cluster.rollout.threads", 2),
+        ("rewards.geneval.args", {"actors": 2}),
         ("rewards.geneval.weight", 2.0),
         ("group.shard", 12),
         ("learner.clip_range", 1e-5),
     ):
-        assert parse_config(with_value(key, value)).outcome_digest() != base, key
+        assert parse_config(with_value(key, value)).outcome_fields() != base, key
 
 
 def test_every_field_is_read_somewhere() -> None:

@@ -51,6 +51,9 @@ def test_tags_keep_only_their_prompts_with_the_line_as_index(tmp_path: Path) -> 
         ('{"text": "a"}', "a text under `prompt`"),
         ('{"prompt": 3}', "a text under `prompt`"),
         ('{"prompt": "  "}', "a text under `prompt`"),
+        ('{"prompt": ' + "1" * 5000 + "}", "a line must be one JSON object"),
+        ("[" * 100_000, "a line must be one JSON object"),
+        ('{"prompt": "a \\ud800"}', "half a surrogate pair"),
         ('{"prompt": "a", "negative_prompt": null}', "`negative_prompt` must be a text, got None"),
     ],
 )
@@ -63,6 +66,11 @@ def test_a_broken_line_is_named_with_its_number(tmp_path: Path, line: str, reaso
 def test_a_line_separator_inside_a_json_text_does_not_break_the_line(tmp_path: Path) -> None:
     path = written(tmp_path, "a.jsonl", '{"prompt": "a\u2028b"}\n{"prompt": "c"}\n')
     assert [(prompt.index, prompt.text) for prompt in read(path)] == [(0, "a\u2028b"), (1, "c")]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_prompt(tmp_path: Path) -> None:
+    assert [prompt.text for prompt in read(written(tmp_path, "a.txt", "\ufeffa cat\n"))] == ["a cat"]
+    assert [prompt.text for prompt in read(written(tmp_path, "a.jsonl", '\ufeff{"prompt": "a cat"}\n'))] == ["a cat"]
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
