@@ -17,6 +17,8 @@ from protocol.errors import PoolError
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
+LOSSES_PER_CALL = 3
+"""Members that one call may cost before it is given up: what kills every actor must not use up the whole pool."""
 ActorHandle = Any
 """A Ray actor; its methods are not typed here."""
 Work = Callable[[ActorHandle], Awaitable[Result]]
@@ -62,9 +64,9 @@ class ActorPool:
         """Run `work` on the next idle member; on another one when that one dies.
 
         Raises:
-            PoolError: the pool used up its restarts.
+            PoolError: the pool used up its restarts, or this work alone cost `LOSSES_PER_CALL` members.
         """
-        while True:
+        for _ in range(LOSSES_PER_CALL):
             member = await self._take()
             try:
                 result = await work(member)
@@ -76,6 +78,7 @@ class ActorPool:
                 raise
             self._give_back(member)
             return result
+        raise PoolError(f"pool {self.name} lost {LOSSES_PER_CALL} actors to one call, which is given up")
 
     async def each(self, work: Work[Any]) -> None:
         """Run `work` once on every member; one that dies is replaced, and its successor is welcomed instead."""

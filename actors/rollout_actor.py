@@ -1,7 +1,5 @@
 """The Ray shell of `flow.rollout.RolloutPolicy`."""
 
-import time
-
 import numpy as np
 import ray
 import torch
@@ -33,18 +31,9 @@ class RolloutActor:
     @ray.method(num_returns=3)
     def sample(self, request: ShardRequest) -> tuple[Receipt, Rollout, np.ndarray]:
         """One shard: receipt, trajectories, pictures; the last two stay in the object store."""
-        began = time.monotonic()
-        rollout, pictures = self._policy.sample(request)
-        return _receipt(request, began, pictures), rollout, pictures
+        return self._policy.sample(request)
 
     @ray.method(num_returns=2)
     def draw(self, request: DrawRequest) -> tuple[Receipt, np.ndarray]:
         """Pictures without exploration: receipt, pictures."""
-        began = time.monotonic()
-        pictures = self._policy.draw(request)
-        return _receipt(request, began, pictures), pictures
-
-
-def _receipt(request: ShardRequest | DrawRequest, began: float, pictures: np.ndarray) -> Receipt:
-    seconds = time.monotonic() - began
-    return Receipt(version=request.version, digest=request.digest, pictures=len(pictures), seconds=seconds)
+        return self._policy.draw(request)

@@ -1,6 +1,6 @@
 """Do the kernels keep the marginals? Spread of samples on the Gaussian world whose true spread is 0.5.
 
-    python -m benchmarks.kernel_marginals
+python -m benchmarks.kernel_marginals
 """
 
 import torch

@@ -5,10 +5,9 @@ is that of the role whose turn it is.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -62,15 +61,11 @@ class LocalFleet:
 
     async def sample(self, request: ShardRequest) -> tuple[Receipt, Rollout, np.ndarray]:
         """One shard's receipt, trajectories and pictures."""
-        began = time.monotonic()
-        rollout, pictures = await self._run(self._config.cluster.rollout, lambda: self._rollout.sample(request))
-        return _receipt(request, pictures, began), rollout, pictures
+        return await self._run(self._config.cluster.rollout, lambda: self._rollout.sample(request))
 
     async def draw(self, request: DrawRequest) -> tuple[Receipt, np.ndarray]:
         """Evaluation pictures."""
-        began = time.monotonic()
-        pictures = await self._run(self._config.cluster.rollout, lambda: self._rollout.draw(request))
-        return _receipt(request, pictures, began), pictures
+        return await self._run(self._config.cluster.rollout, lambda: self._rollout.draw(request))
 
     async def fetch(self, pictures: np.ndarray) -> np.ndarray:
         """The handle is the pictures."""
@@ -112,12 +107,3 @@ class LocalFleet:
                 return work()
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, timed)
-
-
-def _receipt(request: Any, pictures: np.ndarray, began: float) -> Receipt:
-    return Receipt(
-        version=request.version,
-        digest=request.digest,
-        pictures=len(pictures),
-        seconds=time.monotonic() - began,
-    )

@@ -11,7 +11,7 @@ from flow.policy import FlowPolicy
 from flow.sampler import draw, sample_shard
 from protocol.config import RunConfig
 from protocol.errors import StaleWeightsError
-from protocol.messages import DrawRequest, PolicyWeights, Rollout, ShardRequest
+from protocol.messages import DrawRequest, PolicyWeights, Receipt, Rollout, ShardRequest
 
 
 class RolloutPolicy:
@@ -21,7 +21,7 @@ class RolloutPolicy:
 
         rollout_policy = RolloutPolicy(config)
         digest = rollout_policy.load(weights)
-        rollout, pictures = rollout_policy.sample(request)
+        receipt, rollout, pictures = rollout_policy.sample(request)
     """
 
     def __init__(self, config: RunConfig, *, device: str = "cpu") -> None:
@@ -40,19 +40,22 @@ class RolloutPolicy:
             self._versions.popitem(last=False)
         return self._active
 
-    def sample(self, request: ShardRequest) -> tuple[Rollout, UInt8[np.ndarray, "I H W 3"]]:
-        """One shard's trajectories and pictures, drawn with the requested weights."""
-        self._activate(request.version, request.digest)
-        return sample_shard(self._policy, request, self._config)
+    def sample(self, request: ShardRequest) -> tuple[Receipt, Rollout, UInt8[np.ndarray, "I height width 3"]]:
+        """One shard's receipt, trajectories and pictures, drawn with the requested weights."""
+        held = self._activate(request.version, request.digest)
+        rollout, pictures = sample_shard(self._policy, request, self._config)
+        return Receipt(version=held[0], digest=held[1], pictures=len(pictures)), rollout, pictures
 
-    def draw(self, request: DrawRequest) -> UInt8[np.ndarray, "B H W 3"]:
-        """Pictures without exploration, drawn with the requested weights."""
-        self._activate(request.version, request.digest)
-        return draw(self._policy, request)
+    def draw(self, request: DrawRequest) -> tuple[Receipt, UInt8[np.ndarray, "B height width 3"]]:
+        """A receipt and pictures without exploration, drawn with the requested weights."""
+        held = self._activate(request.version, request.digest)
+        pictures = draw(self._policy, request)
+        return Receipt(version=held[0], digest=held[1], pictures=len(pictures)), pictures
 
-    def _activate(self, version: int, digest: str) -> None:
+    def _activate(self, version: int, digest: str) -> tuple[int, str]:
+        """Version and digest of what the transformer holds now: the requested ones."""
         if self._active == (version, digest):
-            return
+            return self._active
         weights = self._versions.get(version)
         if weights is None or weights.digest != digest:
             raise StaleWeightsError(
@@ -60,3 +63,4 @@ class RolloutPolicy:
                 f" {[(v, w.digest[:8]) for v, w in self._versions.items()]}"
             )
         self._active = (version, self._lora.load(weights))
+        return self._active

@@ -35,7 +35,7 @@ class UpdateStatistics:
         ratios = torch.cat(self.ratios) if self.ratios else torch.ones(1)
         first = torch.cat(self.first_ratios) if self.first_ratios else torch.ones(1)
         return {
-            "train/loss": float(np.sum(self.losses)),
+            "train/loss": float(np.sum(self.losses)) / max(1, len(self.grad_norms)),
             "train/grad_norm": float(np.mean(self.grad_norms)) if self.grad_norms else 0.0,
             "train/ratio_mean": ratios.mean().item(),
             "train/first_ratio_deviation": (first - 1).abs().max().item(),

@@ -114,13 +114,12 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """A rollout actor's small answer beside the large arrays: which weights drew them and how long it took."""
+    """A rollout actor's small answer beside the large arrays: which weights drew how many pictures."""
 
     version: int
     digest: str
     pictures: int
     """Number of pictures that came with it."""
-    seconds: float
 
     def require(self, *, version: int, digest: str) -> None:
         """Samples count only when the weights that drew them are the ones that were asked for (ContractError)."""

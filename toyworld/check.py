@@ -66,7 +66,7 @@ def main(
     began = time.perf_counter()
     true = detector_accuracy(examples, examples.pictures)
     milliseconds = 1000 * (time.perf_counter() - began) / scenes
-    vae = AutoencoderTiny.from_pretrained(model_folder / "vae", torch_dtype=torch.float32)
+    vae = AutoencoderTiny.from_pretrained(model_folder / "vae").float()
     autoencoded = detector_accuracy(examples, reconstruct(vae, examples.pictures))
     model = CLIPModel.from_pretrained(clip_folder, dtype=torch.float32).eval()
     pairs = pair_accuracy(model, CLIPProcessor.from_pretrained(clip_folder), examples)

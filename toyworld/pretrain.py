@@ -31,7 +31,7 @@ class Recipe(BaseModel):
     """Pictures in the pretraining set."""
     autoencoder_steps: int = Field(default=2_400, ge=1)
     """Optimiser steps of the autoencoder, batch 64."""
-    transformer_steps: int = Field(default=8_000, ge=1)
+    transformer_steps: int = Field(default=4_600, ge=1)
     """Optimiser steps of transformer and text encoders, batch 128."""
     clip_steps: int = Field(default=1_500, ge=1)
     """Optimiser steps of the CLIP, batch 128."""
@@ -60,20 +60,20 @@ def pretrain(recipe: Recipe, *, work: Path, model_folder: Path, clip_folder: Pat
 
 
 def claim(work: Path, recipe: Recipe) -> None:
-    """Write the recipe into the work folder, or check that the one there differs in transformer_steps at most.
+    """Write the recipe into the work folder, or check that it is the one there.
 
-    The learning rates of the other two stages follow a curve over all their steps, so those numbers are fixed.
+    Numbers of steps may not change either: the learning rates follow a curve over all of them.
 
     Raises:
-        ValueError: if anything else differs.
+        ValueError: if anything differs.
     """
     path = work / "recipe.json"
     if path.exists():
         before = Recipe.model_validate_json(path.read_text())
-        for name in ("seed", "pictures", "autoencoder_steps", "clip_steps"):
-            if getattr(before, name) != getattr(recipe, name):
+        for name, value in recipe.model_dump().items():
+            if getattr(before, name) != value:
                 raise ValueError(
-                    f"{name} must stay {getattr(before, name)} in {work}, got {getattr(recipe, name)}: "
+                    f"{name} must stay {getattr(before, name)} in {work}, got {value}: "
                     "choose another --work folder, or delete this one"
                 )
     work.mkdir(parents=True, exist_ok=True)

@@ -153,7 +153,7 @@ def test_plain_diffusers_pipeline_with_the_lora_draws_the_policys_pictures(local
         version=3,
         digest=weights.digest,
     )
-    ours = policy.draw(request)
+    _, ours = policy.draw(request)
 
     from flow.noise import normal
 

@@ -171,8 +171,8 @@ def test_a_rollout_policy_draws_only_with_the_weights_that_a_request_names(tiny_
     policy = RolloutPolicy(config)
     for weights in versions:
         assert policy.load(weights) == (weights.version, weights.digest)
-    newest = policy.sample(request(version=2, digest=versions[2].digest))[0]
-    held = policy.sample(request(version=1, digest=versions[1].digest))[0]
+    newest = policy.sample(request(version=2, digest=versions[2].digest))[1]
+    held = policy.sample(request(version=1, digest=versions[1].digest))[1]
     assert (newest.request.version, held.request.version) == (2, 1)
     with pytest.raises(StaleWeightsError, match="version 0"):
         policy.sample(request(version=0, digest=versions[0].digest))

@@ -34,7 +34,7 @@ class PaintedSource:
         self.requests.append(request)
         levels = [16 * prompt.index + number for prompt, number in zip(request.prompts, request.numbers, strict=True)]
         pictures = np.stack([np.full((2, 2, 3), level, np.uint8) for level in levels])
-        return Receipt(version=request.version, digest=self._digest, pictures=len(pictures), seconds=0.0), pictures
+        return Receipt(version=request.version, digest=self._digest, pictures=len(pictures)), pictures
 
     async def fetch(self, pictures: np.ndarray) -> np.ndarray:
         return pictures

@@ -45,7 +45,7 @@ def draw_groups(
                 version=weights.version,
                 digest=weights.digest,
             )
-            rollout, pictures = policy.sample(request)
+            _, rollout, pictures = policy.sample(request)
             shards.append(ScoredShard(rollout=rollout, scores=scored(judge(rollout, pictures))))
         groups.append(ScoredGroup(prompt=prompt, shards=tuple(shards)))
     return groups

@@ -69,7 +69,7 @@ def test_missing_scores_are_nan_invalid_and_say_why() -> None:
 
 
 def test_a_receipt_must_name_the_wanted_weights() -> None:
-    receipt = Receipt(version=3, digest="abc", pictures=1, seconds=0.1)
+    receipt = Receipt(version=3, digest="abc", pictures=1)
     receipt.require(version=3, digest="abc")
     for version, digest in ((2, "abc"), (3, "abd")):
         with pytest.raises(ContractError, match="samples must come from version"):

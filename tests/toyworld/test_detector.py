@@ -37,7 +37,7 @@ def test_true_renders_are_read_right_in_98_percent_of_scenes_of_every_kind(examp
 
 def test_autoencoded_renders_are_read_right_in_95_percent_of_scenes_of_every_kind(examples: Examples) -> None:
     torch.set_num_threads(1)
-    vae = AutoencoderTiny.from_pretrained(MODEL / "vae", torch_dtype=torch.float32)
+    vae = AutoencoderTiny.from_pretrained(MODEL / "vae").float()
     accuracy = check.detector_accuracy(examples, reconstruct(vae, examples.pictures))
     assert min(accuracy.values()) >= 0.95
 

@@ -19,9 +19,8 @@ HERE = Path(transformer.__file__).parent
 @pytest.fixture(scope="module")
 def pipeline() -> StableDiffusion3Pipeline:
     """The shipped pipeline in float32."""
-    pipe = StableDiffusion3Pipeline.from_pretrained(
-        HERE / "model", text_encoder_3=None, tokenizer_3=None, torch_dtype=torch.float32
-    )
+    pipe = StableDiffusion3Pipeline.from_pretrained(HERE / "model", text_encoder_3=None, tokenizer_3=None)
+    pipe.to(torch.float32)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -44,10 +43,10 @@ def test_shipped_folders_are_at_most_12_mb_of_files_without_links_or_machine_pat
         if path.suffix == ".json":
             text = path.read_text()
             assert "name_or_path" not in text
-            assert not any(root in text for root in ('"/', "/tmp", "/work", "/home", "/root"))
+            assert not any(root in text for root in (': "/', "/tmp", "/work", "/home", "/root"))
 
 
-def test_pipeline_draws_the_same_pictures_as_the_training_code_predicts(pipeline: StableDiffusion3Pipeline) -> None:
+def test_pipeline_reads_captions_exactly_as_the_training_code_did(pipeline: StableDiffusion3Pipeline) -> None:
     prompts = ["a photo of a red circle", "a print of two squares"]
     features, _, pooled, _ = pipeline.encode_prompt(
         prompts,
