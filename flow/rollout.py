@@ -54,7 +54,7 @@ class RolloutPolicy:
 
     def _activate(self, version: int, digest: str) -> tuple[int, str]:
         """Version and digest of what the transformer holds now: the requested ones."""
-        if self._active == (version, digest):
+        if self._active is not None and self._active == (version, digest):
             return self._active
         weights = self._versions.get(version)
         if weights is None or weights.digest != digest:

@@ -31,7 +31,7 @@ class Recipe(BaseModel):
     """Pictures in the pretraining set."""
     autoencoder_steps: int = Field(default=2_400, ge=1)
     """Optimiser steps of the autoencoder, batch 64."""
-    transformer_steps: int = Field(default=4_600, ge=1)
+    transformer_steps: int = Field(default=7_600, ge=1)
     """Optimiser steps of transformer and text encoders, batch 128."""
     clip_steps: int = Field(default=1_500, ge=1)
     """Optimiser steps of the CLIP, batch 128."""
