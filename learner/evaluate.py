@@ -81,7 +81,7 @@ def _tag(prompt: Prompt) -> str:
     return str(prompt.metadata.get("tag", "all"))
 
 
-def _places_to_show(wanted: Sequence[tuple[Prompt, int]], each: int = 2) -> list[int]:
+def _places_to_show(wanted: Sequence[tuple[Prompt, int]], each: int = 4) -> list[int]:
     """The first pictures of the first `each` prompts of every tag."""
     places: dict[str, list[int]] = {}
     for place, (prompt, number) in enumerate(wanted):
