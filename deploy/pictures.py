@@ -30,15 +30,24 @@ def write_gallery(samples: Path, iteration: int, evaluation: Evaluation) -> Path
 
 
 def write_before_after(samples: Path, *, first: int, last: int) -> Path:
-    """`before_after.png`: the pictures of two evaluations side by side, each pair from the same noise."""
-    before, after = (np.load(samples / f"iteration_{i:06d}.npz", allow_pickle=False) for i in (first, last))
+    """`before_after.png`: the pictures of two evaluations side by side, each pair from the same noise.
+
+    Prompts that only one of the two galleries shows are left out.
+    """
+    before, after = (_read_gallery(samples, iteration) for iteration in (first, last))
     cells = [
-        (str(prompt), [old, new], [old_reading, new_reading])
-        for prompt, old, new, old_reading, new_reading in zip(
-            before["prompts"], before["pictures"], after["pictures"], before["readings"], after["readings"], strict=True
-        )
+        (prompt, [before[prompt][0], after[prompt][0]], [before[prompt][1], after[prompt][1]])
+        for prompt in before
+        if prompt in after
     ]
     return _write(samples / "before_after.png", cells, f"same prompts, same noise: iteration {first} and {last}")
+
+
+def _read_gallery(samples: Path, iteration: int) -> dict[str, tuple[np.ndarray, float]]:
+    """Picture and reading by prompt."""
+    held = np.load(samples / f"iteration_{iteration:06d}.npz", allow_pickle=False)
+    rows = zip(held["pictures"], held["readings"].tolist(), strict=True)
+    return dict(zip(held["prompts"].tolist(), rows, strict=True))
 
 
 def _write(path: Path, cells: list[tuple[str, list[np.ndarray], list[float]]], title: str) -> Path:

@@ -29,3 +29,13 @@ def test_before_and_after_stand_side_by_side_with_the_colour_of_their_verdict(tm
 def test_no_partial_picture_is_left(tmp_path):
     write_gallery(tmp_path, 3, evaluation(10, float("nan")))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["iteration_000003.npz", "iteration_000003.png"]
+
+
+def test_galleries_of_different_size_are_paired_by_prompt(tmp_path):
+    from dataclasses import replace
+
+    few = evaluation(10, 0.0)
+    write_gallery(tmp_path, 0, replace(few, gallery=few.gallery[:2]))
+    write_gallery(tmp_path, 9, evaluation(200, 1.0))
+    width, height = Image.open(write_before_after(tmp_path, first=0, last=9)).size
+    assert width > 2 * height

@@ -103,7 +103,12 @@ def test_requests_have_the_configured_batch_seed_and_steps(tiny_config: Config) 
 
 def test_the_gallery_shows_the_first_picture_of_up_to_four_prompts_of_each_tag(tiny_config: Config) -> None:
     gallery = assess(tiny_config()).gallery
-    assert [(prompt.index, int(picture[0, 0, 0])) for prompt, picture, _ in gallery] == [(0, 0), (1, 16), (2, 32), (3, 48)]
+    assert [(prompt.index, int(picture[0, 0, 0])) for prompt, picture, _ in gallery] == [
+        (0, 0),
+        (1, 16),
+        (2, 32),
+        (3, 48),
+    ]
     assert [reading for _, _, reading in gallery] == pytest.approx([0.2, 0.4, 0.6, 0.9])
 
 
