@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.run_folder import RunFolder
-from protocol.config import load_config
+from protocol.config_file import load_config
 
 
 def main(

@@ -14,7 +14,8 @@ from typing import Annotated
 import typer
 
 from deploy.presets import find_preset
-from protocol.config import RunConfig, load_config
+from protocol.config import RunConfig
+from protocol.config_file import load_config
 from protocol.errors import FlowcreditError, InputError
 
 app = typer.Typer(

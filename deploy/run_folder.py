@@ -21,7 +21,8 @@ import yaml
 from safetensors import SafetensorError
 
 from learner.checkpoint import newest_checkpoint, write_checkpoint
-from protocol.config import RunConfig, parse_config
+from protocol.config import RunConfig
+from protocol.config_file import parse_config
 from protocol.errors import ConfigError, RunFolderError
 from protocol.messages import LearnerState
 

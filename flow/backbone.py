@@ -9,7 +9,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from flow.folder import family_of
-from protocol.config import ModelConfig
+from protocol.config_policy import ModelConfig
 
 Conditioning = Mapping[str, Tensor]
 """A family's text embeddings by name, each [B, ...]; rows are prompts."""

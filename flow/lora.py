@@ -8,7 +8,7 @@ from peft import LoraConfig as PeftLoraConfig
 from peft import inject_adapter_in_model
 from torch import nn
 
-from protocol.config import LoraConfig
+from protocol.config_policy import LoraConfig
 from protocol.errors import ContractError, ModelError
 from protocol.messages import PolicyWeights, digest_of
 

@@ -10,7 +10,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from protocol.config import LoraConfig
+from protocol.config_policy import LoraConfig
 from protocol.errors import CheckpointError
 from protocol.messages import PolicyWeights, digest_of
 

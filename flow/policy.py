@@ -14,7 +14,7 @@ from torch import Tensor
 from flow.backbone import Backbone, Conditioning, repeat
 from flow.schedule import linear_sigmas
 from flow.transition import Transition, ddim_sde, flow_sde, ode
-from protocol.config import SamplingConfig
+from protocol.config_policy import SamplingConfig
 from protocol.errors import ConfigError
 
 

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from flow.lora_file import FILE_NAME, read_lora, write_lora
-from protocol.config import LoraConfig
+from protocol.config_policy import LoraConfig
 from protocol.errors import CheckpointError
 from protocol.messages import LearnerState
 

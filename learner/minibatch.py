@@ -14,7 +14,7 @@ from torch import Tensor
 
 from learner.credit import RULES
 from learner.normalise import NORMALISERS
-from protocol.config import CreditConfig
+from protocol.config_learning import CreditConfig
 from protocol.errors import ContractError
 from protocol.messages import Prompt, Rollout, ScoredGroup, Scores
 

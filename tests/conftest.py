@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from protocol.config import RunConfig, parse_config
+from protocol.config import RunConfig
+from protocol.config_file import parse_config
 
 CONTEXT_LENGTH = 24
 

@@ -10,7 +10,7 @@ import yaml
 
 from deploy.cli import main
 from deploy.run_folder import open_run_folder
-from protocol.config import parse_config
+from protocol.config_file import parse_config
 
 
 def run_cli(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

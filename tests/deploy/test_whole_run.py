@@ -135,7 +135,7 @@ def test_plain_diffusers_pipeline_with_the_lora_draws_the_policys_pictures(local
     from diffusers import StableDiffusion3Pipeline
 
     from flow.rollout import RolloutPolicy
-    from protocol.config import load_config
+    from protocol.config_file import load_config
     from protocol.messages import DrawRequest, Prompt
     from protocol.resources import resolve
 

@@ -14,7 +14,7 @@ from flow.backbone import Backbone, load_backbone
 from flow.lora import Lora
 from flow.lora_file import FILE_NAME, read_lora, write_lora
 from flow.noise import normal
-from protocol.config import LoraConfig, ModelConfig
+from protocol.config_policy import LoraConfig, ModelConfig
 from protocol.errors import CheckpointError, ContractError, ModelError
 from protocol.messages import PolicyWeights, digest_of
 

@@ -10,7 +10,7 @@ from flow.backbone import Backbone, load_backbone
 from flow.noise import normal
 from flow.policy import FlowPolicy
 from flow.transition import ddim_sde, flow_sde
-from protocol.config import ModelConfig, SamplingConfig
+from protocol.config_policy import ModelConfig, SamplingConfig
 from protocol.errors import ConfigError
 
 

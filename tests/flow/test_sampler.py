@@ -16,7 +16,8 @@ from flow.noise import INITIAL, SHARED, trajectory_noise
 from flow.policy import FlowPolicy
 from flow.rollout import RolloutPolicy
 from flow.sampler import draw, sample_shard
-from protocol.config import ModelConfig, RunConfig
+from protocol.config import RunConfig
+from protocol.config_policy import ModelConfig
 from protocol.errors import NonFiniteError, StaleWeightsError
 from protocol.messages import DrawRequest, PolicyWeights, Prompt, Rollout, ShardRequest
 

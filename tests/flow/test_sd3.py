@@ -13,7 +13,7 @@ from flow.backbone import Backbone, load_backbone, repeat
 from flow.noise import normal
 from flow.policy import FlowPolicy
 from flow.sampler import draw, trajectory
-from protocol.config import ModelConfig, SamplingConfig
+from protocol.config_policy import ModelConfig, SamplingConfig
 from protocol.errors import ModelError
 from protocol.messages import DrawRequest, Prompt
 

@@ -11,7 +11,7 @@ import pytest
 
 from flow.lora_file import FILE_NAME
 from learner.checkpoint import FILES, MANIFEST, OPTIMIZER, STATE, newest_checkpoint, read_checkpoint, write_checkpoint
-from protocol.config import LoraConfig
+from protocol.config_policy import LoraConfig
 from protocol.errors import CheckpointError
 from protocol.messages import LearnerState, PolicyWeights, digest_of
 

@@ -105,7 +105,7 @@ def test_gains_refuse_rewards_of_another_number_of_points() -> None:
 def test_the_names_of_the_config_are_the_rules_and_normalisers() -> None:
     from typing import get_args
 
-    from protocol.config import CREDIT_RULES_OF_POINTS, CreditConfig
+    from protocol.config_learning import CREDIT_RULES_OF_POINTS, CreditConfig
 
     fields = CreditConfig.model_fields
     assert set(get_args(fields["rule"].annotation)) == set(RULES)

@@ -9,7 +9,8 @@ import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from protocol.config import RunConfig, load_config, parse_config
+from protocol.config import RunConfig
+from protocol.config_file import load_config, parse_config
 from protocol.errors import ConfigError
 
 TREE: dict[str, Any] = {
