@@ -14,6 +14,7 @@
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -62,72 +63,93 @@ async def train(
     Args:
         is_evaluated: whether the evaluation at `start` stands already.
     """
-    current = await _publish(parts)
-
-    async def produce(place: int) -> ScoredGroup:
-        iteration, group = divmod(place, config.group.per_iteration)
-        prompt = prompt_at(prompts, place, seed=config.seed)
-        policy = current
-        shards = await asyncio.gather(
-            *(
-                _score_shard(
-                    parts,
-                    ShardRequest(
-                        iteration=iteration,
-                        group=group,
-                        prompt=prompt,
-                        first_member=first,
-                        members=config.group.shard,
-                        version=policy.version,
-                        digest=policy.digest,
-                    ),
-                )
-                for first in range(0, config.group.size, config.group.shard)
-            )
-        )
-        return ScoredGroup(prompt=prompt, shards=tuple(shards))
-
-    async def assess_if_due(iteration: int) -> None:
-        every = config.evaluation.every
-        if iteration not in (0, config.iterations) and not (every and iteration % every == 0):
-            return
-        began = time.monotonic()
-        work = evaluate(config, prompts=heldout, parts=parts, version=current.version, digest=current.digest)
-        result = await _unless(stop, work)
-        if result is not None:
-            journal.evaluated(iteration, result.timed(time.monotonic() - began))
-
-    per_iteration = config.group.per_iteration
+    groups = Groups(config, prompts, parts, policy=await _publish(parts))
+    evaluator = Evaluator(config, heldout, parts, journal, stop)
     if not is_evaluated:
-        await assess_if_due(start)
+        await evaluator.assess_if_due(start, groups.policy)
+    per_iteration = config.group.per_iteration
     stream = GroupStream(
-        produce,
+        groups.produce,
         slots=per_iteration * (config.group.max_lag + 1),
         start=start * per_iteration,
         end=config.iterations * per_iteration,
     )
-    saved = start
-    done = start
-    async with stream as groups:
+    saved = done = start
+    async with stream:
         while done < config.iterations and not stop.is_set():
             clock = Clock()
-            batch = await _unless(stop, groups.take(per_iteration))
+            batch = await _unless(stop, stream.take(per_iteration))
             if batch is None:
                 break
             clock.lap("rollout_and_reward")
             metrics = dict(await parts.learner.update(batch))
             clock.lap("update")
-            current = await _publish(parts)
-            groups.release(per_iteration)
+            groups.policy = await _publish(parts)
+            stream.release(per_iteration)
             clock.lap("publish")
             done += 1
             journal.record(done, metrics | clock.seconds())
-            await assess_if_due(done)
+            await evaluator.assess_if_due(done, groups.policy)
             if done % config.checkpoint.every == 0 or done == config.iterations:
                 journal.save(await parts.learner.state())
                 saved = done
     if saved != done:
         journal.save(await parts.learner.state())
+
+
+@dataclass
+class Groups:
+    """Draws and scores the run's groups with the newest published policy."""
+
+    config: RunConfig
+    prompts: Sequence[Prompt]
+    parts: Parts
+    policy: PolicyWeights
+
+    async def produce(self, place: int) -> ScoredGroup:
+        """The group at a place of the run, in shards."""
+        iteration, group = divmod(place, self.config.group.per_iteration)
+        prompt = prompt_at(self.prompts, place, seed=self.config.seed)
+        members = self.config.group.shard
+        version, digest = self.policy.version, self.policy.digest
+        requests = [
+            ShardRequest(
+                iteration=iteration,
+                group=group,
+                prompt=prompt,
+                first_member=first,
+                members=members,
+                version=version,
+                digest=digest,
+            )
+            for first in range(0, self.config.group.size, members)
+        ]
+        shards = await asyncio.gather(*(_score_shard(self.parts, request) for request in requests))
+        return ScoredGroup(prompt=prompt, shards=tuple(shards))
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Scores the held-out prompts at the iterations that ask for it."""
+
+    config: RunConfig
+    heldout: Sequence[Prompt]
+    parts: Parts
+    journal: Journal
+    stop: asyncio.Event
+
+    async def assess_if_due(self, iteration: int, policy: PolicyWeights) -> None:
+        """At the start, at the end and every `evaluation.every`; a stop ends it without a result."""
+        every = self.config.evaluation.every
+        if iteration not in (0, self.config.iterations) and not (every and iteration % every == 0):
+            return
+        began = time.monotonic()
+        work = evaluate(
+            self.config, prompts=self.heldout, parts=self.parts, version=policy.version, digest=policy.digest
+        )
+        result = await _unless(self.stop, work)
+        if result is not None:
+            self.journal.evaluated(iteration, result.timed(time.monotonic() - began))
 
 
 def prompt_at(prompts: Sequence[Prompt], place: int, *, seed: int) -> Prompt:
