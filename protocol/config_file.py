@@ -1,0 +1,102 @@
+"""Reading a RunConfig: a YAML preset and `key=value` overrides.
+
+    config = load_config("my_preset.yaml", overrides=["group.size=16", "credit.rule=uniform"])
+
+Unknown keys are refused with a suggestion, wrong values with rule, value and remedy (`ConfigError`).
+"""
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import ValidationError
+
+from protocol.config import RewardConfig, RunConfig
+from protocol.errors import ConfigError
+
+
+def load_config(path: str | Path, *, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a YAML file and apply `key=value` overrides.
+
+    Raises:
+        ConfigError: unreadable file, unknown key, wrong type or value; one line with the remedy.
+    """
+    try:
+        tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"config file {path} does not exist: name a preset or a YAML file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {path} cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"config file {path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"config file {path} must hold keys and values, got {type(tree).__name__}")
+    for override in overrides:
+        _apply(tree, override)
+    return parse_config(tree)
+
+
+def parse_config(tree: dict[str, Any]) -> RunConfig:
+    """Validate a tree; the first broken rule becomes one line (`ConfigError`)."""
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_explain(error.errors()[0])) from None
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"an override must read key=value, got {override!r}")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"the value of {key} is not YAML, got {text!r}: quote it") from None
+    if isinstance(value, str):
+        value = _number(value)
+    *parents, last = key.split(".")
+    node = tree
+    for parent in parents:
+        if node.get(parent) is None:
+            node[parent] = {}
+        node = node[parent]
+        if not isinstance(node, dict):
+            raise ConfigError(f"{key} is unknown: {parent} is a value, not a section")
+    node[last] = value
+
+
+def _number(text: str) -> str | float:
+    """YAML 1.1 reads 1e-4 as text; a user means the number."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _explain(problem: Any) -> str:
+    location = [str(part) for part in problem["loc"]]
+    dotted = ".".join(location)
+    if problem["type"] == "extra_forbidden":
+        known = _known_keys(location[:-1])
+        close = difflib.get_close_matches(location[-1], known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(sorted(known))}"
+        return f"unknown key {dotted!r}: {hint}"
+    if problem["type"] == "missing":
+        return f"{dotted} must be given"
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "value_error":
+        return message
+    return f"{dotted}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
+
+
+def _known_keys(path: list[str]) -> list[str]:
+    section: Any = RunConfig
+    for part in path:
+        if section is dict:
+            section = RewardConfig
+            continue
+        annotation = section.model_fields[part].annotation
+        section = dict if get_args(annotation) else annotation
+    return list(section.model_fields)
