@@ -6,6 +6,7 @@ from pathlib import Path
 from deploy.local import LocalFleet
 from deploy.run import check_inputs
 from deploy.run_folder import require_same
+from flow.folder import completed
 from learner.checkpoint import newest_checkpoint
 from learner.evaluate import Evaluation, evaluate
 from protocol.config import RunConfig
@@ -19,6 +20,7 @@ def assess(config: RunConfig, run: Path | None) -> Evaluation:
         RunFolderError: `run` holds no checkpoint, or its adapter was trained in another `model`.
         InputError: something else that the user can mend.
     """
+    config = completed(config)
     _, heldout = check_inputs(config)
     found = newest_checkpoint(run / "checkpoints") if run else None
     if run and found is None:

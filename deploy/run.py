@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deploy.encode import encode_ahead
 from deploy.progress import Progress
 from deploy.run_folder import RunFolder, open_run_folder
-from flow.folder import family_of
+from flow.folder import completed, read_index
 from flow.lora_file import FILE_NAME
 from learner.evaluate import Evaluation
 from learner.loop import train
@@ -50,6 +51,7 @@ def run_training(config: RunConfig, *, folder: Path, is_local: bool, progress: P
     Raises:
         InputError: something that the user can mend.
     """
+    config = completed(config)
     prompts, heldout = check_inputs(config)
     run = open_run_folder(folder, config)
     try:
@@ -71,7 +73,7 @@ def check_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
     Raises:
         InputError: model folder, prompt file or scorer.
     """
-    family_of(config.model.path)
+    read_index(config.model)
     prompts, heldout = (read_prompts(config.data, path) for path in (config.data.train, config.data.heldout))
     for reward in config.rewards.values():
         build_scorer(reward.scorer, **reward.args).check([*prompts, *heldout])
@@ -136,6 +138,7 @@ async def _train(
     if start < config.iterations or not is_evaluated:
         progress.say("starting " + ("in this process" if is_local else "on Ray"))
         with nullcontext() if is_local else _cluster(config), _stop_on_signal(progress) as stop:
+            await encode_ahead(config, [*prompts, *heldout], is_local=is_local, say=progress.say)
             fleet = _fleet(config, is_local=is_local)
             try:
                 await fleet.start()

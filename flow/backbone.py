@@ -1,15 +1,20 @@
 """What a model family must answer, and how the right one is loaded. A new family is one file behind `Backbone`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from flow.folder import family_of
+from flow.families import Family
+from flow.folder import find_model
 from protocol.config_policy import ModelConfig
+
+if TYPE_CHECKING:
+    from flow.pipeline import PipelineBackbone
 
 Conditioning = Mapping[str, Tensor]
 """A family's text embeddings by name, each [B, ...]; rows are prompts."""
@@ -43,15 +48,19 @@ class Backbone(Protocol):
 
 
 def load_backbone(config: ModelConfig, *, device: str = "cpu") -> Backbone:
-    """Load a model folder in diffusers' format.
+    """Load a model in diffusers' format: a folder, or a hub id.
 
     Raises:
-        ModelError: the folder is missing, broken or of an unknown family.
+        ModelError: the model is missing, broken, of an unknown family, or cannot draw the size that is asked for.
     """
-    _, folder = family_of(config.path)
-    from flow.sd3 import StableDiffusion3
+    index, folder = find_model(config)
+    return backbone_class(index.family).load(config, folder, device=torch.device(device))
 
-    return StableDiffusion3(folder, max_sequence_length=config.max_sequence_length, device=device)
+
+def backbone_class(family: Family) -> "type[PipelineBackbone]":
+    """The class behind a family's entry."""
+    module, _, name = family.backbone.partition(":")
+    return getattr(import_module(module), name)
 
 
 def stack(conditionings: Sequence[Conditioning]) -> Conditioning:

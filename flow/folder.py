@@ -1,37 +1,106 @@
-"""Looking at a diffusers model folder without loading it: light enough for the process that only starts a run."""
+"""Finding a model without loading it: light enough for the process that only starts a run."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
+from flow.families import FAMILIES, Family
+from flow.hub import config_folder, index_file, is_hub_id, model_folder
+from protocol.config import RunConfig
+from protocol.config_policy import LoraConfig, ModelConfig
 from protocol.errors import ModelError
-from protocol.resources import resolve
-
-FAMILIES = {"StableDiffusion3Pipeline": "sd3"}
-"""Pipeline class in `model_index.json` -> our name of the family."""
+from protocol.resources import SCHEME, resolve
 
 
-def family_of(path: str) -> tuple[str, Path]:
-    """The family and the place of a model folder.
+@dataclass(frozen=True)
+class ModelIndex:
+    """What a model's `model_index.json` says."""
+
+    family: Family
+    parts: tuple[str, ...]
+    """The parts that it holds, such as `transformer` and `vae`."""
+
+
+def read_index(model: ModelConfig) -> ModelIndex:
+    """The index of a folder or a hub id; of a hub id only this one file is fetched.
 
     Raises:
-        ModelError: no such folder, no readable `model_index.json`, a family that we do not train, or a part that the
-            index names and the folder lacks.
+        ModelError: no such model, no readable `model_index.json`, a family that we do not train, or a folder that lacks
+            a part that its index names.
     """
-    folder = resolve(path)
-    index = folder / "model_index.json"
-    if not folder.is_dir():
-        raise ModelError(f"model folder {path} does not exist: set model.path to a folder in diffusers' format")
+    is_on_hub = _is_on_hub(model)
+    file = index_file(model.path, model.revision) if is_on_hub else _folder(model) / "model_index.json"
     try:
-        entries = json.loads(index.read_text(encoding="utf-8"))
+        entries = json.loads(file.read_text(encoding="utf-8"))
         pipeline = str(entries["_class_name"])
     except (OSError, ValueError, KeyError, TypeError):
         raise ModelError(
-            f"model folder {path} must hold a readable model_index.json with a _class_name: is it in diffusers' format?"
+            f"model folder {model.path} must hold a readable model_index.json with a _class_name:"
+            " is it in diffusers' format?"
         ) from None
     if pipeline not in FAMILIES:
-        raise ModelError(f"model folder {path} must hold one of {sorted(FAMILIES)}, got {pipeline}")
-    parts = [name for name, entry in entries.items() if isinstance(entry, list) and all(entry)]
+        raise ModelError(f"model folder {model.path} must hold one of {sorted(FAMILIES)}, got {pipeline}")
+    parts = tuple(name for name, entry in entries.items() if isinstance(entry, list) and all(entry))
+    if not is_on_hub:
+        _require_parts(model, file.parent, parts)
+    return ModelIndex(family=FAMILIES[pipeline], parts=parts)
+
+
+def find_model(model: ModelConfig) -> tuple[ModelIndex, Path]:
+    """The index and the folder that holds the whole model, downloaded when it is a hub id.
+
+    Raises:
+        ModelError: as `read_index`, or the folder lacks a part that the index names.
+    """
+    index = read_index(model)
+    folder = model_folder(model.path, model.revision, index.parts) if _is_on_hub(model) else _folder(model)
+    _require_parts(model, folder, index.parts)
+    return index, folder
+
+
+def find_configs(model: ModelConfig) -> tuple[ModelIndex, Path]:
+    """The index and a folder with the model's config files; of a hub id nothing else is downloaded.
+
+    Raises:
+        ModelError: as `read_index`.
+    """
+    index = read_index(model)
+    return index, config_folder(model.path, model.revision) if _is_on_hub(model) else _folder(model)
+
+
+def adapter_config(model: ModelConfig) -> LoraConfig:
+    """`model.lora` with the family's defaults filled in."""
+    return read_index(model).family.adapter(model.lora)
+
+
+def completed(config: RunConfig) -> RunConfig:
+    """The config with everything in it that the model's family decides: what a run folder keeps.
+
+    Raises:
+        ModelError: as `read_index`.
+    """
+    model = config.model.model_copy(update={"lora": adapter_config(config.model)})
+    return config.model_copy(update={"model": model})
+
+
+def _is_on_hub(model: ModelConfig) -> bool:
+    if model.path.startswith(SCHEME) or not is_hub_id(model.path):
+        return False
+    return not resolve(model.path).is_dir()
+
+
+def _folder(model: ModelConfig) -> Path:
+    folder = resolve(model.path)
+    if not folder.is_dir():
+        raise ModelError(
+            f"model folder {model.path} does not exist: set model.path to a folder in diffusers' format or to a hub id"
+        )
+    return folder
+
+
+def _require_parts(model: ModelConfig, folder: Path, parts: tuple[str, ...]) -> None:
     lacking = [name for name in parts if not (folder / name).is_dir()]
     if lacking:
-        raise ModelError(f"model folder {path} must hold the parts that its model_index.json names, lacks {lacking}")
-    return FAMILIES[pipeline], folder
+        raise ModelError(
+            f"model folder {model.path} must hold the parts that its model_index.json names, lacks {lacking}"
+        )

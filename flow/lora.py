@@ -1,33 +1,37 @@
 """The trained adapter: attaching it to a transformer, and adapter tensors <-> `PolicyWeights`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from peft import LoraConfig as PeftLoraConfig
 from peft import inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
+from flow.lora_file import PREFIX, read_foreign_lora
 from protocol.config_policy import LoraConfig
 from protocol.errors import ContractError, ModelError
 from protocol.messages import PolicyWeights, digest_of
 
 ADAPTER = "default"
-PREFIX = "transformer."
-"""diffusers' name of the part of the pipeline that the adapter belongs to."""
 
 
 class Lora:
     """The LoRA tensors of one transformer by their diffusers names.
 
-    Made once for each policy; B starts at zero, so a fresh adapter changes nothing.
+    Made once for each policy; B starts at zero, so a fresh adapter changes nothing. The adapter is float32 whatever
+    the frozen weights are; `model.dtype`'s autocast casts it where it is used.
 
-        lora = Lora(transformer, config.model.lora, seed=config.seed)
+        lora = Lora(transformer, adapter_config(config.model), seed=config.seed)
         weights = lora.export(version=0)      # in the learner
         lora.load(weights)                    # in a rollout actor
     """
 
     def __init__(self, transformer: nn.Module, config: LoraConfig, *, seed: int) -> None:
+        if config.rank is None or config.alpha is None or config.targets is None:
+            raise ContractError(f"an adapter needs rank, alpha and targets, got {config}")
         peft_config = PeftLoraConfig(
             r=config.rank,
             lora_alpha=config.alpha,
@@ -43,11 +47,16 @@ class Lora:
                     f"model.lora.targets must name modules of the transformer, got {list(config.targets)}:"
                     " no module takes the adapter"
                 ) from error
+        self._layers = [module for module in transformer.modules() if isinstance(module, BaseTunerLayer)]
         self.parameters: dict[str, nn.Parameter] = {
             PREFIX + name.replace(f".{ADAPTER}.", "."): parameter
             for name, parameter in transformer.named_parameters()
             if "lora_" in name
         }
+        for parameter in self.parameters.values():
+            parameter.data = parameter.data.float()
+        for layer in self._layers:
+            layer.cast_input_dtype_enabled = False  # autocast casts the adapter, not the activations
         idle = [target for target in config.targets if not any(f".{target}.lora_" in name for name in self.parameters)]
         if idle:
             raise ModelError(f"each of model.lora.targets must name modules of the transformer, got none for {idle}")
@@ -71,6 +80,39 @@ class Lora:
         if held != weights.digest:
             raise ContractError(f"adapter version {weights.version} must have digest {weights.digest}, got {held}")
         return held
+
+    @contextmanager
+    def adapter_disabled(self) -> Iterator[None]:
+        """Inside, the transformer is the base model: the reference of a KL term. Nothing else changes."""
+        for layer in self._layers:
+            layer.enable_adapters(enabled=False)
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer.enable_adapters(enabled=True)
+
+    def start_from(self, path: str, config: LoraConfig) -> None:
+        """Begin at a saved LoRA instead of a fresh one; modules that it does not name stay fresh.
+
+        Raises:
+            ModelError: unreadable, of another rank or alpha, or it names modules that `targets` leaves out.
+        """
+        arrays, alpha = read_foreign_lora(path)
+        foreign = sorted(arrays.keys() - self.parameters.keys())
+        if foreign:
+            raise ModelError(
+                f"model.lora.start {path} must name modules that model.lora.targets names too, got {foreign[0]}"
+            )
+        ranks = {array.shape[0] for name, array in arrays.items() if "lora_A" in name}
+        if ranks != {config.rank} or alpha not in (None, config.alpha):
+            raise ModelError(
+                f"model.lora.start {path} has rank {sorted(ranks)} and alpha {alpha or sorted(ranks)[0]}:"
+                f" set model.lora.rank and model.lora.alpha to these, got {config.rank} and {config.alpha}"
+            )
+        held = self.export(version=0).arrays
+        merged = {**held, **arrays}
+        self.load(PolicyWeights(version=0, arrays=merged, digest=digest_of(merged)))
 
     def _check(self, arrays: Mapping[str, np.ndarray]) -> None:
         if arrays.keys() != self.parameters.keys():

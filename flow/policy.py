@@ -5,6 +5,7 @@ equal weights and equal batch shapes a replay therefore gives the same log-prob 
 """
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -28,11 +29,14 @@ class FlowPolicy:
         transition, velocity = policy.transition(latents, k, conditioning=policy.conditioning("a red circle", ""))
     """
 
-    def __init__(self, backbone: Backbone, config: SamplingConfig, *, guidance: float) -> None:
+    def __init__(
+        self, backbone: Backbone, config: SamplingConfig, *, guidance: float, forward_batch: int | None = None
+    ) -> None:
         self.backbone = backbone
         self.guidance = guidance
+        self.forward_batch = forward_batch
         self.sigmas: Float[Tensor, " points"] = (
-            backbone.sigmas(config.steps) if config.schedule == "sd3" else linear_sigmas(steps=config.steps)
+            backbone.sigmas(config.steps) if config.schedule == "model" else linear_sigmas(steps=config.steps)
         )
         sigma_first = self.sigmas[1].item()
         if config.kernel == "flow_sde":
@@ -62,11 +66,29 @@ class FlowPolicy:
     ) -> Float[Tensor, "B C H W"]:
         """The guided velocity: v_u + w (v_c - v_u), one forward of 2B; for w = 1 the plain one, one forward of B.
 
+        More than `forward_batch` samples go in several forwards of at most that many.
+
         Args:
             conditioning: from `conditioning`; rows for each sample, or one row for all.
         """
         count = len(latents)
         rows = [each if len(next(iter(each.values()))) == count else repeat(each, count) for each in conditioning]
+        most = self.forward_batch or count
+        if count <= most:
+            return self._guided(latents, sigma, rows)
+        parts = [
+            self._guided(
+                latents[start : start + most],
+                sigma[start : start + most],
+                [{name: tensor[start : start + most] for name, tensor in each.items()} for each in rows],
+            )
+            for start in range(0, count, most)
+        ]
+        return torch.cat(parts)
+
+    def _guided(
+        self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], rows: Sequence[Conditioning]
+    ) -> Float[Tensor, "B C H W"]:
         if len(rows) == 1:
             return self.backbone.velocity(latents, sigma, rows[0])
         both = {name: torch.cat([each[name] for each in rows]) for name in rows[0]}

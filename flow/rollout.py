@@ -5,9 +5,7 @@ from collections import OrderedDict
 import numpy as np
 from jaxtyping import UInt8
 
-from flow.backbone import load_backbone
-from flow.lora import Lora
-from flow.policy import FlowPolicy
+from flow.build import build_policy
 from flow.sampler import draw, sample_shard
 from protocol.config import RunConfig
 from protocol.errors import StaleWeightsError
@@ -25,10 +23,8 @@ class RolloutPolicy:
     """
 
     def __init__(self, config: RunConfig, *, device: str = "cpu") -> None:
-        backbone = load_backbone(config.model, device=device)
         self._config = config
-        self._lora = Lora(backbone.transformer, config.model.lora, seed=config.seed)
-        self._policy = FlowPolicy(backbone, config.sampling, guidance=config.model.guidance)
+        self._policy, self._lora = build_policy(config, device=device)
         self._versions: OrderedDict[int, PolicyWeights] = OrderedDict()
         self._active: tuple[int, str] | None = None
 

@@ -3,6 +3,8 @@
 A schedule is the tensor of sigmas itself; step k goes from `sigmas[k]` to `sigmas[k + 1]`.
 """
 
+import math
+
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -33,3 +35,39 @@ def sd3_sigmas(*, steps: int, shift: float = 3.0, train_timesteps: int = 1000) -
 def linear_sigmas(*, steps: int) -> Float[Tensor, " points"]:
     """sigma_k = 1 - k / T."""
     return torch.linspace(1.0, 0.0, steps + 1)
+
+
+def flux_sigmas(
+    *,
+    steps: int,
+    tokens: int,
+    base_tokens: int = 256,
+    max_tokens: int = 4096,
+    base_shift: float = 0.5,
+    max_shift: float = 1.15,
+) -> Float[Tensor, " points"]:
+    """FLUX's grid, whose shift grows with the picture.
+
+        mu = base_shift + (max_shift - base_shift) (tokens - base_tokens) / (max_tokens - base_tokens)
+        sigma_k = e^mu / (e^mu + 1 / u_k - 1),  u = linspace(1, 1/T, T);  sigma_T = 0
+
+    Args:
+        tokens: packed latent tokens of a picture, (height / 16) (width / 16).
+        base_tokens, max_tokens, base_shift, max_shift: of the scheduler's config.
+    """
+    slope = (max_shift - base_shift) / (max_tokens - base_tokens)
+    mu = tokens * slope + (base_shift - slope * base_tokens)
+    even = np.linspace(1.0, 1 / steps, steps).astype(np.float32)
+    shifted = math.exp(mu) / (math.exp(mu) + (1 / even - 1))
+    return torch.cat([torch.from_numpy(shifted).to(torch.float32), torch.zeros(1)])
+
+
+def flux_static_sigmas(*, steps: int, shift: float = 1.0) -> Float[Tensor, " points"]:
+    """The grid of FLUX.1-schnell: sigma_k = s u_k / (1 + (s - 1) u_k),  u = linspace(1, 1/T, T);  sigma_T = 0.
+
+    Args:
+        shift: s, of the scheduler's config.
+    """
+    even = np.linspace(1.0, 1 / steps, steps).astype(np.float32)
+    shifted = shift * even / (1 + (shift - 1) * even)
+    return torch.cat([torch.from_numpy(shifted).to(torch.float32), torch.zeros(1)])

@@ -1,89 +1,70 @@
-"""The Stable Diffusion 3 family through diffusers: loading, embeddings, velocity, decoding."""
+"""The Stable Diffusion 3 family: SD3-Medium, SD3.5-Medium and -Large, with or without their T5."""
 
-import json
-from collections import OrderedDict
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
-import numpy as np
 import torch
-from jaxtyping import Float, UInt8
-from safetensors import SafetensorError
+from jaxtyping import Float
 from torch import Tensor
 
 from flow.backbone import Conditioning
-from flow.quiet import quiet_libraries
+from flow.families import SD3
+from flow.pipeline import PipelineBackbone
 from flow.schedule import sd3_sigmas
+from protocol.config_policy import ModelConfig
 from protocol.errors import ModelError
 
-if TYPE_CHECKING:
-    from diffusers import StableDiffusion3Pipeline
-
-KEPT_PROMPTS = 256
-"""Embeddings that are kept, least recently used dropped first: one of SD3.5 takes 5 MB, a prompt file has 50,000."""
+CLIP_TOKENS = 77
+"""Tokens of the CLIP encoders, before T5's."""
 
 
-class StableDiffusion3:
-    """A `StableDiffusion3Pipeline` folder behind the `Backbone` contract; float32, frozen, in evaluation mode."""
+class StableDiffusion3(PipelineBackbone):
+    """A `StableDiffusion3Pipeline` behind the `Backbone` contract."""
 
-    def __init__(self, folder: Path, *, max_sequence_length: int, device: str) -> None:
-        self._pipeline = _load(folder, device)
-        self._max_sequence_length = max_sequence_length
-        self._embeddings: OrderedDict[str, Conditioning] = OrderedDict()
-        self.transformer = self._pipeline.transformer.requires_grad_(requires_grad=False).eval()
-        size = self.transformer.config.sample_size
-        self.latent_shape = (self.transformer.config.in_channels, size, size)
+    family = SD3
+
+    @staticmethod
+    @torch.no_grad()
+    def encode_prompt(pipeline: Any, text: str, config: ModelConfig, device: torch.device) -> Conditioning:
+        """Prompt embeddings [1, L, D] and pooled projections [1, P]; zeros stand for an absent T5."""
+        embeds, _, pooled, _ = pipeline.encode_prompt(
+            prompt=text,
+            prompt_2=text,
+            prompt_3=text,
+            device=device,
+            do_classifier_free_guidance=False,
+            max_sequence_length=config.max_sequence_length,
+        )
+        return {"encoder_hidden_states": cast(Tensor, embeds), "pooled_projections": cast(Tensor, pooled)}
 
     def sigmas(self, steps: int) -> Float[Tensor, " points"]:
         """The doubly shifted schedule with the folder's own shift."""
         scheduler = self._pipeline.scheduler.config
         return sd3_sigmas(steps=steps, shift=scheduler.shift, train_timesteps=scheduler.num_train_timesteps)
 
-    @torch.no_grad()
-    def encode(self, text: str) -> Conditioning:
-        """Prompt embeddings [1, L, D] and pooled projections [1, P] from the pipeline's own `encode_prompt`."""
-        if text not in self._embeddings:
-            embeds, _, pooled, _ = self._pipeline.encode_prompt(
-                prompt=text,
-                prompt_2=text,
-                prompt_3=text,
-                do_classifier_free_guidance=False,
-                max_sequence_length=self._max_sequence_length,
-            )
-            self._embeddings[text] = {
-                "encoder_hidden_states": cast(Tensor, embeds),
-                "pooled_projections": cast(Tensor, pooled),
-            }
-            if len(self._embeddings) > KEPT_PROMPTS:
-                self._embeddings.popitem(last=False)
-        self._embeddings.move_to_end(text)
-        return self._embeddings[text]
+    def example(self, count: int) -> Conditioning:
+        """Zeros for CLIP's 77 tokens and T5's, and for the pooled projections."""
+        settings = self._pipeline.transformer.config
+        length = CLIP_TOKENS + self._config.max_sequence_length
+        return {
+            "encoder_hidden_states": torch.zeros(count, length, settings.joint_attention_dim, device=self._device),
+            "pooled_projections": torch.zeros(count, settings.pooled_projection_dim, device=self._device),
+        }
 
-    def velocity(
+    def _predict(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
     ) -> Float[Tensor, "B C H W"]:
-        """The transformer's prediction at timestep 1000 sigma."""
         timestep = sigma * self._pipeline.scheduler.config.num_train_timesteps
-        return self.transformer(hidden_states=latents, timestep=timestep, return_dict=False, **conditioning)[0].float()
+        return self.transformer(hidden_states=latents, timestep=timestep, return_dict=False, **conditioning)[0]
 
-    @torch.no_grad()
-    def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
-        """VAE decoding and the pipeline's own rounding to 8 bits."""
-        vae = self._pipeline.vae
-        pictures = vae.decode(latents / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False)[0]
-        unit = cast(np.ndarray, self._pipeline.image_processor.postprocess(pictures, output_type="np"))
-        return (unit * 255).round().astype(np.uint8)
-
-
-def _load(folder: Path, device: str) -> "StableDiffusion3Pipeline":
-    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
-    absent = {name: None for name in ("text_encoder_3", "tokenizer_3") if (index.get(name) or [None, None])[1] is None}
-    with quiet_libraries():
-        from diffusers import StableDiffusion3Pipeline
-
-        try:
-            pipeline = StableDiffusion3Pipeline.from_pretrained(folder, local_files_only=True, **absent)
-        except (OSError, ValueError, RuntimeError, TypeError, LookupError, AttributeError, SafetensorError) as error:
-            reason = " ".join(str(error).split())[:300]
-            raise ModelError(f"model folder {folder} cannot be loaded as StableDiffusion3Pipeline: {reason}") from error
-        return pipeline.to(device, torch.float32)
+    def _latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
+        settings = self._pipeline.transformer.config
+        if height is None or width is None:
+            return settings.in_channels, settings.sample_size, settings.sample_size
+        rows, columns = self._divided(height, width, by=self._pipeline.vae_scale_factor * settings.patch_size)
+        most = settings.pos_embed_max_size * settings.patch_size
+        if max(rows, columns) > most:
+            raise ModelError(
+                f"model.height and model.width must be at most {most * self._pipeline.vae_scale_factor} for this"
+                f" model's positions, got {height} and {width}"
+            )
+        return settings.in_channels, rows, columns

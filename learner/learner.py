@@ -5,20 +5,24 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
 
-from flow.backbone import load_backbone
-from flow.lora import Lora
-from flow.policy import FlowPolicy
+from flow.build import build_policy
+from flow.folder import adapter_config
 from learner.loss import clipped_surrogate
 from learner.metrics import group_metrics
+from learner.microbatch import micro_batches
 from learner.minibatch import CreditedGroup, Minibatch, credit_group, minibatches
+from learner.probe import probe_parity
 from protocol.config import RunConfig
 from protocol.errors import ContractError, NonFiniteError
 from protocol.messages import LearnerState, PolicyWeights, ScoredGroup
 
 SLOTS = ("exp_avg", "exp_avg_sq", "step")
 """AdamW's state of one parameter."""
+SCALER = "grad_scaler"
+"""Stands for a parameter's name in the saved state of float16's loss scale."""
 
 
 @dataclass
@@ -53,11 +57,12 @@ class Learner:
     """
 
     def __init__(self, config: RunConfig, *, device: str = "cpu") -> None:
-        backbone = load_backbone(config.model, device=device)
         self._config = config
         self._device = torch.device(device)
-        self._lora = Lora(backbone.transformer, config.model.lora, seed=config.seed)
-        self._policy = FlowPolicy(backbone, config.sampling, guidance=config.model.guidance)
+        self._policy, self._lora = build_policy(config, device=device)
+        if config.model.lora.start:
+            self._lora.start_from(config.model.lora.start, adapter_config(config.model))
+        self._scaler = GradScaler(self._device.type, enabled=config.model.dtype == "float16")
         settings = config.learner
         self._optimizer = torch.optim.AdamW(
             self._lora.parameters.values(),
@@ -81,6 +86,7 @@ class Learner:
                 (why for group in groups for s in group.shards for why in s.scores.reasons if why), "none given"
             )
             raise ContractError(f"an iteration needs at least one valid score, got none; first reason: {reason}")
+        probed = self._probe(groups)
         statistics = UpdateStatistics()
         size = len(credited) // self._config.learner.updates_per_iteration
         for start in range(0, len(credited), size):
@@ -89,6 +95,7 @@ class Learner:
         return {
             **group_metrics(groups, credited),
             **statistics.metrics(self._config.learner.clip_range),
+            **probed,
             "policy/version": float(self.step),
         }
 
@@ -102,6 +109,8 @@ class Learner:
         for name, parameter in self._lora.parameters.items():
             for slot, value in self._optimizer.state.get(parameter, {}).items():
                 optimizer[f"{name}/{slot}"] = value.detach().cpu().numpy().copy()
+        for slot, value in self._scaler.state_dict().items():
+            optimizer[f"{SCALER}/{slot}"] = np.array(value, np.float32)
         return LearnerState(step=self.step, weights=self.weights(), optimizer=optimizer)
 
     def restore(self, state: LearnerState) -> None:
@@ -116,28 +125,45 @@ class Learner:
         for slots in self._optimizer.state.values():
             for slot in ("exp_avg", "exp_avg_sq"):
                 slots[slot] = slots[slot].to(self._device)
+        scale = {slot: state.optimizer.get(f"{SCALER}/{slot}") for slot in self._scaler.state_dict()}
+        if scale and all(value is not None for value in scale.values()):
+            held = self._scaler.state_dict()
+            self._scaler.load_state_dict({slot: type(held[slot])(scale[slot]) for slot in held})
         self.step = state.step
+
+    def _probe(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
+        every = self._config.learner.probe_every
+        if not every or self.step % every:
+            return {}
+        return probe_parity(
+            self._policy, groups, version=self.step, bound=self._config.learner.probe_bound, device=self._device
+        )
 
     def _optimise(self, groups: list[CreditedGroup], statistics: UpdateStatistics, *, is_first: bool) -> None:
         pairs = int(sum(group.step_valid.sum() for group in groups))
         self._optimizer.zero_grad(set_to_none=True)
-        for minibatch in minibatches(groups, device=self._device):
+        pairs_in_order = minibatches(groups, device=self._device)
+        for minibatch in micro_batches(pairs_in_order, most=self._config.model.forward_batch):
             loss, ratio = self._loss(minibatch)
             total = loss.sum() / pairs
             if not torch.isfinite(total):
                 raise NonFiniteError(f"the loss of step {minibatch.k} must be finite, got {total.item()}")
-            total.backward()
+            self._scaler.scale(total).backward()
             statistics.losses.append(total.item())
             statistics.ratios.append(ratio.detach().cpu())
             if is_first:
                 statistics.first_ratios.append(ratio.detach().cpu())
         if all(parameter.grad is None for parameter in self._lora.parameters.values()):
             return
+        self._scaler.unscale_(self._optimizer)
         norm = clip_grad_norm_(self._lora.parameters.values(), self._config.learner.max_grad_norm)
-        if not torch.isfinite(norm):
+        is_overflow = not torch.isfinite(norm)
+        if is_overflow and self._scaler.get_scale() <= 1:
             raise NonFiniteError(f"the gradient norm must be finite, got {norm.item()}")
-        statistics.grad_norms.append(norm.item())
-        self._optimizer.step()
+        if not is_overflow:
+            statistics.grad_norms.append(norm.item())
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
 
     def _loss(self, minibatch: Minibatch) -> tuple[torch.Tensor, torch.Tensor]:
         conditioning = self._policy.conditioning(minibatch.prompt.text, minibatch.prompt.negative)

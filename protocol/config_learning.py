@@ -61,3 +61,7 @@ class LearnerConfig(Section):
     """c of the clipped surrogate; ratios of log-prob means are close to 1, hence the small number."""
     updates_per_iteration: Positive = 2
     """Optimiser steps of one iteration, each over an equal part of its groups."""
+    probe_every: int = Field(default=50, ge=0)
+    """Iterations between replays of one shard that must give the rollout actor's log-probs; 0 never asks."""
+    probe_bound: float = Field(default=1e-4, ge=0.0)
+    """Largest |ratio - 1| of such a replay; above it the run stops with its reason."""

@@ -8,6 +8,7 @@ FlowcreditError
 │   ├── RunFolderError   a run folder that cannot be written, or that belongs to another config
 │   └── ScorerError      a scorer that cannot be found or built
 ├── ContractError        a part of the program broke its promise: wrong length, NaN, out of range, digest differs
+├── ParityError          learner and rollout compute different log-probs from equal weights
 ├── CheckpointError      a checkpoint that is partial, truncated or altered
 ├── NonFiniteError       latents, rewards, loss or gradient hold NaN or infinity
 ├── PoolError            a pool of remote actors used up its restarts, or a call its deadline
@@ -45,6 +46,10 @@ class ScorerError(InputError):
 
 class ContractError(FlowcreditError):
     """A part of the program broke its promise."""
+
+
+class ParityError(FlowcreditError):
+    """Learner and rollout compute different log-probs from equal weights."""
 
 
 class CheckpointError(FlowcreditError):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from flow.families import ATTENTION
 from protocol.config import RunConfig
 from protocol.config_file import parse_config
 
@@ -86,7 +87,11 @@ def tiny_config(tiny_sd3: Path) -> Callable[..., RunConfig]:
         tree: dict[str, Any] = {
             "seed": 7,
             "iterations": 2,
-            "model": {"path": str(tiny_sd3), "max_sequence_length": 2, "lora": {"rank": 4, "alpha": 8}},
+            "model": {
+                "path": str(tiny_sd3),
+                "max_sequence_length": 2,
+                "lora": {"rank": 4, "alpha": 8, "targets": ATTENTION},
+            },
             "data": {"train": "train.txt", "heldout": "heldout.txt"},
             "sampling": {"steps": 4},
             "completion": {"substeps": 2},

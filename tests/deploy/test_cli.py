@@ -10,6 +10,7 @@ import yaml
 
 from deploy.cli import main
 from deploy.run_folder import open_run_folder
+from flow.folder import completed
 from protocol.config_file import parse_config
 
 
@@ -91,7 +92,7 @@ def test_model_folder_of_another_family_is_refused(preset, tmp_path, monkeypatch
     (folder / "model_index.json").write_text('{"_class_name": "StableDiffusionXLPipeline"}')
     preset["model"]["path"] = str(folder)
     line = complaint(preset, tmp_path, monkeypatch, capsys)
-    assert "must hold one of ['StableDiffusion3Pipeline'], got StableDiffusionXLPipeline" in line
+    assert "must hold one of ['FluxPipeline', 'StableDiffusion3Pipeline'], got StableDiffusionXLPipeline" in line
 
 
 def test_folder_without_model_index_is_refused(preset, tmp_path, monkeypatch, capsys):
@@ -146,7 +147,7 @@ def test_an_address_where_no_cluster_answers_is_one_line_at_once(address, preset
 
 
 def test_a_run_folder_in_use_is_refused(preset, tmp_path, monkeypatch, capsys):
-    config = parse_config(preset)
+    config = completed(parse_config(preset))
     run = open_run_folder(tmp_path / "taken", config)
     path = tmp_path / "preset.yaml"
     path.write_text(yaml.safe_dump(preset))

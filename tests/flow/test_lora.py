@@ -11,6 +11,7 @@ from diffusers import StableDiffusion3Pipeline
 from safetensors import safe_open
 
 from flow.backbone import Backbone, load_backbone
+from flow.families import SD3
 from flow.lora import Lora
 from flow.lora_file import FILE_NAME, read_lora, write_lora
 from flow.noise import normal
@@ -18,7 +19,7 @@ from protocol.config_policy import LoraConfig, ModelConfig
 from protocol.errors import CheckpointError, ContractError, ModelError
 from protocol.messages import PolicyWeights, digest_of
 
-CONFIG = LoraConfig(rank=4, alpha=12)
+CONFIG = SD3.adapter(LoraConfig(rank=4, alpha=12))
 
 
 def fresh(tiny_sd3: Path) -> Backbone:
@@ -75,7 +76,7 @@ def test_equal_seeds_give_equal_adapters_and_leave_the_global_generator_alone(ti
 
 def test_targets_that_name_no_module_are_a_model_error(tiny_sd3: Path) -> None:
     with pytest.raises(ModelError, match="no module takes the adapter"):
-        Lora(fresh(tiny_sd3).transformer, LoraConfig(targets=("attention.query",)), seed=0)
+        Lora(fresh(tiny_sd3).transformer, SD3.adapter(LoraConfig(targets=("attention.query",))), seed=0)
 
 
 def test_loading_gives_the_exporting_policy_s_velocity_bitwise(tiny_sd3: Path) -> None:

@@ -78,7 +78,7 @@ def test_embeddings_equal_encode_prompt_bitwise(pipeline: StableDiffusion3Pipeli
 def test_the_embeddings_of_the_newest_prompts_are_kept_and_no_more(
     tiny_sd3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flow.sd3.KEPT_PROMPTS", 2)
+    monkeypatch.setattr("flow.embeddings.KEPT_PROMPTS", 2)
     fresh = load_backbone(ModelConfig(path=str(tiny_sd3), max_sequence_length=TOKENS_OF_T5))
     first = {text: fresh.encode(text) for text in ("a", "b")}
     assert fresh.encode("a") is first["a"]

@@ -57,7 +57,6 @@ def test_defaults_are_the_papers() -> None:
     assert (config.sampling.steps, config.sampling.noise_level, config.group.size) == (10, 0.7, 24)
     assert (config.learner.learning_rate, config.learner.clip_range, config.learner.weight_decay) == (3e-4, 1e-4, 1e-4)
     assert (config.credit.epsilon, config.credit.advantage_clip, config.completion.substeps) == (1e-4, 5.0, 5)
-    assert (config.model.lora.rank, config.model.lora.alpha) == (32, 64)
     assert config.scores_points
 
 

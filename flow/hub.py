@@ -1,0 +1,89 @@
+"""Models of the Hugging Face hub: a hub id to a folder in the hub's own cache.
+
+HF_TOKEN opens gated models, HF_HOME or HF_HUB_CACHE names the cache, HF_HUB_OFFLINE=1 uses nothing but the cache.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from protocol.errors import ModelError
+
+UNUSED_FILES = ["*.bin", "*.ckpt", "*.msgpack", "*.onnx", "*.onnx_data", "*.h5", "*.fp16.*", "*.fp16-*"]
+"""Copies of the same weights in other formats."""
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether a model path that is no folder reads as `org/name`."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", path) is not None
+
+
+def index_file(repo: str, revision: str | None) -> Path:
+    """The repository's `model_index.json`, downloaded or from the cache.
+
+    Raises:
+        ModelError: gated, unknown, without such a file, or neither cached nor reachable.
+    """
+    from huggingface_hub import hf_hub_download
+
+    with _explained(repo, revision):
+        return Path(hf_hub_download(repo, "model_index.json", revision=revision))
+
+
+def model_folder(repo: str, revision: str | None, parts: Sequence[str]) -> Path:
+    """A folder with these parts of the repository, downloaded or from the cache.
+
+    Raises:
+        ModelError: gated, unknown, or neither cached nor reachable.
+    """
+    from huggingface_hub import snapshot_download
+
+    wanted = ["model_index.json", *(f"{part}/*" for part in parts)]
+    with _explained(repo, revision):
+        return Path(
+            snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=list(UNUSED_FILES))
+        )
+
+
+def config_folder(repo: str, revision: str | None) -> Path:
+    """A folder with the repository's config files and no weights: enough to know sizes.
+
+    Raises:
+        ModelError: gated, unknown, or neither cached nor reachable.
+    """
+    from huggingface_hub import snapshot_download
+
+    with _explained(repo, revision):
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=["*.json"]))
+
+
+@contextmanager
+def _explained(repo: str, revision: str | None) -> Iterator[None]:
+    """What the hub answers, as one line that says what to do."""
+    from huggingface_hub import constants, errors
+
+    what = f"model {repo}" + (f" at revision {revision}" if revision else "")
+    try:
+        yield
+    except errors.GatedRepoError:
+        raise ModelError(
+            f"{what} is gated: accept its terms at https://huggingface.co/{repo} and set HF_TOKEN to a token of that"
+            " account"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise ModelError(
+            f"{what} is neither a folder here nor on the hub: check model.path, and HF_TOKEN if it is private"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise ModelError(f"{what} is not on the hub: set model.revision to a branch, tag or commit of it") from None
+    except errors.LocalEntryNotFoundError:
+        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+        raise ModelError(
+            f"{what} is not in the hub cache {constants.HF_HUB_CACHE} and {reason}: run `hf download {repo}` where"
+            " there is a network, or set model.path to a folder in diffusers' format"
+        ) from None
+    except errors.EntryNotFoundError:
+        raise ModelError(f"{what} must be in diffusers' format: it has no model_index.json") from None
+    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+        raise ModelError(f"{what} cannot be fetched: {' '.join(str(error).split())[:200]}") from None
