@@ -13,6 +13,8 @@ from typing import Annotated
 
 import typer
 
+from deploy.cli_models import dry_run
+from deploy.cli_models import register as register_model_commands
 from deploy.presets import find_preset
 from protocol.config import RunConfig
 from protocol.config_file import load_config
@@ -35,10 +37,14 @@ def train(
     overrides: Overrides = None,
     run: Annotated[Path | None, typer.Option(help="Run folder; default runs/PRESET. One that exists goes on.")] = None,
     is_local: IsLocal = False,
+    is_dry: Annotated[bool, typer.Option("--dry-run", help="Check everything, estimate costs, write nothing.")] = False,
 ) -> None:
     """Train a preset in a run folder; on an existing run folder go on where it stopped."""
     path = find_preset(preset)
     config = load_config(path, overrides=overrides or [])
+    if is_dry:
+        dry_run(config)
+        return
     _train(config, run or Path("runs") / path.stem, is_local=is_local)
 
 
@@ -65,6 +71,9 @@ def evaluate(
     for tag, value in result.by_tag.items():
         typer.echo(f"{tag:14} {value:.3f}")
     typer.echo(f"{'overall':14} {result.score:.3f}  ({result.pictures} pictures, {result.missing} without a score)")
+
+
+register_model_commands(app)
 
 
 def main() -> None:

@@ -1,0 +1,296 @@
+"""How fast a GPU draws and learns: SD3.5-Medium's architecture with random weights, nothing downloaded, no Ray.
+
+    python -m benchmarks.gpu                       # 512 x 512, T = 10, bfloat16, LoRA rank 32
+    python -m benchmarks.gpu --members 8 --json gpu.json
+    python -m benchmarks.gpu --tiny --device cpu   # a tiny architecture: whether it runs at all
+
+Reported: pictures per second drawn plainly and with every point completed (T' = 2 and 5), learner pairs per second and
+their share of the card's bf16 peak, peak memory beside the estimate, seconds to export and load the adapter.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from deploy.estimate import estimate_of
+from flow.build import policy_of
+from flow.families import SD3
+from flow.hollow import backbone_of_parts
+from flow.lora import Lora
+from flow.noise import normal
+from flow.pipeline import PipelineBackbone
+from flow.policy import FlowPolicy
+from flow.sampler import sample_shard
+from flow.sd3 import StableDiffusion3
+from learner.loss import clipped_surrogate
+from protocol.config import RunConfig
+from protocol.config_file import parse_config
+from protocol.messages import Prompt, ShardRequest
+
+SD35_MEDIUM: dict[str, Any] = {
+    "sample_size": 128,
+    "patch_size": 2,
+    "in_channels": 16,
+    "num_layers": 24,
+    "attention_head_dim": 64,
+    "num_attention_heads": 24,
+    "joint_attention_dim": 4096,
+    "caption_projection_dim": 1536,
+    "pooled_projection_dim": 2048,
+    "out_channels": 16,
+    "pos_embed_max_size": 384,
+    "dual_attention_layers": tuple(range(13)),
+    "qk_norm": "rms_norm",
+}
+SD3_VAE: dict[str, Any] = {"latent_channels": 16, "block_out_channels": (128, 256, 512, 512), "layers_per_block": 2}
+TINY: dict[str, Any] = SD35_MEDIUM | {
+    "sample_size": 8,
+    "num_layers": 2,
+    "attention_head_dim": 8,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 16,
+    "caption_projection_dim": 16,
+    "pooled_projection_dim": 16,
+    "pos_embed_max_size": 16,
+    "dual_attention_layers": (0,),
+}
+TINY_VAE: dict[str, Any] = {"latent_channels": 16, "block_out_channels": (8, 8), "layers_per_block": 1}
+PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40": 362.0, "B200": 2250.0}
+"""Dense bf16, as the makers state it, by a part of the card's name."""
+SUBSTEPS = (2, 5)
+ROUNDS = 3
+
+
+def main(words: Sequence[str] | None = None) -> dict[str, float]:
+    """Measure, print a table, and return the figures by name."""
+    args = _arguments(words)
+    config = _config(args)
+    with torch.device(args.device):
+        backbone = _backbone(config, args)
+    lora = Lora(backbone.transformer, SD3.adapter(config.model.lora), seed=0)
+    figures: dict[str, float] = {}
+    for substeps in (0, *SUBSTEPS):
+        figures |= _rollout(config, backbone, substeps, args.device)
+    for substeps in SUBSTEPS:
+        figures[f"completion T'={substeps}, times plain"] = (
+            figures["plain, pictures/s"] / figures[f"T'={substeps}, pictures/s"]
+        )
+    figures |= _learner(config, policy_of(backbone, config), lora, args)
+    figures |= _publication(lora)
+    if args.device == "cuda":
+        figures |= _estimates(config, args, figures)
+    _show(figures, args)
+    return figures
+
+
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--size", type=int, default=512, help="pixels of a side")
+    parser.add_argument("--members", type=int, default=24, help="samples of a shard")
+    parser.add_argument("--forward-batch", type=int, default=24, help="most samples of one forward")
+    parser.add_argument("--learner-batch", type=int, default=8, help="samples of one forward and backward")
+    parser.add_argument("--decode-batch", type=int, default=8, help="pictures that the VAE decodes at once")
+    parser.add_argument("--guidance", type=float, default=1.0)
+    parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing in the learner")
+    parser.add_argument("--compile", help="torch.compile backend, such as inductor")
+    parser.add_argument("--peak-tflops", type=float, help="the card's dense bf16 peak, where its name is unknown")
+    parser.add_argument("--tiny", action="store_true", help="a tiny architecture and 16 x 16 pixels")
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    return parser.parse_args(words)
+
+
+def _config(args: argparse.Namespace) -> RunConfig:
+    size = 16 if args.tiny else args.size
+    return parse_config(
+        {
+            "iterations": 1,
+            "model": {
+                "path": "no/weights",
+                "dtype": args.dtype,
+                "height": size,
+                "width": size,
+                "max_sequence_length": 2 if args.tiny else 128,
+                "guidance": args.guidance,
+                "forward_batch": min(args.forward_batch, args.members),
+                "decode_batch": args.decode_batch,
+                "gradient_checkpointing": args.checkpointing,
+                "compile": args.compile,
+            },
+            "data": {"train": "none", "heldout": "none"},
+            "group": {"size": args.members, "shard": args.members, "per_iteration": 2},
+            "rewards": {"none": {"scorer": "geneval"}},
+            "evaluation": {"component": "reward", "batch": args.members},
+        }
+    )
+
+
+def _backbone(config: RunConfig, args: argparse.Namespace) -> PipelineBackbone:
+    import diffusers
+
+    blocks = len((TINY_VAE if args.tiny else SD3_VAE)["block_out_channels"])
+    vae = diffusers.AutoencoderKL(
+        **(TINY_VAE if args.tiny else SD3_VAE),
+        down_block_types=("DownEncoderBlock2D",) * blocks,
+        up_block_types=("UpDecoderBlock2D",) * blocks,
+        norm_num_groups=8 if args.tiny else 32,
+        sample_size=16 if args.tiny else 1024,
+        scaling_factor=1.5305,
+        shift_factor=0.0609,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
+    parts = {
+        "transformer": diffusers.SD3Transformer2DModel(**(TINY if args.tiny else SD35_MEDIUM)),
+        "vae": vae,
+        "scheduler": None,
+    }
+    with torch.device("cpu"):
+        parts["scheduler"] = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
+    return backbone_of_parts(StableDiffusion3, config.model, parts, device=args.device)
+
+
+def _rollout(config: RunConfig, backbone: PipelineBackbone, substeps: int, device: str) -> dict[str, float]:
+    """Pictures per second of finished trajectories, decoding of everything that is scored included."""
+    tree = config.model_dump(mode="json")
+    tree["credit"]["rule"] = "gains" if substeps else "uniform"
+    tree["completion"]["substeps"] = max(1, substeps)
+    drawn = parse_config(tree)
+    policy = policy_of(backbone, drawn)
+    request = ShardRequest(
+        iteration=0,
+        group=0,
+        prompt=Prompt(index=0, text=""),
+        first_member=0,
+        members=drawn.group.shard,
+        version=0,
+        digest="",
+    )
+    with _peak(device) as memory:
+        seconds = _seconds(lambda: sample_shard(policy, request, drawn), device)
+    name = f"T'={substeps}" if substeps else "plain"
+    return {f"{name}, pictures/s": drawn.group.shard / seconds, f"{name}, peak GiB": memory["gib"]}
+
+
+def _learner(config: RunConfig, policy: FlowPolicy, lora: Lora, args: argparse.Namespace) -> dict[str, float]:
+    """Forward and backward of (trajectory, step) pairs, and an optimiser step for every eight batches."""
+    batch = min(args.learner_batch, args.members)
+    shape = policy.backbone.latent_shape
+    latents, following = (normal(name, shape=(batch, *shape)).to(args.device) for name in ("now", "next"))
+    conditioning = policy.conditioning("", "")
+    optimizer = torch.optim.AdamW(lora.parameters.values(), lr=1e-9)
+    k = policy.steps[len(policy.steps) // 2]
+
+    def pairs() -> None:
+        transition, _ = policy.transition(latents, k, conditioning=conditioning)
+        log_prob = transition.log_prob(following)
+        loss, _ = clipped_surrogate(
+            log_prob=log_prob,
+            old_log_prob=log_prob.detach(),
+            advantages=torch.ones_like(log_prob),
+            clip_range=config.learner.clip_range,
+        )
+        loss.mean().backward()
+
+    def update() -> None:
+        for _ in range(8):
+            pairs()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    with FlopCounterMode(display=False) as counter:
+        pairs()
+    with _peak(args.device) as memory:
+        seconds = _seconds(update, args.device)
+    figures = {
+        "learner, pairs/s": 8 * batch / seconds,
+        "learner, TFLOP/s": 8 * counter.get_total_flops() / seconds / 1e12,
+        "learner, peak GiB": memory["gib"],
+    }
+    peak = args.peak_tflops or _peak_tflops(args.device)
+    if peak:
+        figures["learner, share of bf16 peak"] = figures["learner, TFLOP/s"] / peak
+    return figures
+
+
+def _publication(lora: Lora) -> dict[str, float]:
+    began = time.perf_counter()
+    weights = lora.export(version=1)
+    exported = time.perf_counter()
+    lora.load(weights)
+    loaded = time.perf_counter()
+    return {
+        "adapter, MB": sum(array.nbytes for array in weights.arrays.values()) / 1e6,
+        "adapter, export s": exported - began,
+        "adapter, load s": loaded - exported,
+    }
+
+
+def _estimates(config: RunConfig, args: argparse.Namespace, figures: dict[str, float]) -> dict[str, float]:
+    """The learner's estimated activations and weights beside what was measured, at the measured batch."""
+    batch = min(args.learner_batch, args.members)
+    tree = config.model_dump(mode="json")
+    tree["model"]["forward_batch"] = batch
+    small, fake = parse_config(tree), FakeTensorMode()
+    with fake:
+        hollow = _backbone(small, argparse.Namespace(**{**vars(args), "device": "cpu"}))
+    found = estimate_of(small, hollow, [], SD3.adapter(small.model.lora), fake=fake)
+    tensors = sum(size for part, size in found.learner.items() if part != "context") / 2**30
+    return {"learner, estimated GiB": tensors, "learner, estimated / measured": tensors / figures["learner, peak GiB"]}
+
+
+def _seconds(work: Callable[[], Any], device: str) -> float:
+    """Mean wall seconds of `ROUNDS` calls after one that warms up."""
+    work()
+    _wait(device)
+    began = time.perf_counter()
+    for _ in range(ROUNDS):
+        work()
+    _wait(device)
+    return (time.perf_counter() - began) / ROUNDS
+
+
+@contextmanager
+def _peak(device: str) -> Iterator[dict[str, float]]:
+    found = {"gib": float("nan")}
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    yield found
+    if device == "cuda":
+        found["gib"] = torch.cuda.max_memory_allocated() / 2**30
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _peak_tflops(device: str) -> float | None:
+    name = torch.cuda.get_device_name() if device == "cuda" else ""
+    return next((peak for part, peak in PEAK_TFLOPS.items() if part in name), None)
+
+
+def _show(figures: dict[str, float], args: argparse.Namespace) -> None:
+    where = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
+    table = Table("figure", "value", title=f"{'tiny' if args.tiny else 'SD3.5-Medium'}, {args.dtype}, {where}")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:.4g}")
+    Console().print(table)
+    if args.json:
+        args.json.write_text(json.dumps({"where": where, **figures}, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
