@@ -38,7 +38,7 @@ class RolloutPool:
     def __init__(self, config: RunConfig) -> None:
         cluster = config.cluster
         self._timeout_s = cluster.rollout.timeout_s
-        self._newest: deque[tuple[PolicyWeights, ray.ObjectRef[Any]]] = deque(maxlen=config.group.max_lag + 1)
+        self._newest: deque[tuple[PolicyWeights, ray.ObjectRef[Any]]] = deque(maxlen=config.held_versions)
         remote = RolloutActor.options(**_resources(cluster.rollout))
         self.pool = ActorPool(
             "rollout",

@@ -35,6 +35,8 @@ def assess(config: RunConfig, run: Path | None) -> Evaluation:
             if found:
                 await fleet.restore(found[0])
             weights = await fleet.weights()
+            if found and found[0].average and config.evaluation.weights == "average":
+                weights = found[0].average
             await fleet.publish(weights)
             return await evaluate(
                 config, prompts=heldout, parts=fleet.parts, version=weights.version, digest=weights.digest

@@ -5,16 +5,19 @@ equal weights and equal batch shapes a replay therefore gives the same log-prob 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from flow.backbone import Backbone, Conditioning, repeat
-from flow.schedule import linear_sigmas
-from flow.transition import Transition, ddim_sde, flow_sde, ode
+from flow.schedule import linear_sigmas, shifted_sigmas
+from flow.transition import LogProbForm, Transition, cps, dance_sde, ddim_sde, flow_sde, ode
+from flow.windows import require_trainable, window_steps
 from protocol.config_policy import SamplingConfig
 from protocol.errors import ConfigError
 
@@ -22,8 +25,8 @@ from protocol.errors import ConfigError
 class FlowPolicy:
     """A backbone with a schedule, a kernel and a guidance weight.
 
-    `steps` are the stochastic steps: std at least `std_min` and not the last one; every other step runs as ODE
-    and is never trained.
+    `steps` are the steps that can be stochastic: std at least `std_min` and not the last one; `steps_of` are those that
+    one shard explores. Every other step runs as ODE and is never trained.
 
         policy = FlowPolicy(backbone, config.sampling, guidance=1.0)
         transition, velocity = policy.transition(latents, k, conditioning=policy.conditioning("a red circle", ""))
@@ -35,26 +38,31 @@ class FlowPolicy:
         self.backbone = backbone
         self.guidance = guidance
         self.forward_batch = forward_batch
-        self.sigmas: Float[Tensor, " points"] = (
-            backbone.sigmas(config.steps) if config.schedule == "model" else linear_sigmas(steps=config.steps)
-        )
-        sigma_first = self.sigmas[1].item()
-        if config.kernel == "flow_sde":
-            self._kernel = partial(flow_sde, sigma_first=sigma_first, noise_level=config.noise_level)
-        else:
-            start = sigma_first if config.first_step == "clamp" else 1.0
-            self._kernel = partial(ddim_sde, sigma_first=start, noise_level=config.noise_level)
-        self.steps = tuple(k for k in range(config.steps - 1) if self._std(k) >= max(config.std_min, math.ulp(0.0)))
+        self.sigmas: Float[Tensor, " points"] = _sigmas(backbone, config)
+        self._config = config
+        self.steps = tuple(k for k in range(config.steps - 1) if self.std(k) >= max(config.std_min, math.ulp(0.0)))
         if not self.steps:
             raise ConfigError(
                 f"sampling must leave a step with std of at least std_min {config.std_min}, got none:"
                 " raise noise_level or steps, or lower std_min"
             )
+        require_trainable(config.window, candidates=self.steps, total=config.steps)
 
     @property
     def total_steps(self) -> int:
         """T."""
         return len(self.sigmas) - 1
+
+    def steps_of(self, *, seed: int, iteration: int, shard: int) -> tuple[int, ...]:
+        """The stochastic steps of one shard: those of `steps` inside its window."""
+        return window_steps(
+            self._config.window,
+            candidates=self.steps,
+            total=self.total_steps,
+            seed=seed,
+            iteration=iteration,
+            shard=shard,
+        )
 
     def conditioning(self, text: str, negative: str) -> tuple[Conditioning, ...]:
         """What `velocity` wants for one prompt: its embeddings, before them the negative's when guidance is above 1."""
@@ -96,15 +104,42 @@ class FlowPolicy:
         return without + self.guidance * (toward - without)
 
     def transition(
-        self, latents: Float[Tensor, "B C H W"], k: int, *, conditioning: tuple[Conditioning, ...]
+        self, latents: Float[Tensor, "B C H W"], k: int, *, conditioning: tuple[Conditioning, ...], as_ode: bool = False
     ) -> tuple[Transition, Float[Tensor, "B C H W"]]:
-        """Step k from these states, and the velocity it is made of."""
+        """Step k from these states, and the velocity it is made of.
+
+        Args:
+            as_ode: leave the noise out, as outside a window.
+        """
         sigma, sigma_next = (self.sigmas[i].expand(len(latents)).to(latents.device) for i in (k, k + 1))
         velocity = self.velocity(latents, sigma, conditioning)
-        kernel = self._kernel if k in self.steps else ode
+        kernel = ode if as_ode or k not in self.steps else self._kernel(k)
         return kernel(latents=latents, velocity=velocity, sigma=sigma, sigma_next=sigma_next), velocity
 
-    def _std(self, k: int) -> float:
+    def std(self, k: int) -> float:
+        """Std of step k when it is stochastic."""
         nothing = torch.zeros(1, 1)
         sigma, sigma_next = self.sigmas[k : k + 1], self.sigmas[k + 1 : k + 2]
-        return self._kernel(latents=nothing, velocity=nothing, sigma=sigma, sigma_next=sigma_next).std.item()
+        return self._kernel(k)(latents=nothing, velocity=nothing, sigma=sigma, sigma_next=sigma_next).std.item()
+
+    def _kernel(self, k: int) -> Callable[..., Transition]:
+        config, sigma_first = self._config, self.sigmas[1].item()
+        level = config.noise_levels[k] if config.noise_levels else config.noise_level
+        if config.kernel == "flow_sde":
+            return partial(flow_sde, sigma_first=sigma_first, noise_level=level)
+        if config.kernel == "ddim_sde":
+            start = sigma_first if config.first_step == "clamp" else 1.0
+            return partial(ddim_sde, sigma_first=start, noise_level=level)
+        if config.kernel == "dance_sde":
+            return partial(dance_sde, noise_level=level)
+        return partial(_cps, noise_level=level, form=config.log_prob)
+
+
+def _sigmas(backbone: Backbone, config: SamplingConfig) -> Float[Tensor, " points"]:
+    if config.schedule == "model":
+        return backbone.sigmas(config.steps)
+    return (linear_sigmas if config.schedule == "linear" else shifted_sigmas)(steps=config.steps)
+
+
+def _cps(*, form: LogProbForm, **step: Any) -> Transition:
+    return replace(cps(**step), log_prob_form=form)

@@ -15,7 +15,8 @@ from protocol.messages import DrawRequest, PolicyWeights, Receipt, Rollout, Shar
 class RolloutPolicy:
     """Draws with exactly the weights that a request names, or refuses.
 
-    Keeps the newest `max_lag + 1` versions, since a request may have been admitted that many updates ago.
+    Keeps the newest `held_versions` adapters, since a request may have been admitted some updates ago, or ask for the
+    running mean of a version.
 
         rollout_policy = RolloutPolicy(config)
         digest = rollout_policy.load(weights)
@@ -25,14 +26,16 @@ class RolloutPolicy:
     def __init__(self, config: RunConfig, *, device: str = "cpu") -> None:
         self._config = config
         self._policy, self._lora = build_policy(config, device=device)
-        self._versions: OrderedDict[int, PolicyWeights] = OrderedDict()
+        self._versions: OrderedDict[tuple[int, str], PolicyWeights] = OrderedDict()
         self._active: tuple[int, str] | None = None
 
     def load(self, weights: PolicyWeights) -> tuple[int, str]:
         """Take over weights; returns version and digest of what the transformer now holds."""
         self._active = (weights.version, self._lora.load(weights))
-        self._versions[weights.version] = weights
-        while len(self._versions) > self._config.group.max_lag + 1:
+        key = weights.version, weights.digest
+        self._versions[key] = weights
+        self._versions.move_to_end(key)
+        while len(self._versions) > self._config.held_versions:
             self._versions.popitem(last=False)
         return self._active
 
@@ -52,11 +55,11 @@ class RolloutPolicy:
         """Version and digest of what the transformer holds now: the requested ones."""
         if self._active is not None and self._active == (version, digest):
             return self._active
-        weights = self._versions.get(version)
-        if weights is None or weights.digest != digest:
+        weights = self._versions.get((version, digest))
+        if weights is None:
             raise StaleWeightsError(
                 f"a request for version {version} with digest {digest} cannot be met, holding versions"
-                f" {[(v, w.digest[:8]) for v, w in self._versions.items()]}"
+                f" {[(held, own[:8]) for held, own in self._versions]}"
             )
         self._active = (version, self._lora.load(weights))
         return self._active

@@ -3,7 +3,7 @@
 request -> initial noise -> T transitions, velocities kept -> completions of the points in one batch -> pictures
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,13 +12,13 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from flow.backbone import Conditioning, stack
-from flow.completion import complete_by_ode
+from flow.completion import complete, stack_grids, substep_grid
 from flow.noise import INITIAL, SHARED, normal, trajectory_noise
 from flow.policy import FlowPolicy
 from flow.transition import Transition, ode
 from protocol.config import RunConfig
 from protocol.errors import NonFiniteError
-from protocol.messages import DrawRequest, Rollout, ShardRequest
+from protocol.messages import COMMON_PICTURE, DrawRequest, Rollout, ShardRequest
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,14 @@ def trajectory(
     initial: Float[Tensor, "N C H W"],
     conditioning: tuple[Conditioning, ...],
     noise: Callable[[int], Float[Tensor, "N C H W"]],
+    stochastic: Sequence[int],
 ) -> Iterator[Step]:
-    """The T steps from `initial`; `noise(k)` is asked for stochastic steps only."""
+    """The T steps from `initial`; `noise(k)` is asked for the stochastic ones only."""
     latents = initial
     for k in range(policy.total_steps):
-        transition, velocity = policy.transition(latents, k, conditioning=conditioning)
-        following = transition.sample(noise(k)) if k in policy.steps else transition.mean
+        is_stochastic = k in stochastic
+        transition, velocity = policy.transition(latents, k, conditioning=conditioning, as_ode=not is_stochastic)
+        following = transition.sample(noise(k)) if is_stochastic else transition.mean
         yield Step(k=k, latents=latents, velocity=velocity, transition=transition, next_latents=following)
         latents = following
 
@@ -56,7 +58,8 @@ def sample_shard(
 
     Pictures are the completed points of the stochastic steps (when the credit rule compares them), then the
     finished pictures: after the last stochastic step the finished picture itself stands for the point, not an
-    estimate. With shared initial noise the first point is the same for all members and is completed once.
+    estimate. With shared initial noise the first point is the same for all members: the group's first shard completes
+    it once, the other shards refer to it.
 
     Raises:
         NonFiniteError: the model produced NaN or infinity.
@@ -78,21 +81,25 @@ def sample_shard(
     shared = config.sampling.shared_noise
     initial = noise(INITIAL, [SHARED]).repeat(len(members), 1, 1, 1) if shared else noise(INITIAL)
     conditioning = policy.conditioning(request.prompt.text, request.prompt.negative)
-    steps = list(trajectory(policy, initial=initial, conditioning=conditioning, noise=noise))
+    shard = request.first_member // request.members
+    chosen = policy.steps_of(seed=config.seed, iteration=request.iteration, shard=shard)
+    steps = list(trajectory(policy, initial=initial, conditioning=conditioning, noise=noise, stochastic=chosen))
     final = steps[-1].next_latents
     _require_finite(final, f"latents of group {request.group} in iteration {request.iteration}")
 
-    stochastic = [step for step in steps if step.k in policy.steps]
+    stochastic = [step for step in steps if step.k in chosen]
     clean, index = final, torch.arange(len(members)).unsqueeze(1)
     if config.scores_points:
-        points, index = _complete(policy, stochastic, conditioning, config, shared=shared)
-        clean = torch.cat([points, final])
+        clean, index = _points(policy, stochastic, final, conditioning, config, is_first=not request.first_member)
+    objective = config.learner.objective
     rollout = Rollout(
         request=request,
-        steps=policy.steps,
+        steps=chosen,
         latents=torch.stack([steps[0].latents, *(step.next_latents for step in steps)], dim=1).cpu().numpy(),
         log_probs=torch.stack([s.transition.log_prob(s.next_latents) for s in stochastic], dim=1).cpu().numpy(),
         image_index=index.numpy(),
+        means=_stacked([step.transition.mean for step in stochastic]) if objective == "guarded" else None,
+        targets=_stacked(_targets(clean, index, final)) if objective == "distillation" else None,
     )
     return rollout, policy.backbone.decode(clean)
 
@@ -115,31 +122,50 @@ def draw(policy: FlowPolicy, request: DrawRequest) -> UInt8[np.ndarray, "B H W 3
     return policy.backbone.decode(latents)
 
 
-def _complete(
+def _points(
     policy: FlowPolicy,
     stochastic: list[Step],
+    final: Float[Tensor, "N C H W"],
     conditioning: tuple[Conditioning, ...],
     config: RunConfig,
     *,
-    shared: bool,
+    is_first: bool,
 ) -> tuple[Float[Tensor, "B C H W"], Int[Tensor, "N P"]]:
-    """Clean latents of all points before a stochastic step, in one batch, and the picture number of every point."""
-    members = len(stochastic[0].latents)
-    first_rows = 1 if shared else members
+    """Clean latents of all points, each point's completions and then the finished ones, and every point's picture.
+
+    Args:
+        is_first: the group's first shard, which completes the point that all members share.
+    """
+    members, shared = len(final), config.sampling.shared_noise
+    is_elsewhere = shared and not is_first and config.sampling.window.rule != "branch"
+    first_rows = 0 if is_elsewhere else 1 if shared else members
     rows = [first_rows] + [members] * (len(stochastic) - 1)
-    clean = complete_by_ode(
+    own = torch.arange(members)
+    first = torch.full_like(own, COMMON_PICTURE) if is_elsewhere else torch.zeros_like(own) if shared else own
+    later = [first_rows + members * place + own for place in range(len(stochastic))]
+    index = torch.stack([first, *later], dim=1)
+    if not sum(rows):
+        return final, index
+    grids = [substep_grid(config.completion, sigmas=policy.sigmas, k=step.k) for step in stochastic]
+    completed = complete(
         latents=torch.cat([step.latents[:count] for step, count in zip(stochastic, rows, strict=True)]),
         first_velocity=torch.cat([step.velocity[:count] for step, count in zip(stochastic, rows, strict=True)]),
-        sigma=torch.cat([policy.sigmas[s.k].repeat(n) for s, n in zip(stochastic, rows, strict=True)]).to(
-            stochastic[0].latents.device
-        ),
-        substeps=config.completion.substeps if config.completion.rule == "ode" else 1,
+        grid=stack_grids(grids, rows).to(final.device),
         velocity=lambda latents, sigma: policy.velocity(latents, sigma, conditioning),
+        solver=config.completion.solver,
     )
-    own = torch.arange(members)
-    columns = [torch.zeros_like(own) if shared else own]
-    columns += [first_rows + members * place + own for place in range(len(stochastic))]
-    return clean, torch.stack(columns, dim=1)
+    return torch.cat([completed, final]), index
+
+
+def _targets(
+    clean: Float[Tensor, "B C H W"], index: Int[Tensor, "N P"], final: Float[Tensor, "N C H W"]
+) -> list[Float[Tensor, "N C H W"]]:
+    """Where each stochastic step led: the completion of the point behind it; the finished latents for the last step."""
+    return [clean[places] for places in index[:, 1:-1].unbind(1)] + [final]
+
+
+def _stacked(tensors: list[Float[Tensor, "N C H W"]]) -> np.ndarray:
+    return torch.stack(tensors, dim=1).cpu().numpy()
 
 
 def _require_finite(latents: Tensor, what: str) -> None:

@@ -37,6 +37,12 @@ def linear_sigmas(*, steps: int) -> Float[Tensor, " points"]:
     return torch.linspace(1.0, 0.0, steps + 1)
 
 
+def shifted_sigmas(*, steps: int, shift: float = 3.0) -> Float[Tensor, " points"]:
+    """S(1 - k / T) with S(u) = shift u / (1 + (shift - 1) u): shifted once, as DanceGRPO and MixGRPO draw."""
+    even = linear_sigmas(steps=steps)
+    return shift * even / (1 + (shift - 1) * even)
+
+
 def flux_sigmas(
     *,
     steps: int,

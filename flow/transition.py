@@ -5,7 +5,9 @@ learner call the same one through `FlowPolicy`. All arithmetic is float32. With 
 h = t - t', x0 = x - t v and x1 = x + (1 - t) v:
 
     flow_sde   mean = x - h (v + g^2 / (2t) x1),  std = g sqrt(h),  g^2 = a^2 t / (1 - t~)
+    dance_sde  the same with g = eta
     ddim_sde   mean = (1 - t') x0 + sqrt(t'^2 - std^2) x1,  std = eta t' sqrt(1 - t~)
+    cps        the same with std = t' sin(a pi / 2)
     ode        mean = x - h v,  std = 0
 
 t~ is t, but sigma_1 where t is 1, so that the first step keeps a finite (flow_sde) or non-zero (ddim_sde) std.
@@ -13,6 +15,7 @@ t~ is t, but sigma_1 where t is 1, so that the first step keeps a finite (flow_s
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -21,6 +24,7 @@ from torch import Tensor
 from flow.interpolant import clean_estimate, noise_estimate, per_sample
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+LogProbForm = Literal["gaussian", "squared"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,8 @@ class Transition:
 
     mean: Float[Tensor, "B ..."]
     std: Float[Tensor, " B"]
+    log_prob_form: LogProbForm = "gaussian"
+    """What `log_prob` answers: the density's logarithm, or CPS's published form without 1 / (2 std^2) and constants."""
 
     def sample(self, noise: Float[Tensor, "B ..."]) -> Float[Tensor, "B ..."]:
         """mean + std * noise, for standard normal `noise`."""
@@ -39,10 +45,25 @@ class Transition:
 
             mean_d[ -(x' - mean)^2 / (2 std^2) ] - log std - log(2 pi) / 2
 
-        Defined for std > 0 only; `value` is a sample and carries no gradient.
+        Defined for std > 0 only; `value` is a sample and carries no gradient. In the form `squared` it is
+        mean_d[ -(x' - mean)^2 ], as coefficients-preserving sampling was published: step k then weighs 2 std_k^2 times
+        what it weighs in the Gaussian form.
         """
         squared = (value.detach() - self.mean).square().flatten(1).mean(1)
+        if self.log_prob_form == "squared":
+            return -squared
         return -squared / (2 * self.std.square()) - self.std.log() - HALF_LOG_TWO_PI
+
+    def kl(self, reference: "Transition") -> Float[Tensor, " B"]:
+        """KL(self || reference) of Gaussians with equal std, **mean** over latent elements:
+
+            mean_d[ (mean - mean_ref)^2 / (2 std^2) ]
+
+        The std of one kernel at one step does not depend on the weights, so policy and reference share it. Published
+        code of Flow-GRPO divides by 2 g^2 instead (std without sqrt(h)); that is this number times h.
+        """
+        squared = (self.mean - reference.mean).square().flatten(1).mean(1)
+        return squared / (2 * self.std.square())
 
 
 def flow_sde(
@@ -62,11 +83,32 @@ def flow_sde(
         sigma_first: sigma_1 of the schedule, stands for t in 1 - t where t is 1.
         noise_level: a.
     """
-    step = sigma - sigma_next
-    diffusion = noise_level**2 * sigma / (1 - _away_from_one(sigma, sigma_first))
-    noise = noise_estimate(latents=latents, velocity=velocity, sigma=sigma)
-    drift = velocity + per_sample(diffusion / (2 * sigma), velocity) * noise
-    return Transition(mean=latents - per_sample(step, latents) * drift, std=(diffusion * step).sqrt())
+    variance = noise_level**2 * sigma / (1 - _away_from_one(sigma, sigma_first))
+    return _score_sde(latents=latents, velocity=velocity, sigma=sigma, sigma_next=sigma_next, diffusion=variance)
+
+
+def dance_sde(
+    *,
+    latents: Float[Tensor, "B ..."],
+    velocity: Float[Tensor, "B ..."],
+    sigma: Float[Tensor, " B"],
+    sigma_next: Float[Tensor, " B"],
+    noise_level: float,
+) -> Transition:
+    """DanceGRPO's SDE (arXiv 2505.07818): Flow-SDE's form with the same diffusion at every sigma.
+
+    mean = x - h [v + eta^2 / (2t) x1],  std = eta sqrt(h)
+
+    Args:
+        noise_level: eta. With a level of its own for every step it is the SDE of DenseGRPO (arXiv 2601.20218).
+    """
+    return _score_sde(
+        latents=latents,
+        velocity=velocity,
+        sigma=sigma,
+        sigma_next=sigma_next,
+        diffusion=torch.full_like(sigma, noise_level).square(),
+    )
 
 
 def ddim_sde(
@@ -87,10 +129,26 @@ def ddim_sde(
         noise_level: eta in (0, 1], so that std <= t'.
     """
     std = noise_level * sigma_next * (1 - _away_from_one(sigma, sigma_first)).sqrt()
-    clean = clean_estimate(latents=latents, velocity=velocity, sigma=sigma)
-    noise = noise_estimate(latents=latents, velocity=velocity, sigma=sigma)
-    kept = (sigma_next.square() - std.square()).sqrt()
-    return Transition(mean=per_sample(1 - sigma_next, clean) * clean + per_sample(kept, noise) * noise, std=std)
+    return _preserving(latents=latents, velocity=velocity, sigma=sigma, sigma_next=sigma_next, std=std)
+
+
+def cps(
+    *,
+    latents: Float[Tensor, "B ..."],
+    velocity: Float[Tensor, "B ..."],
+    sigma: Float[Tensor, " B"],
+    sigma_next: Float[Tensor, " B"],
+    noise_level: float,
+) -> Transition:
+    """Coefficients-preserving sampling (CPS, arXiv 2509.05952): the share of noise in x' is that of the schedule.
+
+    mean = (1 - t') x0 + sqrt(t'^2 - std^2) x1,  std = t' sin(a pi / 2)
+
+    Args:
+        noise_level: a in (0, 1]; 1 replaces the noise wholly.
+    """
+    std = math.sin(noise_level * math.pi / 2) * sigma_next
+    return _preserving(latents=latents, velocity=velocity, sigma=sigma, sigma_next=sigma_next, std=std)
 
 
 def ode(
@@ -106,3 +164,33 @@ def ode(
 
 def _away_from_one(sigma: Float[Tensor, " B"], sigma_first: float) -> Float[Tensor, " B"]:
     return torch.where(sigma == 1, torch.full_like(sigma, sigma_first), sigma)
+
+
+def _score_sde(
+    *,
+    latents: Float[Tensor, "B ..."],
+    velocity: Float[Tensor, "B ..."],
+    sigma: Float[Tensor, " B"],
+    sigma_next: Float[Tensor, " B"],
+    diffusion: Float[Tensor, " B"],
+) -> Transition:
+    """mean = x - h [v + g^2 / (2t) x1], std = g sqrt(h), where `diffusion` is g^2."""
+    step = sigma - sigma_next
+    noise = noise_estimate(latents=latents, velocity=velocity, sigma=sigma)
+    drift = velocity + per_sample(diffusion / (2 * sigma), velocity) * noise
+    return Transition(mean=latents - per_sample(step, latents) * drift, std=(diffusion * step).sqrt())
+
+
+def _preserving(
+    *,
+    latents: Float[Tensor, "B ..."],
+    velocity: Float[Tensor, "B ..."],
+    sigma: Float[Tensor, " B"],
+    sigma_next: Float[Tensor, " B"],
+    std: Float[Tensor, " B"],
+) -> Transition:
+    """mean = (1 - t') x0 + sqrt(t'^2 - std^2) x1: old and new noise together are as much as the schedule wants."""
+    clean = clean_estimate(latents=latents, velocity=velocity, sigma=sigma)
+    noise = noise_estimate(latents=latents, velocity=velocity, sigma=sigma)
+    kept = (sigma_next.square() - std.square()).sqrt()
+    return Transition(mean=per_sample(1 - sigma_next, clean) * clean + per_sample(kept, noise) * noise, std=std)

@@ -3,7 +3,8 @@
     checkpoints/step_000040/
         pytorch_lora_weights.safetensors    the adapter, as diffusers loads it
         optimizer.safetensors               AdamW's moments
-        state.json                          step and adapter digest
+        state.json                          step, adapter digest, baseline
+        average/                            the adapter's running mean in the same form, where the run keeps one
         manifest.json                       sha256 of each file above, written last
 
 A folder is written under a temporary name, synced and renamed. Reading checks every digest first; a folder that is
@@ -31,6 +32,9 @@ log = logging.getLogger(__name__)
 
 MANIFEST, OPTIMIZER, STATE = "manifest.json", "optimizer.safetensors", "state.json"
 FILES = (FILE_NAME, OPTIMIZER, STATE)
+AVERAGE = "average"
+AVERAGE_FILE = f"{AVERAGE}/{FILE_NAME}"
+"""Of a run that keeps a running mean of its adapter; `pipeline.load_lora_weights` takes the folder."""
 
 
 def write_checkpoint(root: Path, state: LearnerState, config: LoraConfig, *, keep: int) -> Path:
@@ -46,10 +50,16 @@ def write_checkpoint(root: Path, state: LearnerState, config: LoraConfig, *, kee
     partial.mkdir(parents=True)
     write_lora(partial, state.weights, config)
     save_file({name: np.ascontiguousarray(a) for name, a in state.optimizer.items()}, partial / OPTIMIZER)
-    (partial / STATE).write_text(json.dumps({"step": state.step, "digest": state.weights.digest}), encoding="utf-8")
-    manifest = {name: _sha256(partial / name) for name in FILES}
+    facts = {"step": state.step, "digest": state.weights.digest, "baseline": state.baseline}
+    (partial / STATE).write_text(json.dumps(facts), encoding="utf-8")
+    files = FILES
+    if state.average:
+        (partial / AVERAGE).mkdir()
+        write_lora(partial / AVERAGE, state.average, config)
+        files = (*FILES, AVERAGE_FILE)
+    manifest = {name: _sha256(partial / name) for name in files}
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    for name in (*FILES, MANIFEST):
+    for name in (*files, *([AVERAGE] if state.average else []), MANIFEST):
         _sync(partial / name)
     _sync(partial)
     replaced = root / f".{folder.name}.replaced.partial"
@@ -73,7 +83,7 @@ def read_checkpoint(folder: Path) -> LearnerState:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {folder} has no readable {MANIFEST}: {error}") from error
-    if not isinstance(manifest, dict) or set(manifest) != set(FILES):
+    if not isinstance(manifest, dict) or set(manifest) - {AVERAGE_FILE} != set(FILES):
         raise CheckpointError(f"checkpoint {folder} must list {sorted(FILES)} in its {MANIFEST}")
     for name, expected in manifest.items():
         if not (folder / name).is_file():
@@ -83,13 +93,14 @@ def read_checkpoint(folder: Path) -> LearnerState:
     try:
         facts = json.loads((folder / STATE).read_text(encoding="utf-8"))
         optimizer = load_file(folder / OPTIMIZER)
-        step, digest = int(facts["step"]), facts["digest"]
+        step, digest, baseline = int(facts["step"]), facts["digest"], tuple(facts.get("baseline", ()))
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {folder} cannot be read: {error}") from error
     weights = read_lora(folder, version=step)
     if weights.digest != digest:
         raise CheckpointError(f"checkpoint {folder} must hold adapter {digest}, got {weights.digest}")
-    return LearnerState(step=step, weights=weights, optimizer=optimizer)
+    average = read_lora(folder / AVERAGE, version=step) if AVERAGE_FILE in manifest else None
+    return LearnerState(step=step, weights=weights, optimizer=optimizer, average=average, baseline=baseline)
 
 
 def newest_checkpoint(root: Path) -> tuple[LearnerState, Path] | None:

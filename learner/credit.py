@@ -2,10 +2,12 @@
 
 Every rule has the signature `rule(rewards [N, P], valid [N, P], steps=S) -> (values [N, S], valid [N, S])`; a step
 reward is valid only when every reward it is made of is. Worked numbers stand in `docs/method.md` and the tests.
+TP-GRPO's rule looks at all groups of an iteration and stands in `learner/turning_point.py`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -41,5 +43,23 @@ def gains(rewards: Float[Tensor, "N P"], valid: Bool[Tensor, "N P"], *, steps: i
     return rewards[:, 1:] - rewards[:, :-1], valid[:, 1:] & valid[:, :-1]
 
 
-RULES: Mapping[str, CreditRule] = {"uniform": uniform, "gains": gains}
-"""Credit rule by its name in the config."""
+def gae(rewards: Float[Tensor, "N P"], valid: Bool[Tensor, "N P"], *, steps: int, decay: float) -> StepRewards:
+    """Generalised advantage estimation (arXiv 1506.02438) with the points' rewards as values: sum_l decay^l g_{k+l}.
+
+    With V(x_k) = r_k and no discount the temporal difference is the gain itself. decay 0 gives `gains`; decay 1 all
+    that follows, r_S - r_k, which needs these two rewards only. Between them every reward from k on is needed. How
+    Stepwise-Flow-GRPO's variant sets it is not public.
+
+    Args:
+        decay: lambda in [0, 1].
+    """
+    own, own_valid = gains(rewards, valid, steps=steps)
+    if decay == 0:
+        return own, own_valid
+    if decay == 1:
+        return rewards[:, -1:] - rewards[:, :-1], valid[:, -1:] & valid[:, :-1]
+    values, values_valid = own.clone(), own_valid.clone()
+    for k in range(steps - 2, -1, -1):
+        values[:, k] += decay * values[:, k + 1]
+        values_valid[:, k] &= values_valid[:, k + 1]
+    return torch.where(values_valid, values, torch.nan), values_valid

@@ -1,5 +1,6 @@
 """The learner: owns the trained adapter and its optimiser; turns one iteration's groups into the next version."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,11 +11,14 @@ from torch.nn.utils import clip_grad_norm_
 
 from flow.build import build_policy
 from flow.folder import adapter_config
-from learner.loss import clipped_surrogate
+from learner.assign import CreditedGroup, assign_credit
+from learner.average import AdapterAverage
 from learner.metrics import group_metrics
 from learner.microbatch import micro_batches
-from learner.minibatch import CreditedGroup, Minibatch, credit_group, minibatches
+from learner.minibatch import count_pairs, minibatches
+from learner.objective import Objective, PairLosses
 from learner.probe import probe_parity
+from learner.step_weights import step_weights
 from protocol.config import RunConfig
 from protocol.errors import ContractError, NonFiniteError
 from protocol.messages import LearnerState, PolicyWeights, ScoredGroup
@@ -32,12 +36,22 @@ class UpdateStatistics:
     ratios: list[torch.Tensor] = field(default_factory=list)
     first_ratios: list[torch.Tensor] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
+    divergences: list[torch.Tensor] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
+
+    def add(self, pairs: PairLosses, total: float, *, is_first: bool) -> None:
+        """One minibatch of the iteration; `total` is its part of the loss."""
+        self.losses.append(total)
+        self.ratios.append(pairs.ratio.detach().cpu())
+        self.divergences.append(pairs.kl.cpu())
+        if is_first:
+            self.first_ratios.append(pairs.ratio.detach().cpu())
 
     def metrics(self, clip_range: float) -> dict[str, float]:
         """Numbers by name; ratios of the first update show whether learner and rollout agree (exactly 1)."""
         ratios = torch.cat(self.ratios) if self.ratios else torch.ones(1)
         first = torch.cat(self.first_ratios) if self.first_ratios else torch.ones(1)
+        divergences = torch.cat(self.divergences) if self.divergences else torch.zeros(1)
         return {
             "train/loss": float(np.sum(self.losses)) / max(1, len(self.grad_norms)),
             "train/grad_norm": float(np.mean(self.grad_norms)) if self.grad_norms else 0.0,
@@ -45,6 +59,7 @@ class UpdateStatistics:
             "train/first_ratio_deviation": (first - 1).abs().max().item(),
             "train/clip_fraction": ((ratios - 1).abs() > clip_range).float().mean().item(),
             "train/approx_kl": (0.5 * ratios.log().square()).mean().item(),
+            "train/reference_kl": divergences.mean().item(),
         }
 
 
@@ -64,6 +79,14 @@ class Learner:
             self._lora.start_from(config.model.lora.start, adapter_config(config.model))
         self._scaler = GradScaler(self._device.type, enabled=config.model.dtype == "float16")
         settings = config.learner
+        self._objective = Objective(self._policy, self._lora, settings)
+        self._average = AdapterAverage(self._lora.parameters, settings.average) if settings.average.decay else None
+        self._baseline: torch.Tensor | None = None
+        self._weights = step_weights(
+            config.credit.step_weights,
+            total=self._policy.total_steps,
+            stds={k: self._policy.std(k) for k in self._policy.steps},
+        )
         self._optimizer = torch.optim.AdamW(
             self._lora.parameters.values(),
             lr=settings.learning_rate,
@@ -74,13 +97,21 @@ class Learner:
         self.step = 0
 
     def update(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
-        """Learn from one iteration's groups in `updates_per_iteration` optimiser steps.
+        """Learn from one iteration's groups in `epochs` passes of `updates_per_iteration` optimiser steps.
 
         Raises:
             ContractError: a group is incomplete, or not one score of the iteration is valid.
             NonFiniteError: loss or gradient is not finite; the weights are then unchanged by that optimiser step.
         """
-        credited = [credit_group(group, self._config.credit, members=self._config.group.size) for group in groups]
+        assignment = assign_credit(
+            groups,
+            self._config.credit,
+            members=self._config.group.size,
+            total=self._policy.total_steps,
+            weights=self._weights,
+            baseline=self._baseline,
+        )
+        credited = assignment.groups
         if not any(group.step_valid.any() for group in credited):
             reason = next(
                 (why for group in groups for s in group.shards for why in s.scores.reasons if why), "none given"
@@ -89,8 +120,10 @@ class Learner:
         probed = self._probe(groups)
         statistics = UpdateStatistics()
         size = len(credited) // self._config.learner.updates_per_iteration
-        for start in range(0, len(credited), size):
-            self._optimise(credited[start : start + size], statistics, is_first=start == 0)
+        for epoch in range(self._config.learner.epochs):
+            for start in range(0, len(credited), size):
+                self._optimise(credited[start : start + size], statistics, epoch=epoch, is_first=epoch == start == 0)
+        self._baseline = assignment.baseline
         self.step += 1
         return {
             **group_metrics(groups, credited),
@@ -111,7 +144,14 @@ class Learner:
                 optimizer[f"{name}/{slot}"] = value.detach().cpu().numpy().copy()
         for slot, value in self._scaler.state_dict().items():
             optimizer[f"{SCALER}/{slot}"] = np.array(value, np.float32)
-        return LearnerState(step=self.step, weights=self.weights(), optimizer=optimizer)
+        baseline = [] if self._baseline is None else self._baseline.tolist()
+        return LearnerState(
+            step=self.step,
+            weights=self.weights(),
+            optimizer=optimizer,
+            average=self._average.export(version=self.step) if self._average else None,
+            baseline=tuple(None if math.isnan(value) else value for value in baseline),
+        )
 
     def restore(self, state: LearnerState) -> None:
         """Go on exactly where `state` was taken."""
@@ -127,8 +167,12 @@ class Learner:
                 slots[slot] = slots[slot].to(self._device)
         scale = {slot: state.optimizer.get(f"{SCALER}/{slot}") for slot in self._scaler.state_dict()}
         if scale and all(value is not None for value in scale.values()):
-            held = self._scaler.state_dict()
-            self._scaler.load_state_dict({slot: type(held[slot])(scale[slot]) for slot in held})
+            now = self._scaler.state_dict()
+            self._scaler.load_state_dict({slot: type(now[slot])(scale[slot]) for slot in now})
+        if self._average:
+            self._average.load(state.average or state.weights)
+        held = [math.nan if value is None else value for value in state.baseline]
+        self._baseline = torch.tensor(held, dtype=torch.float64) if held else None
         self.step = state.step
 
     def _probe(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
@@ -139,38 +183,36 @@ class Learner:
             self._policy, groups, version=self.step, bound=self._config.learner.probe_bound, device=self._device
         )
 
-    def _optimise(self, groups: list[CreditedGroup], statistics: UpdateStatistics, *, is_first: bool) -> None:
-        pairs = int(sum(group.step_valid.sum() for group in groups))
+    def _optimise(
+        self, groups: Sequence[CreditedGroup], statistics: UpdateStatistics, *, epoch: int, is_first: bool
+    ) -> None:
+        settings = self._config.learner
+        choice = {"step_fraction": settings.step_fraction, "seed": self._config.seed, "epoch": epoch}
+        pairs = count_pairs(groups, **choice)
         self._optimizer.zero_grad(set_to_none=True)
-        pairs_in_order = minibatches(groups, device=self._device)
-        for minibatch in micro_batches(pairs_in_order, most=self._config.model.forward_batch):
-            loss, ratio = self._loss(minibatch)
-            total = loss.sum() / pairs
+        in_order = minibatches(groups, device=self._device, keeps_idle=settings.kl.weight > 0, **choice)
+        for minibatch in micro_batches(in_order, most=self._config.model.forward_batch):
+            losses = self._objective(minibatch)
+            total = losses.loss.sum() / pairs
             if not torch.isfinite(total):
                 raise NonFiniteError(f"the loss of step {minibatch.k} must be finite, got {total.item()}")
             self._scaler.scale(total).backward()
-            statistics.losses.append(total.item())
-            statistics.ratios.append(ratio.detach().cpu())
-            if is_first:
-                statistics.first_ratios.append(ratio.detach().cpu())
+            statistics.add(losses, total.item(), is_first=is_first)
         if all(parameter.grad is None for parameter in self._lora.parameters.values()):
             return
         self._scaler.unscale_(self._optimizer)
-        norm = clip_grad_norm_(self._lora.parameters.values(), self._config.learner.max_grad_norm)
+        norm = clip_grad_norm_(self._lora.parameters.values(), settings.max_grad_norm)
         is_overflow = not torch.isfinite(norm)
         if is_overflow and self._scaler.get_scale() <= 1:
             raise NonFiniteError(f"the gradient norm must be finite, got {norm.item()}")
-        if not is_overflow:
-            statistics.grad_norms.append(norm.item())
         self._scaler.step(self._optimizer)
         self._scaler.update()
+        if is_overflow:
+            return
+        statistics.grad_norms.append(norm.item())
+        if self._average:
+            self._average.update(self._optimizer_steps() - 1)
 
-    def _loss(self, minibatch: Minibatch) -> tuple[torch.Tensor, torch.Tensor]:
-        conditioning = self._policy.conditioning(minibatch.prompt.text, minibatch.prompt.negative)
-        transition, _ = self._policy.transition(minibatch.latents, minibatch.k, conditioning=conditioning)
-        return clipped_surrogate(
-            log_prob=transition.log_prob(minibatch.next_latents),
-            old_log_prob=minibatch.old_log_prob,
-            advantages=minibatch.advantages,
-            clip_range=self._config.learner.clip_range,
-        )
+    def _optimizer_steps(self) -> int:
+        """Optimiser steps so far; part of AdamW's state, and so of every checkpoint."""
+        return max(int(slots["step"].item()) for slots in self._optimizer.state.values())

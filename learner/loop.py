@@ -144,12 +144,19 @@ class Evaluator:
         if iteration not in (0, self.config.iterations) and not (every and iteration % every == 0):
             return
         began = time.monotonic()
-        work = evaluate(
-            self.config, prompts=self.heldout, parts=self.parts, version=policy.version, digest=policy.digest
-        )
-        result = await _unless(self.stop, work)
+        result = await _unless(self.stop, self._assess(policy))
         if result is not None:
             self.journal.evaluated(iteration, result.timed(time.monotonic() - began))
+
+    async def _assess(self, policy: PolicyWeights) -> Evaluation:
+        if self.config.evaluation.weights == "average":
+            state = await self.parts.learner.state()
+            assert state.average is not None, "the config refuses this evaluation without a running mean"
+            policy = state.average
+            await self.parts.weights.publish(policy)
+        return await evaluate(
+            self.config, prompts=self.heldout, parts=self.parts, version=policy.version, digest=policy.digest
+        )
 
 
 def prompt_at(prompts: Sequence[Prompt], place: int, *, seed: int) -> Prompt:

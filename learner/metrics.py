@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from learner.minibatch import CreditedGroup
+from learner.assign import CreditedGroup
 from protocol.messages import ScoredGroup
 
 
@@ -13,7 +13,8 @@ def group_metrics(groups: Sequence[ScoredGroup], credited: Sequence[CreditedGrou
     """Rewards of the finished pictures, missing scores, gains and advantages by step.
 
     `reward/*` are means over valid finished pictures; `reward/missing` counts pictures without a score;
-    `group/zero_variance` is the share of groups in which nothing differs.
+    `group/zero_variance` is the share of groups in which nothing differs, `group/unscored` of those without a step
+    reward.
     """
     final = torch.cat([group.rewards[:, -1] for group in credited])
     valid = torch.cat([group.valid[:, -1] for group in credited])
@@ -24,6 +25,7 @@ def group_metrics(groups: Sequence[ScoredGroup], credited: Sequence[CreditedGrou
         "reward/group_std": float(np.mean(spreads)) if spreads else float("nan"),
         "reward/missing": float(missing),
         "group/zero_variance": float(np.mean([not group.has_contrast for group in credited])),
+        "group/unscored": float(np.mean([not group.step_valid.any() for group in credited])),
     }
     return metrics | _component_means(groups) | _by_step(credited)
 
@@ -43,11 +45,13 @@ def _component_means(groups: Sequence[ScoredGroup]) -> dict[str, float]:
 
 def _by_step(credited: Sequence[CreditedGroup]) -> dict[str, float]:
     metrics = {}
-    for column, k in enumerate(credited[0].rollouts[0].steps):
-        valid = torch.cat([group.step_valid[:, column] for group in credited])
+    for k in sorted({k for group in credited for rollout in group.rollouts for k in rollout.steps}):
+        valid = torch.cat([group.step_valid[:, k] for group in credited])
         if valid.any():
-            values = torch.cat([group.step_rewards[:, column] for group in credited])[valid]
-            advantages = torch.cat([group.advantages[:, column] for group in credited])[valid]
+            values = torch.cat([group.step_rewards[:, k] for group in credited])[valid]
+            advantages = torch.cat([group.advantages[:, k] for group in credited])[valid]
             metrics[f"gain/step_{k}_abs_mean"] = values.abs().mean().item()
+            metrics[f"gain/step_{k}_zero_share"] = (values == 0).float().mean().item()
             metrics[f"advantage/step_{k}_mean"] = advantages.mean().item()
+            metrics[f"advantage/step_{k}_std"] = advantages.std(correction=0).item()
     return metrics

@@ -1,9 +1,10 @@
-"""From scored groups to the (trajectory, step) pairs that the update runs over.
+"""From credited groups to the (trajectory, step) pairs that the update runs over.
 
 One `Minibatch` is one shard at one step: the same batch shape in which the rollout actor computed it, so that a
 replay with unchanged weights gives the same bits.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,29 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from learner.credit import RULES
-from learner.normalise import NORMALISERS
-from protocol.config_learning import CreditConfig
-from protocol.errors import ContractError
-from protocol.messages import Prompt, Rollout, ScoredGroup, Scores
-
-
-@dataclass(frozen=True)
-class CreditedGroup:
-    """One prompt's group with its rewards, step rewards and advantages; rows are members."""
-
-    prompt: Prompt
-    rollouts: tuple[Rollout, ...]
-    rewards: Float[Tensor, "N P"]
-    valid: Bool[Tensor, "N P"]
-    step_rewards: Float[Tensor, "N S"]
-    step_valid: Bool[Tensor, "N S"]
-    advantages: Float[Tensor, "N S"]
-
-    @property
-    def has_contrast(self) -> bool:
-        """Whether any advantage differs from 0."""
-        return bool(self.advantages.any())
+from learner.assign import CreditedGroup
+from protocol.messages import Prompt, Rollout
 
 
 @dataclass(frozen=True)
@@ -47,56 +27,76 @@ class Minibatch:
     next_latents: Float[Tensor, "N C H W"]
     old_log_prob: Float[Tensor, " N"]
     advantages: Float[Tensor, " N"]
+    valid: Bool[Tensor, " N"]
+    """Which pairs count; the others have no step reward."""
+    old_mean: Float[Tensor, "N C H W"] | None = None
+    """Mean of the step under the policy that drew it, where the objective compares it."""
+    target: Float[Tensor, "N C H W"] | None = None
+    """Clean latents that the step led to, where the objective regresses on them."""
 
 
-def credit_group(group: ScoredGroup, config: CreditConfig, *, members: int) -> CreditedGroup:
-    """Assemble the shards' rewards and turn them into advantages.
+def minibatches(
+    groups: Sequence[CreditedGroup],
+    *,
+    device: torch.device,
+    step_fraction: float = 1.0,
+    seed: int = 0,
+    epoch: int = 0,
+    keeps_idle: bool = False,
+) -> Iterator[Minibatch]:
+    """The pairs in a fixed order: group, shard, step; those whose advantages are all 0 drop out.
 
-    Raises:
-        ContractError: the group does not hold exactly `members` members in order.
+    Args:
+        step_fraction: share of a shard's steps that is trained, at least one, drawn for each shard and epoch.
+        seed, epoch: with the shard's place in the run the key of that draw.
+        keeps_idle: keep shards whose advantages are all 0, for a KL term that holds there too.
     """
-    rollouts: tuple[Rollout, ...] = tuple(shard.rollout for shard in group.shards)
-    held = [m for r in rollouts for m in range(r.request.first_member, r.request.first_member + r.request.members)]
-    if held != list(range(members)):
-        raise ContractError(f"a group must hold members 0 to {members - 1} in order, got {held}")
-    tables = [_point_rewards(shard.scores, rollout) for shard, rollout in zip(group.shards, rollouts, strict=True)]
-    rewards = torch.from_numpy(np.concatenate([values for values, _ in tables]))
-    valid = torch.from_numpy(np.concatenate([flags for _, flags in tables]))
-    values, step_valid = RULES[config.rule](rewards, valid, steps=len(rollouts[0].steps))
-    advantages = NORMALISERS[config.normalise](values, step_valid, epsilon=config.epsilon)
-    return CreditedGroup(
-        prompt=group.prompt,
-        rollouts=rollouts,
-        rewards=rewards,
-        valid=valid,
-        step_rewards=values,
-        step_valid=step_valid,
-        advantages=advantages.clamp(-config.advantage_clip, config.advantage_clip),
-    )
-
-
-def minibatches(groups: Sequence[CreditedGroup], *, device: torch.device) -> Iterator[Minibatch]:
-    """The pairs in a fixed order: group, shard, step; those whose advantages are all 0 drop out."""
     for group in groups:
         for rollout in group.rollouts:
             first = rollout.request.first_member
             rows = slice(first, first + rollout.request.members)
+            trained = _trained_columns(rollout, step_fraction, seed=seed, epoch=epoch)
             for column, k in enumerate(rollout.steps):
-                advantages = group.advantages[rows, column]
-                if not advantages.any():
+                advantages = group.advantages[rows, k]
+                is_idle = not advantages.any()
+                if column not in trained or (is_idle and not (keeps_idle and group.step_valid[rows, k].any())):
                     continue
                 yield Minibatch(
                     prompt=group.prompt,
                     k=k,
-                    latents=torch.from_numpy(rollout.latents[:, k].copy()).to(device),
-                    next_latents=torch.from_numpy(rollout.latents[:, k + 1].copy()).to(device),
-                    old_log_prob=torch.from_numpy(rollout.log_probs[:, column].copy()).to(device),
+                    latents=_tensor(rollout.latents[:, k], device),
+                    next_latents=_tensor(rollout.latents[:, k + 1], device),
+                    old_log_prob=_tensor(rollout.log_probs[:, column], device),
                     advantages=advantages.to(device),
+                    valid=group.step_valid[rows, k].to(device),
+                    old_mean=None if rollout.means is None else _tensor(rollout.means[:, column], device),
+                    target=None if rollout.targets is None else _tensor(rollout.targets[:, column], device),
                 )
 
 
-def _point_rewards(scores: Scores, rollout: Rollout) -> tuple[np.ndarray, np.ndarray]:
-    pictures = int(rollout.image_index.max()) + 1
-    if len(scores.reasons) != pictures:
-        raise ContractError(f"a shard of {pictures} pictures must have as many scores, got {len(scores.reasons)}")
-    return scores.values[rollout.image_index].astype(np.float32), scores.valid[rollout.image_index]
+def count_pairs(groups: Sequence[CreditedGroup], *, step_fraction: float, seed: int, epoch: int) -> int:
+    """Pairs with a valid step reward among the trained ones: what the loss is averaged over."""
+    pairs = 0
+    for group in groups:
+        for rollout in group.rollouts:
+            first = rollout.request.first_member
+            rows = slice(first, first + rollout.request.members)
+            trained = _trained_columns(rollout, step_fraction, seed=seed, epoch=epoch)
+            columns = [k for column, k in enumerate(rollout.steps) if column in trained]
+            pairs += int(group.step_valid[rows, columns].sum())
+    return pairs
+
+
+def _trained_columns(rollout: Rollout, fraction: float, *, seed: int, epoch: int) -> frozenset[int]:
+    steps = len(rollout.steps)
+    count = max(1, math.floor(fraction * steps))
+    if count == steps:
+        return frozenset(range(steps))
+    request = rollout.request
+    key = np.random.SeedSequence([seed, request.iteration, request.group, request.first_member, epoch])
+    order = np.random.Generator(np.random.Philox(key)).permutation(steps)
+    return frozenset(order[:count].tolist())
+
+
+def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(array.copy()).to(device)

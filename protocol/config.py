@@ -3,7 +3,7 @@
 The string under each field gives meaning and unit.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import Field, model_validator
@@ -52,6 +52,8 @@ class EvaluationConfig(Section):
     """The reading that is reported as the score: `reward`, `<reward>` or `<reward>/<component>`."""
     batch: Positive = 48
     """Pictures of one request."""
+    weights: Literal["trained", "average"] = "trained"
+    """Which adapter draws: the trained one, or its running mean (`learner.average`)."""
 
 
 class CheckpointConfig(Section):
@@ -90,6 +92,10 @@ class ClusterConfig(Section):
     learner: RoleConfig = RoleConfig()
 
 
+SCORE_SDES = ("flow_sde", "dance_sde")
+"""Kernels that add noise to the ODE and correct its drift by the score: their std is g sqrt(h)."""
+
+
 class RunConfig(Section):
     """Everything that a run depends on."""
 
@@ -118,6 +124,7 @@ class RunConfig(Section):
                 f"learner.updates_per_iteration must divide group.per_iteration {groups}, got {updates}:"
                 " every update takes the same number of groups"
             )
+        self._require_one_method()
         first = self.evaluation.component.split("/")[0]
         if first != "reward" and first not in self.rewards:
             raise ValueError(
@@ -125,10 +132,43 @@ class RunConfig(Section):
             )
         return self
 
+    def _require_one_method(self) -> None:
+        """Sampling, credit and objective must fit each other."""
+        kernel, learner, weights = self.sampling.kernel, self.learner, self.credit.step_weights
+        if learner.kl.weight and learner.kl.rule == "no_dt" and kernel not in SCORE_SDES:
+            raise ValueError(
+                f"learner.kl.rule no_dt needs a kernel whose std is g sqrt(h), one of {list(SCORE_SDES)},"
+                f" got {kernel!r}: take `full`"
+            )
+        if learner.objective == "guarded" and kernel not in SCORE_SDES:
+            raise ValueError(
+                f"learner.objective guarded needs a kernel whose std is g sqrt(h), one of {list(SCORE_SDES)},"
+                f" got {kernel!r}: take `clipped`"
+            )
+        if learner.objective == "distillation" and not self.scores_points:
+            raise ValueError(
+                f"learner.objective distillation needs completed points, got credit.rule {self.credit.rule!r}:"
+                " take gains"
+            )
+        if weights.rule == "table" and len(weights.table) != self.sampling.steps:
+            raise ValueError(
+                f"credit.step_weights.table must hold a weight for each of {self.sampling.steps} steps,"
+                f" got {len(weights.table)}"
+            )
+        if self.evaluation.weights == "average" and not learner.average.decay:
+            raise ValueError(
+                "evaluation.weights average needs a running mean, got learner.average.decay 0: set it, 0.9 for instance"
+            )
+
     @property
     def scores_points(self) -> bool:
         """Whether the credit rule needs a reward at every point, not only at the final picture."""
         return self.credit.rule in CREDIT_RULES_OF_POINTS
+
+    @property
+    def held_versions(self) -> int:
+        """Adapters that a rollout actor keeps: those that admitted groups may name, and their running means."""
+        return (self.group.max_lag + 1) * (2 if self.evaluation.weights == "average" else 1)
 
     def to_yaml(self) -> str:
         """The whole tree, defaults included."""

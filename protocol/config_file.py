@@ -1,8 +1,10 @@
 """Reading a RunConfig: a YAML preset and `key=value` overrides.
 
-    config = load_config("my_preset.yaml", overrides=["group.size=16", "credit.rule=uniform"])
+    config = load_config("my_preset.yaml", overrides=["group.size=16", "method=tp_grpo"])
 
-Unknown keys are refused with a suggestion, wrong values with rule, value and remedy (`ConfigError`).
+From weak to strong: defaults, the method's `settings`, the file, the method's `identity`, the overrides. A file that
+names its method itself is stronger than that method. Unknown keys are refused with a suggestion, wrong values with
+rule, value and remedy (`ConfigError`).
 """
 
 import difflib
@@ -14,7 +16,10 @@ import yaml
 from pydantic import ValidationError
 
 from protocol.config import RewardConfig, RunConfig
+from protocol.config_method import merge, read_method
 from protocol.errors import ConfigError
+
+METHOD = "method="
 
 
 def load_config(path: str | Path, *, overrides: Sequence[str] = ()) -> RunConfig:
@@ -33,9 +38,26 @@ def load_config(path: str | Path, *, overrides: Sequence[str] = ()) -> RunConfig
         raise ConfigError(f"config file {path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"config file {path} must hold keys and values, got {type(tree).__name__}")
+    own = tree.pop("method", None)
+    if own is not None:
+        tree = merge(with_method({}, own), tree)
     for override in overrides:
-        _apply(tree, override)
+        if override.startswith(METHOD):
+            tree = with_method(tree, override.removeprefix(METHOD))
+    for override in overrides:
+        if not override.startswith(METHOD):
+            _apply(tree, override)
     return parse_config(tree)
+
+
+def with_method(tree: dict[str, Any], name: object) -> dict[str, Any]:
+    """A config tree that follows a named method: its settings under the tree's own keys, its identity over them.
+
+    Raises:
+        ConfigError: no method of this name.
+    """
+    method = read_method(name)
+    return merge(merge(method["settings"], tree), method["identity"])
 
 
 def parse_config(tree: dict[str, Any]) -> RunConfig:

@@ -4,9 +4,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from protocol.config_section import Decay, Positive, Section
+from protocol.config_section import Decay, Positive, Section, Weight
 
-CREDIT_RULES_OF_POINTS = frozenset({"gains"})
+CREDIT_RULES_OF_POINTS = frozenset({"gains", "gae", "turning_point"})
 """Credit rules that compare rewards along the trajectory, so that every point must be completed and scored."""
 
 
@@ -31,17 +31,88 @@ class GroupConfig(Section):
         return self
 
 
+class StepWeightConfig(Section):
+    """Factors of the steps, by which advantages or step rewards are multiplied."""
+
+    rule: Literal["none", "piecewise", "noise", "table"] = "none"
+    """`piecewise`: early, middle, late; `noise`: std of the step over the mean std (TempFlow-GRPO); `table`: given."""
+    early: float = Field(default=1.8, ge=0.0)
+    """Weight of steps before a quarter of the schedule."""
+    middle: float = Field(default=1.0, ge=0.0)
+    """Weight of the steps between."""
+    late: float = Field(default=1.3, ge=0.0)
+    """Weight of steps after three quarters of the schedule."""
+    table: tuple[Weight, ...] = ()
+    """One weight for each step of the schedule."""
+    mean_one: bool = False
+    """Scale the weights so that their mean over the schedule is 1."""
+    order: Literal["after", "before"] = "after"
+    """Multiply advantages after the normalisation and the clip, or step rewards before it."""
+
+
+class TurningPointConfig(Section):
+    """TP-GRPO's choices; the defaults are the paper's constrained version."""
+
+    is_consistent: bool = True
+    """Select only where the step and all that follows agree in sign, so that the aggregate is the larger."""
+    has_first_step: bool = True
+    """The first step may be selected too."""
+    is_balanced: bool = True
+    """As many rewarded as punished selections, the largest of each sign."""
+
+
 class CreditConfig(Section):
     """From rewards to advantages."""
 
-    rule: Literal["uniform", "gains"] = "gains"
-    """`uniform`: the final reward for every step; `gains`: each step's reward difference."""
-    normalise: Literal["joint"] = "joint"
-    """`joint`: mean and std over all members and steps of a prompt."""
+    rule: Literal["uniform", "gains", "gae", "turning_point"] = "gains"
+    """`uniform`: the final reward for every step; `gains`: each step's reward difference; `gae`: decayed sum of the
+    gains from this step on; `turning_point`: gains, at turning points all that is gained from there."""
+    normalise: Literal["joint", "per_step", "centred", "ema"] = "joint"
+    """`joint`: mean and std over all members and steps of a prompt; `per_step`: over the members, for each step;
+    `centred`: mean of each step, std of all; `ema`: baseline of each step over the iterations, std of all."""
+    scale: Literal["prompt", "iteration"] = "prompt"
+    """Whose values the std is taken over: the prompt's own group, or all groups of the iteration."""
+    ddof: int = Field(default=0, ge=0, le=1)
+    """Degrees of freedom taken from the std: 0, or 1 as DanceGRPO."""
+    gae_lambda: float = Field(default=0.9, ge=0.0, le=1.0)
+    """Decay of `gae`: 0 is the gain alone, 1 all that follows."""
+    ema_decay: Decay = 0.9
+    """Share of the old baseline that an iteration keeps, for `ema`."""
+    turning_point: TurningPointConfig = TurningPointConfig()
+    step_weights: StepWeightConfig = StepWeightConfig()
     epsilon: float = Field(default=1e-4, ge=0.0)
     """Added to the std."""
     advantage_clip: float = Field(default=5.0, gt=0.0)
     """Advantages are clamped to plus or minus this."""
+
+    @model_validator(mode="after")
+    def _weights_act(self) -> "CreditConfig":
+        weights = self.step_weights
+        if weights.rule != "none" and weights.order == "before" and self.normalise == "per_step":
+            raise ValueError(
+                "credit.step_weights.order must be `after` with per_step normalisation, got 'before':"
+                " each step is divided by its own std, so a weight cancels"
+            )
+        return self
+
+
+class KlConfig(Section):
+    """How far the policy may go from the model without the adapter."""
+
+    weight: float = Field(default=0.0, ge=0.0)
+    """beta; 0 switches the term and its forward off."""
+    rule: Literal["full", "no_dt", "velocity"] = "full"
+    """`full`: closed-form KL of the step; `no_dt`: the same with a variance without the step size (Flow-GRPO's released
+    convention, to which its beta belongs); `velocity`: mean squared difference of the velocities."""
+
+
+class AverageConfig(Section):
+    """Running mean of the adapter (EMA)."""
+
+    decay: Decay = 0.0
+    """Largest share of the old mean that an update keeps; early updates keep less. 0 switches it off."""
+    every: Positive = 8
+    """Optimiser steps between updates of the mean."""
 
 
 class LearnerConfig(Section):
@@ -60,7 +131,15 @@ class LearnerConfig(Section):
     clip_range: float = Field(default=1e-4, gt=0.0)
     """c of the clipped surrogate; ratios of log-prob means are close to 1, hence the small number."""
     updates_per_iteration: Positive = 2
-    """Optimiser steps of one iteration, each over an equal part of its groups."""
+    """Optimiser steps of one pass, each over an equal part of the iteration's groups; gradients of its pairs add up."""
+    epochs: Positive = 1
+    """Passes over the groups of one iteration."""
+    step_fraction: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Share of a shard's stochastic steps that is trained, drawn for each shard and pass (DanceGRPO: 0.6)."""
+    objective: Literal["clipped", "guarded", "distillation"] = "clipped"
+    """`clipped`: PPO's; `guarded`: with GRPO-Guard's ratio; `distillation`: regression onto improved completions."""
+    kl: KlConfig = KlConfig()
+    average: AverageConfig = AverageConfig()
     probe_every: int = Field(default=50, ge=0)
     """Iterations between replays of one shard that must give the rollout actor's log-probs; 0 never asks."""
     probe_bound: float = Field(default=1e-4, ge=0.0)

@@ -6,6 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Positive = Annotated[int, Field(ge=1)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+Weight = Annotated[float, Field(ge=0.0)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Section(BaseModel):

@@ -84,6 +84,10 @@ class ShardRequest:
     """Version and digest of the weights that must draw this shard."""
 
 
+COMMON_PICTURE = -1
+"""In `Rollout.image_index`: the picture that the group's first shard has at place 0."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """One shard's trajectories, exactly as sampled. Written by a rollout actor, read by the learner."""
@@ -96,10 +100,18 @@ class Rollout:
     log_probs: np.ndarray
     """float32 [N, S], mean over latent elements"""
     image_index: np.ndarray
-    """int64 [N, P]: which picture of the shard's image array shows point p; P = S+1, or 1 for final pictures only."""
+    """int64 [N, P]: which picture of the shard's image array shows point p; P = S+1, or 1 for final pictures only.
+    `COMMON_PICTURE` stands for the first picture of the group's first shard: the point that all members share."""
+    means: np.ndarray | None = None
+    """float32 [N, S, C, H, W]: means of the stochastic steps, for objectives that compare them."""
+    targets: np.ndarray | None = None
+    """float32 [N, S, C, H, W]: clean latents that each stochastic step led to, for objectives that regress on them."""
 
     def __post_init__(self) -> None:
         members = self.request.members
+        for name, extra in (("means", self.means), ("targets", self.targets)):
+            wanted = (members, len(self.steps), *self.latents.shape[2:])
+            _require(extra is None or extra.shape == wanted, f"{name} must be {list(wanted)}")
         _require(self.latents.shape[0] == members, f"latents of {self.latents.shape[0]} members, request of {members}")
         _require(
             self.log_probs.shape == (members, len(self.steps)),
@@ -194,3 +206,7 @@ class LearnerState:
     weights: PolicyWeights
     optimizer: Mapping[str, np.ndarray]
     """float32 arrays named `<parameter>/exp_avg`, `<parameter>/exp_avg_sq`, `<parameter>/step`."""
+    average: PolicyWeights | None = None
+    """The adapter's running mean, when the config asks for one."""
+    baseline: tuple[float | None, ...] = ()
+    """Running mean gain of each step, None where none was seen; empty unless the normalisation keeps one."""

@@ -9,7 +9,7 @@ import torch
 from flow.backbone import Backbone, load_backbone
 from flow.noise import normal
 from flow.policy import FlowPolicy
-from flow.transition import ddim_sde, flow_sde
+from flow.transition import cps, dance_sde, ddim_sde, flow_sde
 from protocol.config_policy import ModelConfig, SamplingConfig
 from protocol.errors import ConfigError
 
@@ -30,6 +30,8 @@ def steps(backbone: Backbone, **settings: Any) -> tuple[int, ...]:
         ({"std_min": 0.0}, range(9)),
         ({"std_min": 0.3}, range(7)),
         ({"kernel": "ddim_sde"}, range(8)),
+        ({"kernel": "cps"}, range(8)),
+        ({"kernel": "dance_sde", "noise_level": 0.3}, range(9)),
         ({"kernel": "ddim_sde", "std_min": 0.0}, range(9)),
         ({"kernel": "ddim_sde", "first_step": "exclude"}, range(1, 8)),
         ({"kernel": "ddim_sde", "first_step": "exclude", "std_min": 0.0}, range(1, 9)),
@@ -55,7 +57,9 @@ def test_the_linear_schedule_replaces_the_family_s(backbone: Backbone) -> None:
     assert policy.total_steps == 4
 
 
-@pytest.mark.parametrize(("name", "kernel"), [("flow_sde", flow_sde), ("ddim_sde", ddim_sde)])
+@pytest.mark.parametrize(
+    ("name", "kernel"), [("flow_sde", flow_sde), ("ddim_sde", ddim_sde), ("dance_sde", dance_sde), ("cps", cps)]
+)
 def test_a_step_is_the_configured_kernel_on_the_policy_s_velocity(backbone: Backbone, name: Any, kernel: Any) -> None:
     policy = FlowPolicy(backbone, SamplingConfig(kernel=name, noise_level=0.5), guidance=1.0)
     latents, conditioning = normal("x", shape=(3, 4, 8, 8)), policy.conditioning("a red circle", "")
@@ -72,8 +76,8 @@ def test_a_step_is_the_configured_kernel_on_the_policy_s_velocity(backbone: Back
             velocity=velocity,
             sigma=sigma,
             sigma_next=sigma_next,
-            sigma_first=policy.sigmas[1].item(),
             noise_level=0.5,
+            **({"sigma_first": policy.sigmas[1].item()} if name in ("flow_sde", "ddim_sde") else {}),
         )
         assert torch.equal(transition.mean, expected.mean)
         assert torch.equal(transition.std, expected.std)
@@ -95,3 +99,34 @@ def test_rows_for_each_sample_equal_one_row_for_all(backbone: Backbone) -> None:
     many = tuple({name: tensor.repeat_interleave(2, 0) for name, tensor in each.items()} for each in one)
     with torch.no_grad():
         assert torch.equal(policy.velocity(latents, sigma, one), policy.velocity(latents, sigma, many))
+
+
+def test_a_table_of_noise_levels_gives_each_step_its_own(backbone: Backbone) -> None:
+    levels = (0.9, 0.5, 0.3)
+    policy = FlowPolicy(
+        backbone, SamplingConfig(steps=4, schedule="linear", kernel="dance_sde", noise_levels=levels), guidance=1.0
+    )
+    assert [policy.std(k) for k in range(3)] == pytest.approx([level * 0.5 for level in levels])
+
+
+def test_the_published_log_prob_of_cps_is_a_choice_of_the_config(backbone: Backbone) -> None:
+    latents = normal("x", shape=(2, 4, 8, 8))
+    for form in ("gaussian", "squared"):
+        policy = FlowPolicy(backbone, SamplingConfig(kernel="cps", log_prob=form), guidance=1.0)  # type: ignore[arg-type]
+        with torch.no_grad():
+            transition, _ = policy.transition(latents, 2, conditioning=policy.conditioning("a", ""))
+        assert transition.log_prob_form == form
+
+
+def test_a_step_taken_as_ode_has_no_noise(backbone: Backbone) -> None:
+    policy = FlowPolicy(backbone, SamplingConfig(), guidance=1.0)
+    latents, conditioning = normal("x", shape=(2, 4, 8, 8)), policy.conditioning("a", "")
+    with torch.no_grad():
+        quiet, velocity = policy.transition(latents, 3, conditioning=conditioning, as_ode=True)
+    assert quiet.std.tolist() == [0.0, 0.0]
+    assert torch.equal(quiet.mean, latents - (policy.sigmas[3] - policy.sigmas[4]) * velocity)
+
+
+def test_a_window_without_a_stochastic_step_is_refused_when_the_policy_is_made(backbone: Backbone) -> None:
+    with pytest.raises(ConfigError, match="sampling.window must always hold a stochastic step"):
+        steps(backbone, kernel="ddim_sde", window={"rule": "fixed", "first": 8, "size": 2})

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from flow.backbone import Backbone, load_backbone
-from flow.completion import complete_by_ode
+from flow.build import policy_of
+from flow.completion import complete, stack_grids, substep_grid
 from flow.interpolant import clean_estimate
 from flow.lora import Lora
 from flow.noise import INITIAL, SHARED, trajectory_noise
@@ -36,7 +37,7 @@ def request(**changes: Any) -> ShardRequest:
 
 
 def sample(backbone: Backbone, config: RunConfig, **changes: Any) -> tuple[Rollout, np.ndarray]:
-    policy = FlowPolicy(backbone, config.sampling, guidance=config.model.guidance)
+    policy = policy_of(backbone, config)
     return sample_shard(policy, request(**changes), config)
 
 
@@ -67,7 +68,7 @@ def test_uniform_credit_makes_only_finished_pictures(backbone: Backbone, tiny_co
     assert np.array_equal(uniform.log_probs, gains.log_probs)
 
 
-@pytest.mark.parametrize("rule", ["tweedie", "ode"])
+@pytest.mark.parametrize("rule", ["tweedie", "ode", "schedule"])
 def test_pictures_are_the_completions_of_their_points(backbone: Backbone, tiny_config: Config, rule: str) -> None:
     config = tiny_config(completion={"rule": rule, "substeps": 3})
     rollout, pictures = sample(backbone, config)
@@ -78,12 +79,11 @@ def test_pictures_are_the_completions_of_their_points(backbone: Backbone, tiny_c
             latents, sigma = torch.from_numpy(rollout.latents[:, k].copy()), policy.sigmas[k].repeat(3)
             velocity = policy.velocity(latents, sigma, conditioning)
             clean = clean_estimate(latents=latents, velocity=velocity, sigma=sigma)
-            if rule == "ode":
-                clean = complete_by_ode(
+            if rule != "tweedie":
+                clean = complete(
                     latents=latents,
                     first_velocity=velocity,
-                    sigma=sigma,
-                    substeps=3,
+                    grid=stack_grids([substep_grid(config.completion, sigmas=policy.sigmas, k=k)], [3]),
                     velocity=lambda x, t: policy.velocity(x, t, conditioning),
                 )
             expected = backbone.decode(clean).astype(int)
@@ -179,3 +179,92 @@ def test_a_rollout_policy_draws_only_with_the_weights_that_a_request_names(tiny_
         policy.sample(request(version=0, digest=versions[0].digest))
     with pytest.raises(StaleWeightsError, match="version 2"):
         policy.sample(request(version=2, digest=versions[1].digest))
+
+
+@pytest.mark.parametrize(
+    "window", [{"rule": "fixed", "first": 1, "size": 2}, {"rule": "random", "size": 1, "within": [0, 0.75]}]
+)
+def test_outside_the_window_a_trajectory_is_the_ode_s(
+    backbone: Backbone, tiny_config: Config, window: dict[str, Any]
+) -> None:
+    config = tiny_config(sampling={"steps": 5, "window": window})
+    rollout, pictures = sample(backbone, config)
+    policy = FlowPolicy(backbone, config.sampling, guidance=1.0)
+    assert rollout.steps == policy.steps_of(seed=7, iteration=1, shard=0)
+    assert rollout.log_probs.shape == (3, len(rollout.steps))
+    conditioning = policy.conditioning(PROMPT.text, "")
+    for k in range(5):
+        latents = torch.from_numpy(rollout.latents[:, k].copy())
+        with torch.no_grad():
+            velocity = policy.velocity(latents, policy.sigmas[k].expand(3), conditioning)
+        euler = latents - (policy.sigmas[k] - policy.sigmas[k + 1]) * velocity
+        assert np.array_equal(rollout.latents[:, k + 1], euler.numpy()) == (k not in rollout.steps)
+    first = rollout.steps[0]
+    way = rollout.latents[:, first]
+    np.testing.assert_allclose(way[0], way[2], atol=1e-5, err_msg="the way to the window is shared, up to rounding")
+    assert not np.array_equal(rollout.latents[0, first + 1], rollout.latents[2, first + 1])
+    assert len(pictures) == 1 + 3 * len(rollout.steps)
+
+
+def test_only_the_first_shard_of_a_group_shows_the_point_that_all_share(
+    backbone: Backbone, tiny_config: Config
+) -> None:
+    config = tiny_config()
+    first, pictures = sample(backbone, config, members=2)
+    second, others = sample(backbone, config, first_member=2, members=2)
+    assert first.image_index.tolist() == [[0, 1, 3, 5], [0, 2, 4, 6]]
+    assert second.image_index.tolist() == [[-1, 0, 2, 4], [-1, 1, 3, 5]]
+    assert (len(pictures), len(others)) == (7, 6)
+
+
+def test_a_shard_of_one_step_that_shares_its_point_shows_the_finished_pictures_only(
+    backbone: Backbone, tiny_config: Config
+) -> None:
+    config = tiny_config(sampling={"window": {"rule": "fixed", "first": 1, "size": 1}})
+    rollout, pictures = sample(backbone, config, first_member=2, members=2)
+    assert rollout.image_index.tolist() == [[-1, 0], [-1, 1]]
+    assert len(pictures) == 2
+
+
+def test_branches_share_their_trunk_and_complete_their_own_point(backbone: Backbone, tiny_config: Config) -> None:
+    config = tiny_config(sampling={"window": {"rule": "branch"}})
+    shards = [sample(backbone, config, first_member=first, members=2, iteration=0)[0] for first in (0, 2, 4)]
+    assert [shard.steps for shard in shards] == [(0,), (1,), (2,)]
+    np.testing.assert_allclose(shards[1].latents[0, 1], shards[2].latents[1, 1], atol=1e-5)
+    assert all(shard.image_index.tolist() == [[0, 1], [0, 2]] for shard in shards)
+
+
+def test_a_bound_on_the_batch_gives_the_same_pictures(backbone: Backbone, tiny_config: Config) -> None:
+    whole = sample(backbone, tiny_config(completion={"rule": "schedule"}))[1].astype(int)
+    config = tiny_config(completion={"rule": "schedule"}, model={"forward_batch": 4, "decode_batch": 3})
+    parts = sample(load_backbone(config.model), config)[1].astype(int)
+    assert np.abs(whole - parts).max() <= 1
+
+
+def test_without_noise_from_shared_noise_the_completed_first_point_is_the_finished_picture(
+    backbone: Backbone, tiny_config: Config
+) -> None:
+    """Completing from the trajectory's own latents, not from another draw: the gains of a quiet trajectory are 0."""
+    config = tiny_config(
+        sampling={"kernel": "dance_sde", "noise_level": 1e-6, "std_min": 0.0}, completion={"rule": "schedule"}
+    )
+    rollout, pictures = sample(backbone, config)
+    shown = pictures.astype(int)[rollout.image_index]
+    assert np.abs(shown[:, 0] - shown[:, -1]).max() <= 1
+
+
+def test_means_and_targets_come_along_for_the_objectives_that_need_them(
+    backbone: Backbone, tiny_config: Config
+) -> None:
+    plain, _ = sample(backbone, tiny_config())
+    assert plain.means is None
+    assert plain.targets is None
+    guarded, _ = sample(backbone, tiny_config(learner={"objective": "guarded"}))
+    assert guarded.means is not None
+    noise = trajectory_noise(seed=7, iteration=1, group=2, members=(0, 1, 2), step=1, shape=(4, 8, 8)).numpy()
+    policy = FlowPolicy(backbone, tiny_config().sampling, guidance=1.0)
+    np.testing.assert_allclose(guarded.means[:, 1] + policy.std(1) * noise, guarded.latents[:, 2], rtol=0, atol=1e-5)
+    led, _ = sample(backbone, tiny_config(learner={"objective": "distillation"}))
+    assert led.targets is not None
+    assert np.array_equal(led.targets[:, -1], led.latents[:, -1])
+    assert led.targets.shape == (3, 3, 4, 8, 8)

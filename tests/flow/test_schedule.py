@@ -1,10 +1,11 @@
 """Sigma grids against diffusers' scheduler and against numbers worked by hand."""
 
+import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from flow.schedule import linear_sigmas, sd3_sigmas
+from flow.schedule import flux_sigmas, linear_sigmas, sd3_sigmas, shifted_sigmas
 
 
 @pytest.mark.parametrize("shift", [1.0, 2.5, 3.0, 5.0])
@@ -32,3 +33,27 @@ def test_linear_sigmas_run_evenly_from_one_to_exactly_zero() -> None:
     sigmas = linear_sigmas(steps=4)
     assert sigmas.tolist() == [1.0, 0.75, 0.5, 0.25, 0.0]
     assert sigmas.dtype == torch.float32
+
+
+def test_six_flux_sigmas_of_512_pixels_are_the_published_ones() -> None:
+    """1024 tokens: mu = 0.63."""
+    expected = [1, 0.903736, 0.789705, 0.652489, 0.484218, 0.273003, 0]
+    assert flux_sigmas(steps=6, tokens=1024).tolist() == pytest.approx(expected, abs=5e-7)
+
+
+@pytest.mark.parametrize(("pixels", "mu"), [(512, 0.63), (1024, 1.15)])
+def test_flux_sigmas_equal_the_scheduler_s_bitwise(pixels: int, mu: float) -> None:
+    for steps in (1, 4, 6, 28):
+        scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+        tokens = (pixels // 16) ** 2
+        held = (1.15 - 0.5) / (4096 - 256) * tokens + 0.5 - (1.15 - 0.5) / (4096 - 256) * 256
+        assert held == pytest.approx(mu, abs=1e-9)
+        scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps).tolist(), mu=held)
+        sigmas = flux_sigmas(steps=steps, tokens=tokens)
+        torch.testing.assert_close(sigmas, scheduler.sigmas, rtol=0, atol=6e-8)
+
+
+def test_a_grid_shifted_once_ends_with_a_large_step() -> None:
+    sigmas = shifted_sigmas(steps=10).tolist()
+    assert (sigmas[1], sigmas[9]) == (pytest.approx(0.964286, abs=1e-6), pytest.approx(0.25))
+    assert (sigmas[0], sigmas[10]) == (1.0, 0.0)

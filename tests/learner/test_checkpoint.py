@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -204,3 +205,25 @@ def test_a_rewrite_of_the_same_step_that_fails_keeps_a_whole_checkpoint(
     newest = newest_checkpoint(tmp_path)
     assert newest is not None
     assert same(newest[0], state(1))
+
+
+def with_average(step: int) -> LearnerState:
+    return replace(state(step), average=state(step + 100).weights, baseline=(0.1, None, -0.25))
+
+
+def test_a_running_mean_and_a_baseline_come_back_bit_for_bit(tmp_path: Path) -> None:
+    saved = with_average(3)
+    read = read_checkpoint(write_checkpoint(tmp_path, saved, LORA, keep=1))
+    assert same(read, saved)
+    assert read.average is not None
+    assert saved.average is not None
+    assert read.average.digest == saved.average.digest
+    assert read.baseline == saved.baseline
+
+
+@pytest.mark.parametrize(("damage", "reason"), [(truncate, "altered"), (alter, "altered"), (Path.unlink, "lacks")])
+def test_a_damaged_running_mean_is_named(tmp_path: Path, damage: object, reason: str) -> None:
+    folder = write_checkpoint(tmp_path, with_average(3), LORA, keep=1)
+    damage(folder / "average" / FILE_NAME)  # type: ignore[operator]
+    with pytest.raises(CheckpointError, match=reason):
+        read_checkpoint(folder)

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from learner.loss import clipped_surrogate
+from flow.transition import Transition
+from learner.loss import clipped_surrogate, guarded_log_ratio, guarded_surrogate, weighted_regression
 
 CLIP = 0.1
 
@@ -45,3 +46,76 @@ def test_equal_log_probs_have_a_ratio_of_exactly_one_and_an_unclipped_gradient()
     assert ratio.tolist() == [1.0, 1.0]
     assert log_prob.grad is not None
     assert log_prob.grad.tolist() == pytest.approx([-1.5, 0.5])
+
+
+def test_the_loss_s_gradient_is_that_of_finite_differences() -> None:
+    """In float64, away from the clip's corners; through log-prob, ratio, clip and the Gaussian's mean."""
+    generator = torch.Generator().manual_seed(3)
+    mean, old_mean, noise = (torch.randn(4, 6, dtype=torch.float64, generator=generator) for _ in range(3))
+    mean = (old_mean + 0.02 * mean).requires_grad_()
+    std = torch.tensor([0.2, 0.4, 0.6, 0.8], dtype=torch.float64)
+    value = old_mean + std.view(-1, 1) * noise
+    old = Transition(mean=old_mean, std=std).log_prob(value)
+    advantages = torch.tensor([1.5, -0.7, 0.3, -2.0], dtype=torch.float64)
+
+    def plain(at: torch.Tensor) -> torch.Tensor:
+        log_prob = Transition(mean=at, std=std).log_prob(value)
+        return clipped_surrogate(log_prob=log_prob, old_log_prob=old, advantages=advantages, clip_range=0.3)[0].sum()
+
+    def guarded(at: torch.Tensor) -> torch.Tensor:
+        log_ratio = guarded_log_ratio(
+            log_prob=Transition(mean=at, std=std).log_prob(value),
+            old_log_prob=old,
+            mean=at,
+            old_mean=old_mean,
+            std=std,
+        )
+        return guarded_surrogate(log_ratio=log_ratio, advantages=advantages, clip_range=0.3, step=0.1)[0].sum()
+
+    def regression(at: torch.Tensor) -> torch.Tensor:
+        return weighted_regression(velocity=at, target=value, advantages=advantages).sum()
+
+    for loss in (plain, guarded, regression):
+        assert torch.autograd.gradcheck(loss, (mean,), eps=1e-6, atol=1e-6)
+        (gradient,) = torch.autograd.grad(loss(mean), mean)
+        assert gradient.abs().sum() > 0
+
+
+def test_the_guarded_log_ratio_is_the_mean_of_drift_times_noise() -> None:
+    """What remains of the log-ratio once its negative bias and its 1 / std are taken out."""
+    generator = torch.Generator().manual_seed(5)
+    drift, noise, old_mean = (torch.randn(3, 8, dtype=torch.float64, generator=generator) for _ in range(3))
+    std = torch.tensor([0.05, 0.3, 0.7], dtype=torch.float64)
+    mean, value = old_mean + 0.01 * drift, old_mean + std.view(-1, 1) * noise
+    log_ratio = guarded_log_ratio(
+        log_prob=Transition(mean=mean, std=std).log_prob(value),
+        old_log_prob=Transition(mean=old_mean, std=std).log_prob(value),
+        mean=mean,
+        old_mean=old_mean,
+        std=std,
+    )
+    torch.testing.assert_close(log_ratio, (0.01 * drift * noise).mean(1))
+
+
+def test_the_guarded_loss_is_divided_by_the_step_size() -> None:
+    loss, ratio = guarded_surrogate(
+        log_ratio=torch.tensor([0.0, 0.02]), advantages=torch.tensor([2.0, 2.0]), clip_range=0.01, step=0.25
+    )
+    assert ratio.tolist() == [1.0, pytest.approx(math.exp(0.02))]
+    assert loss.tolist() == pytest.approx([-8.0, -2.0 * 1.01 / 0.25])
+
+
+def test_a_small_drift_moves_the_log_ratio_as_theory_says() -> None:
+    """Why clip ranges are small: log rho ~ N(-delta^2 / 2, delta^2 / d) for a drift of delta stds over d elements."""
+    d, delta, samples = 65_536, 0.01, 64
+    generator = torch.Generator().manual_seed(7)
+    noise = torch.randn(samples, d, generator=generator)
+    log_ratio = (-0.5 * (noise - delta).square() + 0.5 * noise.square()).double().mean(1)
+    assert log_ratio.mean().item() == pytest.approx(-5e-5, abs=4 * 3.9e-5 / math.sqrt(samples))
+    assert log_ratio.std().item() == pytest.approx(3.9e-5, rel=0.4)
+
+
+def test_only_good_steps_are_regressed_on() -> None:
+    velocity, target = torch.tensor([[1.0, 3.0], [1.0, 3.0]]), torch.zeros(2, 2)
+    loss = weighted_regression(velocity=velocity, target=target, advantages=torch.tensor([0.5, -0.5]))
+    assert loss.tolist() == [2.5, 0.0]

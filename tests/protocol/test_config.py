@@ -68,7 +68,7 @@ def test_defaults_are_the_papers() -> None:
         ("model.lora.rnk", "unknown key 'model.lora.rnk': did you mean 'rank'?"),
         ("cluster.rollout.thread", "unknown key 'cluster.rollout.thread': did you mean 'threads'?"),
         ("rewards.geneval.wieght", "unknown key 'rewards.geneval.wieght': did you mean 'weight'?"),
-        ("completion.zzz", "unknown key 'completion.zzz': known keys: rule, substeps"),
+        ("completion.zzz", "unknown key 'completion.zzz': known keys: rule, solver, spacing, substeps"),
     ],
 )
 def test_an_unknown_key_is_refused_with_a_suggestion(key: str, message: str) -> None:
@@ -85,8 +85,20 @@ def test_an_unknown_key_is_refused_with_a_suggestion(key: str, message: str) -> 
         ("group.size", 25, "group.shard must divide group.size 25, got 24"),
         ("group", {"size": 8, "shard": 3}, "group.shard must divide group.size 8, got 3"),
         ("learner.updates_per_iteration", 5, "must divide group.per_iteration 12, got 5"),
-        ("sampling.kernel", "ddim", "sampling.kernel: .*'flow_sde' or 'ddim_sde', got 'ddim'"),
-        ("sampling.noise_level", 1.5, "sampling.noise_level: .*got 1.5"),
+        ("sampling.kernel", "ddim", "sampling.kernel: .*'flow_sde', 'ddim_sde', 'dance_sde' or 'cps', got 'ddim'"),
+        ("sampling.noise_level", 1.5, "must be above 0 and at most 1, got 1.5: above 1 the root of"),
+        ("sampling.noise_level", 0.0, "must be above 0 and at most 1, got 0.0"),
+        ("sampling.noise_levels", [0.5, 0.5], "one number for each of 9 steps .*, got 2: calibrate again"),
+        ("sampling.log_prob", "squared", "must be `gaussian` for flow_sde, got 'squared': only CPS"),
+        ("sampling.window", {"rule": "fixed", "first": 9, "size": 2}, "inside the schedule, steps 0 to 9, got 9 to 10"),
+        ("sampling.window", {"rule": "random", "size": 3, "within": [0.0, 0.2]}, "leave room for 3 of 10 steps, got 2"),
+        ("sampling.window", {"rule": "sliding", "size": 11}, "leave room for 11 of 10 steps, got 10: widen it"),
+        ("sampling.window.within", [0.0, 1.5], "sampling.window.within.1: .*got 1.5"),
+        ("completion.substeps", 0, "completion.substeps must be at least 1, got 0: 1 is Tweedie's estimate"),
+        ("credit.rule", "gain", "credit.rule: .*got 'gain'"),
+        ("credit.step_weights", {"rule": "table", "table": [1.0]}, "a weight for each of 10 steps, got 1"),
+        ("evaluation.weights", "average", "needs a running mean, got learner.average.decay 0"),
+        ("credit.gae_lambda", 1.5, "credit.gae_lambda: .*got 1.5"),
         ("model.guidance", 0.5, "model.guidance: .*got 0.5"),
         ("seed", -1, "seed: .*got -1"),
         ("rewards", {}, "rewards: "),
@@ -112,6 +124,32 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
     del node[last]
     with pytest.raises(ConfigError, match=f"{key} must be given"):
         parse_config(tree)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"sampling": {"kernel": "ddim_sde"}, "learner": {"kl": {"weight": 0.1, "rule": "no_dt"}}},
+            "kernel whose std is g sqrt(h), one of ['flow_sde', 'dance_sde'], got 'ddim_sde': take `full`",
+        ),
+        (
+            {"sampling": {"kernel": "cps"}, "learner": {"objective": "guarded"}},
+            "kernel whose std is g sqrt(h), one of ['flow_sde', 'dance_sde'], got 'cps': take `clipped`",
+        ),
+        (
+            {"credit": {"rule": "uniform"}, "learner": {"objective": "distillation"}},
+            "distillation needs completed points, got credit.rule 'uniform': take gains",
+        ),
+        (
+            {"credit": {"normalise": "per_step", "step_weights": {"rule": "piecewise", "order": "before"}}},
+            "credit.step_weights.order must be `after` with per_step normalisation, got 'before'",
+        ),
+    ],
+)
+def test_parts_of_a_method_that_do_not_fit_are_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse_config(TREE | sections)
 
 
 def test_the_tree_is_frozen() -> None:

@@ -1,0 +1,179 @@
+"""From the scored groups of one iteration to advantages: rewards [N, P] -> step rewards -> advantages, both [N, T].
+
+Tables of an iteration have a column for each step of the schedule; a step that a shard did not explore is invalid
+there. So shards and groups with different windows stand in one table, and a step's statistics never mix with another's.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from learner.credit import CreditRule, StepRewards, gae, gains, uniform
+from learner.normalise import NORMALISERS, Normaliser, Pool, updated_baseline
+from learner.turning_point import turning_point
+from protocol.config_learning import CreditConfig
+from protocol.errors import ContractError
+from protocol.messages import COMMON_PICTURE, Prompt, Rollout, ScoredGroup, Scores
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CreditedGroup:
+    """One prompt's group with its rewards, step rewards and advantages; rows are members."""
+
+    prompt: Prompt
+    rollouts: tuple[Rollout, ...]
+    rewards: Float[Tensor, "N P"]
+    valid: Bool[Tensor, "N P"]
+    step_rewards: Float[Tensor, "N T"]
+    step_valid: Bool[Tensor, "N T"]
+    advantages: Float[Tensor, "N T"]
+
+    @property
+    def has_contrast(self) -> bool:
+        """Whether any advantage differs from 0."""
+        return bool(self.advantages.any())
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One iteration's groups with their advantages."""
+
+    groups: tuple[CreditedGroup, ...]
+    baseline: Float[Tensor, " T"] | None
+    """Running mean gain of each step after this iteration; None unless the normalisation keeps one."""
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """The rewards of one shard's points."""
+
+    rollout: Rollout
+    rewards: Float[Tensor, "N P"]
+    valid: Bool[Tensor, "N P"]
+
+
+def assign_credit(
+    groups: Sequence[ScoredGroup],
+    config: CreditConfig,
+    *,
+    members: int,
+    total: int,
+    weights: Float[Tensor, " T"],
+    baseline: Float[Tensor, " T"] | None = None,
+) -> Assignment:
+    """Advantages of all groups of an iteration.
+
+    Args:
+        members: N, the size that every group must have.
+        total: T.
+        weights: of the steps, from `learner.step_weights`.
+        baseline: of the iterations before, for `ema`.
+
+    Raises:
+        ContractError: a group does not hold exactly `members` members in order.
+    """
+    shards = [_shards(group, members) for group in groups]
+    tables = _step_rewards(shards, config, total)
+    if config.step_weights.order == "before":
+        tables = [(values * weights, valid) for values, valid in tables]
+    pool = torch.cat([values for values, _ in tables]), torch.cat([valid for _, valid in tables])
+    after = updated_baseline(baseline, *pool, decay=config.ema_decay) if config.normalise == "ema" else None
+    normalise = _normaliser(config, pool, baseline if baseline is not None else after)
+    credited = []
+    for group, parts, (values, valid) in zip(groups, shards, tables, strict=True):
+        advantages = normalise(values, valid).clamp(-config.advantage_clip, config.advantage_clip)
+        if config.step_weights.order == "after" and config.step_weights.rule != "none":
+            advantages = advantages * weights
+        credited.append(
+            CreditedGroup(
+                prompt=group.prompt,
+                rollouts=tuple(part.rollout for part in parts),
+                rewards=torch.cat([part.rewards for part in parts]),
+                valid=torch.cat([part.valid for part in parts]),
+                step_rewards=values,
+                step_valid=valid,
+                advantages=advantages,
+            )
+        )
+    _report_silent(groups, credited)
+    return Assignment(groups=tuple(credited), baseline=after)
+
+
+def _normaliser(config: CreditConfig, pool: Pool, baseline: Float[Tensor, " T"] | None) -> Normaliser:
+    options = {
+        "epsilon": config.epsilon,
+        "ddof": config.ddof,
+        "pool": pool if config.scale == "iteration" else None,
+    }
+    if config.normalise == "ema":
+        options["baseline"] = baseline
+    return partial(NORMALISERS[config.normalise], **options)
+
+
+def _step_rewards(shards: Sequence[list[_Shard]], config: CreditConfig, total: int) -> list[StepRewards]:
+    """One table [N, T] for each group."""
+    if config.rule == "turning_point":
+        flat = [part for parts in shards for part in parts]
+        answers = iter(turning_point([(part.rewards, part.valid) for part in flat], config.turning_point))
+    else:
+        rule = _rule(config)
+        answers = (rule(part.rewards, part.valid, steps=len(part.rollout.steps)) for parts in shards for part in parts)
+    tables = []
+    for parts in shards:
+        rows = [_spread(next(answers), part.rollout.steps, total) for part in parts]
+        tables.append((torch.cat([values for values, _ in rows]), torch.cat([valid for _, valid in rows])))
+    return tables
+
+
+def _rule(config: CreditConfig) -> CreditRule:
+    if config.rule == "gae":
+        return partial(gae, decay=config.gae_lambda)
+    return {"uniform": uniform, "gains": gains}[config.rule]
+
+
+def _spread(step_rewards: StepRewards, steps: Sequence[int], total: int) -> StepRewards:
+    """Columns of the stochastic steps to columns of the schedule; the others are 0 and invalid."""
+    values, valid = step_rewards
+    wide, wide_valid = values.new_zeros(len(values), total), valid.new_zeros(len(valid), total)
+    wide[:, list(steps)], wide_valid[:, list(steps)] = values, valid
+    return wide, wide_valid
+
+
+def _shards(group: ScoredGroup, members: int) -> list[_Shard]:
+    rollouts: tuple[Rollout, ...] = tuple(shard.rollout for shard in group.shards)
+    held = [m for r in rollouts for m in range(r.request.first_member, r.request.first_member + r.request.members)]
+    if held != list(range(members)):
+        raise ContractError(f"a group must hold members 0 to {members - 1} in order, got {held}")
+    first = group.shards[0].scores
+    return [_point_rewards(shard.scores, rollout, first) for shard, rollout in zip(group.shards, rollouts, strict=True)]
+
+
+def _point_rewards(scores: Scores, rollout: Rollout, first: Scores) -> _Shard:
+    """The rewards of a shard's points; those that refer to the common picture have the score of the first shard's."""
+    pictures = int(rollout.image_index.max()) + 1
+    if len(scores.reasons) != pictures:
+        raise ContractError(f"a shard of {pictures} pictures must have as many scores, got {len(scores.reasons)}")
+    is_common = rollout.image_index == COMMON_PICTURE
+    values = np.where(is_common, first.values[0], scores.values[rollout.image_index]).astype(np.float32)
+    valid = np.where(is_common, first.valid[0], scores.valid[rollout.image_index])
+    return _Shard(rollout=rollout, rewards=torch.from_numpy(values), valid=torch.from_numpy(valid))
+
+
+def _report_silent(groups: Sequence[ScoredGroup], credited: Sequence[CreditedGroup]) -> None:
+    """Name the groups of which no step has a valid reward; they train nothing."""
+    for group, held in zip(groups, credited, strict=True):
+        if not held.step_valid.any():
+            reasons = [why for shard in group.shards for why in shard.scores.reasons if why]
+            log.warning(
+                "a group must have a valid score to train on, got none for %r (%s): it is left out",
+                group.prompt.text,
+                reasons[0] if reasons else "no two scores that a step is made of",
+            )

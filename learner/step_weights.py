@@ -1,0 +1,48 @@
+"""Weights of the steps: factors by which advantages (or step rewards, before their normalisation) are multiplied."""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from protocol.config_learning import StepWeightConfig
+
+
+def step_weights(config: StepWeightConfig, *, total: int, stds: Mapping[int, float]) -> Float[Tensor, " T"]:
+    """One weight for each step of the schedule, by the config's rule.
+
+    Args:
+        total: T, the length of the schedule, whatever window is trained.
+        stds: std of every step that can be stochastic.
+    """
+    if config.rule == "piecewise":
+        weights = piecewise(total, early=config.early, middle=config.middle, late=config.late)
+    elif config.rule == "noise":
+        weights = by_noise(total, stds)
+    elif config.rule == "table":
+        weights = torch.tensor(config.table, dtype=torch.float64)
+    else:
+        weights = torch.ones(total, dtype=torch.float64)
+    return (weights / weights.mean() if config.mean_one else weights).float()
+
+
+def piecewise(total: int, *, early: float, middle: float, late: float) -> Float[Tensor, " T"]:
+    """`early` where k < T/4, `late` where k > 3T/4, `middle` between, k counted from 0.
+
+    A recipe of practitioners (1.8, 1.0, 1.3). With T = 4 the late weight falls on no step.
+    """
+    return torch.tensor(
+        [early if 4 * k < total else late if 4 * k > 3 * total else middle for k in range(total)], dtype=torch.float64
+    )
+
+
+def by_noise(total: int, stds: Mapping[int, float]) -> Float[Tensor, " T"]:
+    """w_k = s_k / mean(s) over the steps that can be stochastic (TempFlow-GRPO, arXiv 2508.04324, equation 8).
+
+    s_k is the std of the whole step, g sqrt(h) for Flow-SDE. Other steps get weight 0; nothing trains them.
+    """
+    weights = torch.zeros(total, dtype=torch.float64)
+    for k, std in stds.items():
+        weights[k] = std
+    return weights / (sum(stds.values()) / len(stds))
