@@ -102,6 +102,11 @@ class ActorPool:
         for _ in range(-joining):
             self._dismiss(await self._take())
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it used up its restarts and takes no more calls."""
+        return self._failure is not None
+
     def stop(self) -> None:
         """End all members and all who are joining."""
         for task in self._joining:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,22 +12,20 @@ import ray
 from actors.calls import DEAD, answer
 from actors.learner_actor import LearnerActor
 from actors.pool import ActorHandle, ActorPool
-from actors.reward_actor import RewardActor
+from actors.reward_source import RewardPools
 from actors.rollout_actor import RolloutActor
-from protocol.config import RewardConfig, RoleConfig, RunConfig
+from protocol.config import RoleConfig, RunConfig
 from protocol.errors import ContractError, PoolError
 from protocol.messages import (
     DrawRequest,
     LearnerState,
-    Metadata,
     PolicyWeights,
+    Prompt,
     Receipt,
     ScoredGroup,
-    Scores,
     ShardRequest,
 )
 from protocol.ports import Handle, Metrics, Parts
-from rewards.scorer import mix
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +33,10 @@ log = logging.getLogger(__name__)
 class RolloutPool:
     """Rollout actors: draws shards and evaluation pictures, and takes new weights to every one of them."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, *, room: Callable[[], Awaitable[None]] | None = None) -> None:
+        """`room` returns when another shard's pictures may be drawn: reward actors that lag behind slow the drawing."""
         cluster = config.cluster
+        self._room = room
         self._timeout_s = cluster.rollout.timeout_s
         self._newest: deque[tuple[PolicyWeights, ray.ObjectRef[Any]]] = deque(maxlen=config.held_versions)
         remote = RolloutActor.options(**_resources(cluster.rollout))
@@ -52,6 +52,8 @@ class RolloutPool:
         """One shard, drawn by the next idle actor."""
 
         async def work(actor: ActorHandle) -> tuple[Receipt, Handle, Handle]:
+            if self._room:
+                await self._room()
             receipt, rollout, pictures = actor.sample.remote(request)
             return await answer(receipt, timeout_s=self._timeout_s), rollout, pictures
 
@@ -89,40 +91,6 @@ class RolloutPool:
             raise ContractError(
                 f"a rollout actor must hold version {weights.version} ({weights.digest[:12]}), got {held}"
             )
-
-
-class RewardPools:
-    """One pool of reward actors for each scorer; their scores are mixed."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self._config = config
-        self._role = config.cluster.reward
-        self.pools = {name: self._make_pool(name, reward) for name, reward in config.rewards.items()}
-
-    async def score(self, images: Handle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """The mixture of all scorers. Scores that a pool could not give in time are missing, with the reason."""
-
-        async def one(name: str) -> Scores:
-            try:
-                return await self.pools[name].call(
-                    lambda actor: answer(actor.score.remote(images, prompts, metadata), timeout_s=self._role.timeout_s)
-                )
-            except PoolError as error:
-                return Scores.missing(len(prompts), str(error))
-
-        answers = await asyncio.gather(*(one(name) for name in self.pools))
-        weights = {name: reward.weight for name, reward in self._config.rewards.items()}
-        return mix(dict(zip(self.pools, answers, strict=True)), weights)
-
-    def _make_pool(self, name: str, reward: RewardConfig) -> ActorPool:
-        remote = RewardActor.options(**_resources(self._role))
-        return ActorPool(
-            f"reward/{name}",
-            lambda: remote.remote(reward),
-            size=reward.actors,
-            max_restarts=self._config.cluster.max_restarts,
-            welcome=lambda actor: answer(actor.prepare.remote(), timeout_s=self._role.timeout_s),
-        )
 
 
 class RemoteLearner:
@@ -168,8 +136,8 @@ class Fleet:
     """All actors of one run, as the loop's ports. Made by `deploy`, which also stops it."""
 
     def __init__(self, config: RunConfig) -> None:
-        self.rollouts = RolloutPool(config)
         self.rewards = RewardPools(config)
+        self.rollouts = RolloutPool(config, room=self.rewards.room)
         self.learner = RemoteLearner(config)
         self.parts = Parts(rollouts=self.rollouts, rewards=self.rewards, learner=self.learner, weights=self.rollouts)
 
@@ -177,6 +145,10 @@ class Fleet:
         """Returns when every actor is ready."""
         pools: list[ActorPool] = [self.rollouts.pool, *self.rewards.pools.values()]
         await asyncio.gather(self.learner.start(), *(pool.start() for pool in pools))
+
+    async def check(self, prompts: Sequence[Prompt]) -> None:
+        """What the rewards have against these prompts, as far as only their actors can tell (InputError)."""
+        await self.rewards.check(prompts)
 
     def stop(self) -> None:
         """End every actor."""

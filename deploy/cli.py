@@ -15,6 +15,7 @@ import typer
 
 from deploy.cli_models import dry_run
 from deploy.cli_models import register as register_model_commands
+from deploy.cli_rewards import register as register_rewards
 from deploy.presets import find_preset
 from protocol.config import RunConfig
 from protocol.config_file import load_config
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Fine-tune flow-matching text-to-image models with stepwise credit.",
 )
+register_rewards(app)
 STOPPED = "stopped at once; `train` goes on from the newest checkpoint"
 Overrides = Annotated[list[str] | None, typer.Argument(help="Config overrides, e.g. group.size=16 seed=3.")]
 IsLocal = Annotated[bool, typer.Option("--local", help="One process without Ray: the same results, for debugging.")]

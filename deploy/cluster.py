@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,6 +34,7 @@ def ray_cluster(config: RunConfig) -> Iterator[None]:
             ray.init(
                 address="local",
                 num_cpus=_needed_cpus(config),
+                resources=_needed_resources(config),
                 include_dashboard=False,
                 _node_ip_address="127.0.0.1",
                 **quiet,
@@ -61,8 +63,11 @@ def _probe(address: str) -> None:
 
 def _require_gpus(config: RunConfig) -> None:
     cluster = config.cluster
-    rewards = sum(reward.actors for reward in config.rewards.values())
-    asked = cluster.rollout_actors * cluster.rollout.gpus + rewards * cluster.reward.gpus + cluster.learner.gpus
+    rewards = sum(
+        reward.actors * (cluster.reward.gpus if reward.gpus is None else reward.gpus)
+        for reward in config.rewards.values()
+    )
+    asked = cluster.rollout_actors * cluster.rollout.gpus + rewards + cluster.learner.gpus
     found = ray.cluster_resources().get("GPU", 0.0)
     if asked > found:
         raise ConfigError(
@@ -71,9 +76,21 @@ def _require_gpus(config: RunConfig) -> None:
         )
 
 
+def _needed_resources(config: RunConfig) -> dict[str, float]:
+    """Custom resources that the reward actors ask for, all together."""
+    needed: Counter[str] = Counter()
+    for reward in config.rewards.values():
+        for resource, amount in reward.resources.items():
+            needed[resource] += reward.actors * amount  # pyright: ignore[reportArgumentType]
+    return dict(needed)
+
+
 def _needed_cpus(config: RunConfig) -> int:
     """CPUs that the actors reserve: on one machine they take turns, so the local cluster is as large as they ask."""
     cluster = config.cluster
-    rewards = sum(reward.actors for reward in config.rewards.values())
-    asked = cluster.rollout_actors * cluster.rollout.cpus + rewards * cluster.reward.cpus + cluster.learner.cpus
+    rewards = sum(
+        reward.actors * (cluster.reward.cpus if reward.cpus is None else reward.cpus)
+        for reward in config.rewards.values()
+    )
+    asked = cluster.rollout_actors * cluster.rollout.cpus + rewards + cluster.learner.cpus
     return max(os.cpu_count() or 1, int(asked) + 1)

@@ -5,7 +5,7 @@ is that of the role whose turn it is.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from protocol.messages import (
     LearnerState,
     Metadata,
     PolicyWeights,
+    Prompt,
     Receipt,
     Rollout,
     ScoredGroup,
@@ -29,7 +30,9 @@ from protocol.messages import (
     ShardRequest,
 )
 from protocol.ports import Metrics, Parts
-from rewards.scorer import build_scorer, mix
+from rewards.failure import settle
+from rewards.mixture import mix, with_observed
+from rewards.scorer import build_scorer
 
 Result = TypeVar("Result")
 
@@ -71,13 +74,25 @@ class LocalFleet:
         """The handle is the pictures."""
         return pictures
 
+    async def check(self, prompts: Sequence[Prompt]) -> None:
+        """Ask the scorers that are not made before the run whether they can score these prompts."""
+        for name, reward in self._config.rewards.items():
+            if reward.runtime_env:
+                self._scorers[name].check(prompts)
+
+    async def reward(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """The mixture of the scorers that train."""
+        return mix(await self._ask(self._config.weights, images, prompts, metadata), self._config.weights)
+
     async def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """The mixture of all scorers."""
-        answers = {
-            name: await self._run(self._config.cluster.reward, lambda s=scorer: s.score(images, prompts, metadata))
-            for name, scorer in self._scorers.items()
-        }
-        return mix(answers, {name: reward.weight for name, reward in self._config.rewards.items()})
+        """The mixture, and beside it the readings of the scorers that only evaluate."""
+        answers = await self._ask(self._scorers, images, prompts, metadata)
+        trained = {name: answers.pop(name) for name in self._config.weights}
+        return with_observed(mix(trained, self._config.weights), answers)
+
+    def troubles(self) -> Metrics:
+        """A scorer in this process is asked once; what it cannot score stands in the rewards' own metrics."""
+        return {}
 
     async def update(self, groups: Sequence[ScoredGroup]) -> Metrics:
         """Learn from one iteration's groups."""
@@ -100,6 +115,19 @@ class LocalFleet:
         held = await self._run(self._config.cluster.rollout, lambda: self._rollout.load(weights))
         if held != (weights.version, weights.digest):
             raise ContractError(f"the rollout policy must hold version {weights.version}, got {held}")
+
+    async def _ask(
+        self, names: Iterable[str], images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]
+    ) -> dict[str, Scores]:
+        """Each scorer is asked once; `pause` ends the run here, since nobody else could mend this process."""
+        role, answers = self._config.cluster.reward, {}
+        for name in names:
+            config = self._config.rewards[name]
+            if config.on_failure == "pause":
+                config = config.model_copy(update={"on_failure": "fail"})
+            scores = await self._run(role, lambda s=self._scorers[name]: s.score(images, prompts, metadata))
+            answers[name] = settle(name, config, scores)
+        return answers
 
     async def _run(self, role: RoleConfig, work: Callable[[], Result]) -> Result:
         def timed() -> Result:

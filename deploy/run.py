@@ -21,7 +21,7 @@ from protocol.errors import InputError
 from protocol.messages import LearnerState, Prompt
 from protocol.ports import Metrics
 from protocol.prompts import read_prompts
-from rewards.scorer import build_scorer
+from rewards.scorer import check_prompts
 
 if TYPE_CHECKING:
     from actors.sources import Fleet
@@ -76,7 +76,8 @@ def check_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
     read_index(config.model)
     prompts, heldout = (read_prompts(config.data, path) for path in (config.data.train, config.data.heldout))
     for reward in config.rewards.values():
-        build_scorer(reward.scorer, **reward.args).check([*prompts, *heldout])
+        if not reward.runtime_env:
+            check_prompts(reward.scorer, reward.args, [*prompts, *heldout])
     return prompts, heldout
 
 
@@ -107,6 +108,7 @@ class RunJournal:
                 "iteration": iteration,
                 "evaluation/score": evaluation.score,
                 **scores,
+                **{f"evaluation/reward/{name}": value for name, value in evaluation.readings.items()},
                 "evaluation/missing": evaluation.missing,
                 "seconds/evaluation": evaluation.seconds,
             }
@@ -142,6 +144,7 @@ async def _train(
             fleet = _fleet(config, is_local=is_local)
             try:
                 await fleet.start()
+                await fleet.check([*prompts, *heldout])
                 if found:
                     await fleet.parts.learner.restore(found[0])
                     progress.say(f"going on from {found[1]}")

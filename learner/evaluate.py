@@ -23,6 +23,8 @@ class Evaluation:
     missing: int
     """Pictures without a score; they are left out of the means."""
     pictures: int
+    readings: Mapping[str, float] = field(default_factory=dict)
+    """Mean of every scorer's reading over its scored pictures, also of scorers that never train."""
     seconds: float = 0.0
     gallery: tuple[tuple[Prompt, np.ndarray, float], ...] = field(default=(), repr=False)
     """Some prompts, the first picture of each, uint8 [H, W, 3], and its reading (NaN: no score)."""
@@ -45,7 +47,7 @@ async def evaluate(
     wanted = [(prompt, number) for prompt in prompts for number in range(settings.images_per_prompt)]
     shown = _places_to_show(wanted)
 
-    async def read(start: int) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    async def read(start: int) -> tuple[Scores, dict[int, np.ndarray]]:
         batch = wanted[start : start + settings.batch]
         request = DrawRequest(
             prompts=tuple(prompt for prompt, _ in batch),
@@ -60,12 +62,10 @@ async def evaluate(
         scores = await parts.rewards.score(handle, [p.text for p, _ in batch], [p.metadata for p, _ in batch])
         here = [place for place in shown if start <= place < start + len(batch)]
         pictures = await parts.rollouts.fetch(handle) if here else None
-        return _reading(scores, settings.component), {
-            place: pictures[place - start] for place in here if pictures is not None
-        }
+        return scores, {place: pictures[place - start] for place in here if pictures is not None}
 
     parts_read = await asyncio.gather(*(read(start) for start in range(0, len(wanted), settings.batch)))
-    readings = np.concatenate([values for values, _ in parts_read])
+    readings = np.concatenate([_reading(scores, settings.component) for scores, _ in parts_read])
     pictures = {place: picture for _, held in parts_read for place, picture in held.items()}
     by_tag = _means([prompt for prompt, _ in wanted], readings)
     return Evaluation(
@@ -73,6 +73,7 @@ async def evaluate(
         by_tag=by_tag,
         missing=int(np.isnan(readings).sum()),
         pictures=len(readings),
+        readings=_component_means([scores for scores, _ in parts_read]),
         gallery=tuple((wanted[place][0], pictures[place], float(readings[place])) for place in shown),
     )
 
@@ -101,6 +102,15 @@ def _reading(scores: Scores, component: str) -> np.ndarray:
             f"evaluation.component must be one of {['reward', *sorted(scores.components)]}, got {component!r}"
         )
     return scores.components[component]
+
+
+def _component_means(answers: Sequence[Scores]) -> dict[str, float]:
+    names = dict.fromkeys(name for scores in answers for name in scores.components)
+    means = {}
+    for name in names:
+        values = np.concatenate([scores.components[name] for scores in answers if name in scores.components])
+        means[name] = float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
+    return means
 
 
 def _means(prompts: Sequence[Prompt], readings: np.ndarray) -> dict[str, float]:

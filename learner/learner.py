@@ -11,6 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from flow.build import build_policy
 from flow.folder import adapter_config
+from learner.mixture import assign_mixed
 from learner.assign import CreditedGroup, assign_credit
 from learner.average import AdapterAverage
 from learner.metrics import group_metrics
@@ -103,9 +104,10 @@ class Learner:
             ContractError: a group is incomplete, or not one score of the iteration is valid.
             NonFiniteError: loss or gradient is not finite; the weights are then unchanged by that optimiser step.
         """
-        assignment = assign_credit(
+        assignment = assign_mixed(
             groups,
             self._config.credit,
+            rewards=self._config.weights,
             members=self._config.group.size,
             total=self._policy.total_steps,
             weights=self._weights,

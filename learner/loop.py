@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from learner.evaluate import Evaluation, evaluate
+from learner.setting_aside import set_aside_if_void
 from learner.stream import GroupStream
 from protocol.config import RunConfig
 from protocol.messages import LearnerState, PolicyWeights, Prompt, ScoredGroup, ScoredShard, ShardRequest
@@ -88,7 +89,7 @@ async def train(
             stream.release(per_iteration)
             clock.lap("publish")
             done += 1
-            journal.record(done, metrics | clock.seconds())
+            journal.record(done, metrics | dict(parts.rewards.troubles()) | clock.seconds())
             await evaluator.assess_if_due(done, groups.policy)
             if done % config.checkpoint.every == 0 or done == config.iterations:
                 journal.save(await parts.learner.state())
@@ -125,7 +126,7 @@ class Groups:
             for first in range(0, self.config.group.size, members)
         ]
         shards = await asyncio.gather(*(_score_shard(self.parts, request) for request in requests))
-        return ScoredGroup(prompt=prompt, shards=tuple(shards))
+        return ScoredGroup(prompt=prompt, shards=set_aside_if_void(shards))
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ async def _score_shard(parts: Parts, request: ShardRequest) -> ScoredShard:
     receipt, rollout, images = await parts.rollouts.sample(request)
     receipt.require(version=request.version, digest=request.digest)
     prompt, count = request.prompt, receipt.pictures
-    scores = await parts.rewards.score(images, [prompt.text] * count, [prompt.metadata] * count)
+    scores = await parts.rewards.reward(images, [prompt.text] * count, [prompt.metadata] * count)
     return ScoredShard(rollout=rollout, scores=scores)
 
 

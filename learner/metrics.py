@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from learner.assign import CreditedGroup
+from learner.mixture import reward_gains
 from protocol.messages import ScoredGroup
 
 
@@ -27,7 +28,7 @@ def group_metrics(groups: Sequence[ScoredGroup], credited: Sequence[CreditedGrou
         "group/zero_variance": float(np.mean([not group.has_contrast for group in credited])),
         "group/unscored": float(np.mean([not group.step_valid.any() for group in credited])),
     }
-    return metrics | _component_means(groups) | _by_step(credited)
+    return metrics | _component_means(groups) | _by_step(credited) | reward_gains(groups)
 
 
 def _component_means(groups: Sequence[ScoredGroup]) -> dict[str, float]:

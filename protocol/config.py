@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from protocol.config_learning import CREDIT_RULES_OF_POINTS, CreditConfig, GroupConfig, LearnerConfig
 from protocol.config_policy import CompletionConfig, ModelConfig, SamplingConfig
+from protocol.config_reward import RewardConfig, is_place, trained_weights
 from protocol.config_section import Positive, Section
 
 
@@ -22,19 +23,6 @@ class DataConfig(Section):
     """Prompt file of the evaluation; never trained on."""
     tags: tuple[str, ...] = ()
     """Keep only prompts whose metadata `tag` is one of these; empty keeps all."""
-
-
-class RewardConfig(Section):
-    """One scorer of the mixture."""
-
-    scorer: str
-    """A built-in name such as `geneval`, or `package.module:Class`."""
-    weight: float = 1.0
-    """Factor of its score in the sum."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the scorer's constructor."""
-    actors: Positive = 1
-    """Reward actors that score in parallel."""
 
 
 class EvaluationConfig(Section):
@@ -111,7 +99,7 @@ class RunConfig(Section):
     credit: CreditConfig = CreditConfig()
     learner: LearnerConfig = LearnerConfig()
     rewards: dict[str, RewardConfig] = Field(min_length=1)
-    """The mixture by name; the reward is the weighted sum."""
+    """The mixture by name, and scorers that only evaluate; `credit.mixture` says how it is mixed."""
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     cluster: ClusterConfig = ClusterConfig()
@@ -130,6 +118,8 @@ class RunConfig(Section):
             raise ValueError(
                 f"evaluation.component must start with `reward` or one of {sorted(self.rewards)}, got {first!r}"
             )
+        if not self.weights:
+            raise ValueError("at least one of rewards must have use=train, got only scorers that evaluate")
         return self
 
     def _require_one_method(self) -> None:
@@ -159,6 +149,11 @@ class RunConfig(Section):
             raise ValueError(
                 "evaluation.weights average needs a running mean, got learner.average.decay 0: set it, 0.9 for instance"
             )
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each reward that trains."""
+        return trained_weights(self.rewards)
 
     @property
     def scores_points(self) -> bool:
@@ -191,6 +186,5 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _is_free(key: str) -> bool:
-    is_place = key.startswith("cluster.") and not key.endswith(".threads")
-    is_pool = key.startswith("rewards.") and key.endswith(".actors") and ".args." not in key
-    return is_place or is_pool or key.startswith("checkpoint.") or key == "iterations"
+    is_cluster = key.startswith("cluster.") and not key.endswith(".threads")
+    return is_cluster or is_place(key) or key.startswith("checkpoint.") or key == "iterations"

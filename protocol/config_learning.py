@@ -82,6 +82,9 @@ class CreditConfig(Section):
     step_weights: StepWeightConfig = StepWeightConfig()
     epsilon: float = Field(default=1e-4, ge=0.0)
     """Added to the std."""
+    mixture: Literal["rewards", "advantages"] = "rewards"
+    """`rewards`: the weighted sum of raw scores is one reward; `advantages`: each reward is normalised by itself and
+    the weighted sum of advantages trains."""
     advantage_clip: float = Field(default=5.0, gt=0.0)
     """Advantages are clamped to plus or minus this."""
 

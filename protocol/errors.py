@@ -12,6 +12,7 @@ FlowcreditError
 ├── CheckpointError      a checkpoint that is partial, truncated or altered
 ├── NonFiniteError       latents, rewards, loss or gradient hold NaN or infinity
 ├── PoolError            a pool of remote actors used up its restarts, or a call its deadline
+├── RewardError          a picture got no score after all tries, and the policy is to fail
 └── StaleWeightsError    a rollout actor holds another policy version than the request asks for
 """
 
@@ -62,6 +63,10 @@ class NonFiniteError(FlowcreditError):
 
 class PoolError(FlowcreditError):
     """A pool of remote actors used up its restarts, or a call its deadline."""
+
+
+class RewardError(FlowcreditError):
+    """A picture got no score after all tries, and the failure policy is to fail."""
 
 
 class StaleWeightsError(FlowcreditError):

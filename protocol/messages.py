@@ -153,6 +153,8 @@ class Scores:
     """Per picture; empty where valid."""
     components: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Further float32 [B] readings by name, e.g. `strict`; NaN where invalid."""
+    voids_group: bool = False
+    """A picture is missing and the failure policy sets its whole group aside; written by reward pools."""
 
     def __post_init__(self) -> None:
         size = len(self.reasons)

@@ -46,8 +46,16 @@ class RolloutSource(Protocol):
 class RewardSource(Protocol):
     """Judges pictures. Every call ends in scores; what could not be scored is missing with its reason."""
 
+    async def reward(self, images: Handle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """Mixture of the scorers that train over B pictures, one prompt and one metadata each."""
+        ...
+
     async def score(self, images: Handle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """Mixture of all scorers over B pictures, one prompt and one metadata each."""
+        """The same mixture, and beside it the readings of the scorers that only evaluate."""
+        ...
+
+    def troubles(self) -> Metrics:
+        """What went wrong so far (retries, lost calls, missing scores, pauses), by name; empty when nothing did."""
         ...
 
 

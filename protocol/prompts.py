@@ -1,4 +1,13 @@
-"""Prompt files: `.jsonl` with a `prompt` key a line (GenEval's metadata form), or `.txt` with a prompt a line."""
+"""Prompt files, told apart by content.
+
+| what the file holds                    | a line is read as                                                           |
+|----------------------------------------|-----------------------------------------------------------------------------|
+| JSON objects with `prompt`, one a line | its text, `negative_prompt`, and all other keys as metadata (as in GenEval) |
+| anything else                          | a prompt as it stands; words to be drawn are in double quotes               |
+
+The first line that is not blank decides, and a name that ends in `.jsonl` promises JSON. A file that goes on in the
+other form is refused with the number of the line where it does.
+"""
 
 import json
 from pathlib import Path
@@ -30,11 +39,25 @@ def _read(path: Path) -> list[Prompt]:
         raise PromptError(f"prompt file {path} does not exist: set data.train and data.heldout") from None
     except (OSError, UnicodeDecodeError) as error:
         raise PromptError(f"prompt file {path} cannot be read: {error}") from None
-    read_line = _json_line if path.suffix == ".jsonl" else _text_line
-    return [read_line(line.strip(), index, f"{path}:{index + 1}") for index, line in enumerate(lines) if line.strip()]
+    numbered = [(index, line.strip()) for index, line in enumerate(lines) if line.strip()]
+    is_json = path.suffix == ".jsonl" or any(_is_object(line) for _, line in numbered[:1])
+    read_line = _json_line if is_json else _text_line
+    return [read_line(line, index, f"{path}:{index + 1}") for index, line in numbered]
 
 
-def _text_line(line: str, index: int, _place: str) -> Prompt:
+def _is_object(line: str) -> bool:
+    """Whether a line is a JSON object; one that only begins like one is text."""
+    try:
+        return line.startswith("{") and isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _text_line(line: str, index: int, place: str) -> Prompt:
+    if _is_object(line):
+        raise PromptError(f"{place}: a line of a text file must be a prompt, got the JSON object {line[:60]!r}")
+    if "\0" in line:
+        raise PromptError(f"{place}: a prompt must be text, got a zero byte in {line[:60]!r}")
     return Prompt(index=index, text=line)
 
 

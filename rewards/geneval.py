@@ -1,24 +1,33 @@
 """The GenEval scorer: does the picture hold the objects, counts, colours and positions that its prompt asks for?
 
     scorer = build_scorer("geneval", detector="toyworld.detector:ShapeDetector", reward="soft")
+    scorer = build_scorer("geneval", detector="rewards.photo_detector:PhotoDetector")       # photographs
 
-It looks through a detector named by import path and judges with `rewards.geneval_verdict`.
+It looks through a detector named by import path and judges with `rewards.geneval_verdict`, or as the original code does
+with `rewards.geneval_original`.
 """
 
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from protocol.errors import ContractError, PromptError, ScorerError
 from protocol.messages import Detection, Metadata, Prompt, Scores
 from rewards.geneval_clauses import read_clauses
+from rewards.geneval_original import judge_original
 from rewards.geneval_verdict import judge
-from rewards.loading import build_from_path
+from rewards.loading import build_from_path, suggest
+
+JUDGES = {"sound": judge, "original": judge_original}
 
 
 class Detector(Protocol):
-    """Finds objects in pictures; made by the scorer without arguments."""
+    """Finds objects in pictures; made by the scorer with `detector_args`.
+
+    It may also declare what it knows, so that prompts which ask for more are refused before a run starts: `labels` and
+    `colors`, sets of names; and `counting_threshold`, the score that an object needs where a prompt asks to count.
+    """
 
     def detect(self, images: np.ndarray) -> list[list[Detection]]:
         """For each picture of uint8 [B, H, W, 3] the objects in it, in any order; an empty list if there are none."""
@@ -30,37 +39,51 @@ class GenEval:
 
     The value is the soft score (the training reward of Flow-GRPO, arXiv 2505.05470) or the strict verdict; components
     are `strict` and the official `correct`, each 1 or 0. The formulas stand in `geneval_verdict.judge`. A picture in
-    which nothing is found scores 0 and is valid: the detector has looked.
+    which nothing is found scores 0 and is valid: the detector has looked. With `compat="original"` the soft score and
+    the strict verdict are the original code's, quirks included; the soft score then has no lower bound.
     """
 
     name = "geneval"
-    low = 0.0
     high = 1.0
 
     def __init__(
-        self, *, detector: str = "toyworld.detector:ShapeDetector", reward: Literal["soft", "strict"] = "soft"
+        self,
+        *,
+        detector: str = "toyworld.detector:ShapeDetector",
+        detector_args: Mapping[str, Any] | None = None,
+        reward: Literal["soft", "strict"] = "soft",
+        compat: Literal["sound", "original"] = "sound",
     ) -> None:
         """Load the detector.
 
         Args:
-            detector: import path `package.module:Class` of a `Detector` that is made without arguments.
+            detector: import path `package.module:Class` of a `Detector`.
+            detector_args: keyword arguments of its constructor.
             reward: which reading is the value.
+            compat: `sound`, or `original` for the formulas of the original code.
 
         Raises:
             ScorerError: the detector cannot be loaded or is none, or another reward is asked for.
         """
         if reward not in ("soft", "strict"):
             raise ScorerError(f"reward of geneval must be 'soft' or 'strict', got {reward!r}")
+        if compat not in JUDGES:
+            raise ScorerError(f"compat of geneval must be 'sound' or 'original', got {compat!r}")
+        self.low = -float("inf") if (compat, reward) == ("original", "soft") else 0.0
         self._reward = reward
-        self._detector: Detector = build_from_path(detector, args={})
+        self._judge = JUDGES[compat]
+        self._detector: Detector = build_from_path(detector, args=detector_args or {})
         if not callable(getattr(self._detector, "detect", None)):
             raise ScorerError(f"the detector of geneval must have a method detect(images), got {detector!r} without")
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Raises PromptError, naming the line, for the first prompt whose metadata is not a sound GenEval line."""
+        """Raises PromptError, naming the line, for the first prompt whose metadata is not a sound GenEval line.
+
+        Nor may it ask for a class or a colour that the detector does not know: no picture could ever show it.
+        """
         for prompt in prompts:
             try:
-                read_clauses(prompt.metadata)
+                self._require_known(prompt.metadata)
             except PromptError as error:
                 raise PromptError(f"prompt line {prompt.index} ({prompt.text!r}): {error}") from None
 
@@ -72,7 +95,9 @@ class GenEval:
         """
         found = self._detector.detect(images)
         _check_detections(found, len(images))
-        verdicts = [judge(objects, line) for objects, line in zip(found, metadata, strict=True)]
+        verdicts = [
+            self._judge(self._sure_enough(objects, line), line) for objects, line in zip(found, metadata, strict=True)
+        ]
         strict = np.array([verdict.strict for verdict in verdicts], np.float32)
         soft = np.array([verdict.soft for verdict in verdicts], np.float32)
         return Scores(
@@ -84,6 +109,25 @@ class GenEval:
                 "correct": np.array([verdict.correct for verdict in verdicts], np.float32),
             },
         )
+
+    def _require_known(self, metadata: Metadata) -> None:
+        clauses = read_clauses(metadata)
+        asked = {
+            "labels": [item.label for item in (*clauses.include, *clauses.exclude)],
+            "colors": [item.color for item in clauses.include if item.color is not None],
+        }
+        for what, names in asked.items():
+            known: frozenset[str] | None = getattr(self._detector, what, None)
+            for name in names:
+                if known is not None and name not in known:
+                    kind = {"labels": "class", "colors": "colour"}[what]
+                    raise PromptError(f"the detector knows no {kind} {name!r}: {suggest(name, known)}")
+
+    def _sure_enough(self, objects: list[Detection], metadata: Metadata) -> list[Detection]:
+        threshold = getattr(self._detector, "counting_threshold", None)
+        if threshold is None or metadata.get("tag") != "counting":
+            return objects
+        return [found for found in objects if found.score > threshold]
 
 
 def _check_detections(found: list[list[Detection]], size: int) -> None:

@@ -68,7 +68,7 @@ def judge(detections: Sequence[Detection], metadata: Metadata) -> Verdict:
         PromptError: malformed metadata.
     """
     clauses = read_clauses(metadata)
-    ranked = _rank(detections, clauses)
+    ranked = rank(detections, clauses)
     correct = _is_correct(ranked, clauses)
     exact = all(len(ranked[label]) == count for label, count in clauses.wanted.items())
     return Verdict(soft=_soft_score(ranked, clauses), strict=correct and exact, correct=correct)
@@ -99,7 +99,8 @@ def relations(first: Box, second: Box) -> frozenset[str]:
     return frozenset(name for name, is_so in holds.items() if is_so)
 
 
-def _rank(detections: Sequence[Detection], clauses: Clauses) -> Ranked:
+def rank(detections: Sequence[Detection], clauses: Clauses) -> Ranked:
+    """The detections of each class that the prompt mentions, best score first."""
     labels = [item.label for item in (*clauses.include, *clauses.exclude)]
     best_first = sorted(detections, key=lambda found: -found.score)
     return {label: [found for found in best_first if found.label == label] for label in labels}

@@ -7,7 +7,8 @@ import difflib
 import importlib
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from protocol.errors import ScorerError
@@ -26,13 +27,30 @@ def build_from_path(path: str, *, args: Mapping[str, Any], extra: str | None = N
     Raises:
         ScorerError: a path that leads nowhere, a library that is not installed, arguments the class does not take.
     """
+    with needing(path, extra):
+        return _construct(path, find_class(path, args), args)
+
+
+@contextmanager
+def needing(path: str, extra: str | None) -> Iterator[None]:
+    """Inside, a library that is not installed becomes a `ScorerError` that says how to install it."""
     try:
-        cls = _find_class(path)
-        _check_arguments(path, cls, args)
-        return _construct(path, cls, args)
+        yield
     except ImportError as error:
         remedy = f"pip install -e '.[{extra}]'" if extra else "install the library it needs"
         raise ScorerError(f"{path} cannot be loaded: {error}; {remedy}") from error
+
+
+def find_class(path: str, args: Mapping[str, Any]) -> type:
+    """The class at `path`, when it takes the keyword arguments `args`.
+
+    Raises:
+        ScorerError: a path that leads nowhere, arguments the class does not take.
+        ImportError: its module needs a library that is not installed.
+    """
+    cls = _find_class(path)
+    _check_arguments(path, cls, args)
+    return cls
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

@@ -1,11 +1,11 @@
-"""The scorer contract, the door that holds scorers to it, and the weighted mixture of several scorers.
+"""The scorer contract, the door that holds scorers to it, and the built-in scorers by name.
 
+check_prompts("geneval", {"reward": "soft"}, prompts) # once, before the run starts
 scorer = build_scorer("geneval", reward="soft")       # or "my_package.my_module:MyScorer"
-scorer.check(prompts)                                 # once, before the run starts
 scores = scorer.score(images, texts, metadata)        # images uint8 [B, H, W, 3]
-reward = mix({"geneval": scores}, {"geneval": 1.0})
 """
 
+import inspect
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,17 @@ import numpy as np
 
 from protocol.errors import ContractError, ScorerError
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.loading import build_from_path, suggest
+from rewards.loading import build_from_path, find_class, needing, suggest
 
 logger = logging.getLogger(__name__)
 
 
 class Scorer(Protocol):
-    """Judges pictures. Made once in each reward actor (heavy imports go into the constructor), then only asked."""
+    """Judges pictures. Made once in each reward actor (heavy imports go into the constructor), then only asked.
+
+    A picture's score may depend on the picture, its prompt and its metadata, and on nothing else: reward actors join
+    and cut requests, and a run's result must not depend on how.
+    """
 
     name: str
     """Short, for messages."""
@@ -31,7 +35,10 @@ class Scorer(Protocol):
     """Largest value a valid score can have; +inf if there is none."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Raise an InputError that names the prompt line if a prompt cannot be scored; called before a run starts."""
+        """Raise an InputError that names the prompt line if a prompt cannot be scored; called before a run starts.
+
+        As a static method it is asked without making the scorer, so heavy weights are then loaded by actors only.
+        """
         ...
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
@@ -52,7 +59,17 @@ class Registered(NamedTuple):
     """Optional dependency group that installs its libraries; none if the base installation does."""
 
 
-SCORERS: dict[str, Registered] = {"geneval": Registered("rewards.geneval:GenEval")}
+SCORERS: dict[str, Registered] = {
+    "geneval": Registered("rewards.geneval:GenEval"),
+    "pickscore": Registered("rewards.pickscore:PickScore"),
+    "ocr": Registered("rewards.ocr:Ocr", "ocr"),
+    "clipscore": Registered("rewards.clip_scores:ClipScore"),
+    "hpsv2": Registered("rewards.clip_scores:HPSv2"),
+    "aesthetic": Registered("rewards.clip_scores:Aesthetic"),
+    "remote": Registered("rewards.remote:RemoteScorer"),
+    "flow_grpo": Registered("rewards.flow_grpo_wire:FlowGrpoServer"),
+    "vlm_judge": Registered("rewards.vlm_judge:VlmJudge"),
+}
 """The built-in scorers by short name."""
 
 
@@ -66,13 +83,33 @@ def build_scorer(spec: str, **args: Any) -> "CheckedScorer":
     Raises:
         ScorerError: unknown name, wrong path, missing library, wrong arguments, or a class that is not a scorer.
     """
+    path, extra = _registered(spec)
+    return CheckedScorer(build_from_path(path, args=args, extra=extra))
+
+
+def check_prompts(spec: str, args: Mapping[str, Any], prompts: Sequence[Prompt]) -> None:
+    """Ask a scorer whether it can score these prompts; it is made only if its `check` is no static method.
+
+    Raises:
+        ScorerError: as `build_scorer`.
+        InputError: what `check` has against a prompt.
+    """
+    path, extra = _registered(spec)
+    with needing(path, extra):
+        cls = find_class(path, args)
+    if isinstance(inspect.getattr_static(cls, "check", None), staticmethod):
+        cls.check(prompts)
+    else:
+        build_scorer(spec, **args).check(prompts)
+
+
+def _registered(spec: str) -> Registered:
     if ":" not in spec and spec not in SCORERS:
         raise ScorerError(
             f"a scorer must be a known name or an import path package.module:Class, got {spec!r}:"
             f" {suggest(spec, SCORERS)}"
         )
-    path, extra = SCORERS.get(spec, Registered(spec))
-    return CheckedScorer(build_from_path(path, args=args, extra=extra))
+    return SCORERS.get(spec, Registered(spec))
 
 
 class CheckedScorer:
@@ -155,38 +192,6 @@ class CheckedScorer:
 
     def _break(self, message: str) -> NoReturn:
         raise ContractError(f"scorer {self.name}: {message}")
-
-
-def mix(scores: Mapping[str, Scores], weights: Mapping[str, float]) -> Scores:
-    """Weighted sum of several scorers' answers about the same B pictures: value_b = sum_s weights[s] values[s]_b.
-
-    Valid only where every scorer is valid; elsewhere NaN, and the reasons of all failed scorers joined by "; ".
-    Components: each scorer's value under its name, its components under `<scorer>/<component>`. Raw scores are summed,
-    not standardised (Flow-GRPO's multi_score).
-
-    Raises:
-        ContractError: no scores, weights for other names than the scores', or scores of different lengths.
-    """
-    if not scores or set(scores) != set(weights):
-        raise ContractError(f"weights must name the scorers {sorted(scores)}, got {sorted(weights)}")
-    sizes = {name: len(item.reasons) for name, item in scores.items()}
-    if len(set(sizes.values())) > 1:
-        raise ContractError(f"scores of one mixture must have one length, got {sizes}")
-    valid = np.logical_and.reduce([item.valid for item in scores.values()])
-    total = np.sum([weights[name] * item.values.astype(np.float64) for name, item in scores.items()], axis=0)
-    readings = {name: item.values for name, item in scores.items()}
-    for name, item in scores.items():
-        readings |= {f"{name}/{part}": component for part, component in item.components.items()}
-    return Scores(
-        values=_where_valid(valid, total),
-        valid=valid,
-        reasons=tuple("; ".join(filter(None, row)) for row in zip(*(s.reasons for s in scores.values()), strict=True)),
-        components={name: _where_valid(valid, reading) for name, reading in readings.items()},
-    )
-
-
-def _where_valid(valid: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    return np.where(valid, numbers, np.nan).astype(np.float32)
 
 
 def _kind(value: Any) -> str:

@@ -11,7 +11,8 @@ import pytest
 from protocol.errors import ContractError, PromptError, ScorerError
 from protocol.messages import Metadata, Prompt, Scores
 from rewards import scorer as scorer_module
-from rewards.scorer import CheckedScorer, Registered, build_scorer, mix
+from rewards.mixture import mix
+from rewards.scorer import CheckedScorer, Registered, build_scorer
 
 IMAGES = np.zeros((2, 4, 4, 3), np.uint8)
 
@@ -214,8 +215,8 @@ def test_any_import_path_builds_with_its_arguments() -> None:
 @pytest.mark.parametrize(
     ("spec", "args", "message"),
     [
-        ("genevl", {}, r"got 'genevl': did you mean 'geneval'\? known: geneval"),
-        ("xyz", {}, "got 'xyz': known: geneval"),
+        ("genevl", {}, r"got 'genevl': did you mean 'geneval'\? known: aesthetic, .*geneval"),
+        ("xyz", {}, "got 'xyz': known: aesthetic, .*geneval"),
         ("a b:C", {}, "must read package.module:Class, got 'a b:C'"),
         ("rewards.genevil:GenEval", {}, r"module 'rewards\.genevil' of .* does not exist"),
         ("nowhere.at_all:Scorer", {}, "module 'nowhere' of .* does not exist"),

@@ -1,0 +1,92 @@
+"""HTTP calls that end: each has a timeout, all tries together a deadline, and what stays failed is an error.
+
+A connection that breaks, an answer that is late, and the statuses 429, 500, 502, 503, 504 are tried again, with waits
+that grow and are drawn at random, so that many actors do not come back at the same moment. Any other status is final.
+"""
+
+import os
+from typing import Any
+
+from protocol.errors import FlowcreditError, ScorerError
+
+PASSING = frozenset({429, 500, 502, 503, 504})
+LONGEST_WAIT_S = 15.0
+
+
+class CallError(FlowcreditError):
+    """An HTTP call that failed for good."""
+
+
+class _PassingError(CallError):
+    """A failure that may pass."""
+
+
+class HttpCaller:
+    """Calls one server; safe to use from several threads.
+
+    caller = HttpCaller("http://127.0.0.1:8100", timeout_s=60, tries=4, deadline_s=200)
+    reply = caller.call("POST", "/v1/score", content=data, headers={"content-type": "application/msgpack"})
+    """
+
+    def __init__(
+        self, url: str, *, timeout_s: float, tries: int, deadline_s: float, token_env: str | None = None
+    ) -> None:
+        """
+        Args:
+            url: base address, `http://host:port` or with a path.
+            timeout_s: seconds for one try.
+            tries: at least 1.
+            deadline_s: seconds for all tries of one call together; no try begins after it.
+            token_env: environment variable that holds the bearer token.
+
+        Raises:
+            ScorerError: an address that is none, numbers out of range, a token that is not set.
+        """
+        import httpx2
+
+        if not url.startswith(("http://", "https://")):
+            raise ScorerError(f"url must start with http:// or https://, got {url!r}")
+        if tries < 1 or timeout_s <= 0 or deadline_s <= 0:
+            raise ScorerError(
+                f"tries must be at least 1, timeout_s and deadline_s above 0, got {tries}, {timeout_s}, {deadline_s}"
+            )
+        headers = {"authorization": f"Bearer {_token(token_env)}"} if token_env else {}
+        self.url = url.rstrip("/")
+        self._tries, self._deadline_s = tries, deadline_s
+        self._client = httpx2.Client(base_url=self.url, timeout=timeout_s, headers=headers, trust_env=False)
+        self._broken = httpx2.TransportError
+
+    def call(self, method: str, path: str, **request: Any) -> Any:
+        """The response of status 200; its body is read.
+
+        Raises:
+            CallError: no such response within the tries and the deadline; says what the last one was.
+        """
+        from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay
+        from tenacity import wait_random_exponential as growing
+
+        retrying = Retrying(
+            stop=stop_after_attempt(self._tries) | stop_after_delay(self._deadline_s),
+            wait=growing(multiplier=0.25, max=LONGEST_WAIT_S),
+            retry=retry_if_exception_type(_PassingError),
+            reraise=True,
+        )
+        return retrying(self._once, method, path, request)
+
+    def _once(self, method: str, path: str, request: dict[str, Any]) -> Any:
+        where = f"{method} {self.url}{path}"
+        try:
+            response = self._client.request(method, path, **request)
+        except self._broken as error:
+            raise _PassingError(f"{where}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        if response.status_code == 200:
+            return response
+        kind = _PassingError if response.status_code in PASSING else CallError
+        raise kind(f"{where}: status {response.status_code}: {' '.join(response.text.split())[:200]}")
+
+
+def _token(name: str) -> str:
+    token = os.environ.get(name)
+    if not token:
+        raise ScorerError(f"the environment variable {name} must hold the token, got none: set it where actors run")
+    return token

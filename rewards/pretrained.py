@@ -1,0 +1,35 @@
+"""Loading a scorer's weights from a folder, a `pkg://` path or a hub id; every failure is one line.
+
+model = load_pretrained(CLIPModel.from_pretrained, "openai/clip-vit-large-patch14", dtype=torch.float32)
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from protocol.errors import ConfigError, ScorerError
+from protocol.resources import SCHEME, resolve
+
+Loaded = TypeVar("Loaded")
+
+
+def load_pretrained(load: Callable[..., Loaded], source: str, **options: Any) -> Loaded:
+    """What `load(source, **options)` gives, `source` being a folder, a `pkg://` path, or a hub id.
+
+    Raises:
+        ScorerError: the weights are not there or cannot be read.
+    """
+    try:
+        place = str(resolve(source)) if source.startswith((SCHEME, "~")) else source
+        return load(place, **options)
+    except (OSError, ValueError, ConfigError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ScorerError(
+            f"weights {source!r} cannot be loaded: {reason}; give a folder, or download them first"
+        ) from error
+
+
+def default_device() -> str:
+    """The GPU that this process may use, or the CPU."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,175 @@
+"""The messages of the HTTP reward service, as msgpack or JSON. No part of them runs code when it is read.
+
+    POST /v1/score    ScoreCall -> ScoreReply, one answer an item, in order; an item that fails has a reason
+    POST /v1/check    CheckCall -> CheckReply
+    GET  /v1/scorers  ScorerList
+
+In msgpack a picture is a byte string, in JSON it is base64. A number that there is not is null, never NaN and never 0.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from protocol.errors import ContractError
+from protocol.messages import Prompt, Scores
+from rewards.answers import partly
+
+MSGPACK, JSON = "application/msgpack", "application/json"
+Read = TypeVar("Read", bound="Message")
+
+
+class Message(BaseModel):
+    """Base of all: frozen, unknown keys refused, bytes as base64 in JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
+
+
+class Item(Message):
+    """One picture to score."""
+
+    image: bytes
+    """A PNG, or another picture file."""
+    prompt: str
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class ScoreCall(Message):
+    """Score these pictures."""
+
+    scorer: str
+    items: tuple[Item, ...] = Field(min_length=1)
+
+
+class ItemAnswer(Message):
+    """One picture's score, or why there is none."""
+
+    value: float | None = Field(default=None, allow_inf_nan=False)
+    reason: str = ""
+    """Empty where there is a value."""
+    components: dict[str, float | None] = Field(default_factory=dict)
+
+
+class ScoreReply(Message):
+    """The answers in the order of the call's items."""
+
+    scorer: str
+    items: tuple[ItemAnswer, ...]
+
+
+class PromptLine(Message):
+    """One line of a prompt file."""
+
+    index: int
+    text: str
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class CheckCall(Message):
+    """Can these prompts be scored?"""
+
+    scorer: str
+    prompts: tuple[PromptLine, ...]
+
+
+class CheckReply(Message):
+    """What there is against them; empty if nothing."""
+
+    problem: str = ""
+
+
+class ScorerFacts(Message):
+    """What a scorer declares."""
+
+    name: str
+    low: float | None = None
+    """Least value; null if there is none."""
+    high: float | None = None
+    """Largest value; null if there is none."""
+
+
+class ScorerList(Message):
+    """What a service can score."""
+
+    scorers: tuple[ScorerFacts, ...]
+
+
+def write_message(message: Message, kind: str) -> bytes:
+    """A message as bytes of content type `kind`."""
+    if kind == JSON:
+        return message.model_dump_json().encode()
+    import msgpack
+
+    return msgpack.packb(message.model_dump())
+
+
+def read_message(cls: type[Read], data: bytes, kind: str) -> Read:
+    """Bytes of content type `kind` as a message.
+
+    Raises:
+        ContractError: another content type, or bytes that are no such message.
+    """
+    import msgpack
+
+    try:
+        if kind == JSON:
+            return cls.model_validate_json(data)
+        if kind == MSGPACK:
+            return cls.model_validate(msgpack.unpackb(data))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise ContractError(f"{cls.__name__} is malformed: {where}: {problem['msg']}") from None
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise ContractError(f"{cls.__name__} is no {kind}: {error}") from None
+    raise ContractError(f"a message must be {MSGPACK} or {JSON}, got {kind!r}")
+
+
+def answers_of(scores: Scores) -> tuple[ItemAnswer, ...]:
+    """Scores as answers, NaN as null."""
+    return tuple(
+        ItemAnswer(
+            value=_number(scores.values[row]),
+            reason=scores.reasons[row],
+            components={name: _number(part[row]) for name, part in scores.components.items()},
+        )
+        for row in range(len(scores.reasons))
+    )
+
+
+def scores_of(answers: Sequence[ItemAnswer]) -> Scores:
+    """Answers as scores, null as NaN.
+
+    Raises:
+        ContractError: an answer with both a value and a reason, or with neither.
+    """
+    for row, item in enumerate(answers):
+        if (item.value is None) != bool(item.reason):
+            got = f"value {item.value}, reason {item.reason!r}"
+            raise ContractError(f"an answer must have a value or a reason, got {got} for picture {row}")
+    names = dict.fromkeys(name for item in answers for name in item.components)
+    return partly(
+        [_nan(item.value) for item in answers],
+        [item.reason for item in answers],
+        {name: [_nan(item.components.get(name)) for item in answers] for name in names},
+    )
+
+
+def facts_of(name: str, low: float, high: float) -> ScorerFacts:
+    """A scorer's declaration, infinities as null."""
+    return ScorerFacts(name=name, low=_number(low), high=_number(high))
+
+
+def prompt_of(line: PromptLine) -> Prompt:
+    """A line as a prompt."""
+    return Prompt(index=line.index, text=line.text, metadata=line.metadata)
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _nan(value: float | None) -> float:
+    return float("nan") if value is None else value
