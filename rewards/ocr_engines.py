@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 
-
 LONGEST_SIDE = 960
 """Pixels to which a larger picture is scaled down for text detection; smaller ones are not scaled up."""
 

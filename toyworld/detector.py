@@ -44,6 +44,10 @@ class ShapeDetector:
     """
 
     min_score: float = MIN_SCORE
+    labels: frozenset[str] = frozenset(SHAPES)
+    """The classes it knows."""
+    colors: frozenset[str] = frozenset(PALETTE)
+    """The colours it knows."""
 
     def detect(self, images: UInt8[np.ndarray, "B H W 3"]) -> list[list[Detection]]:
         """The shapes of each picture, best score first.

@@ -98,7 +98,7 @@ def test_check_names_the_line_that_cannot_be_scored() -> None:
     scorer = build_scorer("geneval", detector=f"{__name__}:PixelDetector")
     good = Prompt(index=0, text="a circle and a square", metadata=LINE)
     scorer.check([good])
-    with pytest.raises(PromptError, match=r"prompt line 7 \('a poem'\): GenEval metadata must hold"):
+    with pytest.raises(PromptError, match=r"prompt line 8 \('a poem'\): GenEval metadata must hold"):
         scorer.check([good, Prompt(index=7, text="a poem")])
 
 
