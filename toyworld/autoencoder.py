@@ -111,6 +111,13 @@ def reconstruct(model: AutoencoderTiny, pictures: np.ndarray) -> UInt8[np.ndarra
     )
 
 
+@torch.no_grad()
+def decode_normalised(model: AutoencoderTiny, latents: Float[Tensor, "B 4 h w"]) -> UInt8[np.ndarray, "B H W 3"]:
+    """Pictures of latents as the transformer sees them."""
+    raw = latents / model.config["scaling_factor"] + model.config["shift_factor"]
+    return to_pictures(_decode(model, raw))
+
+
 def _loss(model: AutoencoderTiny, images: Float[Tensor, "B 3 H W"], generator: torch.Generator) -> Float[Tensor, ""]:
     latents = _encode(model, images)
     noise = torch.randn(latents.shape, generator=generator)

@@ -59,7 +59,7 @@ def pretrain(recipe: Recipe, *, work: Path, model_folder: Path, clip_folder: Pat
     console.print(f"CLIP written to {clip_folder}")
 
 
-def claim(work: Path, recipe: Recipe) -> None:
+def claim(work: Path, recipe: BaseModel) -> None:
     """Write the recipe into the work folder, or check that it is the one there.
 
     Numbers of steps may not change either: the learning rates follow a curve over all of them.
@@ -69,7 +69,7 @@ def claim(work: Path, recipe: Recipe) -> None:
     """
     path = work / "recipe.json"
     if path.exists():
-        before = Recipe.model_validate_json(path.read_text())
+        before = type(recipe).model_validate_json(path.read_text())
         for name, value in recipe.model_dump().items():
             if getattr(before, name) != value:
                 raise ValueError(

@@ -21,11 +21,11 @@ LETTERS = "ACEHKLNPRTUX"
 """Twelve capitals whose shapes differ clearly."""
 LENGTH = 2
 """Letters of a word."""
-FONT_SIZE = 18
+FONT_SIZE = 17
 """Pixels; two letters then fill about two thirds of a picture."""
 WRONG_SHARE = 0.25
 """Share of web captions in which one letter is wrong."""
-JITTER = 2
+JITTER = 1
 """Pixels by which a word may lie off the centre, either way."""
 OVERSAMPLING = 8
 FOLDER = Path(__file__).parent / "prompts"

@@ -123,18 +123,20 @@ def test_prompts_that_ask_for_what_the_detector_does_not_know_are_refused(weight
             scorer.check([Prompt(index=0, text="", metadata={"tag": "colors", "include": [item]})])
 
 
-def test_the_toy_detector_says_what_it_knows_too() -> None:
-    scorer = build_scorer("geneval")
-    with pytest.raises(PromptError, match="knows no colour 'purple'"):
-        line = {"tag": "colors", "include": [{"class": "circle", "count": 1, "color": "purple"}]}
-        scorer.check([Prompt(index=0, text="", metadata=line)])
-    with pytest.raises(PromptError, match="knows no class 'dog'"):
-        line = {
-            "tag": "single_object",
-            "include": [{"class": "circle", "count": 1}],
-            "exclude": [{"class": "dog", "count": 1}],
-        }
-        scorer.check([Prompt(index=0, text="", metadata=line)])
+@pytest.mark.parametrize(
+    ("clauses", "message"),
+    [
+        ({"include": [{"class": "circle", "count": 1, "color": "purple"}]}, "knows no colour 'purple'"),
+        (
+            {"include": [{"class": "circle", "count": 1}], "exclude": [{"class": "dog", "count": 1}]},
+            "knows no class 'dog'",
+        ),
+    ],
+)
+def test_the_toy_detector_says_what_it_knows_too(clauses: dict, message: str) -> None:
+    prompt = Prompt(index=0, text="", metadata={"tag": "colors", **clauses})
+    with pytest.raises(PromptError, match=message):
+        build_scorer("geneval").check([prompt])
 
 
 def test_weights_that_are_not_there_are_one_line(tmp_path: Path) -> None:
