@@ -82,7 +82,7 @@ class RewardPools:
                 lambda: remote.remote(reward, self._role.threads),
                 size=reward.actors,
                 max_restarts=self._config.cluster.max_restarts,
-                welcome=lambda actor: answer(actor.prepare.remote(), timeout_s=timeout_s),
+                welcome=lambda actor: answer(actor.prepare.remote(), timeout_s=self._role.timeout_s),
             )
 
         return RewardPool(name, reward, make, timeout_s=timeout_s)

@@ -28,7 +28,8 @@ class RewardConfig(Section):
     queue: Positive = 4096
     """Pictures that may wait for this scorer; while more do, no further shard is drawn."""
     timeout_s: float | None = Field(default=None, gt=0.0)
-    """Seconds after which one call counts as failed and the actor is replaced; none: `cluster.reward.timeout_s`."""
+    """Seconds after which one call counts as failed and the actor is replaced; none: `cluster.reward.timeout_s`,
+    which is also how long an actor may take to load its scorer."""
     tries: Positive = 3
     """Times that a picture is tried, each time by another actor if there is one, before `on_failure` decides."""
     on_failure: Literal["missing", "drop_group", "pause", "fail"] = "missing"

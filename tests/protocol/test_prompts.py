@@ -95,3 +95,57 @@ def test_package_paths_lead_into_installed_packages(tmp_path: Path) -> None:
     for path in ("pkg://not_installed_here/x", "pkg://", "pkg://../etc/passwd", "pkg://json.tool/x"):
         with pytest.raises(ConfigError, match="which is not installed"):
             resolve(path)
+
+
+def test_the_form_is_told_by_content_and_not_by_the_name(tmp_path: Path) -> None:
+    (json_line,) = read(written(tmp_path, "a.txt", '\n{"prompt": "a cat", "tag": "colors"}\n'))
+    assert json_line == Prompt(index=1, text="a cat", metadata={"tag": "colors"})
+    (text,) = read(written(tmp_path, "b.prompts", 'a sign "OPEN"\n'))
+    assert text.text == 'a sign "OPEN"'
+    assert read(written(tmp_path, "c.txt", "{ an odd prompt }\n"))[0].text == "{ an odd prompt }"
+
+
+def test_a_file_that_changes_its_form_is_named_with_the_line(tmp_path: Path) -> None:
+    with pytest.raises(PromptError, match=r"a\.txt:3: .*must be a prompt, got the JSON object"):
+        read(written(tmp_path, "a.txt", 'a cat\na dog\n{"prompt": "a cow"}\n'))
+    with pytest.raises(PromptError, match=r"b\.txt:2: a line must be one JSON object"):
+        read(written(tmp_path, "b.txt", '{"prompt": "a cow"}\na cat\n'))
+    with pytest.raises(PromptError, match=r"c\.jsonl:1: a line must be one JSON object"):
+        read(written(tmp_path, "c.jsonl", "a cat\n"))
+    with pytest.raises(PromptError, match=r"d\.txt:1: a prompt must be text, got a zero byte"):
+        read(written(tmp_path, "d.txt", "a\x00b\n"))
+
+
+@pytest.mark.parametrize(
+    ("name", "scorer", "tags"),
+    [("ocr", "ocr", None), ("general", "pickscore", None), ("geneval", None, 6)],
+)
+def test_shipped_prompt_sets_suit_their_reward_and_split_cleanly(
+    name: str, scorer: str | None, tags: int | None
+) -> None:
+    from rewards.geneval_clauses import read_clauses
+    from rewards.scorer import check_prompts
+
+    suffix = "jsonl" if name == "geneval" else "txt"
+    train, heldout = (read(f"pkg://deploy/prompts/{name}_{split}.{suffix}") for split in ("train", "heldout"))
+    texts = [prompt.text for prompt in (*train, *heldout)]
+    assert len(set(texts)) == len(texts), "no prompt twice, and none in both files"
+    assert len(train) >= 2 * len(heldout) >= 60
+    if scorer:
+        check_prompts(scorer, {}, [*train, *heldout])
+    else:
+        assert len({prompt.metadata["tag"] for prompt in heldout}) == tags
+        for prompt in (*train, *heldout):
+            read_clauses(prompt.metadata)
+
+
+def test_the_sign_prompts_suit_the_text_task_and_hold_other_words_out() -> None:
+    from rewards.quoted import quoted_text
+
+    train, heldout = (
+        {quoted_text(prompt.text) for prompt in read(f"pkg://toyworld/prompts/signs_{split}.jsonl")}
+        for split in ("train", "heldout")
+    )
+    assert len(train) == 108 and len(heldout) == 36 and not train & heldout
+    for words in (train, heldout):
+        assert {word[0] for word in words} == {word[1] for word in words} == set("ACEHKLNPRTUX")
