@@ -11,12 +11,12 @@ from torch.nn.utils import clip_grad_norm_
 
 from flow.build import build_policy
 from flow.folder import adapter_config
-from learner.mixture import assign_mixed
-from learner.assign import CreditedGroup, assign_credit
+from learner.assign import CreditedGroup
 from learner.average import AdapterAverage
 from learner.metrics import group_metrics
 from learner.microbatch import micro_batches
 from learner.minibatch import count_pairs, minibatches
+from learner.mixture import assign_mixed
 from learner.objective import Objective, PairLosses
 from learner.probe import probe_parity
 from learner.step_weights import step_weights

@@ -135,6 +135,11 @@ class RunConfig(Section):
                 f"learner.objective guarded needs a kernel whose std is g sqrt(h), one of {list(SCORE_SDES)},"
                 f" got {kernel!r}: take `clipped`"
             )
+        if self.credit.mixture == "advantages" and self.credit.normalise == "ema":
+            raise ValueError(
+                "credit.mixture advantages normalises each reward by itself, got credit.normalise ema, which keeps one"
+                " running mean: take joint, per_step or centred"
+            )
         if learner.objective == "distillation" and not self.scores_points:
             raise ValueError(
                 f"learner.objective distillation needs completed points, got credit.rule {self.credit.rule!r}:"

@@ -1,19 +1,20 @@
 """Advantages of several rewards mixed after normalisation; each reward's own gains; groups set aside."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from learner.assign import Assignment
 from learner.metrics import group_metrics
-from learner.minibatch import credit_group
-from learner.mixture import gain_metrics, mixed_advantages
+from learner.mixture import assign_mixed, reward_gains
 from learner.setting_aside import set_aside_if_void
 from protocol.config import RunConfig
 from protocol.config_learning import CreditConfig
 from protocol.errors import ConfigError, ContractError
-from protocol.messages import Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
+from protocol.messages import COMMON_PICTURE, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
 from rewards.answers import judged, partly
 from rewards.mixture import mix
 
@@ -55,48 +56,76 @@ def z_scores(table: np.ndarray) -> np.ndarray:
     return (gains - gains.mean()) / (gains.std() + 1e-4)
 
 
+def mixed(groups: list[ScoredGroup], rewards: dict[str, float], **credit) -> Assignment:
+    config = CreditConfig(**({"mixture": "advantages"} | credit))
+    return assign_mixed(groups, config, rewards=rewards, members=2, total=3, weights=torch.ones(3))
+
+
 def test_each_reward_is_normalised_by_itself_and_the_weighted_advantages_add_up() -> None:
-    credited = credit_group(group(), CreditConfig(), members=2, weights={"a": 0.7, "b": 0.3})
-    np.testing.assert_allclose(credited.advantages, 0.7 * z_scores(A) + 0.3 * z_scores(B), atol=1e-5)
+    assignment = mixed([group(), group(a=A[::-1])], {"a": 0.7, "b": 0.3})
+    for credited, a in zip(assignment.groups, (A, A[::-1]), strict=True):
+        np.testing.assert_allclose(credited.advantages, 0.7 * z_scores(a) + 0.3 * z_scores(B), atol=1e-5)
+        np.testing.assert_allclose(credited.step_rewards, np.diff(0.7 * a + 0.3 * B), atol=1e-4)
 
 
 def test_a_reward_s_scale_changes_the_sum_of_raw_scores_and_not_the_sum_of_advantages() -> None:
-    weights = {"a": 0.5, "b": 0.5}
-    plain, scaled = group(), group(b=B / 1000)
-    for mixed, is_equal in ((weights, True), (None, False)):
-        small, large = (credit_group(g, CreditConfig(epsilon=0), members=2, weights=mixed) for g in (scaled, plain))
-        assert torch.allclose(small.advantages, large.advantages, atol=1e-3) is is_equal
+    for mixture, is_equal in (("advantages", True), ("rewards", False)):
+        small, large = (
+            mixed([g], {"a": 0.5, "b": 0.5}, epsilon=0, mixture=mixture).groups[0].advantages
+            for g in (group(b=B / 1000), group())
+        )
+        assert torch.allclose(small, large, atol=1e-3) is is_equal
 
 
 def test_one_reward_of_weight_one_is_the_same_either_way() -> None:
     shards = tuple(shard(member, mix({"a": judged(A[member])}, {"a": 1.0})) for member in range(2))
     alone = ScoredGroup(prompt=Prompt(index=0, text="a"), shards=shards)
-    apart, together = (credit_group(alone, CreditConfig(), members=2, weights=w) for w in ({"a": 1.0}, None))
-    assert torch.equal(apart.advantages, together.advantages)
+    apart, together = (mixed([alone], {"a": 1.0}, mixture=m).groups[0].advantages for m in ("advantages", "rewards"))
+    assert torch.equal(apart, together) and apart.any()
 
 
 def test_a_point_that_one_reward_misses_is_masked_in_all() -> None:
     first = mix({"a": partly(A[0], ["", "lost", "", ""]), "b": judged(B[0])}, {"a": 1.0, "b": 1.0})
     second = mix({"a": judged(A[1]), "b": judged(B[1])}, {"a": 1.0, "b": 1.0})
     held = ScoredGroup(prompt=Prompt(index=0, text="a"), shards=(shard(0, first), shard(1, second)))
-    credited = credit_group(held, CreditConfig(), members=2, weights={"a": 1.0, "b": 1.0})
+    credited = mixed([held], {"a": 1.0, "b": 1.0}).groups[0]
     assert credited.step_valid.tolist() == [[False, False, True], [True, True, True]]
     assert credited.advantages[0, :2].tolist() == [0, 0] and credited.advantages.isfinite().all()
 
 
-def test_a_reward_without_a_table_breaks_the_contract() -> None:
-    with pytest.raises(ContractError, match=r"needs a score of every reward, got none of \['c'\]"):
-        mixed_advantages({}, torch.ones(1, 1, dtype=torch.bool), weights={"c": 1.0}, normalised=lambda t, v: t)
+def test_a_group_set_aside_is_mixed_too_and_a_reward_without_scores_breaks_the_contract() -> None:
+    aside = ScoredGroup(
+        prompt=Prompt(index=0, text="a"), shards=tuple(shard(i, Scores.missing(4, "down")) for i in (0, 1))
+    )
+    first, second = mixed([aside, group()], {"a": 1.0, "b": 1.0}).groups
+    assert not first.advantages.any() and not first.step_valid.any() and second.advantages.any()
+    with pytest.raises(ContractError, match="needs a score of every reward, got none of 'c'"):
+        mixed([group()], {"a": 1.0, "c": 1.0})
+
+
+def test_a_shared_first_picture_counts_for_every_shard_of_the_group() -> None:
+    held = group()
+    index = np.array([[COMMON_PICTURE, 1, 2, 3]])
+    second = replace(held.shards[1], rollout=replace(held.shards[1].rollout, image_index=index))
+    shared = replace(held, shards=(held.shards[0], second))
+    assert reward_gains([shared]) == reward_gains([held]), "both members start from the same score here"
+    moved = group(a=A + np.array([[0.1], [0.0]], np.float32))
+    shared = replace(moved, shards=(moved.shards[0], second))
+    assert reward_gains([shared])["gain/a/step_0_mean"] == pytest.approx((0.12 + (0.46 - 0.6)) / 2, abs=1e-6)
+
+
+def test_mixed_advantages_and_one_running_mean_exclude_each_other(tiny_config) -> None:
+    with pytest.raises(ConfigError, match="credit.mixture advantages normalises each reward by itself"):
+        tiny_config(credit={"mixture": "advantages", "normalise": "ema"})
 
 
 def test_every_reward_s_gains_and_curve_are_recorded() -> None:
-    metrics = gain_metrics([group().shards])
+    metrics = reward_gains([group()])
     assert metrics["gain/a/step_0_mean"] == pytest.approx((0.12 - 0.04) / 2)
     assert metrics["gain/a/step_0_abs_mean"] == pytest.approx((0.12 + 0.04) / 2)
     assert metrics["gain/b/step_2_mean"] == pytest.approx((4 - 1) / 2)
     assert not any("detail" in name for name in metrics)
-    credited = credit_group(group(), CreditConfig(), members=2)
-    whole = group_metrics([group()], [credited])
+    whole = group_metrics([group()], mixed([group()], {"a": 0.7, "b": 0.3}).groups)
     assert whole["reward/a"] == pytest.approx((0.66 + 0.53) / 2)
     assert whole["reward/b"] == pytest.approx(24)
     assert whole["gain/b/step_0_mean"] == pytest.approx(1.5)
@@ -105,8 +134,6 @@ def test_every_reward_s_gains_and_curve_are_recorded() -> None:
 def test_a_void_picture_sets_its_whole_group_aside_and_no_other() -> None:
     kept = (shard(0, judged([1, 2, 3, 4])), shard(1, partly([1, 2, float("nan"), 4], ["", "", "lost", ""])))
     assert set_aside_if_void(kept) == kept
-    from dataclasses import replace
-
     void = (kept[0], replace(kept[1], scores=replace(kept[1].scores, voids_group=True)))
     aside = set_aside_if_void(void)
     assert not any(shard.scores.valid.any() for shard in aside)
