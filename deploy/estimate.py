@@ -17,8 +17,7 @@ from deploy.memory import PeakMemory
 from flow.backbone import Conditioning
 from flow.build import policy_of
 from flow.folder import adapter_config
-from flow.hollow import hollow_backbone, hollow_encoders
-from flow.lora import Lora
+from flow.hollow import attach_hollow_adapter, hollow_backbone, hollow_encoders
 from flow.pipeline import PipelineBackbone
 from flow.policy import FlowPolicy
 from flow.sampler import sample_shard
@@ -97,10 +96,8 @@ def estimate_of(
     fake: FakeTensorMode,
 ) -> Estimate:
     """The same for parts that were made under `fake`, without an adapter so far."""
-    with fake:
-        lora = Lora(backbone.transformer, adapter, seed=0)
+    trained = attach_hollow_adapter(backbone.transformer, adapter, within=fake)
     counts = count_evaluations(config, backbone)
-    trained = sum(parameter.numel() for parameter in lora.parameters.values())
     static = {
         "transformer": _bytes(p for p in backbone.transformer.parameters() if not p.requires_grad),
         "VAE": _bytes(backbone.vae.parameters()),
