@@ -4,6 +4,7 @@ Evaluations are counted by running the sampler itself on a stand-in of one laten
 forward and backward and the VAE with shapes only (`deploy.memory`). Neither needs weights or a GPU.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -42,7 +43,8 @@ class Evaluations:
     pairs: int
     """(trajectory, step) pairs that the learner takes a gradient of, at most."""
     learner: int
-    """What these gradients cost in evaluations: three for forward and backward, one more when checkpointed."""
+    """What these gradients cost in evaluations: three for forward and backward, one more each for checkpointing and for
+    the reference of a KL term."""
     largest_forward: int
     """Samples of the largest forward of a rollout actor, evaluation included."""
     largest_decoding: int
@@ -134,9 +136,10 @@ def count_evaluations(config: RunConfig, backbone: PipelineBackbone) -> Evaluati
     )
     rollout, pictures = sample_shard(policy, request, config)
     shards = config.group.per_iteration * config.group.size // config.group.shard
-    pairs = shards * config.group.shard * len(rollout.steps)
+    trained = math.ceil(config.learner.step_fraction * len(rollout.steps))
+    pairs = config.learner.epochs * shards * config.group.shard * trained
     branches = 2 if config.model.guidance > 1 else 1
-    each = 4 if config.model.gradient_checkpointing else 3
+    each = (4 if config.model.gradient_checkpointing else 3) + (config.learner.kl.weight > 0)
     return Evaluations(
         trajectories=shards * config.group.shard,
         rollout=shards * counter.rows,
