@@ -12,7 +12,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,7 @@ def main(words: Sequence[str] | None = None) -> dict[str, float]:
     """Measure, print a table, and return the figures by name."""
     args = _arguments(words)
     config = _config(args)
-    with torch.device(args.device):
-        backbone = _backbone(config, args)
+    backbone = _backbone(config, args, torch.device(args.device))
     lora = Lora(backbone.transformer, SD3.adapter(config.model.lora), seed=0)
     figures: dict[str, float] = {}
     for substeps in (0, *SUBSTEPS):
@@ -136,29 +135,26 @@ def _config(args: argparse.Namespace) -> RunConfig:
     )
 
 
-def _backbone(config: RunConfig, args: argparse.Namespace) -> PipelineBackbone:
+def _backbone(config: RunConfig, args: argparse.Namespace, within: AbstractContextManager[Any]) -> PipelineBackbone:
     import diffusers
 
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
     blocks = len((TINY_VAE if args.tiny else SD3_VAE)["block_out_channels"])
-    vae = diffusers.AutoencoderKL(
-        **(TINY_VAE if args.tiny else SD3_VAE),
-        down_block_types=("DownEncoderBlock2D",) * blocks,
-        up_block_types=("UpDecoderBlock2D",) * blocks,
-        norm_num_groups=8 if args.tiny else 32,
-        sample_size=16 if args.tiny else 1024,
-        scaling_factor=1.5305,
-        shift_factor=0.0609,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-    )
-    parts = {
-        "transformer": diffusers.SD3Transformer2DModel(**(TINY if args.tiny else SD35_MEDIUM)),
-        "vae": vae,
-        "scheduler": None,
-    }
-    with torch.device("cpu"):
-        parts["scheduler"] = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
-    return backbone_of_parts(StableDiffusion3, config.model, parts, device=args.device)
+    with within:
+        vae = diffusers.AutoencoderKL(
+            **(TINY_VAE if args.tiny else SD3_VAE),
+            down_block_types=("DownEncoderBlock2D",) * blocks,
+            up_block_types=("UpDecoderBlock2D",) * blocks,
+            norm_num_groups=8 if args.tiny else 32,
+            sample_size=16 if args.tiny else 1024,
+            scaling_factor=1.5305,
+            shift_factor=0.0609,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
+        )
+        transformer = diffusers.SD3Transformer2DModel(**(TINY if args.tiny else SD35_MEDIUM))
+        parts = {"transformer": transformer, "vae": vae, "scheduler": scheduler}
+        return backbone_of_parts(StableDiffusion3, config.model, parts, device=args.device)
 
 
 def _rollout(config: RunConfig, backbone: PipelineBackbone, substeps: int, device: str) -> dict[str, float]:
@@ -243,8 +239,7 @@ def _estimates(config: RunConfig, args: argparse.Namespace, figures: dict[str, f
     tree = config.model_dump(mode="json")
     tree["model"]["forward_batch"] = batch
     small, fake = parse_config(tree), FakeTensorMode()
-    with fake:
-        hollow = _backbone(small, argparse.Namespace(**{**vars(args), "device": "cpu"}))
+    hollow = _backbone(small, argparse.Namespace(**{**vars(args), "device": "cpu"}), fake)
     found = estimate_of(small, hollow, [], SD3.adapter(small.model.lora), fake=fake)
     tensors = sum(size for part, size in found.learner.items() if part != "context") / 2**30
     return {"learner, estimated GiB": tensors, "learner, estimated / measured": tensors / figures["learner, peak GiB"]}

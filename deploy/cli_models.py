@@ -9,6 +9,7 @@ from protocol.config import RunConfig
 
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
 IsBase = Annotated[bool, typer.Option("--base", help="Leave the adapter out.")]
+IsAverage = Annotated[bool, typer.Option("--average", help="Take the adapter's running mean (learner.average).")]
 Step = Annotated[int | None, typer.Option(help="Step of the checkpoint; default: the newest.")]
 
 
@@ -29,6 +30,7 @@ def sample(
     steps: Annotated[int | None, typer.Option(min=1, help="Euler steps; default: evaluation.steps.")] = None,
     step: Step = None,
     is_base: IsBase = False,  # noqa: FBT002
+    is_average: IsAverage = False,  # noqa: FBT002
     out: Annotated[Path, typer.Option(help="Folder of the pictures.")] = Path("samples"),
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU where there is one.")] = None,
 ) -> None:
@@ -45,6 +47,7 @@ def sample(
         steps=steps,
         step=step,
         is_base=is_base,
+        is_average=is_average,
         device=device,
     ):
         typer.echo(path)
@@ -54,6 +57,7 @@ def export(
     run: Run,
     folder: Annotated[Path, typer.Argument(help="New folder of the whole model.")],
     step: Step = None,
+    is_average: IsAverage = False,  # noqa: FBT002
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: the model's own.")] = None,
 ) -> None:
     """Merge a run's adapter into its model and write a full folder in diffusers' format."""
@@ -62,7 +66,7 @@ def export(
 
     if dtype not in (None, "float32", "bfloat16", "float16"):
         raise ConfigError(f"--dtype must be float32, bfloat16 or float16, got {dtype!r}")
-    typer.echo(export_model(run, folder, step=step, dtype=dtype))
+    typer.echo(export_model(run, folder, step=step, dtype=dtype, is_average=is_average))
 
 
 def encode(

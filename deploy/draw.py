@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from deploy.run_read import checkpoint_of, config_of
+from deploy.run_read import average_of, checkpoint_of, config_of
 from protocol.errors import RunFolderError
 from protocol.messages import DrawRequest, Prompt
 
@@ -18,6 +18,7 @@ def draw_pictures(
     steps: int | None = None,
     step: int | None = None,
     is_base: bool = False,
+    is_average: bool = False,
     device: str | None = None,
 ) -> list[Path]:
     """Draw `count` pictures of a prompt to `out/NNN.png`; equal arguments give equal pictures.
@@ -26,6 +27,7 @@ def draw_pictures(
         steps: Euler steps of the ODE; the run's `evaluation.steps` without them.
         step: of the checkpoint; the newest without one.
         is_base: leave the adapter out.
+        is_average: draw with the adapter's running mean.
         device: torch's name; a GPU where there is one.
 
     Raises:
@@ -41,7 +43,7 @@ def draw_pictures(
     state = None if is_base else checkpoint_of(run, step)[0]
     policy, lora = build_policy(config, device=device or _best_device())
     if state is not None:
-        lora.load(state.weights)
+        lora.load(average_of(state, run) if is_average else state.weights)
     request = DrawRequest(
         prompts=(Prompt(index=0, text=text, negative=negative),) * count,
         numbers=tuple(range(count)),

@@ -4,6 +4,7 @@ Evaluations are counted by running the sampler itself on a stand-in of one laten
 forward and backward and the VAE with shapes only (`deploy.memory`). Neither needs weights or a GPU.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -17,8 +18,7 @@ from deploy.memory import PeakMemory
 from flow.backbone import Conditioning
 from flow.build import policy_of
 from flow.folder import adapter_config
-from flow.hollow import hollow_backbone, hollow_encoders
-from flow.lora import Lora
+from flow.hollow import attach_hollow_adapter, hollow_backbone, hollow_encoders
 from flow.pipeline import PipelineBackbone
 from flow.policy import FlowPolicy
 from flow.sampler import sample_shard
@@ -43,7 +43,8 @@ class Evaluations:
     pairs: int
     """(trajectory, step) pairs that the learner takes a gradient of, at most."""
     learner: int
-    """What these gradients cost in evaluations: three for forward and backward, one more when checkpointed."""
+    """What these gradients cost in evaluations: three for forward and backward, one more each for checkpointing and for
+    the reference of a KL term."""
     largest_forward: int
     """Samples of the largest forward of a rollout actor, evaluation included."""
     largest_decoding: int
@@ -97,10 +98,8 @@ def estimate_of(
     fake: FakeTensorMode,
 ) -> Estimate:
     """The same for parts that were made under `fake`, without an adapter so far."""
-    with fake:
-        lora = Lora(backbone.transformer, adapter, seed=0)
+    trained = attach_hollow_adapter(backbone.transformer, adapter, within=fake)
     counts = count_evaluations(config, backbone)
-    trained = sum(parameter.numel() for parameter in lora.parameters.values())
     static = {
         "transformer": _bytes(p for p in backbone.transformer.parameters() if not p.requires_grad),
         "VAE": _bytes(backbone.vae.parameters()),
@@ -137,9 +136,10 @@ def count_evaluations(config: RunConfig, backbone: PipelineBackbone) -> Evaluati
     )
     rollout, pictures = sample_shard(policy, request, config)
     shards = config.group.per_iteration * config.group.size // config.group.shard
-    pairs = shards * config.group.shard * len(rollout.steps)
+    trained = math.ceil(config.learner.step_fraction * len(rollout.steps))
+    pairs = config.learner.epochs * shards * config.group.shard * trained
     branches = 2 if config.model.guidance > 1 else 1
-    each = 4 if config.model.gradient_checkpointing else 3
+    each = (4 if config.model.gradient_checkpointing else 3) + (config.learner.kl.weight > 0)
     return Evaluations(
         trajectories=shards * config.group.shard,
         rollout=shards * counter.rows,

@@ -8,21 +8,25 @@ from typing import Any
 
 from safetensors import safe_open
 
-from deploy.run_read import checkpoint_of, config_of
+from deploy.run_read import average_of, checkpoint_of, config_of
 from flow.families import Family
 from flow.folder import find_model
+from learner.checkpoint import AVERAGE
 from protocol.errors import RunFolderError
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """safetensors' names."""
 
 
-def export_model(run: Path, folder: Path, *, step: int | None = None, dtype: str | None = None) -> Path:
+def export_model(
+    run: Path, folder: Path, *, step: int | None = None, dtype: str | None = None, is_average: bool = False
+) -> Path:
     """Write the model of `run` with its adapter merged to `folder`, which appears whole or not at all.
 
     Args:
         step: of the checkpoint; the newest without one.
         dtype: of the written weights; without one that of the model's own transformer.
+        is_average: merge the adapter's running mean.
 
     Raises:
         RunFolderError: no such run or checkpoint, or `folder` exists or cannot be written.
@@ -30,7 +34,10 @@ def export_model(run: Path, folder: Path, *, step: int | None = None, dtype: str
     """
     if folder.exists():
         raise RunFolderError(f"folder {folder} must not exist yet: name a new one")
-    _, checkpoint = checkpoint_of(run, step)
+    state, checkpoint = checkpoint_of(run, step)
+    if is_average:
+        average_of(state, run)
+        checkpoint /= AVERAGE
     index, model = find_model(config_of(run).model)
     pipeline = _load(model, index.family, dtype or _stored_dtype(model / "transformer"))
     pipeline.load_lora_weights(checkpoint)

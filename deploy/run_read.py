@@ -9,7 +9,7 @@ from learner.checkpoint import newest_checkpoint, read_checkpoint
 from protocol.config import RunConfig
 from protocol.config_file import parse_config
 from protocol.errors import ConfigError, RunFolderError
-from protocol.messages import LearnerState
+from protocol.messages import LearnerState, PolicyWeights
 
 
 def config_of(run: Path) -> RunConfig:
@@ -26,6 +26,19 @@ def config_of(run: Path) -> RunConfig:
         ) from None
     except (OSError, UnicodeDecodeError, TypeError, yaml.YAMLError, ConfigError) as error:
         raise RunFolderError(f"run folder {run} holds no readable {CONFIG}: {' '.join(str(error).split())}") from None
+
+
+def average_of(state: LearnerState, run: Path) -> PolicyWeights:
+    """The running mean of a checkpoint's adapter.
+
+    Raises:
+        RunFolderError: the run keeps none.
+    """
+    if state.average is None:
+        raise RunFolderError(
+            f"run folder {run} keeps no running mean: set learner.average.decay, or leave --average out"
+        )
+    return state.average
 
 
 def checkpoint_of(run: Path, step: int | None) -> tuple[LearnerState, Path]:

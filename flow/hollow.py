@@ -8,15 +8,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
+from peft import inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from flow.backbone import Conditioning, backbone_class
 from flow.embeddings import Embeddings
 from flow.folder import find_configs
+from flow.lora import peft_config_of
 from flow.pipeline import PipelineBackbone
 from flow.precision import dtype_of
 from flow.quiet import quiet_libraries
-from protocol.config_policy import ModelConfig
+from protocol.config_policy import LoraConfig, ModelConfig
 from protocol.errors import ModelError
 
 
@@ -56,8 +59,8 @@ def backbone_of_parts(
 
     scale = 2 ** (len(parts["vae"].config.block_out_channels) - 1)
     pipeline = SimpleNamespace(
-        transformer=parts["transformer"].to(device, dtype_of(model)),
-        vae=parts["vae"].to(device, torch.float32),
+        transformer=_converted(parts["transformer"], device, dtype_of(model)),
+        vae=_converted(parts["vae"], device, torch.float32),
         scheduler=parts["scheduler"],
         vae_scale_factor=scale,
         default_sample_size=128,
@@ -67,6 +70,21 @@ def backbone_of_parts(
     backbone = kind(pipeline, model, cast(Embeddings, silence), device=torch.device(device))
     silence.backbone = backbone
     return backbone
+
+
+def attach_hollow_adapter(transformer: nn.Module, config: LoraConfig, *, within: AbstractContextManager[Any]) -> int:
+    """An adapter of zeros, float32, on a transformer that was made `within`; returns how many numbers it holds."""
+    inject_adapter_in_model(peft_config_of(config), transformer, low_cpu_mem_usage=True)
+    trained = 0
+    for module in transformer.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.cast_input_dtype_enabled = False
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.device.type == "meta":
+                with within:
+                    module.register_parameter(name, nn.Parameter(torch.zeros(parameter.shape)))
+                trained += parameter.numel()
+    return trained
 
 
 def hollow_encoders(model: ModelConfig) -> Iterable[nn.Module]:
@@ -87,7 +105,17 @@ def hollow_encoders(model: ModelConfig) -> Iterable[nn.Module]:
                 settings = kind.config_class.from_pretrained(folder / part, local_files_only=True)
             except (OSError, ValueError) as error:
                 raise ModelError(f"the {part} of {model.path} has no readable config: {error}") from error
-            yield kind(settings).to(dtype_of(model))
+            yield _converted(kind(settings), "cpu", dtype_of(model))
+
+
+def _converted(module: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
+    """As `module.to`, which tensors without memory do not take."""
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            part.register_parameter(name, nn.Parameter(parameter.detach().to(device, dtype), requires_grad=False))
+        for name, buffer in part.named_buffers(recurse=False):
+            part.register_buffer(name, buffer.to(device, dtype if buffer.is_floating_point() else None))
+    return module
 
 
 def _class_of(folder: Path, part: str) -> str:

@@ -30,21 +30,14 @@ class Lora:
     """
 
     def __init__(self, transformer: nn.Module, config: LoraConfig, *, seed: int) -> None:
-        if config.rank is None or config.alpha is None or config.targets is None:
-            raise ContractError(f"an adapter needs rank, alpha and targets, got {config}")
-        peft_config = PeftLoraConfig(
-            r=config.rank,
-            lora_alpha=config.alpha,
-            init_lora_weights="gaussian",
-            target_modules=list(config.targets),
-        )
+        peft_config = peft_config_of(config)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             try:
                 inject_adapter_in_model(peft_config, transformer, adapter_name=ADAPTER)
             except ValueError as error:
                 raise ModelError(
-                    f"model.lora.targets must name modules of the transformer, got {list(config.targets)}:"
+                    f"model.lora.targets must name modules of the transformer, got {list(config.targets or ())}:"
                     " no module takes the adapter"
                 ) from error
         self._layers = [module for module in transformer.modules() if isinstance(module, BaseTunerLayer)]
@@ -57,7 +50,9 @@ class Lora:
             parameter.data = parameter.data.float()
         for layer in self._layers:
             layer.cast_input_dtype_enabled = False  # autocast casts the adapter, not the activations
-        idle = [target for target in config.targets if not any(f".{target}.lora_" in name for name in self.parameters)]
+        idle = [
+            target for target in config.targets or () if not any(f".{target}.lora_" in name for name in self.parameters)
+        ]
         if idle:
             raise ModelError(f"each of model.lora.targets must name modules of the transformer, got none for {idle}")
 
@@ -123,3 +118,15 @@ class Lora:
                 raise ContractError(
                     f"adapter tensor {name} must be {list(parameter.shape)}, got {list(arrays[name].shape)}"
                 )
+
+
+def peft_config_of(config: LoraConfig) -> PeftLoraConfig:
+    """peft's description of the adapter; rank, alpha and targets must be given (`flow.folder.adapter_config`)."""
+    if config.rank is None or config.alpha is None or config.targets is None:
+        raise ContractError(f"an adapter needs rank, alpha and targets, got {config}")
+    return PeftLoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        init_lora_weights="gaussian",
+        target_modules=list(config.targets),
+    )
