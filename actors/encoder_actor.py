@@ -1,6 +1,7 @@
 """The Ray shell that fills the embedding cache before a run, with the learner's resources."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import ray
 import torch
@@ -38,7 +39,7 @@ async def encode_on_ray(config: RunConfig, batches: Sequence[Sequence[str]]) -> 
         PoolError: the actor died or overran.
     """
     role = config.cluster.learner
-    actor = EncoderActor.options(num_cpus=role.cpus, num_gpus=role.gpus).remote(config)
+    actor: Any = EncoderActor.options(num_cpus=role.cpus, num_gpus=role.gpus).remote(config)
     try:
         await answer(actor.prepare.remote(), timeout_s=role.timeout_s)
         return sum([await answer(actor.fill.remote(batch), timeout_s=role.timeout_s) for batch in batches])

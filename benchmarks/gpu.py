@@ -93,7 +93,10 @@ def main(words: Sequence[str] | None = None) -> dict[str, float]:
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu",
+        description="How fast a GPU draws and learns, with SD3.5-Medium's architecture and random weights.",
+    )
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--size", type=int, default=512, help="pixels of a side")
@@ -140,11 +143,14 @@ def _backbone(config: RunConfig, args: argparse.Namespace, within: AbstractConte
 
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
     blocks = len((TINY_VAE if args.tiny else SD3_VAE)["block_out_channels"])
+    kinds: dict[str, Any] = {
+        "down_block_types": ("DownEncoderBlock2D",) * blocks,
+        "up_block_types": ("UpDecoderBlock2D",) * blocks,
+    }
     with within:
         vae = diffusers.AutoencoderKL(
             **(TINY_VAE if args.tiny else SD3_VAE),
-            down_block_types=("DownEncoderBlock2D",) * blocks,
-            up_block_types=("UpDecoderBlock2D",) * blocks,
+            **kinds,
             norm_num_groups=8 if args.tiny else 32,
             sample_size=16 if args.tiny else 1024,
             scaling_factor=1.5305,

@@ -154,9 +154,10 @@ def count_evaluations(config: RunConfig, backbone: PipelineBackbone) -> Evaluati
 class Counter:
     """A backbone of one latent that predicts zeros and counts the rows that it was asked for."""
 
-    latent_shape = (1, 1, 1)
+    latent_shape: tuple[int, int, int]
 
     def __init__(self, backbone: PipelineBackbone) -> None:
+        self.latent_shape = (1, 1, 1)
         self.transformer: nn.Module = nn.Linear(1, 1)
         self.rows = 0
         self.largest = 0

@@ -78,7 +78,7 @@ def attach_hollow_adapter(transformer: nn.Module, config: LoraConfig, *, within:
     trained = 0
     for module in transformer.modules():
         if isinstance(module, BaseTunerLayer):
-            module.cast_input_dtype_enabled = False
+            module.cast_input_dtype_enabled = False  # pyright: ignore[reportArgumentType]
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.device.type == "meta":
                 with within:

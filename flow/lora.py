@@ -49,7 +49,8 @@ class Lora:
         for parameter in self.parameters.values():
             parameter.data = parameter.data.float()
         for layer in self._layers:
-            layer.cast_input_dtype_enabled = False  # autocast casts the adapter, not the activations
+            # Autocast casts the adapter, so the activations need not be.
+            layer.cast_input_dtype_enabled = False  # pyright: ignore[reportArgumentType]
         idle = [
             target for target in config.targets or () if not any(f".{target}.lora_" in name for name in self.parameters)
         ]

@@ -192,4 +192,5 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _is_free(key: str) -> bool:
     is_cluster = key.startswith("cluster.") and not key.endswith(".threads")
-    return is_cluster or is_place(key) or key.startswith("checkpoint.") or key == "iterations"
+    is_own = key in ("iterations", "model.embedding_cache") or key.startswith("checkpoint.")
+    return is_cluster or is_place(key) or is_own

@@ -184,3 +184,36 @@ def test_encode_without_a_folder_says_so(
 ) -> None:
     assert run_cli(monkeypatch, "encode", str(preset), "model.embedding_cache=null") == 2
     assert "model.embedding_cache must name a folder" in capsys.readouterr().err
+
+
+def test_flux_trains_with_every_point_completed_and_its_adapter_loads_in_one_line(
+    preset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.tiny_models import write_flux
+
+    tree = yaml.safe_load(preset.read_text())
+    flux = write_flux(tmp_path / "flux")
+    tree["model"] = {
+        "path": str(flux),
+        "dtype": "bfloat16",
+        "height": 12,
+        "width": 16,
+        "max_sequence_length": 4,
+        "forward_batch": 2,
+        "gradient_checkpointing": True,
+    }
+    preset.write_text(yaml.safe_dump(tree))
+    run = tmp_path / "run"
+    assert run_cli(monkeypatch, "train", str(preset), "--local", "--run", str(run)) == 0
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (update,) = [line for line in metrics if "train/loss" in line]
+    assert update["probe/ratio_deviation"] == update["train/first_ratio_deviation"] == 0
+    assert update["train/grad_norm"] > 0
+    lora = yaml.safe_load((run / "config.yaml").read_text())["model"]["lora"]
+    assert (lora["rank"], lora["alpha"]) == (64, 128)
+    pipeline = diffusers.FluxPipeline.from_pretrained(flux)
+    pipeline.load_lora_weights(run / "checkpoints" / "step_000001")
+    (adapter,) = pipeline.transformer.peft_config.values()
+    assert (adapter.r, adapter.lora_alpha) == (64, 128)
+    assert run_cli(monkeypatch, "sample", str(run), "a cat", "--count", "1", "--out", str(tmp_path / "out")) == 0
+    assert pictures(tmp_path / "out").shape == (1, 12, 16, 3)

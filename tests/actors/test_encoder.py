@@ -1,0 +1,59 @@
+"""Encoding prompts ahead on Ray: the cache is filled as in one process, and a mistake comes back as itself."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from deploy.encode import encode_ahead, texts_of
+from flow.backbone import load_backbone
+from protocol.config import RunConfig
+from protocol.errors import ModelError
+from protocol.messages import Prompt
+
+Config = Callable[..., RunConfig]
+PROMPTS = [
+    Prompt(index=0, text="a cat", negative="blurry"),
+    Prompt(index=1, text="a dog"),
+    Prompt(index=2, text="a cat"),
+]
+
+
+def configured(tiny_config: Config, cache: Path, **settings: object) -> RunConfig:
+    held = tiny_config().model.model_dump()
+    return tiny_config(model={**held, "embedding_cache": str(cache), **settings})
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+    yield
+    ray.shutdown()
+
+
+def test_negatives_are_wanted_only_where_guidance_asks(tiny_config: Config, tmp_path: Path) -> None:
+    assert texts_of(configured(tiny_config, tmp_path), PROMPTS) == ["a cat", "a dog"]
+    assert texts_of(configured(tiny_config, tmp_path, guidance=2.0), PROMPTS) == ["a cat", "a dog", "blurry", ""]
+
+
+@pytest.mark.ray
+def test_ray_fills_the_cache_and_no_actor_needs_an_encoder(
+    tiny_config: Config, tmp_path: Path, cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(tiny_config, tmp_path, guidance=2.0)
+    said: list[str] = []
+    for _ in range(2):
+        asyncio.run(encode_ahead(config, PROMPTS, is_local=False, say=said.append))
+    assert said[1:] == ["encoded 4 prompts that were not there", said[0]]
+    monkeypatch.setattr("flow.text.TextEncoders._load", lambda self: pytest.fail("the encoders are not needed"))
+    backbone = load_backbone(config.model)
+    assert backbone.encode("blurry")["pooled_projections"].any()
+
+
+def test_a_folder_that_cannot_be_written_is_the_user_s_mistake(tiny_config: Config, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    config = configured(tiny_config, tmp_path / "file" / "cache")
+    with pytest.raises(ModelError, match="cannot be written"):
+        asyncio.run(encode_ahead(config, PROMPTS, is_local=True, say=lambda _: None))
