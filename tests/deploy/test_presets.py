@@ -6,6 +6,7 @@ from deploy.presets import find_preset, preset_names
 from flow.families import FLUX, SD3
 from protocol.config import RunConfig
 from protocol.config_file import load_config
+from protocol.prompts import read_prompts
 
 REAL = ("flux_pickscore", "sd35_geneval", "sd35_ocr", "sd35_pickscore")
 
@@ -40,6 +41,16 @@ def test_real_models_follow_the_papers(name: str) -> None:
     family = FLUX if name.startswith("flux") else SD3
     adapter = family.adapter(config.model.lora)
     assert (adapter.rank, adapter.alpha, adapter.targets) == (family.rank, family.alpha, family.targets)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_their_prompts_ship_and_eight_gpus_are_enough(name: str) -> None:
+    config = preset(name)
+    for path in (config.data.train, config.data.heldout):
+        assert len(read_prompts(config.data, path)) >= 10
+    cluster = config.cluster
+    judges = sum(reward.actors * (reward.gpus or cluster.reward.gpus) for reward in config.rewards.values())
+    assert cluster.rollout_actors * cluster.rollout.gpus + judges + cluster.learner.gpus == 8
 
 
 def test_what_differs_between_them() -> None:
