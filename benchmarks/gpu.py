@@ -243,7 +243,7 @@ def _estimates(config: RunConfig, args: argparse.Namespace, figures: dict[str, f
     """The learner's estimated activations and weights beside what was measured, at the measured batch."""
     batch = min(args.learner_batch, args.members)
     tree = config.model_dump(mode="json")
-    tree["model"]["forward_batch"] = batch
+    tree["model"] |= {"forward_batch": batch, "compile": None}
     small, fake = parse_config(tree), FakeTensorMode()
     hollow = _backbone(small, argparse.Namespace(**{**vars(args), "device": "cpu"}), fake)
     found = estimate_of(small, hollow, [], SD3.adapter(small.model.lora), fake=fake)

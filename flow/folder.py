@@ -1,6 +1,7 @@
 """Finding a model without loading it: light enough for the process that only starts a run."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,13 +75,25 @@ def adapter_config(model: ModelConfig) -> LoraConfig:
 
 
 def completed(config: RunConfig) -> RunConfig:
-    """The config with everything in it that the model's family decides: what a run folder keeps.
+    """The config with everything in it that its model decides: what a run folder keeps.
+
+    That is the family's adapter, and the commit of a hub id, so that every actor loads the same files and a model that
+    has changed on the hub is found out when the run goes on.
 
     Raises:
         ModelError: as `read_index`.
     """
-    model = config.model.model_copy(update={"lora": adapter_config(config.model)})
+    found = {"lora": adapter_config(config.model), "revision": _pinned(config.model)}
+    model = config.model.model_copy(update=found)
     return config.model_copy(update={"model": model})
+
+
+def _pinned(model: ModelConfig) -> str | None:
+    """The commit of a hub id, read from the hub cache's own folder name; the revision as it is for a folder."""
+    if not _is_on_hub(model):
+        return model.revision
+    commit = index_file(model.path, model.revision).parent.name
+    return commit if re.fullmatch("[0-9a-f]{40}", commit) else model.revision
 
 
 def _is_on_hub(model: ModelConfig) -> bool:

@@ -35,6 +35,7 @@ def hollow_backbone(
         ModelError: no such model, or a part's config cannot be read.
     """
     index, folder = find_configs(model)
+    model = model.model_copy(update={"compile": None})
     parts: dict[str, Any] = {}
     with quiet_libraries():
         import diffusers

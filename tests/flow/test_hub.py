@@ -10,7 +10,7 @@ import torch
 from huggingface_hub import errors
 
 from flow.backbone import load_backbone
-from flow.folder import find_model, read_index
+from flow.folder import completed, find_model, read_index
 from flow.hub import is_hub_id
 from protocol.config_policy import ModelConfig
 from protocol.errors import ModelError
@@ -56,6 +56,17 @@ def test_a_cached_model_is_found_by_its_revision(cache: Path, revision: str | No
     index, folder = find_model(model(revision=revision))
     assert index.family.name == "sd3"
     assert folder == cache / "snapshots" / commit
+
+
+def test_a_run_pins_the_commit_of_its_model(cache: Path, tiny_config: Any) -> None:
+    config = tiny_config(model={"path": REPO, "revision": "next"})
+    pinned = completed(config).model
+    assert pinned.revision == OTHER
+    (cache / "refs" / "next").write_text(COMMIT)
+    assert completed(config).model.revision == COMMIT
+    assert find_model(pinned)[1] == cache / "snapshots" / OTHER
+    local = tiny_config()
+    assert completed(local).model.revision is None
 
 
 def test_a_cached_model_draws_as_its_folder_does(cache: Path, tiny_sd3: Path) -> None:

@@ -67,6 +67,19 @@ def test_the_ratio_is_exactly_one_before_the_first_update_and_after_it(tiny_conf
     assert all(array.dtype == np.float32 for array in learner.weights().arrays.values())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_divergence_from_the_reference_is_exactly_zero_at_start_and_not_later(
+    tiny_config: Config, dtype: str
+) -> None:
+    config = model(tiny_config, dtype=dtype)
+    weighted = {"kl": {"weight": 0.1, "rule": "full"}, "updates_per_iteration": 1, "learning_rate": 0.01}
+    config = config.model_copy(update={"learner": type(config.learner)(**weighted)})
+    learner, policy = pair(config)
+    divergences = [learner.update(draw_groups(policy, config, learner))["train/reference_kl"] for _ in range(2)]
+    assert divergences[0] == 0
+    assert divergences[1] > 0
+
+
 def test_half_precision_freezes_half_weights_and_trains_float32_ones(tiny_config: Config) -> None:
     learner = Learner(model(tiny_config, dtype="bfloat16"))
     transformer = learner._policy.backbone.transformer
