@@ -6,6 +6,7 @@ from dataclasses import replace
 import ray
 import torch
 
+from actors.alive import HEARTBEAT, Alive
 from flow.device import device_of
 from learner.learner import Learner
 from protocol.config import RunConfig
@@ -13,8 +14,8 @@ from protocol.messages import LearnerState, PolicyWeights, ScoredGroup
 from protocol.ports import Metrics
 
 
-@ray.remote
-class LearnerActor:
+@ray.remote(**HEARTBEAT)
+class LearnerActor(Alive):
     """Owns the trained weights. One call at a time; the caller ends a call that overruns its deadline."""
 
     def __init__(self, config: RunConfig) -> None:

@@ -1,8 +1,9 @@
 """A resizable set of like actors: an idle one takes the next call, the dead are replaced, their work is re-issued.
 
 A member takes one call at a time, so whoever waits for a member waits at most for the calls before it, each of
-which ends within `timeout_s`. A member that died or overran its deadline is ended and replaced; its call goes to the
-next idle member. Results do not depend on any of this, since a call carries all that its answer depends on.
+which ends within its deadline. A member that was lost is ended and replaced; its call goes to the next idle member.
+A caller who gives up leaves his member busy until the call has ended. Results do not depend on any of this, since a
+call carries all that its answer depends on.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 import ray
 
 from actors.calls import DEAD
+from actors.restarts import RestartBudget
 from protocol.errors import PoolError
 
 log = logging.getLogger(__name__)
@@ -42,18 +44,27 @@ class ActorPool:
         size: int,
         max_restarts: int,
         welcome: Work[Any],
+        restart_window_s: float = 3600.0,
+        on_loss: Callable[[ActorHandle, str], None] | None = None,
     ) -> None:
+        """`on_loss` is told of every member that was lost, with the reason, before its successor is started."""
         self.name = name
-        self.restarts = 0
         self._spawn = spawn
         self._size = size
-        self._max_restarts = max_restarts
+        self._budget = RestartBudget(f"pool {name}", limit=max_restarts, within_s=restart_window_s)
         self._welcome = welcome
+        self._on_loss = on_loss
         self._members: set[ActorHandle] = set()
         self._idle: asyncio.Queue[ActorHandle] = asyncio.Queue()
         self._joining: set[asyncio.Task[None]] = set()
+        self._abandoned: set[asyncio.Task[Any]] = set()
         self._failure: PoolError | None = None
         self._failed = asyncio.Event()
+
+    @property
+    def restarts(self) -> int:
+        """Members lost so far."""
+        return self._budget.total
 
     async def start(self) -> None:
         """Returns when every member is ready."""
@@ -68,11 +79,15 @@ class ActorPool:
         """
         for _ in range(LOSSES_PER_CALL):
             member = await self._take()
+            task = asyncio.ensure_future(work(member))
             try:
-                result = await work(member)
+                result = await asyncio.shield(task)
             except DEAD as error:
                 self._replace(member, error)
                 continue
+            except asyncio.CancelledError:
+                self._abandon(member, task)
+                raise
             except BaseException:
                 self._give_back(member)
                 raise
@@ -109,19 +124,20 @@ class ActorPool:
 
     def stop(self) -> None:
         """End all members and all who are joining."""
-        for task in self._joining:
+        for task in (*self._joining, *self._abandoned):
             task.cancel()
         for member in list(self._members):
             self._dismiss(member)
 
-    async def _join(self) -> None:
+    async def _join(self, pause_s: float = 0.0) -> None:
         while self._failure is None:
+            await asyncio.sleep(pause_s)
             member = self._spawn()
             try:
                 await self._welcome(member)
             except DEAD as error:
-                self._count_restart(error)
                 ray.kill(member)
+                pause_s = self._count_restart(member, error)
                 continue
             except BaseException:
                 if ray.is_initialized():
@@ -152,13 +168,28 @@ class ActorPool:
         if member in self._members:
             self._idle.put_nowait(member)
 
+    def _abandon(self, member: ActorHandle, task: "asyncio.Task[Any]") -> None:
+        """The caller gave up; the member works on, and is free again only when its call has ended."""
+
+        def ended(_: object) -> None:
+            self._abandoned.discard(task)
+            if task.cancelled():
+                return
+            if isinstance(error := task.exception(), DEAD):
+                self._replace(member, error)
+            else:
+                self._give_back(member)
+
+        self._abandoned.add(task)
+        task.add_done_callback(ended)
+
     def _replace(self, member: ActorHandle, error: BaseException) -> None:
         if member not in self._members:
             return
         self._dismiss(member)
-        self._count_restart(error)
+        pause_s = self._count_restart(member, error)
         if self._failure is None:
-            task = asyncio.ensure_future(self._join())
+            task = asyncio.ensure_future(self._join(pause_s))
             self._joining.add(task)
             task.add_done_callback(self._joined)
 
@@ -171,12 +202,17 @@ class ActorPool:
         self._members.discard(member)
         ray.kill(member)
 
-    def _count_restart(self, error: BaseException) -> None:
-        self.restarts += 1
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        log.warning("%s actor lost (%s), restart %d of %d", self.name, reason, self.restarts, self._max_restarts)
-        if self.restarts > self._max_restarts:
-            self._fail(f"pool {self.name} used up its {self._max_restarts} restarts; last loss: {reason}")
+    def _count_restart(self, member: ActorHandle, error: BaseException) -> float:
+        """Seconds to wait before the successor."""
+        reason = str(error)
+        log.warning("%s actor lost (%s), restart %d", self.name, reason, self.restarts + 1)
+        if self._on_loss:
+            self._on_loss(member, reason)
+        try:
+            return self._budget.spend(reason)
+        except PoolError as failure:
+            self._fail(str(failure))
+            return 0.0
 
     def _fail(self, message: str) -> None:
         self._failure = PoolError(message)

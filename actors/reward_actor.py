@@ -6,14 +6,15 @@ from collections.abc import Sequence
 import numpy as np
 import ray
 
+from actors.alive import HEARTBEAT, Alive
 from protocol.config import RewardConfig
 from protocol.messages import Prompt, Scores
 from rewards.pieces import Piece, score_pieces
 from rewards.scorer import build_scorer
 
 
-@ray.remote
-class RewardActor:
+@ray.remote(**HEARTBEAT)
+class RewardActor(Alive):
     """Scores pictures with one scorer; it holds no state, so any actor of its pool gives the same answer."""
 
     def __init__(self, config: RewardConfig, threads: int = 1) -> None:

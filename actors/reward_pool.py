@@ -54,12 +54,21 @@ class RewardHealth:
 class RewardPool:
     """Made by the reward source; `make` gives a new pool of actors, once more when a paused one used up its own."""
 
-    def __init__(self, name: str, config: RewardConfig, make: Callable[[], ActorPool], *, timeout_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: RewardConfig,
+        make: Callable[[], ActorPool],
+        *,
+        timeout_s: float,
+        heartbeat_s: float | None = None,
+    ) -> None:
         self.name = name
         self.pool = make()
         self._config = config
         self._make = make
         self._timeout_s = timeout_s
+        self._heartbeat_s = heartbeat_s
         self._queue = RewardQueue(
             batch=config.batch,
             delay_s=config.batch_delay_s,
@@ -116,7 +125,8 @@ class RewardPool:
         )
 
     async def _ask(self, actor: ActorHandle, pieces: Sequence[Piece], images: Sequence[Handle]) -> Scores:
-        return await answer(actor.score.remote(pieces, *images), timeout_s=self._timeout_s)
+        call = actor.score.remote(pieces, *images)
+        return await answer(call, timeout_s=self._timeout_s, actor=actor, heartbeat_s=self._heartbeat_s)
 
     async def _tried(self, images: Handle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         """Ask up to `tries` times, from the second on only for what is missing and sharing no call."""

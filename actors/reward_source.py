@@ -6,12 +6,14 @@ from dataclasses import asdict
 from typing import Any
 
 from actors.calls import answer
-from actors.pool import ActorPool
+from actors.nodes import NodeLosses, loss_reporter
+from actors.pool import ActorHandle, ActorPool
 from actors.reward_actor import RewardActor
 from actors.reward_pool import RewardHealth, RewardPool
 from protocol.config import RewardConfig, RunConfig
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.ports import Handle, Metrics
+from protocol.sink import StatusSink
 from rewards.mixture import mix, with_observed
 
 TROUBLES = ("retried", "lost", "missing", "dropped", "paused_s")
@@ -21,9 +23,11 @@ TROUBLES = ("retried", "lost", "missing", "dropped", "paused_s")
 class RewardPools:
     """One pool of reward actors for each scorer; the scores of those that train are mixed."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, nodes: NodeLosses, sink: StatusSink) -> None:
         self._config = config
         self._role = config.cluster.reward
+        self._nodes = nodes
+        self._sink = sink
         self.rewards = {name: self._make_reward(name, reward) for name, reward in config.rewards.items()}
 
     @property
@@ -74,18 +78,27 @@ class RewardPools:
 
     def _make_reward(self, name: str, reward: RewardConfig) -> RewardPool:
         timeout_s = reward.timeout_s or self._role.timeout_s
-        remote = RewardActor.options(**_options(reward, self._config))
+        cluster, options = self._config.cluster, _options(reward, self._config)
+
+        def spawn() -> ActorHandle:
+            return RewardActor.options(**options, **self._nodes.options()).remote(reward, self._role.threads)
 
         def make() -> ActorPool:
             return ActorPool(
                 f"reward/{name}",
-                lambda: remote.remote(reward, self._role.threads),
+                spawn,
                 size=reward.actors,
-                max_restarts=self._config.cluster.max_restarts,
-                welcome=lambda actor: answer(actor.prepare.remote(), timeout_s=self._role.timeout_s),
+                max_restarts=cluster.max_restarts,
+                welcome=self._welcome,
+                restart_window_s=cluster.restart_window_s,
+                on_loss=loss_reporter(f"reward/{name}", self._nodes, self._sink),
             )
 
-        return RewardPool(name, reward, make, timeout_s=timeout_s)
+        return RewardPool(name, reward, make, timeout_s=timeout_s, heartbeat_s=cluster.heartbeat_s)
+
+    async def _welcome(self, actor: ActorHandle) -> None:
+        self._nodes.joined(actor, await answer(actor.ping.remote(), timeout_s=self._role.timeout_s))
+        await answer(actor.prepare.remote(), timeout_s=self._role.timeout_s)
 
 
 def _options(reward: RewardConfig, config: RunConfig) -> dict[str, Any]:

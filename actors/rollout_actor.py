@@ -4,14 +4,15 @@ import numpy as np
 import ray
 import torch
 
+from actors.alive import HEARTBEAT, Alive
 from flow.device import device_of
 from flow.rollout import RolloutPolicy
 from protocol.config import RunConfig
 from protocol.messages import DrawRequest, PolicyWeights, Receipt, Rollout, ShardRequest
 
 
-@ray.remote
-class RolloutActor:
+@ray.remote(**HEARTBEAT)
+class RolloutActor(Alive):
     """Draws shards and evaluation pictures. One call at a time; the pool ends a call that overruns its deadline."""
 
     def __init__(self, config: RunConfig) -> None:

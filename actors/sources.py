@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import ray
 
-from actors.calls import DEAD, answer
+from actors.calls import DEAD, ActorLost, answer
 from actors.learner_actor import LearnerActor
+from actors.nodes import NodeLosses, loss_reporter
 from actors.pool import ActorHandle, ActorPool
 from actors.reward_source import RewardPools
 from actors.rollout_actor import RolloutActor
 from protocol.config import RoleConfig, RunConfig
-from protocol.errors import ContractError, PoolError
+from protocol.errors import ContractError, LearnerLostError, ShardLostError
 from protocol.messages import (
     DrawRequest,
     LearnerState,
@@ -26,6 +27,7 @@ from protocol.messages import (
     ShardRequest,
 )
 from protocol.ports import Handle, Metrics, Parts
+from protocol.sink import StatusSink
 
 log = logging.getLogger(__name__)
 
@@ -33,19 +35,30 @@ log = logging.getLogger(__name__)
 class RolloutPool:
     """Rollout actors: draws shards and evaluation pictures, and takes new weights to every one of them."""
 
-    def __init__(self, config: RunConfig, *, room: Callable[[], Awaitable[None]] | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        nodes: NodeLosses,
+        sink: StatusSink,
+        *,
+        room: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         """`room` returns when another shard's pictures may be drawn: reward actors that lag behind slow the drawing."""
         cluster = config.cluster
         self._room = room
         self._timeout_s = cluster.rollout.timeout_s
+        self._heartbeat_s = cluster.heartbeat_s
+        self._nodes = nodes
         self._newest: deque[tuple[PolicyWeights, ray.ObjectRef[Any]]] = deque(maxlen=config.held_versions)
-        remote = RolloutActor.options(**_resources(cluster.rollout))
+        resources = _resources(cluster.rollout)
         self.pool = ActorPool(
             "rollout",
-            lambda: remote.remote(config),
+            lambda: RolloutActor.options(**resources, **nodes.options()).remote(config),
             size=cluster.rollout_actors,
             max_restarts=cluster.max_restarts,
             welcome=self._welcome,
+            restart_window_s=cluster.restart_window_s,
+            on_loss=loss_reporter("rollout", nodes, sink),
         )
 
     async def sample(self, request: ShardRequest) -> tuple[Receipt, Handle, Handle]:
@@ -55,7 +68,7 @@ class RolloutPool:
             if self._room:
                 await self._room()
             receipt, rollout, pictures = actor.sample.remote(request)
-            return await answer(receipt, timeout_s=self._timeout_s), rollout, pictures
+            return await self._answer(receipt, actor), rollout, pictures
 
         return await self.pool.call(work)
 
@@ -64,13 +77,16 @@ class RolloutPool:
 
         async def work(actor: ActorHandle) -> tuple[Receipt, Handle]:
             receipt, pictures = actor.draw.remote(request)
-            return await answer(receipt, timeout_s=self._timeout_s), pictures
+            return await self._answer(receipt, actor), pictures
 
         return await self.pool.call(work)
 
     async def fetch(self, pictures: Handle) -> np.ndarray:
         """Pictures from the object store."""
-        return await answer(pictures, timeout_s=self._timeout_s)
+        try:
+            return await answer(pictures, timeout_s=self._timeout_s)
+        except DEAD as error:
+            raise ShardLostError(f"pictures could not be fetched: {error}") from error
 
     async def publish(self, weights: PolicyWeights) -> None:
         """Put the weights into the object store once and have every actor load and acknowledge them."""
@@ -78,6 +94,7 @@ class RolloutPool:
         await self.pool.each(lambda actor: self._load(actor, *self._newest[-1]))
 
     async def _welcome(self, actor: ActorHandle) -> None:
+        self._nodes.joined(actor, await answer(actor.ping.remote(), timeout_s=self._timeout_s))
         await answer(actor.prepare.remote(), timeout_s=self._timeout_s)
         loaded = None
         while loaded is not (newest := self._newest[-1] if self._newest else None):
@@ -86,23 +103,38 @@ class RolloutPool:
             loaded = newest
 
     async def _load(self, actor: ActorHandle, weights: PolicyWeights, reference: "ray.ObjectRef[Any]") -> None:
-        held = await answer(actor.load.remote(reference), timeout_s=self._timeout_s)
+        held = await self._answer(actor.load.remote(reference), actor)
         if held != (weights.version, weights.digest):
             raise ContractError(
                 f"a rollout actor must hold version {weights.version} ({weights.digest[:12]}), got {held}"
             )
 
+    async def _answer(self, reference: "ray.ObjectRef[Any]", actor: ActorHandle) -> Any:
+        return await answer(reference, timeout_s=self._timeout_s, actor=actor, heartbeat_s=self._heartbeat_s)
+
 
 class RemoteLearner:
-    """The learner actor. Its death ends the run; the run goes on from its newest checkpoint when started again."""
+    """The learner actor. Its loss is a `LearnerLostError`; `restart` makes a new one in the state of iteration 0."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self._timeout_s = config.cluster.learner.timeout_s
-        self._actor: ActorHandle = LearnerActor.options(**_resources(config.cluster.learner)).remote(config)
+    def __init__(self, config: RunConfig, nodes: NodeLosses) -> None:
+        self._config = config
+        self._role = config.cluster.learner
+        self._nodes = nodes
+        self._actor: ActorHandle = self._spawn()
 
     async def start(self) -> None:
         """Returns when the actor is ready."""
-        await self._call(self._actor.prepare.remote())
+        try:
+            self._nodes.joined(self._actor, await answer(self._actor.ping.remote(), timeout_s=self._role.timeout_s))
+            await answer(self._actor.prepare.remote(), timeout_s=self._role.timeout_s)
+        except DEAD as error:
+            raise self._lost(error) from error
+
+    async def restart(self) -> None:
+        """Replace the actor; the caller gives the new one its state."""
+        ray.kill(self._actor)
+        self._actor = self._spawn()
+        await self.start()
 
     async def update(self, groups: Sequence[ScoredGroup]) -> Metrics:
         """Learn from one iteration's groups."""
@@ -124,21 +156,29 @@ class RemoteLearner:
         """End the actor."""
         ray.kill(self._actor)
 
+    def _spawn(self) -> ActorHandle:
+        return LearnerActor.options(**_resources(self._role), **self._nodes.options()).remote(self._config)
+
     async def _call(self, reference: "ray.ObjectRef[Any]") -> Any:
+        beat_s = self._config.cluster.heartbeat_s
         try:
-            return await answer(reference, timeout_s=self._timeout_s)
+            return await answer(reference, timeout_s=self._role.timeout_s, actor=self._actor, heartbeat_s=beat_s)
         except DEAD as error:
-            reason = " ".join(str(error).split())[:200] or "no answer before its deadline"
-            raise PoolError(f"the learner actor was lost: {reason}; start the run again to go on") from error
+            raise self._lost(error) from error
+
+    def _lost(self, error: ActorLost) -> LearnerLostError:
+        self._nodes.lost(self._actor)
+        return LearnerLostError(f"the learner actor was lost: {error}")
 
 
 class Fleet:
     """All actors of one run, as the loop's ports. Made by `deploy`, which also stops it."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self.rewards = RewardPools(config)
-        self.rollouts = RolloutPool(config, room=self.rewards.room)
-        self.learner = RemoteLearner(config)
+    def __init__(self, config: RunConfig, sink: StatusSink) -> None:
+        nodes = NodeLosses(within_s=config.cluster.restart_window_s)
+        self.rewards = RewardPools(config, nodes, sink)
+        self.rollouts = RolloutPool(config, nodes, sink, room=self.rewards.room)
+        self.learner = RemoteLearner(config, nodes)
         self.parts = Parts(rollouts=self.rollouts, rewards=self.rewards, learner=self.learner, weights=self.rollouts)
 
     async def start(self) -> None:
@@ -149,6 +189,10 @@ class Fleet:
     async def check(self, prompts: Sequence[Prompt]) -> None:
         """What the rewards have against these prompts, as far as only their actors can tell (InputError)."""
         await self.rewards.check(prompts)
+
+    async def restart_learner(self) -> None:
+        """A new learner in the state of iteration 0; the rest of the fleet goes on."""
+        await self.learner.restart()
 
     def stop(self) -> None:
         """End every actor."""

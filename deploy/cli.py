@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from deploy import cli_reliability
 from deploy.cli_models import dry_run
 from deploy.cli_models import register as register_model_commands
 from deploy.cli_rewards import register as register_rewards
@@ -27,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Fine-tune flow-matching text-to-image models with stepwise credit.",
 )
+cli_reliability.register(app)
 register_rewards(app)
 STOPPED = "stopped at once; `train` goes on from the newest checkpoint"
 Overrides = Annotated[list[str] | None, typer.Argument(help="Config overrides, e.g. group.size=16 seed=3.")]
@@ -38,6 +40,7 @@ def train(
     preset: Annotated[str, typer.Argument(help="Name of a preset, or path of a YAML file.")],
     overrides: Overrides = None,
     run: Annotated[Path | None, typer.Option(help="Run folder; default runs/PRESET. One that exists goes on.")] = None,
+    fork: Annotated[Path | None, typer.Option(help="Another run, whose newest weights a new run begins with.")] = None,
     is_local: IsLocal = False,
     is_dry: Annotated[bool, typer.Option("--dry-run", help="Check everything, estimate costs, write nothing.")] = False,
 ) -> None:
@@ -47,7 +50,7 @@ def train(
     if is_dry:
         dry_run(config)
         return
-    _train(config, run or Path("runs") / path.stem, is_local=is_local)
+    _train(config, run or Path("runs") / path.stem, fork=fork, is_local=is_local)
 
 
 @app.command()
@@ -100,12 +103,12 @@ def _complain(message: str, code: int) -> int:
     return code
 
 
-def _train(config: RunConfig, folder: Path, *, is_local: bool) -> None:
+def _train(config: RunConfig, folder: Path, *, fork: Path | None = None, is_local: bool) -> None:
     from deploy.progress import Progress
     from deploy.run import run_training
 
     progress = Progress()
-    outcome = run_training(config, folder=folder, is_local=is_local, progress=progress)
+    outcome = run_training(config, folder=folder, fork=fork, is_local=is_local, progress=progress)
     if outcome.before is not None and outcome.after is not None:
         progress.say(f"held-out score before {outcome.before:.3f}, after {outcome.after:.3f}")
     if outcome.lora is not None:

@@ -18,7 +18,6 @@ def register(app: typer.Typer) -> None:
     app.command()(sample)
     app.command()(export)
     app.command()(encode)
-    app.command()(doctor)
 
 
 def sample(
@@ -89,20 +88,6 @@ def encode(
         prompt for path in (config.data.train, config.data.heldout) for prompt in read_prompts(config.data, path)
     ]
     asyncio.run(encode_ahead(config, prompts, is_local=True, say=typer.echo))
-
-
-def doctor(
-    preset: Annotated[str | None, typer.Argument(help="Preset whose costs are estimated.")] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(help="Config overrides, e.g. group.shard=8.")] = None,
-) -> None:
-    """Show versions, devices and, for a preset, what it will cost."""
-    from deploy.doctor import report
-    from deploy.presets import find_preset
-    from protocol.config_file import load_config
-
-    config = load_config(find_preset(preset), overrides=overrides or []) if preset else None
-    for line in report(config):
-        typer.echo(line)
 
 
 def dry_run(config: RunConfig) -> None:

@@ -11,20 +11,35 @@ import ray
 
 from protocol.config import RunConfig
 from protocol.errors import ConfigError
+from protocol.sink import StatusSink
 
 PROBE_TIMEOUT_S = 10.0
 """Seconds that the given address has to take a connection; Ray itself would try for minutes."""
 
 
 @contextmanager
-def ray_cluster(config: RunConfig) -> Iterator[None]:
+def ray_cluster(config: RunConfig, sink: StatusSink) -> Iterator[None]:
     """Connect to `cluster.address` or RAY_ADDRESS; without either start Ray on loopback and stop it at the end.
+
+    A given cluster that is too small for all actors is said at once: those without a place wait for nodes to join.
 
     Raises:
         ConfigError: no cluster answers at the given address, or more GPUs are asked for than this machine has.
     """
     address = config.cluster.address or os.environ.get("RAY_ADDRESS")
     logging.getLogger("ray").setLevel(logging.ERROR)
+    try:
+        _connect(config, address)
+        if address:
+            _say_what_lacks(config, sink)
+        else:
+            _require_gpus(config)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _connect(config: RunConfig, address: str | None) -> None:
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
     try:
         if address:
@@ -46,12 +61,6 @@ def ray_cluster(config: RunConfig) -> Iterator[None]:
         raise ConfigError(
             f"no Ray cluster answers at {address}: {reason}; check cluster.address or RAY_ADDRESS"
         ) from None
-    try:
-        if not address:
-            _require_gpus(config)
-        yield
-    finally:
-        ray.shutdown()
 
 
 def _probe(address: str) -> None:
@@ -62,13 +71,7 @@ def _probe(address: str) -> None:
 
 
 def _require_gpus(config: RunConfig) -> None:
-    cluster = config.cluster
-    rewards = sum(
-        reward.actors * (cluster.reward.gpus if reward.gpus is None else reward.gpus)
-        for reward in config.rewards.values()
-    )
-    asked = cluster.rollout_actors * cluster.rollout.gpus + rewards + cluster.learner.gpus
-    found = ray.cluster_resources().get("GPU", 0.0)
+    asked, found = _asked(config)["GPU"], ray.cluster_resources().get("GPU", 0.0)
     if asked > found:
         raise ConfigError(
             f"cluster.*.gpus must not ask for more GPUs than there are, {found:g}, got {asked:g}:"
@@ -85,12 +88,35 @@ def _needed_resources(config: RunConfig) -> dict[str, float]:
     return dict(needed)
 
 
+def _say_what_lacks(config: RunConfig, sink: StatusSink) -> None:
+    found = ray.cluster_resources()
+    lacking = [
+        f"{amount:g} {kind} for all actors, has {found.get(kind, 0.0):g}"
+        for kind, amount in _asked(config).items()
+        if amount > found.get(kind, 0.0)
+    ]
+    message = f"the cluster must give {', '.join(lacking)}: add nodes, or ask for less under cluster.*.cpus and .gpus"
+    sink.condition(
+        "ClusterFits",
+        holds=not lacking,
+        reason="TooSmall" if lacking else "Fits",
+        message=message if lacking else "the cluster has room for all actors",
+    )
+
+
+def _asked(config: RunConfig) -> dict[str, float]:
+    """What all actors of a run reserve together."""
+    cluster = config.cluster
+    rewards = config.rewards.values()
+    cpus = sum(reward.actors * (cluster.reward.cpus if reward.cpus is None else reward.cpus) for reward in rewards)
+    gpus = sum(reward.actors * (cluster.reward.gpus if reward.gpus is None else reward.gpus) for reward in rewards)
+    return {
+        "CPU": cluster.rollout_actors * cluster.rollout.cpus + cpus + cluster.learner.cpus,
+        "GPU": cluster.rollout_actors * cluster.rollout.gpus + gpus + cluster.learner.gpus,
+        **_needed_resources(config),
+    }
+
+
 def _needed_cpus(config: RunConfig) -> int:
     """CPUs that the actors reserve: on one machine they take turns, so the local cluster is as large as they ask."""
-    cluster = config.cluster
-    rewards = sum(
-        reward.actors * (cluster.reward.cpus if reward.cpus is None else reward.cpus)
-        for reward in config.rewards.values()
-    )
-    asked = cluster.rollout_actors * cluster.rollout.cpus + rewards + cluster.learner.cpus
-    return max(os.cpu_count() or 1, int(asked) + 1)
+    return max(os.cpu_count() or 1, int(_asked(config)["CPU"]) + 1)

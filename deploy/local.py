@@ -51,12 +51,15 @@ class LocalFleet:
         self._rollout = await self._run(
             cluster.rollout, lambda: RolloutPolicy(self._config, device=device_of(cluster.rollout))
         )
-        self._learner = await self._run(
-            cluster.learner, lambda: Learner(self._config, device=device_of(cluster.learner))
-        )
+        await self.restart_learner()
         self._scorers = {
             name: build_scorer(reward.scorer, **reward.args) for name, reward in self._config.rewards.items()
         }
+
+    async def restart_learner(self) -> None:
+        """A new learner in the state of iteration 0."""
+        role = self._config.cluster.learner
+        self._learner = await self._run(role, lambda: Learner(self._config, device=device_of(role)))
 
     def stop(self) -> None:
         """Let the computation in progress end, and no other begin."""

@@ -2,22 +2,24 @@
 
 import asyncio
 import logging
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploy.encode import encode_ahead
+from deploy.events import Events
+from deploy.fork import weights_to_fork
 from deploy.progress import Progress
 from deploy.run_folder import RunFolder, open_run_folder
+from deploy.stopping import finished_before, stop_on_signal
+from deploy.supervise import supervise
 from flow.folder import completed, read_index
 from flow.lora_file import FILE_NAME
 from learner.evaluate import Evaluation
-from learner.loop import train
 from protocol.config import RunConfig
-from protocol.errors import InputError
+from protocol.errors import InputError, RunFolderError
 from protocol.messages import LearnerState, Prompt
 from protocol.ports import Metrics
 from protocol.prompts import read_prompts
@@ -45,17 +47,25 @@ class Outcome:
     """Held-out score of the newest evaluation."""
 
 
-def run_training(config: RunConfig, *, folder: Path, is_local: bool, progress: Progress) -> Outcome:
+def run_training(
+    config: RunConfig, *, folder: Path, fork: Path | None = None, is_local: bool, progress: Progress
+) -> Outcome:
     """Train, or go on training, in a run folder. A mistake in the input leaves no folder behind.
+
+    Args:
+        fork: another run's folder; a new run begins with its newest weights, at iteration 0 with a fresh optimiser.
 
     Raises:
         InputError: something that the user can mend.
     """
     config = completed(config)
     prompts, heldout = check_inputs(config)
-    run = open_run_folder(folder, config)
+    weights = weights_to_fork(fork, folder, config) if fork else None
+    run = open_run_folder(folder, config, say=progress.say)
     try:
-        return asyncio.run(_train(config, run, prompts, heldout, is_local=is_local, progress=progress))
+        if weights:
+            run.save(LearnerState(step=0, weights=weights, optimizer={}))
+        return _run(config, run, prompts, heldout, is_local=is_local, progress=progress)
     except InputError as error:
         log.error("the run ends: %s", error)
         run.discard_if_unused()
@@ -87,12 +97,15 @@ class RunJournal:
     def __init__(self, run: RunFolder, progress: Progress) -> None:
         self._run = run
         self._progress = progress
+        self._events = Events(run.path, progress.say)
+        self.condition = self._events.condition
+        self.event = self._events.event
         self.iteration = 0
 
     def record(self, iteration: int, metrics: Metrics) -> None:
         """One iteration's numbers."""
         self.iteration = iteration
-        self._run.append({"iteration": iteration, **metrics})
+        self._append({"iteration": iteration, **metrics})
         self._progress.iteration(iteration, metrics)
         log.info("iteration %d done, reward %.4f", iteration, metrics["reward/mean"])
 
@@ -100,10 +113,13 @@ class RunJournal:
         """One evaluation, its pictures as a file."""
         from deploy.pictures import write_gallery
 
-        with self._run.writing():
-            write_gallery(self._run.samples, iteration, evaluation)
+        try:
+            with self._run.writing():
+                write_gallery(self._run.samples, iteration, evaluation)
+        except RunFolderError as error:
+            self.condition("SamplesWritten", holds=False, reason="WriteFailed", message=str(error))
         scores = {f"evaluation/{tag}": value for tag, value in evaluation.by_tag.items()}
-        self._run.append(
+        self._append(
             {
                 "iteration": iteration,
                 "evaluation/score": evaluation.score,
@@ -121,8 +137,17 @@ class RunJournal:
         path = self._run.save(state)
         log.info("checkpoint %s, adapter %s", path, state.weights.digest)
 
+    def _append(self, line: Metrics) -> None:
+        kind = "MetricsWritten"
+        try:
+            self._run.append(line)
+        except RunFolderError as error:
+            self.condition(kind, holds=False, reason="WriteFailed", message=str(error))
+        else:
+            self.condition(kind, holds=True, reason="Written", message="metrics.jsonl is written again")
 
-async def _train(
+
+def _run(
     config: RunConfig,
     run: RunFolder,
     prompts: Sequence[Prompt],
@@ -131,78 +156,70 @@ async def _train(
     is_local: bool,
     progress: Progress,
 ) -> Outcome:
+    """Ray is started outside the event loop, where Ctrl-C ends it at once."""
     found = run.newest()
     start = found[0].step if found else 0
     run.rewind(start if found else -1)
     journal = RunJournal(run, progress)
     journal.iteration = start
-    is_evaluated = start in run.evaluation_scores()
-    if start < config.iterations or not is_evaluated:
+    if found:
+        progress.say(f"going on from {found[1]}")
+        if changes := run.version_changes(found[1]):
+            message = f"the run may round differently from here on: {', '.join(changes)}"
+            journal.condition("SameVersions", holds=False, reason="Changed", message=message)
+    if start < config.iterations or start not in run.evaluation_scores():
         progress.say("starting " + ("in this process" if is_local else "on Ray"))
-        with nullcontext() if is_local else _cluster(config), _stop_on_signal(progress) as stop:
-            await encode_ahead(config, [*prompts, *heldout], is_local=is_local, say=progress.say)
-            fleet = _fleet(config, is_local=is_local)
-            try:
-                await fleet.start()
-                await fleet.check([*prompts, *heldout])
-                if found:
-                    await fleet.parts.learner.restore(found[0])
-                    progress.say(f"going on from {found[1]}")
-                with progress.bar(start, config.iterations):
-                    await train(
-                        config,
-                        prompts=prompts,
-                        heldout=heldout,
-                        parts=fleet.parts,
-                        journal=journal,
-                        stop=stop,
-                        start=start,
-                        is_evaluated=is_evaluated,
-                    )
-            finally:
-                fleet.stop()
+        with nullcontext() if is_local else _cluster(config, journal):
+            asyncio.run(_train(config, run, journal, prompts, heldout, found[0] if found else None, is_local, progress))
     return _outcome(config, run, journal)
 
 
-def _fleet(config: RunConfig, *, is_local: bool) -> "Fleet | LocalFleet":
+async def _train(
+    config: RunConfig,
+    run: RunFolder,
+    journal: RunJournal,
+    prompts: Sequence[Prompt],
+    heldout: Sequence[Prompt],
+    found: LearnerState | None,
+    is_local: bool,  # noqa: FBT001
+    progress: Progress,
+) -> None:
+    with stop_on_signal(progress.say, within_s=config.cluster.stop_within_s) as stop:
+        await encode_ahead(config, [*prompts, *heldout], is_local=is_local, say=progress.say)
+        fleet = _fleet(config, journal, is_local=is_local)
+        try:
+            if not await finished_before(stop, fleet.start()):
+                return
+            await fleet.check([*prompts, *heldout])
+            with progress.bar(found.step if found else 0, config.iterations):
+                await supervise(
+                    config,
+                    run=run,
+                    fleet=fleet,
+                    journal=journal,
+                    prompts=prompts,
+                    heldout=heldout,
+                    stop=stop,
+                    found=found,
+                )
+        finally:
+            fleet.stop()
+
+
+def _fleet(config: RunConfig, journal: RunJournal, *, is_local: bool) -> "Fleet | LocalFleet":
     if is_local:
         from deploy.local import LocalFleet
 
         return LocalFleet(config)
     from actors.sources import Fleet
 
-    return Fleet(config)
+    return Fleet(config, journal)
 
 
-def _cluster(config: RunConfig) -> AbstractContextManager[None]:
+def _cluster(config: RunConfig, journal: RunJournal) -> AbstractContextManager[None]:
     from deploy.cluster import ray_cluster
 
-    return ray_cluster(config)
-
-
-@contextmanager
-def _stop_on_signal(progress: Progress) -> Iterator[asyncio.Event]:
-    """Ctrl-C or SIGTERM: the first ends the run after the update in progress, the second at once."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    main = asyncio.current_task()
-    assert main is not None
-
-    def on_signal() -> None:
-        if stop.is_set():
-            main.cancel()
-        else:
-            progress.say("stopping with a checkpoint; once more stops at once")
-            stop.set()
-
-    signals = (signal.SIGINT, signal.SIGTERM)
-    for number in signals:
-        loop.add_signal_handler(number, on_signal)
-    try:
-        yield stop
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
+    return ray_cluster(config, journal)
 
 
 def _outcome(config: RunConfig, run: RunFolder, journal: RunJournal) -> Outcome:

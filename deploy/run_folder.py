@@ -1,32 +1,43 @@
 """A run's folder: everything that a run leaves behind, and what it goes on from.
 
 config.yaml         the whole config
+inputs.json         sha256 of the prompt files and of the model folder's files
 metrics.jsonl       one line an iteration, and one an evaluation
 checkpoints/        see `learner.checkpoint`
 samples/            pictures of the evaluations
+events.jsonl        conditions and events, see `deploy.events`
 run.log             what happened, with times
+.lease/             who may write, see `deploy.lease`
+
+A disk that is full or read-only ends no run: lines wait in memory, a checkpoint is tried again with each iteration.
 """
 
-import fcntl
 import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import yaml
 from safetensors import SafetensorError
 
-from learner.checkpoint import newest_checkpoint, write_checkpoint
+from deploy.fingerprint import differences, input_digests, library_versions, read_digests
+from deploy.lease import FOLDER as LEASE
+from deploy.lease import Lease
+from deploy.mirror import Mirror
+from learner.checkpoint import newest_checkpoint, read_facts, write_checkpoint
 from protocol.config import RunConfig
 from protocol.config_file import parse_config
 from protocol.errors import ConfigError, RunFolderError
 from protocol.messages import LearnerState
 
-CONFIG, METRICS, LOG = "config.yaml", "metrics.jsonl", "run.log"
+log = logging.getLogger(__name__)
+CONFIG, INPUTS, METRICS, EVENTS, LOG = "config.yaml", "inputs.json", "metrics.jsonl", "events.jsonl", "run.log"
+Say = Callable[[str], None]
 
 
 class RunFolder:
@@ -38,48 +49,57 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.samples = path / "samples"
         self._is_made = not path.exists()
-        self._lock = -1
+        self._lease: Lease | None = None
         self._log: logging.Handler | None = None
+        self._pending: list[str] = []
+        self._mirror = Mirror(config.checkpoint.url) if config.checkpoint.url else None
 
-    def open(self) -> None:
+    def open(self, say: Say) -> None:
         """Make what is not there yet, keep other processes out, write the config and begin the log.
 
         Raises:
-            RunFolderError: cannot be written, or another process holds it open.
+            RunFolderError: cannot be written, another process holds it, or prompts or model have changed.
         """
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(self.path)
+            self._lease = Lease.take(self.path, say=say)
             self.checkpoints.mkdir(exist_ok=True)
             self.samples.mkdir(exist_ok=True)
-            partial = self.path / f".{CONFIG}.partial"
-            partial.write_text(self.config.to_yaml(), encoding="utf-8")
-            os.replace(partial, self.path / CONFIG)
+            self._fill_from_mirror()
+            self._require_same_inputs()
+            self._replace(CONFIG, self.config.to_yaml())
             self._log = _log_to(self.path / LOG)
 
     def close(self) -> None:
         """End the log and let others in."""
+        if self._mirror:
+            self._mirror.close()
         if self._log:
             logging.getLogger().removeHandler(self._log)
             self._log.close()
-        if self._lock >= 0:
-            os.close(self._lock)
+        if self._lease:
+            self._lease.release()
 
     def discard_if_unused(self) -> None:
         """Remove a folder in which nothing was drawn or learned, so that a mended config can take its name."""
         if self.lines() or any(self.checkpoints.iterdir()) or any(self.samples.iterdir()):
             return
         with suppress(OSError):
-            for name in (CONFIG, METRICS, LOG):
+            for name in (CONFIG, INPUTS, METRICS, EVENTS, LOG):
                 (self.path / name).unlink(missing_ok=True)
             for folder in (self.checkpoints, self.samples):
                 folder.rmdir()
+            if self._lease:
+                self._lease.discard()
+                self._lease = None
             if self._is_made:
                 self.path.rmdir()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Inside, a disk that is full or gone becomes a `RunFolderError`."""
+        """Inside, a disk that is full or gone becomes a `RunFolderError`; so does another process that took over."""
+        if self._lease:
+            self._lease.require()
         try:
             yield
         except (OSError, SafetensorError) as error:
@@ -93,40 +113,50 @@ class RunFolder:
         return newest_checkpoint(self.checkpoints)
 
     def save(self, state: LearnerState) -> Path:
-        """Write a checkpoint."""
+        """Write a checkpoint, after all lines up to it."""
         settings = self.config.checkpoint
         with self.writing():
-            return write_checkpoint(self.checkpoints, state, self.config.model.lora, keep=settings.keep)
+            self._flush()
+            path = write_checkpoint(
+                self.checkpoints,
+                state,
+                self.config.model.lora,
+                keep=settings.keep,
+                keep_hours=settings.keep_hours,
+                facts={"versions": library_versions(), "config": self.config.model_dump(mode="json")},
+            )
+        if self._mirror:
+            self._mirror.push(path, beside=[self.path / name for name in (CONFIG, INPUTS, METRICS)])
+        return path
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """One line of metrics, on disk when this returns; a number that is not finite stands as null."""
-        finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in line.items()}
-        with self.writing(), (self.path / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(finite) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-    def lines(self) -> list[dict[str, Any]]:
-        """All lines of metrics that are whole; a cut-off last one does not count.
+        """One line of metrics, on disk when this returns; a number that is not finite stands as null.
 
         Raises:
-            RunFolderError: the file is damaged.
+            RunFolderError: the disk does not take it; the line waits for the next call.
         """
-        try:
-            text = (self.path / METRICS).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return []
-        except UnicodeDecodeError as error:
-            raise RunFolderError(
-                f"run folder {self.path} holds a damaged {METRICS}: {error}; mend or remove it"
-            ) from None
-        whole = text[: text.rfind("\n") + 1]
-        try:
-            return [json.loads(line) for line in whole.splitlines()]
-        except ValueError as error:
-            raise RunFolderError(
-                f"run folder {self.path} holds a damaged {METRICS}: {error}; mend or remove it"
-            ) from None
+        finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in line.items()}
+        self._pending.append(json.dumps(finite) + "\n")
+        with self.writing():
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write the lines that wait, all or none."""
+        with (self.path / METRICS).open("ab") as file:
+            before = file.tell()
+            try:
+                file.write("".join(self._pending).encode())
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                with suppress(OSError):
+                    os.truncate(self.path / METRICS, before)
+                raise
+        self._pending.clear()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All lines of metrics that are whole, see `read_lines`."""
+        return read_lines(self.path / METRICS)
 
     def evaluation_scores(self) -> dict[int, float]:
         """Held-out score by iteration."""
@@ -134,14 +164,45 @@ class RunFolder:
 
     def rewind(self, iteration: int) -> None:
         """Drop lines of metrics after `iteration`: they are drawn again from the checkpoint."""
-        kept = [line for line in self.lines() if line["iteration"] <= iteration]
-        partial = self.path / f".{METRICS}.partial"
+        self._pending.clear()
+        path = self.path / METRICS
+        kept = list(takewhile(lambda line: line["iteration"] <= iteration, self.lines()))
         with self.writing():
-            partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-            os.replace(partial, self.path / METRICS)
+            if path.exists():
+                with path.open("rb") as file:
+                    size = sum(len(file.readline()) for _ in kept)
+                os.truncate(path, size)
+
+    def version_changes(self, checkpoint: Path) -> list[str]:
+        """Libraries whose versions are not those that wrote this checkpoint."""
+        return differences(read_facts(checkpoint).get("versions", {}), library_versions())
+
+    def _fill_from_mirror(self) -> None:
+        if self._mirror is None or (self.path / CONFIG).exists():
+            return
+        text = self._mirror.config()
+        if text is not None:
+            require_equal(self.config.checkpoint.url, text, self.config, remedy="set another checkpoint.url")
+            self._mirror.pull(self.path)
+
+    def _require_same_inputs(self) -> None:
+        now = input_digests(self.config)
+        held = read_digests(self.path / INPUTS)
+        if held is None:
+            self._replace(INPUTS, json.dumps(now, indent=1))
+        elif changed := differences(held, now):
+            raise RunFolderError(
+                f"run folder {self.path} was started with other contents: {', '.join(changed)};"
+                " restore them, or start a new run from its weights with --fork"
+            )
+
+    def _replace(self, name: str, text: str) -> None:
+        partial = self.path / f".{name}.partial"
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, self.path / name)
 
 
-def open_run_folder(path: Path, config: RunConfig) -> RunFolder:
+def open_run_folder(path: Path, config: RunConfig, *, say: Say = log.warning) -> RunFolder:
     """Make a new run folder, or open one of an equal config to go on with it; whoever opens it closes it.
 
     Raises:
@@ -151,13 +212,13 @@ def open_run_folder(path: Path, config: RunConfig) -> RunFolder:
     folder = RunFolder(path, config)
     with folder.writing():
         is_run = (path / CONFIG).exists()
-        if not is_run and path.exists() and any(path.iterdir()):
+        if not is_run and path.exists() and {each.name for each in path.iterdir()} - {LEASE}:
             raise RunFolderError(f"run folder {path} must be new, empty or a run's own, got one with other files")
     if is_run:
-        require_same(path, config, remedy="set --run to a new folder")
+        require_same(path, config, remedy="set --run to a new folder, with --fork to go on from its weights")
     try:
-        folder.open()
-    except RunFolderError:
+        folder.open(say)
+    except BaseException:
         folder.close()
         raise
     return folder
@@ -170,10 +231,19 @@ def require_same(path: Path, config: RunConfig, *, section: str = "", remedy: st
         RunFolderError: no readable config there, or some keys differ (they are listed).
     """
     try:
-        held = parse_config(yaml.safe_load((path / CONFIG).read_text(encoding="utf-8"))).outcome_fields()
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, ConfigError) as error:
+        text = (path / CONFIG).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunFolderError(f"run folder {path} holds no readable {CONFIG}: {error}; {remedy}") from None
+    require_equal(path, text, config, section=section, remedy=remedy)
+
+
+def require_equal(where: object, text: str, config: RunConfig, *, section: str = "", remedy: str) -> None:
+    """The same for the text of a `config.yaml` that was found at `where`."""
+    try:
+        held = parse_config(yaml.safe_load(text)).outcome_fields()
+    except (yaml.YAMLError, ConfigError) as error:
         reason = " ".join(str(error).split())
-        raise RunFolderError(f"run folder {path} holds no readable {CONFIG}: {reason}; {remedy}") from None
+        raise RunFolderError(f"run folder {where} holds no readable {CONFIG}: {reason}; {remedy}") from None
     wanted = config.outcome_fields()
     differing = [
         f"{key} (there {held.get(key)!r}, now {wanted.get(key)!r})"
@@ -181,26 +251,45 @@ def require_same(path: Path, config: RunConfig, *, section: str = "", remedy: st
         if key.startswith(section) and held.get(key) != wanted.get(key)
     ]
     if differing:
-        raise RunFolderError(f"run folder {path} belongs to another config: {', '.join(differing)}; {remedy}")
+        raise RunFolderError(f"run folder {where} belongs to another config: {', '.join(differing)}; {remedy}")
 
 
-def _locked(path: Path) -> int:
-    """A descriptor that keeps other processes out while it is open; where the disk has no locks, one that does not."""
-    descriptor = os.open(path, os.O_RDONLY)
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All lines of a `metrics.jsonl` that are whole; a cut-off last one does not count.
+
+    Raises:
+        RunFolderError: the file is damaged.
+    """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise RunFolderError(f"run folder {path} is in use by another process: end it, or set --run") from None
-    except OSError:
-        logging.getLogger(__name__).warning("run folder %s cannot be locked against a second run", path)
-    return descriptor
+        text = path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        return [_line(each) for each in whole.split("\n")[:-1]]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunFolderError(
+            f"run folder {path.parent} holds a damaged {path.name}: {error}; mend or remove it"
+        ) from None
+
+
+def _line(text: str) -> dict[str, Any]:
+    line = json.loads(text)
+    if not isinstance(line, dict) or not isinstance(line.get("iteration"), int):
+        raise ValueError(f"a line must be an object with an iteration, got {text[:60]!r}")
+    return line
 
 
 def _log_to(path: Path) -> logging.Handler:
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     return handler
+
+
+class _LogFile(logging.FileHandler):
+    """A log that a full disk leaves with gaps, in silence: its other readers are told by conditions."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802
+        return

@@ -3,12 +3,16 @@
     checkpoints/step_000040/
         pytorch_lora_weights.safetensors    the adapter, as diffusers loads it
         optimizer.safetensors               AdamW's moments
-        state.json                          step, adapter digest, baseline
+        recent.safetensors                  with `group.max_lag`: the adapters that groups in flight are drawn with
+        state.json                          step, adapter digests, baseline, and facts such as library versions
         average/                            the adapter's running mean in the same form, where the run keeps one
         manifest.json                       sha256 of each file above, written last
+    checkpoints/latest -> step_000040
 
 A folder is written under a temporary name, synced and renamed. Reading checks every digest first; a folder that is
-partial, truncated or altered is refused with its reason.
+partial, truncated or altered is refused with its reason. `latest` is for people; reading looks for the newest itself.
+
+The step is also the place in the prompt order and in all noise keys, so nothing else needs to be kept.
 """
 
 import hashlib
@@ -17,7 +21,11 @@ import logging
 import os
 import re
 import shutil
+import time
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -26,50 +34,59 @@ from safetensors.numpy import load_file, save_file
 from flow.lora_file import FILE_NAME, read_lora, write_lora
 from protocol.config_policy import LoraConfig
 from protocol.errors import CheckpointError
-from protocol.messages import LearnerState
+from protocol.messages import LearnerState, PolicyWeights, digest_of
 
 log = logging.getLogger(__name__)
 
-MANIFEST, OPTIMIZER, STATE = "manifest.json", "optimizer.safetensors", "state.json"
+MANIFEST, OPTIMIZER, STATE, RECENT = "manifest.json", "optimizer.safetensors", "state.json", "recent.safetensors"
 FILES = (FILE_NAME, OPTIMIZER, STATE)
+"""What every checkpoint holds beside its manifest."""
 AVERAGE = "average"
 AVERAGE_FILE = f"{AVERAGE}/{FILE_NAME}"
 """Of a run that keeps a running mean of its adapter; `pipeline.load_lora_weights` takes the folder."""
+LATEST = "latest"
 
 
-def write_checkpoint(root: Path, state: LearnerState, config: LoraConfig, *, keep: int) -> Path:
-    """Write `root/step_NNNNNN` atomically and drop all but the newest `keep` checkpoints up to this one.
+def write_checkpoint(
+    root: Path,
+    state: LearnerState,
+    config: LoraConfig,
+    *,
+    keep: int,
+    keep_hours: float = 0.0,
+    facts: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write `root/step_NNNNNN` atomically; of the others up to this step the newest `keep` stay, and the young ones.
 
     A folder of a later step was damaged when the run went on from before it; it does not count, and is replaced in
     its turn.
+
+    Args:
+        keep_hours: checkpoints that are younger stay as well.
+        facts: what else `state.json` tells, in JSON's types.
     """
     folder = root / f"step_{state.step:06d}"
     partial = root / f".{folder.name}.partial"
     for leftover in root.glob(".step_*.partial"):
         shutil.rmtree(leftover)
-    partial.mkdir(parents=True)
-    write_lora(partial, state.weights, config)
-    save_file({name: np.ascontiguousarray(a) for name, a in state.optimizer.items()}, partial / OPTIMIZER)
-    facts = {"step": state.step, "digest": state.weights.digest, "baseline": state.baseline}
-    (partial / STATE).write_text(json.dumps(facts), encoding="utf-8")
-    files = FILES
-    if state.average:
-        (partial / AVERAGE).mkdir()
-        write_lora(partial / AVERAGE, state.average, config)
-        files = (*FILES, AVERAGE_FILE)
-    manifest = {name: _sha256(partial / name) for name in files}
-    (partial / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    for name in (*files, *([AVERAGE] if state.average else []), MANIFEST):
-        _sync(partial / name)
-    _sync(partial)
+    try:
+        _write(partial, state, config, facts or {})
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     replaced = root / f".{folder.name}.replaced.partial"
     if folder.exists():
         os.rename(folder, replaced)
     os.rename(partial, folder)
     _sync(root)
     shutil.rmtree(replaced, ignore_errors=True)
+    _point_to(folder)
+    youngest = time.time() - 3600 * keep_hours
     for old in [held for held in _folders(root) if _step(held) <= state.step][keep:]:
-        shutil.rmtree(old)
+        if old.stat().st_mtime <= youngest:
+            dropped = root / f".{old.name}.dropped.partial"
+            os.rename(old, dropped)
+            shutil.rmtree(dropped)
     return folder
 
 
@@ -83,7 +100,7 @@ def read_checkpoint(folder: Path) -> LearnerState:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {folder} has no readable {MANIFEST}: {error}") from error
-    if not isinstance(manifest, dict) or set(manifest) - {AVERAGE_FILE} != set(FILES):
+    if not isinstance(manifest, dict) or set(manifest) - {RECENT, AVERAGE_FILE} != set(FILES):
         raise CheckpointError(f"checkpoint {folder} must list {sorted(FILES)} in its {MANIFEST}")
     for name, expected in manifest.items():
         if not (folder / name).is_file():
@@ -94,13 +111,21 @@ def read_checkpoint(folder: Path) -> LearnerState:
         facts = json.loads((folder / STATE).read_text(encoding="utf-8"))
         optimizer = load_file(folder / OPTIMIZER)
         step, digest, baseline = int(facts["step"]), facts["digest"], tuple(facts.get("baseline", ()))
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        recent = {int(version): digest for version, digest in facts.get("recent", {}).items()}
+        older = load_file(folder / RECENT) if RECENT in manifest else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {folder} cannot be read: {error}") from error
     weights = read_lora(folder, version=step)
     if weights.digest != digest:
         raise CheckpointError(f"checkpoint {folder} must hold adapter {digest}, got {weights.digest}")
-    average = read_lora(folder / AVERAGE, version=step) if AVERAGE_FILE in manifest else None
-    return LearnerState(step=step, weights=weights, optimizer=optimizer, average=average, baseline=baseline)
+    return LearnerState(
+        step=step,
+        weights=weights,
+        optimizer=optimizer,
+        average=read_lora(folder / AVERAGE, version=step) if AVERAGE_FILE in manifest else None,
+        baseline=baseline,
+        recent=_recent(folder, recent, older),
+    )
 
 
 def newest_checkpoint(root: Path) -> tuple[LearnerState, Path] | None:
@@ -119,6 +144,66 @@ def newest_checkpoint(root: Path) -> tuple[LearnerState, Path] | None:
     if reasons:
         raise CheckpointError(f"no checkpoint under {root} is whole; the newest: {reasons[0]}")
     return None
+
+
+def read_facts(folder: Path) -> Mapping[str, Any]:
+    """What `state.json` of a checkpoint tells; to be asked of a folder that `read_checkpoint` took."""
+    return json.loads((folder / STATE).read_text(encoding="utf-8"))
+
+
+def checkpoint_folders(root: Path) -> list[Path]:
+    """All checkpoints, whole or not, newest first."""
+    return _folders(root)
+
+
+def _write(partial: Path, state: LearnerState, config: LoraConfig, facts: Mapping[str, Any]) -> None:
+    partial.mkdir(parents=True)
+    write_lora(partial, state.weights, config)
+    save_file({name: np.ascontiguousarray(a) for name, a in state.optimizer.items()}, partial / OPTIMIZER)
+    names: list[str] = list(FILES)
+    if state.recent:
+        arrays = {f"{w.version}/{name}": np.ascontiguousarray(a) for w in state.recent for name, a in w.arrays.items()}
+        save_file(arrays, partial / RECENT)
+        names.append(RECENT)
+    if state.average:
+        (partial / AVERAGE).mkdir()
+        write_lora(partial / AVERAGE, state.average, config)
+        names.append(AVERAGE_FILE)
+    told = {
+        "step": state.step,
+        "digest": state.weights.digest,
+        "baseline": state.baseline,
+        "recent": {str(weights.version): weights.digest for weights in state.recent},
+    }
+    (partial / STATE).write_text(json.dumps({**facts, **told}), encoding="utf-8")
+    manifest = {name: _sha256(partial / name) for name in names}
+    (partial / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    for name in (*names, MANIFEST, *([AVERAGE] if state.average else [])):
+        _sync(partial / name)
+    _sync(partial)
+
+
+def _recent(folder: Path, digests: Mapping[int, str], arrays: Mapping[str, np.ndarray]) -> tuple[PolicyWeights, ...]:
+    """The older adapters, each checked against its own digest."""
+    adapters = []
+    for version in sorted(digests):
+        own = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith(f"{version}/")}
+        weights = PolicyWeights(version=version, arrays=own, digest=digest_of(own))
+        if weights.digest != digests[version]:
+            raise CheckpointError(
+                f"checkpoint {folder} must hold adapter {digests[version]} of version {version}, got {weights.digest}"
+            )
+        adapters.append(weights)
+    return tuple(adapters)
+
+
+def _point_to(folder: Path) -> None:
+    """Let `latest` lead to this folder; a disk without symbolic links goes without it."""
+    partial = folder.parent / f".{LATEST}.partial"
+    with suppress(OSError):
+        partial.unlink(missing_ok=True)
+        partial.symlink_to(folder.name, target_is_directory=True)
+        os.replace(partial, folder.parent / LATEST)
 
 
 def _folders(root: Path) -> list[Path]:

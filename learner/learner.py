@@ -11,6 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from flow.build import build_policy
 from flow.folder import adapter_config
+from learner.admission import duplicates, ledger
 from learner.assign import CreditedGroup
 from learner.average import AdapterAverage
 from learner.metrics import group_metrics
@@ -101,9 +102,10 @@ class Learner:
         """Learn from one iteration's groups in `epochs` passes of `updates_per_iteration` optimiser steps.
 
         Raises:
-            ContractError: a group is incomplete, or not one score of the iteration is valid.
+            ContractError: a group is incomplete or another iteration's, or not one score of the iteration is valid.
             NonFiniteError: loss or gradient is not finite; the weights are then unchanged by that optimiser step.
         """
+        places = ledger(groups, iteration=self.step)
         assignment = assign_mixed(
             groups,
             self._config.credit,
@@ -128,7 +130,9 @@ class Learner:
         self._baseline = assignment.baseline
         self.step += 1
         return {
+            **places,
             **group_metrics(groups, credited),
+            "group/duplicates": float(sum(duplicates(group.rollouts) for group in credited)),
             **statistics.metrics(self._config.learner.clip_range),
             **probed,
             "policy/version": float(self.step),

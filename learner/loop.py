@@ -9,27 +9,35 @@
 | the loop                 | the oldest groups             | their production, or `stop`                   |
 | a group                  | its shards, then their scores | the sources' deadlines                        |
 | the loop                 | update, weights, publish      | the ports' deadlines                          |
+
+A group of iteration i is drawn by version max(0, i - max_lag), which is the one that the slots admit; naming it by
+rule lets a run that goes on from a checkpoint draw the groups that were in flight exactly as before.
 """
 
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from learner.evaluate import Evaluation, evaluate
+from learner.guards import Guards
 from learner.setting_aside import set_aside_if_void
 from learner.stream import GroupStream
 from protocol.config import RunConfig
+from protocol.errors import CheckpointError, RunFolderError, ShardLostError
 from protocol.messages import LearnerState, PolicyWeights, Prompt, ScoredGroup, ScoredShard, ShardRequest
 from protocol.ports import Metrics, Parts
+from protocol.sink import StatusSink
 
 Result = TypeVar("Result")
+DRAWS = 3
+"""How often a shard is drawn, or an iteration's groups are, when they were lost with the node that held them."""
 
 
-class Journal(Protocol):
+class Journal(StatusSink, Protocol):
     """Where the run's story is kept: the run folder, the progress bar."""
 
     def record(self, iteration: int, metrics: Metrics) -> None:
@@ -41,7 +49,7 @@ class Journal(Protocol):
         ...
 
     def save(self, state: LearnerState) -> None:
-        """A checkpoint; whole or not at all."""
+        """A checkpoint, whole or not at all; RunFolderError when it cannot be written."""
         ...
 
 
@@ -54,17 +62,22 @@ async def train(
     journal: Journal,
     stop: asyncio.Event,
     start: int = 0,
+    recent: Sequence[PolicyWeights] = (),
     is_evaluated: bool = False,
 ) -> None:
     """Run iterations `start` to `config.iterations`; the learner already holds the state of `start`.
 
     Setting `stop` ends the run after the update in progress, with a checkpoint; groups and evaluations in flight are
-    dropped, since their keys draw them again.
+    dropped, since their keys draw them again. A checkpoint that cannot be written is tried again with the next
+    iteration; only the last one ends the run.
 
     Args:
+        recent: versions before `start`'s that groups in flight are drawn with, oldest first; from the checkpoint.
         is_evaluated: whether the evaluation at `start` stands already.
     """
-    groups = Groups(config, prompts, parts, policy=await _publish(parts))
+    groups = Groups(config, prompts, parts)
+    await groups.begin(recent)
+    guards = Guards(config, journal)
     evaluator = Evaluator(config, heldout, parts, journal, stop)
     if not is_evaluated:
         await evaluator.assess_if_due(start, groups.policy)
@@ -76,6 +89,7 @@ async def train(
         end=config.iterations * per_iteration,
     )
     saved = done = start
+    is_owed = False
     async with stream:
         while done < config.iterations and not stop.is_set():
             clock = Clock()
@@ -83,36 +97,67 @@ async def train(
             if batch is None:
                 break
             clock.lap("rollout_and_reward")
-            metrics = dict(await parts.learner.update(batch))
+            metrics = dict(await groups.learn(done, batch))
             clock.lap("update")
-            groups.policy = await _publish(parts)
+            await groups.publish()
             stream.release(per_iteration)
             clock.lap("publish")
             done += 1
             journal.record(done, metrics | dict(parts.rewards.troubles()) | clock.seconds())
+            guards.check(done, metrics, groups.policy)
             await evaluator.assess_if_due(done, groups.policy)
-            if done % config.checkpoint.every == 0 or done == config.iterations:
-                journal.save(await parts.learner.state())
-                saved = done
+            if done < config.iterations and (done % config.checkpoint.every == 0 or is_owed):
+                is_owed = not await _save(groups, journal)
+                saved = saved if is_owed else done
     if saved != done:
-        journal.save(await parts.learner.state())
+        journal.save(await groups.state())
 
 
 @dataclass
 class Groups:
-    """Draws and scores the run's groups with the newest published policy."""
+    """Draws, scores and learns from the run's groups; keeps the versions that groups in flight are drawn with."""
 
     config: RunConfig
     prompts: Sequence[Prompt]
     parts: Parts
-    policy: PolicyWeights
+    policies: dict[int, PolicyWeights] = field(default_factory=dict)
+
+    @property
+    def policy(self) -> PolicyWeights:
+        """The newest published version."""
+        return self.policies[max(self.policies)]
+
+    async def begin(self, recent: Sequence[PolicyWeights]) -> None:
+        """Publish the versions that the first groups are drawn with.
+
+        Raises:
+            CheckpointError: `recent` lacks one of them.
+        """
+        for weights in recent:
+            await self._publish(weights)
+        await self.publish()
+        newest = self.policy.version
+        lacking = sorted(set(range(max(0, newest - self.config.group.max_lag), newest)) - set(self.policies))
+        if lacking:
+            raise CheckpointError(f"a run with group.max_lag goes on with its older adapters, lacking {lacking}")
+
+    async def publish(self) -> None:
+        """Publish the learner's version, and forget the one that no group is drawn with any more."""
+        await self._publish(await self.parts.learner.weights())
+        self.policies.pop(self.policy.version - self.config.group.max_lag - 1, None)
+
+    async def state(self) -> LearnerState:
+        """The learner's state with the older versions that groups in flight are drawn with."""
+        state = await self.parts.learner.state()
+        older = [self.policies[version] for version in sorted(self.policies) if version < state.step]
+        return replace(state, recent=tuple(older))
 
     async def produce(self, place: int) -> ScoredGroup:
         """The group at a place of the run, in shards."""
         iteration, group = divmod(place, self.config.group.per_iteration)
         prompt = prompt_at(self.prompts, place, seed=self.config.seed)
         members = self.config.group.shard
-        version, digest = self.policy.version, self.policy.digest
+        policy = self.policies[max(0, iteration - self.config.group.max_lag)]
         requests = [
             ShardRequest(
                 iteration=iteration,
@@ -120,13 +165,27 @@ class Groups:
                 prompt=prompt,
                 first_member=first,
                 members=members,
-                version=version,
-                digest=digest,
+                version=policy.version,
+                digest=policy.digest,
             )
             for first in range(0, self.config.group.size, members)
         ]
         shards = await asyncio.gather(*(_score_shard(self.parts, request) for request in requests))
         return ScoredGroup(prompt=prompt, shards=set_aside_if_void(shards))
+
+    async def learn(self, iteration: int, batch: Sequence[ScoredGroup]) -> Metrics:
+        """Update the learner; groups that were lost with a node before it had them are drawn once more."""
+        first = iteration * self.config.group.per_iteration
+        for _ in range(DRAWS - 1):
+            try:
+                return await self.parts.learner.update(batch)
+            except ShardLostError:
+                batch = await asyncio.gather(*(self.produce(first + group) for group in range(len(batch))))
+        return await self.parts.learner.update(batch)
+
+    async def _publish(self, weights: PolicyWeights) -> None:
+        await self.parts.weights.publish(weights)
+        self.policies[weights.version] = weights
 
 
 @dataclass(frozen=True)
@@ -185,13 +244,29 @@ class Clock:
         return self._seconds | {"seconds/iteration": sum(self._seconds.values())}
 
 
-async def _publish(parts: Parts) -> PolicyWeights:
-    weights = await parts.learner.weights()
-    await parts.weights.publish(weights)
-    return weights
+async def _save(groups: Groups, journal: Journal) -> bool:
+    """Whether the checkpoint could be written; the older ones stand in any case."""
+    kind = "CheckpointsWritten"
+    try:
+        journal.save(await groups.state())
+    except RunFolderError as error:
+        journal.condition(kind, holds=False, reason="WriteFailed", message=str(error))
+        return False
+    journal.condition(kind, holds=True, reason="Written", message="the newest checkpoint is on disk")
+    return True
 
 
 async def _score_shard(parts: Parts, request: ShardRequest) -> ScoredShard:
+    """Draw and score; pictures that were lost with a node on their way to the scorer are drawn once more."""
+    for _ in range(DRAWS - 1):
+        try:
+            return await _draw_and_score(parts, request)
+        except ShardLostError:
+            continue
+    return await _draw_and_score(parts, request)
+
+
+async def _draw_and_score(parts: Parts, request: ShardRequest) -> ScoredShard:
     receipt, rollout, images = await parts.rollouts.sample(request)
     receipt.require(version=request.version, digest=request.digest)
     prompt, count = request.prompt, receipt.pictures

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, model_validator
 
+from protocol.config_guards import GuardsConfig
 from protocol.config_learning import CREDIT_RULES_OF_POINTS, CreditConfig, GroupConfig, LearnerConfig
 from protocol.config_policy import CompletionConfig, ModelConfig, SamplingConfig
 from protocol.config_reward import RewardConfig, is_place, trained_weights
@@ -51,6 +52,10 @@ class CheckpointConfig(Section):
     """Iterations between checkpoints; one is also written at the end and at a stop."""
     keep: Positive = 3
     """Newest checkpoints that are kept."""
+    keep_hours: float = Field(default=0.0, ge=0.0)
+    """Older ones are kept as well while they are younger than this many hours."""
+    url: str | None = None
+    """fsspec URL, e.g. s3://bucket/run: every checkpoint is copied there, and an empty run folder is filled from it."""
 
 
 class RoleConfig(Section):
@@ -67,14 +72,20 @@ class RoleConfig(Section):
 
 
 class ClusterConfig(Section):
-    """Where it runs. Nothing here but `threads` may change a result, and `gpus`, since a GPU rounds differently."""
+    """Where it runs. Nothing here may change a result but `threads`, and whether there are `gpus`: they round."""
 
     address: str | None = None
     """Ray address; none starts a local cluster on loopback and stops it with the run. RAY_ADDRESS counts as given."""
     rollout_actors: Positive = 2
     """Rollout actors that draw in parallel."""
     max_restarts: int = Field(default=10, ge=0)
-    """Dead actors that one pool replaces before the run stops."""
+    """Lost actors that one pool replaces within `restart_window_s` before the run stops; the learner's own likewise."""
+    restart_window_s: float = Field(default=3600.0, gt=0.0)
+    """Seconds after which a loss no longer counts."""
+    heartbeat_s: float = Field(default=60.0, gt=0.0)
+    """Seconds within which an actor at work must give a sign of life; one that does not is replaced."""
+    stop_within_s: float = Field(default=60.0, gt=0.0)
+    """Seconds a stop may wait for the update in progress; then the run ends with the checkpoint it has."""
     rollout: RoleConfig = RoleConfig()
     reward: RoleConfig = RoleConfig()
     learner: RoleConfig = RoleConfig()
@@ -102,6 +113,7 @@ class RunConfig(Section):
     """The mixture by name, and scorers that only evaluate; `credit.mixture` says how it is mixed."""
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    guards: GuardsConfig = GuardsConfig()
     cluster: ClusterConfig = ClusterConfig()
 
     @model_validator(mode="after")
@@ -175,8 +187,9 @@ class RunConfig(Section):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
     def outcome_fields(self) -> dict[str, Any]:
-        """All that may change a result, by dotted key: all but pools, deadlines, checkpoints and length of the run."""
+        """All that may change a result, by dotted key: not pools, deadlines, checkpoints, guards, length of the run."""
         flat = _flatten(self.model_dump(mode="json"))
+        flat |= {key: flat[key] > 0 for key in flat if key.startswith("cluster.") and key.endswith(".gpus")}
         return {key: value for key, value in flat.items() if not _is_free(key)}
 
 
@@ -191,6 +204,6 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _is_free(key: str) -> bool:
-    is_cluster = key.startswith("cluster.") and not key.endswith(".threads")
-    is_own = key in ("iterations", "model.embedding_cache") or key.startswith("checkpoint.")
+    is_cluster = key.startswith("cluster.") and not key.endswith((".threads", ".gpus"))
+    is_own = key in ("iterations", "model.embedding_cache") or key.startswith(("checkpoint.", "guards."))
     return is_cluster or is_place(key) or is_own

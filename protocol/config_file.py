@@ -34,7 +34,7 @@ def load_config(path: str | Path, *, overrides: Sequence[str] = ()) -> RunConfig
         raise ConfigError(f"config file {path} does not exist: name a preset or a YAML file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file {path} cannot be read: {error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"config file {path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"config file {path} must hold keys and values, got {type(tree).__name__}")
@@ -66,6 +66,8 @@ def parse_config(tree: dict[str, Any]) -> RunConfig:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(_explain(error.errors()[0])) from None
+    except OverflowError as error:
+        raise ConfigError(f"a number of the config is too large: {error}") from None
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:
@@ -74,7 +76,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         raise ConfigError(f"an override must read key=value, got {override!r}")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"the value of {key} is not YAML, got {text!r}: quote it") from None
     if isinstance(value, str):
         value = _number(value)

@@ -13,6 +13,9 @@ FlowcreditError
 ├── NonFiniteError       latents, rewards, loss or gradient hold NaN or infinity
 ├── PoolError            a pool of remote actors used up its restarts, or a call its deadline
 ├── RewardError          a picture got no score after all tries, and the policy is to fail
+├── LearnerLostError     the learner died or hangs: the run goes on from its newest checkpoint
+├── ShardLostError       trajectories or pictures went down with their node: they are drawn again
+├── GuardError           a guard against silent wrongness stops the run
 └── StaleWeightsError    a rollout actor holds another policy version than the request asks for
 """
 
@@ -67,6 +70,18 @@ class PoolError(FlowcreditError):
 
 class RewardError(FlowcreditError):
     """A picture got no score after all tries, and the failure policy is to fail."""
+
+
+class LearnerLostError(FlowcreditError):
+    """The learner died or hangs; a new one goes on from the newest checkpoint."""
+
+
+class ShardLostError(FlowcreditError):
+    """Trajectories or pictures were lost with the node that held them; the same request draws them again."""
+
+
+class GuardError(FlowcreditError):
+    """A guard against silent wrongness stops the run; the message names the guard, its rule and the value."""
 
 
 class StaleWeightsError(FlowcreditError):

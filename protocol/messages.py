@@ -109,10 +109,12 @@ class Rollout:
 
     def __post_init__(self) -> None:
         members = self.request.members
+        shape = self.latents.shape
+        _require(len(shape) == 5, f"latents must be [N, T+1, C, H, W], got {list(shape)}")
+        _require(shape[0] == members, f"latents of {shape[0]} members, request of {members}")
         for name, extra in (("means", self.means), ("targets", self.targets)):
-            wanted = (members, len(self.steps), *self.latents.shape[2:])
+            wanted = (members, len(self.steps), *shape[2:])
             _require(extra is None or extra.shape == wanted, f"{name} must be {list(wanted)}")
-        _require(self.latents.shape[0] == members, f"latents of {self.latents.shape[0]} members, request of {members}")
         _require(
             self.log_probs.shape == (members, len(self.steps)),
             f"log_probs must be [{members}, {len(self.steps)}], got {list(self.log_probs.shape)}",
@@ -212,3 +214,6 @@ class LearnerState:
     """The adapter's running mean, when the config asks for one."""
     baseline: tuple[float | None, ...] = ()
     """Running mean gain of each step, None where none was seen; empty unless the normalisation keeps one."""
+    recent: tuple[PolicyWeights, ...] = ()
+    """Adapters of the versions before, oldest first, that groups in flight are drawn with: at most `max_lag`. Added
+    and read by the loop; the learner does not look at them."""

@@ -6,10 +6,13 @@ import signal
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 import ray
 
+from actors.alive import HEARTBEAT, Alive
 from actors.calls import answer
+from actors.nodes import NodeLosses
 from actors.pool import ActorPool
 from actors.sources import RewardPools
 from protocol.errors import ContractError, PoolError, ScorerError
@@ -17,8 +20,8 @@ from protocol.errors import ContractError, PoolError, ScorerError
 pytestmark = pytest.mark.ray
 
 
-@ray.remote(num_cpus=0)
-class Counter:
+@ray.remote(num_cpus=0, **HEARTBEAT)
+class Counter(Alive):
     """Counts its calls; dies, hangs or fails when asked to."""
 
     def __init__(self) -> None:
@@ -46,12 +49,43 @@ class Counter:
     def fail(self) -> None:
         raise ContractError("a rule is broken")
 
+    def stop_once(self, marker: str) -> int:
+        if not os.path.exists(marker):
+            with open(marker, "w") as file:
+                file.write(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return os.getpid()
+
+    def run_out_of_time(self) -> None:
+        raise TimeoutError("the scorer's own service did not answer")
+
+    def break_device_once(self, marker: str) -> str:
+        if not os.path.exists(marker):
+            open(marker, "w").close()
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return "sound"
+
+    def work(self, seconds: float) -> float:
+        began = time.monotonic()
+        time.sleep(seconds)
+        return time.monotonic() - began
+
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     ray.init(address="local", num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
     yield
     ray.shutdown()
+
+
+class Silent:
+    """A status sink that nobody reads."""
+
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002
+        pass
+
+    def event(self, message: str, kind: str = "info") -> None:
+        pass
 
 
 def make_pool(size: int = 2, max_restarts: int = 3) -> ActorPool:
@@ -165,7 +199,7 @@ def test_reward_actor_whose_scorer_cannot_be_loaded_says_so_at_once(tiny_config)
     config = tiny_config(rewards={"brightness": {"scorer": "no_such_library.scorer:Brightness"}})
 
     async def scenario():
-        pool = RewardPools(config).pools["brightness"]
+        pool = RewardPools(config, NodeLosses(within_s=60), Silent()).pools["brightness"]
         with pytest.raises(ScorerError, match="module 'no_such_library' .* does not exist"):
             await pool.start()
         pool.stop()
@@ -187,3 +221,81 @@ def test_pool_grows_and_shrinks_between_calls():
         return grown, shrunk, squared
 
     assert asyncio.run(scenario()) == (3, 1, 25)
+
+
+def test_stopped_actor_is_found_by_its_silence_long_before_its_deadline_and_its_process_is_ended(tmp_path):
+    marker = tmp_path / "stopped"
+
+    async def scenario():
+        pool = make_pool(size=1)
+        await pool.start()
+        began = time.monotonic()
+        pid = await pool.call(
+            lambda actor: answer(actor.stop_once.remote(str(marker)), timeout_s=600, actor=actor, heartbeat_s=2)
+        )
+        took = time.monotonic() - began
+        pool.stop()
+        return pid, took, pool.restarts
+
+    pid, took, restarts = asyncio.run(scenario())
+    stopped = int(marker.read_text())
+    assert (restarts, pid != stopped, took < 60) == (1, True, True)
+    deadline = time.monotonic() + 30
+    while psutil.pid_exists(stopped) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not psutil.pid_exists(stopped)
+
+
+def test_an_actor_at_work_longer_than_a_heartbeat_is_left_alone():
+    async def scenario():
+        pool = make_pool(size=1)
+        await pool.start()
+        await pool.call(lambda actor: answer(actor.work.remote(3), timeout_s=60, actor=actor, heartbeat_s=1))
+        pool.stop()
+        return pool.restarts
+
+    assert asyncio.run(scenario()) == 0
+
+
+def test_a_timeout_that_the_remote_code_raised_is_its_own_error_and_costs_no_actor():
+    async def scenario():
+        pool = make_pool(size=1)
+        await pool.start()
+        with pytest.raises(TimeoutError, match="the scorer's own service"):
+            await pool.call(lambda actor: answer(actor.run_out_of_time.remote(), timeout_s=60))
+        pool.stop()
+        return pool.restarts
+
+    assert asyncio.run(scenario()) == 0
+
+
+def test_an_actor_whose_gpu_is_in_a_broken_state_is_replaced(tmp_path):
+    async def scenario():
+        pool = make_pool(size=1)
+        await pool.start()
+        said = await pool.call(
+            lambda actor: answer(actor.break_device_once.remote(str(tmp_path / "broken")), timeout_s=60)
+        )
+        pool.stop()
+        return said, pool.restarts
+
+    assert asyncio.run(scenario()) == ("sound", 1)
+
+
+def test_a_member_whose_caller_gave_up_is_busy_until_its_call_has_ended():
+    async def scenario():
+        pool = make_pool(size=1)
+        await pool.start()
+        first = asyncio.create_task(pool.call(lambda actor: answer(actor.work.remote(2), timeout_s=60)))
+        await asyncio.sleep(0.5)
+        first.cancel()
+        began = time.monotonic()
+        inside = await pool.call(lambda actor: answer(actor.work.remote(0), timeout_s=1))
+        waited = time.monotonic() - began
+        pool.stop()
+        return inside, waited, pool.restarts
+
+    inside, waited, restarts = asyncio.run(scenario())
+    assert waited > 1
+    assert inside < 1
+    assert restarts == 0

@@ -1,10 +1,13 @@
 """A run's folder: metrics that strict readers can read, full disks, and folders that nobody used."""
 
+import errno
 import json
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from deploy.run_folder import METRICS, RunFolder, open_run_folder
@@ -37,14 +40,13 @@ def test_damaged_metrics_are_named_and_a_cut_off_last_line_is_dropped(folder):
         folder.lines()
 
 
+def state(step: int, size: int = 4) -> LearnerState:
+    arrays = {"transformer.q.lora_A.weight": np.zeros((size, 4), np.float32)}
+    weights = PolicyWeights(version=step, arrays=arrays, digest=digest_of(arrays))
+    return LearnerState(step=step, weights=weights, optimizer={})
+
+
 def test_a_full_disk_is_one_line_and_keeps_the_checkpoint_before(folder):
-    import numpy as np
-
-    def state(step: int, size: int) -> LearnerState:
-        arrays = {"transformer.q.lora_A.weight": np.zeros((size, 4), np.float32)}
-        weights = PolicyWeights(version=step, arrays=arrays, digest=digest_of(arrays))
-        return LearnerState(step=step, weights=weights, optimizer={})
-
     folder.save(state(1, 4))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
@@ -79,3 +81,58 @@ def test_an_unreadable_config_of_a_run_is_named(content, tmp_path, tiny_config):
     (tmp_path / "run" / "config.yaml").write_bytes(content)
     with pytest.raises(RunFolderError, match="holds no readable config.yaml"):
         open_run_folder(tmp_path / "run", tiny_config())
+
+
+def test_lines_that_a_disk_does_not_take_wait_and_come_whole_and_in_order(folder, monkeypatch):
+    def read_only(descriptor: int) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    folder.append({"iteration": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", read_only)
+        for iteration in (2, 3):
+            with pytest.raises(RunFolderError, match="cannot be written: Read-only file system"):
+                folder.append({"iteration": iteration})
+        with pytest.raises(RunFolderError):
+            folder.save(state(3))
+        assert folder.lines() == [{"iteration": 1}]
+        assert folder.newest() is None
+    folder.append({"iteration": 4})
+    assert [line["iteration"] for line in folder.lines()] == [1, 2, 3, 4]
+
+
+def test_a_rewind_drops_the_lines_after_it_also_those_that_wait(folder, monkeypatch):
+    for iteration in (0, 1, 2, 2, 3):
+        folder.append({"iteration": iteration})
+    folder._pending.append('{"iteration": 4}\n')
+    folder.rewind(2)
+    assert [line["iteration"] for line in folder.lines()] == [0, 1, 2, 2]
+    folder.append({"iteration": 3})
+    assert [line["iteration"] for line in folder.lines()] == [0, 1, 2, 2, 3]
+    folder.rewind(-1)
+    assert folder.lines() == []
+
+
+@pytest.mark.parametrize("line", ["[]", "3", '{"reward": 1}', '{"iteration": "x"}'])
+def test_a_line_that_is_no_iteration_is_damage(folder, line):
+    (folder.path / METRICS).write_text(line + "\n")
+    with pytest.raises(RunFolderError, match="holds a damaged metrics.jsonl"):
+        folder.lines()
+
+
+def test_other_library_versions_are_told(folder, monkeypatch):
+    checkpoint = folder.save(state(1))
+    assert folder.version_changes(checkpoint) == []
+    monkeypatch.setattr("deploy.run_folder.library_versions", lambda: {"torch": "9.9"})
+    assert any(
+        change.startswith("torch (there ") and "now 9.9" in change for change in folder.version_changes(checkpoint)
+    )
+
+
+def test_a_process_that_took_over_fences_this_one_out(folder):
+    (folder.path / ".lease" / "token_000099").write_text('{"host": "elsewhere", "pid": 7}')
+    with pytest.raises(RunFolderError, match="was taken over by process 7 on elsewhere"):
+        folder.append({"iteration": 1})
+    with pytest.raises(RunFolderError, match="was taken over"):
+        folder.save(state(1))
+    assert folder.lines() == []

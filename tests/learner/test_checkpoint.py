@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,17 @@ import numpy as np
 import pytest
 
 from flow.lora_file import FILE_NAME
-from learner.checkpoint import FILES, MANIFEST, OPTIMIZER, STATE, newest_checkpoint, read_checkpoint, write_checkpoint
+from learner.checkpoint import (
+    FILES,
+    MANIFEST,
+    OPTIMIZER,
+    RECENT,
+    STATE,
+    newest_checkpoint,
+    read_checkpoint,
+    read_facts,
+    write_checkpoint,
+)
 from protocol.config_policy import LoraConfig
 from protocol.errors import CheckpointError
 from protocol.messages import LearnerState, PolicyWeights, digest_of
@@ -33,6 +44,11 @@ def state(step: int) -> LearnerState:
 
 def write(root: Path, step: int, keep: int = 3) -> Path:
     return write_checkpoint(root, state(step), LORA, keep=keep)
+
+
+def held(root: Path) -> list[str]:
+    """All that a checkpoint root holds, but for the pointer."""
+    return sorted(path.name for path in root.iterdir() if path.name != "latest")
 
 
 def same(first: LearnerState, second: LearnerState) -> bool:
@@ -131,7 +147,7 @@ def test_when_none_is_whole_the_run_stops(tmp_path: Path) -> None:
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         write(tmp_path, step, keep=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000003", "step_000004"]
+    assert held(tmp_path) == ["step_000003", "step_000004"]
 
 
 def test_a_damaged_later_checkpoint_does_not_push_out_the_ones_that_a_resumed_run_writes(tmp_path: Path) -> None:
@@ -142,7 +158,7 @@ def test_a_damaged_later_checkpoint_does_not_push_out_the_ones_that_a_resumed_ru
     assert newest is not None
     assert same(newest[0], state(35))
     write(tmp_path, 40, keep=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["step_000040"]
+    assert held(tmp_path) == ["step_000040"]
 
 
 def test_a_copy_that_a_person_made_is_neither_read_nor_dropped(tmp_path: Path) -> None:
@@ -152,7 +168,7 @@ def test_a_copy_that_a_person_made_is_neither_read_nor_dropped(tmp_path: Path) -
     newest = newest_checkpoint(tmp_path)
     assert newest is not None
     assert same(newest[0], state(3))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000002_best", "step_000003"]
+    assert held(tmp_path) == ["step_000002_best", "step_000003"]
 
 
 def test_the_millionth_step_is_newer_than_the_one_before(tmp_path: Path) -> None:
@@ -169,7 +185,7 @@ def test_a_leftover_of_an_interrupted_write_is_never_read_and_is_removed_by_the_
     (leftover / STATE).write_text("{}")
     assert newest_checkpoint(tmp_path) is None
     write(tmp_path, 1)
-    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
+    assert held(tmp_path) == ["step_000001"]
 
 
 @pytest.mark.parametrize("broken", ["rename", "fsync"])
@@ -188,7 +204,7 @@ def test_a_write_that_fails_midway_leaves_the_older_checkpoints_as_they_were(
     assert newest is not None
     assert same(newest[0], state(1))
     write(tmp_path, 2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000001", "step_000002"]
+    assert held(tmp_path) == ["step_000001", "step_000002"]
 
 
 def test_a_rewrite_of_the_same_step_that_fails_keeps_a_whole_checkpoint(
@@ -227,3 +243,46 @@ def test_a_damaged_running_mean_is_named(tmp_path: Path, damage: object, reason:
     damage(folder / "average" / FILE_NAME)  # type: ignore[operator]
     with pytest.raises(CheckpointError, match=reason):
         read_checkpoint(folder)
+
+
+def test_older_adapters_that_groups_in_flight_need_come_back(tmp_path: Path) -> None:
+    recent = (state(5).weights, state(6).weights)
+    folder = write_checkpoint(tmp_path, replace(state(7), recent=recent), LORA, keep=1)
+    back = read_checkpoint(folder).recent
+    assert [(weights.version, weights.digest) for weights in back] == [(w.version, w.digest) for w in recent]
+    assert [digest_of(weights.arrays) for weights in back] == [w.digest for w in recent]
+    alter(folder / RECENT)
+    with pytest.raises(CheckpointError, match=f"altered {RECENT}"):
+        read_checkpoint(folder)
+
+
+def test_latest_leads_to_the_newest(tmp_path: Path) -> None:
+    for step in (1, 2, 10):
+        write(tmp_path, step)
+        assert (tmp_path / "latest").resolve().name == f"step_{step:06d}"
+    assert same(read_checkpoint(tmp_path / "latest"), state(10))
+
+
+def test_young_checkpoints_are_kept_beyond_the_count(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4, 5):
+        folder = write_checkpoint(tmp_path, state(step), LORA, keep=2, keep_hours=1.0)
+        if step <= 2:
+            hours_ago = time.time() - 2 * 3600
+            os.utime(folder, (hours_ago, hours_ago))
+    assert held(tmp_path) == ["step_000003", "step_000004", "step_000005"]
+
+
+def test_facts_stand_beside_the_step(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, state(3), LORA, keep=1, facts={"versions": {"torch": "2.9"}, "step": 77})
+    assert read_facts(folder)["versions"] == {"torch": "2.9"}
+    assert read_checkpoint(folder).step == 3
+
+
+def test_a_write_that_fails_leaves_no_partial_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        write(tmp_path, 1)
+    assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,7 @@ from learner.checkpoint import read_checkpoint, write_checkpoint
 from learner.evaluate import Evaluation
 from learner.loop import prompt_at, train
 from protocol.config import RunConfig
-from protocol.errors import ContractError
+from protocol.errors import CheckpointError, ContractError, RunFolderError, ShardLostError
 from protocol.messages import LearnerState, Metadata, Prompt, Receipt, Scores, ShardRequest
 from protocol.ports import Parts
 
@@ -46,6 +46,7 @@ class Story:
     records: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
     evaluations: list[tuple[int, Evaluation]] = field(default_factory=list)
     saved: list[LearnerState] = field(default_factory=list)
+    conditions: list[tuple[str, bool | None]] = field(default_factory=list)
 
     def record(self, iteration: int, metrics: Mapping[str, float]) -> None:
         self.records.append((iteration, metrics))
@@ -56,6 +57,9 @@ class Story:
 
     def save(self, state: LearnerState) -> None:
         self.saved.append(state)
+
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002
+        self.conditions.append((type, holds))
 
 
 def red(tiny_config: Config, **sections: Any) -> RunConfig:
@@ -86,6 +90,7 @@ def run(
                 journal=story,
                 stop=stop or asyncio.Event(),
                 start=state.step if state else 0,
+                recent=state.recent if state else (),
             )
             return await fleet.parts.learner.state()
         finally:
@@ -227,3 +232,121 @@ def test_every_pass_shows_each_prompt_once_in_its_own_order() -> None:
     assert len({tuple(order) for order in orders}) == 3
     assert [prompt_at(prompts, place, seed=3).index for place in range(20)] == orders[0]
     assert [prompt_at(prompts, place, seed=4).index for place in range(20)] != orders[0]
+
+
+@dataclass
+class Wrapped:
+    """A port that does something before it passes a call on."""
+
+    inner: Any
+    before: Mapping[str, Callable[..., None]]
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.inner, name)
+        if name not in self.before:
+            return method
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            self.before[name](*args)
+            return await method(*args, **kwargs)
+
+        return call
+
+
+def test_with_lag_a_resumed_run_draws_the_groups_in_flight_with_the_versions_of_before(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    config = red(tiny_config, iterations=6, group={"max_lag": 2}, checkpoint={"every": 3})
+    drawn: list[tuple[int, int]] = []
+
+    def note(request: ShardRequest) -> None:
+        drawn.append((request.iteration, request.version))
+
+    def watched(parts: Parts) -> Parts:
+        return replace(parts, rollouts=Wrapped(parts.rollouts, {"sample": note}))
+
+    whole = Story()
+    last = run(config, whole, wrap=watched)
+    assert set(drawn) == {(0, 0), (1, 0), (2, 0), (3, 1), (4, 2), (5, 3)}
+    assert [weights.version for weights in whole.saved[0].recent] == [1, 2]
+
+    drawn.clear()
+    folder = write_checkpoint(tmp_path, whole.saved[0], config.model.lora, keep=1)
+    story = Story()
+    resumed = run(config, story, state=read_checkpoint(folder), wrap=watched)
+    assert set(drawn) == {(3, 1), (4, 2), (5, 3)}
+    assert resumed.weights.digest == last.weights.digest
+    timeless = [[{k: v for k, v in m.items() if "seconds" not in k} for _, m in s.records] for s in (whole, story)]
+    assert timeless[1] == timeless[0][3:]
+
+
+def test_with_lag_a_state_without_its_older_adapters_is_refused(tiny_config: Config) -> None:
+    config = red(tiny_config, iterations=4, group={"max_lag": 1}, checkpoint={"every": 2})
+    whole = Story()
+    run(config, whole)
+    with pytest.raises(CheckpointError, match=r"goes on with its older adapters, lacking \[1\]"):
+        run(config, Story(), state=replace(whole.saved[0], recent=()))
+
+
+def test_what_was_lost_with_a_node_is_drawn_again_and_the_result_is_the_same(tiny_config: Config) -> None:
+    expected = run(red(tiny_config, iterations=3), Story())
+    calls = {"score": 0, "update": 0}
+
+    def losing(name: str, *, lost: set[int]) -> Callable[..., None]:
+        def before(*_: Any) -> None:
+            calls[name] += 1
+            if calls[name] in lost:
+                raise ShardLostError("the node is gone")
+
+        return before
+
+    def wrap(parts: Parts) -> Parts:
+        return replace(
+            parts,
+            rewards=Wrapped(parts.rewards, {"score": losing("score", lost={2, 5})}),
+            learner=Wrapped(parts.learner, {"update": losing("update", lost={2})}),
+        )
+
+    story = Story()
+    last = run(red(tiny_config, iterations=3), story, wrap=wrap)
+    assert last.weights.digest == expected.weights.digest
+    assert [metrics["ledger/first"] for _, metrics in story.records] == [0.0, 2.0, 4.0]
+    assert calls["update"] == 4
+
+
+def test_what_is_lost_every_time_ends_the_run(tiny_config: Config) -> None:
+    def gone(*_: Any) -> None:
+        raise ShardLostError("the node is gone")
+
+    with pytest.raises(ShardLostError):
+        run(red(tiny_config), Story(), wrap=lambda p: replace(p, rewards=Wrapped(p.rewards, {"score": gone})))
+
+
+class FullDisk(Story):
+    """A journal that cannot save at some steps."""
+
+    def __init__(self, *full_at: int) -> None:
+        super().__init__()
+        self.full_at = full_at
+        self.tried: list[int] = []
+
+    def save(self, state: LearnerState) -> None:
+        self.tried.append(state.step)
+        if state.step in self.full_at:
+            raise RunFolderError("no space left")
+        super().save(state)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_tried_again_with_each_iteration(tiny_config: Config) -> None:
+    story = FullDisk(2, 3)
+    run(red(tiny_config, iterations=6, checkpoint={"every": 2}), story)
+    assert story.tried == [2, 3, 4, 6]
+    assert [state.step for state in story.saved] == [4, 6]
+    assert story.conditions == [("CheckpointsWritten", False)] * 2 + [("CheckpointsWritten", True)]
+
+
+def test_a_run_whose_last_checkpoint_cannot_be_written_does_not_end_as_if_it_could(tiny_config: Config) -> None:
+    story = FullDisk(3)
+    with pytest.raises(RunFolderError, match="no space left"):
+        run(red(tiny_config, iterations=3, checkpoint={"every": 2}), story)
+    assert [state.step for state in story.saved] == [2]

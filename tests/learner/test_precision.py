@@ -181,7 +181,7 @@ def test_the_probe_asks_when_it_is_due_and_only_of_groups_of_this_version(tiny_c
     assert asked == [True, False, True]
     stale = draw_groups(policy, config, learner)
     shard = stale[0].shards[0]
-    old = replace(shard.rollout, request=replace(shard.rollout.request, version=1))
+    old = replace(shard.rollout, request=replace(shard.rollout.request, iteration=4, version=1))
     learner.step = 4
     metrics = learner.update([replace(stale[0], shards=(replace(shard, rollout=old),))])
     assert "probe/ratio_deviation" not in metrics

@@ -226,7 +226,7 @@ def test_a_missing_or_unreadable_file_is_named(tmp_path: Path) -> None:
 
 
 def test_every_message_is_one_line(tmp_path: Path) -> None:
-    for tree in ("a: [1\nb: {", "a: 'x\n\ny: \"", "\t"):
+    for tree in ("a: [1\nb: {", "a: 'x\n\ny: \"", "\t", "seed: 2001-13-45", "[" * 5000):
         with pytest.raises(ConfigError) as caught:
             load_config(written(tmp_path, tree))
         assert "\n" not in str(caught.value)

@@ -1,0 +1,203 @@
+"""Who may write into a run folder: one process at a time, also across machines that share the disk.
+
+    .lease/token_000003      {"host", "boot", "pid", "beats", "is_released"}
+
+The holder is who made the highest token; a token is made with O_EXCL, so that of two who want the next one gets it. The
+holder counts `beats` up every few seconds. A holder on this machine is known to be dead when the folder's flock is
+free; any other is dead when its beats stand still for `STALE_S` by the clock of whoever waits, so clocks need not
+agree. Before each write the holder looks for a higher token: one who slept too long finds that it is fenced out.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import RunFolderError
+
+log = logging.getLogger(__name__)
+FOLDER = ".lease"
+BEAT_S, STALE_S = 5.0, 30.0
+WIDTH = 256
+"""Bytes of a token: always as many, so that a beat needs no new space on a full disk."""
+
+
+class Lease:
+    """Held from `take` to `release`.
+
+    lease = Lease.take(run_folder)
+    lease.require()                  # before each write
+    lease.release()
+    """
+
+    def __init__(self, folder: Path, lock: int, token: int) -> None:
+        self._folder = folder
+        self._lock = lock
+        self._token = token
+        self._beats = 0
+        self._ended = threading.Event()
+        self._writing = threading.Lock()
+        self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
+
+    @classmethod
+    def take(cls, run: Path, *, stale_s: float = STALE_S, say: Callable[[str], None] = log.warning) -> "Lease":
+        """Become the writer of an existing run folder; waits `stale_s` for a holder on another machine to show itself.
+
+        Raises:
+            RunFolderError: another process holds it.
+        """
+        lock, is_sure = _locked(run)
+        try:
+            (run / FOLDER).mkdir(exist_ok=True)
+            held = _newest(run / FOLDER)
+            if held is not None and not _is_free(run / FOLDER, held, is_sure=is_sure, stale_s=stale_s, say=say):
+                raise _in_use(run, _read(run / FOLDER, held))
+            token = 1 if held is None else held + 1
+            try:
+                _create(run / FOLDER, token)
+            except FileExistsError:
+                raise _in_use(run, _read(run / FOLDER, token)) from None
+        except BaseException:
+            os.close(lock)
+            raise
+        for old in (run / FOLDER).glob("token_*"):
+            if old.name < _name(token):
+                old.unlink(missing_ok=True)
+        lease = cls(run / FOLDER, lock, token)
+        lease._thread.start()
+        return lease
+
+    def require(self) -> None:
+        """Raises RunFolderError when another process has taken over."""
+        newest = _newest(self._folder)
+        if newest is not None and newest > self._token:
+            holder = _read(self._folder, newest)
+            raise RunFolderError(
+                f"run folder {self._folder.parent} was taken over by process {holder.get('pid')} on"
+                f" {holder.get('host')}: this one was silent too long and must not write any more"
+            )
+
+    def release(self) -> None:
+        """Let others in at once."""
+        self._ended.set()
+        self._thread.join(timeout=BEAT_S)
+        with suppress(OSError):
+            self._write(is_released=True)
+        os.close(self._lock)
+
+    def discard(self) -> None:
+        """Release and leave no trace: for a folder that is removed."""
+        self.release()
+        with suppress(OSError):
+            for token in self._folder.glob("token_*"):
+                token.unlink()
+            self._folder.rmdir()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_S):
+            self._beats += 1
+            try:
+                self._write(is_released=False)
+            except OSError as error:
+                log.warning("the lease of %s could not be renewed: %s", self._folder.parent, error)
+
+    def _write(self, *, is_released: bool) -> None:
+        with self._writing:
+            descriptor = os.open(self._folder / _name(self._token), os.O_WRONLY)
+            try:
+                os.pwrite(descriptor, _content(self._beats, is_released=is_released), 0)
+            finally:
+                os.close(descriptor)
+
+
+def _locked(run: Path) -> tuple[int, bool]:
+    """A descriptor that keeps other processes of this machine out, and whether it does: not every disk has locks."""
+    descriptor = os.open(run, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        token = _newest(run / FOLDER)
+        raise _in_use(run, _read(run / FOLDER, token) if token else {}) from None
+    except OSError:
+        log.warning("run folder %s cannot be locked: its disk has no locks; the lease's beats count alone", run)
+        return descriptor, False
+    return descriptor, True
+
+
+def _is_free(folder: Path, token: int, *, is_sure: bool, stale_s: float, say: Callable[[str], None]) -> bool:
+    """Whether the holder of a token has ended or is dead; `is_sure` says that no process of this machine holds it."""
+    holder = _read(folder, token)
+    if holder.get("is_released"):
+        return True
+    if is_sure and (holder.get("host"), holder.get("boot")) == (socket.gethostname(), _boot()):
+        return True
+    say(
+        f"run folder {folder.parent} was last held by process {holder.get('pid')} on {holder.get('host')};"
+        f" waiting {stale_s:g} s for a sign of life"
+    )
+    deadline = time.monotonic() + stale_s
+    while time.monotonic() < deadline:
+        time.sleep(min(BEAT_S, stale_s / 10))
+        if _newest(folder) != token or _read(folder, token).get("beats") != holder.get("beats"):
+            return False
+    return True
+
+
+def _in_use(run: Path, holder: dict[str, Any]) -> RunFolderError:
+    who = f" ({holder['pid']} on {holder['host']})" if "pid" in holder and "host" in holder else ""
+    return RunFolderError(f"run folder {run} is in use by another process{who}: end it, or set --run")
+
+
+def _create(folder: Path, token: int) -> None:
+    descriptor = os.open(folder / _name(token), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        os.write(descriptor, _content(0, is_released=False))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _content(beats: int, *, is_released: bool) -> bytes:
+    facts = {
+        "host": socket.gethostname()[:64],
+        "boot": _boot(),
+        "pid": os.getpid(),
+        "beats": beats,
+        "is_released": is_released,
+    }
+    return json.dumps(facts).encode().ljust(WIDTH - 1) + b"\n"
+
+
+def _read(folder: Path, token: int) -> dict[str, Any]:
+    """What a token says; nothing when it is gone, or when its maker died before it wrote."""
+    try:
+        facts = json.loads((folder / _name(token)).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _newest(folder: Path) -> int | None:
+    with suppress(OSError):
+        numbers = [each.name.removeprefix("token_") for each in folder.iterdir()]
+        return max((int(number) for number in numbers if number.isdigit()), default=None)
+    return None
+
+
+def _name(token: int) -> str:
+    return f"token_{token:06d}"
+
+
+def _boot() -> str:
+    """Tells one start of one machine from another."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""

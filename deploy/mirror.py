@@ -1,0 +1,122 @@
+"""Copies of a run's checkpoints on any store that fsspec knows: s3://, gs://, sftp://, file://, memory://.
+
+The run folder stays the place of work. A copy counts only with its manifest, which is written last; a copy that fails
+is said in the log and made good by the next one, and never ends the run. A run that starts in an empty folder begins
+with the newest whole copy.
+"""
+
+import logging
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.core import url_to_fs
+
+from learner.checkpoint import MANIFEST, checkpoint_folders
+from protocol.errors import RunFolderError
+
+log = logging.getLogger(__name__)
+CLOSE_S = 120.0
+"""Seconds that the end of a run waits for the copy in progress."""
+
+
+class Mirror:
+    """Made by the run folder when `checkpoint.url` is set; copies on a thread of its own."""
+
+    def __init__(self, url: str) -> None:
+        """Raises RunFolderError for a URL that fsspec cannot open."""
+        self._url = url
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mirror")
+        self._newest: Future[None] | None = None
+        try:
+            self._store: fsspec.AbstractFileSystem
+            self._store, root = url_to_fs(url)
+        except (ImportError, ValueError, OSError) as error:
+            reason = " ".join(str(error).split())
+            raise RunFolderError(f"checkpoint.url {url} cannot be opened: {reason}; install its library") from None
+        self._root = root.rstrip("/")
+
+    def push(self, checkpoint: Path, *, beside: Sequence[Path]) -> None:
+        """Begin to copy a checkpoint and the files beside it, and to drop copies that the run folder no longer has."""
+        self._newest = self._thread.submit(self._push, checkpoint, beside)
+        self._newest.add_done_callback(self._report)
+
+    def config(self) -> str | None:
+        """The `config.yaml` of the run whose copies these are."""
+        try:
+            with self._store.open(f"{self._root}/config.yaml") as file:
+                return bytes(file.read()).decode()  # pyright: ignore[reportArgumentType]
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # each store has exceptions of its own
+            raise self._unreadable(error) from error
+
+    def pull(self, run: Path) -> None:
+        """Fill an empty run folder with the newest copy that has a manifest, if there is one.
+
+        Raises:
+            RunFolderError: the store does not answer.
+        """
+        try:
+            names = self._names()
+            whole = [name for name in names if self._store.exists(f"{self._root}/checkpoints/{name}/{MANIFEST}")]
+            if not whole:
+                return
+            partial = run / "checkpoints" / f".{whole[-1]}.partial"
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            for path in self._store.ls(f"{self._root}/checkpoints/{whole[-1]}", detail=False):
+                self._store.get_file(path, str(partial / path.rsplit("/", 1)[-1]))
+            for name in ("inputs.json", "metrics.jsonl"):
+                if self._store.exists(f"{self._root}/{name}"):
+                    self._store.get_file(f"{self._root}/{name}", str(run / name))
+            partial.rename(run / "checkpoints" / whole[-1])
+        except Exception as error:  # each store has exceptions of its own
+            raise self._unreadable(error) from error
+        log.info("filled from %s: %s", self._url, whole[-1])
+
+    def close(self) -> None:
+        """Wait for the copy in progress, for at most `CLOSE_S`."""
+        if self._newest:
+            try:
+                self._newest.exception(timeout=CLOSE_S)
+            except TimeoutError:
+                log.warning("the copy to %s is not finished and is left", self._url)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _push(self, checkpoint: Path, beside: Sequence[Path]) -> None:
+        folder = f"{self._root}/checkpoints/{checkpoint.name}"
+        self._store.makedirs(folder, exist_ok=True)
+        names = sorted(path.name for path in checkpoint.iterdir() if path.name != MANIFEST)
+        for path in beside:
+            self._store.put_file(str(path), f"{self._root}/{path.name}")
+        for name in (*names, MANIFEST):
+            self._store.put_file(str(checkpoint / name), f"{folder}/{name}")
+        held = {path.name for path in checkpoint_folders(checkpoint.parent)}
+        for name in self._names():
+            if name not in held and _age(name) < _age(checkpoint.name):
+                self._store.rm_file(f"{self._root}/checkpoints/{name}/{MANIFEST}")
+                self._store.rm(f"{self._root}/checkpoints/{name}", recursive=True)
+
+    def _names(self) -> list[str]:
+        """Names of the copies, oldest first."""
+        if not self._store.exists(f"{self._root}/checkpoints"):
+            return []
+        paths = self._store.ls(f"{self._root}/checkpoints", detail=False, refresh=True)
+        return sorted((path.rstrip("/").rsplit("/", 1)[-1] for path in paths), key=_age)
+
+    def _unreadable(self, error: Exception) -> RunFolderError:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        return RunFolderError(f"checkpoint.url {self._url} cannot be read: {reason}")
+
+    def _report(self, copy: "Future[Any]") -> None:
+        if not copy.cancelled() and (error := copy.exception()):
+            log.warning("a checkpoint could not be copied to %s: %s", self._url, error)
+
+
+def _age(name: str) -> tuple[int, str]:
+    """Orders `step_999999` before `step_1000000`."""
+    return len(name), name

@@ -1,0 +1,23 @@
+"""Scorers of the chaos tests: quick, and different for every picture."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from protocol.messages import Metadata, Prompt, Scores
+
+
+class Redness:
+    """Mean of the red channel."""
+
+    name = "redness"
+    low = 0.0
+    high = 1.0
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Any prompt will do."""
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """Values in [0, 1]."""
+        values = (images[..., 0].mean((1, 2)) / 255).astype(np.float32)
+        return Scores(values=values, valid=np.ones(len(values), bool), reasons=("",) * len(values))

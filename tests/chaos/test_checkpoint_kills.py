@@ -1,0 +1,89 @@
+"""kill -9 at random moments around a checkpoint: every resume succeeds and ends in the same weights.
+
+The process that is killed learns by a rule that is quick and exact, and writes through the run folder as a run does.
+"""
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deploy.run_folder import open_run_folder
+from deploy.verify import ledger_faults
+from protocol.config import RunConfig
+from protocol.messages import LearnerState, PolicyWeights, digest_of
+
+pytestmark = pytest.mark.chaos
+STEPS, KILLS = 400, 50
+NAMES = [f"transformer.q{i}.lora_{x}.weight" for i in range(4) for x in "AB"]
+
+
+def started() -> LearnerState:
+    arrays = {name: np.zeros((64, 64), np.float32) for name in NAMES}
+    weights = PolicyWeights(version=0, arrays=arrays, digest=digest_of(arrays))
+    return LearnerState(step=0, weights=weights, optimizer=arrays)
+
+
+def learned(state: LearnerState) -> LearnerState:
+    """The next state: all that it depends on is the one before and its number."""
+    step = state.step + 1
+    arrays = {
+        name: np.float32(0.9) * array + np.float32(step % 7 + index)
+        for index, (name, array) in enumerate(state.weights.arrays.items())
+    }
+    moments = {name: state.optimizer[name] + arrays[name] for name in NAMES}
+    weights = PolicyWeights(version=step, arrays=arrays, digest=digest_of(arrays))
+    return LearnerState(step=step, weights=weights, optimizer=moments)
+
+
+def work(config: RunConfig, path: Path) -> None:
+    """One process: go on from the newest checkpoint to the end."""
+    run = open_run_folder(path, config)
+    found = run.newest()
+    state = found[0] if found else started()
+    run.rewind(state.step if found else -1)
+    while state.step < STEPS:
+        state = learned(state)
+        place = 2.0 * (state.step - 1)
+        run.append({"iteration": state.step, "ledger/first": place, "ledger/last": place + 1})
+        if state.step % 2 == 0:
+            run.save(state)
+    run.close()
+
+
+def test_fifty_kills_around_checkpoints_change_nothing(tiny_config, tmp_path):
+    expected = started()
+    for _ in range(STEPS):
+        expected = learned(expected)
+    numbers = random.Random(50)
+    config = tiny_config(checkpoint={"every": 2, "keep": 3})
+    context = multiprocessing.get_context("fork")
+    kills, path = 0, tmp_path / "run"
+    while True:
+        process = context.Process(target=work, args=(config, path))
+        process.start()
+        if kills < KILLS:
+            time.sleep(numbers.uniform(0.02, 0.25))
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGKILL)
+                kills += 1
+        process.join(120)
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL, "a resume failed by itself"
+    run = open_run_folder(path, config)
+    found = run.newest()
+    lines = run.lines()
+    run.close()
+    assert found is not None
+    assert found[0].step == STEPS
+    assert found[0].weights.digest == expected.weights.digest
+    assert digest_of(found[0].optimizer) == digest_of(expected.optimizer)
+    assert ledger_faults(lines, config.group.per_iteration) == []
+    assert len(lines) == STEPS
+    assert kills == KILLS

@@ -1,0 +1,87 @@
+"""Checkpoints on another store: copied whole, taken by an empty folder, and no run ends because a copy fails."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deploy.run_folder import open_run_folder
+from protocol.errors import RunFolderError
+from protocol.messages import LearnerState, PolicyWeights, digest_of
+
+
+def state(step: int) -> LearnerState:
+    arrays = {"transformer.q.lora_A.weight": np.full((2, 4), step, np.float32)}
+    weights = PolicyWeights(version=step, arrays=arrays, digest=digest_of(arrays))
+    return LearnerState(step=step, weights=weights, optimizer={})
+
+
+@pytest.fixture
+def config(tiny_config, tmp_path: Path):
+    (tmp_path / "prompts.txt").write_text("a\n")
+    prompts = str(tmp_path / "prompts.txt")
+    url = f"file://{tmp_path}/store/run"
+    return tiny_config(data={"train": prompts, "heldout": prompts}, checkpoint={"url": url, "keep": 2})
+
+
+def test_an_empty_folder_is_filled_with_the_newest_copy(config, tmp_path):
+    run = open_run_folder(tmp_path / "first", config)
+    for step in (1, 2, 3):
+        run.append({"iteration": step})
+        run.save(state(step))
+    run.close()
+    copies = sorted(path.name for path in (tmp_path / "store/run/checkpoints").iterdir())
+    assert copies == ["step_000002", "step_000003"]
+    shutil.rmtree(tmp_path / "first")
+
+    again = open_run_folder(tmp_path / "second", config)
+    found = again.newest()
+    assert found is not None
+    assert found[0].weights.digest == state(3).weights.digest
+    assert [line["iteration"] for line in again.lines()] == [1, 2, 3]
+    again.close()
+
+
+def test_a_copy_without_its_manifest_does_not_count(config, tmp_path):
+    run = open_run_folder(tmp_path / "first", config)
+    for step in (1, 2):
+        run.save(state(step))
+    run.close()
+    (tmp_path / "store/run/checkpoints/step_000002/manifest.json").unlink()
+    again = open_run_folder(tmp_path / "second", config)
+    found = again.newest()
+    assert found is not None
+    assert found[0].step == 1
+    again.close()
+
+
+def test_copies_of_another_config_are_refused(config, tmp_path):
+    run = open_run_folder(tmp_path / "first", config)
+    run.save(state(1))
+    run.close()
+    other = config.model_copy(update={"seed": 99})
+    with pytest.raises(RunFolderError, match=r"belongs to another config: seed \(there 7, now 99\)"):
+        open_run_folder(tmp_path / "second", other)
+
+
+def test_a_store_that_takes_nothing_ends_no_run(config, tmp_path, caplog):
+    run = open_run_folder(tmp_path / "first", config)
+    (tmp_path / "store").write_text("a file where the folder should be")
+    assert run.save(state(1)).is_dir()
+    run.close()
+    assert "a checkpoint could not be copied to file://" in caplog.text
+
+
+def test_a_store_that_cannot_be_asked_keeps_an_empty_folder_from_starting_over(config, tmp_path):
+    (tmp_path / "store").write_text("a file where the folder should be")
+    with pytest.raises(RunFolderError, match="checkpoint.url file://.* cannot be read"):
+        open_run_folder(tmp_path / "first", config)
+
+
+@pytest.mark.parametrize("url", ["nosuchthing://bucket/run", "s3://bucket/run"])
+def test_a_url_whose_library_is_missing_is_one_line(config, tmp_path, url):
+    settings = config.checkpoint.model_copy(update={"url": url})
+    with pytest.raises(RunFolderError, match=f"checkpoint.url {url} cannot be opened: .*"):
+        open_run_folder(tmp_path / "run", config.model_copy(update={"checkpoint": settings}))
+    assert not (tmp_path / "run").exists()
