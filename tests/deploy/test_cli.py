@@ -54,7 +54,7 @@ def test_unknown_preset_is_refused_with_a_suggestion(monkeypatch, capsys):
     assert run_cli(monkeypatch, "train", "toy_genevl") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("flowcredit: unknown preset 'toy_genevl': presets are ")
-    assert line.endswith("toy_geneval; did you mean 'toy_geneval'?")
+    assert line.endswith("; did you mean 'toy_geneval'?")
 
 
 def test_missing_preset_file_is_refused(monkeypatch, capsys):
