@@ -45,7 +45,7 @@ class PaddleOcr:
 
     def __init__(self, *, threads: int = 1) -> None:
         """Load detection and recognition."""
-        from paddleocr import PaddleOCR
+        from paddleocr import PaddleOCR  # pyright: ignore[reportMissingImports]
 
         self._engine: Any = PaddleOCR(
             lang="en",

@@ -78,7 +78,9 @@ class PhotoDetector:
         from transformers import Mask2FormerConfig
 
         config: Any = load_pretrained(Mask2FormerConfig.from_pretrained, model)
-        self._names = {int(index): GENEVAL_NAMES.get(name, name) for index, name in config.id2label.items()}
+        self._names: dict[int, str] = {
+            int(index): GENEVAL_NAMES.get(str(name), str(name)) for index, name in config.id2label.items()
+        }
         self.labels = frozenset(self._names.values())
         self.counting_threshold = counting_threshold
         self._threshold = threshold

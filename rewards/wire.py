@@ -102,7 +102,8 @@ def write_message(message: Message, kind: str) -> bytes:
         return message.model_dump_json().encode()
     import msgpack
 
-    return msgpack.packb(message.model_dump())
+    data: Any = msgpack.packb(message.model_dump())
+    return data
 
 
 def read_message(cls: type[Read], data: bytes, kind: str) -> Read:

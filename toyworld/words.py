@@ -73,7 +73,7 @@ def render(word: str, colour: str, *, offset: tuple[int, int] = (0, 0)) -> UInt8
     side = SIZE * OVERSAMPLING
     font = ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSans-Bold.ttf", FONT_SIZE * OVERSAMPLING)
     picture = Image.new("RGB", (side, side), GROUND)
-    centre = tuple(side / 2 + OVERSAMPLING * shift for shift in offset)
+    centre = (side / 2 + OVERSAMPLING * offset[0], side / 2 + OVERSAMPLING * offset[1])
     ImageDraw.Draw(picture).text(centre, word, fill=PALETTE[colour], font=font, anchor="mm")
     return np.asarray(picture.resize((SIZE, SIZE), Image.Resampling.BOX))
 

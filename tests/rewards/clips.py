@@ -7,7 +7,7 @@ CONTEXT = 20
 SIZE = 24
 
 
-def write_clip(folder: Path, *, seed: int = 3, size: int = SIZE) -> Path:
+def write_clip(folder: Path, *, seed: int = 3, size: int = SIZE, hidden_act: str = "quick_gelu") -> Path:
     """A random CLIP with its tokenizer and picture processor, 16 wide; `logit_scale` is that of exp(...) = 100."""
     import torch
     from transformers import CLIPConfig, CLIPModel, CLIPTextConfig, CLIPVisionConfig
@@ -19,6 +19,7 @@ def write_clip(folder: Path, *, seed: int = 3, size: int = SIZE) -> Path:
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=2,
+        hidden_act=hidden_act,
         num_attention_heads=2,
         max_position_embeddings=CONTEXT,
         bos_token_id=tokenizer.bos_token_id,
@@ -29,6 +30,7 @@ def write_clip(folder: Path, *, seed: int = 3, size: int = SIZE) -> Path:
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=2,
+        hidden_act=hidden_act,
         num_attention_heads=2,
         image_size=size,
         patch_size=8,
