@@ -18,12 +18,14 @@ import asyncio
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from learner.evaluate import Evaluation, evaluate
 from learner.guards import Guards
+from learner.lost import DRAWS, again_if_lost
 from learner.setting_aside import set_aside_if_void
 from learner.stream import GroupStream
 from protocol.config import RunConfig
@@ -33,8 +35,6 @@ from protocol.ports import Metrics, Parts
 from protocol.sink import StatusSink
 
 Result = TypeVar("Result")
-DRAWS = 3
-"""How often a shard is drawn, or an iteration's groups are, when they were lost with the node that held them."""
 
 
 class Journal(StatusSink, Protocol):
@@ -170,7 +170,9 @@ class Groups:
             )
             for first in range(0, self.config.group.size, members)
         ]
-        shards = await asyncio.gather(*(_score_shard(self.parts, request) for request in requests))
+        shards = await asyncio.gather(
+            *(again_if_lost(partial(_score_shard, self.parts, request)) for request in requests)
+        )
         return ScoredGroup(prompt=prompt, shards=set_aside_if_void(shards))
 
     async def learn(self, iteration: int, batch: Sequence[ScoredGroup]) -> Metrics:
@@ -257,16 +259,6 @@ async def _save(groups: Groups, journal: Journal) -> bool:
 
 
 async def _score_shard(parts: Parts, request: ShardRequest) -> ScoredShard:
-    """Draw and score; pictures that were lost with a node on their way to the scorer are drawn once more."""
-    for _ in range(DRAWS - 1):
-        try:
-            return await _draw_and_score(parts, request)
-        except ShardLostError:
-            continue
-    return await _draw_and_score(parts, request)
-
-
-async def _draw_and_score(parts: Parts, request: ShardRequest) -> ScoredShard:
     receipt, rollout, images = await parts.rollouts.sample(request)
     receipt.require(version=request.version, digest=request.digest)
     prompt, count = request.prompt, receipt.pictures

@@ -290,7 +290,7 @@ def test_with_lag_a_state_without_its_older_adapters_is_refused(tiny_config: Con
 
 def test_what_was_lost_with_a_node_is_drawn_again_and_the_result_is_the_same(tiny_config: Config) -> None:
     expected = run(red(tiny_config, iterations=3), Story())
-    calls = {"score": 0, "update": 0}
+    calls = {"reward": 0, "score": 0, "update": 0}
 
     def losing(name: str, *, lost: set[int]) -> Callable[..., None]:
         def before(*_: Any) -> None:
@@ -303,7 +303,9 @@ def test_what_was_lost_with_a_node_is_drawn_again_and_the_result_is_the_same(tin
     def wrap(parts: Parts) -> Parts:
         return replace(
             parts,
-            rewards=Wrapped(parts.rewards, {"score": losing("score", lost={2, 5})}),
+            rewards=Wrapped(
+                parts.rewards, {"reward": losing("reward", lost={2, 5}), "score": losing("score", lost={1})}
+            ),
             learner=Wrapped(parts.learner, {"update": losing("update", lost={2})}),
         )
 
@@ -319,7 +321,7 @@ def test_what_is_lost_every_time_ends_the_run(tiny_config: Config) -> None:
         raise ShardLostError("the node is gone")
 
     with pytest.raises(ShardLostError):
-        run(red(tiny_config), Story(), wrap=lambda p: replace(p, rewards=Wrapped(p.rewards, {"score": gone})))
+        run(red(tiny_config), Story(), wrap=lambda p: replace(p, rewards=Wrapped(p.rewards, {"reward": gone})))
 
 
 class FullDisk(Story):
