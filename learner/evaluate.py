@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from learner.redraw import redrawn
+from learner.lost import again_if_lost
 from protocol.config import RunConfig
 from protocol.errors import ConfigError, ContractError
 from protocol.messages import DrawRequest, Prompt, Scores
@@ -66,9 +66,8 @@ async def evaluate(
         pictures = await parts.rollouts.fetch(handle) if here else None
         return scores, {place: pictures[place - start] for place in here if pictures is not None}
 
-    parts_read = await asyncio.gather(
-        *(redrawn(partial(read, start)) for start in range(0, len(wanted), settings.batch))
-    )
+    starts = range(0, len(wanted), settings.batch)
+    parts_read = await asyncio.gather(*(again_if_lost(partial(read, start)) for start in starts))
     readings = np.concatenate([_reading(scores, settings.component) for scores, _ in parts_read])
     pictures = {place: picture for _, held in parts_read for place, picture in held.items()}
     by_tag = _means([prompt for prompt, _ in wanted], readings)

@@ -25,7 +25,7 @@ import numpy as np
 
 from learner.evaluate import Evaluation, evaluate
 from learner.guards import Guards
-from learner.redraw import DRAWS, redrawn
+from learner.lost import DRAWS, again_if_lost
 from learner.setting_aside import set_aside_if_void
 from learner.stream import GroupStream
 from protocol.config import RunConfig
@@ -170,7 +170,9 @@ class Groups:
             )
             for first in range(0, self.config.group.size, members)
         ]
-        shards = await asyncio.gather(*(redrawn(partial(_draw_and_score, self.parts, request)) for request in requests))
+        shards = await asyncio.gather(
+            *(again_if_lost(partial(_score_shard, self.parts, request)) for request in requests)
+        )
         return ScoredGroup(prompt=prompt, shards=set_aside_if_void(shards))
 
     async def learn(self, iteration: int, batch: Sequence[ScoredGroup]) -> Metrics:
@@ -256,7 +258,7 @@ async def _save(groups: Groups, journal: Journal) -> bool:
     return True
 
 
-async def _draw_and_score(parts: Parts, request: ShardRequest) -> ScoredShard:
+async def _score_shard(parts: Parts, request: ShardRequest) -> ScoredShard:
     receipt, rollout, images = await parts.rollouts.sample(request)
     receipt.require(version=request.version, digest=request.digest)
     prompt, count = request.prompt, receipt.pictures

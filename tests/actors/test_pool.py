@@ -14,8 +14,9 @@ from actors.alive import HEARTBEAT, Alive
 from actors.calls import answer
 from actors.nodes import NodeLosses
 from actors.pool import ActorPool
-from actors.sources import RewardPools
+from actors.reward_source import RewardPools
 from protocol.errors import ContractError, PoolError, ScorerError
+from tests.sinks import Silent
 
 pytestmark = pytest.mark.ray
 
@@ -76,16 +77,6 @@ def cluster() -> Iterator[None]:
     ray.init(address="local", num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
     yield
     ray.shutdown()
-
-
-class Silent:
-    """A status sink that nobody reads."""
-
-    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002
-        pass
-
-    def event(self, message: str, kind: str = "info") -> None:
-        pass
 
 
 def make_pool(size: int = 2, max_restarts: int = 3) -> ActorPool:

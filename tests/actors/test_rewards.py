@@ -13,12 +13,15 @@ import pytest
 import ray
 
 from actors import reward_pool
+from actors.nodes import NodeLosses
 from actors.reward_source import RewardPools
 from protocol.errors import InputError, PromptError, RewardError
 from protocol.messages import Metadata, Prompt, Scores
 from rewards.answers import partly
+from tests.sinks import Silent
 
 pytestmark = pytest.mark.ray
+NODES = NodeLosses(within_s=60)
 
 
 class Moody:
@@ -71,7 +74,7 @@ def cluster() -> Iterator[None]:
 
 def pools(tiny_config: Any, **reward: Any) -> RewardPools:
     settings = {"scorer": f"{__name__}:Moody", "cpus": 0, "timeout_s": 20.0} | reward
-    return RewardPools(tiny_config(rewards={"moody": settings}, evaluation={"component": "reward"}))
+    return RewardPools(tiny_config(rewards={"moody": settings}, evaluation={"component": "reward"}), NODES, Silent())
 
 
 def run(source: RewardPools, *requests: tuple[list[int], list[dict[str, Any]]]) -> list[Scores]:
@@ -148,7 +151,9 @@ def test_a_paused_reward_whose_pool_was_used_up_gets_a_new_one(tiny_config: Any,
     monkeypatch.setattr(reward_pool, "PAUSE_S", (0.2, 0.2))
     settings = {"scorer": f"{__name__}:Moody", "cpus": 0, "timeout_s": 20.0, "on_failure": "pause", "tries": 1}
     source = RewardPools(
-        tiny_config(rewards={"moody": settings}, evaluation={"component": "reward"}, cluster={"max_restarts": 0})
+        tiny_config(rewards={"moody": settings}, evaluation={"component": "reward"}, cluster={"max_restarts": 0}),
+        NODES,
+        Silent(),
     )
     (scores,) = run(source, ([5], [{"once": str(tmp_path / "die"), "does": "die"}]))
     assert scores.values.tolist() == [5]

@@ -180,13 +180,14 @@ def two_nodes() -> Iterator[TwoNodes]:
 
 
 def story(run: Path) -> tuple[str, list[dict[str, Any]]]:
-    """sha256 of the last adapter, and all metrics without wall times."""
+    """sha256 of the last adapter, and all metrics but wall times and counts of what had to be tried again."""
     import hashlib
 
     found = newest_checkpoint(run / "checkpoints")
     assert found is not None
     sha = hashlib.sha256((found[1] / FILE_NAME).read_bytes()).hexdigest()
-    lines = [{k: v for k, v in line.items() if "seconds" not in k} for line in read_lines(run / "metrics.jsonl")]
+    told = read_lines(run / "metrics.jsonl")
+    lines = [{k: v for k, v in line.items() if not k.startswith(("seconds/", "reward_server/"))} for line in told]
     return sha, lines
 
 
