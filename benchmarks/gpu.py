@@ -3,6 +3,7 @@
     python -m benchmarks.gpu                       # 512 x 512, T = 10, bfloat16, LoRA rank 32
     python -m benchmarks.gpu --members 8 --json gpu.json
     python -m benchmarks.gpu --tiny --device cpu   # a tiny architecture: whether it runs at all
+    python -m benchmarks.gpu --estimate            # what it would take, computed without a GPU
 
 Reported: pictures per second drawn plainly and with every point completed (T' = 2 and 5), learner pairs per second and
 their share of the card's bf16 peak, peak memory beside the estimate, seconds to export and load the adapter.
@@ -22,7 +23,7 @@ from rich.table import Table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from deploy.estimate import estimate_of
+from deploy.estimate import Estimate, estimate_of
 from flow.build import policy_of
 from flow.families import SD3
 from flow.hollow import backbone_of_parts
@@ -75,6 +76,10 @@ def main(words: Sequence[str] | None = None) -> dict[str, float]:
     """Measure, print a table, and return the figures by name."""
     args = _arguments(words)
     config = _config(args)
+    if args.estimate:
+        for line in _estimate(config, args).lines():
+            Console().print(line, soft_wrap=True)
+        return {}
     backbone = _backbone(config, args, torch.device(args.device))
     lora = Lora(backbone.transformer, SD3.adapter(config.model.lora), seed=0)
     figures: dict[str, float] = {}
@@ -109,6 +114,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--compile", help="torch.compile backend, such as inductor")
     parser.add_argument("--peak-tflops", type=float, help="the card's dense bf16 peak, where its name is unknown")
     parser.add_argument("--tiny", action="store_true", help="a tiny architecture and 16 x 16 pixels")
+    parser.add_argument("--estimate", action="store_true", help="only compute costs and memory; needs no GPU")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     return parser.parse_args(words)
 
@@ -239,14 +245,19 @@ def _publication(lora: Lora) -> dict[str, float]:
     }
 
 
-def _estimates(config: RunConfig, args: argparse.Namespace, figures: dict[str, float]) -> dict[str, float]:
-    """The learner's estimated activations and weights beside what was measured, at the measured batch."""
-    batch = min(args.learner_batch, args.members)
+def _estimate(config: RunConfig, args: argparse.Namespace) -> Estimate:
     tree = config.model_dump(mode="json")
-    tree["model"] |= {"forward_batch": batch, "compile": None}
-    small, fake = parse_config(tree), FakeTensorMode()
-    hollow = _backbone(small, argparse.Namespace(**{**vars(args), "device": "cpu"}), fake)
-    found = estimate_of(small, hollow, [], SD3.adapter(small.model.lora), fake=fake)
+    tree["model"]["compile"] = None
+    plain, fake = parse_config(tree), FakeTensorMode()
+    hollow = _backbone(plain, argparse.Namespace(**{**vars(args), "device": "cpu"}), fake)
+    return estimate_of(plain, hollow, [], SD3.adapter(plain.model.lora), fake=fake)
+
+
+def _estimates(config: RunConfig, args: argparse.Namespace, figures: dict[str, float]) -> dict[str, float]:
+    """The learner's estimated weights and activations beside what was measured, at the measured batch."""
+    tree = config.model_dump(mode="json")
+    tree["model"]["forward_batch"] = min(args.learner_batch, args.members)
+    found = _estimate(parse_config(tree), args)
     tensors = sum(size for part, size in found.learner.items() if part != "context") / 2**30
     return {"learner, estimated GiB": tensors, "learner, estimated / measured": tensors / figures["learner, peak GiB"]}
 

@@ -22,6 +22,11 @@ def test_it_runs_from_end_to_end_on_the_cpu(words: list[str], tmp_path: Path) ->
     assert figures["learner, share of bf16 peak"] == pytest.approx(figures["learner, TFLOP/s"])
 
 
+def test_it_estimates_without_a_gpu(capsys: pytest.CaptureFixture) -> None:
+    assert main(["--tiny", "--estimate"]) == {}
+    assert "a learner takes about" in capsys.readouterr().out
+
+
 def test_the_architecture_is_the_published_one() -> None:
     import diffusers
     import torch
