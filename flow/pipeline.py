@@ -59,7 +59,7 @@ class PipelineBackbone(ABC):
         if config.gradient_checkpointing:
             self.transformer.enable_gradient_checkpointing()
         if config.compile:
-            self.transformer.compile(backend=config.compile)
+            self._compile(config.compile)
 
     @classmethod
     def load(cls, config: ModelConfig, folder: Path, *, device: torch.device) -> Self:
@@ -130,6 +130,12 @@ class PipelineBackbone(ABC):
         pictures = self.vae.decode(scaled, return_dict=False)[0]
         unit = cast(np.ndarray, self._pipeline.image_processor.postprocess(pictures, output_type="np"))
         return (unit * 255).round().astype(np.uint8)
+
+    def _compile(self, backend: str) -> None:
+        known = torch.compiler.list_backends(exclude_tags=())
+        if backend not in known:
+            raise ModelError(f"model.compile must be one of torch's backends {sorted(known)}, got {backend!r}")
+        self.transformer.compile(backend=backend)
 
     def _require_known_schedule(self) -> None:
         settings = self._pipeline.scheduler.config

@@ -72,6 +72,12 @@ def test_missing_preset_file_is_refused(monkeypatch, capsys):
         ("group.size=1", "flowcredit: group.size must be at least 2, got 1: advantages compare samples"),
         ("group.shard=3", "flowcredit: group.shard must divide group.size 2, got 3"),
         ("sampling.kernel=brown", "flowcredit: sampling.kernel: input should be"),
+        ("model.dtype=int8", "flowcredit: model.dtype: input should be 'float32', 'bfloat16' or 'float16'"),
+        ("model.height=16", "flowcredit: model.height and model.width must be given together, got 16 and None"),
+        (
+            "model.path=no/such_folder/here",
+            "flowcredit: model folder no/such_folder/here does not exist: set model.path",
+        ),
         ("nonsense", "flowcredit: an override must read key=value, got 'nonsense'"),
         ("rewards.geneval.scorer=genevl", "flowcredit: a scorer must be a known name"),
         ("rewards.geneval.args.detektor=x", "flowcredit: rewards.geneval:GenEval takes no argument 'detektor'"),

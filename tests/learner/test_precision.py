@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from flow.lora_file import write_lora
 from flow.rollout import RolloutPolicy
 from learner.learner import SCALER, Learner
 from protocol.config import RunConfig
-from protocol.errors import NonFiniteError, ParityError
+from protocol.errors import ModelError, NonFiniteError, ParityError
 from protocol.messages import Prompt, ScoredGroup, ScoredShard, Scores, ShardRequest
 
 Config = Callable[..., RunConfig]
@@ -185,6 +187,33 @@ def test_the_probe_asks_when_it_is_due_and_only_of_groups_of_this_version(tiny_c
     learner.step = 4
     metrics = learner.update([replace(stale[0], shards=(replace(shard, rollout=old),))])
     assert "probe/ratio_deviation" not in metrics
+
+
+def test_an_unknown_compiler_is_refused(tiny_config: Config) -> None:
+    with pytest.raises(
+        ModelError, match=r"model.compile must be one of torch's backends \[.*'inductor'.*\], got 'gcc'"
+    ):
+        Learner(model(tiny_config, compile="gcc"))
+
+
+def test_a_learner_starts_from_a_saved_adapter_and_its_reference_stays_the_base_model(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    plain = model(tiny_config)
+    learner, policy = pair(plain)
+    for _ in range(2):
+        learner.update(draw_groups(policy, plain, learner))
+    held = learner.weights()
+    write_lora(tmp_path, held, plain.model.lora)
+    config = model(tiny_config, lora={**plain.model.lora.model_dump(), "start": str(tmp_path)})
+    weighted = {"kl": {"weight": 0.1, "rule": "full"}, "updates_per_iteration": 1}
+    config = config.model_copy(update={"learner": type(config.learner)(**weighted)})
+    started = Learner(config)
+    assert started.weights().digest == held.digest
+    assert started.step == 0
+    metrics = started.update(draw_groups(RolloutPolicy(config), config, started))
+    assert metrics["train/first_ratio_deviation"] == 0
+    assert metrics["train/reference_kl"] > 0
 
 
 def test_a_compiled_transformer_gives_the_same_velocity(tiny_config: Config) -> None:
