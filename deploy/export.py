@@ -11,6 +11,7 @@ from safetensors import safe_open
 from deploy.run_read import average_of, checkpoint_of, config_of
 from flow.families import Family
 from flow.folder import find_model
+from flow.quiet import quiet_libraries
 from learner.checkpoint import AVERAGE
 from protocol.errors import RunFolderError
 
@@ -39,10 +40,16 @@ def export_model(
         average_of(state, run)
         checkpoint /= AVERAGE
     index, model = find_model(config_of(run).model)
-    pipeline = _load(model, index.family, dtype or _stored_dtype(model / "transformer"))
-    pipeline.load_lora_weights(checkpoint)
-    pipeline.fuse_lora()
-    pipeline.unload_lora_weights()
+    with quiet_libraries():
+        pipeline = _load(model, index.family, dtype or _stored_dtype(model / "transformer"))
+        pipeline.load_lora_weights(checkpoint)
+        pipeline.fuse_lora()
+        pipeline.unload_lora_weights()
+        _write(pipeline, folder)
+    return folder
+
+
+def _write(pipeline: Any, folder: Path) -> None:
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -52,25 +59,22 @@ def export_model(
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise RunFolderError(f"folder {folder} cannot be written: {error.strerror or error}") from error
-    return folder
 
 
 def _load(model: Path, family: Family, dtype: str) -> Any:
     import diffusers
     import torch
 
-    from flow.quiet import quiet_libraries
     from flow.text import UNREADABLE, unreadable
 
     entries = json.loads((model / "model_index.json").read_text(encoding="utf-8"))
     absent = {part: None for part, entry in entries.items() if isinstance(entry, list) and not all(entry)}
-    with quiet_libraries():
-        try:
-            return getattr(diffusers, family.pipeline).from_pretrained(
-                model, local_files_only=True, dtype=getattr(torch, dtype), **absent
-            )
-        except UNREADABLE as error:
-            raise unreadable(model, family, error) from error
+    try:
+        return getattr(diffusers, family.pipeline).from_pretrained(
+            model, local_files_only=True, dtype=getattr(torch, dtype), **absent
+        )
+    except UNREADABLE as error:
+        raise unreadable(model, family, error) from error
 
 
 def _stored_dtype(folder: Path) -> str:

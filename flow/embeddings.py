@@ -10,6 +10,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from uuid import uuid4
@@ -62,7 +63,7 @@ class Embeddings:
         """
         if self._folder is None:
             raise ModelError("model.embedding_cache must name a folder to encode prompts ahead, got none")
-        missing = [text for text in dict.fromkeys(texts) if self._read(text) is None]
+        missing = [text for text in dict.fromkeys(texts) if not self._path(text).exists()]
         for text in missing:
             self._write(text, self._encoders.encode(text))
         return len(missing)
@@ -110,6 +111,8 @@ class Embeddings:
             save_file({name: tensor.contiguous() for name, tensor in embeddings.items()}, partial)
             os.replace(partial, path)
         except (OSError, SafetensorError) as error:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
             raise ModelError(f"model.embedding_cache {self._folder} cannot be written: {error}") from error
 
 

@@ -55,7 +55,8 @@ def config_folder(repo: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     with _explained(repo, revision):
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=["*.json"]))
+        wanted = ["model_index.json", "*/config.json", "*/scheduler_config.json"]
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=wanted))
 
 
 @contextmanager
@@ -80,8 +81,8 @@ def _explained(repo: str, revision: str | None) -> Iterator[None]:
     except errors.LocalEntryNotFoundError:
         reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
         raise ModelError(
-            f"{what} is not in the hub cache {constants.HF_HUB_CACHE} and {reason}: run `hf download {repo}` where"
-            " there is a network, or set model.path to a folder in diffusers' format"
+            f"{what} is not, or not wholly, in the hub cache {constants.HF_HUB_CACHE} and {reason}:"
+            f" run `hf download {repo}` where there is a network, or set model.path to a folder in diffusers' format"
         ) from None
     except errors.EntryNotFoundError:
         raise ModelError(f"{what} must be in diffusers' format: it has no model_index.json") from None

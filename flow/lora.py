@@ -100,14 +100,18 @@ class Lora:
             raise ModelError(
                 f"model.lora.start {path} must name modules that model.lora.targets names too, got {foreign[0]}"
             )
-        ranks = {array.shape[0] for name, array in arrays.items() if "lora_A" in name}
-        if ranks != {config.rank} or alpha not in (None, config.alpha):
+        ranks = sorted({array.shape[0] for name, array in arrays.items() if "lora_A" in name})
+        alpha = alpha or next(iter(ranks), None)
+        if ranks != [config.rank] or alpha != config.alpha:
             raise ModelError(
-                f"model.lora.start {path} has rank {sorted(ranks)} and alpha {alpha or sorted(ranks)[0]}:"
-                f" set model.lora.rank and model.lora.alpha to these, got {config.rank} and {config.alpha}"
+                f"model.lora.start {path} has rank {ranks} and alpha {alpha}: set model.lora.rank and model.lora.alpha"
+                f" to these, got {config.rank} and {config.alpha}"
             )
-        held = self.export(version=0).arrays
-        merged = {**held, **arrays}
+        merged = {**self.export(version=0).arrays, **arrays}
+        try:
+            self._check(merged)
+        except ContractError as error:
+            raise ModelError(f"model.lora.start {path} belongs to another model: {error}") from None
         self.load(PolicyWeights(version=0, arrays=merged, digest=digest_of(merged)))
 
     def _check(self, arrays: Mapping[str, np.ndarray]) -> None:

@@ -130,6 +130,14 @@ def test_a_saved_adapter_that_does_not_fit_is_refused(folder: Path, tmp_path: Pa
         lora.start_from(str(tmp_path), config.model_copy(update={"alpha": 8}))
     with pytest.raises(ModelError, match=r"has rank \[4\]"):
         lora.start_from(str(tmp_path), config.model_copy(update={"rank": 8}))
+    bare = {**random_weights(lora).arrays}
+    save_file(bare, tmp_path / FILE_NAME)
+    with pytest.raises(ModelError, match=r"has rank \[4\] and alpha 4: set"):
+        lora.start_from(str(tmp_path), config)
+    wide = {name: np.repeat(array, 2, axis="lora_A" in name) for name, array in bare.items()}
+    save_file(wide, tmp_path / FILE_NAME)
+    with pytest.raises(ModelError, match=r"belongs to another model: adapter tensor .* must be"):
+        lora.start_from(str(tmp_path), config.model_copy(update={"alpha": 4}))
     foreign = {"transformer.proj_out.lora_A.weight": np.zeros((4, 4), np.float32)}
     save_file(foreign, tmp_path / FILE_NAME)
     with pytest.raises(
