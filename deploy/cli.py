@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from deploy import cli_reliability
+from deploy.cli_methods import register as register_method_commands
 from deploy.cli_models import dry_run
 from deploy.cli_models import register as register_model_commands
 from deploy.cli_rewards import register as register_rewards
@@ -79,6 +80,7 @@ def evaluate(
 
 
 register_model_commands(app)
+register_method_commands(app)
 
 
 def main() -> None:

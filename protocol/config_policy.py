@@ -122,10 +122,14 @@ class SamplingConfig(Section):
     @model_validator(mode="after")
     def _consistent(self) -> "SamplingConfig":
         for level in (self.noise_level, *self.noise_levels):
-            if not 0 < level <= 1:
+            if level <= 0:
                 raise ValueError(
-                    f"sampling.noise_level must be above 0 and at most 1, got {level}:"
-                    " above 1 the root of sigma'^2 - std^2 turns negative, 0 explores nothing"
+                    f"sampling.noise_level must be above 0, got {level}: without noise nothing is explored"
+                )
+            if level > 1 and self.kernel in ("ddim_sde", "cps"):
+                raise ValueError(
+                    f"sampling.noise_level must be at most 1 for {self.kernel}, got {level}:"
+                    " above 1 the root of sigma'^2 - std^2 turns negative; lower it"
                 )
         if self.noise_levels and len(self.noise_levels) != self.steps - 1:
             raise ValueError(

@@ -1,0 +1,177 @@
+"""How well cheap completions rank points: rank correlation of their scores with those of a costly completion.
+
+    python -m benchmarks.completion_fidelity toy_geneval --prompts 12
+
+One group for each prompt is drawn with the base model; every point is completed in every way. Spearman's correlation is
+taken over the members at one point of one prompt and averaged over points and prompts; a point at which all scores are
+equal has no ranking and is left out. Two references: the remaining schedule, and the ODE in 64 second-order substeps.
+`forwards` is the number of velocity evaluations of one point beyond the one that the main pass made, averaged over
+points.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import spearmanr
+
+from deploy.presets import find_preset
+from flow.backbone import load_backbone
+from flow.build import policy_of
+from flow.completion import complete, substep_grid
+from flow.noise import INITIAL, SHARED, trajectory_noise
+from flow.policy import FlowPolicy
+from flow.sampler import trajectory
+from protocol.config import RunConfig
+from protocol.config_file import load_config
+from protocol.config_policy import CompletionConfig
+from protocol.messages import Prompt
+from protocol.prompts import read_prompts
+from rewards.scorer import CheckedScorer, build_scorer
+
+FINE = CompletionConfig(rule="ode", substeps=64, solver="adams")
+WAYS: dict[str, CompletionConfig] = {
+    "tweedie": CompletionConfig(rule="tweedie"),
+    **{f"euler {n}": CompletionConfig(substeps=n) for n in (2, 3, 5, 8)},
+    **{f"euler {n}, schedule spacing": CompletionConfig(substeps=n, spacing="schedule") for n in (2, 3, 5)},
+    **{f"adams {n}": CompletionConfig(substeps=n, solver="adams") for n in (2, 3, 5, 8)},
+    **{f"heun {n}": CompletionConfig(substeps=n, solver="heun") for n in (2, 3)},
+    "remaining schedule": CompletionConfig(rule="schedule"),
+    "remaining schedule, adams": CompletionConfig(rule="schedule", solver="adams"),
+    "fine": FINE,
+}
+REFERENCES = ("remaining schedule", "fine")
+
+
+@dataclass(frozen=True)
+class Point:
+    """All members of one prompt at one point, completed in one way."""
+
+    way: str
+    prompt: int
+    k: int
+    forwards: int
+    latents: np.ndarray
+    scores: dict[str, np.ndarray]
+
+
+def completed_points(
+    policy: FlowPolicy, config: RunConfig, prompts: Sequence[Prompt], scorers: dict[str, CheckedScorer], members: int
+) -> Iterator[Point]:
+    """Every way at every stochastic point but the first, which all members share."""
+    shape = policy.backbone.latent_shape
+    for number, prompt in enumerate(prompts):
+        conditioning = policy.conditioning(prompt.text, prompt.negative)
+        key = {"seed": config.seed, "iteration": 0, "group": number, "shape": shape}
+        shared = trajectory_noise(**key, members=[SHARED], step=INITIAL).repeat(members, 1, 1, 1)
+        own = range(members)
+        steps = trajectory(
+            policy,
+            initial=shared,
+            conditioning=conditioning,
+            noise=lambda k, key=key, own=own: trajectory_noise(**key, members=own, step=k),
+            stochastic=policy.steps,
+        )
+        for step in [each for each in steps if each.k in policy.steps][1:]:
+            for way, completion in WAYS.items():
+                calls = []
+
+                def velocity(latents: Any, sigma: Any, calls: list[int] = calls, rows: Any = conditioning) -> Any:
+                    calls.append(len(latents))
+                    return policy.velocity(latents, sigma, rows)
+
+                clean = complete(
+                    latents=step.latents,
+                    first_velocity=step.velocity,
+                    grid=substep_grid(completion, sigmas=policy.sigmas, k=step.k).expand(members, -1),
+                    velocity=velocity,
+                    solver=completion.solver,
+                )
+                pictures = policy.backbone.decode(clean)
+                texts, facts = [prompt.text] * members, [prompt.metadata] * members
+                scores = {name: scorer.score(pictures, texts, facts).values for name, scorer in scorers.items()}
+                yield Point(way, number, step.k, len(calls), clean.numpy(), scores)
+
+
+def summarise(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """One row for each way: forwards, error of the latents, and correlations by reference and scorer."""
+    held = {(point.way, point.prompt, point.k): point for point in points}
+    rows = []
+    for way in WAYS:
+        own = [point for point in points if point.way == way]
+        row: dict[str, Any] = {"way": way, "forwards": float(np.mean([point.forwards for point in own]))}
+        errors = [np.square(point.latents - held["fine", point.prompt, point.k].latents).mean() for point in own]
+        row["latent_rms_error"] = float(np.sqrt(np.mean(errors)))
+        for reference in REFERENCES:
+            for name in own[0].scores:
+                pairs = [(point.scores[name], held[reference, point.prompt, point.k].scores[name]) for point in own]
+                row[f"{name} against {reference}"] = _mean_correlation(pairs)
+        rows.append(row)
+    return rows
+
+
+def _mean_correlation(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float | None:
+    ranked = [(a, b) for a, b in pairs if np.ptp(a) > 0 and np.ptp(b) > 0]
+    return float(np.mean([spearmanr(a, b).statistic for a, b in ranked])) if ranked else None
+
+
+def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Correlation against forwards, one panel for each scorer, against the fine ODE."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    names = [key for key in rows[0] if key.endswith("against fine")]
+    figure = Figure(figsize=(5 * len(names), 3.6), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False).flat, names, strict=True):
+        for row in rows:
+            if row["way"] == "fine" or row[name] is None:
+                continue
+            marker = {"e": "o", "a": "s", "h": "^", "t": "D", "r": "*"}[row["way"][0]]
+            axes.plot(row["forwards"], row[name], marker, color="C0" if "schedule" not in row["way"] else "C1")
+            axes.annotate(
+                row["way"], (row["forwards"], row[name]), fontsize=6, xytext=(3, 3), textcoords="offset points"
+            )
+        axes.set(xlabel="forwards a point", ylabel="rank correlation", title=name)
+        axes.grid(alpha=0.3)
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=130)
+
+
+def main(
+    preset: Annotated[str, typer.Argument(help="Preset whose model, prompts, sampling and scorers are used.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Config overrides.")] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts, one group each.")] = 12,
+    members: Annotated[int, typer.Option(min=3, help="Members of a group.")] = 24,
+    out: Annotated[Path, typer.Option(help="JSON file; a plot beside it.")] = Path("runs/completion_fidelity.json"),
+) -> None:
+    """Measure, print the table, write JSON and plot."""
+    config = load_config(find_preset(preset), overrides=overrides or [])
+    torch.set_num_threads(config.cluster.rollout.threads)
+    chosen = read_prompts(config.data, config.data.train)[:: max(1, 240 // prompts)][:prompts]
+    scorers = {name: build_scorer(reward.scorer, **reward.args) for name, reward in config.rewards.items()}
+    scorers["redness"] = build_scorer("benchmarks.scorers:Redness")
+    policy = policy_of(load_backbone(config.model), config)
+    with torch.no_grad():
+        rows = summarise(list(completed_points(policy, config, chosen, scorers, members)))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    facts = {"preset": preset, "overrides": overrides or [], "prompts": len(chosen), "members": members, "rows": rows}
+    out.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    plot(rows, out.with_suffix(".png"))
+    columns = list(rows[0])
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(
+            *(value if isinstance(value, str) else "-" if value is None else f"{value:.3f}" for value in row.values())
+        )
+    Console(width=200).print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,302 @@
+"""Which credit rule learns fastest: every method on the same preset, prompts, seeds and budget.
+
+    python -m benchmarks.credit_race run --iterations 60 --seconds 600    # resumable; every cell in a run folder
+    python -m benchmarks.credit_race run --only stepwise --seeds 1         # some cells
+    python -m benchmarks.credit_race report                                # JSON, plots and table of what is there
+
+A cell is (variant, seed, reward). A variant is a method plus config keys; `VARIANTS` lists the methods and the papers'
+ablations. A cell trains until it has both enough iterations and enough training seconds, so that variants can be
+compared at equal iterations and at equal wall clock; seconds are those of drawing, scoring and learning, without
+evaluations. Groups are drawn ahead while an evaluation runs, so the iteration after one counts as much as the median of
+the others. The KL term and the running mean are off and learning rate and clip range are the preset's for every
+variant, unless `TUNED` says otherwise, so that only the credit differs.
+"""
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.race_plots import write_plots
+from deploy.presets import find_preset
+from deploy.progress import Progress
+from deploy.run import run_training
+from deploy.run_folder import METRICS
+from protocol.config import RunConfig
+from protocol.config_file import load_config
+
+RUNS = Path("runs/credit_race")
+COMMON = (
+    "learner.kl.weight=0",
+    "learner.average.decay=0",
+    "evaluation.weights=trained",
+    "learner.epochs=1",
+    "cluster.learner.threads=1",
+    "checkpoint.keep=1",
+)
+REWARDS: Mapping[str, tuple[str, ...]] = {
+    "geneval": (),
+    "redness": ("rewards={redness: {scorer: 'benchmarks.scorers:Redness'}}", "evaluation.component=reward"),
+}
+THREE_SEEDS = ("flow_grpo", "stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One lane of the race."""
+
+    method: str
+    keys: tuple[str, ...] = ()
+
+
+VARIANTS: Mapping[str, Variant] = {
+    **{
+        name: Variant(name)
+        for name in (
+            *THREE_SEEDS, "flow_grpo_fast", "dance_grpo", "mix_grpo", "tp_grpo_plain", "temp_flow", "step_weights",
+        )
+    },
+    # Stepwise-Flow-GRPO's figures 9 (normalisation) and 10 (substeps), on its SDE and on Flow-SDE.
+    "stepwise, per step": Variant("stepwise", ("credit.normalise=per_step",)),
+    "stepwise, centred": Variant("stepwise", ("credit.normalise=centred",)),
+    "flow sde, per step": Variant("stepwise_flow_sde", ("credit.normalise=per_step",)),
+    "flow sde, centred": Variant("stepwise_flow_sde", ("credit.normalise=centred",)),
+    "flow sde, ema": Variant("stepwise_flow_sde", ("credit.normalise=ema",)),
+    **{f"flow sde, T'={n}": Variant("stepwise_flow_sde", (f"completion.substeps={n}",)) for n in (1, 2, 8)},
+    # What may cure gains on verdicts: longer traces, the schedule's own completions, other noise.
+    **{
+        f"flow sde, lambda={decay}": Variant("stepwise_flow_sde", ("credit.rule=gae", f"credit.gae_lambda={decay}"))
+        for decay in (0.5, 0.9, 1.0)
+    },
+    "flow sde, own schedule": Variant("stepwise_flow_sde", ("completion.rule=schedule",)),
+    "flow sde, adams 2": Variant("stepwise_flow_sde", ("completion.substeps=2", "completion.solver=adams")),
+    "flow sde, own noise": Variant("stepwise_flow_sde", ("sampling.shared_noise=false",)),
+    "flow_grpo, shared noise": Variant("flow_grpo", ("sampling.shared_noise=true",)),
+    "cps gains": Variant("stepwise", ("sampling.kernel=cps", "sampling.noise_level=0.5")),
+}  # fmt: skip
+TUNED: Mapping[str, tuple[str, ...]] = {}
+"""Keys by variant, such as a learning rate; give every variant the same effort."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the race."""
+
+    variant: str
+    seed: int
+    reward: str
+
+    @property
+    def folder(self) -> str:
+        """Its name on disk."""
+        return f"{self.reward}/{self.variant.replace(', ', '-').replace(' ', '_').replace('=', '')}/seed_{self.seed}"
+
+
+def cell_config(preset: str, cell: Cell, *, iterations: int, every: int, extra: Sequence[str]) -> RunConfig:
+    """The whole config of a cell."""
+    variant = VARIANTS[cell.variant]
+    overrides = (
+        f"method={variant.method}",
+        f"seed={cell.seed}",
+        f"iterations={iterations}",
+        f"evaluation.every={every}",
+        *COMMON,
+        *REWARDS[cell.reward],
+        *variant.keys,
+        *TUNED.get(cell.variant, ()),
+        *extra,
+    )
+    return load_config(find_preset(preset), overrides=overrides)
+
+
+def run_cell(
+    preset: str, cell: Cell, runs: Path, *, iterations: int, seconds: float, every: int, extra: Sequence[str]
+) -> None:
+    """Train a cell until it has both budgets; what is there already is not trained again."""
+    folder = runs / cell.folder
+    while True:
+        done, spent = reached(folder)
+        if done >= iterations and spent >= seconds:
+            return
+        target = max(iterations, done + every if done >= iterations else 0)
+        config = cell_config(preset, cell, iterations=target, every=every, extra=extra)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if not run_training(config, folder=folder, is_local=True, progress=Progress()).finished:
+            raise typer.Exit(130)
+
+
+def reached(folder: Path) -> tuple[int, float]:
+    """Iterations and training seconds of a cell so far."""
+    seconds = _seconds(_lines(folder))
+    return len(seconds), sum(seconds)
+
+
+def read_cell(cell: Cell, runs: Path) -> dict[str, Any] | None:
+    """A cell's curve: iteration, training seconds and held-out score of every evaluation; mean gains by step."""
+    lines = _lines(runs / cell.folder)
+    trained = [line for line in lines if "seconds/iteration" in line]
+    clock = np.concatenate([[0.0], np.cumsum(_seconds(lines))])
+    evaluations = {line["iteration"]: line["evaluation/score"] for line in lines if "evaluation/score" in line}
+    if not evaluations:
+        return None
+    places = sorted(iteration for iteration in evaluations if iteration < len(clock))
+    gains: dict[str, list[float]] = {}
+    for line in trained:
+        for key, value in line.items():
+            if key.startswith("gain/step_") and key.endswith("_abs_mean") and value is not None:
+                gains.setdefault(key.split("_")[1], []).append(value)
+    return {
+        **asdict(cell),
+        "iterations": places,
+        "seconds": [float(clock[place]) for place in places],
+        "scores": [evaluations[place] for place in places],
+        "train_reward": [line.get("reward/mean") for line in trained],
+        "gains": {
+            step: statistics.fmean(values) for step, values in sorted(gains.items(), key=lambda item: int(item[0]))
+        },
+        "zero_variance": _mean(line.get("group/zero_variance") for line in trained),
+    }
+
+
+def summarise(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, Any]]:
+    """One row for each variant: end score, and what it takes to reach the score that Flow-GRPO ends with."""
+    own = [cell for cell in cells if cell["reward"] == reward]
+    basis = [cell for cell in own if cell["variant"] == "flow_grpo"]
+    if not basis:
+        return []
+    last = min(cell["iterations"][-1] for cell in basis)
+    goal = statistics.fmean(_at(cell, last) for cell in basis)
+    rows = []
+    for variant in dict.fromkeys(cell["variant"] for cell in own):
+        lanes = [cell for cell in own if cell["variant"] == variant]
+        mean = _mean_curve(lanes)
+        arrival = next((place for place, score in enumerate(mean["scores"]) if score >= goal), None)
+        rows.append(
+            {
+                "variant": variant,
+                "seeds": len(lanes),
+                "start": mean["scores"][0],
+                "end": mean["scores"][-1],
+                "end_iteration": mean["iterations"][-1],
+                "at_goal_iterations": None if arrival is None else mean["iterations"][arrival],
+                "at_goal_seconds": None if arrival is None else mean["seconds"][arrival],
+                "seconds_an_iteration": mean["seconds"][-1] / max(1, mean["iterations"][-1]),
+            }
+        )
+    return [row | {"goal": goal} for row in rows]
+
+
+def _mean_curve(lanes: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Mean over seeds at the evaluations that all of them have."""
+    shared = sorted(set.intersection(*(set(lane["iterations"]) for lane in lanes)))
+    return {
+        "iterations": shared,
+        "scores": [statistics.fmean(_at(lane, place) for lane in lanes) for place in shared],
+        "seconds": [statistics.fmean(_at(lane, place, "seconds") for lane in lanes) for place in shared],
+    }
+
+
+def _at(cell: Mapping[str, Any], iteration: int, what: str = "scores") -> float:
+    return cell[what][cell["iterations"].index(iteration)]
+
+
+def _mean(values: Iterator[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _seconds(lines: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Training seconds of each iteration; the median for those whose groups were drawn beside an evaluation."""
+    evaluated = {line["iteration"] for line in lines if "evaluation/score" in line}
+    trained = [line for line in lines if "seconds/iteration" in line]
+    alone = [line["seconds/iteration"] for line in trained if line["iteration"] - 1 not in evaluated - {0}]
+    usual = statistics.median(alone) if alone else 0.0
+    return [usual if line["iteration"] - 1 in evaluated - {0} else line["seconds/iteration"] for line in trained]
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of a run folder that are whole; none when there is no run."""
+    path = folder / METRICS
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def planned(only: Sequence[str], rewards: Sequence[str], seeds: int | None) -> list[Cell]:
+    """The cells in the order in which they run: first one seed of everything, then further seeds."""
+    names = list(only) or list(VARIANTS)
+    unknown = [name for name in [*names, *rewards] if name not in VARIANTS and name not in REWARDS]
+    if unknown:
+        raise typer.BadParameter(f"{unknown[0]!r} is none of {[*VARIANTS, *REWARDS]}")
+    most = {name: seeds or (3 if name in THREE_SEEDS else 1) for name in names}
+    return [
+        Cell(variant=name, seed=seed, reward=reward)
+        for seed in range(max(most.values()))
+        for reward in rewards or REWARDS
+        for name in names
+        if seed < most[name]
+    ]
+
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+Runs = Annotated[Path, typer.Option(help="Folder of the cells.")]
+
+
+@app.command()
+def run(
+    overrides: Annotated[list[str] | None, typer.Argument(help="Config overrides of every cell.")] = None,
+    preset: Annotated[str, typer.Option(help="Preset that every variant is laid over.")] = "toy_geneval",
+    iterations: Annotated[int, typer.Option(min=1, help="Iterations that every cell gets.")] = 60,
+    seconds: Annotated[float, typer.Option(min=0, help="Training seconds that every cell gets at least.")] = 0.0,
+    every: Annotated[int, typer.Option(min=1, help="Iterations between evaluations.")] = 10,
+    only: Annotated[list[str] | None, typer.Option(help="Variants; default: all.")] = None,
+    reward: Annotated[list[str] | None, typer.Option(help="Rewards; default: all.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each; default: three of the main five.")] = None,
+    runs: Runs = RUNS,
+) -> None:
+    """Train the cells one after the other; run it again to go on."""
+    cells = planned(only or [], reward or [], seeds)
+    for place, cell in enumerate(cells):
+        typer.echo(f"cell {place + 1} of {len(cells)}: {cell.folder}")
+        run_cell(preset, cell, runs, iterations=iterations, seconds=seconds, every=every, extra=overrides or [])
+
+
+@app.command()
+def report(
+    runs: Runs = RUNS, out: Annotated[Path, typer.Option(help="JSON; plots beside it.")] = Path("runs/credit_race.json")
+) -> None:
+    """Read the cells, write JSON and plots, print the tables."""
+    cells = [found for cell in planned([], [], seeds=99) if (found := read_cell(cell, runs)) is not None]
+    tables = {reward: summarise(cells, reward) for reward in REWARDS}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({"cells": cells, "tables": tables}, indent=1), encoding="utf-8")
+    for path in write_plots(cells, out):
+        typer.echo(path)
+    console = Console(width=160)
+    for reward, rows in tables.items():
+        if not rows:
+            continue
+        table = Table(
+            *[key for key in rows[0] if key != "goal"], title=f"{reward}: Flow-GRPO ends at {rows[0]['goal']:.3f}"
+        )
+        for row in rows:
+            table.add_row(*(_shown(value) for key, value in row.items() if key != "goal"))
+        console.print(table)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,92 @@
+"""Plots of the credit race, made from its JSON cells alone."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+Cells = Sequence[Mapping[str, Any]]
+
+FIGURES: Mapping[str, tuple[str, ...]] = {
+    "methods": (
+        "flow_grpo", "stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo", "tp_grpo_plain", "flow_grpo_fast",
+        "dance_grpo", "mix_grpo", "temp_flow", "step_weights",
+    ),
+    "normalisation": (
+        "flow_grpo", "stepwise", "stepwise, per step", "stepwise, centred", "stepwise_flow_sde", "flow sde, per step",
+        "flow sde, centred", "flow sde, ema",
+    ),
+    "substeps": (
+        "flow_grpo", "flow sde, T'=1", "flow sde, T'=2", "stepwise_flow_sde", "flow sde, T'=8",
+        "flow sde, own schedule", "flow sde, adams 2",
+    ),
+    "kernels": ("flow_grpo", "stepwise", "stepwise_flow_sde", "cps gains"),
+    "traces": (
+        "flow_grpo", "stepwise_flow_sde", "flow sde, lambda=0.5", "flow sde, lambda=0.9", "flow sde, lambda=1.0",
+        "flow sde, own noise", "flow_grpo, shared noise",
+    ),
+}  # fmt: skip
+"""Variants of each figure; those without a cell are left out."""
+
+
+def write_plots(cells: Cells, out: Path) -> list[Path]:
+    """`<out>_<figure>.png` with the curves, and `<out>_gains.png` with the mean absolute gain of each step."""
+    paths = []
+    rewards = list(dict.fromkeys(cell["reward"] for cell in cells))
+    for name, variants in FIGURES.items():
+        if sum(any(cell["variant"] == variant for cell in cells) for variant in variants) > 1:
+            paths.append(_curves(cells, rewards, variants, out.with_name(f"{out.stem}_{name}.png")))
+    if any(cell["gains"] for cell in cells):
+        paths.append(_gains(cells, rewards, out.with_name(f"{out.stem}_gains.png")))
+    return paths
+
+
+def _curves(cells: Cells, rewards: Sequence[str], variants: Sequence[str], path: Path) -> Path:
+    """A row for each reward: held-out score over iterations and over training seconds, bands from seed to seed."""
+    figure = Figure(figsize=(11, 3.6 * len(rewards)), layout="constrained")
+    axes = figure.subplots(len(rewards), 2, squeeze=False)
+    for row, reward in zip(axes, rewards, strict=True):
+        for place, variant in enumerate(variants):
+            lanes = [cell for cell in cells if (cell["variant"], cell["reward"]) == (variant, reward)]
+            if lanes:
+                colour = f"C{place % 10}"
+                _band(row[0], lanes, "iterations", label=f"{variant} ({len(lanes)})", colour=colour)
+                _band(row[1], lanes, "seconds", label=variant, colour=colour)
+        row[0].set(xlabel="iteration", ylabel=f"held-out score ({reward})")
+        row[1].set(xlabel="training seconds")
+        row[0].legend(fontsize=7)
+    return _save(figure, path)
+
+
+def _band(axes: Axes, lanes: Cells, what: str, *, label: str, colour: str) -> None:
+    end = min(lane[what][-1] for lane in lanes)
+    grid = np.linspace(0, end, 50) if what == "seconds" else np.array([i for i in lanes[0][what] if i <= end], float)
+    curves = np.stack([np.interp(grid, lane[what], lane["scores"]) for lane in lanes])
+    axes.plot(grid, curves.mean(0), color=colour, label=label)
+    if len(lanes) > 1:
+        axes.fill_between(grid, curves.min(0), curves.max(0), color=colour, alpha=0.15, linewidth=0)
+
+
+def _gains(cells: Cells, rewards: Sequence[str], path: Path) -> Path:
+    figure = Figure(figsize=(5.5 * len(rewards), 3.6), layout="constrained")
+    for axes, reward in zip(figure.subplots(1, len(rewards), squeeze=False).flat, rewards, strict=True):
+        for variant in dict.fromkeys(cell["variant"] for cell in cells):
+            lanes = [c for c in cells if (c["variant"], c["reward"]) == (variant, reward) and len(c["gains"]) > 1]
+            if lanes and variant in FIGURES["methods"] and variant not in ("flow_grpo", "step_weights", "dance_grpo"):
+                steps = sorted({int(step) for lane in lanes for step in lane["gains"]})
+                values = [np.mean([lane["gains"][str(k)] for lane in lanes if str(k) in lane["gains"]]) for k in steps]
+                axes.plot(steps, values, "o-", label=variant)
+        axes.set(xlabel="step k", ylabel="mean absolute step reward", title=reward)
+        if axes.lines:
+            axes.legend(fontsize=7)
+    return _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=130)
+    return path

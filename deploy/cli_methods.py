@@ -1,0 +1,42 @@
+"""Commands about methods: list them, calibrate a noise level for each step."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deploy.presets import find_preset
+from protocol.config_file import load_config
+from protocol.config_method import method_names, read_method
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command()(methods)
+    app.command()(calibrate)
+
+
+def methods() -> None:
+    """List the published methods that `method=NAME` lays over a preset."""
+    for name in method_names():
+        typer.echo(f"{name:18} {read_method(name)['about']}")
+
+
+def calibrate(
+    preset: Annotated[str, typer.Argument(help="Name of a preset, or path of a YAML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Config overrides, e.g. method=dense_grpo.")] = None,
+    out: Annotated[Path, typer.Option(help="The YAML file that is written.")] = Path("calibrated.yaml"),
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds at most.")] = 30,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts of one round, a shard of each.")] = 8,
+) -> None:
+    """Calibrate a noise level for each step on the base model and write the config with the frozen table."""
+    from deploy.calibrate import Calibration, calibrated_config, write_config
+    from deploy.run import check_inputs
+
+    config = load_config(find_preset(preset), overrides=overrides or [])
+    found, _ = check_inputs(config)
+    settings = Calibration(rounds=rounds, prompts=prompts)
+    calibrated = calibrated_config(config, found, settings, typer.echo)
+    write_config(calibrated, out)
+    typer.echo(f"noise levels {list(calibrated.sampling.noise_levels)}")
+    typer.echo(f"written to {out}: flowcredit train {out}")

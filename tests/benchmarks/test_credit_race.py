@@ -1,0 +1,80 @@
+"""The race's accounting: which cells there are, what counts as training time, who arrives when."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.credit_race import (
+    REWARDS,
+    THREE_SEEDS,
+    VARIANTS,
+    Cell,
+    cell_config,
+    planned,
+    reached,
+    read_cell,
+    summarise,
+)
+from benchmarks.race_plots import FIGURES, write_plots
+from benchmarks.scorers import Redness
+
+
+def written(folder: Path, seconds: list[float], scores: dict[int, float]) -> None:
+    folder.mkdir(parents=True)
+    lines: list[dict[str, Any]] = [
+        {"iteration": place, "seconds/iteration": spent, "gain/step_0_abs_mean": 0.1 * place, "reward/mean": 0.5}
+        for place, spent in enumerate(seconds, start=1)
+    ]
+    lines += [{"iteration": place, "evaluation/score": score} for place, score in scores.items()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"cut')
+
+
+def test_every_variant_is_a_whole_config_on_the_toy_world() -> None:
+    for cell in planned([], [], seeds=1):
+        config = cell_config("toy_geneval", cell, iterations=60, every=10, extra=["group.per_iteration=4"])
+        assert (config.group.per_iteration, config.iterations, config.evaluation.every) == (4, 60, 10)
+        assert (config.learner.learning_rate, config.learner.kl.weight) == (2e-3, 0.0), "the preset's, for all"
+        assert set(config.rewards) == {cell.reward}
+
+
+def test_the_main_five_get_three_seeds_and_every_reward() -> None:
+    cells = planned([], [], seeds=None)
+    assert len(cells) == len(REWARDS) * (len(VARIANTS) + 2 * len(THREE_SEEDS))
+    assert len({cell.folder for cell in cells}) == len(cells)
+    assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
+    assert {variant for figure in FIGURES.values() for variant in figure} <= set(VARIANTS)
+
+
+def test_an_iteration_drawn_beside_an_evaluation_counts_as_the_others(tmp_path: Path) -> None:
+    written(tmp_path / "cell", [10.0, 10.0, 2.0, 12.0], {0: 0.4, 2: 0.5, 4: 0.6})
+    assert reached(tmp_path / "cell") == (4, pytest.approx(10 + 10 + 10 + 12))
+    assert reached(tmp_path / "absent") == (0, 0)
+
+
+def test_arrival_is_the_first_evaluation_at_flow_grpo_s_end_score(tmp_path: Path) -> None:
+    for seed, end in ((0, 0.6), (1, 0.7)):
+        written(tmp_path / Cell("flow_grpo", seed, "geneval").folder, [2.0] * 4, {0: 0.4, 2: 0.5, 4: end})
+    written(tmp_path / Cell("stepwise", 0, "geneval").folder, [3.0] * 4, {0: 0.4, 2: 0.66, 4: 0.8})
+    cells = [
+        read_cell(Cell(name, seed, "geneval"), tmp_path)
+        for name, seed in (("flow_grpo", 0), ("flow_grpo", 1), ("stepwise", 0))
+    ]
+    basis, stepwise = summarise([cell for cell in cells if cell], "geneval")
+    assert basis["goal"] == stepwise["goal"] == pytest.approx(0.65)
+    assert (basis["at_goal_iterations"], basis["seeds"]) == (4, 2)
+    assert (stepwise["at_goal_iterations"], stepwise["at_goal_seconds"]) == (2, pytest.approx(6.0))
+    assert read_cell(Cell("tp_grpo", 0, "geneval"), tmp_path) is None
+    paths = write_plots([cell for cell in cells if cell], tmp_path / "race.json")
+    assert {path.name for path in paths} >= {"race_methods.png", "race_gains.png"}
+
+
+def test_redness_is_red_minus_the_rest() -> None:
+    images = np.zeros((3, 2, 2, 3), np.uint8)
+    images[0, ..., 0] = 255
+    images[1, ..., 1:] = 255
+    scores = Redness().score(images, ["a"] * 3, [{}] * 3)
+    assert scores.values.tolist() == [1.0, -1.0, 0.0]
+    assert scores.valid.all()
