@@ -76,6 +76,8 @@ def evaluate(
     result = assess(config, run)
     for tag, value in result.by_tag.items():
         typer.echo(f"{tag:14} {value:.3f}")
+    for name, value in result.readings.items():
+        typer.echo(f"{'reward/' + name:14} {value:.3f}")
     typer.echo(f"{'overall':14} {result.score:.3f}  ({result.pictures} pictures, {result.missing} without a score)")
 
 

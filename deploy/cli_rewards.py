@@ -1,6 +1,7 @@
 """The commands about rewards: `flowcredit serve-rewards`, `flowcredit scorers`."""
 
 import os
+import socket
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,8 +55,11 @@ def serve_rewards(
         if not token:
             raise ConfigError(f"the environment variable {token_env} must hold the token, got none")
     built = {name: build_scorer(spec, **arguments) for name, (spec, arguments) in wanted.items()}
-    typer.echo(f"serving {', '.join(built)} on http://{host}:{port}" + ("" if token else ", open to all who reach it"))
-    uvicorn.run(make_app(built, max_waiting=max_waiting, token=token), host=host, port=port, log_level="warning")
+    listening = _listen(host, port)
+    where = f"http://{host}:{listening.getsockname()[1]}"
+    typer.echo(f"serving {', '.join(built)} on {where}" + ("" if token else ", open to all who reach it"))
+    app = make_app(built, max_waiting=max_waiting, token=token)
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])
 
 
 def wanted_scorers(
@@ -81,6 +85,13 @@ def wanted_scorers(
             raise ConfigError(f"--arg must read NAME.KEY=VALUE with NAME one of {sorted(wanted)}, got {entry!r}")
         wanted[name][1][argument] = yaml.safe_load(text)
     return wanted
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"{host}:{port} cannot be listened on: {error}; set --host and --port") from None
 
 
 def _rewards_section(path: Path) -> dict[str, Any]:

@@ -37,5 +37,7 @@ def decode_picture(data: bytes) -> np.ndarray:
             if width * height > MOST_PIXELS:
                 raise PictureError(f"a picture must have at most {MOST_PIXELS} pixels, got {width}x{height}")
             return np.array(picture.convert("RGB"))
+    except Image.UnidentifiedImageError:
+        raise PictureError(f"a picture must be a PNG or another picture file, got {len(data)} other bytes") from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise PictureError(f"a picture must be a PNG or another file that can be read: {error}") from None
+        raise PictureError(f"a picture must be a PNG or another picture file that can be read: {error}") from None

@@ -15,6 +15,7 @@ import numpy as np
 
 from protocol.errors import ContractError, ScorerError
 from protocol.messages import Metadata, Prompt, Scores
+from rewards.isolation import score_around_failures
 from rewards.loading import build_from_path, find_class, needing, suggest
 
 logger = logging.getLogger(__name__)
@@ -44,8 +45,8 @@ class Scorer(Protocol):
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         """Score B pictures uint8 [B, H, W, 3] (read-only), each against its own prompt and metadata.
 
-        A picture that cannot be judged gets NaN, `valid` false and a reason; it never gets 0. An exception makes the
-        whole batch missing.
+        A picture that cannot be judged gets NaN, `valid` false and a reason; it never gets 0. When this raises, it is
+        asked again for parts of the batch, and what it raises at is missing.
         """
         ...
 
@@ -131,7 +132,7 @@ class CheckedScorer:
         self._scorer.check(prompts)
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """Score B pictures; an exception inside the scorer makes all B missing, with the exception as reason.
+        """Score B pictures; one at which the scorer raises is missing, with the exception as reason.
 
         Raises:
             ContractError: wrong input, or an answer that breaks the contract: names the scorer, the rule, the value.
@@ -139,14 +140,19 @@ class CheckedScorer:
         self._check_request(images, prompts, metadata)
         read_only = images.view()
         read_only.flags.writeable = False
+        scores, error = score_around_failures(self._ask, read_only, prompts, metadata, name=self.name)
+        if error is not None:
+            missing = int((~scores.valid).sum())
+            logger.warning(
+                "scorer %s raised: %d of %d pictures missing", self.name, missing, len(images), exc_info=error
+            )
+        return scores
+
+    def _ask(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         try:
-            scores = self._scorer.score(read_only, prompts, metadata)
+            scores = self._scorer.score(images, prompts, metadata)
         except ContractError as error:
             raise ContractError(f"scorer {self.name}: {error}") from error
-        except Exception as error:  # whatever fails in a scorer means the same: no score
-            reason = f"{self.name}: {type(error).__name__}: {' '.join(str(error).split())}"
-            logger.warning("no scores for a batch of %d: %s", len(images), reason, exc_info=True)
-            return Scores.missing(len(images), reason)
         self._check_answer(scores, len(images))
         return scores
 

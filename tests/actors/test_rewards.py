@@ -160,6 +160,36 @@ def test_a_paused_reward_whose_pool_was_used_up_gets_a_new_one(tiny_config: Any,
     assert source.health()["moody"].lost == 1
 
 
+def test_no_further_shard_is_drawn_while_too_many_pictures_wait(tiny_config: Any) -> None:
+    source = pools(tiny_config, queue=4, batch=2)
+
+    async def scenario() -> list[str]:
+        order: list[str] = []
+        await source.pools["moody"].start()
+        try:
+            images = ray.put(np.zeros((6, 2, 2, 3), np.uint8))
+
+            async def draw(name: str) -> None:
+                await source.room()
+                order.append(f"{name} drawn")
+                await source.reward(images, ["p"] * 6, [{}] * 6)
+                order.append(f"{name} scored")
+
+            first = asyncio.ensure_future(draw("first"))
+            await asyncio.sleep(0)
+            await asyncio.gather(first, draw("second"))
+        finally:
+            source.pools["moody"].stop()
+        return order
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 60)) == [
+        "first drawn",
+        "first scored",
+        "second drawn",
+        "second scored",
+    ]
+
+
 def test_a_runtime_environment_is_the_actors_own_and_checks_prompts_there(tiny_config: Any) -> None:
     source = pools(tiny_config, runtime_env={"env_vars": {"MOODY_HATES": "poems"}}, resources={"ocr_node": 1}, actors=1)
 

@@ -1,6 +1,10 @@
 """The reward service and its client over real HTTP: equal scores, per-item errors, refusals, retries."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import httpx2
@@ -153,6 +157,24 @@ def test_a_reply_of_another_length_breaks_the_contract() -> None:
         assert remote.high == float("inf")
         with pytest.raises(ContractError, match="scorer red: a reply must hold 5 answers of 'red', got 1"):
             remote.score(IMAGES, ["a"] * 5, [{}] * 5)
+
+
+def test_the_command_serves_until_it_is_interrupted_and_refuses_a_taken_port(tmp_path) -> None:
+    command = [sys.executable, "-m", "deploy", "serve-rewards", "red=red_scorer:Red", "--port"]
+    (tmp_path / "red_scorer.py").write_text(f"from {__name__} import Redness as Red\n")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
+    options = {"env": environment, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([*command, "0"], **options)
+    try:
+        line = process.stdout.readline()
+        url = line.split(" on ")[1].split(",")[0]
+        assert build_scorer("remote", url=url, scorer="red").score(IMAGES, ["a"] * 5, [{}] * 5).valid.all()
+        second = subprocess.run([*command, url.rpartition(":")[2]], check=False, timeout=60, **options)
+        assert second.returncode == 2 and "cannot be listened on: [Errno 98]" in second.stderr
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=30)
+    assert process.returncode in (0, 130), process.stderr.read()
 
 
 def test_what_to_serve_is_read_from_names_arguments_and_a_config(tmp_path) -> None:
