@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors.calls import ActorLost
 from actors.reward_queue import RewardQueue
 from protocol.errors import ContractError, PoolError
 from protocol.messages import Scores
@@ -31,7 +32,7 @@ class Desk:
                     raise PoolError("used up its restarts")
                 try:
                     return await work("actor")
-                except TimeoutError:
+                except ActorLost:
                     continue
         raise PoolError("lost 3 actors to one call")
 
@@ -44,7 +45,7 @@ class Desk:
         await asyncio.sleep(0.01)
         self._now -= 1
         if number in self._losing:
-            raise TimeoutError("gone")
+            raise ActorLost("gone")
         if self._error:
             raise self._error
         return judged(pictures)
