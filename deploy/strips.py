@@ -143,8 +143,8 @@ def sample_of(iteration: int, excerpt: Excerpt, scores: Scores, credit: Credit) 
             Strip(
                 member=member,
                 rewards=_numbers(rewards[member]),
-                gains=_numbers(credit.gains[member]),
-                advantages=_numbers(credit.advantages[member]),
+                gains=_numbers(credit.gains[member, list(excerpt.steps)]),
+                advantages=_numbers(credit.advantages[member, list(excerpt.steps)]),
             )
             for member in range(members)
         ],

@@ -195,9 +195,9 @@ class Credit:
     version: int
     """The version that this update made."""
     gains: np.ndarray
-    """float32 [N, S] step rewards of the credit rule; NaN where invalid."""
+    """float32 [N, T] step rewards of the credit rule; NaN where invalid, and for steps that were not stochastic."""
     advantages: np.ndarray
-    """float32 [N, S]"""
+    """float32 [N, T]"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
