@@ -8,6 +8,8 @@
 """
 
 import asyncio
+import os
+import socket
 from typing import Any
 
 import ray
@@ -101,3 +103,8 @@ def _is_broken(cause: Any) -> bool:
 
 def _line(error: Any) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def whereabouts(actor: object) -> tuple[str, int]:  # noqa: ARG001
+    """Host name and process of the actor; `actor.__ray_call__.remote(whereabouts)` runs it there."""
+    return socket.gethostname(), os.getpid()

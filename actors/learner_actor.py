@@ -10,7 +10,7 @@ from actors.alive import HEARTBEAT, Alive
 from flow.device import device_of
 from learner.learner import Learner
 from protocol.config import RunConfig
-from protocol.messages import LearnerState, PolicyWeights, ScoredGroup
+from protocol.messages import Credit, LearnerState, PolicyWeights, ScoredGroup
 from protocol.ports import Metrics
 
 
@@ -41,6 +41,11 @@ class LearnerActor(Alive):
     def weights(self) -> PolicyWeights:
         """The current adapter."""
         return self._learner.weights()
+
+    @ray.method
+    def credit(self, group: int) -> Credit:
+        """What the steps of one group of the newest update earned."""
+        return self._learner.credit(group)
 
     @ray.method
     def state(self) -> LearnerState:

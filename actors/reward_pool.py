@@ -151,6 +151,7 @@ class RewardPool:
             if self.pool.has_failed:
                 self.pool.stop()
                 fresh = self._make()
+                fresh.wish_at_start(self.pool.wished)
                 try:
                     await fresh.start()
                 except FlowcreditError as error:

@@ -6,8 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from actors.calls import answer
+from actors.member import ActorHandle
 from actors.nodes import NodeLosses, loss_reporter
-from actors.pool import ActorHandle, ActorPool
+from actors.pool import ActorPool
 from actors.reward_actor import RewardActor
 from actors.reward_pool import RewardHealth, RewardPool
 from protocol.config import RewardConfig, RunConfig
@@ -91,6 +92,7 @@ class RewardPools:
                 max_restarts=cluster.max_restarts,
                 welcome=self._welcome,
                 restart_window_s=cluster.restart_window_s,
+                patience_s=timeout_s,
                 on_loss=loss_reporter(f"reward/{name}", self._nodes, self._sink),
             )
 

@@ -6,9 +6,10 @@ import torch
 
 from actors.alive import HEARTBEAT, Alive
 from flow.device import device_of
+from flow.excerpt import excerpt_of
 from flow.rollout import RolloutPolicy
 from protocol.config import RunConfig
-from protocol.messages import DrawRequest, PolicyWeights, Receipt, Rollout, ShardRequest
+from protocol.messages import DrawRequest, Excerpt, PolicyWeights, Receipt, Rollout, ShardRequest
 
 
 @ray.remote(**HEARTBEAT)
@@ -38,3 +39,8 @@ class RolloutActor(Alive):
     def draw(self, request: DrawRequest) -> tuple[Receipt, np.ndarray]:
         """Pictures without exploration: receipt, pictures."""
         return self._policy.draw(request)
+
+    @ray.method
+    def excerpt(self, rollout: Rollout, pictures: np.ndarray, members: int) -> Excerpt:
+        """The first members' pictures of a shard that any actor drew, small enough to show."""
+        return excerpt_of(rollout, pictures, members=members)

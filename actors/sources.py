@@ -9,16 +9,19 @@ from typing import Any
 import numpy as np
 import ray
 
-from actors.calls import DEAD, ActorLost, answer
+from actors.calls import DEAD, ActorLost, answer, whereabouts
 from actors.learner_actor import LearnerActor
+from actors.member import ActorHandle, Member
 from actors.nodes import NodeLosses, loss_reporter
-from actors.pool import ActorHandle, ActorPool
+from actors.pool import ActorPool
 from actors.reward_source import RewardPools
 from actors.rollout_actor import RolloutActor
 from protocol.config import RoleConfig, RunConfig
-from protocol.errors import ContractError, LearnerLostError, ShardLostError
+from protocol.errors import ContractError, LearnerLostError, PoolError, ShardLostError
 from protocol.messages import (
+    Credit,
     DrawRequest,
+    Excerpt,
     LearnerState,
     PolicyWeights,
     Prompt,
@@ -28,6 +31,7 @@ from protocol.messages import (
 )
 from protocol.ports import Handle, Metrics, Parts
 from protocol.sink import StatusSink
+from protocol.status import ActorStatus, PoolStatus
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +62,7 @@ class RolloutPool:
             max_restarts=cluster.max_restarts,
             welcome=self._welcome,
             restart_window_s=cluster.restart_window_s,
+            patience_s=cluster.rollout.timeout_s,
             on_loss=loss_reporter("rollout", nodes, sink),
         )
 
@@ -88,6 +93,10 @@ class RolloutPool:
         except DEAD as error:
             raise ShardLostError(f"pictures could not be fetched: {error}") from error
 
+    async def excerpt(self, rollout: Handle, pictures: Handle, *, members: int) -> Excerpt:
+        """The first members' pictures, cut out by the next idle actor so that the rest stays where it is."""
+        return await self.pool.call(lambda actor: self._answer(actor.excerpt.remote(rollout, pictures, members), actor))
+
     async def publish(self, weights: PolicyWeights) -> None:
         """Put the weights into the object store once and have every actor load and acknowledge them."""
         self._newest.append((weights, ray.put(weights)))
@@ -108,6 +117,7 @@ class RolloutPool:
             raise ContractError(
                 f"a rollout actor must hold version {weights.version} ({weights.digest[:12]}), got {held}"
             )
+        self.pool.tell(actor, version=weights.version, digest=weights.digest)
 
     async def _answer(self, reference: "ray.ObjectRef[Any]", actor: ActorHandle) -> Any:
         return await answer(reference, timeout_s=self._timeout_s, actor=actor, heartbeat_s=self._heartbeat_s)
@@ -120,13 +130,19 @@ class RemoteLearner:
         self._config = config
         self._role = config.cluster.learner
         self._nodes = nodes
+        self.busy_s = 0.0
         self._actor: ActorHandle = self._spawn()
+        self.member = Member(0, handle=self._actor)
 
     async def start(self) -> None:
         """Returns when the actor is ready."""
         try:
+            where = self._actor.__ray_call__.remote(whereabouts)
+            self.member.node, self.member.pid = await answer(where, timeout_s=self._role.timeout_s)
+            self.member.state = "starting"
             self._nodes.joined(self._actor, await answer(self._actor.ping.remote(), timeout_s=self._role.timeout_s))
             await answer(self._actor.prepare.remote(), timeout_s=self._role.timeout_s)
+            self.member.state = "idle"
         except DEAD as error:
             raise self._lost(error) from error
 
@@ -134,6 +150,7 @@ class RemoteLearner:
         """Replace the actor; the caller gives the new one its state."""
         ray.kill(self._actor)
         self._actor = self._spawn()
+        self.member = Member(0, handle=self._actor, restarts=self.member.restarts + 1)
         await self.start()
 
     async def update(self, groups: Sequence[ScoredGroup]) -> Metrics:
@@ -142,7 +159,13 @@ class RemoteLearner:
 
     async def weights(self) -> PolicyWeights:
         """The current adapter."""
-        return await self._call(self._actor.weights.remote())
+        weights: PolicyWeights = await self._call(self._actor.weights.remote())
+        self.member.hold(weights.version, weights.digest)
+        return weights
+
+    async def credit(self, group: int) -> Credit:
+        """What the steps of one group of the newest update earned."""
+        return await self._call(self._actor.credit.remote(group))
 
     async def state(self) -> LearnerState:
         """Everything needed to go on exactly."""
@@ -161,8 +184,11 @@ class RemoteLearner:
 
     async def _call(self, reference: "ray.ObjectRef[Any]") -> Any:
         beat_s = self._config.cluster.heartbeat_s
+        self.member.begin()
         try:
-            return await answer(reference, timeout_s=self._role.timeout_s, actor=self._actor, heartbeat_s=beat_s)
+            result = await answer(reference, timeout_s=self._role.timeout_s, actor=self._actor, heartbeat_s=beat_s)
+            self.busy_s += self.member.end()
+            return result
         except DEAD as error:
             raise self._lost(error) from error
 
@@ -175,6 +201,7 @@ class Fleet:
     """All actors of one run, as the loop's ports. Made by `deploy`, which also stops it."""
 
     def __init__(self, config: RunConfig, sink: StatusSink) -> None:
+        self._config = config
         nodes = NodeLosses(within_s=config.cluster.restart_window_s)
         self.rewards = RewardPools(config, nodes, sink)
         self.rollouts = RolloutPool(config, nodes, sink, room=self.rewards.room)
@@ -183,8 +210,7 @@ class Fleet:
 
     async def start(self) -> None:
         """Returns when every actor is ready."""
-        pools: list[ActorPool] = [self.rollouts.pool, *self.rewards.pools.values()]
-        await asyncio.gather(self.learner.start(), *(pool.start() for pool in pools))
+        await asyncio.gather(self.learner.start(), *(pool.start() for pool in self._pools.values()))
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
         """What the rewards have against these prompts, as far as only their actors can tell (InputError)."""
@@ -196,9 +222,55 @@ class Fleet:
 
     def stop(self) -> None:
         """End every actor."""
-        for pool in (self.rollouts.pool, *self.rewards.pools.values()):
+        for pool in self._pools.values():
             pool.stop()
         self.learner.stop()
+
+    def pools(self) -> list[PoolStatus]:
+        """Every pool."""
+        return [pool.status() for pool in self._pools.values()]
+
+    def actors(self) -> list[ActorStatus]:
+        """Every actor."""
+        pooled = [actor for pool in self._pools.values() for actor in pool.actors()]
+        return [self.learner.member.status("learner"), *pooled]
+
+    def busy_seconds(self) -> dict[str, float]:
+        """Actor seconds spent in calls so far, by pool and for the learner."""
+        return {name: pool.busy_s for name, pool in self._pools.items()} | {"learner": self.learner.busy_s}
+
+    def wish(self, pool: str, size: int) -> None:
+        """Grow or shrink a pool without waiting for it.
+
+        Raises:
+            PoolError: no such pool, or a size below 1.
+        """
+        if pool not in self._pools:
+            raise PoolError(f"the pools are {', '.join(self._pools)}, got {pool!r}")
+        self._pools[pool].wish(size)
+
+    def shortage(self, pool: str) -> str:
+        """Why actors of this pool wait for a place; asks the cluster, so call it from a thread."""
+        free = ray.available_resources()
+        return ", ".join(
+            f"one more needs {need:g} {name} on one node, {free.get(name, 0.0):g} {name} free in the cluster"
+            for name, need in self._needs(pool).items()
+            if need > 0
+        )
+
+    @property
+    def _pools(self) -> dict[str, ActorPool]:
+        pools = (self.rollouts.pool, *self.rewards.pools.values())
+        return {pool.name: pool for pool in pools}
+
+    def _needs(self, pool: str) -> dict[str, float]:
+        cluster = self._config.cluster
+        if pool == "rollout":
+            return {"CPU": cluster.rollout.cpus, "GPU": cluster.rollout.gpus}
+        reward = self._config.rewards[pool.removeprefix("reward/")]
+        cpus = cluster.reward.cpus if reward.cpus is None else reward.cpus
+        gpus = cluster.reward.gpus if reward.gpus is None else reward.gpus
+        return {"CPU": cpus, "GPU": gpus, **reward.resources}
 
 
 def _resources(role: RoleConfig) -> Mapping[str, Any]:

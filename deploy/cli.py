@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from deploy import cli_reliability
+from deploy import cli_reliability, cli_status
 from deploy.cli_methods import register as register_method_commands
 from deploy.cli_models import dry_run
 from deploy.cli_models import register as register_model_commands
@@ -33,6 +33,7 @@ cli_reliability.register(app)
 register_rewards(app)
 STOPPED = "stopped at once; `train` goes on from the newest checkpoint"
 Overrides = Annotated[list[str] | None, typer.Argument(help="Config overrides, e.g. group.size=16 seed=3.")]
+HasPage = Annotated[bool, typer.Option("--page/--no-page", help="Serve the run's page on loopback while it goes.")]
 IsLocal = Annotated[bool, typer.Option("--local", help="One process without Ray: the same results, for debugging.")]
 
 
@@ -43,6 +44,7 @@ def train(
     run: Annotated[Path | None, typer.Option(help="Run folder; default runs/PRESET. One that exists goes on.")] = None,
     fork: Annotated[Path | None, typer.Option(help="Another run, whose newest weights a new run begins with.")] = None,
     is_local: IsLocal = False,
+    has_page: HasPage = False,
     is_dry: Annotated[bool, typer.Option("--dry-run", help="Check everything, estimate costs, write nothing.")] = False,
 ) -> None:
     """Train a preset in a run folder; on an existing run folder go on where it stopped."""
@@ -51,14 +53,17 @@ def train(
     if is_dry:
         dry_run(config)
         return
-    _train(config, run or Path("runs") / path.stem, fork=fork, is_local=is_local)
+    _train(config, run or Path("runs") / path.stem, fork=fork, is_local=is_local, has_page=has_page)
 
 
 @app.command()
-def demo(overrides: Overrides = None, is_local: IsLocal = False) -> None:
+def demo(overrides: Overrides = None, is_local: IsLocal = False, has_page: HasPage = True) -> None:
     """Train the toy world with stepwise gains and show held-out scores and pictures before and after."""
     config = load_config(find_preset("toy_geneval"), overrides=overrides or [])
-    _train(config, Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}", is_local=is_local)
+    _train(config, Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}", is_local=is_local, has_page=has_page)
+
+
+cli_status.register(app)
 
 
 @app.command("eval")
@@ -107,18 +112,19 @@ def _complain(message: str, code: int) -> int:
     return code
 
 
-def _train(config: RunConfig, folder: Path, *, fork: Path | None = None, is_local: bool) -> None:
+def _train(config: RunConfig, folder: Path, *, fork: Path | None = None, is_local: bool, has_page: bool) -> None:
     from deploy.progress import Progress
     from deploy.run import run_training
 
     progress = Progress()
-    outcome = run_training(config, folder=folder, fork=fork, is_local=is_local, progress=progress)
+    outcome = run_training(config, folder=folder, fork=fork, is_local=is_local, has_page=has_page, progress=progress)
     if outcome.before is not None and outcome.after is not None:
         progress.say(f"held-out score before {outcome.before:.3f}, after {outcome.after:.3f}")
     if outcome.lora is not None:
         progress.say(f"LoRA      {outcome.lora}")
     if outcome.picture is not None:
         progress.say(f"pictures  {outcome.picture}")
+    progress.say(f"page      flowcredit serve {folder}")
     if not outcome.finished:
         progress.say(f"stopped at iteration {outcome.iteration} of {config.iterations}; the same command goes on")
 

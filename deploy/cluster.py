@@ -16,6 +16,9 @@ from protocol.sink import StatusSink
 PROBE_TIMEOUT_S = 10.0
 """Seconds that the given address has to take a connection; Ray itself would try for minutes."""
 
+GROWTH = 4
+"""Further CPUs of a local cluster, for actors that are wished for later."""
+
 
 @contextmanager
 def ray_cluster(config: RunConfig, sink: StatusSink) -> Iterator[None]:
@@ -118,5 +121,6 @@ def _asked(config: RunConfig) -> dict[str, float]:
 
 
 def _needed_cpus(config: RunConfig) -> int:
-    """CPUs that the actors reserve: on one machine they take turns, so the local cluster is as large as they ask."""
-    return max(os.cpu_count() or 1, int(_asked(config)["CPU"]) + 1)
+    """CPUs that the actors reserve: on one machine they take turns, so the local cluster is as large as they ask, with
+    room to grow while the run goes."""
+    return max(os.cpu_count() or 1, int(_asked(config)["CPU"]) + 1 + GROWTH)

@@ -6,8 +6,35 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from protocol.sink import StatusSink
+
 log = logging.getLogger(__name__)
 EVENTS = "events.jsonl"
+
+
+class Relay:
+    """A `StatusSink` that hands on to others. Who joins later is told which conditions were stated before."""
+
+    def __init__(self, *sinks: StatusSink) -> None:
+        self._sinks = list(sinks)
+        self._said: dict[str, tuple[bool | None, str, str]] = {}
+
+    def join(self, sink: StatusSink) -> None:
+        """Hand on to this one too."""
+        for type, (holds, reason, message) in self._said.items():  # noqa: A001
+            sink.condition(type, holds, reason, message)
+        self._sinks.append(sink)
+
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002, FBT001
+        """To all."""
+        self._said[type] = (holds, reason, message)
+        for sink in self._sinks:
+            sink.condition(type, holds, reason, message)
+
+    def event(self, message: str, kind: str = "info") -> None:
+        """To all."""
+        for sink in self._sinks:
+            sink.event(message, kind)
 
 
 class Events:

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploy.encode import encode_ahead
-from deploy.events import Events
+from deploy.events import Events, Relay
 from deploy.fork import weights_to_fork
+from deploy.observe import TOKEN_FILE, Observed
 from deploy.progress import Progress
 from deploy.run_folder import RunFolder, open_run_folder
 from deploy.stopping import finished_before, stop_on_signal
 from deploy.supervise import supervise
+from deploy.trackers import check_trackers
 from flow.folder import completed, read_index
 from flow.lora_file import FILE_NAME
 from learner.evaluate import Evaluation
@@ -48,12 +50,19 @@ class Outcome:
 
 
 def run_training(
-    config: RunConfig, *, folder: Path, fork: Path | None = None, is_local: bool, progress: Progress
+    config: RunConfig,
+    *,
+    folder: Path,
+    fork: Path | None = None,
+    is_local: bool,
+    progress: Progress,
+    has_page: bool = False,
 ) -> Outcome:
     """Train, or go on training, in a run folder. A mistake in the input leaves no folder behind.
 
     Args:
         fork: another run's folder; a new run begins with its newest weights, at iteration 0 with a fresh optimiser.
+        has_page: serve the run's page on loopback while it goes.
 
     Raises:
         InputError: something that the user can mend.
@@ -65,7 +74,7 @@ def run_training(
     try:
         if weights:
             run.save(LearnerState(step=0, weights=weights, optimizer={}))
-        return _run(config, run, prompts, heldout, is_local=is_local, progress=progress)
+        return _run(config, run, prompts, heldout, is_local=is_local, has_page=has_page, progress=progress)
     except InputError as error:
         log.error("the run ends: %s", error)
         run.discard_if_unused()
@@ -84,6 +93,7 @@ def check_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
         InputError: model folder, prompt file or scorer.
     """
     read_index(config.model)
+    check_trackers(config.status.trackers)
     prompts, heldout = (read_prompts(config.data, path) for path in (config.data.train, config.data.heldout))
     for reward in config.rewards.values():
         if not reward.runtime_env:
@@ -97,9 +107,8 @@ class RunJournal:
     def __init__(self, run: RunFolder, progress: Progress) -> None:
         self._run = run
         self._progress = progress
-        self._events = Events(run.path, progress.say)
-        self.condition = self._events.condition
-        self.event = self._events.event
+        self._relay = Relay(Events(run.path, progress.say))
+        self.condition, self.event, self.join = self._relay.condition, self._relay.event, self._relay.join
         self.iteration = 0
 
     def record(self, iteration: int, metrics: Metrics) -> None:
@@ -118,17 +127,7 @@ class RunJournal:
                 write_gallery(self._run.samples, iteration, evaluation)
         except RunFolderError as error:
             self.condition("SamplesWritten", holds=False, reason="WriteFailed", message=str(error))
-        scores = {f"evaluation/{tag}": value for tag, value in evaluation.by_tag.items()}
-        self._append(
-            {
-                "iteration": iteration,
-                "evaluation/score": evaluation.score,
-                **scores,
-                **{f"evaluation/reward/{name}": value for name, value in evaluation.readings.items()},
-                "evaluation/missing": evaluation.missing,
-                "seconds/evaluation": evaluation.seconds,
-            }
-        )
+        self._append(evaluation.line(iteration))
         self._progress.evaluation(iteration, evaluation)
         log.info("evaluation at iteration %d: %.4f", iteration, evaluation.score)
 
@@ -154,6 +153,7 @@ def _run(
     heldout: Sequence[Prompt],
     *,
     is_local: bool,
+    has_page: bool,
     progress: Progress,
 ) -> Outcome:
     """Ray is started outside the event loop, where Ctrl-C ends it at once."""
@@ -170,7 +170,11 @@ def _run(
     if start < config.iterations or start not in run.evaluation_scores():
         progress.say("starting " + ("in this process" if is_local else "on Ray"))
         with nullcontext() if is_local else _cluster(config, journal):
-            asyncio.run(_train(config, run, journal, prompts, heldout, found[0] if found else None, is_local, progress))
+            asyncio.run(
+                _train(
+                    config, run, journal, prompts, heldout, found[0] if found else None, is_local, has_page, progress
+                )
+            )
     return _outcome(config, run, journal)
 
 
@@ -182,26 +186,33 @@ async def _train(
     heldout: Sequence[Prompt],
     found: LearnerState | None,
     is_local: bool,  # noqa: FBT001
+    has_page: bool,  # noqa: FBT001
     progress: Progress,
 ) -> None:
     with stop_on_signal(progress.say, within_s=config.cluster.stop_within_s) as stop:
         await encode_ahead(config, [*prompts, *heldout], is_local=is_local, say=progress.say)
         fleet = _fleet(config, journal, is_local=is_local)
         try:
-            if not await finished_before(stop, fleet.start()):
-                return
-            await fleet.check([*prompts, *heldout])
-            with progress.bar(found.step if found else 0, config.iterations):
-                await supervise(
-                    config,
-                    run=run,
-                    fleet=fleet,
-                    journal=journal,
-                    prompts=prompts,
-                    heldout=heldout,
-                    stop=stop,
-                    found=found,
-                )
+            async with Observed(config, run, fleet, journal, stop) as observed:
+                if has_page and (address := observed.open_page()):
+                    progress.say(f"page      {address}  (its controls ask for the token in {run.path / TOKEN_FILE})")
+                if not await finished_before(stop, fleet.start()):
+                    return
+                await fleet.check([*prompts, *heldout])
+                start = found.step if found else 0
+                observed.begin(start)
+                with progress.bar(start, config.iterations):
+                    await supervise(
+                        config,
+                        run=run,
+                        fleet=observed,
+                        journal=observed.journal,
+                        prompts=prompts,
+                        heldout=heldout,
+                        stop=stop,
+                        rest=observed.control.rest,
+                        found=found,
+                    )
         finally:
             fleet.stop()
 

@@ -4,7 +4,8 @@ config.yaml         the whole config
 inputs.json         sha256 of the prompt files and of the model folder's files
 metrics.jsonl       one line an iteration, and one an evaluation
 checkpoints/        see `learner.checkpoint`
-samples/            pictures of the evaluations
+samples/            pictures of the evaluations, and recorded trajectories
+status.json         the newest status, for `flowcredit serve` when the run is over
 events.jsonl        conditions and events, see `deploy.events`
 run.log             what happened, with times
 .lease/             who may write, see `deploy.lease`
@@ -37,6 +38,7 @@ from protocol.messages import LearnerState
 
 log = logging.getLogger(__name__)
 CONFIG, INPUTS, METRICS, EVENTS, LOG = "config.yaml", "inputs.json", "metrics.jsonl", "events.jsonl", "run.log"
+STATUS = "status.json"
 Say = Callable[[str], None]
 
 
@@ -85,7 +87,7 @@ class RunFolder:
         if self.lines() or any(self.checkpoints.iterdir()) or any(self.samples.iterdir()):
             return
         with suppress(OSError):
-            for name in (CONFIG, INPUTS, METRICS, EVENTS, LOG):
+            for name in (CONFIG, INPUTS, METRICS, EVENTS, LOG, STATUS):
                 (self.path / name).unlink(missing_ok=True)
             for folder in (self.checkpoints, self.samples):
                 folder.rmdir()
@@ -200,6 +202,13 @@ class RunFolder:
         partial = self.path / f".{name}.partial"
         partial.write_text(text, encoding="utf-8")
         os.replace(partial, self.path / name)
+
+
+def write_status(path: Path, text: str) -> None:
+    """`status.json` of the run folder `path`, whole or not at all (OSError)."""
+    partial = path / f".{STATUS}.partial"
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path / STATUS)
 
 
 def open_run_folder(path: Path, config: RunConfig, *, say: Say = log.warning) -> RunFolder:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from actors.restarts import RestartBudget
 from deploy.run_folder import RunFolder
-from learner.loop import Journal, train
+from learner.loop import Journal, Rest, no_rest, train
 from protocol.config import RunConfig
 from protocol.errors import LearnerLostError
 from protocol.messages import LearnerState, Prompt
@@ -46,6 +46,7 @@ async def supervise(
     prompts: Sequence[Prompt],
     heldout: Sequence[Prompt],
     stop: asyncio.Event,
+    rest: Rest = no_rest,
     found: LearnerState | None,
 ) -> None:
     """Train to the end, or until `stop`; `found` is the checkpoint that the run goes on from.
@@ -73,6 +74,7 @@ async def supervise(
                 parts=fleet.parts,
                 journal=journal,
                 stop=stop,
+                rest=rest,
                 start=start,
                 recent=found.recent if found else (),
                 is_evaluated=start in run.evaluation_scores(),

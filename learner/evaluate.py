@@ -31,6 +31,17 @@ class Evaluation:
     gallery: tuple[tuple[Prompt, np.ndarray, float], ...] = field(default=(), repr=False)
     """Some prompts, the first picture of each, uint8 [H, W, 3], and its reading (NaN: no score)."""
 
+    def line(self, iteration: int) -> dict[str, float]:
+        """Its line of metrics."""
+        return {
+            "iteration": iteration,
+            "evaluation/score": self.score,
+            **{f"evaluation/{tag}": value for tag, value in self.by_tag.items()},
+            **{f"evaluation/reward/{name}": value for name, value in self.readings.items()},
+            "evaluation/missing": self.missing,
+            "seconds/evaluation": self.seconds,
+        }
+
     def timed(self, seconds: float) -> "Evaluation":
         """The same with the seconds that it took."""
         return replace(self, seconds=seconds)

@@ -23,7 +23,7 @@ from learner.probe import probe_parity
 from learner.step_weights import step_weights
 from protocol.config import RunConfig
 from protocol.errors import ContractError, NonFiniteError
-from protocol.messages import LearnerState, PolicyWeights, ScoredGroup
+from protocol.messages import Credit, LearnerState, PolicyWeights, ScoredGroup
 
 SLOTS = ("exp_avg", "exp_avg_sq", "step")
 """AdamW's state of one parameter."""
@@ -97,6 +97,7 @@ class Learner:
             weight_decay=settings.weight_decay,
         )
         self.step = 0
+        self._credits: list[Credit] = []
 
     def update(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         """Learn from one iteration's groups in `epochs` passes of `updates_per_iteration` optimiser steps.
@@ -129,6 +130,7 @@ class Learner:
                 self._optimise(credited[start : start + size], statistics, epoch=epoch, is_first=epoch == start == 0)
         self._baseline = assignment.baseline
         self.step += 1
+        self._credits = [_credit(group, version=self.step) for group in credited]
         return {
             **places,
             **group_metrics(groups, credited),
@@ -141,6 +143,10 @@ class Learner:
     def weights(self) -> PolicyWeights:
         """A copy of the adapter; its version is `step`."""
         return self._lora.export(version=self.step)
+
+    def credit(self, group: int) -> Credit:
+        """What the steps of one group of the newest update earned."""
+        return self._credits[group]
 
     def state(self) -> LearnerState:
         """Adapter, optimiser and step."""
@@ -222,3 +228,11 @@ class Learner:
     def _optimizer_steps(self) -> int:
         """Optimiser steps so far; part of AdamW's state, and so of every checkpoint."""
         return max(int(slots["step"].item()) for slots in self._optimizer.state.values())
+
+
+def _credit(group: CreditedGroup, *, version: int) -> Credit:
+    return Credit(
+        version=version,
+        gains=group.step_rewards.where(group.step_valid, torch.nan).numpy(),
+        advantages=group.advantages.numpy(),
+    )

@@ -9,6 +9,7 @@
 | the loop                 | the oldest groups             | their production, or `stop`                   |
 | a group                  | its shards, then their scores | the sources' deadlines                        |
 | the loop                 | update, weights, publish      | the ports' deadlines                          |
+| the loop, paused         | somebody who lets it go on    | `resume` or `stop`                            |
 
 A group of iteration i is drawn by version max(0, i - max_lag), which is the one that the slots admit; naming it by
 rule lets a run that goes on from a checkpoint draw the groups that were in flight exactly as before.
@@ -16,7 +17,7 @@ rule lets a run that goes on from a checkpoint draw the groups that were in flig
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -35,6 +36,10 @@ from protocol.ports import Metrics, Parts
 from protocol.sink import StatusSink
 
 Result = TypeVar("Result")
+Save = Callable[[], Awaitable[bool]]
+"""Writes a checkpoint; whether it could."""
+Rest = Callable[[Save], Awaitable[None]]
+"""Awaited between two iterations: a pause, a checkpoint that somebody asked for."""
 
 
 class Journal(StatusSink, Protocol):
@@ -53,6 +58,10 @@ class Journal(StatusSink, Protocol):
         ...
 
 
+async def no_rest(_: Save) -> None:
+    """Go on at once."""
+
+
 async def train(
     config: RunConfig,
     *,
@@ -61,6 +70,7 @@ async def train(
     parts: Parts,
     journal: Journal,
     stop: asyncio.Event,
+    rest: Rest = no_rest,
     start: int = 0,
     recent: Sequence[PolicyWeights] = (),
     is_evaluated: bool = False,
@@ -72,6 +82,7 @@ async def train(
     iteration; only the last one ends the run.
 
     Args:
+        rest: may hold the loop between two iterations; it returns when `stop` is set.
         recent: versions before `start`'s that groups in flight are drawn with, oldest first; from the checkpoint.
         is_evaluated: whether the evaluation at `start` stands already.
     """
@@ -109,6 +120,8 @@ async def train(
             if done < config.iterations and (done % config.checkpoint.every == 0 or is_owed):
                 is_owed = not await _save(groups, journal)
                 saved = saved if is_owed else done
+            if done < config.iterations:
+                await rest(partial(_save, groups, journal))
     if saved != done:
         journal.save(await groups.state())
 

@@ -13,6 +13,7 @@ from protocol.config_learning import CREDIT_RULES_OF_POINTS, CreditConfig, Group
 from protocol.config_policy import CompletionConfig, ModelConfig, SamplingConfig
 from protocol.config_reward import RewardConfig, is_place, trained_weights
 from protocol.config_section import Positive, Section
+from protocol.config_status import StatusConfig
 
 
 class DataConfig(Section):
@@ -115,6 +116,7 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     guards: GuardsConfig = GuardsConfig()
     cluster: ClusterConfig = ClusterConfig()
+    status: StatusConfig = StatusConfig()
 
     @model_validator(mode="after")
     def _divisible(self) -> "RunConfig":
@@ -187,7 +189,7 @@ class RunConfig(Section):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
     def outcome_fields(self) -> dict[str, Any]:
-        """All that may change a result, by dotted key: not pools, deadlines, checkpoints, guards, length of the run."""
+        """All that may change a result, by dotted key: not pools, deadlines, checkpoints, guards, status, length."""
         flat = _flatten(self.model_dump(mode="json"))
         flat |= {key: flat[key] > 0 for key in flat if key.startswith("cluster.") and key.endswith(".gpus")}
         return {key: value for key, value in flat.items() if not _is_free(key)}
@@ -205,5 +207,5 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _is_free(key: str) -> bool:
     is_cluster = key.startswith("cluster.") and not key.endswith((".threads", ".gpus"))
-    is_own = key in ("iterations", "model.embedding_cache") or key.startswith(("checkpoint.", "guards."))
+    is_own = key in ("iterations", "model.embedding_cache") or key.startswith(("checkpoint.", "guards.", "status."))
     return is_cluster or is_place(key) or is_own

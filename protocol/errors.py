@@ -7,6 +7,7 @@ FlowcreditError
 │   ├── ModelError       a model folder that is missing, of another family, or binds no LoRA module
 │   ├── RunFolderError   a run folder that cannot be written, or that belongs to another config
 │   └── ScorerError      a scorer that cannot be found or built
+├── BoardError           the status board does not answer, or refuses what was asked
 ├── ContractError        a part of the program broke its promise: wrong length, NaN, out of range, digest differs
 ├── ParityError          learner and rollout compute different log-probs from equal weights
 ├── CheckpointError      a checkpoint that is partial, truncated or altered
@@ -46,6 +47,10 @@ class RunFolderError(InputError):
 
 class ScorerError(InputError):
     """A scorer cannot be found or built."""
+
+
+class BoardError(FlowcreditError):
+    """The status board does not answer, or refuses what was asked."""
 
 
 class ContractError(FlowcreditError):

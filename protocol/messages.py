@@ -189,6 +189,30 @@ class ScoredGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Credit:
+    """What one group's steps earned in the newest update. Made by the learner, read by the strip recorder."""
+
+    version: int
+    """The version that this update made."""
+    gains: np.ndarray
+    """float32 [N, T] step rewards of the credit rule; NaN where invalid, and for steps that were not stochastic."""
+    advantages: np.ndarray
+    """float32 [N, T]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excerpt:
+    """The first M members of a shard, small enough to show. Cut out by a rollout actor, read by the strip recorder."""
+
+    request: ShardRequest
+    steps: tuple[int, ...]
+    pictures: np.ndarray
+    """uint8 [M, P, h, w, 3], the longer side at most 128"""
+    image_index: np.ndarray
+    """int64 [M, P], as in `Rollout`: which score of the shard is a picture's"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrawRequest:
     """Pictures without exploration: ODE from keyed noise. Written by the evaluation, read by a rollout actor."""
 

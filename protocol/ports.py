@@ -11,7 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from protocol.messages import (
+    Credit,
     DrawRequest,
+    Excerpt,
     LearnerState,
     Metadata,
     PolicyWeights,
@@ -20,6 +22,7 @@ from protocol.messages import (
     Scores,
     ShardRequest,
 )
+from protocol.status import ActorStatus, PoolStatus
 
 Handle = Any
 """Something that stands for a large message: the message itself, or a reference in an object store."""
@@ -40,6 +43,10 @@ class RolloutSource(Protocol):
 
     async def fetch(self, pictures: Handle) -> np.ndarray:
         """The pictures behind a handle, to show a few of them."""
+        ...
+
+    async def excerpt(self, rollout: Handle, pictures: Handle, *, members: int) -> Excerpt:
+        """The first members of a shard with their pictures made small, to show them."""
         ...
 
 
@@ -70,6 +77,10 @@ class LearnerPort(Protocol):
         """The current adapter with version and digest."""
         ...
 
+    async def credit(self, group: int) -> Credit:
+        """What the steps of one group (its place in the newest update) earned."""
+        ...
+
     async def state(self) -> LearnerState:
         """Everything needed to go on exactly."""
         ...
@@ -98,3 +109,41 @@ class Parts:
     rewards: RewardSource
     learner: LearnerPort
     weights: WeightSink
+
+
+class FleetPort(Protocol):
+    """All actors of one run: what can be seen of them, and their number."""
+
+    parts: Parts
+
+    async def start(self) -> None:
+        """Returns when every actor is ready."""
+        ...
+
+    async def restart_learner(self) -> None:
+        """A new learner in the state of iteration 0."""
+        ...
+
+    def stop(self) -> None:
+        """End every actor."""
+        ...
+
+    def pools(self) -> list[PoolStatus]:
+        """Every pool."""
+        ...
+
+    def actors(self) -> list[ActorStatus]:
+        """Every actor."""
+        ...
+
+    def busy_seconds(self) -> dict[str, float]:
+        """Actor seconds spent in calls so far, by pool and for `learner`."""
+        ...
+
+    def wish(self, pool: str, size: int) -> None:
+        """Grow or shrink a pool without waiting for it (PoolError: it cannot be resized at all)."""
+        ...
+
+    def shortage(self, pool: str) -> str:
+        """Why actors of this pool wait for a place; may take a second, so call it from a thread."""
+        ...

@@ -68,7 +68,7 @@ def test_run_leaves_its_story_behind(local_run):
     assert str(folder / "checkpoints" / "step_000003" / FILE_NAME) in said.replace("\n", "")
     assert str(folder / "samples" / "before_after.png") in said.replace("\n", "")
     names = {path.name for path in folder.iterdir()} - {".lease"}
-    assert names == {"config.yaml", "inputs.json", "metrics.jsonl", "checkpoints", "samples", "run.log"}
+    assert names == {"config.yaml", "inputs.json", "metrics.jsonl", "checkpoints", "samples", "run.log", "status.json"}
     assert [line["iteration"] for line in curve(folder)] == [0, 1, 2, 3, 3]
 
 

@@ -1,0 +1,46 @@
+"""A process that ends with this one, however this one ends: its watcher reads from a pipe that only we hold open."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+
+WATCHER = """
+exec 3<&0
+"$@" 3<&- & child=$!
+(read -r _ <&3; kill $$) 2>/dev/null & reader=$!
+trap 'kill "$child" 2>/dev/null' TERM
+wait "$child"; wait "$child"
+kill "$reader" 2>/dev/null
+"""
+"""`read` returns when the pipe closes: at `stop`, or when the process that holds its other end is gone. The trap
+interrupts the first `wait`; the second one gives the child its time."""
+STOP_S = 5.0
+
+
+class Child:
+    """A running program in a session of its own, so that Ctrl-C reaches it only through us."""
+
+    def __init__(self, command: Sequence[str], *, output: int | None = None) -> None:
+        quiet = subprocess.DEVNULL if output is None else output
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", WATCHER, "watcher", *command],
+            stdin=subprocess.PIPE,
+            stdout=quiet,
+            stderr=quiet,
+            start_new_session=True,
+        )
+
+    def is_running(self) -> bool:
+        """Whether the program is still there."""
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """Ask it to end; after `STOP_S` seconds it is ended."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()

@@ -1,0 +1,268 @@
+"""Making a run visible and steerable while it goes: board, status, recordings, trackers, commands, the page.
+
+Nothing here may delay or fail the run: what goes wrong becomes a condition and a line in the log.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from types import TracebackType
+from typing import Protocol
+
+from deploy.board import Board
+from deploy.board_server import BoardServer
+from deploy.child import Child
+from deploy.control import Control
+from deploy.publisher import Publisher
+from deploy.reporter import Reporter
+from deploy.run_folder import RunFolder, write_status
+from deploy.strips import StripRecorder, read_samples, write_sample
+from deploy.trackers import Trackers
+from learner.evaluate import Evaluation
+from learner.loop import Journal
+from protocol.config import RunConfig
+from protocol.config_status import EMBEDDED, OFF
+from protocol.errors import FlowcreditError
+from protocol.messages import LearnerState
+from protocol.ports import FleetPort, Metrics
+from protocol.sink import StatusSink
+from protocol.status import Sample
+
+log = logging.getLogger(__name__)
+BOARD_VARIABLE = "FLOWCREDIT_BOARD"
+TOKEN_FILE = "control.token"
+FIRST_PORT, PORTS = 8420, 50
+STARTING_S = 5.0
+"""Seconds in which the embedded board may start."""
+FILE_EVERY_S = 15.0
+"""Seconds between two writings of `status.json`."""
+
+
+class RelayingJournal(Journal, Protocol):
+    """A journal whose conditions and events others can listen to."""
+
+    def join(self, sink: StatusSink) -> None:
+        """Hand conditions and events on to this one too."""
+        ...
+
+
+class Observed:
+    """One run, seen from outside; an asynchronous context around the whole of it.
+
+    async with Observed(config, run, fleet, journal, stop) as observed:
+        await fleet.start()
+        observed.begin(start)
+        await supervise(..., fleet=observed, journal=observed.journal, rest=observed.control.rest)
+    """
+
+    def __init__(
+        self, config: RunConfig, run: RunFolder, fleet: FleetPort, journal: "RelayingJournal", stop: asyncio.Event
+    ) -> None:
+        self._config = config
+        self._run = run
+        self._stop = stop
+        self.reporter = Reporter(config, name=run.path.resolve().name, lines=run.lines(), fleet=fleet)
+        self._fleet = fleet
+        self._sink = journal
+        journal.join(self.reporter)
+        self.control = Control(fleet, self.reporter, journal, stop)
+        self._recorder = StripRecorder(config, fleet.parts, sink=self._sampled)
+        self.parts = self._recorder.parts
+        self._trackers = Trackers(config, run.path, self.reporter)
+        self.journal = ObservedJournal(journal, self.reporter, self._trackers, self._recorder)
+        self._server: BoardServer | None = None
+        self._publisher: Publisher | None = None
+        self._page: Child | None = None
+        self._patient_until = 0.0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> "Observed":
+        logging.getLogger().addHandler(self.reporter)
+        with _harmless("the status is not shown"):
+            for sample in read_samples(self._run.samples):
+                self.reporter.sampled(sample)
+            self._open_board()
+        self._go(self._tick)
+        return self
+
+    async def __aexit__(
+        self, _: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        reporter = self.reporter
+        await self._recorder.finish()
+        if error is None:
+            reporter.phase = "stopped" if self._stop.is_set() and not self._is_done() else "finished"
+        elif isinstance(error, asyncio.CancelledError):
+            reporter.phase = "stopped"
+        else:
+            reporter.phase = "failed"
+            reporter.event(f"the run failed: {' '.join(str(error).split())[:400] or type(error).__name__}", "error")
+        with _harmless("the status of the ended run"):
+            self.control.end()
+            reporter.event(f"the run has {reporter.phase}" if reporter.phase != "failed" else "the run has ended")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with _harmless("the last status"):
+            write_status(self._run.path, reporter.file_text())
+            if self._publisher:
+                await self._publisher.last_words()
+            await asyncio.to_thread(self._close)
+        logging.getLogger().removeHandler(reporter)
+
+    def begin(self, start: int) -> None:
+        """The fleet is ready; the loop begins at iteration `start`."""
+        self.reporter.phase = "running"
+        self.reporter.begin(start)
+
+    async def restart_learner(self) -> None:
+        """A new learner; the iterations after its checkpoint are repeated, and their metrics with them."""
+        self._recorder.forget()
+        with _harmless("the repeated iterations are not shown"):
+            self.reporter.rewind(self._run.lines())
+        await self._fleet.restart_learner()
+
+    def open_page(self) -> str | None:
+        """Serve the run's page on loopback until the run ends; its address, or None when that cannot be."""
+        with _harmless("the page is not served"):
+            token = self._run.path / TOKEN_FILE
+            descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_urlsafe(24))
+            port = _free_port()
+            words = ["serve", str(self._run.path), "--port", str(port), "--token-file", str(token)]
+            self._page = Child([sys.executable, "-m", "deploy", *words])
+            return f"http://127.0.0.1:{port}/"
+        return None
+
+    def _open_board(self) -> None:
+        settings = self._config.status
+        address = os.environ.get(BOARD_VARIABLE) or settings.board
+        if address == OFF:
+            return
+        if address == EMBEDDED:
+            self._server = BoardServer(self._run.path)
+            self._server.start()
+            self._patient_until = time.monotonic() + STARTING_S
+            address = self._server.url
+        self._publisher = Publisher(
+            Board(address),
+            self.reporter.buffers,
+            compose=self.reporter.status,
+            on_command=self.control.take,
+            on_contact=self._contact,
+            keep_s=settings.keep_days * 86400,
+        )
+        self._go(self._publisher.run)
+
+    def _contact(self, trouble: str) -> None:
+        """The publisher's newest try to reach the board; nothing is said of a server's first moments."""
+        if trouble and time.monotonic() < self._patient_until:
+            return
+        self._patient_until = 0.0
+        if trouble and self._server and not self._server.is_running():
+            with _harmless("the embedded board does not come back"):
+                self._server.start()
+        message = trouble or "the board answers"
+        self._sink.condition("BoardConnected", not trouble, "Away" if trouble else "Connected", message)
+
+    def _sampled(self, sample: Sample) -> None:
+        self.reporter.sampled(sample)
+        write_sample(self._run.samples, sample)
+
+    async def _tick(self) -> None:
+        heartbeat_s = self._config.status.heartbeat_s
+        until_file = 0.0
+        while True:
+            if self._stop.is_set():
+                self.reporter.phase = "stopping"
+            if self.reporter.phase in ("running", "paused", "stopping"):
+                await self.control.reconcile()
+            until_file -= heartbeat_s
+            if until_file <= 0:
+                until_file = FILE_EVERY_S
+                text = self.reporter.file_text()
+                await asyncio.to_thread(write_status, self._run.path, text)
+            await asyncio.sleep(heartbeat_s)
+
+    def _go(self, work: Callable[[], Awaitable[None]]) -> None:
+        async def guarded() -> None:
+            with _harmless("a part of the status service ended"):
+                await work()
+
+        self._tasks.append(asyncio.create_task(guarded()))
+
+    def _is_done(self) -> bool:
+        return self.reporter.status().iteration >= self._config.iterations
+
+    def _close(self) -> None:
+        self._trackers.close()
+        if self._page:
+            self._page.stop()
+        (self._run.path / TOKEN_FILE).unlink(missing_ok=True)
+        if self._server:
+            self._server.stop()
+
+
+class ObservedJournal:
+    """The loop's journal; first the run folder, then whoever looks on."""
+
+    def __init__(
+        self, inner: "RelayingJournal", reporter: Reporter, trackers: Trackers, recorder: StripRecorder
+    ) -> None:
+        self._inner = inner
+        self._reporter = reporter
+        self._trackers = trackers
+        self._recorder = recorder
+        self.condition, self.event = inner.condition, inner.event
+
+    def record(self, iteration: int, metrics: Metrics) -> None:
+        """One iteration's numbers."""
+        self._inner.record(iteration, metrics)
+        with _harmless("an iteration is not shown"):
+            self._reporter.staleness = self._recorder.staleness
+            self._reporter.queues = {"shards drawn, not learned from": self._recorder.drawn}
+            values = {"iteration": iteration, **metrics}
+            self._reporter.recorded(iteration, values)
+            self._trackers.log(iteration, values)
+
+    def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
+        """One evaluation."""
+        self._inner.evaluated(iteration, evaluation)
+        with _harmless("an evaluation is not shown"):
+            values = evaluation.line(iteration)
+            self._reporter.evaluated(iteration, values)
+            self._trackers.log(iteration, values)
+
+    def save(self, state: LearnerState) -> None:
+        """A checkpoint."""
+        self._inner.save(state)
+        with _harmless("a checkpoint is not shown"):
+            self._reporter.saved(state.step)
+
+
+@contextlib.contextmanager
+def _harmless(what: str) -> Iterator[None]:
+    """The run goes on whatever happens inside."""
+    try:
+        yield
+    except (FlowcreditError, OSError) as error:
+        log.warning("%s: %s", what, error)
+    except Exception:
+        log.exception("%s", what)
+
+
+def _free_port() -> int:
+    for port in range(FIRST_PORT, FIRST_PORT + PORTS):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,250 @@
+// The page: which run is shown, what came of it so far, and keeping every part of the page in step with that.
+
+import { Refused, ask, follow, order, token } from "/static/api.js";
+import { Heat, Lines } from "/static/charts.js";
+import * as panels from "/static/panels.js";
+import { drawStrips } from "/static/strips.js";
+
+const $ = (id) => document.getElementById(id);
+const RUNS_EVERY_MS = 5000;
+const OUTCOMES_SHOWN = 5;
+
+const charts = {
+  reward: new Lines($("reward-chart"), 250, "Reward over iterations"),
+  kl: new Lines($("kl-chart"), 130, "Clip fraction and KL over iterations"),
+  grad: new Lines($("grad-chart"), 130, "Gradient norm over iterations"),
+  heat: new Heat($("heat")),
+};
+
+let view = null; // what is known of the run that is shown
+
+function show(run) {
+  if (view?.run === run) return;
+  view?.end();
+  view = { run, status: null, session: null, lines: [], events: [], sample: null, followsNewest: true, end: () => {} };
+  location.hash = new URLSearchParams({ run });
+  document.title = `${run} – flowcredit`;
+  drawMetrics();
+  panels.drawEvents($("events"), []);
+  $("strips").replaceChildren();
+  const mine = view;
+  const place = () => ({ since: mine.lines.at(-1)?.seq ?? 0, sinceEvent: mine.events.at(-1)?.number ?? 0 });
+  view.end = follow(run, place, (name, data) => mine === view && receive(name, data), (isLive, error) => mine === view && link(isLive, error));
+}
+
+function receive(name, data) {
+  if (name === "status") {
+    if (view.session && view.session !== data.session) Object.assign(view, { lines: [], events: [], sample: null });
+    view.session = data.session;
+    view.status = data;
+    drawStatus();
+  } else if (name === "metrics") {
+    const known = view.lines.at(-1)?.seq ?? 0;
+    view.lines.push(...data.filter((line) => line.seq > known));
+    drawMetrics();
+  } else if (name === "event") {
+    view.events.push(data);
+    view.events.splice(0, view.events.length - 500);
+    panels.drawEvents($("events"), view.events);
+  }
+}
+
+function link(isLive, error) {
+  const element = $("link");
+  element.dataset.state = isLive ? "live" : "lost";
+  const since = view.status ? `, showing ${panels.clock(view.status.updated)}` : "";
+  element.textContent = isLive ? "live" : `connection lost${since}`;
+  document.body.classList.toggle("lost", !isLive);
+  if (error instanceof Refused && error.status === 401) notice("This server shows runs only with its token: press “Control token”.");
+  else if (error instanceof Refused && error.status === 404) notice("This run is gone from the server.");
+  else if (isLive) notice("");
+}
+
+function notice(text) {
+  $("notice").textContent = text;
+  $("notice").hidden = !text;
+}
+
+function drawStatus() {
+  const status = view.status;
+  panels.drawFacts($("facts"), status);
+  $("progress").max = Math.max(1, status.iterations);
+  $("progress").value = status.iteration;
+  panels.drawAttention($("attention"), status);
+  panels.drawDiagnostics($("diagnostics"), status.diagnostics);
+  $("slow-side").textContent = status.bottleneck ? `Slow side: ${status.bottleneck.side}. ${status.bottleneck.message}.` : "No iteration has ended yet.";
+  panels.drawStages($("stages"), status.stages);
+  panels.drawWork($("work"), status.pools);
+  panels.drawPools($("pools"), status, (pool, count) => command("PUT", `actors/${pool.split("/").map(encodeURIComponent).join("/")}`, { count }));
+  panels.drawConditions($("conditions"), status.conditions);
+  panels.drawActors($("actors"), status);
+  const isOver = panels.isOver(status);
+  for (const button of document.querySelectorAll("[data-command]")) {
+    const isMoot = (button.dataset.command === "pause" && status.phase === "paused") || (button.dataset.command === "resume" && status.phase !== "paused");
+    button.disabled = isOver || isMoot;
+  }
+  drawSampleList(status.samples);
+}
+
+function drawMetrics() {
+  const steps = view.lines.filter((line) => "reward/mean" in line.values);
+  const evaluations = view.lines.filter((line) => "evaluation/score" in line.values);
+  const x = [...new Set([...steps, ...evaluations].map((line) => line.values.iteration))].sort((a, b) => a - b);
+  const column = (lines, name) => {
+    const held = new Map(lines.map((line) => [line.values.iteration, line.values[name]]));
+    return x.map((iteration) => held.get(iteration) ?? null);
+  };
+  const parts = [...new Set(steps.flatMap((line) => Object.keys(line.values)))].filter((name) => /^reward\/(?!mean$|group_std$|missing$)/.test(name));
+  const series = [{ name: "reward", values: column(steps, "reward/mean") }];
+  if (evaluations.length) series.push({ name: "held-out score", values: column(evaluations, "evaluation/score"), dots: true });
+  for (const name of parts) {
+    const values = column(steps, name);
+    // A single scorer of weight 1 is the reward itself.
+    if (values.some((value, at) => Math.abs((value ?? 0) - (series[0].values[at] ?? 0)) > 1e-6)) series.push({ name: name.replace("reward/", ""), values });
+  }
+  charts.reward.show(x, x.length ? series.slice(0, 6) : []);
+  const at = steps.map((line) => line.values.iteration);
+  const of = (name) => steps.map((line) => line.values[name] ?? null);
+  charts.kl.show(at, [{ name: "clip fraction", values: of("train/clip_fraction") }]);
+  charts.grad.show(at, [{ name: "gradient norm", values: of("train/grad_norm") }]);
+  const gains = [...new Set(steps.flatMap((line) => Object.keys(line.values)))].map((name) => name.match(/^gain\/step_(\d+)_abs_mean$/)).filter(Boolean).sort((a, b) => a[1] - b[1]);
+  charts.heat.show(at, gains.map((found) => found[1]), steps.map((line) => gains.map((found) => line.values[found[0]] ?? null)));
+}
+
+// Samples
+
+function drawSampleList(iterations) {
+  const select = $("strip-at");
+  const key = iterations.join();
+  if (select.dataset.key !== key) {
+    select.dataset.key = key;
+    const held = select.value;
+    select.replaceChildren(...iterations.map((iteration) => new Option(iteration, iteration)));
+    if (!view.followsNewest && iterations.includes(Number(held))) select.value = held;
+    else if (iterations.length) select.value = iterations.at(-1);
+  }
+  select.disabled = !iterations.length;
+  $("strip-prev").disabled = select.selectedIndex <= 0;
+  $("strip-next").disabled = select.selectedIndex >= iterations.length - 1;
+  if (!iterations.length) $("strip-prompt").textContent = panels.isOver(view.status) ? "Nothing was recorded." : "Nothing is recorded yet.";
+  loadSample();
+}
+
+async function loadSample() {
+  const mine = view;
+  const iteration = Number($("strip-at").value);
+  if (!iteration || (mine.sample?.iteration === iteration && mine.sample.session === mine.session)) return;
+  mine.sample = { iteration, session: mine.session };
+  try {
+    const sample = await ask(`/runs/${encodeURIComponent(mine.run)}/samples/${iteration}/strips`);
+    if (mine !== view || mine.sample.iteration !== iteration) return;
+    $("strip-prompt").textContent = `“${sample.prompt}”: the clean picture as estimated before each step, its reward, and what each step changed.`;
+    await drawStrips($("strips"), sample);
+  } catch (error) {
+    mine.sample = null;
+    $("strip-prompt").textContent = `The recording of iteration ${iteration} cannot be shown: ${error.message}`;
+  }
+}
+
+function pageSample(move) {
+  const select = $("strip-at");
+  select.selectedIndex = Math.max(0, Math.min(select.options.length - 1, select.selectedIndex + move));
+  pickSample();
+}
+
+function pickSample() {
+  const select = $("strip-at");
+  view.followsNewest = select.selectedIndex === select.options.length - 1;
+  drawSampleList(view.status.samples);
+}
+
+// Control
+
+async function command(method, path, body) {
+  if (!token.get() && !(await askToken())) return;
+  const run = view.run;
+  const line = document.createElement("li");
+  const words = body.command ?? `${decodeURIComponent(path.replace("actors/", ""))} to ${body.count} actors`;
+  line.textContent = `${words}: asking`;
+  $("outcomes").prepend(line);
+  while ($("outcomes").children.length > OUTCOMES_SHOWN) $("outcomes").lastChild.remove();
+  try {
+    const answer = await order(method, `/runs/${encodeURIComponent(run)}/${path}`, body);
+    for (let look = 0; look < 600; look++) {
+      const found = await ask(`/runs/${encodeURIComponent(run)}/commands/${answer.id}`);
+      line.textContent = `${words}: ${found.state}${found.message ? `, ${found.message}` : ""}`;
+      if (found.finished) return;
+      await new Promise((resolve) => setTimeout(resolve, look < 10 ? 500 : 2000));
+    }
+  } catch (error) {
+    line.textContent = `${words}: ${error.message}`;
+    if (error instanceof Refused && error.status === 401) token.set("");
+  }
+}
+
+function dialog(id) {
+  const box = $(id);
+  box.returnValue = "cancel";
+  box.showModal();
+  return new Promise((resolve) => box.addEventListener("close", () => resolve(box.returnValue === "ok"), { once: true }));
+}
+
+async function askToken() {
+  $("token").value = token.get();
+  if (!(await dialog("token-dialog"))) return false;
+  token.set($("token").value);
+  $("token").value = "";
+  listRuns();
+  return Boolean(token.get());
+}
+
+// Runs
+
+async function listRuns() {
+  let runs;
+  try {
+    runs = await ask("/runs");
+  } catch (error) {
+    if (!view) {
+      $("link").dataset.state = "lost";
+      $("link").textContent = "no connection";
+      notice(error instanceof Refused ? `${error.message}.` : "The server does not answer; this page tries again.");
+    }
+    return;
+  }
+  if (!view) notice("");
+  const select = $("runs");
+  const wanted = view?.run ?? new URLSearchParams(location.hash.slice(1)).get("run");
+  select.replaceChildren(...runs.map((run) => new Option(`${run.run} (${run.stale_since ? "not heard of" : run.phase})`, run.run)));
+  if (!runs.length && !view) {
+    $("link").textContent = "no runs yet";
+    notice("No runs here yet. Start one with “flowcredit train”, and it appears by itself.");
+    return;
+  }
+  const chosen = runs.some((run) => run.run === wanted) ? wanted : (view?.run ?? runs[0].run);
+  if (runs.some((run) => run.run === chosen)) select.value = chosen;
+  show(chosen);
+}
+
+$("runs").addEventListener("change", (event) => show(event.target.value));
+$("token-open").addEventListener("click", askToken);
+$("strip-at").addEventListener("change", pickSample);
+$("strip-prev").addEventListener("click", () => pageSample(-1));
+$("strip-next").addEventListener("click", () => pageSample(1));
+for (const button of document.querySelectorAll("[data-command]")) {
+  button.addEventListener("click", async () => {
+    const name = button.dataset.command;
+    if (name !== "stop" || (await dialog("confirm-dialog"))) command("POST", "commands", { command: name });
+  });
+}
+window.addEventListener("hashchange", () => {
+  const run = new URLSearchParams(location.hash.slice(1)).get("run");
+  if (run && run !== view?.run) show(run);
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  for (const chart of [charts.reward, charts.kl, charts.grad]) chart.clear();
+  if (view) drawMetrics();
+});
+setInterval(() => view?.status && panels.drawAges(view.status), 1000);
+setInterval(listRuns, RUNS_EVERY_MS);
+listRuns();

@@ -1,0 +1,181 @@
+// The parts of the page that are words and numbers.
+
+const make = (tag, text, className = "") => Object.assign(document.createElement(tag), { textContent: text ?? "", className });
+const number = (value, digits = 3) => (value == null ? "–" : value.toFixed(digits));
+const small = (value) => (value == null ? "–" : value === 0 ? "0" : Math.abs(value) < 0.001 ? value.toExponential(1) : value.toPrecision(3));
+const TONES = { running: "ok", finished: "ok", starting: "", paused: "warn", stopping: "warn", stopped: "warn", failed: "bad" };
+
+export const isOver = (status) => ["finished", "stopped", "failed"].includes(status.phase) || status.stale_since != null;
+export const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString();
+
+export function span(seconds) {
+  if (seconds == null) return "–";
+  const whole = Math.max(0, Math.round(seconds));
+  const parts = [Math.floor(whole / 86400), Math.floor((whole % 86400) / 3600), Math.floor((whole % 3600) / 60), whole % 60];
+  const named = parts.map((count, at) => (count ? `${count} ${"dhms"[at]}` : "")).filter(Boolean);
+  return named.slice(0, 2).join(" ") || "0 s";
+}
+
+const ago = (seconds) => {
+  const passed = Date.now() / 1000 - seconds;
+  return passed < 2 ? "now" : `${span(passed)} ago`;
+};
+
+function fact(name, value, more, tone) {
+  const box = make("div", "", "fact");
+  const shown = make("b", value, tone ?? "");
+  box.append(make("span", name), shown, make("small", more));
+  return box;
+}
+
+export function drawFacts(holder, status) {
+  const { rewards } = status;
+  const phase = fact("Phase", "", "");
+  const isStale = status.stale_since != null;
+  phase.querySelector("b").append(make("span", isStale ? "not heard of" : status.phase, `badge ${isStale ? "bad" : TONES[status.phase]}`));
+  const age = phase.querySelector("small");
+  age.id = "age";
+  const trend = rewards.trend == null ? "" : `${rewards.trend >= 0 ? "+" : "−"}${Math.abs(rewards.trend).toFixed(3)} in 10 iterations`;
+  const heldout = rewards.heldout_first == null ? "" : `from ${number(rewards.heldout_first)}, at iteration ${rewards.heldout_iteration}`;
+  holder.replaceChildren(
+    phase,
+    fact("Iteration", `${status.iteration} / ${status.iterations}`, status.eta_s ? `${span(status.eta_s)} left` : ""),
+    fact("Reward", number(rewards.now), trend),
+    fact("Held-out score", number(rewards.heldout), heldout),
+    ...Object.entries(rewards.components).filter(([, value]) => value !== rewards.now).slice(0, 4).map(([name, value]) => fact(name, number(value), "")),
+    fact("Slow side", status.bottleneck?.side ?? "–", status.bottleneck ? `${Math.round(100 * status.bottleneck.share)} % of an iteration` : ""),
+    fact("Policy version", status.version ?? "–", status.checkpoint ? `checkpoint ${status.checkpoint}` : "no checkpoint yet"),
+  );
+  drawAges(status);
+}
+
+export function drawAges(status) {
+  const age = document.getElementById("age");
+  if (age) age.textContent = `${["finished", "stopped", "failed"].includes(status.phase) ? "ended" : "heard"} ${ago(status.updated)}`;
+}
+
+export function drawAttention(holder, status) {
+  const items = status.conditions.filter((condition) => condition.status !== "True").map((condition) => make("li", `${condition.type}: ${condition.message}`));
+  if (status.stale_since != null) items.unshift(make("li", `Nothing is heard of the run since ${clock(status.stale_since)}: its process or its board is gone. What is shown is from then.`));
+  if (status.phase === "failed") items.push(...status.errors.slice(-1).map((error) => make("li", error.message)));
+  if (!items.length) items.push(make("li", status.conditions.length ? "All conditions are good." : "No conditions are known.", "good"));
+  holder.replaceChildren(...items);
+}
+
+export function drawDiagnostics(holder, values) {
+  const deviation = values.first_ratio_deviation;
+  holder.replaceChildren(
+    fact("Ratio, mean", number(values.ratio_mean, 4), ""),
+    fact("Ratio − 1 at first", small(deviation), "", deviation ? "warn" : ""),
+    fact("Clipped", values.clip_fraction == null ? "–" : `${(100 * values.clip_fraction).toFixed(1)} %`, ""),
+    fact("KL, approximate", small(values.approx_kl), ""),
+    fact("Gradient norm", small(values.grad_norm), ""),
+    fact("Groups without contrast", values.zero_variance == null ? "–" : `${Math.round(100 * values.zero_variance)} %`, ""),
+    fact("Missing scores", values.missing_scores ?? "–", "", values.missing_scores ? "warn" : ""),
+    fact("Staleness", values.staleness ?? "–", "updates"),
+  );
+}
+
+function bar(name, share, value) {
+  const line = make("div", "", "bar");
+  const track = make("span", "", "track");
+  const fill = make("span", "", "fill");
+  fill.style.setProperty("--w", `${Math.min(100, 100 * share)}%`);
+  track.append(fill);
+  line.append(make("span", name), track, make("span", value, "value"));
+  return line;
+}
+
+export function drawStages(holder, stages) {
+  const total = Object.values(stages).reduce((sum, seconds) => sum + seconds, 0) || 1;
+  holder.replaceChildren(...Object.entries(stages).map(([name, seconds]) => bar(name.replaceAll("_", " "), seconds / total, `${seconds.toFixed(1)} s`)));
+}
+
+export function drawWork(holder, pools) {
+  const known = pools.filter((pool) => pool.busy_share != null);
+  document.getElementById("h-work").hidden = !known.length;
+  holder.replaceChildren(...known.map((pool) => bar(`${pool.name} × ${pool.ready}`, pool.busy_share, `${Math.round(100 * pool.busy_share)} %`)));
+}
+
+// The form of a pool is made once, so that a number being typed is not lost at the next status.
+export function drawPools(holder, status, scale) {
+  const names = status.pools.map((pool) => pool.name).join();
+  if (holder.dataset.names !== names) {
+    holder.dataset.names = names;
+    holder.replaceChildren(...status.pools.map((pool) => poolForm(pool, scale)));
+  }
+  status.pools.forEach((pool, at) => {
+    const form = holder.children[at];
+    const queue = pool.queue ? `, ${pool.queue} calls wait` : "";
+    const gap = pool.ready === pool.wished ? "" : ` of ${pool.wished} wished`;
+    const text = `${pool.ready} ready${gap}, ${pool.busy} busy${queue}${pool.restarts ? `, ${pool.restarts} lost` : ""}`;
+    const now = form.querySelector(".now");
+    if (now.textContent !== text) now.textContent = text;
+    const input = form.querySelector("input");
+    if (form.dataset.wished !== String(pool.wished)) {
+      form.dataset.wished = pool.wished;
+      if (document.activeElement !== input) input.value = pool.wished;
+    }
+    for (const control of [input, form.querySelector("button")]) control.disabled = isOver(status) || !pool.is_resizable;
+  });
+}
+
+function poolForm(pool, scale) {
+  const form = make("form", "", "pool");
+  const label = make("label");
+  const input = Object.assign(document.createElement("input"), { type: "number", min: 1, max: 1024, required: true, value: pool.wished });
+  input.setAttribute("aria-label", `Actors of ${pool.name}`);
+  label.append(make("span", pool.name, "name"), input);
+  form.append(label, Object.assign(make("button", "Scale"), { type: "submit" }), make("span", "", "now"));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    scale(pool.name, Number(input.value));
+  });
+  return form;
+}
+
+function row(cells) {
+  const line = document.createElement("tr");
+  line.append(...cells.map(([text, className, tag]) => make(tag ?? "td", text, className)));
+  return line;
+}
+
+export function drawConditions(holder, conditions) {
+  const tone = { True: "ok", False: "bad", Unknown: "warn" };
+  const word = { True: "✓ good", False: "✗ not good", Unknown: "? unknown" };
+  holder.replaceChildren(
+    ...conditions.map((condition) => {
+      const line = row([[condition.type], [`${word[condition.status]}: ${condition.reason}`, tone[condition.status]], [clock(condition.since)]]);
+      line.title = condition.message;
+      return line;
+    }),
+  );
+}
+
+export function drawActors(holder, status) {
+  holder.replaceChildren(
+    ...status.actors.map((actor) =>
+      row([
+        [actor.name],
+        [actor.state, actor.state === "waiting" ? "warn" : ""],
+        [actor.node || "no place yet"],
+        [actor.version ?? "–"],
+        [actor.digest ?? "–"],
+        [actor.calls, "n"],
+        [actor.calls_per_minute || "–", "n"],
+        [actor.last_seen ? clock(actor.last_seen) : "never"],
+        [actor.restarts, actor.restarts ? "n warn" : "n"],
+      ]),
+    ),
+  );
+}
+
+export function drawEvents(holder, events) {
+  holder.replaceChildren(
+    ...events.toReversed().slice(0, 200).map((event) => {
+      const line = make("li");
+      line.append(make("time", clock(event.time)), make("span", event.message, { error: "bad", warning: "warn" }[event.kind] ?? ""));
+      return line;
+    }),
+  );
+}

@@ -1,0 +1,86 @@
+"""A run's status on a terminal."""
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from protocol.status import RunStatus, staleness_of
+
+
+def show_runs(statuses: Sequence[RunStatus]) -> RenderableType:
+    """All runs, a line each."""
+    if not statuses:
+        return Text("no runs here")
+    table = Table("run", "phase", "iteration", "reward", "held-out", "last heard", box=None)
+    for status in statuses:
+        table.add_row(
+            status.run,
+            _phase(status),
+            f"{status.iteration}/{status.iterations}",
+            _number(status.rewards.now),
+            _number(status.rewards.heldout),
+            f"{_span(time.time() - status.updated)} ago",
+        )
+    return table
+
+
+def show_run(status: RunStatus) -> RenderableType:
+    """One run at a glance."""
+    rewards, diagnostics = status.rewards, status.diagnostics
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("run", f"{status.run}  {_phase(status)}")
+    left = f", {_span(status.eta_s)} left" if status.eta_s else ""
+    facts.add_row("iteration", f"{status.iteration}/{status.iterations}{left}")
+    trend = "" if rewards.trend is None else f"  ({rewards.trend:+.3f} in 10 iterations)"
+    facts.add_row("reward", f"{_number(rewards.now)}{trend}")
+    for name, value in rewards.components.items():
+        facts.add_row("", f"{name} {_number(value)}")
+    facts.add_row("held-out", f"{_number(rewards.heldout_first)} -> {_number(rewards.heldout)}")
+    facts.add_row("gain by step", "  ".join(f"{step}: {_number(value)}" for step, value in status.gains.items()))
+    facts.add_row(
+        "update",
+        f"ratio {_number(diagnostics.ratio_mean, 4)}  clipped {_number(diagnostics.clip_fraction)}"
+        f"  kl {_small(diagnostics.approx_kl)}  gradient {_small(diagnostics.grad_norm)}",
+    )
+    facts.add_row("seconds", "  ".join(f"{stage} {seconds:.1f}" for stage, seconds in status.stages.items()))
+    if status.bottleneck:
+        facts.add_row("slow side", f"{status.bottleneck.side}: {status.bottleneck.message}")
+    for condition in status.conditions:
+        if condition.status != "True":
+            facts.add_row(Text("attention", "yellow"), f"{condition.type}: {condition.message}")
+    for error in status.errors[-3:]:
+        facts.add_row(Text(error.kind, "red" if error.kind == "error" else "yellow"), error.message)
+    return Group(facts, Text(), _actors(status))
+
+
+def _actors(status: RunStatus) -> Table:
+    table = Table("actor", "state", "node", "version", "digest", "calls/min", "last seen", "restarts", box=None)
+    for actor in status.actors:
+        seen = "never" if actor.last_seen is None else f"{_span(max(0.0, status.updated - actor.last_seen))} ago"
+        version = "" if actor.version is None else str(actor.version)
+        place = (actor.name, actor.state, actor.node, version, actor.digest or "")
+        table.add_row(*place, f"{actor.calls_per_minute:.1f}", seen, str(actor.restarts))
+    return table
+
+
+def _phase(status: RunStatus) -> Text:
+    stale = staleness_of(status, now=time.time())
+    if stale is not None:
+        return Text(f"{status.phase}, not heard of for {_span(time.time() - stale)}", "red")
+    return Text(status.phase, {"failed": "red", "paused": "yellow", "running": "green"}.get(status.phase, ""))
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "none" if value is None else f"{value:.{digits}f}"
+
+
+def _small(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2g}"
+
+
+def _span(seconds: float | None) -> str:
+    return "" if seconds is None else str(timedelta(seconds=round(seconds)))

@@ -1,0 +1,299 @@
+"""What a run tells about itself: the documents on the board, in the status API and in a run folder's `status.json`.
+
+All times are seconds since 1970 (UTC); numbers that are not known or not finite are null. `SCHEMA` grows when a field
+changes its meaning or goes; readers ignore fields they do not know.
+"""
+
+import re
+import time
+import uuid
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+
+SCHEMA = 1
+"""Version of the documents of this file."""
+MAX_ACTORS = 1024
+"""Largest pool that can be wished for."""
+RUN_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+POOL = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,99}$"
+RunId = Annotated[str, StringConstraints(pattern=RUN_ID)]
+Phase = Literal["starting", "running", "paused", "stopping", "finished", "stopped", "failed"]
+ENDED: frozenset[Phase] = frozenset(("finished", "stopped", "failed"))
+"""Phases after which nothing more happens."""
+ActorState = Literal["waiting", "starting", "idle", "busy"]
+CommandKind = Literal["pause", "resume", "checkpoint", "stop", "scale"]
+
+
+class Document(BaseModel):
+    """Base of all documents."""
+
+    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
+
+
+class Condition(Document):
+    """One statement about the run, in the manner of Kubernetes. A condition that is `True` is good."""
+
+    type: str
+    """What it is about, e.g. `BoardConnected`, `PoolSettled/rollout`; there is one condition of a type."""
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    """One word in CamelCase for programs."""
+    message: str
+    """One sentence for people: what is, and what to do."""
+    since: float
+    """When `status` last changed."""
+
+
+class ActorStatus(Document):
+    """One actor."""
+
+    name: str
+    """Its place in its pool, e.g. `rollout-0`; an actor that replaces a dead one takes over its place."""
+    kind: str
+    """`rollout`, `reward/<scorer>` or `learner`."""
+    state: ActorState
+    """`waiting`: not placed on a node yet; `starting`: loads its model or scorer."""
+    node: str = ""
+    """Host name of its node."""
+    pid: int | None = None
+    version: int | None = None
+    """Policy version that it holds."""
+    digest: str | None = None
+    """Start of the digest that it proved for that version."""
+    last_seen: float | None = None
+    """When it last answered."""
+    calls: int = 0
+    """Calls it answered."""
+    calls_per_minute: float = 0.0
+    """Over its newest answers."""
+    restarts: int = 0
+    """Actors that were lost at this place."""
+
+
+class PoolStatus(Document):
+    """A set of like actors."""
+
+    name: str
+    wished: int
+    """Size that is asked for."""
+    ready: int
+    """Actors that take work."""
+    busy: int
+    waiting: int = 0
+    """Actors without a place on a node."""
+    queue: int = 0
+    """Calls that wait for an idle actor."""
+    restarts: int = 0
+    max_restarts: int | None = None
+    busy_share: float | None = None
+    """Share of the last iteration's wall time in which its actors worked."""
+    is_resizable: bool = True
+    trouble: str = ""
+    """Why its wished size is not reached."""
+
+
+class Rewards(Document):
+    """The training reward."""
+
+    now: float | None = None
+    """Mean of the newest iteration."""
+    trend: float | None = None
+    """Change over 10 iterations: least-squares slope of the newest 20, times 10."""
+    components: dict[str, float | None] = {}
+    """Each further reading of the newest iteration, by name."""
+    heldout: float | None = None
+    """Score of the newest evaluation."""
+    heldout_first: float | None = None
+    heldout_iteration: int | None = None
+
+
+class Diagnostics(Document):
+    """How the newest update went; meanings in docs/metrics.md."""
+
+    ratio_mean: float | None = None
+    first_ratio_deviation: float | None = None
+    clip_fraction: float | None = None
+    approx_kl: float | None = None
+    grad_norm: float | None = None
+    loss: float | None = None
+    zero_variance: float | None = None
+    missing_scores: float | None = None
+    staleness: int | None = None
+    """Updates between the weights that drew the oldest group of the newest update and that update."""
+
+
+class Bottleneck(Document):
+    """Which side the run waits for most."""
+
+    side: str
+    """`learner`, `publish` or the name of a pool."""
+    share: float
+    """Share of the iteration's wall time."""
+    message: str
+
+
+class Event(Document):
+    """Something that happened."""
+
+    number: int = 0
+    """Counts from 1 within a run's process."""
+    time: float
+    kind: Literal["info", "warning", "error"]
+    message: str
+
+
+class Command(Document):
+    """Something that was asked of a run, and what came of it."""
+
+    id: str
+    kind: CommandKind
+    pool: str | None = None
+    count: int | None = None
+    """With `scale`: the wished size."""
+    state: Literal["accepted", "working", "done", "failed", "superseded"] = "accepted"
+    message: str = ""
+    requested: float
+    finished: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its outcome is still to come."""
+        return self.state in ("accepted", "working")
+
+
+class RunStatus(Document):
+    """One run at a glance."""
+
+    schema_version: int = SCHEMA
+    run: RunId
+    session: str
+    """The process that writes this; another one means that the run was started again."""
+    phase: Phase
+    iteration: int
+    """Iterations done."""
+    iterations: int
+    eta_s: float | None = None
+    """Seconds to the end at the pace of the newest iterations."""
+    started: float
+    """When this session began."""
+    updated: float
+    """When this was written."""
+    heartbeat_s: float = 1.0
+    """Seconds between two writings while the run lives."""
+    stale_since: float | None = None
+    """Set by readers: nothing was heard since then, although the run has not ended."""
+    version: int | None = None
+    """Policy version of the learner."""
+    checkpoint: int | None = None
+    """Iteration of the newest checkpoint."""
+    rewards: Rewards = Rewards()
+    gains: dict[str, float | None] = {}
+    """Mean absolute gain of the newest iteration by denoising step."""
+    diagnostics: Diagnostics = Diagnostics()
+    stages: dict[str, float] = {}
+    """Wall seconds of the newest iteration by stage."""
+    bottleneck: Bottleneck | None = None
+    queues: dict[str, int] = {}
+    """What waits, by name."""
+    pools: list[PoolStatus] = []
+    actors: list[ActorStatus] = []
+    conditions: list[Condition] = []
+    errors: list[Event] = []
+    """The newest warnings and errors."""
+    samples: list[int] = []
+    """Iterations with recorded trajectories."""
+    lines: int = 0
+    """Lines of the metric stream so far."""
+
+
+class MetricLine(Document):
+    """One line of the metric stream: an iteration's numbers or an evaluation's."""
+
+    seq: int
+    """Its place in the stream, from 1; `since` is compared with it."""
+    values: dict[str, float | None]
+
+
+class Strip(Document):
+    """One trajectory: its clean-picture estimates, what they scored and what each step earned.
+
+    With S trained steps it shows P = S + 1 points, or 1 (the finished picture) when the credit rule needs no others.
+    """
+
+    member: int
+    rewards: list[float | None]
+    """[P]"""
+    gains: list[float | None]
+    """[S] step rewards as the credit rule gave them."""
+    advantages: list[float | None]
+    """[S] what the learner weighted each step with."""
+
+
+class Sample(Document):
+    """A few trajectories of one group; their pictures are one PNG, a row a trajectory, a column a point."""
+
+    iteration: int
+    prompt: str
+    steps: list[int]
+    """The trained denoising steps k, [S]."""
+    width: int
+    """Of one picture, pixels."""
+    height: int
+    strips: list[Strip]
+    png: str
+    """Base64."""
+
+
+class RunSummary(Document):
+    """A run in the list of runs."""
+
+    run: RunId
+    phase: Phase
+    iteration: int
+    iterations: int
+    updated: float
+    stale_since: float | None = None
+    reward: float | None = None
+
+
+class StatusFile(Document):
+    """`status.json` of a run folder: what is left to see when the board is gone."""
+
+    status: RunStatus
+    events: list[Event] = []
+    commands: list[Command] = []
+
+
+def new_command(kind: CommandKind, *, pool: str | None = None, count: int | None = None) -> Command:
+    """A command with an id of its own."""
+    return Command(id=uuid.uuid4().hex, kind=kind, pool=pool, count=count, requested=time.time())
+
+
+def run_id_of(name: str) -> str:
+    """A run's name on the board: the folder's, with `-` for all but letters, digits, `.`, `_` and `-`."""
+    cleaned = re.sub(r"[^A-Za-z0-9._-]", "-", name)[:100].lstrip("._-")
+    return cleaned or "run"
+
+
+def summary_of(status: RunStatus) -> RunSummary:
+    """The few facts of the list."""
+    facts: dict[str, Any] = {name: getattr(status, name) for name in RunSummary.model_fields if name != "reward"}
+    return RunSummary(**facts, reward=status.rewards.now)
+
+
+def staleness_of(status: RunStatus, *, now: float) -> float | None:
+    """Since when nothing was heard from a run that has not ended; None while it is heard."""
+    is_late = now - status.updated > max(5.0, 5 * status.heartbeat_s)
+    return status.updated if is_late and status.phase not in ENDED else None
+
+
+def _no_text(value: Any) -> Any:
+    """JSON's 3 and 3.0 are the same whole number; text and booleans are none."""
+    if isinstance(value, str | bytes | bool):
+        raise ValueError("must be a whole number")
+    return value
+
+
+Count = Annotated[int, Field(ge=1, le=MAX_ACTORS), BeforeValidator(_no_text)]
+"""A pool's size in a request."""

@@ -1,0 +1,168 @@
+"""Pools that change their size while work goes on: nothing is lost, and a wish that cannot be met waits visibly."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+import ray
+
+from actors import pool as pool_module
+from actors.calls import answer
+from actors.pool import ActorPool
+from protocol.errors import ContractError, PoolError
+
+pytestmark = pytest.mark.ray
+
+
+@ray.remote(num_cpus=0)
+class Slow:
+    """Answers after a while; refuses to begin while `marker` exists."""
+
+    def begin(self, marker: str = "") -> str:
+        import os
+
+        if marker and os.path.exists(marker):
+            raise ContractError("the model is missing here")
+        return "ready"
+
+    def double(self, number: int, seconds: float) -> int:
+        time.sleep(seconds)
+        return 2 * number
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    ray.init(address="local", num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def make_pool(size: int, *, cpus: float = 0.0, marker: str = "", patience_s: float = 600.0) -> ActorPool:
+    return ActorPool(
+        "slow",
+        Slow.options(num_cpus=cpus).remote,
+        size=size,
+        max_restarts=0,
+        welcome=lambda actor: answer(actor.begin.remote(marker), timeout_s=60),
+        patience_s=patience_s,
+    )
+
+
+def double(pool: ActorPool, number: int, seconds: float = 0.2) -> "asyncio.Task[int]":
+    return asyncio.ensure_future(pool.call(lambda actor: answer(actor.double.remote(number, seconds), timeout_s=60)))
+
+
+async def until(holds, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come about"
+        await asyncio.sleep(0.02)
+
+
+def test_work_in_progress_is_finished_while_the_pool_grows_and_shrinks():
+    async def scenario():
+        pool = make_pool(1)
+        await pool.start()
+        calls = [double(pool, number) for number in range(24)]
+        pool.wish(3)
+        await until(lambda: pool.status().busy == 3)
+        assert pool.status().queue > 0
+        pool.wish(1)
+        answers = await asyncio.gather(*calls)
+        await until(lambda: pool.status().ready == 1)
+        status = pool.status()
+        pool.stop()
+        return answers, status
+
+    answers, status = asyncio.run(scenario())
+    assert answers == [2 * number for number in range(24)]
+    assert (status.wished, status.ready, status.restarts, status.queue) == (1, 1, 0, 0)
+
+
+def test_busy_member_finishes_its_call_before_it_leaves():
+    async def scenario():
+        pool = make_pool(2)
+        await pool.start()
+        calls = [double(pool, 1, 1.0), double(pool, 2, 1.0)]
+        await until(lambda: pool.status().busy == 2)
+        pool.wish(1)
+        assert pool.status().ready == 2
+        answers = await asyncio.gather(*calls)
+        await until(lambda: pool.status().ready == 1)
+        pool.stop()
+        return answers, pool.restarts
+
+    assert asyncio.run(scenario()) == ([2, 4], 0)
+
+
+def test_members_without_a_place_are_seen_waiting_and_the_wish_can_be_taken_back():
+    async def scenario():
+        pool = make_pool(1, cpus=1.0)
+        await pool.start()
+        pool.wish(5)
+        await until(lambda: pool.status().ready == 2)
+        await asyncio.sleep(0.5)
+        unmet = pool.status()
+        assert [actor.state for actor in pool.actors()].count("waiting") == 3
+        answered = await double(pool, 4)
+        pool.wish(1)
+        await until(lambda: pool.status().ready == 1)
+        settled = pool.status()
+        pool.stop()
+        return unmet, answered, settled
+
+    unmet, answered, settled = asyncio.run(scenario())
+    assert (unmet.wished, unmet.ready, unmet.waiting, unmet.restarts) == (5, 2, 3, 0)
+    assert answered == 8
+    assert (settled.wished, settled.ready, settled.waiting) == (1, 1, 0)
+
+
+def test_wished_member_that_cannot_begin_costs_no_restart_and_joins_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(pool_module, "RETRY_S", (0.2, 0.5))
+    marker = tmp_path / "missing"
+
+    async def scenario():
+        pool = make_pool(1, marker=str(marker))
+        await pool.start()
+        marker.touch()
+        pool.wish(2)
+        await until(lambda: pool.status().trouble != "")
+        trouble = pool.status()
+        marker.unlink()
+        await until(lambda: pool.status().ready == 2)
+        settled = pool.status()
+        pool.stop()
+        return trouble, settled
+
+    trouble, settled = asyncio.run(scenario())
+    assert "the model is missing here" in trouble.trouble
+    assert (trouble.ready, trouble.restarts) == (1, 0)
+    assert (settled.ready, settled.restarts, settled.trouble) == (2, 0, "")
+
+
+def test_first_member_without_a_place_is_given_up_after_its_patience():
+    async def scenario():
+        pool = make_pool(1, cpus=64.0, patience_s=0.5)
+        with pytest.raises(PoolError, match=r"no node had room for it within 0.5 s"):
+            await pool.start()
+        pool.stop()
+
+    asyncio.run(scenario())
+
+
+def test_actors_tell_where_they_are_and_what_they_did():
+    async def scenario():
+        pool = make_pool(2)
+        await pool.start()
+        await asyncio.gather(*(double(pool, number, 0.05) for number in range(6)))
+        actors = pool.actors()
+        pool.stop()
+        return actors, pool.busy_s
+
+    actors, busy_s = asyncio.run(scenario())
+    assert [actor.name for actor in actors] == ["slow-0", "slow-1"]
+    assert sum(actor.calls for actor in actors) == 6
+    assert len({actor.pid for actor in actors}) == 2
+    assert all(actor.node and actor.last_seen and actor.state == "idle" for actor in actors)
+    assert busy_s >= 6 * 0.05
