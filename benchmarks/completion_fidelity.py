@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import numpy as np
 import torch
@@ -119,7 +119,7 @@ def summarise(points: Sequence[Point]) -> list[dict[str, Any]]:
 
 def _mean_correlation(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float | None:
     ranked = [(a, b) for a, b in pairs if np.ptp(a) > 0 and np.ptp(b) > 0]
-    return float(np.mean([spearmanr(a, b).statistic for a, b in ranked])) if ranked else None
+    return float(np.mean([cast(Any, spearmanr(a, b)).statistic for a, b in ranked])) if ranked else None
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:

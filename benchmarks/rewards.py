@@ -55,6 +55,16 @@ class Numbered:
         return partly(spelled @ [1, 256, 65536], [""] * len(images))
 
 
+class Quiet:
+    """A status sink that nobody reads."""
+
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002, ARG002, FBT001
+        """Nothing."""
+
+    def event(self, message: str, kind: str = "info") -> None:  # noqa: ARG002
+        """Nothing."""
+
+
 def numbered_pictures(first: int, count: int) -> np.ndarray:
     """Pictures whose first pixel spells their number."""
     numbers = np.arange(first, first + count)
@@ -113,6 +123,7 @@ def speed(seconds: float) -> None:
 
 def source_of(reward: dict[str, Any], *, max_restarts: int = 10_000) -> Any:
     """Reward actors of one scorer, as a run has them."""
+    from actors.nodes import NodeLosses
     from actors.reward_source import RewardPools
 
     tree = {
@@ -123,7 +134,7 @@ def source_of(reward: dict[str, Any], *, max_restarts: int = 10_000) -> Any:
         "evaluation": {"component": "reward"},
         "cluster": {"max_restarts": max_restarts},
     }
-    return RewardPools(parse_config(tree))
+    return RewardPools(parse_config(tree), NodeLosses(within_s=60.0), Quiet())
 
 
 async def drive(

@@ -149,12 +149,14 @@ class _Trajectories:
         from rewards.scorer import build_scorer
 
         self._config, self._kernel, self._backbone, self._prompts = config, kernel, backbone, prompts
-        self._scorers = {name: build_scorer(reward.scorer, **reward.args) for name, reward in config.rewards.items()}
+        self._scorers = {
+            name: build_scorer(config.rewards[name].scorer, **config.rewards[name].args) for name in config.weights
+        }
 
     def __call__(self, levels: Sequence[float], number: int) -> np.ndarray:
         from flow.build import policy_of
         from flow.sampler import sample_shard
-        from rewards.scorer import mix
+        from rewards.mixture import mix
 
         config = _with_levels(self._config, self._kernel, levels)
         policy = policy_of(self._backbone, config)  # type: ignore[arg-type]
@@ -172,7 +174,7 @@ class _Trajectories:
             rollout, pictures = sample_shard(policy, request, config)
             texts, metadata = [prompt.text] * len(pictures), [prompt.metadata] * len(pictures)
             answers = {name: scorer.score(pictures, texts, metadata) for name, scorer in self._scorers.items()}
-            scores = mix(answers, {name: reward.weight for name, reward in config.rewards.items()})
+            scores = mix(answers, config.weights)
             points = np.where(scores.valid, scores.values, np.nan)[rollout.image_index]
             gains = np.full((len(points), config.sampling.steps - 1), np.nan)
             gains[:, list(rollout.steps)] = np.diff(points, axis=1)
