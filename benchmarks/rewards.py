@@ -58,10 +58,10 @@ class Numbered:
 class Quiet:
     """A status sink that nobody reads."""
 
-    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002, ARG002, FBT001
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002, FBT001
         """Nothing."""
 
-    def event(self, message: str, kind: str = "info") -> None:  # noqa: ARG002
+    def event(self, message: str, kind: str = "info") -> None:
         """Nothing."""
 
 
