@@ -10,6 +10,7 @@ points.
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,10 @@ WAYS: dict[str, CompletionConfig] = {
     **{f"euler {n}": CompletionConfig(substeps=n) for n in (2, 3, 5, 8)},
     **{f"euler {n}, schedule spacing": CompletionConfig(substeps=n, spacing="schedule") for n in (2, 3, 5)},
     **{f"adams {n}": CompletionConfig(substeps=n, solver="adams") for n in (2, 3, 5, 8)},
+    **{
+        f"adams {n}, schedule spacing": CompletionConfig(substeps=n, spacing="schedule", solver="adams")
+        for n in (2, 3, 5)
+    },
     **{f"heun {n}": CompletionConfig(substeps=n, solver="heun") for n in (2, 3)},
     "remaining schedule": CompletionConfig(rule="schedule"),
     "remaining schedule, adams": CompletionConfig(rule="schedule", solver="adams"),
@@ -128,20 +133,22 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     names = [key for key in rows[0] if key.endswith("against fine")]
+    series: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["way"] != "fine":
+            series.setdefault(re.sub(r" \d+", "", row["way"]), []).append(row)
+    markers = {"e": "o", "a": "s", "h": "^", "t": "D", "r": "*"}
     figure = Figure(figsize=(5 * len(names), 3.6), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False).flat, names, strict=True):
-        for row in rows:
-            if row["way"] == "fine" or row[name] is None:
-                continue
-            marker = {"e": "o", "a": "s", "h": "^", "t": "D", "r": "*"}[row["way"][0]]
-            axes.plot(row["forwards"], row[name], marker, color="C0" if "schedule" not in row["way"] else "C1")
-            axes.annotate(
-                row["way"], (row["forwards"], row[name]), fontsize=6, xytext=(3, 3), textcoords="offset points"
-            )
+        for label, held in series.items():
+            known = [row for row in held if row[name] is not None]
+            places, values = [row["forwards"] for row in known], [row[name] for row in known]
+            axes.plot(places, values, marker=markers[label[0]], label=label, alpha=0.8)
         axes.set(xlabel="forwards a point", ylabel="rank correlation", title=name)
         axes.grid(alpha=0.3)
+    figure.axes[0].legend(fontsize=7)
     FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=110)
 
 
 def main(
@@ -150,8 +157,12 @@ def main(
     prompts: Annotated[int, typer.Option(min=1, help="Prompts, one group each.")] = 12,
     members: Annotated[int, typer.Option(min=3, help="Members of a group.")] = 24,
     out: Annotated[Path, typer.Option(help="JSON file; a plot beside it.")] = Path("runs/completion_fidelity.json"),
+    is_plot: Annotated[bool, typer.Option("--plot", help="Only draw the plot of the JSON file again.")] = False,  # noqa: FBT002
 ) -> None:
     """Measure, print the table, write JSON and plot."""
+    if is_plot:
+        plot(json.loads(out.read_text(encoding="utf-8"))["rows"], out.with_suffix(".png"))
+        return
     config = load_config(find_preset(preset), overrides=overrides or [])
     torch.set_num_threads(config.cluster.rollout.threads)
     chosen = read_prompts(config.data, config.data.train)[:: max(1, 240 // prompts)][:prompts]

@@ -43,6 +43,11 @@ COMMON = (
 )
 REWARDS: Mapping[str, tuple[str, ...]] = {
     "geneval": (),
+    "pickscore": (
+        "rewards={pickscore: {scorer: pickscore, args: {model: 'pkg://toyworld/clip', batch: 32}}}",
+        "evaluation.component=pickscore",
+        "data.tags=[single_object, colors]",
+    ),
     "redness": ("rewards={redness: {scorer: 'benchmarks.scorers:Redness'}}", "evaluation.component=reward"),
 }
 THREE_SEEDS = ("flow_grpo", "stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo")
@@ -76,7 +81,7 @@ VARIANTS: Mapping[str, Variant] = {
         for decay in (0.5, 0.9, 1.0)
     },
     "flow sde, own schedule": Variant("stepwise_flow_sde", ("completion.rule=schedule",)),
-    "flow sde, adams 2": Variant("stepwise_flow_sde", ("completion.substeps=2", "completion.solver=adams")),
+    "flow sde, adams 3": Variant("stepwise_flow_sde", ("completion.substeps=3", "completion.solver=adams")),
     "flow sde, own noise": Variant("stepwise_flow_sde", ("sampling.shared_noise=false",)),
     "flow_grpo, shared noise": Variant("flow_grpo", ("sampling.shared_noise=true",)),
     "cps gains": Variant("stepwise", ("sampling.kernel=cps", "sampling.noise_level=0.5")),

@@ -22,7 +22,7 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
     ),
     "substeps": (
         "flow_grpo", "flow sde, T'=1", "flow sde, T'=2", "stepwise_flow_sde", "flow sde, T'=8",
-        "flow sde, own schedule", "flow sde, adams 2",
+        "flow sde, own schedule", "flow sde, adams 3",
     ),
     "kernels": ("flow_grpo", "stepwise", "stepwise_flow_sde", "cps gains"),
     "traces": (

@@ -3,8 +3,8 @@
     config = load_config("my_preset.yaml", overrides=["group.size=16", "method=tp_grpo"])
 
 From weak to strong: defaults, the method's `settings`, the file, the method's `identity`, the overrides. A file that
-names its method itself is stronger than that method. Unknown keys are refused with a suggestion, wrong values with
-rule, value and remedy (`ConfigError`).
+names its method itself is stronger than that method; an override `method=NAME` takes its place. Unknown keys are
+refused with a suggestion, wrong values with rule, value and remedy (`ConfigError`).
 """
 
 import difflib
@@ -39,11 +39,11 @@ def load_config(path: str | Path, *, overrides: Sequence[str] = ()) -> RunConfig
     if not isinstance(tree, dict):
         raise ConfigError(f"config file {path} must hold keys and values, got {type(tree).__name__}")
     own = tree.pop("method", None)
-    if own is not None:
+    named = [override.removeprefix(METHOD) for override in overrides if override.startswith(METHOD)]
+    if named:
+        tree = with_method(tree, named[-1])
+    elif own is not None:
         tree = merge(with_method({}, own), tree)
-    for override in overrides:
-        if override.startswith(METHOD):
-            tree = with_method(tree, override.removeprefix(METHOD))
     for override in overrides:
         if not override.startswith(METHOD):
             _apply(tree, override)

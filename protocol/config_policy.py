@@ -150,11 +150,11 @@ class CompletionConfig(Section):
     rule: Literal["tweedie", "ode", "schedule"] = "ode"
     """`tweedie`: x - sigma v, no further forward; `ode`: to sigma 0 in `substeps` substeps; `schedule`: the steps that
     remain of the trajectory's own schedule."""
-    substeps: int = 5
+    substeps: int = 3
     """T' of `ode`; its first velocity is the main pass's, so a point costs T' - 1 forwards."""
-    spacing: Literal["even", "schedule"] = "even"
+    spacing: Literal["even", "schedule"] = "schedule"
     """Substeps of `ode`: even in sigma, or even in steps of the schedule (dense where the schedule is)."""
-    solver: Literal["euler", "heun", "adams"] = "euler"
+    solver: Literal["euler", "heun", "adams"] = "adams"
     """`adams`: second order from the velocity before, as many forwards as `euler`; `heun`: about twice as many."""
 
     @model_validator(mode="after")

@@ -85,6 +85,7 @@ def test_pictures_are_the_completions_of_their_points(backbone: Backbone, tiny_c
                     first_velocity=velocity,
                     grid=stack_grids([substep_grid(config.completion, sigmas=policy.sigmas, k=k)], [3]),
                     velocity=lambda x, t: policy.velocity(x, t, conditioning),
+                    solver=config.completion.solver,
                 )
             expected = backbone.decode(clean).astype(int)
             assert np.abs(pictures[rollout.image_index[:, place]] - expected).max() <= 1
@@ -246,7 +247,8 @@ def test_without_noise_from_shared_noise_the_completed_first_point_is_the_finish
 ) -> None:
     """Completing from the trajectory's own latents, not from another draw: the gains of a quiet trajectory are 0."""
     config = tiny_config(
-        sampling={"kernel": "dance_sde", "noise_level": 1e-6, "std_min": 0.0}, completion={"rule": "schedule"}
+        sampling={"kernel": "dance_sde", "noise_level": 1e-6, "std_min": 0.0},
+        completion={"rule": "schedule", "solver": "euler"},
     )
     rollout, pictures = sample(backbone, config)
     shown = pictures.astype(int)[rollout.image_index]

@@ -56,8 +56,18 @@ def test_defaults_are_the_papers() -> None:
     config = parse_config(TREE)
     assert (config.sampling.steps, config.sampling.noise_level, config.group.size) == (10, 0.7, 24)
     assert (config.learner.learning_rate, config.learner.clip_range, config.learner.weight_decay) == (3e-4, 1e-4, 1e-4)
-    assert (config.credit.epsilon, config.credit.advantage_clip, config.completion.substeps) == (1e-4, 5.0, 5)
+    assert (config.credit.epsilon, config.credit.advantage_clip) == (1e-4, 5.0)
     assert config.scores_points
+
+
+def test_the_default_completion_is_the_one_that_the_fidelity_table_favours() -> None:
+    completion = parse_config(TREE).completion
+    assert (completion.rule, completion.solver, completion.spacing, completion.substeps) == (
+        "ode",
+        "adams",
+        "schedule",
+        3,
+    )
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_a_method_file_says_what_it_is_and_decides_everything_that_makes_it(name
     for section, keys in DECIDED.items():
         assert keys <= identity[section].keys(), section
     if identity["credit"]["rule"] != "uniform":
-        assert "rule" in identity["completion"]
+        assert {"rule", "solver"} <= identity["completion"].keys()
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
@@ -87,6 +87,7 @@ def test_a_file_may_name_its_method_and_is_stronger_than_it(tmp_path: Path) -> N
     assert (config.credit.rule, config.credit.normalise) == ("turning_point", "joint")
     assert config.completion.rule == "schedule"
     other = load_config(bare(tmp_path, method="tp_grpo"), overrides=["method=dance_grpo"])
+    assert other.learner.clip_range == 1e-4, "nothing of the file's own method remains"
     assert (other.credit.rule, other.sampling.kernel, other.credit.ddof) == ("uniform", "dance_sde", 1)
 
 
