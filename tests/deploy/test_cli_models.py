@@ -44,7 +44,7 @@ def preset(tmp_path: Path, tiny_sd3: Path) -> Path:
         "data": {"train": str(prompts), "heldout": str(prompts)},
         "sampling": {"steps": 3},
         "group": {"size": 4, "shard": 2, "per_iteration": 2},
-        "learner": {"learning_rate": 0.05},
+        "learner": {"learning_rate": 0.05, "updates_per_iteration": 1},
         "completion": {"substeps": 2},
         "rewards": {"dark": {"scorer": "tests.deploy.dark:Dark"}},
         "evaluation": {"component": "reward", "steps": 3, "batch": 3},
@@ -168,14 +168,10 @@ def test_a_dry_run_counts_and_writes_nothing(
     assert run_cli(monkeypatch, "train", str(preset), "--dry-run") == 2
 
 
-def test_doctor_names_versions_and_costs(
+def test_doctor_shows_what_a_preset_costs(
     preset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    assert run_cli(monkeypatch, "doctor") == 0
-    out = capsys.readouterr().out
-    assert f"torch {torch.__version__.split('+')[0]}" in out
-    assert "GiB of GPU memory" not in out
-    assert run_cli(monkeypatch, "doctor", str(preset), "group.size=8") == 0
+    run_cli(monkeypatch, "doctor", str(preset), "group.size=8")
     assert "draws 16 trajectories" in capsys.readouterr().out
 
 
