@@ -213,3 +213,20 @@ def test_flux_trains_with_every_point_completed_and_its_adapter_loads_in_one_lin
     assert (adapter.r, adapter.lora_alpha) == (64, 128)
     assert run_cli(monkeypatch, "sample", str(run), "a cat", "--count", "1", "--out", str(tmp_path / "out")) == 0
     assert pictures(tmp_path / "out").shape == (1, 12, 16, 3)
+
+
+def test_a_hub_id_in_the_cache_is_checked_and_estimated_without_a_network(
+    preset: Path, tiny_sd3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    repo = tmp_path / "hub" / "models--example--tiny"
+    shutil.copytree(tiny_sd3, repo / "snapshots" / ("a" * 40))
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("a" * 40)
+    words = ("train", str(preset), "--dry-run", "--run", str(tmp_path / "run"))
+    assert run_cli(monkeypatch, *words, "model.path=example/tiny") == 0
+    assert "draws 8 trajectories" in capsys.readouterr().out
+    assert run_cli(monkeypatch, *words, "model.path=example/other") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "run `hf download example/other` where there is a network" in line
