@@ -78,13 +78,16 @@ def completed(config: RunConfig) -> RunConfig:
     """The config with everything in it that its model decides: what a run folder keeps.
 
     That is the family's adapter, and the commit of a hub id, so that every actor loads the same files and a model that
-    has changed on the hub is found out when the run goes on.
+    has changed on the hub is found out when the run goes on. The embedding cache becomes an absolute path, since actors
+    may have another working folder.
 
     Raises:
         ModelError: as `read_index`.
     """
-    found = {"lora": adapter_config(config.model), "revision": _pinned(config.model)}
-    model = config.model.model_copy(update=found)
+    model = config.model
+    cache = str(resolve(model.embedding_cache).absolute()) if model.embedding_cache else None
+    found = {"lora": adapter_config(model), "revision": _pinned(model), "embedding_cache": cache}
+    model = model.model_copy(update=found)
     return config.model_copy(update={"model": model})
 
 

@@ -1,6 +1,7 @@
 """The estimate against a real run: evaluations are counted, memory is what a real forward and backward allocate."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from flow.hollow import attach_hollow_adapter, hollow_backbone
 from flow.rollout import RolloutPolicy
 from protocol.config import RunConfig
 from protocol.messages import Prompt, ShardRequest
+from tests.tiny_models import write_flux
 
 Config = Callable[..., RunConfig]
 
@@ -106,3 +108,13 @@ def test_peak_memory_sees_what_lives_at_once() -> None:
         _ = outside.view(2, -1)
     assert memory.peak == 0
     assert np.isfinite(memory.current)
+
+
+def test_flux_is_estimated_as_it_runs(tiny_config: Config, tmp_path: Path) -> None:
+    model = {"path": str(write_flux(tmp_path / "flux")), "height": 16, "width": 16, "max_sequence_length": 4}
+    config = tiny_config(model={**model, "lora": {"rank": 2, "alpha": 2, "targets": None}})
+    policy, lora = build_policy(config, device="cpu")
+    found = estimate(config)
+    assert found.trained == sum(p.numel() for p in lora.parameters.values())
+    real = forward_peak(policy.backbone, config.group.shard, has_gradient=True)  # type: ignore[arg-type]
+    assert found.learner["forward and backward"] == pytest.approx(real, rel=0.1)

@@ -134,7 +134,7 @@ def test_a_saved_adapter_that_does_not_fit_is_refused(folder: Path, tmp_path: Pa
     save_file(bare, tmp_path / FILE_NAME)
     with pytest.raises(ModelError, match=r"has rank \[4\] and alpha 4: set"):
         lora.start_from(str(tmp_path), config)
-    wide = {name: np.repeat(array, 2, axis="lora_A" in name) for name, array in bare.items()}
+    wide = {name: np.repeat(array, 2, axis=int("lora_A" in name)) for name, array in bare.items()}
     save_file(wide, tmp_path / FILE_NAME)
     with pytest.raises(ModelError, match=r"belongs to another model: adapter tensor .* must be"):
         lora.start_from(str(tmp_path), config.model_copy(update={"alpha": 4}))

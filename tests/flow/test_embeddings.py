@@ -11,6 +11,7 @@ import torch
 from flow.backbone import Backbone, load_backbone
 from flow.embeddings import Embeddings, identity_of, open_embeddings
 from flow.families import SD3
+from flow.folder import completed
 from flow.text import TextEncoders
 from protocol.config_policy import ModelConfig
 from protocol.errors import ModelError
@@ -116,6 +117,14 @@ def test_a_folder_that_cannot_be_written_is_a_model_error(tiny_sd3: Path, tmp_pa
     backbone = load_backbone(config_of(tiny_sd3, tmp_path / "file" / "cache"))
     with pytest.raises(ModelError, match="embedding_cache .* cannot be written"):
         backbone.encode("a cat")
+
+
+def test_a_run_names_its_cache_from_the_root(tiny_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    held = tiny_config().model.model_dump()
+    config = completed(tiny_config(model={**held, "embedding_cache": "cache"}))
+    assert config.model.embedding_cache == str(tmp_path / "cache")
+    assert completed(config) == config
 
 
 def test_encoding_ahead_needs_a_folder(tiny_sd3: Path) -> None:

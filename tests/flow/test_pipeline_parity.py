@@ -61,14 +61,15 @@ def backbone_of(folder: Path, *, height: int = 16, width: int = 16, **settings: 
 
 def ours(backbone: Backbone, initial: torch.Tensor, guidance: float) -> list[torch.Tensor]:
     policy = FlowPolicy(backbone, SamplingConfig(steps=STEPS), guidance=guidance)
-    policy.steps = ()
+    drawn = trajectory(
+        policy,
+        initial=initial,
+        conditioning=policy.conditioning(TEXT, NEGATIVE),
+        noise=lambda k: torch.zeros_like(initial),
+        stochastic=(),
+    )
     with torch.no_grad():
-        return [
-            step.next_latents
-            for step in trajectory(
-                policy, initial=initial, conditioning=policy.conditioning(TEXT, NEGATIVE), noise=torch.zeros_like
-            )
-        ]
+        return [step.next_latents for step in drawn]
 
 
 def theirs(

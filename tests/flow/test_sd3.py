@@ -117,7 +117,6 @@ def test_trajectory_without_noise_equals_the_pipeline_s_bitwise(
 ) -> None:
     initial = normal("initial", shape=(batch, *backbone.latent_shape))
     policy = policy_of(backbone, guidance)
-    policy.steps = ()
     with torch.no_grad():
         steps = list(
             trajectory(
@@ -125,6 +124,7 @@ def test_trajectory_without_noise_equals_the_pipeline_s_bitwise(
                 initial=initial,
                 conditioning=policy.conditioning(TEXTS[0], ""),
                 noise=lambda k: torch.zeros_like(initial),
+                stochastic=(),
             )
         )
     seen, pictures = run_pipeline(pipeline, TEXTS[0], initial, guidance)
