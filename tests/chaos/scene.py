@@ -27,6 +27,8 @@ ROOT = Path(__file__).parents[2]
 ITERATIONS = 20
 KINDS = {"rollout": "ray::RolloutActor", "reward": "ray::RewardActor", "learner": "ray::LearnerActor"}
 """How Ray names the processes of each kind of actor."""
+Story = tuple[str, list[dict[str, Any]]]
+"""sha256 of the last adapter, and all metrics but wall times and counts of what had to be tried again."""
 LINE_S = 180.0
 """Seconds until the next line of a run at the latest."""
 
@@ -179,8 +181,8 @@ def two_nodes() -> Iterator[TwoNodes]:
         os.environ.pop("PYTHONPATH") if before is None else os.environ.__setitem__("PYTHONPATH", before)
 
 
-def story(run: Path) -> tuple[str, list[dict[str, Any]]]:
-    """sha256 of the last adapter, and all metrics but wall times and counts of what had to be tried again."""
+def story(run: Path) -> Story:
+    """What a run left behind, to be compared with another's."""
     import hashlib
 
     found = newest_checkpoint(run / "checkpoints")
@@ -197,7 +199,7 @@ def events(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def require_undisturbed(run: Path, expected: tuple[str, list[dict[str, Any]]]) -> None:
+def require_undisturbed(run: Path, expected: Story) -> None:
     """The same weights, the same metrics, every group once, and no failed score used."""
     sha, lines = story(run)
     assert sha == expected[0]
