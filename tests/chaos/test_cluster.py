@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.scene import ROOT, Driver, TwoNodes, events, preset, require_undisturbed, two_nodes
+from tests.chaos.scene import KINDS, ROOT, Driver, TwoNodes, events, preset, require_undisturbed, two_nodes
 
 pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.timeout(600)]
-FAULTS: dict[str, Callable[[TwoNodes], object]] = {
-    **{f"kill {kind}": lambda nodes, kind=kind: nodes.harm(kind, signal.SIGKILL) for kind in ("rollout", "reward")},
-    **{f"stop {kind}": lambda nodes, kind=kind: nodes.harm(kind, signal.SIGSTOP) for kind in ("rollout", "reward")},
-    "kill learner": lambda nodes: nodes.harm("learner", signal.SIGKILL),
-    "stop learner": lambda nodes: nodes.harm("learner", signal.SIGSTOP),
-    "kill raylet": lambda nodes: nodes.kill_worker_raylet(),
+Fault = Callable[[TwoNodes, Driver], object]
+FAULTS: dict[str, Fault] = {
+    **{f"kill {kind}": lambda nodes, _, kind=kind: nodes.harm(kind, signal.SIGKILL) for kind in KINDS},
+    **{f"stop {kind}": lambda nodes, _, kind=kind: nodes.harm(kind, signal.SIGSTOP) for kind in KINDS},
+    "kill raylet": lambda nodes, _: nodes.kill_worker_raylet(),
+    "kill board": lambda _, driver: driver.harm_board(signal.SIGKILL),
+    "stop board": lambda _, driver: driver.harm_board(signal.SIGSTOP),
 }
 
 
@@ -44,7 +45,7 @@ def disturbed(path: Path, run: Path, seed: int) -> list[str]:
                     driver.kill()
                     driver = Driver(path, run, *words)
                 else:
-                    FAULTS[name](nodes)
+                    FAULTS[name](nodes, driver)
             driver.finish()
         finally:
             driver.kill()
