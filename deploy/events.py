@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from deploy.whole_lines import append_whole
 from protocol.sink import StatusSink
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,6 @@ class Events:
 
     def _write(self, line: dict[str, object]) -> None:
         try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"time": round(time.time(), 3), **line}) + "\n")
+            append_whole(self._path, json.dumps({"time": round(time.time(), 3), **line}) + "\n")
         except OSError as error:
             log.warning("%s could not be written: %s", self._path, error)

@@ -30,6 +30,7 @@ from deploy.fingerprint import differences, input_digests, library_versions, rea
 from deploy.lease import FOLDER as LEASE
 from deploy.lease import Lease
 from deploy.mirror import Mirror
+from deploy.whole_lines import append_whole
 from learner.checkpoint import newest_checkpoint, read_facts, write_checkpoint
 from protocol.config import RunConfig
 from protocol.config_file import parse_config
@@ -144,16 +145,7 @@ class RunFolder:
 
     def _flush(self) -> None:
         """Write the lines that wait, all or none."""
-        with (self.path / METRICS).open("ab") as file:
-            before = file.tell()
-            try:
-                file.write("".join(self._pending).encode())
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:
-                with suppress(OSError):
-                    os.truncate(self.path / METRICS, before)
-                raise
+        append_whole(self.path / METRICS, "".join(self._pending))
         self._pending.clear()
 
     def lines(self) -> list[dict[str, Any]]:

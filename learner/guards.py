@@ -86,8 +86,8 @@ def guards_of(config: RunConfig) -> tuple[Guard, ...]:
     replay = Guard(
         name="exact_replay",
         metric="train/first_ratio_deviation",
-        is_broken=lambda value: not value <= config.learner.clip_range,
-        rule=f"be at most learner.clip_range {config.learner.clip_range:g}: rollout and learner agree",
+        is_broken=lambda value: not value <= config.learner.probe_bound,
+        rule=f"be at most learner.probe_bound {config.learner.probe_bound:g}: rollout and learner agree",
         remedy="check cluster.*.threads, devices and library versions on all nodes",
     )
     return (

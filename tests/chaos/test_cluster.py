@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.scene import ROOT, Driver, TwoNodes, events, preset, require_undisturbed, story, two_nodes
+from tests.chaos.scene import KINDS, ROOT, Driver, TwoNodes, events, preset, require_undisturbed, two_nodes
 
 pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.timeout(600)]
-FAULTS: dict[str, Callable[[TwoNodes], object]] = {
-    **{f"kill {kind}": lambda nodes, kind=kind: nodes.harm(kind, signal.SIGKILL) for kind in ("rollout", "reward")},
-    **{f"stop {kind}": lambda nodes, kind=kind: nodes.harm(kind, signal.SIGSTOP) for kind in ("rollout", "reward")},
-    "kill learner": lambda nodes: nodes.harm("learner", signal.SIGKILL),
-    "stop learner": lambda nodes: nodes.harm("learner", signal.SIGSTOP),
-    "kill raylet": lambda nodes: nodes.kill_worker_raylet(),
+Fault = Callable[[TwoNodes, Driver], object]
+FAULTS: dict[str, Fault] = {
+    **{f"kill {kind}": lambda nodes, _, kind=kind: nodes.harm(kind, signal.SIGKILL) for kind in KINDS},
+    **{f"stop {kind}": lambda nodes, _, kind=kind: nodes.harm(kind, signal.SIGSTOP) for kind in KINDS},
+    "kill raylet": lambda nodes, _: nodes.kill_worker_raylet(),
+    "kill board": lambda _, driver: driver.harm_board(signal.SIGKILL),
+    "stop board": lambda _, driver: driver.harm_board(signal.SIGSTOP),
 }
 
 
@@ -28,15 +29,6 @@ def plan(seed: int) -> list[tuple[int, str]]:
     numbers.shuffle(names)
     moments = sorted(numbers.sample(range(1, 18), len(names)))
     return list(zip(moments, names, strict=True))
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, tiny_sd3):
-    """The preset, and the story of a run in one process that nothing happened to."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    path = preset(folder, tiny_sd3)
-    Driver(path, folder / "run", "--local").finish()
-    return path, story(folder / "run")
 
 
 def disturbed(path: Path, run: Path, seed: int) -> list[str]:
@@ -53,25 +45,27 @@ def disturbed(path: Path, run: Path, seed: int) -> list[str]:
                     driver.kill()
                     driver = Driver(path, run, *words)
                 else:
-                    FAULTS[name](nodes)
+                    FAULTS[name](nodes, driver)
             driver.finish()
         finally:
             driver.kill()
     return done
 
 
-def test_every_fault_in_one_run_changes_nothing(undisturbed, tmp_path):
-    path, expected = undisturbed
+def test_every_fault_in_one_run_changes_nothing(undisturbed, tmp_path, tiny_sd3):
+    path = preset(tmp_path, tiny_sd3)
     done = disturbed(path, tmp_path / "run", seed=0)
     assert sorted(done) == sorted([*FAULTS, "kill driver"])
-    require_undisturbed(tmp_path / "run", expected)
+    require_undisturbed(tmp_path / "run", undisturbed)
     kinds = [event["type"] for event in events(tmp_path / "run")]
     assert kinds.count("learner_lost") >= 2
     assert kinds.count("actor_lost") >= 4
 
 
-def test_sigterm_stops_with_a_checkpoint_and_exit_code_0_and_a_second_driver_is_kept_out(undisturbed, tmp_path):
-    path, expected = undisturbed
+def test_sigterm_stops_with_a_checkpoint_and_exit_code_0_and_a_second_driver_is_kept_out(
+    undisturbed, tmp_path, tiny_sd3
+):
+    path = preset(tmp_path, tiny_sd3)
     run = tmp_path / "run"
     driver = Driver(path, run)
     driver.wait_for_iteration(3)
@@ -84,4 +78,40 @@ def test_sigterm_stops_with_a_checkpoint_and_exit_code_0_and_a_second_driver_is_
     assert "stopping with a checkpoint" in said
     assert "the same command goes on" in said
     Driver(path, run, "--local").finish()
-    require_undisturbed(run, expected)
+    require_undisturbed(run, undisturbed)
+
+
+def test_what_went_down_with_a_node_is_told_as_lost_and_not_as_a_dead_actor():
+    import asyncio
+
+    import numpy as np
+    import ray
+
+    from actors.calls import answer
+    from actors.nodes import NODE_LABEL
+    from protocol.errors import ShardLostError
+
+    class Artist:
+        def draw(self) -> np.ndarray:
+            return np.ones((64, 64, 64))
+
+        def look(self, picture: np.ndarray) -> float:
+            return float(picture.sum())
+
+    with two_nodes() as nodes:
+        ray.init(address=nodes.address, log_to_driver=False)
+        try:
+            there = nodes.worker.node_id
+            make = ray.remote(Artist).options
+            painter = make(label_selector={NODE_LABEL: there}, num_cpus=0).remote()
+            critic = make(label_selector={NODE_LABEL: f"!{there}"}, num_cpus=0).remote()
+            picture = painter.draw.remote()
+            ray.wait([picture], timeout=60, fetch_local=False)
+            assert asyncio.run(answer(critic.look.remote(np.ones(3)), timeout_s=60)) == 3.0
+            nodes.kill_worker_raylet()
+            with pytest.raises(ShardLostError):
+                asyncio.run(answer(critic.look.remote(picture), timeout_s=120))
+            with pytest.raises(ShardLostError):
+                asyncio.run(answer(picture, timeout_s=120))
+        finally:
+            ray.shutdown()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.scene import Driver, events, preset, require_undisturbed, story
+from tests.chaos.scene import Driver, events, preset, require_undisturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
@@ -37,9 +37,8 @@ def fill(disk: Path) -> None:
                 continue
 
 
-def test_a_full_disk_keeps_the_run_alive_and_the_older_checkpoint(small_disk, tmp_path, tiny_sd3):
+def test_a_full_disk_keeps_the_run_alive_and_the_older_checkpoint(undisturbed, small_disk, tmp_path, tiny_sd3):
     path = preset(tmp_path, tiny_sd3, checkpoint={"every": 4, "keep": 2})
-    Driver(path, tmp_path / "undisturbed", "--local").finish()
     run = small_disk / "run"
     driver = Driver(path, run, "--local")
     driver.wait_for_iteration(5)
@@ -52,7 +51,7 @@ def test_a_full_disk_keeps_the_run_alive_and_the_older_checkpoint(small_disk, tm
     assert held[-1] < "step_000014"
     (small_disk / "filler").unlink()
     driver.finish()
-    require_undisturbed(run, story(tmp_path / "undisturbed"))
+    require_undisturbed(run, undisturbed)
     assert shutil.disk_usage(small_disk).free > 0
     healed = [event for event in events(run) if event["type"] in ("CheckpointsWritten", "MetricsWritten")]
     assert healed[-1]["holds"] is True

@@ -25,7 +25,7 @@ def found(question: Question) -> dict[str, Finding]:
 
 def test_the_shipped_preset_is_ready_on_this_machine(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.delenv("REDIS_URL", raising=False)
+    monkeypatch.delenv("FLOWCREDIT_BOARD", raising=False)
     config = load_config(FOLDER / "toy_geneval.yaml")
     findings = found(Question(config=config, run=tmp_path / "runs"))
     assert [f for f in findings.values() if f.verdict == "bad"] == []
@@ -49,9 +49,9 @@ def test_what_stops_a_run_is_bad_and_has_a_remedy(change, subject, remedy, tiny_
     assert remedy in finding.remedy
 
 
-def test_a_redis_that_does_not_answer_is_a_note(monkeypatch, tmp_path):
-    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
-    finding = found(Question(config=None, run=tmp_path))["redis"]
+def test_a_board_that_does_not_answer_is_a_note(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLOWCREDIT_BOARD", "redis://127.0.0.1:1/0")
+    finding = found(Question(config=None, run=tmp_path))["board"]
     assert finding.verdict == "note"
     assert "training goes on without it" in finding.remedy
 
