@@ -1,7 +1,8 @@
 """What scoring costs and what it survives: `python -m benchmarks.rewards` (see --help for single parts).
 
 speed   images per second of each scorer by batch size, in this process
-actors  the same by the number of reward actors on Ray
+share   the share of a toy iteration's CPU time that is spent in scoring
+actors  images per second of OCR by the number of reward actors on Ray
 faults  throughput when one request in five fails
 soak    10,000 pictures while reward actors are killed at random: every score once, none lost, none doubled
 """
@@ -12,6 +13,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -119,6 +121,54 @@ def speed(seconds: float) -> None:
         console.print(
             f"{name:22} images per CPU second by batch {shown}; best is {max(rates) / rates[0]:.1f} times single"
         )
+
+
+class Watched:
+    """A reward source that notes the CPU seconds of its scoring."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.seconds, self.pictures = inner, 0.0, 0
+
+    async def reward(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """The mixture, timed; nothing else may run meanwhile."""
+        began = time.process_time()
+        scores = await self.inner.reward(images, prompts, metadata)
+        self.seconds += time.process_time() - began
+        self.pictures += len(prompts)
+        return scores
+
+
+def share(preset: str, groups: int = 2) -> None:
+    """Draw, score and learn from some groups of a preset, one thing after the other in this process."""
+    from deploy.local import LocalFleet
+    from deploy.presets import find_preset
+    from learner.loop import Groups
+    from protocol.config_file import load_config
+    from protocol.prompts import read_prompts
+
+    overrides = [f"group.per_iteration={groups}", "learner.updates_per_iteration=1", "cluster.learner.threads=1"]
+    config = load_config(find_preset(preset), overrides=overrides)
+
+    async def scenario() -> tuple[Watched, float]:
+        fleet = LocalFleet(config)
+        await fleet.start()
+        watched = Watched(fleet.parts.rewards)
+        parts: Any = replace(fleet.parts, rewards=watched)
+        drawn = Groups(config, read_prompts(config.data, config.data.train), parts)
+        await drawn.begin([])
+        await drawn.produce(0)
+        watched.seconds, watched.pictures = 0.0, 0
+        began = time.process_time()
+        await fleet.update([await drawn.produce(place) for place in range(groups)])
+        seconds = time.process_time() - began
+        fleet.stop()
+        return watched, seconds
+
+    watched, seconds = asyncio.run(scenario())
+    console.print(
+        f"{preset}: scoring takes {watched.seconds / seconds:.1%} of an iteration's CPU time"
+        f" ({watched.pictures} pictures in {watched.seconds:.2f} of {seconds:.2f} s, {groups} groups)"
+    )
 
 
 def source_of(reward: dict[str, Any], *, max_restarts: int = 10_000) -> Any:
@@ -257,7 +307,7 @@ def reward_actor_pids() -> list[int]:
 
 
 def main(
-    part: Annotated[str, typer.Argument(help="speed, actors, faults, soak or all.")] = "all",
+    part: Annotated[str, typer.Argument(help="speed, share, actors, faults, soak or all.")] = "all",
     seconds: Annotated[float, typer.Option(help="Seconds of each measurement of `speed`.")] = 3.0,
     pictures: Annotated[int, typer.Option(help="Pictures of `soak`.", min=100)] = 10_000,
     kill_every_s: Annotated[float, typer.Option(help="Seconds between two kills of `soak`.")] = 1.5,
@@ -265,7 +315,10 @@ def main(
     """Measure scoring; every line says what it is of."""
     if part in ("speed", "all"):
         speed(seconds)
-    if part == "speed":
+    if part in ("share", "all"):
+        for preset in ("toy_geneval", "toy_pickscore", "toy_mix"):
+            share(preset)
+    if part in ("speed", "share"):
         return
     import ray
 

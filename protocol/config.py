@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from protocol.config_guards import GuardsConfig
 from protocol.config_learning import CREDIT_RULES_OF_POINTS, CreditConfig, GroupConfig, LearnerConfig
 from protocol.config_policy import CompletionConfig, ModelConfig, SamplingConfig
-from protocol.config_reward import RewardConfig, is_place, trained_weights
+from protocol.config_reward import RewardConfig, is_place, require_sound, trained_weights
 from protocol.config_section import Positive, Section
 from protocol.config_status import StatusConfig
 
@@ -132,8 +132,7 @@ class RunConfig(Section):
             raise ValueError(
                 f"evaluation.component must start with `reward` or one of {sorted(self.rewards)}, got {first!r}"
             )
-        if not self.weights:
-            raise ValueError("at least one of rewards must have use=train, got only scorers that evaluate")
+        require_sound(self.rewards)
         return self
 
     def _require_one_method(self) -> None:

@@ -1,5 +1,6 @@
 """The rewards' part of the config: what is scored, where, and what happens when a score fails."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -48,6 +49,15 @@ class RewardConfig(Section):
 def trained_weights(rewards: Mapping[str, RewardConfig]) -> dict[str, float]:
     """The weight of each reward that trains, by name."""
     return {name: reward.weight for name, reward in rewards.items() if reward.use == "train"}
+
+
+def require_sound(rewards: Mapping[str, RewardConfig]) -> None:
+    """Names stand in metric names and one reward must train (ValueError)."""
+    for name in rewards:
+        if not re.fullmatch(r"[\w-]+", name):
+            raise ValueError(f"a reward's name must be letters, digits, _ and -, got {name!r}: it names metrics")
+    if not trained_weights(rewards):
+        raise ValueError("at least one of rewards must have use=train, got only scorers that evaluate")
 
 
 def is_place(key: str) -> bool:

@@ -163,31 +163,27 @@ def test_a_paused_reward_whose_pool_was_used_up_gets_a_new_one(tiny_config: Any,
 def test_no_further_shard_is_drawn_while_too_many_pictures_wait(tiny_config: Any) -> None:
     source = pools(tiny_config, queue=4, batch=2)
 
-    async def scenario() -> list[str]:
-        order: list[str] = []
+    async def scenario() -> list[int]:
+        waiting_when_drawn: list[int] = []
         await source.pools["moody"].start()
         try:
             images = ray.put(np.zeros((6, 2, 2, 3), np.uint8))
 
-            async def draw(name: str) -> None:
+            async def draw() -> None:
                 await source.room()
-                order.append(f"{name} drawn")
+                waiting_when_drawn.append(source.health()["moody"].waiting)
                 await source.reward(images, ["p"] * 6, [{}] * 6)
-                order.append(f"{name} scored")
 
-            first = asyncio.ensure_future(draw("first"))
-            await asyncio.sleep(0)
-            await asyncio.gather(first, draw("second"))
+            first = asyncio.ensure_future(draw())
+            while source.health()["moody"].waiting < 6:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            await asyncio.gather(first, draw())
         finally:
             source.pools["moody"].stop()
-        return order
+        return waiting_when_drawn
 
-    assert asyncio.run(asyncio.wait_for(scenario(), 60)) == [
-        "first drawn",
-        "first scored",
-        "second drawn",
-        "second scored",
-    ]
+    first, second = asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert first == 0 and second < 4, "the second shard waits until the first one's six pictures are scored"
 
 
 def test_a_runtime_environment_is_the_actors_own_and_checks_prompts_there(tiny_config: Any) -> None:

@@ -151,6 +151,8 @@ def test_held_out_scorers_take_no_part_in_the_weights(tiny_config) -> None:
     assert config.weights == {"a": 0.5}
     with pytest.raises(ConfigError, match="at least one of rewards must have use=train"):
         configs(tiny_config, a={"scorer": "geneval", "use": "evaluate"})
+    with pytest.raises(ConfigError, match="a reward's name must be letters, digits, _ and -, got 'a/b'"):
+        configs(tiny_config, **{"a/b": {"scorer": "geneval"}})
 
 
 def test_where_scores_are_made_may_change_on_a_resumed_run_and_what_is_scored_may_not(tiny_config) -> None:
