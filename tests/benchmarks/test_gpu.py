@@ -9,10 +9,10 @@ import pytest
 from benchmarks.gpu import PEAK_TFLOPS, SD35_MEDIUM, main
 
 
-@pytest.mark.parametrize("words", [["--dtype", "float32"], ["--guidance", "4.5", "--checkpointing"]], ids=str)
-def test_it_runs_from_end_to_end_on_the_cpu(words: list[str], tmp_path: Path) -> None:
+def test_it_runs_from_end_to_end_on_the_cpu(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    figures = main(["--tiny", "--device", "cpu", "--members", "2", "--peak-tflops", "1", "--json", str(file), *words])
+    words = ["--tiny", "--device", "cpu", "--members", "2", "--guidance", "4.5", "--checkpointing"]
+    figures = main([*words, "--peak-tflops", "1", "--json", str(file)])
     held = json.loads(file.read_text())
     assert held.pop("where") == "CPU"
     assert held.keys() == figures.keys()

@@ -24,9 +24,8 @@ def run_cli(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return ended.value.code or 0
 
 
-@pytest.fixture
-def preset(tmp_path: Path, tiny_sd3: Path) -> Path:
-    prompts = tmp_path / "prompts.jsonl"
+def write_preset(folder: Path, model: Path) -> Path:
+    prompts = folder / "prompts.jsonl"
     include = [{"class": "circle", "count": 1, "color": "red"}]
     lines = [
         {"prompt": text, "tag": "colors", "include": include, "negative_prompt": "blurry"}
@@ -36,10 +35,10 @@ def preset(tmp_path: Path, tiny_sd3: Path) -> Path:
     tree = {
         "iterations": 1,
         "model": {
-            "path": str(tiny_sd3),
+            "path": str(model),
             "max_sequence_length": 1,
             "guidance": 2.0,
-            "embedding_cache": str(tmp_path / "embeddings"),
+            "embedding_cache": str(folder / "embeddings"),
         },
         "data": {"train": str(prompts), "heldout": str(prompts)},
         "sampling": {"steps": 3},
@@ -49,16 +48,24 @@ def preset(tmp_path: Path, tiny_sd3: Path) -> Path:
         "rewards": {"dark": {"scorer": "tests.deploy.dark:Dark"}},
         "evaluation": {"component": "reward", "steps": 3, "batch": 3},
     }
-    path = tmp_path / "preset.yaml"
+    path = folder / "preset.yaml"
     path.write_text(yaml.safe_dump(tree))
     return path
 
 
 @pytest.fixture
-def run(preset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "run"
-    assert run_cli(monkeypatch, "train", str(preset), "--local", "--run", str(folder)) == 0
-    return folder
+def preset(tmp_path: Path, tiny_sd3: Path) -> Path:
+    return write_preset(tmp_path, tiny_sd3)
+
+
+@pytest.fixture(scope="module")
+def run(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of one iteration; its preset and embeddings lie beside it."""
+    place = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        words = ("train", str(write_preset(place, tiny_sd3)), "--local", "--run", str(place / "run"))
+        assert run_cli(monkeypatch, *words) == 0
+    return place / "run"
 
 
 def pictures(folder: Path) -> np.ndarray:
@@ -66,14 +73,15 @@ def pictures(folder: Path) -> np.ndarray:
 
 
 def test_a_run_keeps_the_family_s_adapter_and_encodes_its_prompts_once_ahead(
-    run: Path, preset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     lora = yaml.safe_load((run / "config.yaml").read_text())["model"]["lora"]
     assert (lora["rank"], lora["alpha"], lora["targets"][0]) == (32, 64, "attn.to_q")
-    assert len(list((tmp_path / "embeddings").rglob("*.safetensors"))) == 3, "two prompts and one negative"
+    preset, cache = run.parent / "preset.yaml", run.parent / "embeddings"
+    assert len(list(cache.rglob("*.safetensors"))) == 3, "two prompts and one negative"
     assert run_cli(monkeypatch, "encode", str(preset)) == 0
     assert "encoded" not in capsys.readouterr().out, "the run did"
-    shutil.rmtree(tmp_path / "embeddings")
+    shutil.rmtree(cache)
     assert run_cli(monkeypatch, "encode", str(preset)) == 0
     assert "encoded 3 prompts" in capsys.readouterr().out
 
@@ -139,14 +147,15 @@ def test_export_in_half_precision_halves_the_weights(
         (["sample", "{run}", "a cat", "--step", "9"], "must hold the checkpoint step_000009, got ['step_000001']"),
         (["sample", "{tmp}/nothing", "a cat"], "must hold config.yaml, got none"),
         (["export", "{run}", "{tmp}"], "must not exist yet: name a new one"),
-        (["export", "{run}", "{tmp}/preset.yaml/model"], "cannot be written"),
+        (["export", "{run}", "{tmp}/file/model"], "cannot be written"),
         (["export", "{run}", "{tmp}/new", "--dtype", "int8"], "--dtype must be float32, bfloat16 or float16"),
-        (["sample", "{run}", "a cat", "--out", "{tmp}/preset.yaml"], "cannot be written"),
+        (["sample", "{run}", "a cat", "--out", "{tmp}/file"], "cannot be written"),
     ],
 )
 def test_mistakes_are_one_line(
     run: Path, tmp_path: Path, words: list[str], line: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
+    (tmp_path / "file").write_text("")
     capsys.readouterr()
     assert run_cli(monkeypatch, *(word.format(run=run, tmp=tmp_path) for word in words)) == 2
     (said,) = capsys.readouterr().err.splitlines()
