@@ -159,6 +159,8 @@ REPLAYS = {
     "guarded": {"learner": {"objective": "guarded"}},
     "with kl": {"learner": {"kl": {"weight": 0.1}}},
     "distillation": {"learner": {"objective": "distillation"}},
+    "bfloat16, guided, cps": {"model": {"dtype": "bfloat16", "guidance": 2.0}, "sampling": {"kernel": "cps"}},
+    "cut forwards, schedule": {"model": {"forward_batch": 1}, "completion": {"rule": "schedule"}},
 }
 
 
