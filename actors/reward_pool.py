@@ -19,6 +19,7 @@ from protocol.config import RewardConfig
 from protocol.errors import FlowcreditError
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.ports import Handle
+from protocol.status import PoolStatus
 from rewards.answers import patched
 from rewards.failure import settle
 from rewards.pieces import Piece
@@ -123,6 +124,11 @@ class RewardPool:
             paused_s=self._paused_s + pausing,
             paused_because=self._paused_because,
         )
+
+    def status(self) -> PoolStatus:
+        """Its actors for the board; a pause is its trouble."""
+        held = self.pool.status()
+        return held.model_copy(update={"trouble": f"paused: {self._paused_because}"}) if self._paused_because else held
 
     async def _ask(self, actor: ActorHandle, pieces: Sequence[Piece], images: Sequence[Handle]) -> Scores:
         call = actor.score.remote(pieces, *images)

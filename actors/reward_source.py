@@ -15,6 +15,7 @@ from protocol.config import RewardConfig, RunConfig
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.ports import Handle, Metrics
 from protocol.sink import StatusSink
+from protocol.status import PoolStatus
 from rewards.mixture import mix, with_observed
 
 TROUBLES = ("retried", "lost", "missing", "dropped", "paused_s")
@@ -60,6 +61,10 @@ class RewardPools:
     def health(self) -> dict[str, RewardHealth]:
         """Each reward's queue, counts and pause."""
         return {name: reward.health() for name, reward in self.rewards.items()}
+
+    def statuses(self) -> list[PoolStatus]:
+        """Each reward's actors for the board, with the reason of a pause."""
+        return [reward.status() for reward in self.rewards.values()]
 
     def troubles(self) -> Metrics:
         """What went wrong since the start, as numbers by name; nothing when nothing did."""

@@ -228,7 +228,7 @@ class Fleet:
 
     def pools(self) -> list[PoolStatus]:
         """Every pool."""
-        return [pool.status() for pool in self._pools.values()]
+        return [self.rollouts.pool.status(), *self.rewards.statuses()]
 
     def actors(self) -> list[ActorStatus]:
         """Every actor."""

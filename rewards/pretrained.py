@@ -3,7 +3,8 @@
 model = load_pretrained(CLIPModel.from_pretrained, "openai/clip-vit-large-patch14", dtype=torch.float32)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from protocol.errors import ConfigError, ScorerError
@@ -20,12 +21,26 @@ def load_pretrained(load: Callable[..., Loaded], source: str, **options: Any) ->
     """
     try:
         place = str(resolve(source)) if source.startswith((SCHEME, "~")) else source
-        return load(place, **options)
+        with _no_progress_bars():
+            return load(place, **options)
     except (OSError, ValueError, ConfigError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ScorerError(
             f"weights {source!r} cannot be loaded: {reason}; give a folder, or download them first"
         ) from error
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    from transformers.utils import logging
+
+    had_bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if had_bars:
+            logging.enable_progress_bar()
 
 
 def default_device() -> str:

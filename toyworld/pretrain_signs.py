@@ -31,7 +31,7 @@ class SignRecipe(BaseModel):
     """Of pictures, captions, weights, batches and noise."""
     pictures: int = Field(default=20_000, ge=256)
     """Pictures in the pretraining set."""
-    autoencoder_steps: int = Field(default=2_000, ge=1)
+    autoencoder_steps: int = Field(default=1_500, ge=1)
     """Optimiser steps of the autoencoder, batch 64."""
     transformer_steps: int = Field(default=6_000, ge=1)
     """Optimiser steps of transformer and text encoders, batch 128."""

@@ -129,7 +129,9 @@ def test_a_paused_reward_says_why_and_goes_on_by_itself(tiny_config: Any, tmp_pa
     async def mend() -> str:
         while not (reason := source.health()["moody"].paused_because):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+        (status,) = source.statuses()
         needs.touch()
+        assert status.trouble == f"paused: {reason}"
         return reason
 
     async def scenario() -> tuple[Scores, str]:
@@ -144,6 +146,7 @@ def test_a_paused_reward_says_why_and_goes_on_by_itself(tiny_config: Any, tmp_pa
     assert scores.values.tolist() == [7, 7, 7]
     assert reason == "moody: ConnectionError: down"
     health = source.health()["moody"]
+    assert source.statuses()[0].trouble == ""
     assert health.paused_because == "" and health.paused_s >= 0.2 and health.missing == 0
 
 

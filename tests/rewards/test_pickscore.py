@@ -81,6 +81,11 @@ def test_right_captions_beat_wrong_ones_on_the_toy_world_in_9_of_10_pairs() -> N
     assert (sides[0] > sides[1]).mean() >= 0.9
 
 
+def test_loading_prints_nothing(clip: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    build_scorer("pickscore", model=str(clip))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_prompts_are_checked_without_loading_weights() -> None:
     check_prompts("pickscore", {"model": "/no/such/folder"}, [])
     with pytest.raises(ScorerError, match="takes no argument 'modle': did you mean 'model'"):
