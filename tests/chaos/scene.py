@@ -109,11 +109,15 @@ class Driver:
         self.process.wait(60)
 
     def harm_board(self, number: signal.Signals) -> None:
-        """Send a signal to the run's own Redis-like server."""
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            if "valkey" in _name(process).lower() or "redis-server" in _name(process):
-                process.send_signal(number)
-                return
+        """Send a signal to the run's own board, once it is there."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            for process in psutil.Process(self.process.pid).children(recursive=True):
+                program = _name(process).partition(" ")[0]
+                if program.endswith(("valkey-server", "redis-server")):
+                    process.send_signal(number)
+                    return
+            time.sleep(0.2)
         raise AssertionError(f"no board to harm:\n{self.text}")
 
     @property
