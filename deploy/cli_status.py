@@ -7,6 +7,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -177,4 +178,5 @@ def _with_source(run: str | None, board: str | None, go: Callable[[Any, str | No
         finally:
             await source.close()
 
-    asyncio.run(opened())
+    with suppress(KeyboardInterrupt):
+        asyncio.run(opened())

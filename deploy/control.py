@@ -114,7 +114,10 @@ class Control:
             return {"reason": "ActorsFail", "message": f"{have}; the next one failed: {pool.trouble}"}
         if pool.waiting:
             shortage = await asyncio.to_thread(self._fleet.shortage, pool.name)
-            return {"reason": "NoPlace", "message": f"{have}; {pool.waiting} wait for a place: {shortage}"}
+            return {
+                "reason": "NoPlace",
+                "message": f"{have}; {pool.waiting} wait for a place and a process: {shortage}",
+            }
         reason = "Starting" if pool.ready < pool.wished else "Leaving"
         return {"reason": reason, "message": f"{have}; actors load their models or finish their calls"}
 

@@ -21,7 +21,7 @@ from deploy.child import Child
 from deploy.control import Control
 from deploy.publisher import Publisher
 from deploy.reporter import Reporter
-from deploy.run_folder import RunFolder, write_status
+from deploy.run_folder import STATUS, RunFolder, write_status
 from deploy.strips import StripRecorder, read_samples, write_sample
 from deploy.trackers import Trackers
 from learner.evaluate import Evaluation
@@ -110,7 +110,7 @@ class Observed:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with _harmless("the last status"):
-            write_status(self._run.path, reporter.file_text())
+            await self._write_file()
             if self._publisher:
                 await self._publisher.last_words()
             await asyncio.to_thread(self._close)
@@ -142,6 +142,13 @@ class Observed:
         return None
 
     def _open_board(self) -> None:
+        """What is wrong with an address or a server program becomes a condition."""
+        try:
+            self._connect()
+        except (FlowcreditError, OSError) as error:
+            self._sink.condition("BoardConnected", holds=False, reason="Unusable", message=str(error))
+
+    def _connect(self) -> None:
         settings = self._config.status
         address = os.environ.get(BOARD_VARIABLE) or settings.board
         if address == OFF:
@@ -183,18 +190,29 @@ class Observed:
             if self._stop.is_set():
                 self.reporter.phase = "stopping"
             if self.reporter.phase in ("running", "paused", "stopping"):
-                await self.control.reconcile()
+                with _harmless("wishes are not looked after"):
+                    await self.control.reconcile()
             until_file -= heartbeat_s
             if until_file <= 0:
                 until_file = FILE_EVERY_S
-                text = self.reporter.file_text()
-                await asyncio.to_thread(write_status, self._run.path, text)
+                await self._write_file()
             await asyncio.sleep(heartbeat_s)
+
+    async def _write_file(self) -> None:
+        kind, text = "StatusWritten", self.reporter.file_text()
+        try:
+            await asyncio.to_thread(write_status, self._run.path, text)
+        except OSError as error:
+            self._sink.condition(kind, holds=False, reason="WriteFailed", message=f"{STATUS}: {error.strerror}")
+        else:
+            self._sink.condition(kind, holds=True, reason="Written", message=f"{STATUS} is written")
 
     def _go(self, work: Callable[[], Awaitable[None]]) -> None:
         async def guarded() -> None:
             with _harmless("a part of the status service ended"):
                 await work()
+            message = "a part of the status service ended; run.log says more"
+            self._sink.condition("StatusShown", holds=False, reason="Failed", message=message)
 
         self._tasks.append(asyncio.create_task(guarded()))
 

@@ -3,6 +3,7 @@
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from deploy.access import Access
@@ -42,12 +43,13 @@ def serve(
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise ConfigError(f"{host}:{port} cannot be served: {error.strerror}; choose another --port") from None
-    shown = f"[{host}]" if ":" in host else host
-    say(f"page      http://{shown}:{listener.getsockname()[1]}/")
-    if token is None:
-        say("          for looking only: control needs a token, FLOWCREDIT_TOKEN or --token-file")
     settings = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=2, lifespan="on"
     )
-    sys.stdout.flush()
-    uvicorn.Server(settings).run(sockets=[listener])
+    shown = f"[{host}]" if ":" in host else host
+    with suppress(KeyboardInterrupt):
+        say(f"page      http://{shown}:{listener.getsockname()[1]}/")
+        if token is None:
+            say("          for looking only: control needs a token, FLOWCREDIT_TOKEN or --token-file")
+        sys.stdout.flush()
+        uvicorn.Server(settings).run(sockets=[listener])

@@ -33,6 +33,7 @@ class StatusConfig(Section):
         if self.board in (EMBEDDED, OFF):
             return self
         parts = urlsplit(self.board)
+        _ = parts.port  # raises ValueError when it is no number
         if parts.scheme not in SCHEMES:
             raise ValueError(
                 f"status.board must be {EMBEDDED}, {OFF} or an address with {', '.join(SCHEMES)}, got {parts.scheme!r}"

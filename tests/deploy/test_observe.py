@@ -275,6 +275,21 @@ def test_a_board_that_is_never_there_costs_sight_and_nothing_else(config, tmp_pa
     assert "word" not in (tmp_path / "alone" / "run.log").read_text()
 
 
+def test_an_unusable_address_and_a_file_that_cannot_be_written_are_conditions(config, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLOWCREDIT_BOARD", "http://nowhere")
+
+    async def look(scene: Scene) -> None:
+        held = {c.type: c for c in scene.observed.reporter.conditions.all()}
+        assert held["BoardConnected"].reason == "Unusable"
+        (scene.run.path / "status.json").unlink(missing_ok=True)
+        (scene.run.path / "status.json").mkdir()
+        await scene.observed._write_file()
+        held = {c.type: c for c in scene.observed.reporter.conditions.all()}
+        assert (held["StatusWritten"].status, held["StatusWritten"].reason) == ("False", "WriteFailed")
+
+    go(config(iterations=2), tmp_path / "run", beside=look, slow_s=0.2)
+
+
 def test_a_killed_embedded_board_comes_back_by_itself(config, tmp_path):
     async def kill(scene: Scene) -> None:
         server = scene.observed._server

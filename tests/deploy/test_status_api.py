@@ -5,6 +5,7 @@ import base64
 import io
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -353,6 +354,14 @@ def test_the_last_known_status_is_shown_with_its_time_when_the_board_is_away(tmp
     assert answer["stale_since"] == answer["updated"]
     process.terminate()
     process.wait(10)
+
+
+def test_ctrl_c_ends_a_server_quietly(tmp_path):
+    process, _ = serve(str(tmp_path), token=None)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "stopped at once" not in said
 
 
 def test_schemathesis_finds_no_unexpected_answer(api):
