@@ -13,6 +13,8 @@ from learner.turning_point import turning_point
 from protocol.config_learning import TurningPointConfig
 
 EPSILON = 1e-4
+settings.register_profile("steady", deadline=None, derandomize=True)
+settings.load_profile("steady")
 
 
 @st.composite
