@@ -4,8 +4,8 @@
     python -m benchmarks.credit_race run --only stepwise --seeds 1         # some cells
     python -m benchmarks.credit_race report                                # JSON, plots and table of what is there
 
-A cell is (variant, seed, reward). A variant is a method plus config keys; `VARIANTS` lists the methods and the papers'
-ablations. A cell trains until it has both enough iterations and enough training seconds, so that variants can be
+A cell is (variant, seed, reward). A variant is a method plus config keys; `benchmarks/race_variants.py` lists the
+methods and the papers' ablations. A cell trains until it has both enough iterations and enough training seconds, so that variants can be
 compared at equal iterations and at equal wall clock; seconds are those of drawing, scoring and learning, without
 evaluations. Groups are drawn ahead while an evaluation runs, so the iteration after one counts as much as the median of
 the others. The KL term and the running mean are off and learning rate and clip range are the preset's for every
@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.race_plots import write_plots
+from benchmarks.race_variants import COMMON, REWARDS, THREE_SEEDS, TUNED, VARIANTS
 from deploy.presets import find_preset
 from deploy.progress import Progress
 from deploy.run import run_training
@@ -33,61 +34,6 @@ from protocol.config import RunConfig
 from protocol.config_file import load_config
 
 RUNS = Path("runs/credit_race")
-COMMON = (
-    "learner.kl.weight=0",
-    "learner.average.decay=0",
-    "evaluation.weights=trained",
-    "learner.epochs=1",
-    "cluster.learner.threads=1",
-    "checkpoint.keep=1",
-)
-REWARDS: Mapping[str, tuple[str, ...]] = {
-    "geneval": (),
-    "pickscore": (
-        "rewards={pickscore: {scorer: pickscore, args: {model: 'pkg://toyworld/clip', batch: 32}}}",
-        "evaluation.component=pickscore",
-        "data.tags=[single_object, colors]",
-    ),
-    "redness": ("rewards={redness: {scorer: 'benchmarks.scorers:Redness'}}", "evaluation.component=reward"),
-}
-THREE_SEEDS = ("flow_grpo", "stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo")
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One lane of the race."""
-
-    method: str
-    keys: tuple[str, ...] = ()
-
-
-VARIANTS: Mapping[str, Variant] = {
-    **{
-        name: Variant(name)
-        for name in (
-            *THREE_SEEDS, "flow_grpo_fast", "dance_grpo", "mix_grpo", "tp_grpo_plain", "temp_flow", "step_weights",
-        )
-    },
-    # Stepwise-Flow-GRPO's figures 9 (normalisation) and 10 (substeps), on its SDE and on Flow-SDE.
-    "stepwise, per step": Variant("stepwise", ("credit.normalise=per_step",)),
-    "stepwise, centred": Variant("stepwise", ("credit.normalise=centred",)),
-    "flow sde, per step": Variant("stepwise_flow_sde", ("credit.normalise=per_step",)),
-    "flow sde, centred": Variant("stepwise_flow_sde", ("credit.normalise=centred",)),
-    "flow sde, ema": Variant("stepwise_flow_sde", ("credit.normalise=ema",)),
-    **{f"flow sde, T'={n}": Variant("stepwise_flow_sde", (f"completion.substeps={n}",)) for n in (1, 2, 8)},
-    # What may cure gains on verdicts: longer traces, the schedule's own completions, other noise.
-    **{
-        f"flow sde, lambda={decay}": Variant("stepwise_flow_sde", ("credit.rule=gae", f"credit.gae_lambda={decay}"))
-        for decay in (0.5, 0.9, 1.0)
-    },
-    "flow sde, own schedule": Variant("stepwise_flow_sde", ("completion.rule=schedule",)),
-    "flow sde, adams 3": Variant("stepwise_flow_sde", ("completion.substeps=3", "completion.solver=adams")),
-    "flow sde, own noise": Variant("stepwise_flow_sde", ("sampling.shared_noise=false",)),
-    "flow_grpo, shared noise": Variant("flow_grpo", ("sampling.shared_noise=true",)),
-    "cps gains": Variant("stepwise", ("sampling.kernel=cps", "sampling.noise_level=0.5")),
-}  # fmt: skip
-TUNED: Mapping[str, tuple[str, ...]] = {}
-"""Keys by variant, such as a learning rate; give every variant the same effort."""
 
 
 @dataclass(frozen=True)

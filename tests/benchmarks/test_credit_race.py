@@ -7,18 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.credit_race import (
-    REWARDS,
-    THREE_SEEDS,
-    VARIANTS,
-    Cell,
-    cell_config,
-    planned,
-    reached,
-    read_cell,
-    summarise,
-)
+from benchmarks.credit_race import Cell, cell_config, planned, reached, read_cell, summarise
 from benchmarks.race_plots import FIGURES, write_plots
+from benchmarks.race_variants import REWARDS, THREE_SEEDS, VARIANTS
 from benchmarks.scorers import Redness
 
 
