@@ -8,8 +8,8 @@ A cell is (variant, seed, reward). A variant is a method plus config keys; `benc
 methods and the papers' ablations. A cell trains until it has both enough iterations and enough training seconds, so
 that variants can be compared at equal iterations and at equal wall clock; seconds are those of drawing, scoring and
 learning, without evaluations. Groups are drawn ahead while an evaluation runs, so the iteration after one counts as
-much as the median of the others. The KL term and the running mean are off and learning rate and clip range are the preset's for every
-variant, unless `TUNED` says otherwise, so that only the credit differs.
+much as the median of the others. The KL term and the running mean are off and learning rate and clip range are the
+preset's for every variant, unless `TUNED` says otherwise, so that only the credit differs.
 """
 
 import json
