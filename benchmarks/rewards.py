@@ -13,13 +13,13 @@ import random
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 from rich.console import Console
 
+from benchmarks.reward_share import share
 from protocol.config import RewardConfig
 from protocol.config_file import parse_config
 from protocol.messages import Metadata, Prompt, Scores
@@ -121,54 +121,6 @@ def speed(seconds: float) -> None:
         console.print(
             f"{name:22} images per CPU second by batch {shown}; best is {max(rates) / rates[0]:.1f} times single"
         )
-
-
-class Watched:
-    """A reward source that notes the CPU seconds of its scoring."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner, self.seconds, self.pictures = inner, 0.0, 0
-
-    async def reward(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """The mixture, timed; nothing else may run meanwhile."""
-        began = time.process_time()
-        scores = await self.inner.reward(images, prompts, metadata)
-        self.seconds += time.process_time() - began
-        self.pictures += len(prompts)
-        return scores
-
-
-def share(preset: str, groups: int = 2) -> None:
-    """Draw, score and learn from some groups of a preset, one thing after the other in this process."""
-    from deploy.local import LocalFleet
-    from deploy.presets import find_preset
-    from learner.loop import Groups
-    from protocol.config_file import load_config
-    from protocol.prompts import read_prompts
-
-    overrides = [f"group.per_iteration={groups}", "learner.updates_per_iteration=1", "cluster.learner.threads=1"]
-    config = load_config(find_preset(preset), overrides=overrides)
-
-    async def scenario() -> tuple[Watched, float]:
-        fleet = LocalFleet(config)
-        await fleet.start()
-        watched = Watched(fleet.parts.rewards)
-        parts: Any = replace(fleet.parts, rewards=watched)
-        drawn = Groups(config, read_prompts(config.data, config.data.train), parts)
-        await drawn.begin([])
-        await drawn.produce(0)
-        watched.seconds, watched.pictures = 0.0, 0
-        began = time.process_time()
-        await fleet.update([await drawn.produce(place) for place in range(groups)])
-        seconds = time.process_time() - began
-        fleet.stop()
-        return watched, seconds
-
-    watched, seconds = asyncio.run(scenario())
-    console.print(
-        f"{preset}: scoring takes {watched.seconds / seconds:.1%} of an iteration's CPU time"
-        f" ({watched.pictures} pictures in {watched.seconds:.2f} of {seconds:.2f} s, {groups} groups)"
-    )
 
 
 def source_of(reward: dict[str, Any], *, max_restarts: int = 10_000) -> Any:
@@ -317,7 +269,7 @@ def main(
         speed(seconds)
     if part in ("share", "all"):
         for preset in ("toy_geneval", "toy_pickscore", "toy_mix"):
-            share(preset)
+            console.print(share(preset))
     if part in ("speed", "share"):
         return
     import ray

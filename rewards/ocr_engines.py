@@ -18,8 +18,10 @@ class RapidOcr:
         """Load detection and recognition."""
         import logging
 
+        import cv2
         from rapidocr import RapidOCR
 
+        cv2.setNumThreads(threads)
         logging.getLogger("RapidOCR").setLevel(logging.ERROR)
         self._engine = RapidOCR(
             params={
