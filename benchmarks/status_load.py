@@ -17,8 +17,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import httpx2
-
 RUN = [
     "group.size=8",
     "group.shard=8",
@@ -29,6 +27,8 @@ RUN = [
     "checkpoint.every=1000",
 ]
 PORT = 8497
+CONNECTIONS = 16
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 WARM_UP = 3
 """First iterations that are not counted."""
 
@@ -65,9 +65,8 @@ def beside(folder: Path, words: argparse.Namespace, *, core: int, other: int) ->
     while not lines(folder):
         time.sleep(0.5)
     server = pinned(["serve", str(folder), "--port", str(PORT)], other)
-    address = f"http://127.0.0.1:{PORT}/runs/{folder.name}"
     try:
-        latencies = asyncio.run(ask(address, rate=words.rate, seconds=words.seconds))
+        latencies = asyncio.run(ask(f"/runs/{folder.name}", rate=words.rate, seconds=words.seconds))
         during = [line["seconds/iteration"] for line in lines(folder)[WARM_UP:]]
     finally:
         server.terminate()
@@ -76,29 +75,45 @@ def beside(folder: Path, words: argparse.Namespace, *, core: int, other: int) ->
     return statistics.median(during), latencies
 
 
-async def ask(address: str, *, rate: float, seconds: float) -> list[float]:
-    """Seconds of each request; they start at a fixed rate, whether or not earlier ones have been answered."""
+async def ask(path: str, *, rate: float, seconds: float) -> list[float]:
+    """Seconds of each request; they start at a fixed rate, whether or not earlier ones have been answered.
+
+    Over kept connections, with no client library: what is measured is the server.
+    """
+    free: asyncio.Queue[Connection] = asyncio.Queue()
+    for _ in range(CONNECTIONS):
+        free.put_nowait(await connected())
+    request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
     latencies: list[float] = []
-    async with httpx2.AsyncClient(timeout=10) as client:
-        for _ in range(100):
-            try:
-                await client.get(address)
-                break
-            except httpx2.TransportError:
-                await asyncio.sleep(0.2)
 
-        async def once() -> None:
-            began = time.perf_counter()
-            answer = await client.get(address)
-            answer.raise_for_status()
-            latencies.append(time.perf_counter() - began)
+    async def once() -> None:
+        began = time.perf_counter()
+        reader, writer = connection = await free.get()
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(head.decode())
+        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        await reader.readexactly(int(length.partition(b":")[2]))
+        latencies.append(time.perf_counter() - began)
+        free.put_nowait(connection)
 
-        began, tasks = time.perf_counter(), []
-        for number in range(int(rate * seconds)):
-            await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
-            tasks.append(asyncio.create_task(once()))
-        await asyncio.gather(*tasks)
+    began, tasks = time.perf_counter(), []
+    for number in range(int(rate * seconds)):
+        await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
+        tasks.append(asyncio.create_task(once()))
+    await asyncio.gather(*tasks)
     return latencies
+
+
+async def connected() -> Connection:
+    """A connection to the server, once it has started."""
+    for _ in range(200):
+        try:
+            return await asyncio.open_connection("127.0.0.1", PORT)
+        except OSError:
+            await asyncio.sleep(0.2)
+    raise TimeoutError("the server has not started")
 
 
 def train(folder: Path, iterations: int, core: int) -> "subprocess.Popen[bytes]":
