@@ -141,7 +141,7 @@ def test_a_data_point_without_spread_is_found_in_one_substep_from_anywhere() -> 
     ("settings", "k", "expected"),
     [
         ({"rule": "tweedie"}, 3, [0.857692, 0.0]),
-        ({"rule": "ode", "substeps": 2}, 3, [0.857692, 0.428846, 0.0]),
+        ({"rule": "ode", "substeps": 2, "spacing": "even"}, 3, [0.857692, 0.428846, 0.0]),
         ({"rule": "schedule"}, 6, [0.602151, 0.464876, 0.278049, 0.008929, 0.0]),
         ({"rule": "ode", "substeps": 4, "spacing": "schedule"}, 6, [0.602151, 0.464876, 0.278049, 0.008929, 0.0]),
         ({"rule": "ode", "substeps": 2, "spacing": "schedule"}, 6, [0.602151, 0.278049, 0.0]),
