@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict
 
 from deploy.access import Access
@@ -41,6 +40,8 @@ from protocol.status import (
 )
 
 PAGE = FilePath(__file__).parent / "page"
+FILES = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*") if path.is_file()}
+"""What the page is made of, by name; no other file can be asked for."""
 STREAMS = 64
 """Event streams that one server keeps open."""
 JSON = "application/json"
@@ -94,7 +95,6 @@ def make_app(source: Source, access: Access) -> FastAPI:
     app.include_router(_open)
     app.include_router(_reading, dependencies=[Depends(may_read)])
     app.include_router(_control, dependencies=[Depends(may_control)])
-    app.mount("/static", StaticFiles(directory=PAGE), name="static")
     return app
 
 
@@ -122,6 +122,14 @@ _control = APIRouter(responses=problems(401, 403))
 async def page() -> FileResponse:
     """The page; it holds no data, what it shows it asks for."""
     return FileResponse(PAGE / "index.html", headers={"Cache-Control": "no-cache"})
+
+
+@_open.get("/static/{name:path}", include_in_schema=False)
+async def page_file(name: str) -> FileResponse:
+    """A part of the page."""
+    if name not in FILES:
+        raise Problem(404, "the page has no such part")
+    return FileResponse(FILES[name], headers={"Cache-Control": "no-cache"})
 
 
 @_open.get("/healthz", responses=problems())

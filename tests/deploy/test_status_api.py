@@ -260,6 +260,7 @@ def test_a_wish_is_accepted_and_its_outcome_can_be_read(client, board_url):
     [
         (lambda c: c.get("/runs/nobody"), 404, "no such run"),
         (lambda c: c.get("/runs/..%2f..%2fetc"), 404, "Not Found"),
+        (lambda c: c.get("/static/..%2fserve.py"), 404, "no such part"),
         (lambda c: c.get("/runs/alive/metrics?since=-1"), 422, "query.since"),
         (lambda c: c.put("/runs/alive/actors/rollout", json={"count": 2}), 401, "token is missing or wrong"),
         (
