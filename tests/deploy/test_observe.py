@@ -35,7 +35,7 @@ from protocol.status import RunStatus, new_command
 Config = Callable[..., RunConfig]
 TRAIN = tuple(Prompt(index=index, text=text) for index, text in enumerate(("a red circle", "a blue square", "two")))
 HELDOUT = (Prompt(index=0, text="one"),)
-OUTAGE_S = float(os.environ.get("FLOWCREDIT_TEST_OUTAGE_S", "4"))
+OUTAGE_S = float(os.environ.get("FLOWCREDIT_TEST_OUTAGE_S", "2"))
 """How long Redis is gone in the test of that; 20 in the measured run."""
 
 
