@@ -8,13 +8,13 @@ from collections.abc import Sequence
 WATCHER = """
 exec 3<&0
 "$@" 3<&- & child=$!
-(read -r _ <&3; kill $$) 2>/dev/null & reader=$!
+(read -r _ <&3; kill $$; sleep 3; kill -9 "$child") 2>/dev/null & reader=$!
 trap 'kill "$child" 2>/dev/null' TERM
 wait "$child"; wait "$child"
 kill "$reader" 2>/dev/null
 """
 """`read` returns when the pipe closes: at `stop`, or when the process that holds its other end is gone. The trap
-interrupts the first `wait`; the second one gives the child its time."""
+interrupts the first `wait`; the second one gives the child its time, three seconds (it may have been stopped)."""
 STOP_S = 5.0
 
 

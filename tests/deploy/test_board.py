@@ -3,10 +3,12 @@
 import asyncio
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from deploy.board import COMMANDS_KEPT, LINES_KEPT, Board, Update, without_password
@@ -280,8 +282,6 @@ def test_the_embedded_server_of_a_deep_folder_finds_another_place_for_its_socket
 
 
 def test_the_embedded_server_ends_with_the_process_that_started_it(tmp_path):
-    import sys
-
     script = (
         "import asyncio, os, signal, sys\nfrom pathlib import Path\nfrom deploy.board_server import BoardServer\n"
         "server = BoardServer(Path(sys.argv[1]))\nserver.start()\nprint(server.url, flush=True)\n"
@@ -299,6 +299,21 @@ def test_the_embedded_server_ends_with_the_process_that_started_it(tmp_path):
         return False
 
     asyncio.run(until(gone))
+
+
+def test_a_child_that_was_stopped_ends_with_its_starter_too():
+    script = (
+        "import os, psutil, signal, time\nfrom deploy.child import Child\nChild(['sleep', '600'])\nfound = []\n"
+        "while not found:\n    time.sleep(0.05)\n"
+        "    found = [p for p in psutil.Process().children(recursive=True) if p.name() == 'sleep']\n"
+        "found[0].suspend()\nprint(found[0].pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    root = Path(__file__).parents[2]
+    ended = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=60)
+    process = psutil.Process(int(ended.stdout))
+    assert process.name() == "sleep"
+    psutil.wait_procs([process], timeout=20)
+    assert not process.is_running()
 
 
 def test_addresses_are_shown_without_their_password_and_bad_ones_are_refused():
