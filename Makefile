@@ -9,7 +9,7 @@ demo: $(VENV)/installed
 	$(VENV)/bin/flowcredit demo
 
 test: $(VENV)/installed
-	$(VENV)/bin/python -m pytest -m "not chaos"
+	$(VENV)/bin/python -m pytest -m "not chaos" -n 2 --dist loadgroup
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -11,6 +11,15 @@ from protocol.config import RunConfig
 from protocol.config_file import parse_config
 
 CONTEXT_LENGTH = 24
+PROCESS_FOLDERS = ("actors", "deploy")
+"""Tests that start processes; side by side they would take each other's cores and miss their deadlines."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For `-n 2 --dist loadgroup`: one worker runs the tests that start processes, the other the rest."""
+    for item in items:
+        group = "processes" if item.path.parent.name in PROCESS_FOLDERS else "arrays"
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -23,7 +23,9 @@ SMALL = [
     "group.per_iteration=2",
     "data.tags=[colors]",
     "evaluation.images_per_prompt=1",
+    "evaluation.steps=2",
     "checkpoint.every=1",
+    "cluster.learner.threads=1",  # two threads spin when other programs want the cores
 ]
 
 
@@ -117,6 +119,7 @@ def test_run_on_ray_gives_the_same_adapter_with_any_number_of_rollout_actors(loc
 
 
 @pytest.mark.ray
+@pytest.mark.chaos
 def test_killed_rollout_actor_changes_nothing(local_run, tmp_path):
     process = start(tmp_path / "run")
     wait_for_line(process, "iteration 1/3")
