@@ -61,10 +61,13 @@ def config_folder(repo: str, revision: str | None) -> Path:
 
 @contextmanager
 def _explained(repo: str, revision: str | None) -> Iterator[None]:
-    """What the hub answers, as one line that says what to do."""
+    """What the hub answers, as one line that says what to do; its notices of every try in between stay out."""
     from huggingface_hub import constants, errors
+    from huggingface_hub.utils import logging
 
     what = f"model {repo}" + (f" at revision {revision}" if revision else "")
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
     try:
         yield
     except errors.GatedRepoError:
@@ -88,3 +91,5 @@ def _explained(repo: str, revision: str | None) -> Iterator[None]:
         raise ModelError(f"{what} must be in diffusers' format: it has no model_index.json") from None
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         raise ModelError(f"{what} cannot be fetched: {' '.join(str(error).split())[:200]}") from None
+    finally:
+        logging.set_verbosity(verbosity)

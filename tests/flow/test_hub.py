@@ -1,5 +1,6 @@
 """Hub ids without a network: a model in the hub's cache is found, one that is not is explained."""
 
+import logging
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from flow.hub import is_hub_id
 from protocol.config_policy import ModelConfig
 from protocol.errors import ModelError
 
+NOTICES = logging.getLogger("huggingface_hub.utils._http")
 REPO, COMMIT, OTHER = "example/tiny-sd3", "1" * 40, "2" * 40
 
 
@@ -125,3 +127,18 @@ def test_what_the_hub_refuses_is_explained(error: Any, message: str, monkeypatch
     monkeypatch.setattr("huggingface_hub.hf_hub_download", refuse)
     with pytest.raises(ModelError, match=message):
         read_index(model())
+
+
+def test_the_hubs_notices_of_its_tries_stay_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = []
+
+    def unreachable(*_: Any, **__: Any) -> str:
+        heard.append(NOTICES.isEnabledFor(logging.WARNING))
+        raise errors.LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
+    before = NOTICES.isEnabledFor(logging.WARNING)
+    with pytest.raises(ModelError, match="hub cannot be reached"):
+        read_index(model())
+    assert heard == [False]
+    assert NOTICES.isEnabledFor(logging.WARNING) is before is True
