@@ -2,7 +2,7 @@
 
 speed   images per second of each scorer by batch size, in this process
 share   the share of a toy iteration's CPU time that is spent in scoring
-actors  images per second of OCR by the number of reward actors on Ray
+actors  images per second of each scorer by the number of reward actors on Ray
 faults  throughput when one request in five fails
 soak    10,000 pictures while reward actors are killed at random: every score once, none lost, none doubled
 """
