@@ -249,7 +249,7 @@ class ActorPool:
                     raise ActorLost(f"no node had room for it within {self._patience_s:g} s")
         finally:
             running.cancel()
-        member.node, member.pid = await answer(reference, timeout_s=self._patience_s)
+        member.live_at(await answer(reference, timeout_s=self._patience_s))
 
     async def _take(self) -> ActorHandle:
         self._queue += 1

@@ -138,7 +138,7 @@ class RemoteLearner:
         """Returns when the actor is ready."""
         try:
             where = self._actor.__ray_call__.remote(whereabouts)
-            self.member.node, self.member.pid = await answer(where, timeout_s=self._role.timeout_s)
+            self.member.live_at(await answer(where, timeout_s=self._role.timeout_s))
             self.member.state = "starting"
             self._nodes.joined(self._actor, await answer(self._actor.ping.remote(), timeout_s=self._role.timeout_s))
             await answer(self._actor.prepare.remote(), timeout_s=self._role.timeout_s)

@@ -22,6 +22,7 @@ from deploy.control import Control
 from deploy.publisher import Publisher
 from deploy.reporter import Reporter
 from deploy.run_folder import STATUS, RunFolder, write_status
+from deploy.stopping import end_all
 from deploy.strips import StripRecorder, read_samples, write_sample
 from deploy.trackers import Trackers
 from learner.evaluate import Evaluation
@@ -106,9 +107,7 @@ class Observed:
         with _harmless("the status of the ended run"):
             self.control.end()
             reporter.event(f"the run has {reporter.phase}" if reporter.phase != "failed" else "the run has ended")
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_all(self._tasks)
         with _harmless("the last status"):
             await self._write_file()
             if self._publisher:

@@ -56,6 +56,8 @@ class ActorStatus(Document):
     """`waiting`: not placed on a node yet; `starting`: loads its model or scorer."""
     node: str = ""
     """Host name of its node."""
+    node_id: str = ""
+    """Ray's id of that node."""
     pid: int | None = None
     version: int | None = None
     """Policy version that it holds."""

@@ -154,8 +154,8 @@ export function drawConditions(holder, conditions) {
 
 export function drawActors(holder, status) {
   holder.replaceChildren(
-    ...status.actors.map((actor) =>
-      row([
+    ...status.actors.map((actor) => {
+      const line = row([
         [actor.name],
         [actor.state, actor.state === "waiting" ? "warn" : ""],
         [actor.node || "no place yet"],
@@ -165,8 +165,10 @@ export function drawActors(holder, status) {
         [actor.calls_per_minute || "–", "n"],
         [actor.last_seen ? clock(actor.last_seen) : "never"],
         [actor.restarts, actor.restarts ? "n warn" : "n"],
-      ]),
-    ),
+      ]);
+      line.title = actor.node_id ? `Ray node ${actor.node_id}` : "";
+      return line;
+    }),
   );
 }
 

@@ -72,10 +72,10 @@ class Scene:
         await board.close()
         return command.id
 
-    async def outcome(self, command: str) -> tuple[str, str]:
+    async def outcome(self, command: str, seconds: float = 60.0) -> tuple[str, str]:
         """State and message once it is no longer open."""
         held = self.observed.reporter.buffers.commands
-        await until(lambda: settled(held, command))
+        await until(lambda: settled(held, command), seconds)
         return held[command].state, held[command].message
 
 
@@ -122,6 +122,8 @@ def go(
                 observed.begin(0)
                 scene = Scene(config, run, observed, stop)
                 watching = asyncio.create_task(beside(scene)) if beside else None
+                if watching:
+                    watching.add_done_callback(lambda done: stop.set() if done.exception() else None)
 
                 async def rest(save: Save) -> None:
                     await asyncio.sleep(slow_s)
@@ -224,6 +226,26 @@ def test_pause_checkpoint_resume_and_stop_have_outcomes_and_change_no_weights(co
     assert status.checkpoint == status.iteration
     commands = json.loads((tmp_path / "stopped" / "status.json").read_text())["commands"]
     assert [(command["kind"], command["state"]) for command in commands] == [("stop", "done")]
+
+
+def test_a_task_that_misses_its_cancellation_does_not_keep_the_run_from_ending(config, tmp_path):
+    missed = []
+
+    async def stubborn() -> None:
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                missed.append(1)
+                if len(missed) > 1:
+                    raise
+
+    async def add(scene: Scene) -> None:
+        scene.observed._go(stubborn)
+
+    go(config(iterations=1), tmp_path / "run", beside=add, slow_s=0.1)
+    assert left_behind(tmp_path / "run").phase == "finished"
+    assert len(missed) == 2
 
 
 def test_a_stop_ends_a_pause(config, tmp_path):
