@@ -239,6 +239,10 @@ class Fleet:
         """Actor seconds spent in calls so far, by pool and for the learner."""
         return {name: pool.busy_s for name, pool in self._pools.items()} | {"learner": self.learner.busy_s}
 
+    def queues(self) -> dict[str, int]:
+        """Pictures that wait for each reward."""
+        return {f"pictures/{name}": health.waiting for name, health in self.rewards.health().items()}
+
     def wish(self, pool: str, size: int) -> None:
         """Grow or shrink a pool without waiting for it.
 

@@ -27,6 +27,7 @@ from deploy.strips import StripRecorder, read_samples, write_sample
 from deploy.trackers import Trackers
 from learner.evaluate import Evaluation
 from learner.loop import Journal
+from learner.stream import GroupStream
 from protocol.config import RunConfig
 from protocol.config_status import EMBEDDED, OFF
 from protocol.errors import FlowcreditError
@@ -119,6 +120,10 @@ class Observed:
         """The fleet is ready; the loop begins at iteration `start`."""
         self.reporter.phase = "running"
         self.reporter.begin(start)
+
+    def watch(self, groups: GroupStream) -> None:
+        """The loop's groups in flight; how many wait is shown."""
+        self.reporter.groups = groups
 
     async def restart_learner(self) -> None:
         """A new learner; the iterations after its checkpoint are repeated, and their metrics with them."""
@@ -244,7 +249,6 @@ class ObservedJournal:
         self._inner.record(iteration, metrics)
         with _harmless("an iteration is not shown"):
             self._reporter.staleness = self._recorder.staleness
-            self._reporter.queues = {"shards drawn, not learned from": self._recorder.drawn}
             values = {"iteration": iteration, **metrics}
             self._reporter.recorded(iteration, values)
             self._trackers.log(iteration, values)

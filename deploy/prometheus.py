@@ -65,7 +65,13 @@ class _Runs(Collector):
             for held in status.conditions:
                 value = {"True": 1, "False": 0}.get(held.status, -1)
                 condition.add_metric([status.run, held.type, held.reason], value)
-        yield from (phase, condition)
+        depth = GaugeMetricFamily(
+            "flowcredit_queue", "What waits, by queue of docs/metrics.md.", labels=["run", "queue"]
+        )
+        for status in self._statuses:
+            for queue, count in status.queues.items():
+                depth.add_metric([status.run, queue], count)
+        yield from (phase, condition, depth)
 
     def _of_pools(self) -> Iterator[Metric]:
         labels = ["run", "pool"]

@@ -197,7 +197,7 @@ class RunStatus(Document):
     """Wall seconds of the newest iteration by stage."""
     bottleneck: Bottleneck | None = None
     queues: dict[str, int] = {}
-    """What waits, by name."""
+    """What waits, by the names of docs/metrics.md: `groups/scored`, `pictures/<scorer>` …"""
     pools: list[PoolStatus] = []
     actors: list[ActorStatus] = []
     conditions: list[Condition] = []

@@ -75,6 +75,7 @@ function drawStatus() {
   $("slow-side").textContent = status.bottleneck ? `Slow side: ${status.bottleneck.side}. ${status.bottleneck.message}.` : "No iteration has ended yet.";
   panels.drawStages($("stages"), status.stages);
   panels.drawWork($("work"), status.pools);
+  panels.drawQueues($("queues"), status);
   panels.drawPools($("pools"), status, (pool, count) => command("PUT", `actors/${pool.split("/").map(encodeURIComponent).join("/")}`, { count }));
   panels.drawConditions($("conditions"), status.conditions);
   panels.drawActors($("actors"), status);

@@ -97,6 +97,17 @@ export function drawWork(holder, pools) {
   holder.replaceChildren(...known.map((pool) => bar(`${pool.name} × ${pool.ready}`, pool.busy_share, `${Math.round(100 * pool.busy_share)} %`)));
 }
 
+const QUEUES = { "groups/in_work": "Groups drawn or scored", "groups/scored": "Scored, not learned from" };
+
+export function drawQueues(holder, status) {
+  const queues = [
+    ...Object.entries(status.queues).map(([name, count]) => [QUEUES[name] ?? `Pictures for ${name.replace("pictures/", "")}`, count]),
+    ...status.pools.filter((pool) => pool.is_resizable).map((pool) => [`Calls for ${pool.name}`, pool.queue]),
+  ];
+  document.getElementById("h-queues").hidden = !queues.length;
+  holder.replaceChildren(...queues.map(([name, count]) => fact(name, count, "")));
+}
+
 // The form of a pool is made once, so that a number being typed is not lost at the next status.
 export function drawPools(holder, status, scale) {
   const names = status.pools.map((pool) => pool.name).join();

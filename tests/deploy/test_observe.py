@@ -139,6 +139,7 @@ def go(
                     journal=observed.journal,
                     stop=stop,
                     rest=rest,
+                    watch=observed.watch,
                 )
                 if watching:
                     await watching
@@ -177,6 +178,20 @@ def test_a_watched_run_ends_in_the_weights_of_one_that_nobody_sees(config, tmp_p
     assert status.diagnostics.first_ratio_deviation == 0.0
     assert status.diagnostics.staleness == 0
     assert status.bottleneck is not None
+
+
+def test_scored_groups_that_wait_for_the_learner_are_counted(config, tmp_path):
+    async def look(scene: Scene) -> None:
+        await scene.outcome(await scene.ask("pause"))
+
+        async def all_wait() -> bool:
+            return scene.observed.reporter.status().queues == {"groups/in_work": 0, "groups/scored": 4}
+
+        await until(all_wait)
+        await scene.outcome(await scene.ask("resume"))
+
+    go(config(group={"max_lag": 1}), tmp_path / "run", beside=look, slow_s=0.1)
+    assert left_behind(tmp_path / "run").queues == {"groups/in_work": 0, "groups/scored": 0}
 
 
 def test_recorded_strips_hold_rewards_gains_and_what_the_learner_made_of_them(config, tmp_path):
@@ -428,7 +443,7 @@ def test_a_run_scaled_from_one_to_three_to_two_ends_in_the_weights_of_one_that_n
             before = scene.observed.reporter.status().iteration
             await until(lambda: comes_to(scene, before + 1))  # noqa: B023
             wish = await scene.ask("scale", pool="rollout", count=count)
-            assert await scene.outcome(wish) == ("done", f"rollout has {count} actors")
+            assert await scene.outcome(wish, seconds=120) == ("done", f"rollout has {count} actors")
         kinds = [actor.kind for actor in scene.observed.reporter.status().actors]
         assert kinds == ["learner", "rollout", "rollout", "reward/redness"]
 
@@ -444,5 +459,6 @@ def test_a_run_scaled_from_one_to_three_to_two_ends_in_the_weights_of_one_that_n
         ("rollout", 2, 0),
         ("reward/redness", 1, 0),
     ]
+    assert status.queues == {"groups/in_work": 0, "groups/scored": 0, "pictures/redness": 0}
     digests = {actor.digest for actor in status.actors if actor.kind in ("learner", "rollout")}
     assert digests == {scaled[:12]}
