@@ -113,7 +113,9 @@ def test_weights_and_biases_hold_every_finite_number_offline(tiny_config, tmp_pa
         if record.HasField("run"):
             runs.append((record.run.project, record.run.display_name))
         if record.HasField("history"):
-            values = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            values = {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
+            }
             lines.append({name: values[name] for name in ("iteration", "reward/mean")})
             assert "train/loss" not in values
     assert ("flowcredit", "mine") in runs
