@@ -21,7 +21,8 @@ from deploy.child import Child
 from deploy.control import Control
 from deploy.publisher import Publisher
 from deploy.reporter import Reporter
-from deploy.run_folder import STATUS, RunFolder, write_status
+from deploy.run_folder import STATUS, RunFolder
+from deploy.status_file import read_status, write_status
 from deploy.stopping import end_all
 from deploy.strips import StripRecorder, read_samples, write_sample
 from deploy.trackers import Trackers
@@ -34,7 +35,7 @@ from protocol.errors import FlowcreditError
 from protocol.messages import LearnerState
 from protocol.ports import FleetPort, Metrics
 from protocol.sink import StatusSink
-from protocol.status import Sample
+from protocol.status import ENDED, Sample
 
 log = logging.getLogger(__name__)
 BOARD_VARIABLE = "FLOWCREDIT_BOARD"
@@ -89,6 +90,8 @@ class Observed:
         with _harmless("the status is not shown"):
             for sample in read_samples(self._run.samples):
                 self.reporter.sampled(sample)
+            if (earlier := read_status(self._run.path)) and earlier.status.phase not in ENDED:
+                self.control.take_over(earlier.status)
             self._open_board()
         self._go(self._tick)
         return self
@@ -189,7 +192,7 @@ class Observed:
 
     async def _tick(self) -> None:
         heartbeat_s = self._config.status.heartbeat_s
-        until_file = 0.0
+        until_file, filed = 0.0, None
         while True:
             if self._stop.is_set():
                 self.reporter.phase = "stopping"
@@ -197,8 +200,9 @@ class Observed:
                 with _harmless("wishes are not looked after"):
                     await self.control.reconcile()
             until_file -= heartbeat_s
-            if until_file <= 0:
-                until_file = FILE_EVERY_S
+            wished = (dict(self.reporter.wishes), self.reporter.is_pause_wished)
+            if until_file <= 0 or wished != filed:
+                until_file, filed = FILE_EVERY_S, wished
                 await self._write_file()
             await asyncio.sleep(heartbeat_s)
 

@@ -56,6 +56,8 @@ class Reporter(logging.Handler):
         self.buffers = Buffers()
         self.staleness: int | None = None
         self.groups: GroupStream | None = None
+        self.wishes: dict[str, int] = {}
+        self.is_pause_wished = False
         self._number = 0
         self._iteration = self._checkpoint = 0
         self._started = time.time()
@@ -145,6 +147,8 @@ class Reporter(logging.Handler):
             stages=stages,
             bottleneck=overview.bottleneck_of(stages, self._busy_share),
             queues=self._queues(),
+            wishes=self.wishes,
+            is_pause_wished=self.is_pause_wished,
             pools=self._pools(),
             actors=actors,
             conditions=self.conditions.all(),

@@ -198,6 +198,9 @@ class RunStatus(Document):
     bottleneck: Bottleneck | None = None
     queues: dict[str, int] = {}
     """What waits, by the names of docs/metrics.md: `groups/scored`, `pictures/<scorer>` …"""
+    wishes: dict[str, int] = {}
+    """Sizes that were asked for while the run goes, by pool."""
+    is_pause_wished: bool = False
     pools: list[PoolStatus] = []
     actors: list[ActorStatus] = []
     conditions: list[Condition] = []

@@ -286,6 +286,49 @@ def test_commands_of_an_earlier_process_are_not_carried_out(config, tmp_path):
     assert left_behind(tmp_path / "run").phase == "finished"
 
 
+@pytest.mark.parametrize("phase", ["paused", "stopped"])
+def test_a_pause_and_a_wished_size_outlive_a_process_that_died_but_not_one_that_ended(config, tmp_path, phase):
+    """What lies in the folder when a process is killed: the status that it wrote when the pause was asked for."""
+    texts = []
+
+    async def pause(scene: Scene) -> None:
+        await scene.outcome(await scene.ask("pause"))
+
+        async def is_written() -> bool:
+            texts.append(json.loads((scene.run.path / "status.json").read_text()))
+            return texts[-1]["status"]["is_pause_wished"]
+
+        await until(is_written, seconds=5)
+        scene.stop.set()
+
+    go(config(), tmp_path / "run", beside=pause, slow_s=0.1)
+    left = texts[-1]
+    left["status"] |= {"phase": phase, "wishes": {"rollout": 2}}
+    (tmp_path / "run" / "status.json").write_text(json.dumps(left))
+
+    async def look(scene: Scene) -> None:
+        held = scene.observed.reporter.buffers.commands
+        if phase == "stopped":
+            await until(lambda: comes_to(scene, 2))
+            assert not held
+            return
+        assert scene.observed.reporter.status().wishes == {"rollout": 2}
+
+        async def is_paused() -> bool:
+            return scene.observed.reporter.phase == "paused"
+
+        await until(is_paused)
+        outcomes = [(command.kind, command.state) for command in held.values()]
+        assert outcomes == [("scale", "failed"), ("pause", "done")], "a run in one process cannot be scaled"
+        events = [event.message for event in scene.observed.reporter.buffers.events]
+        assert any(message.endswith("still holds: rollout to 2 actors, pause") for message in events)
+        await scene.outcome(await scene.ask("resume"))
+        assert not scene.observed.reporter.status().is_pause_wished
+
+    go(config(), tmp_path / "run", beside=look, slow_s=0.1)
+    assert left_behind(tmp_path / "run").phase == "finished"
+
+
 def test_a_failed_run_says_why_and_warnings_become_events(config, tmp_path):
     async def warn(scene: Scene) -> None:
         logging.getLogger("actors.pool").warning("rollout actor lost (%s)", "killed")
@@ -460,5 +503,6 @@ def test_a_run_scaled_from_one_to_three_to_two_ends_in_the_weights_of_one_that_n
         ("reward/redness", 1, 0),
     ]
     assert status.queues == {"groups/in_work": 0, "groups/scored": 0, "pictures/redness": 0}
+    assert status.wishes == {"rollout": 2}
     digests = {actor.digest for actor in status.actors if actor.kind in ("learner", "rollout")}
     assert digests == {scaled[:12]}
