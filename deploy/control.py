@@ -1,8 +1,8 @@
 """What people ask of a run while it goes: pool sizes, pause, resume, checkpoint, stop; each with an outcome.
 
 Commands come from the board. Sizes are wishes: they hold until they are met or replaced by another wish, and one that
-cannot be met is a condition with its reason. Sizes and a pause outlive a process that died, not one that ended; commands
-that an earlier process did not see to are not carried out.
+cannot be met is a condition with its reason. Sizes and a pause outlive a process that died, not one that ended;
+commands that an earlier process did not see to are not carried out.
 """
 
 import asyncio
