@@ -55,7 +55,7 @@ function link(isLive, error) {
   const since = view.status ? `, showing ${panels.clock(view.status.updated)}` : "";
   element.textContent = isLive ? "live" : `connection lost${since}`;
   document.body.classList.toggle("lost", !isLive);
-  if (error instanceof Refused && error.status === 401) notice("This server shows runs only with its token: press “Control token”.");
+  if (error instanceof Refused && error.status === 401) notice("This server shows runs only with its token: press “Token”.");
   else if (error instanceof Refused && error.status === 404) notice("This run is gone from the server.");
   else if (isLive) notice("");
 }

@@ -66,7 +66,7 @@ export function drawDiagnostics(holder, values) {
   const deviation = values.first_ratio_deviation;
   holder.replaceChildren(
     fact("Ratio, mean", number(values.ratio_mean, 4), ""),
-    fact("Ratio − 1 at first", small(deviation), "", deviation ? "warn" : ""),
+    fact("Ratio − 1 at first", small(deviation), "", deviation && !values.staleness ? "warn" : ""),
     fact("Clipped", values.clip_fraction == null ? "–" : `${(100 * values.clip_fraction).toFixed(1)} %`, ""),
     fact("KL, approximate", small(values.approx_kl), ""),
     fact("Gradient norm", small(values.grad_norm), ""),
