@@ -21,18 +21,21 @@ from deploy.child import Child
 from deploy.control import Control
 from deploy.publisher import Publisher
 from deploy.reporter import Reporter
-from deploy.run_folder import STATUS, RunFolder, write_status
+from deploy.run_folder import STATUS, RunFolder
+from deploy.status_file import read_status, write_status
+from deploy.stopping import end_all
 from deploy.strips import StripRecorder, read_samples, write_sample
 from deploy.trackers import Trackers
 from learner.evaluate import Evaluation
 from learner.loop import Journal
+from learner.stream import GroupStream
 from protocol.config import RunConfig
 from protocol.config_status import EMBEDDED, OFF
 from protocol.errors import FlowcreditError
 from protocol.messages import LearnerState
 from protocol.ports import FleetPort, Metrics
 from protocol.sink import StatusSink
-from protocol.status import Sample
+from protocol.status import ENDED, Sample
 
 log = logging.getLogger(__name__)
 BOARD_VARIABLE = "FLOWCREDIT_BOARD"
@@ -87,6 +90,8 @@ class Observed:
         with _harmless("the status is not shown"):
             for sample in read_samples(self._run.samples):
                 self.reporter.sampled(sample)
+            if (earlier := read_status(self._run.path)) and earlier.status.phase not in ENDED:
+                self.control.take_over(earlier.status)
             self._open_board()
         self._go(self._tick)
         return self
@@ -106,9 +111,7 @@ class Observed:
         with _harmless("the status of the ended run"):
             self.control.end()
             reporter.event(f"the run has {reporter.phase}" if reporter.phase != "failed" else "the run has ended")
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_all(self._tasks)
         with _harmless("the last status"):
             await self._write_file()
             if self._publisher:
@@ -120,6 +123,10 @@ class Observed:
         """The fleet is ready; the loop begins at iteration `start`."""
         self.reporter.phase = "running"
         self.reporter.begin(start)
+
+    def watch(self, groups: GroupStream) -> None:
+        """The loop's groups in flight; how many wait is shown."""
+        self.reporter.groups = groups
 
     async def restart_learner(self) -> None:
         """A new learner; the iterations after its checkpoint are repeated, and their metrics with them."""
@@ -185,7 +192,7 @@ class Observed:
 
     async def _tick(self) -> None:
         heartbeat_s = self._config.status.heartbeat_s
-        until_file = 0.0
+        until_file, filed = 0.0, None
         while True:
             if self._stop.is_set():
                 self.reporter.phase = "stopping"
@@ -193,8 +200,9 @@ class Observed:
                 with _harmless("wishes are not looked after"):
                     await self.control.reconcile()
             until_file -= heartbeat_s
-            if until_file <= 0:
-                until_file = FILE_EVERY_S
+            wished = (dict(self.reporter.wishes), self.reporter.is_pause_wished)
+            if until_file <= 0 or wished != filed:
+                until_file, filed = FILE_EVERY_S, wished
                 await self._write_file()
             await asyncio.sleep(heartbeat_s)
 
@@ -245,7 +253,6 @@ class ObservedJournal:
         self._inner.record(iteration, metrics)
         with _harmless("an iteration is not shown"):
             self._reporter.staleness = self._recorder.staleness
-            self._reporter.queues = {"shards drawn, not learned from": self._recorder.drawn}
             values = {"iteration": iteration, **metrics}
             self._reporter.recorded(iteration, values)
             self._trackers.log(iteration, values)

@@ -211,6 +211,7 @@ async def _train(
                         heldout=heldout,
                         stop=stop,
                         rest=observed.control.rest,
+                        watch=observed.watch,
                         found=found,
                     )
         finally:

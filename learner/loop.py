@@ -58,8 +58,16 @@ class Journal(StatusSink, Protocol):
         ...
 
 
+Watch = Callable[[GroupStream], None]
+"""Told of the groups in flight, to see how many wait."""
+
+
 async def no_rest(_: Save) -> None:
     """Go on at once."""
+
+
+def no_watch(_: GroupStream) -> None:
+    """Nobody looks."""
 
 
 async def train(
@@ -71,6 +79,7 @@ async def train(
     journal: Journal,
     stop: asyncio.Event,
     rest: Rest = no_rest,
+    watch: Watch = no_watch,
     start: int = 0,
     recent: Sequence[PolicyWeights] = (),
     is_evaluated: bool = False,
@@ -83,6 +92,7 @@ async def train(
 
     Args:
         rest: may hold the loop between two iterations; it returns when `stop` is set.
+        watch: may look at the groups in flight, and must not touch them.
         recent: versions before `start`'s that groups in flight are drawn with, oldest first; from the checkpoint.
         is_evaluated: whether the evaluation at `start` stands already.
     """
@@ -99,6 +109,7 @@ async def train(
         start=start * per_iteration,
         end=config.iterations * per_iteration,
     )
+    watch(stream)
     saved = done = start
     is_owed = False
     async with stream:

@@ -1,6 +1,7 @@
 """The board against real servers: the embedded Valkey and, where it is installed, Debian's Redis."""
 
 import asyncio
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from deploy.board_server import URL_FILE, BoardServer
 from deploy.publisher import Buffers, Publisher
 from protocol.errors import BoardError, ConfigError
 from protocol.status import Command, Event, MetricLine, RunStatus, Sample, new_command
+from tests.deploy.test_tls import redis_over_tls
 
 KEEP_S = 3600.0
 
@@ -44,7 +46,7 @@ async def answering(board: Board) -> None:
             await asyncio.sleep(0.05)
 
 
-@pytest.fixture(scope="module", params=["valkey", "redis with a password"])
+@pytest.fixture(scope="module", params=["valkey", "redis with a password", "redis over TLS with a password"])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("board")
     if request.param == "valkey":
@@ -52,6 +54,10 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         server.start()
         yield server.url
         server.stop()
+        return
+    if "TLS" in request.param:
+        with redis_over_tls(folder) as found:
+            yield found
         return
     program = shutil.which("redis-server")
     if program is None:
@@ -310,10 +316,11 @@ def test_a_child_that_was_stopped_ends_with_its_starter_too():
     )
     root = Path(__file__).parents[2]
     ended = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=60)
-    process = psutil.Process(int(ended.stdout))
-    assert process.name() == "sleep"
-    psutil.wait_procs([process], timeout=20)
-    assert not process.is_running()
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has ended already
+        process = psutil.Process(int(ended.stdout))
+        assert process.name() == "sleep"
+        psutil.wait_procs([process], timeout=20)
+        assert not process.is_running()
 
 
 def test_addresses_are_shown_without_their_password_and_bad_ones_are_refused():
