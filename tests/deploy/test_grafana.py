@@ -27,7 +27,7 @@ def exported(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """`/metrics` of a server over a run that is paused after some iterations."""
     folder, texts = tmp_path_factory.mktemp("grafana"), []
     rewards = {"redness": {"scorer": f"{Redness.__module__}:Redness"}}
-    path = preset(folder, tiny_sd3, rewards=rewards, status={"heartbeat_s": 0.05})
+    path = preset(folder, tiny_sd3, iterations=6, rewards=rewards, status={"heartbeat_s": 0.05})
 
     async def look(scene: Scene) -> None:
         await until(lambda: comes_to(scene, 3))
