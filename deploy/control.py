@@ -80,12 +80,12 @@ class Control:
         await self._save_if_asked(save)
         if not self._reporter.is_pause_wished or self._stop.is_set():
             return
-        self._close_all("pause", "paused between two iterations")
         self._reporter.phase = "paused"
         self._sink.event("paused")
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
             while self._reporter.is_pause_wished and not self._stop.is_set():
+                self._close_all("pause", "paused between two iterations")
                 self._changed.clear()
                 changing = asyncio.ensure_future(self._changed.wait())
                 await asyncio.wait({changing, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -27,13 +27,14 @@ def exported(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """`/metrics` of a server over a run that is paused after some iterations."""
     folder, texts = tmp_path_factory.mktemp("grafana"), []
     rewards = {"redness": {"scorer": f"{Redness.__module__}:Redness"}}
-    path = preset(folder, tiny_sd3, rewards=rewards, status={"heartbeat_s": 0.05})
+    path = preset(folder, tiny_sd3, iterations=6, rewards=rewards, status={"heartbeat_s": 0.05})
 
     async def look(scene: Scene) -> None:
         await until(lambda: comes_to(scene, 3))
         await scene.outcome(await scene.ask("pause"))
-        _, address = await asyncio.to_thread(serve, str(folder / "run"))
+        process, address = await asyncio.to_thread(serve, str(folder / "run"))
         texts.append(await asyncio.to_thread(lambda: httpx2.get(f"{address}/metrics").text))
+        process.terminate()
         await scene.outcome(await scene.ask("resume"))
 
     go(load_config(path), folder / "run", beside=look, slow_s=0.1)

@@ -219,6 +219,8 @@ def test_pause_checkpoint_resume_and_stop_have_outcomes_and_change_no_weights(co
         assert await scene.outcome(kept) == ("done", "written")
         assert (scene.run.checkpoints / f"step_{iteration:06d}").is_dir()
         assert scene.observed.reporter.status().phase == "paused"
+        again = await scene.ask("pause")
+        assert await scene.outcome(again) == ("done", "paused between two iterations")
         scaled = await scene.ask("scale", pool="rollout", count=2)
         assert (await scene.outcome(scaled))[0] == "failed"
         assert scene.observed.reporter.status().iteration == iteration

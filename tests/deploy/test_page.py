@@ -1,6 +1,7 @@
 """The page in a real browser: a live run moves, a wish made there reaches the run, a lost connection heals."""
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from deploy.board import Board, Update
 from deploy.board_server import BoardServer
 from protocol.errors import BoardError
 from protocol.status import ActorStatus, Command, Event, MetricLine, PoolStatus, RunStatus
+from tests.chaos.scene import Driver, preset
 from tests.deploy.test_status_api import a_sample, a_status, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -246,3 +248,33 @@ def test_every_control_has_a_name_and_can_be_reached_by_keyboard(page):
     assert unreachable == 0
     page.find_element("css selector", "#heat canvas").send_keys("\ue012")
     wait_for(page, lambda: "step 0" in text(page, "#heat output"))
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_the_page_of_a_real_run_scales_and_stops_it(browser, tiny_sd3, tmp_path):
+    path = preset(tmp_path, tiny_sd3, iterations=5000, cluster={"rollout_actors": 1})
+    driver = Driver(path, tmp_path / "run", "--page")
+    try:
+        driver.wait_for_iteration(1)  # by then the page's server has started
+        browser.get(driver.wait_for(lambda line: line.startswith("page")).split()[1])
+        wait_for(browser, lambda: shown_iteration(browser) >= 2, seconds=150)
+        browser.execute_script("document.querySelector('#pools input').value = 2")
+        browser.find_element("css selector", "#pools button").click()
+        token = (tmp_path / "run" / "control.token").read_text()
+        browser.find_element("css selector", "#token").send_keys(token)
+        browser.find_element("css selector", "#token-dialog button.main").click()
+        wait_for(browser, lambda: "done, rollout has 2 actors" in text(browser, "#outcomes"), seconds=300)
+        wait_for(browser, lambda: "rollout-1" in text(browser, "#actors"))
+        before = shown_iteration(browser)
+        wait_for(browser, lambda: shown_iteration(browser) >= before + 2, seconds=60)
+        browser.find_element("css selector", "[data-command=stop]").click()
+        browser.find_element("css selector", "#confirm-dialog button.danger").click()
+        assert "the same command goes on" in driver.finish(timeout_s=120)
+    finally:
+        driver.kill()
+    status = json.loads((tmp_path / "run" / "status.json").read_text())["status"]
+    assert (status["phase"], status["wishes"]) == ("stopped", {"rollout": 2})
+    digests = {actor["digest"] for actor in status["actors"] if actor["kind"] == "rollout"}
+    assert len(digests) == 1
+    assert None not in digests
