@@ -11,7 +11,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from types import TracebackType
 from typing import Protocol
 
@@ -27,19 +27,20 @@ from deploy.trackers import Trackers
 from learner.evaluate import Evaluation
 from learner.loop import Journal
 from protocol.config import RunConfig
-from protocol.config_status import EMBEDDED, OFF
-from protocol.errors import FlowcreditError
+from protocol.config_status import EMBEDDED, OFF, board_address
+from protocol.errors import FlowcreditError, LeaseLostError
 from protocol.messages import LearnerState
 from protocol.ports import FleetPort, Metrics
 from protocol.sink import StatusSink
 from protocol.status import Sample
 
 log = logging.getLogger(__name__)
-BOARD_VARIABLE = "FLOWCREDIT_BOARD"
 TOKEN_FILE = "control.token"
 FIRST_PORT, PORTS = 8420, 50
 STARTING_S = 5.0
 """Seconds in which the embedded board may start."""
+CANCELS = 5
+"""Tries to end a task of the status service, a second each."""
 FILE_EVERY_S = 15.0
 """Seconds between two writings of `status.json`."""
 
@@ -106,9 +107,7 @@ class Observed:
         with _harmless("the status of the ended run"):
             self.control.end()
             reporter.event(f"the run has {reporter.phase}" if reporter.phase != "failed" else "the run has ended")
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await _ended(self._tasks)
         with _harmless("the last status"):
             await self._write_file()
             if self._publisher:
@@ -150,7 +149,7 @@ class Observed:
 
     def _connect(self) -> None:
         settings = self._config.status
-        address = os.environ.get(BOARD_VARIABLE) or settings.board
+        address = board_address(settings)
         if address == OFF:
             return
         if address == EMBEDDED:
@@ -165,6 +164,7 @@ class Observed:
             on_command=self.control.take,
             on_contact=self._contact,
             keep_s=settings.keep_days * 86400,
+            lease=self._run.board_lease,
         )
         self._go(self._publisher.run)
 
@@ -181,12 +181,14 @@ class Observed:
 
     def _sampled(self, sample: Sample) -> None:
         self.reporter.sampled(sample)
+        self._run.require_writer()
         write_sample(self._run.samples, sample)
 
     async def _tick(self) -> None:
         heartbeat_s = self._config.status.heartbeat_s
         until_file = 0.0
         while True:
+            await self._look_after_leases()
             if self._stop.is_set():
                 self.reporter.phase = "stopping"
             if self.reporter.phase in ("running", "paused", "stopping"):
@@ -198,10 +200,29 @@ class Observed:
                 await self._write_file()
             await asyncio.sleep(heartbeat_s)
 
+    async def _look_after_leases(self) -> None:
+        """Once another process has taken over this one stops: nothing that it still does would be written."""
+        try:
+            await asyncio.to_thread(self._run.require_writer)
+        except LeaseLostError as error:
+            self._sink.condition("OneWriter", holds=False, reason="TakenOver", message=str(error))
+            self._stop.set()
+            return
+        lease = self._run.board_lease
+        if lease and lease.trouble:
+            message = f"the lease of the run folder counts alone: {lease.trouble}"
+            self._sink.condition("BoardLease", holds=False, reason="Away", message=message)
+        elif lease:
+            message = f"held with token {', '.join(map(str, lease.tokens))}"
+            self._sink.condition("BoardLease", holds=True, reason="Held", message=message)
+
     async def _write_file(self) -> None:
         kind, text = "StatusWritten", self.reporter.file_text()
         try:
+            await asyncio.to_thread(self._run.require_writer)
             await asyncio.to_thread(write_status, self._run.path, text)
+        except LeaseLostError:
+            return
         except OSError as error:
             self._sink.condition(kind, holds=False, reason="WriteFailed", message=f"{STATUS}: {error.strerror}")
         else:
@@ -263,6 +284,19 @@ class ObservedJournal:
         self._inner.save(state)
         with _harmless("a checkpoint is not shown"):
             self._reporter.saved(state.step)
+
+
+async def _ended(tasks: Collection["asyncio.Task[None]"]) -> None:
+    """Cancel until they have ended, and not for ever: `asyncio.wait_for` of Python 3.11, which the board's client
+    uses, swallows a cancellation that comes as its work is done."""
+    for _ in range(CANCELS):
+        waiting = [task for task in tasks if not task.done()]
+        if not waiting:
+            return
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting, timeout=1.0)
+    log.warning("a part of the status service does not end and is left")
 
 
 @contextlib.contextmanager

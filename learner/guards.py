@@ -29,12 +29,20 @@ class Guard:
 
 
 class Guards:
-    """Told of every iteration by the loop, in order; keeps how long each rule has been broken."""
+    """Told of every iteration by the loop, in order; keeps how long each rule has been broken.
 
-    def __init__(self, config: RunConfig, sink: StatusSink) -> None:
+    A run that goes on gives `broken` of its checkpoint, so that a stop is no way around a rule.
+    """
+
+    def __init__(self, config: RunConfig, sink: StatusSink, *, broken: Mapping[str, int] | None = None) -> None:
         self._guards = guards_of(config)
         self._sink = sink
-        self._broken = {guard.name: 0 for guard in self._guards}
+        self._broken = {guard.name: (broken or {}).get(guard.name, 0) for guard in self._guards}
+
+    @property
+    def broken(self) -> dict[str, int]:
+        """Iterations in a row, of each rule that is broken now."""
+        return {name: times for name, times in self._broken.items() if times}
 
     def check(self, iteration: int, metrics: Mapping[str, float], weights: PolicyWeights) -> None:
         """Look at the numbers of one iteration and at the weights that it made.

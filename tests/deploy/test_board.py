@@ -1,11 +1,9 @@
 """The board against real servers: the embedded Valkey and, where it is installed, Debian's Redis."""
 
 import asyncio
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -44,34 +42,14 @@ async def answering(board: Board) -> None:
             await asyncio.sleep(0.05)
 
 
-@pytest.fixture(scope="module", params=["valkey", "redis with a password"])
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("board")
-    if request.param == "valkey":
-        server = BoardServer(folder)
-        server.start()
-        yield server.url
-        server.stop()
-        return
-    program = shutil.which("redis-server")
-    if program is None:
-        pytest.skip("redis-server is not installed: apt-get install redis-server")
-    socket = folder / "r.sock"
-    words = [program, "--port", "0", "--unixsocket", str(socket), "--requirepass", "secret-word", "--save", ""]
-    process = subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL)
-    yield f"unix://:secret-word@{socket}"
-    process.terminate()
-    process.wait(10)
-
-
 @pytest.fixture
 def prefix(request: pytest.FixtureRequest) -> str:
     return f"{request.node.name}:"
 
 
-def test_what_a_run_writes_is_read_back(url, prefix):
+def test_what_a_run_writes_is_read_back(board_url, prefix):
     async def scenario():
-        board = Board(url, prefix=prefix)
+        board = Board(board_url, prefix=prefix)
         await answering(board)
         held = await board.held("mine")
         assert (held.session, held.line, held.event, held.samples) == (None, 0, 0, set())
@@ -92,9 +70,9 @@ def test_what_a_run_writes_is_read_back(url, prefix):
     asyncio.run(scenario())
 
 
-def test_writing_the_same_twice_changes_nothing_and_a_rewrite_begins_anew(url, prefix):
+def test_writing_the_same_twice_changes_nothing_and_a_rewrite_begins_anew(board_url, prefix):
     async def scenario():
-        board = Board(url, prefix=prefix)
+        board = Board(board_url, prefix=prefix)
         await answering(board)
         for _ in range(2):
             await board.write(Update(status(), [line(1), line(2)]), keep_s=KEEP_S)
@@ -106,9 +84,9 @@ def test_writing_the_same_twice_changes_nothing_and_a_rewrite_begins_anew(url, p
     asyncio.run(scenario())
 
 
-def test_streams_are_capped_and_everything_of_a_run_expires(url, prefix):
+def test_streams_are_capped_and_everything_of_a_run_expires(board_url, prefix):
     async def scenario():
-        board = Board(url, prefix=prefix)
+        board = Board(board_url, prefix=prefix)
         await answering(board)
         for start in range(1, LINES_KEPT + 1001, 1000):
             await board.write(Update(status(), [line(seq) for seq in range(start, start + 1000)]), keep_s=KEEP_S)
@@ -125,9 +103,9 @@ def test_streams_are_capped_and_everything_of_a_run_expires(url, prefix):
     asyncio.run(scenario())
 
 
-def test_a_command_waits_until_its_outcome_is_written(url, prefix):
+def test_a_command_waits_until_its_outcome_is_written(board_url, prefix):
     async def scenario():
-        board = Board(url, prefix=prefix)
+        board = Board(board_url, prefix=prefix)
         await answering(board)
         command = new_command("scale", pool="rollout", count=3)
         await board.ask("mine", command)
@@ -146,9 +124,9 @@ def test_a_command_waits_until_its_outcome_is_written(url, prefix):
     asyncio.run(scenario())
 
 
-def test_documents_of_a_later_version_are_left_out_rather_than_failing(url, prefix):
+def test_documents_of_a_later_version_are_left_out_rather_than_failing(board_url, prefix):
     async def scenario():
-        board = Board(url, prefix=prefix)
+        board = Board(board_url, prefix=prefix)
         await answering(board)
         await board.write(Update(status(), [line(1)]), keep_s=KEEP_S)
         await board._redis.set(f"{prefix}run:mine:status", '{"schema_version": 9, "phase": "dreaming"}')
