@@ -174,6 +174,9 @@ def _create(folder: Path, token: int, run: str) -> None:
     try:
         os.write(descriptor, _content(run, 0, is_released=False))
         os.fsync(descriptor)
+    except OSError:
+        (folder / _name(token)).unlink(missing_ok=True)
+        raise
     finally:
         os.close(descriptor)
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +73,10 @@ class Driver:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def wait_for(self, is_it: Callable[[str], bool]) -> str:
-        """The first line, said or to come, for which this holds; AssertionError when none comes in time."""
-        seen = 0
+    def wait_for(self, is_it: Callable[[str], bool], *, begin: int = 0) -> str:
+        """The first line from `begin` on, said or to come, for which this holds; AssertionError when none comes in
+        time."""
+        seen = begin
         with self._news:
             while True:
                 for line in self.said[seen:]:
@@ -153,11 +154,14 @@ class TwoNodes:
             initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False, "_system_config": quick}
         )
         self.worker = self.cluster.add_node(num_cpus=4)
+        self._has_worker = True
+        self._stopped: list[psutil.Process] = []
         self.address = self.cluster.address
 
     def actors(self, kind: str, *, on_worker: bool = False) -> list[psutil.Process]:
         """Processes of actors of one kind."""
-        nodes = [self.worker] if on_worker else [self.cluster.head_node, self.worker]
+        nodes = [] if on_worker else [self.cluster.head_node]
+        nodes += [self.worker] if self._has_worker else []
         return [process for node in nodes for process in _below(node) if _name(process).startswith(KINDS[kind])]
 
     def harm(self, kind: str, number: signal.Signals) -> int:
@@ -169,14 +173,24 @@ class TwoNodes:
         found[0].send_signal(number)
         return found[0].pid
 
-    def kill_worker_raylet(self) -> int:
-        """kill -9 of the worker node's raylet; how many actors lived there."""
+    def harm_worker_raylet(self, number: signal.Signals) -> int:
+        """Send a signal to the worker node's raylet, after which the node counts as lost; how many actors lived
+        there. A node that was lost before is replaced first."""
+        if not self._has_worker:
+            self.worker = self.cluster.add_node(num_cpus=4)
         lost = sum(len(self.actors(kind, on_worker=True)) for kind in KINDS)
-        psutil.Process(_raylet(self.worker)).kill()
+        raylet = psutil.Process(_raylet(self.worker))
+        raylet.send_signal(number)
+        self._has_worker = False
+        self._stopped += [raylet] if number == signal.SIGSTOP else []
         return lost
 
     def stop(self) -> None:
         """End both nodes."""
+        for raylet in self._stopped:
+            with suppress(psutil.NoSuchProcess):
+                for process in [*raylet.children(recursive=True), raylet]:
+                    process.kill()
         self.cluster.shutdown()
 
 
