@@ -6,10 +6,6 @@ Nothing here may delay or fail the run: what goes wrong becomes a condition and 
 import asyncio
 import contextlib
 import logging
-import os
-import secrets
-import socket
-import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from types import TracebackType
@@ -17,8 +13,8 @@ from typing import Protocol
 
 from deploy.board import Board
 from deploy.board_server import BoardServer
-from deploy.child import Child
 from deploy.control import Control
+from deploy.page_server import PageServer
 from deploy.publisher import Publisher
 from deploy.reporter import Reporter
 from deploy.run_folder import STATUS, RunFolder, write_status
@@ -35,8 +31,6 @@ from protocol.sink import StatusSink
 from protocol.status import Sample
 
 log = logging.getLogger(__name__)
-TOKEN_FILE = "control.token"
-FIRST_PORT, PORTS = 8420, 50
 STARTING_S = 5.0
 """Seconds in which the embedded board may start."""
 CANCELS = 5
@@ -79,7 +73,7 @@ class Observed:
         self.journal = ObservedJournal(journal, self.reporter, self._trackers, self._recorder)
         self._server: BoardServer | None = None
         self._publisher: Publisher | None = None
-        self._page: Child | None = None
+        self._page: PageServer | None = None
         self._patient_until = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -130,14 +124,8 @@ class Observed:
     def open_page(self) -> str | None:
         """Serve the run's page on loopback until the run ends; its address, or None when that cannot be."""
         with _harmless("the page is not served"):
-            token = self._run.path / TOKEN_FILE
-            descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(secrets.token_urlsafe(24))
-            port = _free_port()
-            words = ["serve", str(self._run.path), "--port", str(port), "--token-file", str(token)]
-            self._page = Child([sys.executable, "-m", "deploy", *words])
-            return f"http://127.0.0.1:{port}/"
+            self._page = PageServer(self._run.path)
+            return self._page.address
         return None
 
     def _open_board(self) -> None:
@@ -194,6 +182,9 @@ class Observed:
             if self.reporter.phase in ("running", "paused", "stopping"):
                 with _harmless("wishes are not looked after"):
                     await self.control.reconcile()
+            if self._page:
+                with _harmless("the page is not looked after"):
+                    self._page.look_after(self._sink)
             until_file -= heartbeat_s
             if until_file <= 0:
                 until_file = FILE_EVERY_S
@@ -244,7 +235,6 @@ class Observed:
         self._trackers.close()
         if self._page:
             self._page.stop()
-        (self._run.path / TOKEN_FILE).unlink(missing_ok=True)
         if self._server:
             self._server.stop()
 
@@ -308,13 +298,3 @@ def _harmless(what: str) -> Iterator[None]:
         log.warning("%s: %s", what, error)
     except Exception:
         log.exception("%s", what)
-
-
-def _free_port() -> int:
-    for port in range(FIRST_PORT, FIRST_PORT + PORTS):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

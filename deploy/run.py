@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from deploy.encode import encode_ahead
 from deploy.events import Events, Relay
 from deploy.fork import weights_to_fork
-from deploy.observe import TOKEN_FILE, Observed
+from deploy.observe import Observed
+from deploy.page_server import TOKEN_FILE
 from deploy.progress import Progress
 from deploy.run_folder import RunFolder, open_run_folder
 from deploy.stopping import finished_before, stop_on_signal
