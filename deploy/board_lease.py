@@ -18,7 +18,8 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from protocol.status import run_id_of
 log = logging.getLogger(__name__)
 TTL_S, RENEW_S, POLL_S = 30.0, 5.0, 1.0
 TIMEOUT_S = 2.0
-"""For one question to the board; nothing waits longer for it."""
+"""For one question to the board, and for the turn to ask one."""
 
 CLAIM = """
 local owner, folder, ttl, keep, words = ARGV[1], ARGV[2], ARGV[3], ARGV[4], 4
@@ -167,9 +168,10 @@ class BoardLease:
             raise LeaseLostError(self._lost)
 
     def renew(self) -> None:
-        """Ask the board now: hold on to the lease, take it where nobody has it, or learn that it is lost."""
-        with self._asking:
-            if self._lost or self._ended.is_set():
+        """Ask the board now: hold on to the lease, take it where nobody has it, or learn that it is lost. Gives up
+        while another thread's question takes long."""
+        with self._only_one() as is_mine:
+            if not is_mine or self._lost or self._ended.is_set():
                 return
             try:
                 self._under.require()
@@ -182,12 +184,24 @@ class BoardLease:
         """Let others in at once."""
         self._ended.set()
         self._thread.join(timeout=2 * TIMEOUT_S)
-        with self._asking:
+        with self._only_one() as is_mine:
+            if not is_mine:
+                return
             try:
                 self._redis.eval(RELEASE, len(self._names), *self._names, self.fence.owner)
             except (RedisError, OSError) as error:
                 log.warning("the board's lease runs out by itself within %g s: %s", TTL_S, _reason(error))
             self._redis.close()
+
+    @contextmanager
+    def _only_one(self) -> Iterator[bool]:
+        """Whether this thread may ask; false when another one has been asking for `TIMEOUT_S`."""
+        is_mine = self._asking.acquire(timeout=TIMEOUT_S)
+        try:
+            yield is_mine
+        finally:
+            if is_mine:
+                self._asking.release()
 
     def _renew_on(self) -> None:
         while not self._ended.wait(RENEW_S):

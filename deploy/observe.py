@@ -21,6 +21,7 @@ from deploy.run_folder import STATUS, RunFolder, write_status
 from deploy.strips import StripRecorder, read_samples, write_sample
 from deploy.trackers import Trackers
 from learner.evaluate import Evaluation
+from learner.guards import guard_of
 from learner.loop import Journal
 from protocol.config import RunConfig
 from protocol.config_status import EMBEDDED, OFF, board_address
@@ -97,6 +98,8 @@ class Observed:
             reporter.phase = "stopped"
         else:
             reporter.phase = "failed"
+            if guard := guard_of(error):
+                self._sink.condition(f"Guard/{guard}", holds=False, reason="Broken", message=str(error))
             reporter.event(f"the run failed: {' '.join(str(error).split())[:400] or type(error).__name__}", "error")
         with _harmless("the status of the ended run"):
             self.control.end()

@@ -11,9 +11,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from protocol.config import RunConfig
-from protocol.errors import GuardError
+from protocol.errors import (
+    ContractError,
+    FlowcreditError,
+    GuardError,
+    NonFiniteError,
+    ParityError,
+    StaleWeightsError,
+)
 from protocol.messages import PolicyWeights
 from protocol.sink import StatusSink
+
+BY_ERROR: Mapping[type[FlowcreditError], str] = {
+    StaleWeightsError: "weights_echo",
+    ParityError: "parity_probe",
+    NonFiniteError: "finite_numbers",
+    ContractError: "contract",
+}
 
 
 @dataclass(frozen=True)
@@ -75,6 +89,11 @@ class Guards:
         self._sink.condition(f"Guard/{guard.name}", holds=False, reason="Broken", message=message)
         if times >= guard.patience:
             raise GuardError(f"{message}; {guard.remedy}")
+
+
+def guard_of(error: BaseException) -> str | None:
+    """The guard that this error comes from, where it is no rule over an iteration's numbers."""
+    return next((name for kind, name in BY_ERROR.items() if isinstance(error, kind)), None)
 
 
 def adapter_metrics(weights: PolicyWeights, *, had_contrast: bool) -> dict[str, float]:

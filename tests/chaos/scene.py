@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,8 @@ def preset(folder: Path, model: Path, **sections: Any) -> Path:
 class Driver:
     """One `flowcredit train` and what it says."""
 
-    def __init__(self, preset: Path, run: Path, *words: str) -> None:
-        command = [sys.executable, "-u", "-m", "deploy", "train", str(preset), "--run", str(run), *words]
+    def __init__(self, preset: Path, run: Path, *words: str, program: Sequence[str] = ("-m", "deploy")) -> None:
+        command = [sys.executable, "-u", *program, "train", str(preset), "--run", str(run), *words]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

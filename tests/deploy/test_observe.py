@@ -263,6 +263,8 @@ def test_a_failed_run_says_why_and_warnings_become_events(config, tmp_path):
     assert "rollout actor lost (killed)" in messages
     assert "not ours" not in messages
     assert messages[-1] == "the run failed: the loss must be finite, got NaN"
+    broken = {condition.type: condition.message for condition in status.conditions if condition.status == "False"}
+    assert broken["Guard/finite_numbers"] == "the loss must be finite, got NaN"
 
 
 def test_a_board_that_is_never_there_costs_sight_and_nothing_else(config, tmp_path, monkeypatch):
