@@ -103,11 +103,11 @@ class Lease:
 
     def discard(self) -> None:
         """Release and leave no trace: for a folder that is removed."""
-        self.release()
         self.clear()
+        self.release()
 
     def clear(self) -> None:
-        """Remove what a released lease left."""
+        """Remove the tokens, while other processes are still kept out."""
         with suppress(OSError):
             for token in self._folder.glob("token_*"):
                 token.unlink()

@@ -282,14 +282,15 @@ class ObservedJournal:
 async def _ended(tasks: Collection["asyncio.Task[None]"]) -> None:
     """Cancel until they have ended, and not for ever: `asyncio.wait_for` of Python 3.11, which the board's client
     uses, swallows a cancellation that comes as its work is done."""
+    waiting = set(tasks)
     for _ in range(CANCELS):
-        waiting = [task for task in tasks if not task.done()]
         if not waiting:
             return
         for task in waiting:
             task.cancel()
-        await asyncio.wait(waiting, timeout=1.0)
-    log.warning("a part of the status service does not end and is left")
+        _, waiting = await asyncio.wait(waiting, timeout=1.0)
+    if waiting:
+        log.warning("a part of the status service does not end and is left")
 
 
 @contextlib.contextmanager

@@ -89,17 +89,20 @@ class RunFolder:
 
     def abandon(self) -> None:
         """Close a folder that could not be opened, and leave nothing where nothing was."""
+        if self._is_made and not (self.path / CONFIG).exists():
+            with suppress(OSError):
+                self._remove_beginnings()
         self.close()
-        if not self._is_made or (self.path / CONFIG).exists():
-            return
-        with suppress(OSError):
-            if self._lease:
-                for name in (INPUTS, f".{INPUTS}.partial", f".{CONFIG}.partial"):
-                    (self.path / name).unlink(missing_ok=True)
-                self._lease.clear()
-            for folder in (self.checkpoints, self.samples, self.path / LEASE, self.path):
-                if folder.exists():
-                    folder.rmdir()
+
+    def _remove_beginnings(self) -> None:
+        """Folders go only when they are empty: another process may have begun here too."""
+        if self._lease:
+            for name in (INPUTS, f".{INPUTS}.partial", f".{CONFIG}.partial"):
+                (self.path / name).unlink(missing_ok=True)
+            self._lease.clear()
+        for folder in (self.checkpoints, self.samples, self.path / LEASE, self.path):
+            if folder.exists():
+                folder.rmdir()
 
     def require_writer(self) -> None:
         """Raises LeaseLostError when another process has taken over, in this folder or on the board."""
