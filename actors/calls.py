@@ -105,6 +105,6 @@ def _line(error: Any) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def whereabouts(actor: object) -> tuple[str, int]:  # noqa: ARG001
-    """Host name and process of the actor; `actor.__ray_call__.remote(whereabouts)` runs it there."""
-    return socket.gethostname(), os.getpid()
+def whereabouts(actor: object) -> tuple[str, str, int]:  # noqa: ARG001
+    """Host name, cluster node and process of the actor; `actor.__ray_call__.remote(whereabouts)` runs it there."""
+    return socket.gethostname(), ray.get_runtime_context().get_node_id(), os.getpid()

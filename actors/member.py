@@ -21,6 +21,7 @@ class Member:
     handle: ActorHandle = None
     state: ActorState = "waiting"
     node: str = ""
+    node_id: str = ""
     pid: int | None = None
     version: int | None = None
     digest: str | None = None
@@ -28,6 +29,10 @@ class Member:
     seen: float | None = None
     _began: float = 0.0
     _answers: deque[float] = field(default_factory=lambda: deque(maxlen=32))
+
+    def live_at(self, place: tuple[str, str, int]) -> None:
+        """It runs: host name, cluster node and process, as `actors.calls.whereabouts` tells them."""
+        self.node, self.node_id, self.pid = place
 
     def begin(self) -> None:
         """It takes a call."""
@@ -52,6 +57,7 @@ class Member:
             kind=kind,
             state=self.state,
             node=self.node,
+            node_id=self.node_id,
             pid=self.pid,
             version=self.version,
             digest=self.digest[:12] if self.digest else None,

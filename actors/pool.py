@@ -3,24 +3,18 @@
 A member takes one call at a time, so whoever waits for a member waits at most for the calls before it, each of
 which ends within its deadline. A member that was lost is ended and replaced; its call goes to the next idle member.
 A caller who gives up leaves his member busy until the call has ended. Results do not depend on any of this, since a
-call carries all that its answer depends on.
-
-| a join             | while it has no node                               | when it is lost or fails                  |
-|--------------------|----------------------------------------------------|-------------------------------------------|
-| needed: the first, | waits while other members work; after `patience_s` | counts as a restart; an error of its own  |
-| a replacement      | with none of them it counts as lost                | ends the pool                             |
-| wished for         | waits, until the wish changes or the pool stops    | is tried again later; the reason is shown |
+call carries all that its answer depends on. How an actor becomes a member stands in `actors/joining.py`.
 """
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import ray
 
-from actors.calls import DEAD, ActorLost, answer, whereabouts
+from actors.calls import DEAD
+from actors.joining import Joining, Work, reason_of
 from actors.member import ActorHandle, Member
 from actors.restarts import RestartBudget
 from protocol.errors import PoolError
@@ -30,10 +24,6 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 LOSSES_PER_CALL = 3
 """Members that one call may cost before it is given up: what kills every actor must not use up the whole pool."""
-RETRY_S = (5.0, 60.0)
-"""Seconds until a wished member that failed is tried again: at first, and at most (doubling)."""
-Work = Callable[[ActorHandle], Awaitable[Result]]
-"""One call on one actor; raises one of `DEAD` when the actor is gone."""
 
 
 class ActorPool:
@@ -60,19 +50,15 @@ class ActorPool:
         """`on_loss` is told of every member that was lost, with the reason, before its successor is started."""
         self.name = name
         self.busy_s = 0.0
-        self._spawn = spawn
         self._size = size
         self._max_restarts = max_restarts
         self._budget = RestartBudget(f"pool {name}", limit=max_restarts, within_s=restart_window_s)
         self._on_loss = on_loss
-        self._welcome = welcome
-        self._patience_s = patience_s
         self._members: dict[ActorHandle, Member] = {}
         self._idle: asyncio.Queue[ActorHandle] = asyncio.Queue()
-        self._joining: dict[asyncio.Task[None], Member] = {}
+        self._joining = Joining(self, spawn=spawn, welcome=welcome, patience_s=patience_s)
         self._abandoned: set[asyncio.Task[Any]] = set()
         self._queue = 0
-        self._trouble = ""
         self._failure: PoolError | None = None
         self._failed = asyncio.Event()
 
@@ -91,13 +77,18 @@ class ActorPool:
         """Whether it used up its restarts and takes no more calls."""
         return self._failure is not None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no member is ready."""
+        return not self._members
+
     def wish_at_start(self, size: int) -> None:
         """Begin with this many members instead of those of the config; before `start`."""
         self._size = size
 
     async def start(self) -> None:
         """Returns when every member is ready."""
-        await asyncio.gather(*(self._begin(Member(place), is_needed=True) for place in range(self._size)))
+        await asyncio.gather(*(self._joining.begin(Member(place), is_needed=True) for place in range(self._size)))
         self._require_alive()
 
     async def call(self, work: Work[Result]) -> Result:
@@ -141,15 +132,11 @@ class ActorPool:
         if size < 1:
             raise PoolError(f"pool {self.name} must keep at least 1 actor, got {size}")
         self._size = size
-        self._trouble = ""
-        for task in reversed(list(self._joining)):
-            if self._surplus > 0:
-                self._joining.pop(task)
-                task.cancel()
+        self._joining.call_off(self._surplus)
         while self._surplus > 0 and not self._idle.empty():
             self._dismiss(self._idle.get_nowait())
         for _ in range(-self._surplus):
-            self._begin(Member(self._free_place()), is_needed=False).add_done_callback(self._joined)
+            self._joining.begin(Member(self._free_place()), is_needed=False).add_done_callback(self._joined)
 
     async def resize(self, size: int) -> None:
         """Wish for `size` members and wait until there are so many: the joins and the calls in progress end that."""
@@ -160,14 +147,15 @@ class ActorPool:
 
     def stop(self) -> None:
         """End all members and all who are joining."""
-        for task in (*self._joining, *self._abandoned):
+        self._joining.stop()
+        for task in self._abandoned:
             task.cancel()
         for handle in list(self._members):
             self._dismiss(handle)
 
     def tell(self, handle: ActorHandle, *, version: int, digest: str) -> None:
         """A member proved that it holds these weights."""
-        for member in (*self._members.values(), *self._joining.values()):
+        for member in self._known:
             if member.handle is handle:
                 member.hold(version, digest)
 
@@ -178,78 +166,45 @@ class ActorPool:
             wished=self._size,
             ready=len(self._members),
             busy=sum(member.state == "busy" for member in self._members.values()),
-            waiting=sum(member.state == "waiting" for member in self._joining.values()),
+            waiting=sum(member.state == "waiting" for member in self._joining.members),
             queue=self._queue,
             restarts=self.restarts,
             max_restarts=self._max_restarts,
-            trouble=self._trouble,
+            trouble=self._joining.trouble,
         )
 
     def actors(self) -> list[ActorStatus]:
         """Every member and everyone who is joining, for the board."""
-        known = (*self._members.values(), *self._joining.values())
-        return [member.status(self.name) for member in sorted(known, key=lambda member: member.place)]
+        return [member.status(self.name) for member in sorted(self._known, key=lambda member: member.place)]
 
-    @property
-    def _surplus(self) -> int:
-        return len(self._members) + len(self._joining) - self._size
-
-    def _free_place(self) -> int:
-        held = {member.place for member in (*self._members.values(), *self._joining.values())}
-        return next(place for place in range(len(held) + 1) if place not in held)
-
-    async def _join_needed(self, member: Member, pause_s: float = 0.0) -> None:
-        while self._failure is None:
-            await asyncio.sleep(pause_s)
-            try:
-                await self._admit(member, is_needed=True)
-                return
-            except DEAD as error:
-                member.restarts += 1
-                pause_s = self._count_restart(member.handle, error)
-
-    async def _join_wished(self, member: Member) -> None:
-        pause_s, longest_s = RETRY_S
-        while self._failure is None:
-            try:
-                await self._admit(member, is_needed=False)
-            except Exception as error:
-                self._trouble = _reason(error)
-                message = "no further %s actor yet (%s); again in %.0f s"
-                log.warning(message, self.name, self._trouble, pause_s, exc_info=True)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, longest_s)
-            else:
-                self._trouble = ""
-                return
-
-    async def _admit(self, member: Member, *, is_needed: bool) -> None:
-        member.state, member.handle = "waiting", self._spawn()
-        try:
-            await self._place(member, is_needed=is_needed)
-            member.state = "starting"
-            await self._welcome(member.handle)
-        except BaseException:
-            if ray.is_initialized():
-                ray.kill(member.handle)
-            raise
-        member.state, member.seen = "idle", time.time()
-        self._joining = {task: other for task, other in self._joining.items() if other is not member}
+    def admit(self, member: Member) -> None:
+        """It is ready to work; called by its join."""
         self._members[member.handle] = member
         self._idle.put_nowait(member.handle)
 
-    async def _place(self, member: Member, *, is_needed: bool) -> None:
-        """Wait until the actor runs on a node; see the table above for who ends this."""
-        reference = member.handle.__ray_call__.remote(whereabouts)
-        running = asyncio.wrap_future(reference.future())
+    def count_restart(self, handle: ActorHandle, error: BaseException) -> float:
+        """An actor was lost: seconds to wait before its successor."""
+        reason = reason_of(error)
+        log.warning("%s actor lost (%s), restart %d", self.name, reason, self.restarts + 1)
+        if self._on_loss:
+            self._on_loss(handle, reason)
         try:
-            while not running.done():
-                await asyncio.wait({running}, timeout=self._patience_s)
-                if not running.done() and is_needed and not self._members:
-                    raise ActorLost(f"no node had room for it within {self._patience_s:g} s")
-        finally:
-            running.cancel()
-        member.node, member.pid = await answer(reference, timeout_s=self._patience_s)
+            return self._budget.spend(reason)
+        except PoolError as failure:
+            self._fail(str(failure))
+            return 0.0
+
+    @property
+    def _known(self) -> list[Member]:
+        return [*self._members.values(), *self._joining.members]
+
+    @property
+    def _surplus(self) -> int:
+        return len(self._known) - self._size
+
+    def _free_place(self) -> int:
+        held = {member.place for member in self._known}
+        return next(place for place in range(len(held) + 1) if place not in held)
 
     async def _take(self) -> ActorHandle:
         self._queue += 1
@@ -303,16 +258,10 @@ class ActorPool:
         if member is None:
             return
         self._dismiss(handle)
-        pause_s = self._count_restart(handle, error)
+        pause_s = self.count_restart(handle, error)
         if self._failure is None and self._surplus < 0:
             successor = Member(member.place, restarts=member.restarts + 1)
-            self._begin(successor, is_needed=True, pause_s=pause_s).add_done_callback(self._joined)
-
-    def _begin(self, member: Member, *, is_needed: bool, pause_s: float = 0.0) -> "asyncio.Task[None]":
-        joining = self._join_needed(member, pause_s) if is_needed else self._join_wished(member)
-        task = asyncio.ensure_future(joining)
-        self._joining[task] = member
-        return task
+            self._joining.begin(successor, is_needed=True, pause_s=pause_s).add_done_callback(self._joined)
 
     def _joined(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and task.exception() is not None:
@@ -322,18 +271,6 @@ class ActorPool:
         self._members.pop(handle, None)
         ray.kill(handle)
 
-    def _count_restart(self, handle: ActorHandle, error: BaseException) -> float:
-        """Seconds to wait before the successor."""
-        reason = _reason(error)
-        log.warning("%s actor lost (%s), restart %d", self.name, reason, self.restarts + 1)
-        if self._on_loss:
-            self._on_loss(handle, reason)
-        try:
-            return self._budget.spend(reason)
-        except PoolError as failure:
-            self._fail(str(failure))
-            return 0.0
-
     def _fail(self, message: str) -> None:
         self._failure = PoolError(message)
         self._failed.set()
@@ -341,7 +278,3 @@ class ActorPool:
     def _require_alive(self) -> None:
         if self._failure is not None:
             raise self._failure
-
-
-def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -138,7 +138,7 @@ class RemoteLearner:
         """Returns when the actor is ready."""
         try:
             where = self._actor.__ray_call__.remote(whereabouts)
-            self.member.node, self.member.pid = await answer(where, timeout_s=self._role.timeout_s)
+            self.member.live_at(await answer(where, timeout_s=self._role.timeout_s))
             self.member.state = "starting"
             self._nodes.joined(self._actor, await answer(self._actor.ping.remote(), timeout_s=self._role.timeout_s))
             await answer(self._actor.prepare.remote(), timeout_s=self._role.timeout_s)
@@ -238,6 +238,10 @@ class Fleet:
     def busy_seconds(self) -> dict[str, float]:
         """Actor seconds spent in calls so far, by pool and for the learner."""
         return {name: pool.busy_s for name, pool in self._pools.items()} | {"learner": self.learner.busy_s}
+
+    def queues(self) -> dict[str, int]:
+        """Pictures that wait for each reward."""
+        return {f"pictures/{name}": health.waiting for name, health in self.rewards.health().items()}
 
     def wish(self, pool: str, size: int) -> None:
         """Grow or shrink a pool without waiting for it.

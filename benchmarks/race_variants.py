@@ -23,6 +23,9 @@ REWARDS: Mapping[str, tuple[str, ...]] = {
 THREE_SEEDS = ("flow_grpo", "stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo")
 
 
+CALIBRATED = "credit.values=calibrated"
+
+
 @dataclass(frozen=True)
 class Variant:
     """One lane of the race."""
@@ -50,6 +53,11 @@ VARIANTS: Mapping[str, Variant] = {
         f"flow sde, lambda={decay}": Variant("stepwise_flow_sde", ("credit.rule=gae", f"credit.gae_lambda={decay}"))
         for decay in (0.5, 0.9, 1.0)
     },
+    # Calibrated values (ours), on the methods' completions and on cheaper and dearer ones.
+    "calibrated": Variant("stepwise_flow_sde", (CALIBRATED,)),
+    "calibrated, T'=2": Variant("stepwise_flow_sde", (CALIBRATED, "completion.substeps=2")),
+    "calibrated, tweedie": Variant("stepwise_flow_sde", (CALIBRATED, "completion.rule=tweedie")),
+    "calibrated, lambda=0.5": Variant("stepwise_flow_sde", (CALIBRATED, "credit.rule=gae", "credit.gae_lambda=0.5")),
     "flow sde, own schedule": Variant("stepwise_flow_sde", ("completion.rule=schedule",)),
     "flow sde, adams 3": Variant("stepwise_flow_sde", ("completion.substeps=3", "completion.solver=adams")),
     "flow sde, own noise": Variant("stepwise_flow_sde", ("sampling.shared_noise=false",)),

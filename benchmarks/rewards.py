@@ -2,7 +2,7 @@
 
 speed   images per second of each scorer by batch size, in this process
 share   the share of a toy iteration's CPU time that is spent in scoring
-actors  images per second of OCR by the number of reward actors on Ray
+actors  images per second of each scorer by the number of reward actors on Ray
 faults  throughput when one request in five fails
 soak    10,000 pictures while reward actors are killed at random: every score once, none lost, none doubled
 """
@@ -151,27 +151,36 @@ async def drive(
     return np.concatenate([answer.values for answer in answers])
 
 
-def actors(count: int) -> None:
-    """Images per second of OCR with one and two actors, each on one thread."""
-    _, images, texts, lines = scorers()["ocr (RapidOCR)"](16)
-    images, texts = np.concatenate([images] * (count // 64)), texts * (count // 64)
-    lines = list(lines) * (count // 64)
-    rates = {}
-    for size in (1, 2):
+ACTED: dict[str, tuple[dict[str, Any], int]] = {
+    "geneval (shapes)": ({"scorer": "geneval", "batch": 64}, 100),
+    "pickscore (toy CLIP)": ({"scorer": "pickscore", "args": {"model": "pkg://toyworld/clip", "device": "cpu"}}, 50),
+    "ocr (RapidOCR)": ({"scorer": "ocr", "batch": 8}, 3),
+}
+"""Reward of each scorer for `actors`, and how often its 64 pictures are scored: some seconds of work."""
 
-        async def scenario(size: int = size) -> float:
-            source = source_of({"scorer": "ocr", "actors": size, "batch": 8})
-            await source.pools["reward"].start()
-            await drive(source, images[:32], texts[:32], lines[:32], request=16)
-            began = time.perf_counter()
-            await drive(source, images, texts, lines, request=32)
-            rate = len(images) / (time.perf_counter() - began)
-            source.pools["reward"].stop()
-            return rate
 
-        rates[size] = asyncio.run(scenario())
-        console.print(f"ocr with {size} actors: {rates[size]:.1f} images/s")
-    console.print(f"two actors are {rates[2] / rates[1]:.2f} times one")
+def actors() -> None:
+    """Images per second of each scorer with one and two actors, each on one thread."""
+    for name, make in scorers().items():
+        reward, times = ACTED[name]
+        _, images, texts, lines = make(16)
+        many = np.concatenate([images] * times), texts * times, list(lines) * times
+        rates = [asyncio.run(_rate({**reward, "actors": size}, many)) for size in (1, 2)]
+        shown = f"one actor {rates[0]:.1f} images/s, two {rates[1]:.1f}"
+        console.print(f"{name:22} {shown}: {rates[1] / rates[0]:.2f} times")
+
+
+async def _rate(reward: dict[str, Any], work: tuple[np.ndarray, list[str], list[Metadata]]) -> float:
+    """Images per second of a pool that is warm."""
+    images, texts, lines = work
+    source = source_of(reward)
+    await source.pools["reward"].start()
+    await drive(source, images[:64], texts[:64], lines[:64], request=16)
+    began = time.perf_counter()
+    await drive(source, images, texts, lines, request=32)
+    rate = len(images) / (time.perf_counter() - began)
+    source.pools["reward"].stop()
+    return rate
 
 
 def faults(count: int) -> None:
@@ -277,7 +286,7 @@ def main(
     ray.init(address="local", num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
     try:
         if part in ("actors", "all"):
-            actors(192)
+            actors()
         if part in ("faults", "all"):
             faults(2000)
         if part in ("soak", "all"):

@@ -1,20 +1,25 @@
-"""What reading the status costs: 200 requests a second of `GET /runs/{run}` beside a toy run.
+"""What reading the status costs: 200 requests a second of `GET /runs/{run}` beside a toy run, on a machine left alone.
 
-    python -m benchmarks.status_load --seconds 60 --rate 200
+    python -m benchmarks.status_load --seconds 60 --rate 200 --iterations 8
 
-Two toy runs are made of the same config, one after the other: one alone, one while the server is asked; both are pinned
-to the first core (the run) and the last (server and client). Prints the latencies and the paces.
+One run goes on the first core; the server and the client share the last one. Windows with and without requests take
+turns (quiet, asked, asked, quiet, ...) in the same run, so that what drifts meets both alike; an iteration counts where
+it lies whole within one window. The measurement ends when requests were made for `--seconds` in all and both kinds of
+window hold `--iterations`. A request's latency counts from the moment at which it was due.
 """
 
 import argparse
 import asyncio
-import json
+import math
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 RUN = [
@@ -22,15 +27,28 @@ RUN = [
     "group.shard=8",
     "group.per_iteration=2",
     "evaluation.images_per_prompt=1",
+    "evaluation.every=0",
     "data.tags=[colors]",
     "cluster.learner.threads=1",
-    "checkpoint.every=1000",
+    "cluster.rollout.threads=1",
+    "checkpoint.every=100000",
+    "status.strips_every=100000",
+    "iterations=100000",
 ]
+"""Nothing comes in between: no evaluation, checkpoint or recording after the start."""
 PORT = 8497
 CONNECTIONS = 16
-Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 WARM_UP = 3
-"""First iterations that are not counted."""
+"""First iterations, and seconds of requests, that are not counted."""
+WINDOWS = 4
+"""With requests, in `--seconds`."""
+ITERATIONS = 4
+"""That a window has room for; slow ones make the windows longer."""
+MOST_WINDOWS = 40
+LONGEST_COST, LONGEST_P99_MS = 0.03, 50.0
+DONE = re.compile(r"^(\S+ \S+) INFO deploy\.run: iteration \d+ done", re.MULTILINE)
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Window = tuple[float, float]
 
 
 def main() -> None:
@@ -38,77 +56,92 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--rate", type=float, default=200)
-    parser.add_argument("--iterations", type=int, default=150)
+    parser.add_argument("--iterations", type=int, default=8)
     words = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        parser.error("the run and the server need a core each; this process may use one only")
+    say(f"cores: run {cores[0]}, server and client {cores[-1]}; load before {os.getloadavg()[0]:.2f}")
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        alone = measured(folder / "alone", words.iterations, core=cores[0])
+        folder = Path(temporary) / "run"
+        run = pinned(["train", "toy_geneval", "--local", "--run", str(folder), *RUN], cores[0])
         os.sched_setaffinity(0, {cores[-1]})
-        asked, latencies = beside(folder / "asked", words, core=cores[0], other=cores[-1])
-    latencies.sort()
-    shown = {f"p{q}": 1000 * latencies[int(len(latencies) * q / 100)] for q in (50, 90, 99)}
-    sys.stdout.write(f"requests {len(latencies)}, " + ", ".join(f"{k} {v:.1f} ms" for k, v in shown.items()) + "\n")
-    cost = asked / alone - 1
-    sys.stdout.write(f"seconds an iteration: alone {alone:.3f}, asked {asked:.3f}, cost {100 * cost:+.1f} %\n")
+        server = None
+        try:
+            while len(ends(folder)) < WARM_UP:
+                if run.poll() is not None:
+                    raise RuntimeError(f"the run has ended with code {run.returncode}")
+                time.sleep(0.5)
+            server = pinned(["serve", str(folder), "--port", str(PORT)], cores[-1])
+            quiet, asked, latencies = asyncio.run(measured(folder, words))
+        finally:
+            for process in (server, run):
+                if process:
+                    process.terminate()
+                    process.wait()
+    show(quiet, asked, latencies)
 
 
-def measured(folder: Path, iterations: int, *, core: int) -> float:
-    """Median seconds of an iteration of a run by itself."""
-    train(folder, iterations, core).wait()
-    return pace(folder)
+async def measured(folder: Path, words: argparse.Namespace) -> tuple[list[float], list[float], list[float]]:
+    """Seconds of each iteration in windows without and with requests, and of each request."""
+    client = Client(f"/runs/{folder.name}")
+    await client.ask(rate=words.rate, seconds=WARM_UP)
+    client.latencies.clear()
+    iteration_s = statistics.median(last - first for first, last in pairwise(ends(folder)))
+    length = max(words.seconds / WINDOWS, ITERATIONS * iteration_s)
+    windows: dict[bool, list[Window]] = {False: [], True: []}
+    kinds: dict[bool, list[float]] = {False: [], True: []}
+    while len(windows[True]) < WINDOWS or min(map(len, kinds.values())) < words.iterations:
+        if len(windows[True]) == MOST_WINDOWS:
+            raise RuntimeError(f"the run does not get on: {len(kinds[True])} iterations in {MOST_WINDOWS} windows")
+        is_even = len(windows[True]) % 2 == 0
+        for is_asked in (not is_even, is_even):
+            began = time.time()
+            if is_asked:
+                await client.ask(rate=words.rate, seconds=length)
+            else:
+                await asyncio.sleep(length)
+            windows[is_asked].append((began, time.time()))
+        kinds = {kind: within(ends(folder), held) for kind, held in windows.items()}
+    return kinds[False], kinds[True], client.latencies
 
 
-def beside(folder: Path, words: argparse.Namespace, *, core: int, other: int) -> tuple[float, list[float]]:
-    """The same while the server is asked."""
-    run = train(folder, words.iterations, core)
-    while not lines(folder):
-        time.sleep(0.5)
-    server = pinned(["serve", str(folder), "--port", str(PORT)], other)
-    try:
-        latencies = asyncio.run(ask(f"/runs/{folder.name}", rate=words.rate, seconds=words.seconds))
-        during = [line["seconds/iteration"] for line in lines(folder)[WARM_UP:]]
-    finally:
-        server.terminate()
-        run.terminate()
-        run.wait()
-    return statistics.median(during), latencies
+class Client:
+    """Asks over connections kept for a window, with no client library: what is measured is the server."""
 
+    def __init__(self, path: str) -> None:
+        self.latencies: list[float] = []
+        self._request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
+        self._free: asyncio.Queue[Connection] = asyncio.Queue()
 
-async def ask(path: str, *, rate: float, seconds: float) -> list[float]:
-    """Seconds of each request; they start at a fixed rate, whether or not earlier ones have been answered.
+    async def ask(self, *, rate: float, seconds: float) -> None:
+        """Requests are due at a fixed rate, whether or not earlier ones have been answered."""
+        for _ in range(CONNECTIONS):
+            self._free.put_nowait(await connected())
+        began, tasks = time.perf_counter(), []
+        for number in range(int(rate * seconds)):
+            due = began + number / rate
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            tasks.append(asyncio.create_task(self._once(due)))
+        await asyncio.gather(*tasks)
+        while not self._free.empty():
+            self._free.get_nowait()[1].close()
 
-    Over kept connections, with no client library: what is measured is the server.
-    """
-    free: asyncio.Queue[Connection] = asyncio.Queue()
-    for _ in range(CONNECTIONS):
-        free.put_nowait(await connected())
-    request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
-    latencies: list[float] = []
-
-    async def once() -> None:
-        began = time.perf_counter()
-        reader, writer = connection = await free.get()
-        writer.write(request)
+    async def _once(self, due: float) -> None:
+        reader, writer = connection = await self._free.get()
+        writer.write(self._request)
         head = await reader.readuntil(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(head.decode())
         length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
         await reader.readexactly(int(length.partition(b":")[2]))
-        latencies.append(time.perf_counter() - began)
-        free.put_nowait(connection)
-
-    began, tasks = time.perf_counter(), []
-    for number in range(int(rate * seconds)):
-        await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
-        tasks.append(asyncio.create_task(once()))
-    await asyncio.gather(*tasks)
-    return latencies
+        self.latencies.append(time.perf_counter() - due)
+        self._free.put_nowait(connection)
 
 
 async def connected() -> Connection:
     """A connection to the server, once it has started."""
-    for _ in range(200):
+    for _ in range(600):
         try:
             return await asyncio.open_connection("127.0.0.1", PORT)
         except OSError:
@@ -116,11 +149,44 @@ async def connected() -> Connection:
     raise TimeoutError("the server has not started")
 
 
-def train(folder: Path, iterations: int, core: int) -> "subprocess.Popen[bytes]":
-    return pinned(["train", "toy_geneval", "--local", "--run", str(folder), *RUN, f"iterations={iterations}"], core)
+def ends(folder: Path) -> list[float]:
+    """When each iteration ended, as the run itself wrote it down."""
+    try:
+        text = (folder / "run.log").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    return [datetime.strptime(found, "%Y-%m-%d %H:%M:%S,%f").timestamp() for found in DONE.findall(text)]
+
+
+def within(ended: list[float], windows: list[Window]) -> list[float]:
+    """Seconds of the iterations that lie whole within one of the windows."""
+    spans = list(pairwise(ended))
+    return [last - first for first, last in spans if any(low <= first and last <= high for low, high in windows)]
+
+
+def show(quiet: list[float], asked: list[float], latencies: list[float]) -> None:
+    """The figures, and whether the aims are met."""
+    ordered = sorted(latencies)
+    shown = {quantile: 1000 * ordered[int(len(ordered) * quantile / 100)] for quantile in (50, 90, 99)}
+    say(f"requests {len(ordered)}: " + ", ".join(f"p{q} {value:.1f} ms" for q, value in shown.items()))
+    cost = statistics.median(asked) / statistics.median(quiet) - 1
+    error = math.hypot(*(relative_error(kind) for kind in (quiet, asked)))
+    for name, kind in (("quiet", quiet), ("asked", asked)):
+        middle = statistics.median(kind)
+        say(f"{name}: {len(kind)} iterations, median {middle:.3f} s, from {min(kind):.3f} to {max(kind):.3f}")
+    say(f"cost {100 * cost:+.1f} % of the pace, standard error {100 * error:.1f} %")
+    say(f"aims: p99 below {LONGEST_P99_MS:g} ms {'met' if shown[99] < LONGEST_P99_MS else 'MISSED'}")
+    told = "cannot be told: the pace varies too much, is the machine quiet?" if error > LONGEST_COST / 2 else ""
+    say(f"      cost at most {100 * LONGEST_COST:g} % " + (told or ("met" if cost <= LONGEST_COST else "MISSED")))
+
+
+def relative_error(spans: list[float]) -> float:
+    """Standard error of the median, as a share of it (for normal noise)."""
+    return 1.25 * statistics.stdev(spans) / math.sqrt(len(spans)) / statistics.median(spans)
 
 
 def pinned(words: list[str], core: int) -> "subprocess.Popen[bytes]":
+    """One of our commands on one core."""
     return subprocess.Popen(
         [sys.executable, "-m", "deploy", *words],
         stdout=subprocess.DEVNULL,
@@ -128,16 +194,10 @@ def pinned(words: list[str], core: int) -> "subprocess.Popen[bytes]":
     )
 
 
-def lines(folder: Path) -> list[dict]:
-    try:
-        text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    return [line for line in map(json.loads, text.splitlines()) if "seconds/iteration" in line]
-
-
-def pace(folder: Path) -> float:
-    return statistics.median(line["seconds/iteration"] for line in lines(folder)[WARM_UP:])
+def say(line: str) -> None:
+    """A line on the terminal, at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import ValidationError
 from redis.asyncio import Redis
@@ -36,6 +37,11 @@ RENEWALS = 3
 """Tries of one write: a lease that is renewed just then voids it."""
 OPEN_COMMANDS = 50
 """Commands that may wait for a run at one time."""
+REMEDIES = {
+    "CERTIFICATE_VERIFY_FAILED": "name the host as its certificate does, and the CA's file with ?ssl_ca_certs=FILE",
+    "HELLO must be called": "it wants a password: write redis://:PASSWORD@HOST",
+}
+"""By what the client library says."""
 Parsed = TypeVar("Parsed", bound=Document)
 
 
@@ -128,8 +134,13 @@ class Board:
                 socket_connect_timeout=timeout_s,
                 retry=Retry(NoBackoff(), 0),
             )
-        except ValueError as error:
-            raise ConfigError(f"the board's address {without_password(url)} is not usable: {error}") from None
+            self._redis.connection_pool.make_connection()
+        except (ValueError, TypeError, RedisError) as error:
+            reason = str(error).rpartition("__init__() ")[2]
+            raise ConfigError(f"the board's address {without_password(url)} is not usable: {reason}") from None
+        for authority in parse_qs(urlsplit(url).query).get("ssl_ca_certs", ()):
+            if not Path(authority).is_file():
+                raise ConfigError(f"ssl_ca_certs in the board's address must be the CA's file, got {authority}")
 
     async def close(self) -> None:
         """Close the connections."""
@@ -279,8 +290,9 @@ def _answering(url: str) -> Iterator[None]:
     try:
         yield
     except (RedisError, OSError, TimeoutError) as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise BoardError(f"the board at {without_password(url)} does not answer: {reason}") from error
+        reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+        remedy = next((f"; {remedy}" for sign, remedy in REMEDIES.items() if sign in reason), "")
+        raise BoardError(f"the board at {without_password(url)} does not answer: {reason}{remedy}") from error
 
 
 def _top(entries: Sequence[tuple[str, Any]]) -> int:

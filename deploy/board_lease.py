@@ -96,7 +96,7 @@ class BoardLease:
     """
 
     def __init__(self, url: str, *, run: str, copies: str, under: Lease, keep_s: float, prefix: str) -> None:
-        """Raises ValueError for an address that no client can use."""
+        """Raises ValueError, TypeError or RedisError for an address that no client can use."""
         self._url = url
         self._names = {f"{prefix}run:{run}:lease": f"run {run!r}"}
         if copies:
@@ -117,6 +117,7 @@ class BoardLease:
             socket_connect_timeout=TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),
         )
+        self._redis.connection_pool.make_connection()
         self.tokens = (0,) * len(self._names)
         self.trouble = "not asked for yet"
         self._lost = ""
@@ -149,7 +150,7 @@ class BoardLease:
 
         Raises:
             RunFolderError: another process holds it.
-            ValueError: no client can use this address.
+            ValueError, TypeError, RedisError: no client can use this address.
         """
         lease = cls(url, run=run, copies=copies, under=under, keep_s=keep_s, prefix=prefix)
         try:
@@ -269,7 +270,7 @@ def lease_on_board(config: RunConfig, run: Path, under: Lease, say: Callable[[st
         return BoardLease.take(
             address, run=name, copies=config.checkpoint.url or "", under=under, keep_s=keep_s, say=say
         )
-    except ValueError as error:
+    except (ValueError, TypeError, RedisError) as error:
         log.warning("no lease on the board: its address %s is not usable: %s", without_password(address), error)
         return None
 

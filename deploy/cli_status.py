@@ -1,6 +1,6 @@
 """The commands that look at runs and steer them; the words are those of the API.
 
-RUN is a run folder, or a run's name in `runs/`; with FLOWCREDIT_BOARD or --board it is a name on that board.
+RUN is a run folder, or a run's name in `runs/`; with FLOWCREDIT_BOARD or --board the run of that name there.
 """
 
 import asyncio
@@ -162,7 +162,7 @@ def _with_source(run: str | None, board: str | None, go: Callable[[Any, str | No
     from protocol.status import run_id_of
 
     if board:
-        where, name = board, run
+        where, name = board, run and run_id_of(Path(run).resolve().name)
     elif run is None:
         where, name = "runs", None
     else:

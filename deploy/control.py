@@ -1,7 +1,8 @@
 """What people ask of a run while it goes: pool sizes, pause, resume, checkpoint, stop; each with an outcome.
 
 Commands come from the board. Sizes are wishes: they hold until they are met or replaced by another wish, and one that
-cannot be met is a condition with its reason. Commands of an earlier process of the run are not carried out.
+cannot be met is a condition with its reason. Sizes and a pause outlive a process that died, not one that ended;
+commands that an earlier process did not see to are not carried out.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from learner.loop import Save
 from protocol.errors import PoolError
 from protocol.ports import FleetPort
 from protocol.sink import StatusSink
-from protocol.status import Command, PoolStatus
+from protocol.status import Command, PoolStatus, RunStatus, new_command
 
 WAITING_S = 2.0
 """A pool may take this long to reach its size before a condition says so."""
@@ -32,11 +33,20 @@ class Control:
         self._reporter = reporter
         self._stop = stop
         self._began = time.time()
-        self._is_paused = False
         self._changed = asyncio.Event()
         self._open: list[Command] = []
         self._early: list[Command] = []
         self._unmet_since: dict[str, float] = {}
+
+    def take_over(self, earlier: RunStatus) -> None:
+        """Go on with the sizes and the pause that were asked of a process of this run that died."""
+        wished = [new_command("scale", pool=pool, count=count) for pool, count in earlier.wishes.items()]
+        wished += [new_command("pause")] if earlier.is_pause_wished else []
+        if wished:
+            self._early += wished
+            self._reporter.wishes, self._reporter.is_pause_wished = dict(earlier.wishes), earlier.is_pause_wished
+            words = ", ".join(map(_words, wished))
+            self._sink.event(f"the process before this one died; what was asked of it still holds: {words}")
 
     def take(self, command: Command) -> None:
         """Begin to carry out a command; while the run starts it is kept for `reconcile`."""
@@ -57,7 +67,7 @@ class Control:
             self._stop.set()
             self._reporter.phase = "stopping"
         elif command.kind in ("pause", "resume"):
-            self._is_paused = command.kind == "pause"
+            self._reporter.is_pause_wished = command.kind == "pause"
         if command.kind == "resume":
             self._close_all("resume", "the run goes on")
         self._changed.set()
@@ -68,14 +78,14 @@ class Control:
         A `resume` or a stop ends the wait.
         """
         await self._save_if_asked(save)
-        if not self._is_paused or self._stop.is_set():
+        if not self._reporter.is_pause_wished or self._stop.is_set():
             return
         self._close_all("pause", "paused between two iterations")
         self._reporter.phase = "paused"
         self._sink.event("paused")
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
-            while self._is_paused and not self._stop.is_set():
+            while self._reporter.is_pause_wished and not self._stop.is_set():
                 self._changed.clear()
                 changing = asyncio.ensure_future(self._changed.wait())
                 await asyncio.wait({changing, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -131,6 +141,8 @@ class Control:
             self._fleet.wish(command.pool, command.count)
         except PoolError as error:
             self._close(command, "failed", str(error))
+        else:
+            self._reporter.wishes[command.pool] = command.count
 
     async def _save_if_asked(self, save: Save) -> None:
         if not any(command.kind == "checkpoint" for command in self._open):

@@ -13,6 +13,7 @@ from deploy import overview
 from deploy.board import Board
 from deploy.board_server import URL_FILE
 from deploy.run_folder import CONFIG, METRICS, STATUS
+from deploy.status_file import read_status
 from deploy.strips import read_samples
 from protocol.config_file import load_config
 from protocol.errors import BoardError, ConfigError
@@ -187,11 +188,8 @@ def _lines(path: Path) -> list[MetricLine]:
 
 def _file(name: str, path: Path, lines: list[MetricLine]) -> StatusFile | None:
     """`status.json`, or what can be told without it."""
-    try:
-        held = StatusFile.model_validate_json((path / STATUS).read_bytes())
+    if held := read_status(path):
         held.status.run = name
-    except (OSError, ValueError):
-        held = None
     try:
         iterations = load_config(path / CONFIG).iterations
     except ConfigError:

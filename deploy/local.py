@@ -169,6 +169,10 @@ class LocalFleet:
         """Seconds of computation so far, by kind."""
         return dict(self._busy_s)
 
+    def queues(self) -> dict[str, int]:
+        """Pictures are scored as soon as they are drawn."""
+        return {}
+
     def wish(self, pool: str, size: int) -> None:
         """Not here: there is one process (PoolError)."""
         raise PoolError(f"a run with --local is one process and cannot be scaled, got {size} for {pool}")

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Protocol
 
@@ -17,25 +17,26 @@ from deploy.control import Control
 from deploy.page_server import PageServer
 from deploy.publisher import Publisher
 from deploy.reporter import Reporter
-from deploy.run_folder import STATUS, RunFolder, write_status
+from deploy.run_folder import STATUS, RunFolder
+from deploy.status_file import read_status, write_status
+from deploy.stopping import end_all
 from deploy.strips import StripRecorder, read_samples, write_sample
 from deploy.trackers import Trackers
 from learner.evaluate import Evaluation
 from learner.guards import guard_of
 from learner.loop import Journal
+from learner.stream import GroupStream
 from protocol.config import RunConfig
 from protocol.config_status import EMBEDDED, OFF, board_address
 from protocol.errors import FlowcreditError, LeaseLostError
 from protocol.messages import LearnerState
 from protocol.ports import FleetPort, Metrics
 from protocol.sink import StatusSink
-from protocol.status import Sample
+from protocol.status import ENDED, Sample
 
 log = logging.getLogger(__name__)
 STARTING_S = 5.0
 """Seconds in which the embedded board may start."""
-CANCELS = 5
-"""Tries to end a task of the status service, a second each."""
 FILE_EVERY_S = 15.0
 """Seconds between two writings of `status.json`."""
 
@@ -83,6 +84,8 @@ class Observed:
         with _harmless("the status is not shown"):
             for sample in read_samples(self._run.samples):
                 self.reporter.sampled(sample)
+            if (earlier := read_status(self._run.path)) and earlier.status.phase not in ENDED:
+                self.control.take_over(earlier.status)
             self._open_board()
         self._go(self._tick)
         return self
@@ -104,7 +107,7 @@ class Observed:
         with _harmless("the status of the ended run"):
             self.control.end()
             reporter.event(f"the run has {reporter.phase}" if reporter.phase != "failed" else "the run has ended")
-        await _ended(self._tasks)
+        await end_all(self._tasks)
         with _harmless("the last status"):
             await self._write_file()
             if self._publisher:
@@ -116,6 +119,10 @@ class Observed:
         """The fleet is ready; the loop begins at iteration `start`."""
         self.reporter.phase = "running"
         self.reporter.begin(start)
+
+    def watch(self, groups: GroupStream) -> None:
+        """The loop's groups in flight; how many wait is shown."""
+        self.reporter.groups = groups
 
     async def restart_learner(self) -> None:
         """A new learner; the iterations after its checkpoint are repeated, and their metrics with them."""
@@ -177,7 +184,7 @@ class Observed:
 
     async def _tick(self) -> None:
         heartbeat_s = self._config.status.heartbeat_s
-        until_file = 0.0
+        until_file, filed = 0.0, None
         while True:
             await self._look_after_leases()
             if self._stop.is_set():
@@ -189,8 +196,9 @@ class Observed:
                 with _harmless("the page is not looked after"):
                     self._page.look_after(self._sink)
             until_file -= heartbeat_s
-            if until_file <= 0:
-                until_file = FILE_EVERY_S
+            wished = (dict(self.reporter.wishes), self.reporter.is_pause_wished)
+            if until_file <= 0 or wished != filed:
+                until_file, filed = FILE_EVERY_S, wished
                 await self._write_file()
             await asyncio.sleep(heartbeat_s)
 
@@ -259,7 +267,6 @@ class ObservedJournal:
         self._inner.record(iteration, metrics)
         with _harmless("an iteration is not shown"):
             self._reporter.staleness = self._recorder.staleness
-            self._reporter.queues = {"shards drawn, not learned from": self._recorder.drawn}
             values = {"iteration": iteration, **metrics}
             self._reporter.recorded(iteration, values)
             self._trackers.log(iteration, values)
@@ -277,20 +284,6 @@ class ObservedJournal:
         self._inner.save(state)
         with _harmless("a checkpoint is not shown"):
             self._reporter.saved(state.step)
-
-
-async def _ended(tasks: Collection["asyncio.Task[None]"]) -> None:
-    """Cancel until they have ended, and not for ever: `asyncio.wait_for` of Python 3.11, which the board's client
-    uses, swallows a cancellation that comes as its work is done."""
-    waiting = set(tasks)
-    for _ in range(CANCELS):
-        if not waiting:
-            return
-        for task in waiting:
-            task.cancel()
-        _, waiting = await asyncio.wait(waiting, timeout=1.0)
-    if waiting:
-        log.warning("a part of the status service does not end and is left")
 
 
 @contextlib.contextmanager

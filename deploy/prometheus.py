@@ -34,8 +34,9 @@ class _Runs(Collector):
         metric = GaugeMetricFamily(
             "flowcredit_metric", "Newest value of a metric of docs/metrics.md.", labels=["run", "name"]
         )
+        heldout = {status.run: status.rewards.heldout for status in self._statuses}
         for run, values in self._newest.items():
-            for name, value in values.items():
+            for name, value in ({"evaluation/score": heldout.get(run)} | dict(values)).items():
                 if value is not None:
                     metric.add_metric([run, name], value)
         yield metric
@@ -65,7 +66,13 @@ class _Runs(Collector):
             for held in status.conditions:
                 value = {"True": 1, "False": 0}.get(held.status, -1)
                 condition.add_metric([status.run, held.type, held.reason], value)
-        yield from (phase, condition)
+        depth = GaugeMetricFamily(
+            "flowcredit_queue", "What waits, by queue of docs/metrics.md.", labels=["run", "queue"]
+        )
+        for status in self._statuses:
+            for queue, count in status.queues.items():
+                depth.add_metric([status.run, queue], count)
+        yield from (phase, condition, depth)
 
     def _of_pools(self) -> Iterator[Metric]:
         labels = ["run", "pool"]

@@ -12,6 +12,7 @@ from typing import Any
 
 from deploy import overview
 from deploy.publisher import Buffers
+from learner.stream import GroupStream
 from protocol.conditions import Conditions
 from protocol.config import RunConfig
 from protocol.ports import FleetPort
@@ -54,7 +55,9 @@ class Reporter(logging.Handler):
         self.conditions = Conditions()
         self.buffers = Buffers()
         self.staleness: int | None = None
-        self.queues: dict[str, int] = {}
+        self.groups: GroupStream | None = None
+        self.wishes: dict[str, int] = {}
+        self.is_pause_wished = False
         self._number = 0
         self._iteration = self._checkpoint = 0
         self._started = time.time()
@@ -143,7 +146,9 @@ class Reporter(logging.Handler):
             diagnostics=overview.diagnostics_of(newest, staleness=self.staleness),
             stages=stages,
             bottleneck=overview.bottleneck_of(stages, self._busy_share),
-            queues=self.queues,
+            queues=self._queues(),
+            wishes=self.wishes,
+            is_pause_wished=self.is_pause_wished,
             pools=self._pools(),
             actors=actors,
             conditions=self.conditions.all(),
@@ -179,6 +184,10 @@ class Reporter(logging.Handler):
     def _pools(self) -> list[PoolStatus]:
         pools = self.fleet.pools() if self.fleet else []
         return [pool.model_copy(update={"busy_share": self._busy_share.get(pool.name)}) for pool in pools]
+
+    def _queues(self) -> dict[str, int]:
+        groups = {"groups/in_work": self.groups.in_work, "groups/scored": self.groups.scored} if self.groups else {}
+        return groups | (self.fleet.queues() if self.fleet else {})
 
     def _share_work(self, seconds: float) -> None:
         """Share of the iteration in which each pool's actors worked."""

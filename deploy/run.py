@@ -221,6 +221,7 @@ async def _train(order: Order, journal: RunJournal, found: LearnerState | None) 
                         heldout=order.heldout,
                         stop=stop,
                         rest=observed.control.rest,
+                        watch=observed.watch,
                         found=found,
                     )
         finally:

@@ -234,13 +234,6 @@ class RunFolder:
         os.replace(partial, self.path / name)
 
 
-def write_status(path: Path, text: str) -> None:
-    """`status.json` of the run folder `path`, whole or not at all (OSError)."""
-    partial = path / f".{STATUS}.partial"
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path / STATUS)
-
-
 def open_run_folder(path: Path, config: RunConfig, *, say: Say = log.warning) -> RunFolder:
     """Make a new run folder, or open one of an equal config to go on with it; whoever opens it closes it.
 

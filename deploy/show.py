@@ -47,6 +47,8 @@ def show_run(status: RunStatus) -> RenderableType:
         f"  kl {_small(diagnostics.approx_kl)}  gradient {_small(diagnostics.grad_norm)}",
     )
     facts.add_row("seconds", "  ".join(f"{stage} {seconds:.1f}" for stage, seconds in status.stages.items()))
+    if status.queues:
+        facts.add_row("waiting", "  ".join(f"{queue} {count}" for queue, count in status.queues.items()))
     if status.bottleneck:
         facts.add_row("slow side", f"{status.bottleneck.side}: {status.bottleneck.message}")
     for condition in status.conditions:

@@ -10,12 +10,16 @@ What a stop leaves out is repeated bit for bit when the run goes on, so none of 
 """
 
 import asyncio
+import logging
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ROUNDS = 5
+"""Seconds, and tries, in which tasks must end that were cancelled."""
 
 
 @contextmanager
@@ -73,3 +77,19 @@ async def finished_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) 
     finally:
         task.cancel()
         stopping.cancel()
+
+
+async def end_all(tasks: Sequence["asyncio.Task[None]"]) -> None:
+    """Cancel tasks until they have ended; one that does not in `ROUNDS` rounds of a second is left.
+
+    Once is not enough: `asyncio.wait_for` of Python 3.11, with which redis-py writes, answers a cancellation that
+    comes together with its result by that result.
+    """
+    left = set(tasks)
+    for _ in range(ROUNDS):
+        for task in left:
+            task.cancel()
+        if left:
+            _, left = await asyncio.wait(left, timeout=1.0)
+    if left:
+        log.warning("%d tasks beside the run do not end and are left", len(left))

@@ -47,11 +47,6 @@ class StripRecorder:
         self.staleness: int | None = None
         self.parts = replace(parts, rollouts=_Rollouts(parts.rollouts, self), learner=_Learner(self))
 
-    @property
-    def drawn(self) -> int:
-        """Shards that were drawn and not learned from yet."""
-        return sum(len(versions) for versions in self._versions.values())
-
     def forget(self) -> None:
         """What was drawn is not learned from: the learner was lost, iterations are repeated."""
         self._versions.clear()

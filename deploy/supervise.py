@@ -13,7 +13,7 @@ from typing import Protocol
 
 from actors.restarts import RestartBudget
 from deploy.run_folder import RunFolder
-from learner.loop import Journal, Rest, no_rest, train
+from learner.loop import Journal, Rest, Watch, no_rest, no_watch, train
 from protocol.config import RunConfig
 from protocol.errors import LearnerLostError
 from protocol.messages import LearnerState, Prompt
@@ -47,6 +47,7 @@ async def supervise(
     heldout: Sequence[Prompt],
     stop: asyncio.Event,
     rest: Rest = no_rest,
+    watch: Watch = no_watch,
     found: LearnerState | None,
 ) -> None:
     """Train to the end, or until `stop`; `found` is the checkpoint that the run goes on from.
@@ -72,6 +73,7 @@ async def supervise(
                 journal=journal,
                 stop=stop,
                 rest=rest,
+                watch=watch,
                 found=found,
                 is_evaluated=(found.step if found else 0) in run.evaluation_scores(),
             )

@@ -6,7 +6,7 @@ there. So shards and groups with different windows stand in one table, and a ste
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from learner.calibrate import calibrated
 from learner.credit import CreditRule, StepRewards, gae, gains, uniform
 from learner.normalise import NORMALISERS, Normaliser, Pool, updated_baseline
 from learner.turning_point import turning_point
@@ -49,6 +50,8 @@ class Assignment:
     groups: tuple[CreditedGroup, ...]
     baseline: Float[Tensor, " T"] | None
     """Running mean gain of each step after this iteration; None unless the normalisation keeps one."""
+    slopes: Float[Tensor, " T"] | None = None
+    """How far the final rewards follow each point's; None unless `credit.values` is calibrated."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ def assign_credit(
         ContractError: a group does not hold exactly `members` members in order.
     """
     shards = [_shards(group, members) for group in groups]
-    tables = _step_rewards(shards, config, total)
+    values, slopes = _calibrated(shards, total) if config.values == "calibrated" else (shards, None)
+    tables = _step_rewards(values, config, total)
     if config.step_weights.order == "before":
         tables = [(values * weights, valid) for values, valid in tables]
     pool = torch.cat([values for values, _ in tables]), torch.cat([valid for _, valid in tables])
@@ -104,7 +108,7 @@ def assign_credit(
             )
         )
     _report_silent(groups, credited)
-    return Assignment(groups=tuple(credited), baseline=after)
+    return Assignment(groups=tuple(credited), baseline=after, slopes=slopes)
 
 
 def _normaliser(config: CreditConfig, pool: Pool, baseline: Float[Tensor, " T"] | None) -> Normaliser:
@@ -116,6 +120,16 @@ def _normaliser(config: CreditConfig, pool: Pool, baseline: Float[Tensor, " T"] 
     if config.normalise == "ema":
         options["baseline"] = baseline
     return partial(NORMALISERS[config.normalise], **options)
+
+
+def _calibrated(shards: Sequence[list[_Shard]], total: int) -> tuple[list[list[_Shard]], Float[Tensor, " T"]]:
+    """The shards with the values of their points in place of the rewards."""
+    tables, slopes = calibrated([[(s.rewards, s.valid, s.rollout.steps) for s in parts] for parts in shards], total)
+    held = [
+        [replace(part, rewards=table) for part, table in zip(parts, own, strict=True)]
+        for parts, own in zip(shards, tables, strict=True)
+    ]
+    return held, slopes
 
 
 def _step_rewards(shards: Sequence[list[_Shard]], config: CreditConfig, total: int) -> list[StepRewards]:

@@ -14,7 +14,7 @@ from flow.folder import adapter_config
 from learner.admission import duplicates, ledger
 from learner.assign import CreditedGroup
 from learner.average import AdapterAverage
-from learner.metrics import group_metrics
+from learner.metrics import group_metrics, slope_metrics
 from learner.microbatch import micro_batches
 from learner.minibatch import count_pairs, minibatches
 from learner.mixture import assign_mixed
@@ -134,6 +134,7 @@ class Learner:
         return {
             **places,
             **group_metrics(groups, credited),
+            **slope_metrics(assignment.slopes),
             "group/duplicates": float(sum(duplicates(group.rollouts) for group in credited)),
             **statistics.metrics(self._config.learner.clip_range),
             **probed,

@@ -58,8 +58,16 @@ class Journal(StatusSink, Protocol):
         ...
 
 
+Watch = Callable[[GroupStream], None]
+"""Told of the groups in flight, to see how many wait."""
+
+
 async def no_rest(_: Save) -> None:
     """Go on at once."""
+
+
+def no_watch(_: GroupStream) -> None:
+    """Nobody looks."""
 
 
 async def train(
@@ -71,6 +79,7 @@ async def train(
     journal: Journal,
     stop: asyncio.Event,
     rest: Rest = no_rest,
+    watch: Watch = no_watch,
     found: LearnerState | None = None,
     is_evaluated: bool = False,
 ) -> None:
@@ -81,6 +90,7 @@ async def train(
 
     Args:
         rest: may hold the loop between two iterations; it returns when `stop` is set.
+        watch: may look at the groups in flight, and must not touch them.
         found: the checkpoint that the run goes on from; the learner holds it already.
         is_evaluated: whether the evaluation at its step stands already.
     """
@@ -94,6 +104,7 @@ async def train(
         await evaluator.assess_if_due(done, groups.policy)
     per_iteration = config.group.per_iteration
     async with groups.stream(done) as stream:
+        watch(stream)
         while done < config.iterations and not stop.is_set():
             clock = Clock()
             batch = await _unless(stop, stream.take(per_iteration))

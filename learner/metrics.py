@@ -1,9 +1,12 @@
 """What one iteration's groups show, as numbers by name for `metrics.jsonl`."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from learner.assign import CreditedGroup
 from learner.mixture import reward_gains
@@ -29,6 +32,12 @@ def group_metrics(groups: Sequence[ScoredGroup], credited: Sequence[CreditedGrou
         "group/unscored": float(np.mean([not group.step_valid.any() for group in credited])),
     }
     return metrics | _component_means(groups) | _by_step(credited) | reward_gains(groups)
+
+
+def slope_metrics(slopes: Float[Tensor, " T"] | None) -> dict[str, float]:
+    """How far the final rewards follow each point's, `credit/step_<k>_slope`; nothing without calibrated values."""
+    held = [] if slopes is None else slopes.tolist()
+    return {f"credit/step_{k}_slope": slope for k, slope in enumerate(held) if not math.isnan(slope)}
 
 
 def _component_means(groups: Sequence[ScoredGroup]) -> dict[str, float]:

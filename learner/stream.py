@@ -43,6 +43,17 @@ class GroupStream:
         for task in self._in_flight:
             task.cancel()
         await asyncio.gather(*self._in_flight, return_exceptions=True)
+        self._in_flight.clear()
+
+    @property
+    def in_work(self) -> int:
+        """Groups that are being drawn and scored."""
+        return len(self._in_flight) - self.scored
+
+    @property
+    def scored(self) -> int:
+        """Scored groups that nobody has taken yet."""
+        return sum(task.done() for task in self._in_flight)
 
     async def take(self, count: int) -> list[ScoredGroup]:
         """The `count` oldest groups in their order. The first failed one ends the stream with its error."""

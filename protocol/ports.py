@@ -140,6 +140,10 @@ class FleetPort(Protocol):
         """Actor seconds spent in calls so far, by pool and for `learner`."""
         ...
 
+    def queues(self) -> dict[str, int]:
+        """What waits inside the fleet, by the names of docs/metrics.md."""
+        ...
+
     def wish(self, pool: str, size: int) -> None:
         """Grow or shrink a pool without waiting for it (PoolError: it cannot be resized at all)."""
         ...

@@ -56,6 +56,8 @@ class ActorStatus(Document):
     """`waiting`: not placed on a node yet; `starting`: loads its model or scorer."""
     node: str = ""
     """Host name of its node."""
+    node_id: str = ""
+    """Ray's id of that node."""
     pid: int | None = None
     version: int | None = None
     """Policy version that it holds."""
@@ -195,7 +197,10 @@ class RunStatus(Document):
     """Wall seconds of the newest iteration by stage."""
     bottleneck: Bottleneck | None = None
     queues: dict[str, int] = {}
-    """What waits, by name."""
+    """What waits, by the names of docs/metrics.md: `groups/scored`, `pictures/<scorer>` …"""
+    wishes: dict[str, int] = {}
+    """Sizes that were asked for while the run goes, by pool."""
+    is_pause_wished: bool = False
     pools: list[PoolStatus] = []
     actors: list[ActorStatus] = []
     conditions: list[Condition] = []

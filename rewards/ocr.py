@@ -4,8 +4,9 @@ scorer = build_scorer("ocr")                         # RapidOCR, its models come
 scorer = build_scorer("ocr", engine="paddleocr")
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -43,13 +44,21 @@ class Ocr:
     low = 0.0
     high = 1.0
 
-    def __init__(self, *, engine: str = "rapidocr", min_side: int = 192, threads: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        engine: str = "rapidocr",
+        min_side: int = 192,
+        threads: int = 1,
+        engine_args: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         """Load the engine.
 
         Args:
             engine: `rapidocr`, `paddleocr`, or the import path of a `TextReader`.
             min_side: pictures whose shorter side is less are enlarged to at least this many pixels, by a whole factor.
             threads: CPU threads of the engine; parallel work is better shared among reward actors.
+            engine_args: further arguments of the engine, such as `{line_width: 96}` for short words with RapidOCR.
 
         Raises:
             ScorerError: the engine cannot be loaded.
@@ -60,7 +69,7 @@ class Ocr:
             raise ScorerError(f"min_side and threads of ocr must be at least 1, got {min_side} and {threads}")
         self._distance = Levenshtein.distance
         self._engine: TextReader = build_from_path(
-            ENGINES.get(engine, engine), args={"threads": threads}, extra=_extra(engine)
+            ENGINES.get(engine, engine), args={"threads": threads, **engine_args}, extra=_extra(engine)
         )
         self._min_side = min_side
 

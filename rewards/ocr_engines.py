@@ -4,8 +4,12 @@ from typing import Any
 
 import numpy as np
 
+from protocol.errors import ScorerError
+
 LONGEST_SIDE = 960
 """Pixels to which a larger picture is scaled down for text detection; smaller ones are not scaled up."""
+LINE_HEIGHT = 48
+"""Pixels to which the recognition models scale a line of text."""
 
 
 class RapidOcr:
@@ -14,8 +18,19 @@ class RapidOcr:
     Upside-down lines are not turned, as in the sources of the reward.
     """
 
-    def __init__(self, *, threads: int = 1) -> None:
-        """Load detection and recognition."""
+    def __init__(self, *, threads: int = 1, line_width: int = 320) -> None:
+        """Load detection and recognition.
+
+        Args:
+            threads: CPU threads of one reading.
+            line_width: pixels to which a line of text, 48 high, is at least padded. The models' own 320 holds some 15
+                letters; less is faster where only short words occur, and longer lines are still read whole.
+
+        Raises:
+            ScorerError: `line_width` is too small for a letter.
+        """
+        if line_width < LINE_HEIGHT:
+            raise ScorerError(f"line_width of rapidocr must be at least {LINE_HEIGHT}, got {line_width}")
         import logging
 
         import cv2
@@ -31,6 +46,7 @@ class RapidOcr:
                 "Global.use_cls": False,
                 "Det.limit_type": "max",
                 "Det.limit_side_len": LONGEST_SIDE,
+                "Rec.rec_img_shape": [3, LINE_HEIGHT, line_width],
             }
         )
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from toyworld import autoencoder, transformer
 from toyworld.export import write_pipeline
 from toyworld.pretrain import claim
-from toyworld.words import draw_signs
+from toyworld.words import draw_signs, mislabelled
 
 HERE = Path(__file__).parent
 
@@ -35,6 +35,8 @@ class SignRecipe(BaseModel):
     """Optimiser steps of the autoencoder, batch 64."""
     transformer_steps: int = Field(default=6_000, ge=1)
     """Optimiser steps of transformer and text encoders, batch 128."""
+    web_steps: int = Field(default=1_200, ge=1)
+    """Steps of the same on captions of which most name another word."""
 
 
 def pretrain(recipe: SignRecipe, *, work: Path, folder: Path, console: Console) -> None:
@@ -53,6 +55,16 @@ def pretrain(recipe: SignRecipe, *, work: Path, folder: Path, console: Console) 
     model = transformer.train(
         latents, signs.captions, steps=recipe.transformer_steps, seed=recipe.seed, folder=work, console=console
     )
+    model = transformer.train(
+        latents,
+        mislabelled(signs.captions, seed=recipe.seed),
+        steps=recipe.web_steps,
+        seed=recipe.seed + 1,
+        folder=work,
+        console=console,
+        stage="web",
+        start=model,
+    )
     write_pipeline(vae, model, folder)
     console.print(f"pipeline written to {folder}")
 
@@ -62,13 +74,16 @@ def main(
     folder: Annotated[Path, typer.Option(help="Where the pipeline goes.")] = HERE / "sign_model",
     autoencoder_steps: Annotated[int, typer.Option(help="Steps of batch 64.")] = SignRecipe().autoencoder_steps,
     transformer_steps: Annotated[int, typer.Option(help="Steps of batch 128.")] = SignRecipe().transformer_steps,
+    web_steps: Annotated[int, typer.Option(help="Steps on mislabelled captions.")] = SignRecipe().web_steps,
     threads: Annotated[int, typer.Option(help="Threads torch may use.", min=1)] = 2,
 ) -> None:
     """Pretrain the sign pipeline; go on from the work folder's checkpoints if it has some."""
     torch.set_num_threads(threads)
     console = Console()
     try:
-        recipe = SignRecipe(autoencoder_steps=autoencoder_steps, transformer_steps=transformer_steps)
+        recipe = SignRecipe(
+            autoencoder_steps=autoencoder_steps, transformer_steps=transformer_steps, web_steps=web_steps
+        )
         pretrain(recipe, work=work, folder=folder, console=console)
     except ValueError as error:
         console.print(f"error: {error}")

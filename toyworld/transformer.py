@@ -99,8 +99,10 @@ def train(
     seed: int,
     folder: Path,
     console: Console,
+    stage: str = "transformer",
+    start: VelocityModel | None = None,
 ) -> VelocityModel:
-    """Fit the velocity model; a checkpoint named `transformer` in `folder` is gone on from.
+    """Fit the velocity model; a checkpoint named as the stage in `folder` is gone on from.
 
     The loss is the mean squared error of the velocity, over batch and latent elements. The result is the running
     average of the weights.
@@ -112,8 +114,10 @@ def train(
         seed: of weights, batches and noise.
         folder: of the checkpoint.
         console: for progress.
+        stage: name of the checkpoint and in the progress.
+        start: trained parts to go on with; they are changed.
     """
-    model = build(seed).train()
+    model = (start or build(seed)).train()
     average = WeightAverage(model, AVERAGE_DECAY)
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     tokenizer = build_tokenizer()
@@ -133,7 +137,7 @@ def train(
         return loss.item()
 
     run_stage(
-        "transformer",
+        stage,
         steps=steps,
         parts={"model": model, "optimizer": optimizer, "average": average},
         take_step=take_step,

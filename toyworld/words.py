@@ -5,6 +5,8 @@ prompt files. The letters are those that OCR tells apart at this size.
 """
 
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -25,6 +27,9 @@ FONT_SIZE = 17
 """Pixels; two letters then fill about two thirds of a picture."""
 WRONG_SHARE = 0.25
 """Share of web captions in which one letter is wrong."""
+MISLABELLED_SHARE = 0.6
+"""Share of captions that name any word, in the last stage of pretraining: the pipeline then draws crisp signs of which
+fewer than half say what was asked, which leaves something to learn."""
 JITTER = 1
 """Pixels by which a word may lie off the centre, either way."""
 OVERSAMPLING = 8
@@ -99,6 +104,16 @@ def with_one_letter_wrong(word: str, rng: np.random.Generator) -> str:
     place = int(rng.integers(len(word)))
     other = str(rng.choice([letter for letter in LETTERS if letter != word[place]]))
     return word[:place] + other + word[place + 1 :]
+
+
+def mislabelled(captions: Sequence[str], *, seed: int) -> list[str]:
+    """The captions as a careless web has them: MISLABELLED_SHARE of them name another word of this world."""
+    rng = np.random.default_rng(seed)
+    names = words()
+    return [
+        re.sub('"(.*)"', f'"{rng.choice(names)}"', line) if rng.random() < MISLABELLED_SHARE else line
+        for line in captions
+    ]
 
 
 def lines(split: str) -> list[dict[str, str]]:

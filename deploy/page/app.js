@@ -55,7 +55,7 @@ function link(isLive, error) {
   const since = view.status ? `, showing ${panels.clock(view.status.updated)}` : "";
   element.textContent = isLive ? "live" : `connection lost${since}`;
   document.body.classList.toggle("lost", !isLive);
-  if (error instanceof Refused && error.status === 401) notice("This server shows runs only with its token: press “Control token”.");
+  if (error instanceof Refused && error.status === 401) notice("This server shows runs only with its token: press “Token”.");
   else if (error instanceof Refused && error.status === 404) notice("This run is gone from the server.");
   else if (isLive) notice("");
 }
@@ -75,6 +75,7 @@ function drawStatus() {
   $("slow-side").textContent = status.bottleneck ? `Slow side: ${status.bottleneck.side}. ${status.bottleneck.message}.` : "No iteration has ended yet.";
   panels.drawStages($("stages"), status.stages);
   panels.drawWork($("work"), status.pools);
+  panels.drawQueues($("queues"), status);
   panels.drawPools($("pools"), status, (pool, count) => command("PUT", `actors/${pool.split("/").map(encodeURIComponent).join("/")}`, { count }));
   panels.drawConditions($("conditions"), status.conditions);
   panels.drawActors($("actors"), status);

@@ -66,7 +66,7 @@ export function drawDiagnostics(holder, values) {
   const deviation = values.first_ratio_deviation;
   holder.replaceChildren(
     fact("Ratio, mean", number(values.ratio_mean, 4), ""),
-    fact("Ratio − 1 at first", small(deviation), "", deviation ? "warn" : ""),
+    fact("Ratio − 1 at first", small(deviation), "", deviation && !values.staleness ? "warn" : ""),
     fact("Clipped", values.clip_fraction == null ? "–" : `${(100 * values.clip_fraction).toFixed(1)} %`, ""),
     fact("KL, approximate", small(values.approx_kl), ""),
     fact("Gradient norm", small(values.grad_norm), ""),
@@ -95,6 +95,17 @@ export function drawWork(holder, pools) {
   const known = pools.filter((pool) => pool.busy_share != null);
   document.getElementById("h-work").hidden = !known.length;
   holder.replaceChildren(...known.map((pool) => bar(`${pool.name} × ${pool.ready}`, pool.busy_share, `${Math.round(100 * pool.busy_share)} %`)));
+}
+
+const QUEUES = { "groups/in_work": "Groups drawn or scored", "groups/scored": "Scored, not learned from" };
+
+export function drawQueues(holder, status) {
+  const queues = [
+    ...Object.entries(status.queues).map(([name, count]) => [QUEUES[name] ?? `Pictures for ${name.replace("pictures/", "")}`, count]),
+    ...status.pools.filter((pool) => pool.is_resizable).map((pool) => [`Calls for ${pool.name}`, pool.queue]),
+  ];
+  document.getElementById("h-queues").hidden = !queues.length;
+  holder.replaceChildren(...queues.map(([name, count]) => fact(name, count, "")));
 }
 
 // The form of a pool is made once, so that a number being typed is not lost at the next status.
@@ -154,8 +165,8 @@ export function drawConditions(holder, conditions) {
 
 export function drawActors(holder, status) {
   holder.replaceChildren(
-    ...status.actors.map((actor) =>
-      row([
+    ...status.actors.map((actor) => {
+      const line = row([
         [actor.name],
         [actor.state, actor.state === "waiting" ? "warn" : ""],
         [actor.node || "no place yet"],
@@ -165,8 +176,10 @@ export function drawActors(holder, status) {
         [actor.calls_per_minute || "–", "n"],
         [actor.last_seen ? clock(actor.last_seen) : "never"],
         [actor.restarts, actor.restarts ? "n warn" : "n"],
-      ]),
-    ),
+      ]);
+      line.title = actor.node_id ? `Ray node ${actor.node_id}` : "";
+      return line;
+    }),
   );
 }
 

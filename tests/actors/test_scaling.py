@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import ray
 
-from actors import pool as pool_module
+from actors import joining
 from actors.calls import answer
 from actors.pool import ActorPool
 from protocol.errors import ContractError, PoolError
@@ -119,7 +119,7 @@ def test_members_without_a_place_are_seen_waiting_and_the_wish_can_be_taken_back
 
 
 def test_wished_member_that_cannot_begin_costs_no_restart_and_joins_later(tmp_path, monkeypatch):
-    monkeypatch.setattr(pool_module, "RETRY_S", (0.2, 0.5))
+    monkeypatch.setattr(joining, "RETRY_S", (0.2, 0.5))
     marker = tmp_path / "missing"
 
     async def scenario():

@@ -1,9 +1,12 @@
 """The board against real servers: the embedded Valkey and, where it is installed, Debian's Redis."""
 
 import asyncio
+import contextlib
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,6 +17,7 @@ from deploy.board_server import URL_FILE, BoardServer
 from deploy.publisher import Buffers, Publisher
 from protocol.errors import BoardError, ConfigError
 from protocol.status import Command, Event, MetricLine, RunStatus, Sample, new_command
+from tests.deploy.test_tls import redis_over_tls
 
 KEEP_S = 3600.0
 
@@ -42,14 +46,38 @@ async def answering(board: Board) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.fixture(scope="module", params=["valkey", "redis with a password", "redis over TLS with a password"])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("board")
+    if request.param == "valkey":
+        server = BoardServer(folder)
+        server.start()
+        yield server.url
+        server.stop()
+        return
+    if "TLS" in request.param:
+        with redis_over_tls(folder) as found:
+            yield found
+        return
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.skip("redis-server is not installed: apt-get install redis-server")
+    socket = folder / "r.sock"
+    words = [program, "--port", "0", "--unixsocket", str(socket), "--requirepass", "secret-word", "--save", ""]
+    process = subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL)
+    yield f"unix://:secret-word@{socket}"
+    process.terminate()
+    process.wait(10)
+
+
 @pytest.fixture
 def prefix(request: pytest.FixtureRequest) -> str:
     return f"{request.node.name}:"
 
 
-def test_what_a_run_writes_is_read_back(board_url, prefix):
+def test_what_a_run_writes_is_read_back(url, prefix):
     async def scenario():
-        board = Board(board_url, prefix=prefix)
+        board = Board(url, prefix=prefix)
         await answering(board)
         held = await board.held("mine")
         assert (held.session, held.line, held.event, held.samples) == (None, 0, 0, set())
@@ -70,9 +98,9 @@ def test_what_a_run_writes_is_read_back(board_url, prefix):
     asyncio.run(scenario())
 
 
-def test_writing_the_same_twice_changes_nothing_and_a_rewrite_begins_anew(board_url, prefix):
+def test_writing_the_same_twice_changes_nothing_and_a_rewrite_begins_anew(url, prefix):
     async def scenario():
-        board = Board(board_url, prefix=prefix)
+        board = Board(url, prefix=prefix)
         await answering(board)
         for _ in range(2):
             await board.write(Update(status(), [line(1), line(2)]), keep_s=KEEP_S)
@@ -84,9 +112,9 @@ def test_writing_the_same_twice_changes_nothing_and_a_rewrite_begins_anew(board_
     asyncio.run(scenario())
 
 
-def test_streams_are_capped_and_everything_of_a_run_expires(board_url, prefix):
+def test_streams_are_capped_and_everything_of_a_run_expires(url, prefix):
     async def scenario():
-        board = Board(board_url, prefix=prefix)
+        board = Board(url, prefix=prefix)
         await answering(board)
         for start in range(1, LINES_KEPT + 1001, 1000):
             await board.write(Update(status(), [line(seq) for seq in range(start, start + 1000)]), keep_s=KEEP_S)
@@ -103,9 +131,9 @@ def test_streams_are_capped_and_everything_of_a_run_expires(board_url, prefix):
     asyncio.run(scenario())
 
 
-def test_a_command_waits_until_its_outcome_is_written(board_url, prefix):
+def test_a_command_waits_until_its_outcome_is_written(url, prefix):
     async def scenario():
-        board = Board(board_url, prefix=prefix)
+        board = Board(url, prefix=prefix)
         await answering(board)
         command = new_command("scale", pool="rollout", count=3)
         await board.ask("mine", command)
@@ -124,9 +152,9 @@ def test_a_command_waits_until_its_outcome_is_written(board_url, prefix):
     asyncio.run(scenario())
 
 
-def test_documents_of_a_later_version_are_left_out_rather_than_failing(board_url, prefix):
+def test_documents_of_a_later_version_are_left_out_rather_than_failing(url, prefix):
     async def scenario():
-        board = Board(board_url, prefix=prefix)
+        board = Board(url, prefix=prefix)
         await answering(board)
         await board.write(Update(status(), [line(1)]), keep_s=KEEP_S)
         await board._redis.set(f"{prefix}run:mine:status", '{"schema_version": 9, "phase": "dreaming"}')
@@ -288,10 +316,11 @@ def test_a_child_that_was_stopped_ends_with_its_starter_too():
     )
     root = Path(__file__).parents[2]
     ended = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=60)
-    process = psutil.Process(int(ended.stdout))
-    assert process.name() == "sleep"
-    psutil.wait_procs([process], timeout=20)
-    assert not process.is_running()
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has ended already
+        process = psutil.Process(int(ended.stdout))
+        assert process.name() == "sleep"
+        psutil.wait_procs([process], timeout=20)
+        assert not process.is_running()
 
 
 def test_addresses_are_shown_without_their_password_and_bad_ones_are_refused():

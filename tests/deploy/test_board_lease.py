@@ -388,7 +388,7 @@ def asleep_and_overtaken(run: Any, server: OwnServer) -> None:
 
 
 def test_an_embedded_board_and_none_have_no_lease_beside_the_folder_s(tmp_path, tiny_config):
-    for board in ("embedded", "off", "unix://nowhere?db=x"):
+    for board in ("embedded", "off", "unix://nowhere?db=x", "redis://nowhere?bogus=1"):
         run = open_run_folder(tmp_path / board[:8], tiny_config(status={"board": board}))
         assert run.board_lease is None, board
         run.close()

@@ -21,7 +21,7 @@ from deploy.board import Board
 from deploy.board_server import URL_FILE
 from deploy.folder_source import FolderSource
 from deploy.local import LocalFleet
-from deploy.observe import Observed, _ended
+from deploy.observe import Observed
 from deploy.progress import Progress
 from deploy.run import RunJournal
 from deploy.run_folder import RunFolder, open_run_folder
@@ -73,10 +73,10 @@ class Scene:
         await board.close()
         return command.id
 
-    async def outcome(self, command: str) -> tuple[str, str]:
+    async def outcome(self, command: str, seconds: float = 60.0) -> tuple[str, str]:
         """State and message once it is no longer open."""
         held = self.observed.reporter.buffers.commands
-        await until(lambda: settled(held, command))
+        await until(lambda: settled(held, command), seconds)
         return held[command].state, held[command].message
 
 
@@ -123,6 +123,8 @@ def go(
                 observed.begin(0)
                 scene = Scene(config, run, observed, stop)
                 watching = asyncio.create_task(beside(scene)) if beside else None
+                if watching:
+                    watching.add_done_callback(lambda done: stop.set() if done.exception() else None)
 
                 async def rest(save: Save) -> None:
                     await asyncio.sleep(slow_s)
@@ -138,6 +140,7 @@ def go(
                     journal=observed.journal,
                     stop=stop,
                     rest=rest,
+                    watch=observed.watch,
                 )
                 if watching:
                     await watching
@@ -176,6 +179,20 @@ def test_a_watched_run_ends_in_the_weights_of_one_that_nobody_sees(config, tmp_p
     assert status.diagnostics.first_ratio_deviation == 0.0
     assert status.diagnostics.staleness == 0
     assert status.bottleneck is not None
+
+
+def test_scored_groups_that_wait_for_the_learner_are_counted(config, tmp_path):
+    async def look(scene: Scene) -> None:
+        await scene.outcome(await scene.ask("pause"))
+
+        async def all_wait() -> bool:
+            return scene.observed.reporter.status().queues == {"groups/in_work": 0, "groups/scored": 4}
+
+        await until(all_wait)
+        await scene.outcome(await scene.ask("resume"))
+
+    go(config(group={"max_lag": 1}), tmp_path / "run", beside=look, slow_s=0.1)
+    assert left_behind(tmp_path / "run").queues == {"groups/in_work": 0, "groups/scored": 0}
 
 
 def test_recorded_strips_hold_rewards_gains_and_what_the_learner_made_of_them(config, tmp_path):
@@ -227,6 +244,26 @@ def test_pause_checkpoint_resume_and_stop_have_outcomes_and_change_no_weights(co
     assert [(command["kind"], command["state"]) for command in commands] == [("stop", "done")]
 
 
+def test_a_task_that_misses_its_cancellation_does_not_keep_the_run_from_ending(config, tmp_path):
+    missed = []
+
+    async def stubborn() -> None:
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                missed.append(1)
+                if len(missed) > 1:
+                    raise
+
+    async def add(scene: Scene) -> None:
+        scene.observed._go(stubborn)
+
+    go(config(iterations=1), tmp_path / "run", beside=add, slow_s=0.1)
+    assert left_behind(tmp_path / "run").phase == "finished"
+    assert len(missed) == 2
+
+
 def test_a_stop_ends_a_pause(config, tmp_path):
     async def steer(scene: Scene) -> None:
         await scene.outcome(await scene.ask("pause"))
@@ -247,6 +284,49 @@ def test_commands_of_an_earlier_process_are_not_carried_out(config, tmp_path):
         assert (state, message) == ("failed", "asked of an earlier process of this run; ask again")
 
     go(config(), tmp_path / "run", beside=steer, slow_s=0.2)
+    assert left_behind(tmp_path / "run").phase == "finished"
+
+
+@pytest.mark.parametrize("phase", ["paused", "stopped"])
+def test_a_pause_and_a_wished_size_outlive_a_process_that_died_but_not_one_that_ended(config, tmp_path, phase):
+    """What lies in the folder when a process is killed: the status that it wrote when the pause was asked for."""
+    texts = []
+
+    async def pause(scene: Scene) -> None:
+        await scene.outcome(await scene.ask("pause"))
+
+        async def is_written() -> bool:
+            texts.append(json.loads((scene.run.path / "status.json").read_text()))
+            return texts[-1]["status"]["is_pause_wished"]
+
+        await until(is_written, seconds=5)
+        scene.stop.set()
+
+    go(config(), tmp_path / "run", beside=pause, slow_s=0.1)
+    left = texts[-1]
+    left["status"] |= {"phase": phase, "wishes": {"rollout": 2}}
+    (tmp_path / "run" / "status.json").write_text(json.dumps(left))
+
+    async def look(scene: Scene) -> None:
+        held = scene.observed.reporter.buffers.commands
+        if phase == "stopped":
+            await until(lambda: comes_to(scene, 2))
+            assert not held
+            return
+        assert scene.observed.reporter.status().wishes == {"rollout": 2}
+
+        async def is_paused() -> bool:
+            return scene.observed.reporter.phase == "paused"
+
+        await until(is_paused)
+        outcomes = [(command.kind, command.state) for command in held.values()]
+        assert outcomes == [("scale", "failed"), ("pause", "done")], "a run in one process cannot be scaled"
+        events = [event.message for event in scene.observed.reporter.buffers.events]
+        assert any(message.endswith("still holds: rollout to 2 actors, pause") for message in events)
+        await scene.outcome(await scene.ask("resume"))
+        assert not scene.observed.reporter.status().is_pause_wished
+
+    go(config(), tmp_path / "run", beside=look, slow_s=0.1)
     assert left_behind(tmp_path / "run").phase == "finished"
 
 
@@ -397,27 +477,6 @@ def test_a_driver_that_another_took_over_on_the_board_stops_and_writes_nothing_m
     assert json.loads(client.get("flowcredit:run:run:lease"))["host"] == "elsewhere"
 
 
-def test_a_task_that_swallows_a_cancellation_is_cancelled_again_and_one_that_never_ends_is_left(monkeypatch):
-    async def deaf(times: int) -> None:
-        for _ in range(times):
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(60)
-
-    async def scene() -> None:
-        tasks = [asyncio.create_task(deaf(1)), asyncio.create_task(deaf(2))]
-        await asyncio.sleep(0)
-        await asyncio.wait_for(_ended(tasks), 10)
-        assert all(task.done() for task in tasks)
-        endless = asyncio.create_task(deaf(3))
-        await asyncio.sleep(0)
-        monkeypatch.setattr("deploy.observe.CANCELS", 2)
-        await asyncio.wait_for(_ended([endless]), 10)
-        assert not endless.done()
-        endless.cancel()
-
-    asyncio.run(scene())
-
-
 def test_a_lease_that_waits_for_its_board_is_a_condition(config, tmp_path, redis, monkeypatch):
     monkeypatch.setenv("FLOWCREDIT_BOARD", f"unix://{tmp_path / 'r.sock'}")
     monkeypatch.setattr("deploy.board_lease.RENEW_S", 0.1)
@@ -494,7 +553,7 @@ def test_a_run_scaled_from_one_to_three_to_two_ends_in_the_weights_of_one_that_n
             before = scene.observed.reporter.status().iteration
             await until(lambda: comes_to(scene, before + 1))  # noqa: B023
             wish = await scene.ask("scale", pool="rollout", count=count)
-            assert await scene.outcome(wish) == ("done", f"rollout has {count} actors")
+            assert await scene.outcome(wish, seconds=120) == ("done", f"rollout has {count} actors")
         kinds = [actor.kind for actor in scene.observed.reporter.status().actors]
         assert kinds == ["learner", "rollout", "rollout", "reward/redness"]
 
@@ -510,5 +569,7 @@ def test_a_run_scaled_from_one_to_three_to_two_ends_in_the_weights_of_one_that_n
         ("rollout", 2, 0),
         ("reward/redness", 1, 0),
     ]
+    assert status.queues == {"groups/in_work": 0, "groups/scored": 0, "pictures/redness": 0}
+    assert status.wishes == {"rollout": 2}
     digests = {actor.digest for actor in status.actors if actor.kind in ("learner", "rollout")}
     assert digests == {scaled[:12]}

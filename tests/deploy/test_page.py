@@ -180,6 +180,8 @@ def test_the_page_of_a_live_run_moves_and_nothing_goes_wrong_in_the_browser(page
     assert "+0.100" in text(page, "#strips")
     assert "no score" in text(page, "#strips")
     assert "rollout-0" in text(page, "#actors")
+    assert "Scored, not learned from\n1" in text(page, "#queues")
+    assert "Pictures for geneval\n40" in text(page, "#queues")
     assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 

@@ -108,6 +108,7 @@ def a_status(run: str, phase: str = "running", **changes) -> RunStatus:
         "pools": pools,
         "conditions": [condition],
         "version": 6,
+        "queues": {"groups/in_work": 2, "groups/scored": 1, "pictures/geneval": 40},
     }
     return RunStatus(**(facts | changes))
 
@@ -234,6 +235,7 @@ def test_prometheus_reads_runs_pools_and_metrics(client):
     assert values["flowcredit_iteration", (("run", "alive"),)] == 6
     assert values["flowcredit_pool_restarts_total", (("pool", "rollout"), ("run", "alive"))] == 1
     assert values["flowcredit_metric", (("name", "reward/mean"), ("run", "alive"))] == 0.6
+    assert values["flowcredit_queue", (("queue", "groups/scored"), ("run", "alive"))] == 1
     labels = (("reason", "Missing"), ("run", "alive"), ("type", "ScoresComplete"))
     assert values["flowcredit_condition", labels] == 0
 

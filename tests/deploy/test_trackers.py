@@ -1,7 +1,10 @@
 """Trackers get every line, and a tracker that fails or is slow costs nothing but itself."""
 
+import json
+import struct
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -62,6 +65,21 @@ def until(holds) -> None:
         time.sleep(0.02)
 
 
+def leveldb_log(data: bytes) -> Iterator[bytes]:
+    """Records of a file in LevelDB's log format after a head of 7 bytes, which is how W&B keeps runs offline."""
+    at, record = 7, b""
+    while at + 7 <= len(data):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        record += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            yield record
+            record = b""
+
+
 def test_tensorboard_holds_every_finite_number(tiny_config, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -75,6 +93,33 @@ def test_tensorboard_holds_every_finite_number(tiny_config, tmp_path):
     read.Reload()
     assert [(point.step, point.value) for point in read.Scalars("reward/mean")] == [(1, 0.25), (2, 0.5)]
     assert "train/loss" not in read.Tags()["scalars"]
+
+
+def test_weights_and_biases_hold_every_finite_number_offline(tiny_config, tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    status = Status()
+    running = Trackers(tiny_config(status={"trackers": ["wandb"]}), tmp_path / "mine", status)
+    for iteration in (1, 2):
+        running.log(iteration, {"iteration": iteration, "reward/mean": iteration / 4, "train/loss": float("nan")})
+    running.close()
+    assert status.of("Tracker/wandb") == ("Recording", "wandb records")
+    (file,) = (tmp_path / "mine").glob("wandb/offline-run-*/run-mine.wandb")
+    lines, runs = [], []
+    for record in map(Record.FromString, leveldb_log(file.read_bytes())):
+        if record.HasField("run"):
+            runs.append((record.run.project, record.run.display_name))
+        if record.HasField("history"):
+            values = {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
+            }
+            lines.append({name: values[name] for name in ("iteration", "reward/mean")})
+            assert "train/loss" not in values
+    assert ("flowcredit", "mine") in runs
+    assert lines == [{"iteration": 1, "reward/mean": 0.25}, {"iteration": 2, "reward/mean": 0.5}]
 
 
 def test_a_failing_tracker_is_left_out_and_says_why(tiny_config, tmp_path):

@@ -10,6 +10,7 @@ import torch
 
 from learner.assign import Assignment, assign_credit
 from learner.credit import gains
+from learner.metrics import slope_metrics
 from learner.minibatch import count_pairs, minibatches
 from learner.normalise import joint, per_step
 from protocol.config_learning import CreditConfig
@@ -204,3 +205,24 @@ def test_a_group_that_is_not_whole_is_refused() -> None:
     odd = replace(whole, rollout=replace(whole.rollout, request=replace(whole.rollout.request, first_member=1)))
     with pytest.raises(ContractError, match=r"members 0 to 2 in order, got \[1, 2, 3\]"):
         assigned(group_of(odd))
+
+
+def test_calibrated_values_are_what_gains_are_taken_of_and_the_rewards_stay() -> None:
+    held = assigned(group_of(shard(REWARDS, (1, 2, 3, 4))), values="calibrated")
+    (group,) = held.groups
+    assert group.step_rewards[0, 1:5].tolist() == pytest.approx([0.015672, 0.024328, 0.076667, 0.016667], abs=1e-6)
+    assert np.array_equal(group.rewards.numpy(), REWARDS)
+    assert held.slopes is not None
+    assert slope_metrics(held.slopes) == pytest.approx(
+        {"credit/step_1_slope": 0, "credit/step_2_slope": 0.223881, "credit/step_3_slope": 1, "credit/step_4_slope": 1},
+        abs=1e-6,
+    )
+    assert assigned(group_of(shard(REWARDS, (1, 2, 3, 4)))).slopes is None
+
+
+def test_a_group_of_equal_rewards_trains_nothing_with_calibrated_values() -> None:
+    same = np.full((3, 5), 0.1, np.float32)
+    groups = group_of(shard(REWARDS, (0, 1, 2, 3))), group_of(shard(same, (0, 1, 2, 3), group=1))
+    first, second = assigned(*groups, values="calibrated").groups
+    assert first.has_contrast
+    assert not second.has_contrast

@@ -120,3 +120,26 @@ def test_a_failure_ahead_of_its_turn_waits_for_its_turn() -> None:
                 await groups.take(2)
 
     run(scene)
+
+
+def test_groups_in_work_and_scored_ones_are_counted() -> None:
+    gates = [asyncio.Event() for _ in range(4)]
+
+    async def produce(place: int) -> ScoredGroup:
+        await gates[place].wait()
+        return group(place)
+
+    async def scene() -> None:
+        async with GroupStream(produce, slots=3, start=0, end=4) as groups:
+            assert (groups.in_work, groups.scored) == (3, 0)
+            gates[1].set()
+            await asyncio.sleep(0.01)
+            assert (groups.in_work, groups.scored) == (2, 1)
+            gates[0].set()
+            await groups.take(2)
+            assert (groups.in_work, groups.scored) == (1, 0)
+            groups.release(1)
+            assert (groups.in_work, groups.scored) == (2, 0)
+        assert (groups.in_work, groups.scored) == (0, 0)
+
+    run(scene)

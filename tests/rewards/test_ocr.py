@@ -89,6 +89,16 @@ def test_rapidocr_reads_real_letters_without_a_download() -> None:
     assert scores.values[2] == 0.0 and scores.valid[2], "an empty wall is a valid 0: the engine has looked"
 
 
+def test_short_lines_and_long_ones_are_read_with_a_small_line_width() -> None:
+    scorer = build_scorer("ocr", engine_args={"line_width": 96})
+    images = np.stack([drawn("KX", box=(320, 120)), drawn("Hello World", box=(320, 120))])
+    assert scorer.score(images, ['"KX"', '"Hello World"'], [{}] * 2).values.tolist() == [1.0, 1.0]
+    with pytest.raises(ScorerError, match="line_width of rapidocr must be at least 48, got 0"):
+        build_scorer("ocr", engine_args={"line_width": 0})
+    with pytest.raises(ScorerError, match="did you mean 'line_width'"):
+        build_scorer("ocr", engine_args={"line_widht": 96})
+
+
 def test_a_picture_is_read_the_same_alone_and_in_company() -> None:
     scorer = build_scorer("ocr")
     images = np.stack([drawn("Platform 9"), drawn("Platfrm"), drawn("9 forms")])

@@ -36,7 +36,7 @@ def test_pipeline_has_stable_diffusion_3s_parts(pipeline: StableDiffusion3Pipeli
 
 
 def test_shipped_folders_are_at_most_12_mb_of_files_without_links_or_machine_paths() -> None:
-    files = [path for name in ("model", "clip") for path in (HERE / name).rglob("*")]
+    files = [path for name in ("model", "sign_model", "clip") for path in (HERE / name).rglob("*")]
     assert not any(path.is_symlink() for path in files)
     assert sum(path.stat().st_size for path in files if path.is_file()) <= 12_000_000
     for path in files:

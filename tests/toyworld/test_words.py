@@ -34,6 +34,15 @@ def test_signs_come_from_their_seed_and_a_quarter_of_captions_is_wrong() -> None
     assert 0.18 < np.mean(wrong) < 0.32
 
 
+def test_the_last_stage_s_captions_mostly_name_another_word() -> None:
+    captions = [words.caption("KX", "red", "a photo of")] * 1000
+    written = words.mislabelled(captions, seed=3)
+    assert written == words.mislabelled(captions, seed=3)
+    assert 0.54 < np.mean([line != captions[0] for line in written]) < 0.65
+    assert all(line.startswith('a photo of a red sign "') and line.endswith('"') for line in written)
+    assert len(set(written)) > 100
+
+
 def test_one_word_in_four_is_held_out() -> None:
     assert len(words.words()) == 144
     assert sum(words.is_heldout(word) for word in words.words()) == 36
@@ -42,7 +51,7 @@ def test_one_word_in_four_is_held_out() -> None:
 def test_the_recipe_makes_a_pipeline_that_diffusers_loads(tmp_path: Path) -> None:
     from diffusers import StableDiffusion3Pipeline
 
-    recipe = SignRecipe(pictures=256, autoencoder_steps=2, transformer_steps=2)
+    recipe = SignRecipe(pictures=256, autoencoder_steps=2, transformer_steps=2, web_steps=2)
     pretrain(recipe, work=tmp_path / "work", folder=tmp_path / "model", console=Console(quiet=True))
     pipe = StableDiffusion3Pipeline.from_pretrained(tmp_path / "model", text_encoder_3=None, tokenizer_3=None)
     assert pipe.transformer.config.sample_size == 8
