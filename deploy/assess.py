@@ -5,7 +5,7 @@ from pathlib import Path
 
 from deploy.local import LocalFleet
 from deploy.run import check_inputs
-from deploy.run_folder import require_same
+from deploy.same_config import require_same
 from flow.folder import completed
 from learner.checkpoint import newest_checkpoint
 from learner.evaluate import Evaluation, evaluate

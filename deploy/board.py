@@ -8,15 +8,17 @@
     flowcredit:run:ID:samples       hash: iteration, `Sample`
     flowcredit:run:ID:commands      hash: command id, `Command` with its outcome
     flowcredit:run:ID:queue         list: ids of commands that the run has not seen to
+    flowcredit:run:ID:lease         who may write, see `deploy.board_lease`
 
 Every key of a run expires some days after its last sign of life. The board carries status and wishes, never data of
 the training: losing it costs sight, and nothing else.
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qs, urlsplit
@@ -25,12 +27,14 @@ from pydantic import ValidationError
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError, WatchError
 
 from protocol.errors import BoardError, ConfigError
 from protocol.status import Command, Document, Event, MetricLine, RunStatus, Sample
 
 LINES_KEPT, EVENTS_KEPT, SAMPLES_KEPT, COMMANDS_KEPT = 10_000, 1_000, 20, 100
+RENEWALS = 3
+"""Tries of one write: a lease that is renewed just then voids it."""
 OPEN_COMMANDS = 50
 """Commands that may wait for a run at one time."""
 REMEDIES = {
@@ -90,6 +94,18 @@ class Update:
     """Drop what an earlier process left of the run; open commands stay."""
 
 
+@dataclass(frozen=True)
+class Fence:
+    """A condition on a write: `key` must hold `owner` when it happens."""
+
+    key: str
+    owner: str
+
+
+class FencedOutError(BoardError):
+    """The writer does not hold the lease that it writes under."""
+
+
 @dataclass
 class Held:
     """How much of a run's streams the board holds."""
@@ -146,30 +162,16 @@ class Board:
             session, lines, events, samples = await pipe.execute()
         return Held(session, _top(lines), _top(events), {int(iteration) for iteration in samples})
 
-    async def write(self, update: Update, *, keep_s: float) -> list[Command]:
-        """Write all or nothing; returns the commands that wait for the run. Writing the same twice does no harm."""
-        status, run = update.status, update.status.run
-        keep = int(keep_s)
+    async def write(self, update: Update, *, keep_s: float, fence: Fence | None = None) -> list[Command]:
+        """Write all or nothing; returns the commands that wait for the run. Writing the same twice does no harm.
+
+        Raises:
+            FencedOutError: the fence does not hold; nothing is written.
+            BoardError: the board does not answer.
+        """
+        run = update.status.run
         with _answering(self.url):
-            pipe = self._redis.pipeline(transaction=True)
-            if update.is_rewrite:
-                pipe.delete(*(self._key(run, part) for part in ("metrics", "events", "samples")))
-            self._add_streams(pipe, run, update)
-            oldest = [str(iteration) for iteration in status.samples[:-SAMPLES_KEPT]]
-            if oldest:
-                pipe.hdel(self._key(run, "samples"), *oldest)
-            for command in update.commands:
-                pipe.hset(self._key(run, "commands"), command.id, command.model_dump_json())
-                if not command.is_open:
-                    pipe.lrem(self._key(run, "queue"), 0, command.id)
-            pipe.set(self._key(run, "status"), status.model_dump_json())
-            pipe.set(self._key(run, "session"), status.session)
-            pipe.zadd(self._prefix + "runs", {run: status.updated})
-            pipe.zremrangebyscore(self._prefix + "runs", "-inf", status.updated - keep)
-            for part in ("status", "session", "metrics", "events", "samples", "commands", "queue"):
-                pipe.expire(self._key(run, part), keep)
-            pipe.lrange(self._key(run, "queue"), 0, -1)
-            *answers, waiting = await pipe.execute(raise_on_error=False)
+            *answers, waiting = await self._transact(partial(self._add, update=update, keep=int(keep_s)), fence)
             for answer in (*answers, waiting):
                 if isinstance(answer, ResponseError) and "equal or smaller" in str(answer):
                     continue  # the stream holds this entry: an earlier write arrived although its answer did not
@@ -227,6 +229,41 @@ class Board:
         with _answering(self.url):
             entries = await self._redis.xrange(self._key(run, part), min=f"{since + 1}-0", max="+", count=limit)
         return [document for _, entry in entries if (document := _parsed(kind, entry.get("json")))]
+
+    async def _transact(self, add: Callable[[Any], None], fence: Fence | None) -> list[Any]:
+        """The answers to what `add` puts into a transaction; errors stand among them."""
+        for _ in range(RENEWALS):
+            async with self._redis.pipeline(transaction=True) as pipe:
+                if fence:
+                    await pipe.watch(fence.key)
+                    if await pipe.get(fence.key) != fence.owner:
+                        break
+                    pipe.multi()
+                add(pipe)
+                with suppress(WatchError):  # the lease was renewed or lost in between
+                    return await pipe.execute(raise_on_error=False)
+        raise FencedOutError("the run's lease on the board is not this process's")
+
+    def _add(self, pipe: Any, *, update: Update, keep: int) -> None:
+        """All commands of a write; the last one lists the commands that wait for the run."""
+        status, run = update.status, update.status.run
+        if update.is_rewrite:
+            pipe.delete(*(self._key(run, part) for part in ("metrics", "events", "samples")))
+        self._add_streams(pipe, run, update)
+        oldest = [str(iteration) for iteration in status.samples[:-SAMPLES_KEPT]]
+        if oldest:
+            pipe.hdel(self._key(run, "samples"), *oldest)
+        for command in update.commands:
+            pipe.hset(self._key(run, "commands"), command.id, command.model_dump_json())
+            if not command.is_open:
+                pipe.lrem(self._key(run, "queue"), 0, command.id)
+        pipe.set(self._key(run, "status"), status.model_dump_json())
+        pipe.set(self._key(run, "session"), status.session)
+        pipe.zadd(self._prefix + "runs", {run: status.updated})
+        pipe.zremrangebyscore(self._prefix + "runs", "-inf", status.updated - keep)
+        for part in ("status", "session", "metrics", "events", "samples", "commands", "queue"):
+            pipe.expire(self._key(run, part), keep)
+        pipe.lrange(self._key(run, "queue"), 0, -1)
 
     def _add_streams(self, pipe: Any, run: str, update: Update) -> None:
         for line in update.lines:

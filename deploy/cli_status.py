@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
+from protocol.config_status import BOARD_VARIABLE
 from protocol.errors import BoardError, InputError, RunFolderError
 
-BOARD_VARIABLE = "FLOWCREDIT_BOARD"
 OUTCOME_S = 5.0
 """Seconds that a command's outcome is waited for."""
 Run = Annotated[str, typer.Argument(help="A run folder, or a run's name in runs/ or on the board.")]

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Literal
 
 from deploy.fingerprint import library_versions
 from protocol.config import RunConfig
-from protocol.config_status import EMBEDDED, OFF
+from protocol.config_status import BOARD_VARIABLE, EMBEDDED, OFF, StatusConfig, board_address
 from protocol.errors import FlowcreditError, InputError
 from protocol.prompts import read_prompts
 
 if TYPE_CHECKING:
     from deploy.board import Board
 
-BOARD_VARIABLE = "FLOWCREDIT_BOARD"
 Verdict = Literal["ok", "note", "bad"]
 """`bad` stops a run, `note` may surprise."""
 CONNECT_S = 5.0
@@ -152,7 +151,7 @@ def board_answers(question: Question) -> Iterator[Finding]:
     from deploy.board import Board
     from deploy.board_server import server_program
 
-    url = os.environ.get(BOARD_VARIABLE) or (question.config.status.board if question.config else EMBEDDED)
+    url = board_address(question.config.status if question.config else StatusConfig())
     if url == OFF:
         yield Finding("ok", "board", "off: no status while a run goes")
         return

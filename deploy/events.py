@@ -41,9 +41,12 @@ class Relay:
 class Events:
     """A `StatusSink`. Never fails: what a full disk does not take stands in the log and on the terminal."""
 
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, say: Callable[[str], None], *, may_write: Callable[[], bool] = lambda: True
+    ) -> None:
         self._path = folder / EVENTS
         self._say = say
+        self._may_write = may_write
         self._held: dict[str, tuple[bool | None, str]] = {}
 
     def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002, FBT001
@@ -62,6 +65,8 @@ class Events:
         self._write({"type": kind, "message": message})
 
     def _write(self, line: dict[str, object]) -> None:
+        if not self._may_write():
+            return
         try:
             append_whole(self._path, json.dumps({"time": round(time.time(), 3), **line}) + "\n")
         except OSError as error:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from deploy.run_folder import CONFIG, require_same
+from deploy.same_config import CONFIG, require_same
 from learner.checkpoint import newest_checkpoint
 from protocol.config import RunConfig
 from protocol.errors import CheckpointError, RunFolderError

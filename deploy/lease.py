@@ -1,11 +1,12 @@
 """Who may write into a run folder: one process at a time, also across machines that share the disk.
 
-    .lease/token_000003      {"host", "boot", "pid", "beats", "is_released"}
+    .lease/token_000003      {"host", "boot", "pid", "run", "beats", "is_released"}
 
 The holder is who made the highest token; a token is made with O_EXCL, so that of two who want the next one gets it. The
 holder counts `beats` up every few seconds. A holder on this machine is known to be dead when the folder's flock is
 free; any other is dead when its beats stand still for `STALE_S` by the clock of whoever waits, so clocks need not
-agree. Before each write the holder looks for a higher token: one who slept too long finds that it is fenced out.
+agree. Before each write the holder looks for a higher token: one who slept too long finds that it is fenced out. `run`
+is drawn with the first token and handed on: it tells one run folder from another, on any machine.
 """
 
 import fcntl
@@ -15,12 +16,13 @@ import os
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from protocol.errors import RunFolderError
+from protocol.errors import LeaseLostError, RunFolderError
 
 log = logging.getLogger(__name__)
 FOLDER = ".lease"
@@ -37,10 +39,11 @@ class Lease:
     lease.release()
     """
 
-    def __init__(self, folder: Path, lock: int, token: int) -> None:
+    def __init__(self, folder: Path, lock: int, token: int, run: str) -> None:
         self._folder = folder
         self._lock = lock
         self._token = token
+        self._run = run
         self._beats = 0
         self._ended = threading.Event()
         self._writing = threading.Lock()
@@ -60,8 +63,9 @@ class Lease:
             if held is not None and not _is_free(run / FOLDER, held, is_sure=is_sure, stale_s=stale_s, say=say):
                 raise _in_use(run, _read(run / FOLDER, held))
             token = 1 if held is None else held + 1
+            name = (_read(run / FOLDER, held).get("run") if held else None) or uuid.uuid4().hex
             try:
-                _create(run / FOLDER, token)
+                _create(run / FOLDER, token, name)
             except FileExistsError:
                 raise _in_use(run, _read(run / FOLDER, token)) from None
         except BaseException:
@@ -70,16 +74,21 @@ class Lease:
         for old in (run / FOLDER).glob("token_*"):
             if old.name < _name(token):
                 old.unlink(missing_ok=True)
-        lease = cls(run / FOLDER, lock, token)
+        lease = cls(run / FOLDER, lock, token, name)
         lease._thread.start()
         return lease
 
+    @property
+    def identity(self) -> str:
+        """Of the run folder; the same for all that ever held it, and another for a copy of the folder."""
+        return f"{self._run}-{self._folder.stat().st_ino}"
+
     def require(self) -> None:
-        """Raises RunFolderError when another process has taken over."""
+        """Raises LeaseLostError when another process has taken over."""
         newest = _newest(self._folder)
         if newest is not None and newest > self._token:
             holder = _read(self._folder, newest)
-            raise RunFolderError(
+            raise LeaseLostError(
                 f"run folder {self._folder.parent} was taken over by process {holder.get('pid')} on"
                 f" {holder.get('host')}: this one was silent too long and must not write any more"
             )
@@ -94,7 +103,11 @@ class Lease:
 
     def discard(self) -> None:
         """Release and leave no trace: for a folder that is removed."""
+        self.clear()
         self.release()
+
+    def clear(self) -> None:
+        """Remove the tokens, while other processes are still kept out."""
         with suppress(OSError):
             for token in self._folder.glob("token_*"):
                 token.unlink()
@@ -112,7 +125,7 @@ class Lease:
         with self._writing:
             descriptor = os.open(self._folder / _name(self._token), os.O_WRONLY)
             try:
-                os.pwrite(descriptor, _content(self._beats, is_released=is_released), 0)
+                os.pwrite(descriptor, _content(self._run, self._beats, is_released=is_released), 0)
             finally:
                 os.close(descriptor)
 
@@ -156,20 +169,24 @@ def _in_use(run: Path, holder: dict[str, Any]) -> RunFolderError:
     return RunFolderError(f"run folder {run} is in use by another process{who}: end it, or set --run")
 
 
-def _create(folder: Path, token: int) -> None:
+def _create(folder: Path, token: int, run: str) -> None:
     descriptor = os.open(folder / _name(token), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
-        os.write(descriptor, _content(0, is_released=False))
+        os.write(descriptor, _content(run, 0, is_released=False))
         os.fsync(descriptor)
+    except OSError:
+        (folder / _name(token)).unlink(missing_ok=True)
+        raise
     finally:
         os.close(descriptor)
 
 
-def _content(beats: int, *, is_released: bool) -> bytes:
+def _content(run: str, beats: int, *, is_released: bool) -> bytes:
     facts = {
         "host": socket.gethostname()[:64],
         "boot": _boot(),
         "pid": os.getpid(),
+        "run": run,
         "beats": beats,
         "is_released": is_released,
     }

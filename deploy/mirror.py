@@ -15,8 +15,8 @@ from typing import Any
 import fsspec
 from fsspec.core import url_to_fs
 
-from learner.checkpoint import MANIFEST, checkpoint_folders
-from protocol.errors import RunFolderError
+from learner.checkpoint import MANIFEST, checkpoint_folders, read_checkpoint
+from protocol.errors import CheckpointError, RunFolderError
 
 log = logging.getLogger(__name__)
 CLOSE_S = 120.0
@@ -55,28 +55,49 @@ class Mirror:
             raise self._unreadable(error) from error
 
     def pull(self, run: Path) -> None:
-        """Fill an empty run folder with the newest copy that has a manifest, if there is one.
+        """Fill an empty run folder with the newest whole copy, if there is one; a damaged one is reported and the one
+        before is taken.
 
         Raises:
+            CheckpointError: there are copies, but none is whole.
             RunFolderError: the store does not answer.
         """
         try:
             names = self._names()
-            whole = [name for name in names if self._store.exists(f"{self._root}/checkpoints/{name}/{MANIFEST}")]
-            if not whole:
+            listed = [name for name in names if self._store.exists(f"{self._root}/checkpoints/{name}/{MANIFEST}")]
+            if not listed:
                 return
-            partial = run / "checkpoints" / f".{whole[-1]}.partial"
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            for path in self._store.ls(f"{self._root}/checkpoints/{whole[-1]}", detail=False):
-                self._store.get_file(path, str(partial / path.rsplit("/", 1)[-1]))
+            taken = self._take_newest(listed, run / "checkpoints")
             for name in ("inputs.json", "metrics.jsonl"):
                 if self._store.exists(f"{self._root}/{name}"):
                     self._store.get_file(f"{self._root}/{name}", str(run / name))
-            partial.rename(run / "checkpoints" / whole[-1])
+        except CheckpointError:
+            raise
         except Exception as error:  # each store has exceptions of its own
             raise self._unreadable(error) from error
-        log.info("filled from %s: %s", self._url, whole[-1])
+        log.info("filled from %s: %s", self._url, taken)
+
+    def _take_newest(self, names: Sequence[str], checkpoints: Path) -> str:
+        """Fetch one after the other, newest first, until one is whole; its name."""
+        reasons = []
+        for name in reversed(names):
+            partial = checkpoints / f".{name}.partial"
+            shutil.rmtree(partial, ignore_errors=True)
+            copy = f"{self._root}/checkpoints/{name}"
+            for path in self._store.find(copy):
+                file = partial / path.removeprefix(f"{copy}/")
+                file.parent.mkdir(parents=True, exist_ok=True)
+                self._store.get_file(path, str(file))
+            try:
+                read_checkpoint(partial)
+            except CheckpointError as error:
+                log.warning("checkpoint refused: %s", error)
+                reasons.append(str(error))
+                shutil.rmtree(partial)
+                continue
+            partial.rename(checkpoints / name)
+            return name
+        raise CheckpointError(f"no checkpoint at {self._url} is whole; the newest: {reasons[0]}")
 
     def close(self) -> None:
         """Wait for the copy in progress, for at most `CLOSE_S`."""
@@ -90,11 +111,13 @@ class Mirror:
     def _push(self, checkpoint: Path, beside: Sequence[Path]) -> None:
         folder = f"{self._root}/checkpoints/{checkpoint.name}"
         self._store.makedirs(folder, exist_ok=True)
-        names = sorted(path.name for path in checkpoint.iterdir() if path.name != MANIFEST)
+        files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path != checkpoint / MANIFEST]
         for path in beside:
             self._store.put_file(str(path), f"{self._root}/{path.name}")
-        for name in (*names, MANIFEST):
-            self._store.put_file(str(checkpoint / name), f"{folder}/{name}")
+        for path in (*files, checkpoint / MANIFEST):
+            copy = f"{folder}/{path.relative_to(checkpoint).as_posix()}"
+            self._store.makedirs(copy.rpartition("/")[0], exist_ok=True)
+            self._store.put_file(str(path), copy)
         held = {path.name for path in checkpoint_folders(checkpoint.parent)}
         for name in self._names():
             if name not in held and _age(name) < _age(checkpoint.name):

@@ -6,10 +6,6 @@ Nothing here may delay or fail the run: what goes wrong becomes a condition and 
 import asyncio
 import contextlib
 import logging
-import os
-import secrets
-import socket
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
@@ -17,8 +13,8 @@ from typing import Protocol
 
 from deploy.board import Board
 from deploy.board_server import BoardServer
-from deploy.child import Child
 from deploy.control import Control
+from deploy.page_server import PageServer
 from deploy.publisher import Publisher
 from deploy.reporter import Reporter
 from deploy.run_folder import STATUS, RunFolder
@@ -27,20 +23,18 @@ from deploy.stopping import end_all
 from deploy.strips import StripRecorder, read_samples, write_sample
 from deploy.trackers import Trackers
 from learner.evaluate import Evaluation
+from learner.guards import guard_of
 from learner.loop import Journal
 from learner.stream import GroupStream
 from protocol.config import RunConfig
-from protocol.config_status import EMBEDDED, OFF
-from protocol.errors import FlowcreditError
+from protocol.config_status import EMBEDDED, OFF, board_address
+from protocol.errors import FlowcreditError, LeaseLostError
 from protocol.messages import LearnerState
 from protocol.ports import FleetPort, Metrics
 from protocol.sink import StatusSink
 from protocol.status import ENDED, Sample
 
 log = logging.getLogger(__name__)
-BOARD_VARIABLE = "FLOWCREDIT_BOARD"
-TOKEN_FILE = "control.token"
-FIRST_PORT, PORTS = 8420, 50
 STARTING_S = 5.0
 """Seconds in which the embedded board may start."""
 FILE_EVERY_S = 15.0
@@ -81,7 +75,7 @@ class Observed:
         self.journal = ObservedJournal(journal, self.reporter, self._trackers, self._recorder)
         self._server: BoardServer | None = None
         self._publisher: Publisher | None = None
-        self._page: Child | None = None
+        self._page: PageServer | None = None
         self._patient_until = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -107,6 +101,8 @@ class Observed:
             reporter.phase = "stopped"
         else:
             reporter.phase = "failed"
+            if guard := guard_of(error):
+                self._sink.condition(f"Guard/{guard}", holds=False, reason="Broken", message=str(error))
             reporter.event(f"the run failed: {' '.join(str(error).split())[:400] or type(error).__name__}", "error")
         with _harmless("the status of the ended run"):
             self.control.end()
@@ -138,14 +134,8 @@ class Observed:
     def open_page(self) -> str | None:
         """Serve the run's page on loopback until the run ends; its address, or None when that cannot be."""
         with _harmless("the page is not served"):
-            token = self._run.path / TOKEN_FILE
-            descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(secrets.token_urlsafe(24))
-            port = _free_port()
-            words = ["serve", str(self._run.path), "--port", str(port), "--token-file", str(token)]
-            self._page = Child([sys.executable, "-m", "deploy", *words])
-            return f"http://127.0.0.1:{port}/"
+            self._page = PageServer(self._run.path)
+            return self._page.address
         return None
 
     def _open_board(self) -> None:
@@ -157,7 +147,7 @@ class Observed:
 
     def _connect(self) -> None:
         settings = self._config.status
-        address = os.environ.get(BOARD_VARIABLE) or settings.board
+        address = board_address(settings)
         if address == OFF:
             return
         if address == EMBEDDED:
@@ -172,6 +162,7 @@ class Observed:
             on_command=self.control.take,
             on_contact=self._contact,
             keep_s=settings.keep_days * 86400,
+            lease=self._run.board_lease,
         )
         self._go(self._publisher.run)
 
@@ -188,17 +179,22 @@ class Observed:
 
     def _sampled(self, sample: Sample) -> None:
         self.reporter.sampled(sample)
+        self._run.require_writer()
         write_sample(self._run.samples, sample)
 
     async def _tick(self) -> None:
         heartbeat_s = self._config.status.heartbeat_s
         until_file, filed = 0.0, None
         while True:
+            await self._look_after_leases()
             if self._stop.is_set():
                 self.reporter.phase = "stopping"
             if self.reporter.phase in ("running", "paused", "stopping"):
                 with _harmless("wishes are not looked after"):
                     await self.control.reconcile()
+            if self._page:
+                with _harmless("the page is not looked after"):
+                    self._page.look_after(self._sink)
             until_file -= heartbeat_s
             wished = (dict(self.reporter.wishes), self.reporter.is_pause_wished)
             if until_file <= 0 or wished != filed:
@@ -206,10 +202,29 @@ class Observed:
                 await self._write_file()
             await asyncio.sleep(heartbeat_s)
 
+    async def _look_after_leases(self) -> None:
+        """Once another process has taken over this one stops: nothing that it still does would be written."""
+        try:
+            await asyncio.to_thread(self._run.require_writer)
+        except LeaseLostError as error:
+            self._sink.condition("OneWriter", holds=False, reason="TakenOver", message=str(error))
+            self._stop.set()
+            return
+        lease = self._run.board_lease
+        if lease and lease.trouble:
+            message = f"the lease of the run folder counts alone: {lease.trouble}"
+            self._sink.condition("BoardLease", holds=False, reason="Away", message=message)
+        elif lease:
+            message = f"held with token {', '.join(map(str, lease.tokens))}"
+            self._sink.condition("BoardLease", holds=True, reason="Held", message=message)
+
     async def _write_file(self) -> None:
         kind, text = "StatusWritten", self.reporter.file_text()
         try:
+            await asyncio.to_thread(self._run.require_writer)
             await asyncio.to_thread(write_status, self._run.path, text)
+        except LeaseLostError:
+            return
         except OSError as error:
             self._sink.condition(kind, holds=False, reason="WriteFailed", message=f"{STATUS}: {error.strerror}")
         else:
@@ -231,7 +246,6 @@ class Observed:
         self._trackers.close()
         if self._page:
             self._page.stop()
-        (self._run.path / TOKEN_FILE).unlink(missing_ok=True)
         if self._server:
             self._server.stop()
 
@@ -281,13 +295,3 @@ def _harmless(what: str) -> Iterator[None]:
         log.warning("%s: %s", what, error)
     except Exception:
         log.exception("%s", what)
-
-
-def _free_port() -> int:
-    for port in range(FIRST_PORT, FIRST_PORT + PORTS):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -9,7 +9,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from deploy.board import COMMANDS_KEPT, EVENTS_KEPT, LINES_KEPT, SAMPLES_KEPT, Board, Held, Update
+from deploy.board import COMMANDS_KEPT, EVENTS_KEPT, LINES_KEPT, SAMPLES_KEPT, Board, FencedOutError, Held, Update
+from deploy.board_lease import BoardLease
 from protocol.errors import BoardError
 from protocol.status import Command, Event, MetricLine, RunStatus, Sample
 
@@ -54,13 +55,16 @@ class Publisher:
         on_command: Callable[[Command], None],
         on_contact: Callable[[str], None],
         keep_s: float,
+        lease: BoardLease | None = None,
     ) -> None:
+        """With a lease nothing is written while another process holds it."""
         self._board = board
         self._buffers = buffers
         self._compose = compose
         self._on_command = on_command
         self._on_contact = on_contact
         self._keep_s = keep_s
+        self._lease = lease
         self._held: Held | None = None
         self._written: dict[str, str] = {}
         self._seen: set[str] = set()
@@ -104,13 +108,23 @@ class Publisher:
             commands=[c for c in buffers.commands.values() if self._written.get(c.id) != c.state],
             is_rewrite=is_rewrite,
         )
-        asked = await self._board.write(update, keep_s=self._keep_s)
+        asked = await self._write(update)
         self._note(update, held)
         await self._forget_old()
         for command in asked:
             if command.id not in self._seen:
                 self._seen.add(command.id)
                 self._on_command(command)
+
+    async def _write(self, update: Update) -> list[Command]:
+        """Once more when the lease is not there, which is so when the board has been away and lost its memory."""
+        if self._lease is None:
+            return await self._board.write(update, keep_s=self._keep_s)
+        try:
+            return await self._board.write(update, keep_s=self._keep_s, fence=self._lease.fence)
+        except FencedOutError:
+            await asyncio.to_thread(self._lease.renew)
+            return await self._board.write(update, keep_s=self._keep_s, fence=self._lease.fence)
 
     def _note(self, update: Update, held: Held) -> None:
         """The board has it."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from deploy.encode import encode_ahead
 from deploy.events import Events, Relay
 from deploy.fork import weights_to_fork
-from deploy.observe import TOKEN_FILE, Observed
+from deploy.observe import Observed
+from deploy.page_server import TOKEN_FILE
 from deploy.progress import Progress
 from deploy.run_folder import RunFolder, open_run_folder
 from deploy.stopping import finished_before, stop_on_signal
@@ -32,6 +33,24 @@ if TYPE_CHECKING:
     from deploy.local import LocalFleet
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is to be run and how, after everything that a user can get wrong has been looked at."""
+
+    config: RunConfig
+    run: RunFolder
+    prompts: Sequence[Prompt]
+    heldout: Sequence[Prompt]
+    progress: Progress
+    is_local: bool
+    has_page: bool
+
+    @property
+    def all_prompts(self) -> list[Prompt]:
+        """Train and held-out prompts."""
+        return [*self.prompts, *self.heldout]
 
 
 @dataclass(frozen=True)
@@ -66,6 +85,7 @@ def run_training(
 
     Raises:
         InputError: something that the user can mend.
+        LeaseLostError: another process has taken the run over.
     """
     config = completed(config)
     prompts, heldout = check_inputs(config)
@@ -74,7 +94,17 @@ def run_training(
     try:
         if weights:
             run.save(LearnerState(step=0, weights=weights, optimizer={}))
-        return _run(config, run, prompts, heldout, is_local=is_local, has_page=has_page, progress=progress)
+        return _run(
+            Order(
+                config=config,
+                run=run,
+                prompts=prompts,
+                heldout=heldout,
+                progress=progress,
+                is_local=is_local,
+                has_page=has_page,
+            )
+        )
     except InputError as error:
         log.error("the run ends: %s", error)
         run.discard_if_unused()
@@ -107,7 +137,7 @@ class RunJournal:
     def __init__(self, run: RunFolder, progress: Progress) -> None:
         self._run = run
         self._progress = progress
-        self._relay = Relay(Events(run.path, progress.say))
+        self._relay = Relay(Events(run.path, progress.say, may_write=run.is_writer))
         self.condition, self.event, self.join = self._relay.condition, self._relay.event, self._relay.join
         self.iteration = 0
 
@@ -146,59 +176,39 @@ class RunJournal:
             self.condition(kind, holds=True, reason="Written", message="metrics.jsonl is written again")
 
 
-def _run(
-    config: RunConfig,
-    run: RunFolder,
-    prompts: Sequence[Prompt],
-    heldout: Sequence[Prompt],
-    *,
-    is_local: bool,
-    has_page: bool,
-    progress: Progress,
-) -> Outcome:
+def _run(order: Order) -> Outcome:
     """Ray is started outside the event loop, where Ctrl-C ends it at once."""
+    config, run, say = order.config, order.run, order.progress.say
     found = run.newest()
     start = found[0].step if found else 0
     run.rewind(start if found else -1)
-    journal = RunJournal(run, progress)
+    journal = RunJournal(run, order.progress)
     journal.iteration = start
     if found:
-        progress.say(f"going on from {found[1]}")
+        say(f"going on from {found[1]}")
         if changes := run.version_changes(found[1]):
             message = f"the run may round differently from here on: {', '.join(changes)}"
             journal.condition("SameVersions", holds=False, reason="Changed", message=message)
     if start < config.iterations or start not in run.evaluation_scores():
-        progress.say("starting " + ("in this process" if is_local else "on Ray"))
-        with nullcontext() if is_local else _cluster(config, journal):
-            asyncio.run(
-                _train(
-                    config, run, journal, prompts, heldout, found[0] if found else None, is_local, has_page, progress
-                )
-            )
+        say("starting " + ("in this process" if order.is_local else "on Ray"))
+        with nullcontext() if order.is_local else _cluster(config, journal):
+            asyncio.run(_train(order, journal, found[0] if found else None))
+        run.require_writer()
     return _outcome(config, run, journal)
 
 
-async def _train(
-    config: RunConfig,
-    run: RunFolder,
-    journal: RunJournal,
-    prompts: Sequence[Prompt],
-    heldout: Sequence[Prompt],
-    found: LearnerState | None,
-    is_local: bool,  # noqa: FBT001
-    has_page: bool,  # noqa: FBT001
-    progress: Progress,
-) -> None:
+async def _train(order: Order, journal: RunJournal, found: LearnerState | None) -> None:
+    config, run, progress = order.config, order.run, order.progress
     with stop_on_signal(progress.say, within_s=config.cluster.stop_within_s) as stop:
-        await encode_ahead(config, [*prompts, *heldout], is_local=is_local, say=progress.say)
-        fleet = _fleet(config, journal, is_local=is_local)
+        await encode_ahead(config, order.all_prompts, is_local=order.is_local, say=progress.say)
+        fleet = _fleet(config, journal, is_local=order.is_local)
         try:
             async with Observed(config, run, fleet, journal, stop) as observed:
-                if has_page and (address := observed.open_page()):
+                if order.has_page and (address := observed.open_page()):
                     progress.say(f"page      {address}  (its controls ask for the token in {run.path / TOKEN_FILE})")
                 if not await finished_before(stop, fleet.start()):
                     return
-                await fleet.check([*prompts, *heldout])
+                await fleet.check(order.all_prompts)
                 start = found.step if found else 0
                 observed.begin(start)
                 with progress.bar(start, config.iterations):
@@ -207,8 +217,8 @@ async def _train(
                         run=run,
                         fleet=observed,
                         journal=observed.journal,
-                        prompts=prompts,
-                        heldout=heldout,
+                        prompts=order.prompts,
+                        heldout=order.heldout,
                         stop=stop,
                         rest=observed.control.rest,
                         watch=observed.watch,

@@ -23,22 +23,22 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import yaml
 from safetensors import SafetensorError
 
+from deploy.board_lease import BoardLease, lease_on_board
 from deploy.fingerprint import differences, input_digests, library_versions, read_digests
 from deploy.lease import FOLDER as LEASE
 from deploy.lease import Lease
 from deploy.mirror import Mirror
+from deploy.same_config import CONFIG, require_equal, require_same
 from deploy.whole_lines import append_whole
 from learner.checkpoint import newest_checkpoint, read_facts, write_checkpoint
 from protocol.config import RunConfig
-from protocol.config_file import parse_config
-from protocol.errors import ConfigError, RunFolderError
+from protocol.errors import LeaseLostError, RunFolderError
 from protocol.messages import LearnerState
 
 log = logging.getLogger(__name__)
-CONFIG, INPUTS, METRICS, EVENTS, LOG = "config.yaml", "inputs.json", "metrics.jsonl", "events.jsonl", "run.log"
+INPUTS, METRICS, EVENTS, LOG = "inputs.json", "metrics.jsonl", "events.jsonl", "run.log"
 STATUS = "status.json"
 Say = Callable[[str], None]
 
@@ -53,6 +53,7 @@ class RunFolder:
         self.samples = path / "samples"
         self._is_made = not path.exists()
         self._lease: Lease | None = None
+        self.board_lease: BoardLease | None = None
         self._log: logging.Handler | None = None
         self._pending: list[str] = []
         self._mirror = Mirror(config.checkpoint.url) if config.checkpoint.url else None
@@ -66,6 +67,7 @@ class RunFolder:
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
             self._lease = Lease.take(self.path, say=say)
+            self.board_lease = lease_on_board(self.config, self.path, self._lease, say)
             self.checkpoints.mkdir(exist_ok=True)
             self.samples.mkdir(exist_ok=True)
             self._fill_from_mirror()
@@ -80,12 +82,45 @@ class RunFolder:
         if self._log:
             logging.getLogger().removeHandler(self._log)
             self._log.close()
+        if self.board_lease:
+            self.board_lease.release()
         if self._lease:
             self._lease.release()
 
+    def abandon(self) -> None:
+        """Close a folder that could not be opened, and leave nothing where nothing was."""
+        if self._is_made and not (self.path / CONFIG).exists():
+            with suppress(OSError):
+                self._remove_beginnings()
+        self.close()
+
+    def _remove_beginnings(self) -> None:
+        """Folders go only when they are empty: another process may have begun here too."""
+        if self._lease:
+            for name in (INPUTS, f".{INPUTS}.partial", f".{CONFIG}.partial"):
+                (self.path / name).unlink(missing_ok=True)
+            self._lease.clear()
+        for folder in (self.checkpoints, self.samples, self.path / LEASE, self.path):
+            if folder.exists():
+                folder.rmdir()
+
+    def require_writer(self) -> None:
+        """Raises LeaseLostError when another process has taken over, in this folder or on the board."""
+        for lease in (self._lease, self.board_lease):
+            if lease:
+                lease.require()
+
+    def is_writer(self) -> bool:
+        """Whether no other process has taken over."""
+        try:
+            self.require_writer()
+        except LeaseLostError:
+            return False
+        return True
+
     def discard_if_unused(self) -> None:
         """Remove a folder in which nothing was drawn or learned, so that a mended config can take its name."""
-        if self.lines() or any(self.checkpoints.iterdir()) or any(self.samples.iterdir()):
+        if not self.is_writer() or self.lines() or any(self.checkpoints.iterdir()) or any(self.samples.iterdir()):
             return
         with suppress(OSError):
             for name in (CONFIG, INPUTS, METRICS, EVENTS, LOG, STATUS):
@@ -100,9 +135,12 @@ class RunFolder:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Inside, a disk that is full or gone becomes a `RunFolderError`; so does another process that took over."""
-        if self._lease:
-            self._lease.require()
+        """Inside, a disk that is full or gone becomes a `RunFolderError`.
+
+        Raises:
+            LeaseLostError: another process has taken over.
+        """
+        self.require_writer()
         try:
             yield
         except (OSError, SafetensorError) as error:
@@ -213,39 +251,9 @@ def open_run_folder(path: Path, config: RunConfig, *, say: Say = log.warning) ->
     try:
         folder.open(say)
     except BaseException:
-        folder.close()
+        folder.abandon()
         raise
     return folder
-
-
-def require_same(path: Path, config: RunConfig, *, section: str = "", remedy: str) -> None:
-    """Compare a run folder's config with this one in every key that starts with `section` and may change a result.
-
-    Raises:
-        RunFolderError: no readable config there, or some keys differ (they are listed).
-    """
-    try:
-        text = (path / CONFIG).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunFolderError(f"run folder {path} holds no readable {CONFIG}: {error}; {remedy}") from None
-    require_equal(path, text, config, section=section, remedy=remedy)
-
-
-def require_equal(where: object, text: str, config: RunConfig, *, section: str = "", remedy: str) -> None:
-    """The same for the text of a `config.yaml` that was found at `where`."""
-    try:
-        held = parse_config(yaml.safe_load(text)).outcome_fields()
-    except (yaml.YAMLError, ConfigError) as error:
-        reason = " ".join(str(error).split())
-        raise RunFolderError(f"run folder {where} holds no readable {CONFIG}: {reason}; {remedy}") from None
-    wanted = config.outcome_fields()
-    differing = [
-        f"{key} (there {held.get(key)!r}, now {wanted.get(key)!r})"
-        for key in sorted(held.keys() | wanted.keys())
-        if key.startswith(section) and held.get(key) != wanted.get(key)
-    ]
-    if differing:
-        raise RunFolderError(f"run folder {where} belongs to another config: {', '.join(differing)}; {remedy}")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

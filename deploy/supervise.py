@@ -56,12 +56,9 @@ async def supervise(
         LearnerLostError: one iteration cost `LOSSES_PER_ITERATION` learners.
         PoolError: the learner used up `cluster.max_restarts`.
     """
-    cluster = config.cluster
-    budget = RestartBudget("the learner", limit=cluster.max_restarts, within_s=cluster.restart_window_s)
-    losses: Counter[int] = Counter()
+    losses = Losses(config)
     is_lost = False
     while True:
-        start = found.step if found else 0
         try:
             if is_lost:
                 await fleet.restart_learner()
@@ -77,29 +74,48 @@ async def supervise(
                 stop=stop,
                 rest=rest,
                 watch=watch,
-                start=start,
-                recent=found.recent if found else (),
-                is_evaluated=start in run.evaluation_scores(),
+                found=found,
+                is_evaluated=(found.step if found else 0) in run.evaluation_scores(),
             )
         except LearnerLostError as error:
-            reached = max((line["iteration"] for line in run.lines()), default=0)
-            losses[reached] += 1
-            if losses[reached] >= LOSSES_PER_ITERATION:
-                raise LearnerLostError(
-                    f"{error}; iteration {reached + 1} cost {LOSSES_PER_ITERATION} learners and is given up: if memory"
-                    " is short, make group.shard or the model smaller; the same command goes on from the checkpoint"
-                ) from error
-            pause_s = budget.spend(str(error))
+            pause_s = losses.bear(error, reached=max((line["iteration"] for line in run.lines()), default=0))
             is_lost, found = True, _newest(run)
             again = found.step if found else 0
-            message = f"{error}; a new one goes on from iteration {again}"
-            journal.event(message, "learner_lost")
-            journal.condition("LearnerReady", holds=False, reason="Lost", message=message)
+            _tell(journal, f"{error}; a new one goes on from iteration {again}")
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), pause_s)
             if stop.is_set():
                 return None
             run.rewind(again)
+
+
+class Losses:
+    """How many learners a run has lost, and how many it may lose."""
+
+    def __init__(self, config: RunConfig) -> None:
+        cluster = config.cluster
+        self._budget = RestartBudget("the learner", limit=cluster.max_restarts, within_s=cluster.restart_window_s)
+        self._at: Counter[int] = Counter()
+
+    def bear(self, error: LearnerLostError, *, reached: int) -> float:
+        """Seconds to wait before the next learner; `reached` is the last iteration that was done.
+
+        Raises:
+            LearnerLostError: one iteration cost `LOSSES_PER_ITERATION` learners.
+            PoolError: the learner used up `cluster.max_restarts`.
+        """
+        self._at[reached] += 1
+        if self._at[reached] >= LOSSES_PER_ITERATION:
+            raise LearnerLostError(
+                f"{error}; iteration {reached + 1} cost {LOSSES_PER_ITERATION} learners and is given up: if memory"
+                " is short, make group.shard or the model smaller; the same command goes on from the checkpoint"
+            ) from error
+        return self._budget.spend(str(error))
+
+
+def _tell(journal: Journal, message: str) -> None:
+    journal.event(message, "learner_lost")
+    journal.condition("LearnerReady", holds=False, reason="Lost", message=message)
 
 
 def _newest(run: RunFolder) -> LearnerState | None:

@@ -4,7 +4,8 @@
         pytorch_lora_weights.safetensors    the adapter, as diffusers loads it
         optimizer.safetensors               AdamW's moments
         recent.safetensors                  with `group.max_lag`: the adapters that groups in flight are drawn with
-        state.json                          step, adapter digests, baseline, and facts such as library versions
+        state.json                          step, adapter digests, baseline, guards that are broken, and facts such as
+                                            library versions
         average/                            the adapter's running mean in the same form, where the run keeps one
         manifest.json                       sha256 of each file above, written last
     checkpoints/latest -> step_000040
@@ -111,6 +112,7 @@ def read_checkpoint(folder: Path) -> LearnerState:
         facts = json.loads((folder / STATE).read_text(encoding="utf-8"))
         optimizer = load_file(folder / OPTIMIZER)
         step, digest, baseline = int(facts["step"]), facts["digest"], tuple(facts.get("baseline", ()))
+        broken = {name: int(times) for name, times in facts.get("broken", {}).items()}
         recent = {int(version): digest for version, digest in facts.get("recent", {}).items()}
         older = load_file(folder / RECENT) if RECENT in manifest else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
@@ -125,6 +127,7 @@ def read_checkpoint(folder: Path) -> LearnerState:
         average=read_lora(folder / AVERAGE, version=step) if AVERAGE_FILE in manifest else None,
         baseline=baseline,
         recent=_recent(folder, recent, older),
+        broken=broken,
     )
 
 
@@ -173,6 +176,7 @@ def _write(partial: Path, state: LearnerState, config: LoraConfig, facts: Mappin
         "step": state.step,
         "digest": state.weights.digest,
         "baseline": state.baseline,
+        "broken": dict(state.broken),
         "recent": {str(weights.version): weights.digest for weights in state.recent},
     }
     (partial / STATE).write_text(json.dumps({**facts, **told}), encoding="utf-8")

@@ -11,9 +11,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from protocol.config import RunConfig
-from protocol.errors import GuardError
+from protocol.errors import (
+    ContractError,
+    FlowcreditError,
+    GuardError,
+    NonFiniteError,
+    ParityError,
+    StaleWeightsError,
+)
 from protocol.messages import PolicyWeights
 from protocol.sink import StatusSink
+
+BY_ERROR: Mapping[type[FlowcreditError], str] = {
+    StaleWeightsError: "weights_echo",
+    ParityError: "parity_probe",
+    NonFiniteError: "finite_numbers",
+    ContractError: "contract",
+}
 
 
 @dataclass(frozen=True)
@@ -29,12 +43,20 @@ class Guard:
 
 
 class Guards:
-    """Told of every iteration by the loop, in order; keeps how long each rule has been broken."""
+    """Told of every iteration by the loop, in order; keeps how long each rule has been broken.
 
-    def __init__(self, config: RunConfig, sink: StatusSink) -> None:
+    A run that goes on gives `broken` of its checkpoint, so that a stop is no way around a rule.
+    """
+
+    def __init__(self, config: RunConfig, sink: StatusSink, *, broken: Mapping[str, int] | None = None) -> None:
         self._guards = guards_of(config)
         self._sink = sink
-        self._broken = {guard.name: 0 for guard in self._guards}
+        self._broken = {guard.name: (broken or {}).get(guard.name, 0) for guard in self._guards}
+
+    @property
+    def broken(self) -> dict[str, int]:
+        """Iterations in a row, of each rule that is broken now."""
+        return {name: times for name, times in self._broken.items() if times}
 
     def check(self, iteration: int, metrics: Mapping[str, float], weights: PolicyWeights) -> None:
         """Look at the numbers of one iteration and at the weights that it made.
@@ -67,6 +89,11 @@ class Guards:
         self._sink.condition(f"Guard/{guard.name}", holds=False, reason="Broken", message=message)
         if times >= guard.patience:
             raise GuardError(f"{message}; {guard.remedy}")
+
+
+def guard_of(error: BaseException) -> str | None:
+    """The guard that this error comes from, where it is no rule over an iteration's numbers."""
+    return next((name for kind, name in BY_ERROR.items() if isinstance(error, kind)), None)
 
 
 def adapter_metrics(weights: PolicyWeights, *, had_contrast: bool) -> dict[str, float]:

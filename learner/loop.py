@@ -80,39 +80,31 @@ async def train(
     stop: asyncio.Event,
     rest: Rest = no_rest,
     watch: Watch = no_watch,
-    start: int = 0,
-    recent: Sequence[PolicyWeights] = (),
+    found: LearnerState | None = None,
     is_evaluated: bool = False,
 ) -> None:
-    """Run iterations `start` to `config.iterations`; the learner already holds the state of `start`.
+    """Run the iterations after `found`, or all, up to `config.iterations`.
 
     Setting `stop` ends the run after the update in progress, with a checkpoint; groups and evaluations in flight are
-    dropped, since their keys draw them again. A checkpoint that cannot be written is tried again with the next
-    iteration; only the last one ends the run.
+    dropped, since their keys draw them again.
 
     Args:
         rest: may hold the loop between two iterations; it returns when `stop` is set.
         watch: may look at the groups in flight, and must not touch them.
-        recent: versions before `start`'s that groups in flight are drawn with, oldest first; from the checkpoint.
-        is_evaluated: whether the evaluation at `start` stands already.
+        found: the checkpoint that the run goes on from; the learner holds it already.
+        is_evaluated: whether the evaluation at its step stands already.
     """
+    done = found.step if found else 0
     groups = Groups(config, prompts, parts)
-    await groups.begin(recent)
-    guards = Guards(config, journal)
+    await groups.begin(found.recent if found else ())
+    guards = Guards(config, journal, broken=found.broken if found else {})
     evaluator = Evaluator(config, heldout, parts, journal, stop)
+    saver = Saver(groups, guards, journal, every=config.checkpoint.every, saved=done)
     if not is_evaluated:
-        await evaluator.assess_if_due(start, groups.policy)
+        await evaluator.assess_if_due(done, groups.policy)
     per_iteration = config.group.per_iteration
-    stream = GroupStream(
-        groups.produce,
-        slots=per_iteration * (config.group.max_lag + 1),
-        start=start * per_iteration,
-        end=config.iterations * per_iteration,
-    )
-    watch(stream)
-    saved = done = start
-    is_owed = False
-    async with stream:
+    async with groups.stream(done) as stream:
+        watch(stream)
         while done < config.iterations and not stop.is_set():
             clock = Clock()
             batch = await _unless(stop, stream.take(per_iteration))
@@ -128,13 +120,10 @@ async def train(
             journal.record(done, metrics | dict(parts.rewards.troubles()) | clock.seconds())
             guards.check(done, metrics, groups.policy)
             await evaluator.assess_if_due(done, groups.policy)
-            if done < config.iterations and (done % config.checkpoint.every == 0 or is_owed):
-                is_owed = not await _save(groups, journal)
-                saved = saved if is_owed else done
             if done < config.iterations:
-                await rest(partial(_save, groups, journal))
-    if saved != done:
-        journal.save(await groups.state())
+                await saver.save_if_due(done)
+                await rest(saver.save)
+    await saver.finish(done)
 
 
 @dataclass
@@ -176,6 +165,16 @@ class Groups:
         older = [self.policies[version] for version in sorted(self.policies) if version < state.step]
         return replace(state, recent=tuple(older))
 
+    def stream(self, start: int) -> GroupStream:
+        """The groups of the iterations from `start` on; as many in flight as `max_lag` allows."""
+        count = self.config.group.per_iteration
+        return GroupStream(
+            self.produce,
+            slots=count * (self.config.group.max_lag + 1),
+            start=start * count,
+            end=self.config.iterations * count,
+        )
+
     async def produce(self, place: int) -> ScoredGroup:
         """The group at a place of the run, in shards."""
         iteration, group = divmod(place, self.config.group.per_iteration)
@@ -212,6 +211,49 @@ class Groups:
     async def _publish(self, weights: PolicyWeights) -> None:
         await self.parts.weights.publish(weights)
         self.policies[weights.version] = weights
+
+
+@dataclass
+class Saver:
+    """Writes checkpoints. One that cannot be written is tried again with the next iteration; only the last one ends
+    the run."""
+
+    groups: Groups
+    guards: Guards
+    journal: Journal
+    every: int
+    saved: int
+    """Newest step that was due and is written."""
+    is_owed: bool = False
+
+    async def save_if_due(self, done: int) -> None:
+        """Every `every` iterations, and when one could not be written."""
+        if done % self.every == 0 or self.is_owed:
+            self.is_owed = not await self.save()
+            self.saved = self.saved if self.is_owed else done
+
+    async def save(self) -> bool:
+        """Whether the checkpoint could be written; the older ones stand in any case."""
+        kind = "CheckpointsWritten"
+        try:
+            self.journal.save(await self._state())
+        except RunFolderError as error:
+            self.journal.condition(kind, holds=False, reason="WriteFailed", message=str(error))
+            return False
+        self.journal.condition(kind, holds=True, reason="Written", message="the newest checkpoint is on disk")
+        return True
+
+    async def finish(self, done: int) -> None:
+        """The last checkpoint.
+
+        Raises:
+            RunFolderError: it cannot be written.
+        """
+        if self.saved != done:
+            self.journal.save(await self._state())
+
+    async def _state(self) -> LearnerState:
+        return replace(await self.groups.state(), broken=self.guards.broken)
 
 
 @dataclass(frozen=True)
@@ -268,18 +310,6 @@ class Clock:
     def seconds(self) -> dict[str, float]:
         """By stage, and their sum."""
         return self._seconds | {"seconds/iteration": sum(self._seconds.values())}
-
-
-async def _save(groups: Groups, journal: Journal) -> bool:
-    """Whether the checkpoint could be written; the older ones stand in any case."""
-    kind = "CheckpointsWritten"
-    try:
-        journal.save(await groups.state())
-    except RunFolderError as error:
-        journal.condition(kind, holds=False, reason="WriteFailed", message=str(error))
-        return False
-    journal.condition(kind, holds=True, reason="Written", message="the newest checkpoint is on disk")
-    return True
 
 
 async def _score_shard(parts: Parts, request: ShardRequest) -> ScoredShard:

@@ -1,5 +1,6 @@
 """The status part of the config: where a run shows itself. Nothing here changes a result."""
 
+import os
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -8,6 +9,7 @@ from pydantic import Field, model_validator
 from protocol.config_section import Section
 
 EMBEDDED, OFF = "embedded", "off"
+BOARD_VARIABLE = "FLOWCREDIT_BOARD"
 SCHEMES = ("redis", "rediss", "unix")
 
 
@@ -44,3 +46,8 @@ class StatusConfig(Section):
                 " set it in the environment's FLOWCREDIT_BOARD"
             )
         return self
+
+
+def board_address(settings: StatusConfig) -> str:
+    """Where a run shows itself: `embedded`, `off` or an address; the environment goes before the config."""
+    return os.environ.get(BOARD_VARIABLE) or settings.board

@@ -7,6 +7,7 @@ FlowcreditError
 │   ├── ModelError       a model folder that is missing, of another family, or binds no LoRA module
 │   ├── RunFolderError   a run folder that cannot be written, or that belongs to another config
 │   └── ScorerError      a scorer that cannot be found or built
+├── LeaseLostError       another process took this run over while this one was silent
 ├── BoardError           the status board does not answer, or refuses what was asked
 ├── ContractError        a part of the program broke its promise: wrong length, NaN, out of range, digest differs
 ├── ParityError          learner and rollout compute different log-probs from equal weights
@@ -47,6 +48,10 @@ class RunFolderError(InputError):
 
 class ScorerError(InputError):
     """A scorer cannot be found or built."""
+
+
+class LeaseLostError(FlowcreditError):
+    """Another process took this run over while this one was silent; this one stops without writing."""
 
 
 class BoardError(FlowcreditError):

@@ -241,3 +241,5 @@ class LearnerState:
     recent: tuple[PolicyWeights, ...] = ()
     """Adapters of the versions before, oldest first, that groups in flight are drawn with: at most `max_lag`. Added
     and read by the loop; the learner does not look at them."""
+    broken: Mapping[str, int] = field(default_factory=dict)
+    """Guards whose rule is broken: in how many iterations in a row. Added and read by the loop."""

@@ -10,7 +10,6 @@ from flow.families import ATTENTION
 from protocol.config import RunConfig
 from protocol.config_file import parse_config
 
-CONTEXT_LENGTH = 24
 PROCESS_FOLDERS = ("actors", "deploy")
 """Tests that start processes; side by side they would take each other's cores and miss their deadlines."""
 
@@ -33,59 +32,9 @@ def one_torch_thread() -> None:
 @pytest.fixture(scope="session")
 def tiny_sd3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A StableDiffusion3Pipeline folder with random weights: latents 4x8x8, pictures 16x16, no T5."""
-    import torch
-    from diffusers import (
-        AutoencoderKL,
-        FlowMatchEulerDiscreteScheduler,
-        SD3Transformer2DModel,
-        StableDiffusion3Pipeline,
-    )
+    from tests.tiny_models import write_sd3
 
-    folder = tmp_path_factory.mktemp("models") / "tiny_sd3"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(20)
-        transformer = SD3Transformer2DModel(
-            sample_size=8,
-            patch_size=2,
-            in_channels=4,
-            num_layers=2,
-            attention_head_dim=8,
-            num_attention_heads=2,
-            joint_attention_dim=16,
-            caption_projection_dim=16,
-            pooled_projection_dim=16,
-            out_channels=4,
-            pos_embed_max_size=8,
-        )
-        for name, parameter in transformer.named_parameters():
-            if not name.endswith("bias"):
-                torch.nn.init.normal_(parameter, std=0.2)
-        autoencoder = AutoencoderKL(
-            latent_channels=4,
-            block_out_channels=(4, 4),
-            down_block_types=("DownEncoderBlock2D",) * 2,
-            up_block_types=("UpDecoderBlock2D",) * 2,
-            norm_num_groups=2,
-            sample_size=16,
-            scaling_factor=1.5305,
-            shift_factor=0.0609,
-            use_quant_conv=False,
-            use_post_quant_conv=False,
-        )
-        tokenizer = _tokenizer()
-        pipeline = StableDiffusion3Pipeline(
-            transformer=transformer,
-            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-            vae=autoencoder,
-            text_encoder=_text_encoder(tokenizer),
-            tokenizer=tokenizer,
-            text_encoder_2=_text_encoder(tokenizer),
-            tokenizer_2=tokenizer,
-            text_encoder_3=None,
-            tokenizer_3=None,
-        )
-    pipeline.save_pretrained(folder)
-    return folder
+    return write_sd3(tmp_path_factory.mktemp("models") / "tiny_sd3")
 
 
 @pytest.fixture
@@ -115,32 +64,3 @@ def tiny_config(tiny_sd3: Path) -> Callable[..., RunConfig]:
         return parse_config(tree)
 
     return make
-
-
-def _tokenizer() -> Any:
-    """A byte-pair tokenizer of letters without merges, so that any text is legal."""
-    from transformers import CLIPTokenizer
-
-    letters = [chr(code) for code in range(33, 127)]
-    tokens = [*letters, *(letter + "</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    return CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=CONTEXT_LENGTH)
-
-
-def _text_encoder(tokenizer: Any) -> Any:
-    from transformers import CLIPTextConfig, CLIPTextModelWithProjection
-
-    return CLIPTextModelWithProjection(
-        CLIPTextConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=8,
-            intermediate_size=16,
-            projection_dim=8,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            max_position_embeddings=CONTEXT_LENGTH,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    ).eval()

@@ -1,5 +1,6 @@
 """Tiny pipelines with random weights, in diffusers' format, of every family and shape of it that we train."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,33 +24,47 @@ from transformers import (
 )
 
 CONTEXT_LENGTH = 24
+LATENTS = {"scaling_factor": 0.3611, "shift_factor": 0.1159}
+SD3_LATENTS = {"scaling_factor": 1.5305, "shift_factor": 0.0609}
 LETTERS = [chr(code) for code in range(33, 127)]
+
+
+def write_sd3(folder: Path) -> Path:
+    """SD3-Medium's shape without T5: latents 4x8x8, pictures of 16x16. The pipeline of most tests."""
+    return _write_sd3(folder, seed=20, latents=SD3_LATENTS)
 
 
 def write_sd35(folder: Path, *, has_t5: bool = True) -> Path:
     """SD3.5-Medium's shape: dual attention in the first block, qk-norm, three text encoders; pictures of 16x16."""
+    return _write_sd3(folder, seed=30, has_t5=has_t5, dual_attention_layers=(0,), qk_norm="rms_norm")
+
+
+def _write_sd3(
+    folder: Path, *, seed: int, has_t5: bool = False, latents: Mapping[str, float] = LATENTS, **shape: Any
+) -> Path:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(30)
-        transformer = SD3Transformer2DModel(
-            sample_size=8,
-            patch_size=2,
-            in_channels=4,
-            num_layers=2,
-            attention_head_dim=8,
-            num_attention_heads=2,
-            joint_attention_dim=16,
-            caption_projection_dim=16,
-            pooled_projection_dim=16,
-            out_channels=4,
-            pos_embed_max_size=8,
-            dual_attention_layers=(0,),
-            qk_norm="rms_norm",
+        torch.manual_seed(seed)
+        transformer = _randomised(
+            SD3Transformer2DModel(
+                sample_size=8,
+                patch_size=2,
+                in_channels=4,
+                num_layers=2,
+                attention_head_dim=8,
+                num_attention_heads=2,
+                joint_attention_dim=16,
+                caption_projection_dim=16,
+                pooled_projection_dim=16,
+                out_channels=4,
+                pos_embed_max_size=8,
+                **shape,
+            )
         )
         tokenizer, t5_tokenizer = clip_tokenizer(), _t5_tokenizer()
         pipeline = StableDiffusion3Pipeline(
-            transformer=_randomised(transformer),
+            transformer=transformer,
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-            vae=_autoencoder(4),
+            vae=_autoencoder(4, latents),
             text_encoder=CLIPTextModelWithProjection(_clip_config(tokenizer)).eval(),
             tokenizer=tokenizer,
             text_encoder_2=CLIPTextModelWithProjection(_clip_config(tokenizer)).eval(),
@@ -82,7 +97,7 @@ def write_flux(folder: Path, *, is_schnell: bool = False) -> Path:
         pipeline = FluxPipeline(
             transformer=_randomised(transformer),
             scheduler=FlowMatchEulerDiscreteScheduler(**shift),
-            vae=_autoencoder(4),
+            vae=_autoencoder(4, LATENTS),
             text_encoder=CLIPTextModel(_clip_config(tokenizer)).eval(),
             tokenizer=tokenizer,
             text_encoder_2=_t5(t5_tokenizer),
@@ -124,7 +139,7 @@ def _t5(tokenizer: Any) -> T5EncoderModel:
     return _randomised(T5EncoderModel(config)).eval()
 
 
-def _autoencoder(channels: int) -> AutoencoderKL:
+def _autoencoder(channels: int, latents: Mapping[str, float]) -> AutoencoderKL:
     return AutoencoderKL(
         latent_channels=channels,
         block_out_channels=(4, 4),
@@ -132,8 +147,7 @@ def _autoencoder(channels: int) -> AutoencoderKL:
         up_block_types=("UpDecoderBlock2D",) * 2,
         norm_num_groups=2,
         sample_size=16,
-        scaling_factor=0.3611,
-        shift_factor=0.1159,
+        **latents,
         use_quant_conv=False,
         use_post_quant_conv=False,
     )

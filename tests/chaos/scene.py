@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,8 @@ def preset(folder: Path, model: Path, **sections: Any) -> Path:
 class Driver:
     """One `flowcredit train` and what it says."""
 
-    def __init__(self, preset: Path, run: Path, *words: str) -> None:
-        command = [sys.executable, "-u", "-m", "deploy", "train", str(preset), "--run", str(run), *words]
+    def __init__(self, preset: Path, run: Path, *words: str, program: Sequence[str] = ("-m", "deploy")) -> None:
+        command = [sys.executable, "-u", *program, "train", str(preset), "--run", str(run), *words]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -73,9 +73,10 @@ class Driver:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def wait_for(self, is_it: Callable[[str], bool]) -> str:
-        """The first line, said or to come, for which this holds; AssertionError when none comes in time."""
-        seen = 0
+    def wait_for(self, is_it: Callable[[str], bool], *, begin: int = 0) -> str:
+        """The first line from `begin` on, said or to come, for which this holds; AssertionError when none comes in
+        time."""
+        seen = begin
         with self._news:
             while True:
                 for line in self.said[seen:]:
@@ -153,11 +154,14 @@ class TwoNodes:
             initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False, "_system_config": quick}
         )
         self.worker = self.cluster.add_node(num_cpus=4)
+        self._has_worker = True
+        self._stopped: list[psutil.Process] = []
         self.address = self.cluster.address
 
     def actors(self, kind: str, *, on_worker: bool = False) -> list[psutil.Process]:
         """Processes of actors of one kind."""
-        nodes = [self.worker] if on_worker else [self.cluster.head_node, self.worker]
+        nodes = [] if on_worker else [self.cluster.head_node]
+        nodes += [self.worker] if self._has_worker else []
         return [process for node in nodes for process in _below(node) if _name(process).startswith(KINDS[kind])]
 
     def harm(self, kind: str, number: signal.Signals) -> int:
@@ -169,14 +173,24 @@ class TwoNodes:
         found[0].send_signal(number)
         return found[0].pid
 
-    def kill_worker_raylet(self) -> int:
-        """kill -9 of the worker node's raylet; how many actors lived there."""
+    def harm_worker_raylet(self, number: signal.Signals) -> int:
+        """Send a signal to the worker node's raylet, after which the node counts as lost; how many actors lived
+        there. A node that was lost before is replaced first."""
+        if not self._has_worker:
+            self.worker = self.cluster.add_node(num_cpus=4)
         lost = sum(len(self.actors(kind, on_worker=True)) for kind in KINDS)
-        psutil.Process(_raylet(self.worker)).kill()
+        raylet = psutil.Process(_raylet(self.worker))
+        raylet.send_signal(number)
+        self._has_worker = False
+        self._stopped += [raylet] if number == signal.SIGSTOP else []
         return lost
 
     def stop(self) -> None:
         """End both nodes."""
+        for raylet in self._stopped:
+            with suppress(psutil.NoSuchProcess):
+                for process in [*raylet.children(recursive=True), raylet]:
+                    process.kill()
         self.cluster.shutdown()
 
 

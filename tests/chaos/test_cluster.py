@@ -1,61 +1,21 @@
 """A run on two nodes to which everything happens that can, by a seeded plan, ends like the run that is left alone."""
 
-import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.chaos.scene import KINDS, ROOT, Driver, TwoNodes, events, preset, require_undisturbed, two_nodes
+from tests.chaos.plans import FAULTS, disturbed
+from tests.chaos.scene import ROOT, Driver, events, preset, require_undisturbed, two_nodes
 
 pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.timeout(600)]
-Fault = Callable[[TwoNodes, Driver], object]
-FAULTS: dict[str, Fault] = {
-    **{f"kill {kind}": lambda nodes, _, kind=kind: nodes.harm(kind, signal.SIGKILL) for kind in KINDS},
-    **{f"stop {kind}": lambda nodes, _, kind=kind: nodes.harm(kind, signal.SIGSTOP) for kind in KINDS},
-    "kill raylet": lambda nodes, _: nodes.kill_worker_raylet(),
-    "kill board": lambda _, driver: driver.harm_board(signal.SIGKILL),
-    "stop board": lambda _, driver: driver.harm_board(signal.SIGSTOP),
-}
-
-
-def plan(seed: int) -> list[tuple[int, str]]:
-    """When which fault comes: each once, the driver's death among them, at iterations drawn by the seed."""
-    numbers = random.Random(seed)
-    names = [*FAULTS, "kill driver"]
-    numbers.shuffle(names)
-    moments = sorted(numbers.sample(range(1, 18), len(names)))
-    return list(zip(moments, names, strict=True))
-
-
-def disturbed(path: Path, run: Path, seed: int) -> list[str]:
-    """Run under a plan of faults; what was done."""
-    done = []
-    with two_nodes() as nodes:
-        words = (f"cluster.address={nodes.address}",)
-        driver = Driver(path, run, *words)
-        try:
-            for moment, name in plan(seed):
-                driver.wait_for_iteration(moment)
-                done.append(name)
-                if name == "kill driver":
-                    driver.kill()
-                    driver = Driver(path, run, *words)
-                else:
-                    FAULTS[name](nodes, driver)
-            driver.finish()
-        finally:
-            driver.kill()
-    return done
 
 
 def test_every_fault_in_one_run_changes_nothing(undisturbed, tmp_path, tiny_sd3):
     path = preset(tmp_path, tiny_sd3)
-    done = disturbed(path, tmp_path / "run", seed=0)
-    assert sorted(done) == sorted([*FAULTS, "kill driver"])
+    done = disturbed(path, tmp_path / "run", seed=0, names=FAULTS)
+    assert sorted(done) == sorted(FAULTS)
     require_undisturbed(tmp_path / "run", undisturbed)
     kinds = [event["type"] for event in events(tmp_path / "run")]
     assert kinds.count("learner_lost") >= 2
@@ -108,7 +68,7 @@ def test_what_went_down_with_a_node_is_told_as_lost_and_not_as_a_dead_actor():
             picture = painter.draw.remote()
             ray.wait([picture], timeout=60, fetch_local=False)
             assert asyncio.run(answer(critic.look.remote(np.ones(3)), timeout_s=60)) == 3.0
-            nodes.kill_worker_raylet()
+            nodes.harm_worker_raylet(signal.SIGKILL)
             with pytest.raises(ShardLostError):
                 asyncio.run(answer(critic.look.remote(picture), timeout_s=120))
             with pytest.raises(ShardLostError):

@@ -12,7 +12,7 @@ import pytest
 
 from deploy import lease as leases
 from deploy.lease import FOLDER, Lease
-from protocol.errors import RunFolderError
+from protocol.errors import LeaseLostError, RunFolderError
 
 
 def token_of(run: Path) -> tuple[str, dict]:
@@ -91,7 +91,7 @@ def test_a_holder_elsewhere_that_is_silent_is_taken_over_and_fenced_out(tmp_path
     sleeper.require()
     taker = Lease.take(tmp_path, stale_s=0.3, say=lambda text: None)
     taker.require()
-    with pytest.raises(RunFolderError, match="was taken over by process .* on here: this one was silent too long"):
+    with pytest.raises(LeaseLostError, match="was taken over by process .* on here: this one was silent too long"):
         sleeper.require()
     taker.release()
 

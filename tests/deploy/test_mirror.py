@@ -1,13 +1,14 @@
 """Checkpoints on another store: copied whole, taken by an empty folder, and no run ends because a copy fails."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from deploy.run_folder import open_run_folder
-from protocol.errors import RunFolderError
+from protocol.errors import CheckpointError, RunFolderError
 from protocol.messages import LearnerState, PolicyWeights, digest_of
 
 
@@ -41,6 +42,37 @@ def test_an_empty_folder_is_filled_with_the_newest_copy(config, tmp_path):
     assert found[0].weights.digest == state(3).weights.digest
     assert [line["iteration"] for line in again.lines()] == [1, 2, 3]
     again.close()
+
+
+def test_a_running_mean_is_copied_with_its_checkpoint(config, tmp_path):
+    run = open_run_folder(tmp_path / "first", config)
+    run.save(replace(state(1), average=state(7).weights))
+    run.close()
+    again = open_run_folder(tmp_path / "second", config)
+    found = again.newest()
+    assert found is not None
+    assert found[0].average is not None
+    assert found[0].average.digest == state(7).weights.digest
+    again.close()
+
+
+def test_of_damaged_copies_the_one_before_is_taken_and_when_none_is_whole_the_run_stops(config, tmp_path, caplog):
+    run = open_run_folder(tmp_path / "first", config)
+    for step in (1, 2):
+        run.save(state(step))
+    run.close()
+    store = tmp_path / "store/run/checkpoints"
+    (store / "step_000002/optimizer.safetensors").write_bytes(b"")
+    again = open_run_folder(tmp_path / "second", config)
+    found = again.newest()
+    assert found is not None
+    assert found[0].step == 1
+    assert "checkpoint refused" in caplog.text
+    again.close()
+    (store / "step_000001/state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no checkpoint at file:.* is whole; the newest: .*step_000002"):
+        open_run_folder(tmp_path / "third", config)
+    assert not (tmp_path / "third").exists()
 
 
 def test_a_copy_without_its_manifest_does_not_count(config, tmp_path):

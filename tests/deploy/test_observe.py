@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from redis import Redis
 
 from deploy.board import Board
 from deploy.board_server import URL_FILE
@@ -26,7 +27,7 @@ from deploy.run import RunJournal
 from deploy.run_folder import RunFolder, open_run_folder
 from learner.loop import Save, train
 from protocol.config import RunConfig
-from protocol.errors import BoardError, NonFiniteError
+from protocol.errors import BoardError, LeaseLostError, NonFiniteError
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.ports import FleetPort
 from protocol.sink import StatusSink
@@ -344,6 +345,8 @@ def test_a_failed_run_says_why_and_warnings_become_events(config, tmp_path):
     assert "rollout actor lost (killed)" in messages
     assert "not ours" not in messages
     assert messages[-1] == "the run failed: the loss must be finite, got NaN"
+    broken = {condition.type: condition.message for condition in status.conditions if condition.status == "False"}
+    assert broken["Guard/finite_numbers"] == "the loss must be finite, got NaN"
 
 
 def test_a_board_that_is_never_there_costs_sight_and_nothing_else(config, tmp_path, monkeypatch):
@@ -438,6 +441,70 @@ def test_redis_killed_for_a_while_leaves_the_weights_and_no_gap(config, tmp_path
     pace_s = OUTAGE_S / 6
     assert go(config(iterations=12), tmp_path / "run", beside=outage, slow_s=pace_s) == plain
     assert board_holds == list(range(1, 15))
+
+
+def test_a_driver_that_another_took_over_on_the_board_stops_and_writes_nothing_more(
+    config, tmp_path, redis, monkeypatch
+):
+    monkeypatch.setenv("FLOWCREDIT_BOARD", f"unix://{tmp_path / 'r.sock'}")
+    redis()
+    left: dict[str, bytes] = {}
+    taken: list[RunStatus | None] = []
+
+    async def take_over(scene: Scene) -> None:
+        run, lease = scene.run, scene.run.board_lease
+        assert lease is not None
+        await until(lambda: comes_to(scene, 2))
+
+        async def is_held() -> bool:
+            return not lease.trouble
+
+        await until(is_held)
+        board = Board(f"unix://{tmp_path / 'r.sock'}")
+        theirs = {"host": "elsewhere", "pid": 7, "folder": "another", "id": "x"}
+        await board._redis.set(lease.fence.key, json.dumps(theirs))
+        before = await board.status("run")
+        lease.renew()
+        names = ("metrics.jsonl", "events.jsonl", "status.json")
+        left.update({name: (run.path / name).read_bytes() for name in names if (run.path / name).exists()})
+        await asyncio.wait_for(scene.stop.wait(), 20)
+        taken.extend((before, await board.status("run")))
+        await board.close()
+
+    with pytest.raises(LeaseLostError, match="run 'run' was taken over by process 7 on elsewhere"):
+        go(config(iterations=500), tmp_path / "run", beside=take_over, slow_s=0.1)
+    assert taken[0] == taken[1], "nothing was published over the new owner"
+    assert {name: (tmp_path / "run" / name).read_bytes() for name in left} == left
+    client = Redis.from_url(f"unix://{tmp_path / 'r.sock'}", decode_responses=True)
+    assert json.loads(client.get("flowcredit:run:run:lease"))["host"] == "elsewhere"
+
+
+def test_a_lease_that_waits_for_its_board_is_a_condition(config, tmp_path, redis, monkeypatch):
+    monkeypatch.setenv("FLOWCREDIT_BOARD", f"unix://{tmp_path / 'r.sock'}")
+    monkeypatch.setattr("deploy.board_lease.RENEW_S", 0.1)
+    said: list[str] = []
+
+    async def look(scene: Scene) -> None:
+        def lease() -> str:
+            held = {c.type: c.reason for c in scene.observed.reporter.conditions.all()}
+            return held.get("BoardLease", "")
+
+        async def is_away() -> bool:
+            return lease() == "Away"
+
+        async def is_held() -> bool:
+            return lease() == "Held"
+
+        await until(is_away)
+        said.append("away")
+        redis()
+        await until(is_held)
+        said.append("held")
+        scene.stop.set()
+
+    go(config(iterations=500), tmp_path / "run", beside=look, slow_s=0.1)
+    assert said == ["away", "held"]
+    assert left_behind(tmp_path / "run").phase == "stopped"
 
 
 def test_iterations_that_a_lost_learner_costs_are_shown_again_from_the_checkpoint_on(config, tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from deploy.run_folder import METRICS, RunFolder, open_run_folder
-from protocol.errors import RunFolderError
+from protocol.errors import LeaseLostError, RunFolderError
 from protocol.messages import LearnerState, PolicyWeights, digest_of
 
 
@@ -131,8 +131,8 @@ def test_other_library_versions_are_told(folder, monkeypatch):
 
 def test_a_process_that_took_over_fences_this_one_out(folder):
     (folder.path / ".lease" / "token_000099").write_text('{"host": "elsewhere", "pid": 7}')
-    with pytest.raises(RunFolderError, match="was taken over by process 7 on elsewhere"):
+    with pytest.raises(LeaseLostError, match="was taken over by process 7 on elsewhere"):
         folder.append({"iteration": 1})
-    with pytest.raises(RunFolderError, match="was taken over"):
+    with pytest.raises(LeaseLostError, match="was taken over"):
         folder.save(state(1))
     assert folder.lines() == []

@@ -72,6 +72,18 @@ def test_a_state_without_optimiser_moments_comes_back(tmp_path: Path) -> None:
     assert read_checkpoint(write_checkpoint(tmp_path, fresh, LORA, keep=1)).optimizer == {}
 
 
+def test_guards_that_are_broken_come_back_and_a_checkpoint_that_names_none_loads(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, replace(state(3), broken={"contrast": 2}), LORA, keep=1)
+    assert read_checkpoint(folder).broken == {"contrast": 2}
+    facts = json.loads((folder / STATE).read_text())
+    del facts["broken"]
+    (folder / STATE).write_text(json.dumps(facts))
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest[STATE] = hashlib.sha256((folder / STATE).read_bytes()).hexdigest()
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    assert read_checkpoint(folder).broken == {}
+
+
 def test_the_newest_whole_checkpoint_is_taken(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path) is None
     assert newest_checkpoint(tmp_path / "absent") is None

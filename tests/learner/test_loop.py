@@ -14,7 +14,7 @@ from learner.checkpoint import read_checkpoint, write_checkpoint
 from learner.evaluate import Evaluation
 from learner.loop import prompt_at, train
 from protocol.config import RunConfig
-from protocol.errors import CheckpointError, ContractError, RunFolderError, ShardLostError
+from protocol.errors import CheckpointError, ContractError, GuardError, RunFolderError, ShardLostError
 from protocol.messages import LearnerState, Metadata, Prompt, Receipt, Scores, ShardRequest
 from protocol.ports import Parts
 
@@ -89,8 +89,7 @@ def run(
                 parts=wrap(fleet.parts),
                 journal=story,
                 stop=stop or asyncio.Event(),
-                start=state.step if state else 0,
-                recent=state.recent if state else (),
+                found=state,
             )
             return await fleet.parts.learner.state()
         finally:
@@ -137,6 +136,39 @@ def test_a_run_resumed_from_its_checkpoint_ends_in_the_uninterrupted_run_s_weigh
     assert [iteration for iteration, _ in story.evaluations] == [4], "the evaluation of the start is not repeated"
     assert resumed.weights.digest == last.weights.digest
     assert story.evaluations[-1][1].score == whole.evaluations[-1][1].score
+
+
+class Same:
+    """Every picture is worth the same, so no group teaches anything."""
+
+    name = "same"
+    low = 0.0
+    high = 1.0
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Any prompt will do."""
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        values = np.full(len(images), 0.5, np.float32)
+        return Scores(values=values, valid=np.ones(len(values), bool), reasons=("",) * len(values))
+
+
+def test_a_guard_counts_on_where_the_checkpoint_was_written(tiny_config: Config, tmp_path: Path) -> None:
+    config = tiny_config(
+        iterations=9,
+        checkpoint={"every": 2},
+        rewards={"same": {"scorer": f"{__name__}:Same"}},
+        guards={"zero_variance_iterations": 3},
+    )
+    whole = Story()
+    with pytest.raises(GuardError, match=r"contrast: .* at iteration 3 \(in 3 of 3 iterations in a row\)"):
+        run(config, whole)
+    assert [state.broken for state in whole.saved] == [{"contrast": 2}]
+    folder = write_checkpoint(tmp_path, whole.saved[0], config.model.lora, keep=1)
+    story = Story()
+    with pytest.raises(GuardError, match=r"contrast: .* at iteration 3 \(in 3 of 3 iterations in a row\)"):
+        run(config, story, state=read_checkpoint(folder))
+    assert [iteration for iteration, _ in story.records] == [3]
 
 
 def test_a_stop_ends_the_run_after_the_update_in_progress_with_a_checkpoint(tiny_config: Config) -> None:

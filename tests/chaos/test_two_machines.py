@@ -1,0 +1,69 @@
+"""Two machines that share a board and a store of copies, but no disk: one trains, and the other takes over its run."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis
+from redis.exceptions import RedisError
+
+from deploy.board import Board
+from deploy.board_server import BoardServer
+from protocol.status import new_command
+from tests.chaos.scene import Driver, preset, require_undisturbed
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+PROGRAM = (
+    "-c",
+    "from deploy import board_lease\nboard_lease.TTL_S, board_lease.RENEW_S = 4.0, 0.5\n"
+    "from deploy.cli import main\nmain()",
+)
+"""`flowcredit` with leases that run out within seconds."""
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[str]:
+    server = BoardServer(tmp_path)
+    server.start()
+    client = Redis.from_url(server.url)
+    for _ in range(200):
+        try:
+            client.ping()
+            break
+        except RedisError:
+            time.sleep(0.1)
+    yield server.url
+    client.close()
+    server.stop()
+
+
+async def paused(url: str) -> None:
+    """Returns when the run rests between two iterations."""
+    board = Board(url)
+    await board.ask("run", new_command("pause"))
+    until = time.monotonic() + 60
+    while (status := await board.status("run")) is None or status.phase != "paused":
+        assert time.monotonic() < until
+        await asyncio.sleep(0.1)
+    assert status.iteration < 20
+    await board.close()
+
+
+def test_a_machine_takes_over_the_run_of_one_that_is_gone_and_ends_in_the_same_weights(
+    undisturbed, board, tmp_path, tiny_sd3, monkeypatch
+):
+    monkeypatch.setenv("FLOWCREDIT_BOARD", board)
+    path = preset(tmp_path, tiny_sd3, checkpoint={"every": 4, "url": f"file://{tmp_path}/store"})
+    first = Driver(path, tmp_path / "here" / "run", "--local", program=PROGRAM)
+    first.wait_for_iteration(5)
+    asyncio.run(paused(board))
+    second = Driver(path, tmp_path / "there" / "run", "--local", program=PROGRAM)
+    assert second.process.wait(120) == 2
+    second.wait_for(lambda line: f"run 'run' is in use by process {first.process.pid} on" in line)
+    assert not (tmp_path / "there" / "run").exists()
+    first.kill()
+    said = Driver(path, tmp_path / "there" / "run", "--local", program=PROGRAM).finish()
+    assert "going on from" in said
+    require_undisturbed(tmp_path / "there" / "run", undisturbed)
