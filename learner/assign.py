@@ -51,7 +51,7 @@ class Assignment:
     baseline: Float[Tensor, " T"] | None
     """Running mean gain of each step after this iteration; None unless the normalisation keeps one."""
     slopes: Float[Tensor, " T"] | None = None
-    """How far the final rewards follow each point's; None unless `credit.values` is calibrated."""
+    """How far the final rewards follow each point's; None unless values are calibrated."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ def assign_credit(
         ContractError: a group does not hold exactly `members` members in order.
     """
     shards = [_shards(group, members) for group in groups]
-    values, slopes = _calibrated(shards, total) if config.values == "calibrated" else (shards, None)
+    is_calibrated = config.values == "calibrated" and config.rule in ("gains", "gae")
+    values, slopes = _calibrated(shards, total) if is_calibrated else (shards, None)
     tables = _step_rewards(values, config, total)
     if config.step_weights.order == "before":
         tables = [(values * weights, valid) for values, valid in tables]

@@ -67,9 +67,9 @@ class CreditConfig(Section):
     rule: Literal["uniform", "gains", "gae", "turning_point"] = "gains"
     """`uniform`: the final reward for every step; `gains`: each step's reward difference; `gae`: decayed sum of the
     gains from this step on; `turning_point`: gains, at turning points all that is gained from there."""
-    values: Literal["raw", "calibrated"] = "raw"
-    """What a point is worth to `gains` and `gae`: its reward as scored, or its lead over the group times the slope with
-    which final rewards follow it in this iteration."""
+    values: Literal["raw", "calibrated"] = "calibrated"
+    """What a point is worth to `gains` and `gae`. `raw`: its reward; `calibrated`: its lead over the group times the
+    slope with which final rewards follow it in this iteration."""
     normalise: Literal["joint", "per_step", "centred", "ema"] = "joint"
     """`joint`: mean and std over all members and steps of a prompt; `per_step`: over the members, for each step;
     `centred`: mean of each step, std of all; `ema`: baseline of each step over the iterations, std of all."""
@@ -92,12 +92,7 @@ class CreditConfig(Section):
     """Advantages are clamped to plus or minus this."""
 
     @model_validator(mode="after")
-    def _keys_act(self) -> "CreditConfig":
-        if self.values == "calibrated" and self.rule not in ("gains", "gae"):
-            raise ValueError(
-                f"credit.values must be `raw` with credit.rule {self.rule}, got 'calibrated':"
-                " only gains and gae compare points"
-            )
+    def _weights_act(self) -> "CreditConfig":
         weights = self.step_weights
         if weights.rule != "none" and weights.order == "before" and self.normalise == "per_step":
             raise ValueError(

@@ -58,7 +58,7 @@ def assigned(
 ) -> Assignment:
     return assign_credit(
         groups,
-        CreditConfig(**credit),
+        CreditConfig(**({"values": "raw"} | credit)),
         members=members,
         total=TOTAL,
         weights=torch.ones(TOTAL) if weights is None else torch.tensor(weights),

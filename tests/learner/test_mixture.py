@@ -57,7 +57,7 @@ def z_scores(table: np.ndarray) -> np.ndarray:
 
 
 def mixed(groups: list[ScoredGroup], rewards: dict[str, float], **credit) -> Assignment:
-    config = CreditConfig(**({"mixture": "advantages"} | credit))
+    config = CreditConfig(**({"mixture": "advantages", "values": "raw"} | credit))
     return assign_mixed(groups, config, rewards=rewards, members=2, total=3, weights=torch.ones(3))
 
 

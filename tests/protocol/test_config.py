@@ -153,10 +153,6 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
             "distillation needs completed points, got credit.rule 'uniform': take gains",
         ),
         (
-            {"credit": {"rule": "uniform", "values": "calibrated"}},
-            "credit.values must be `raw` with credit.rule uniform, got 'calibrated'",
-        ),
-        (
             {"credit": {"normalise": "per_step", "step_weights": {"rule": "piecewise", "order": "before"}}},
             "credit.step_weights.order must be `after` with per_step normalisation, got 'before'",
         ),
