@@ -51,10 +51,14 @@ def _read_gallery(samples: Path, iteration: int) -> dict[str, tuple[np.ndarray, 
 
 
 def _write(path: Path, cells: list[tuple[str, list[np.ndarray], list[float]]], title: str) -> Path:
+    """A grid of prompts; verdicts (0 or 1) are the colour of a picture's frame, other scores stand below it."""
     rows = -(-len(cells) // COLUMNS)
     wide = len(cells[0][1])
     figure = Figure(figsize=(COLUMNS * (0.5 + 1.1 * wide), 0.5 + 1.6 * rows), layout="constrained")
-    figure.suptitle(f"{title} (green: right, red: wrong, grey: no score)", fontsize=9)
+    known = {reading for _, _, readings in cells for reading in readings if not np.isnan(reading)}
+    is_verdict = known <= {0.0, 1.0}
+    legend = "green: right, red: wrong, grey: no score" if is_verdict else "score below each"
+    figure.suptitle(f"{title} ({legend})", fontsize=9)
     subfigures = figure.subfigures(rows, COLUMNS, squeeze=False).flat
     for subfigure, (prompt, pictures, readings) in zip(subfigures, cells, strict=False):
         subfigure.suptitle(prompt, fontsize=7, wrap=True)
@@ -63,8 +67,10 @@ def _write(path: Path, cells: list[tuple[str, list[np.ndarray], list[float]]], t
         ):
             axes.imshow(picture, interpolation="nearest")
             axes.set(xticks=[], yticks=[])
+            if not is_verdict:
+                axes.set_xlabel("no score" if np.isnan(reading) else f"{reading:.3f}", fontsize=7)
             for spine in axes.spines.values():
-                spine.set(color=_colour(reading), linewidth=2.5)
+                spine.set(color=_colour(reading) if is_verdict else "grey", linewidth=2.5)
     FigureCanvasAgg(figure)
     partial = path.with_name(f".{path.stem}.partial.png")
     figure.savefig(partial, dpi=130)

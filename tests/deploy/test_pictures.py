@@ -39,3 +39,12 @@ def test_galleries_of_different_size_are_paired_by_prompt(tmp_path):
     write_gallery(tmp_path, 9, evaluation(200, 1.0))
     width, height = Image.open(write_before_after(tmp_path, first=0, last=9)).size
     assert width > 2 * height
+
+
+def test_scores_that_are_no_verdicts_have_no_colour_of_right_and_wrong(tmp_path):
+    write_gallery(tmp_path, 0, evaluation(10, 0.5))
+    write_gallery(tmp_path, 40, evaluation(200, 1.0))
+    path = write_before_after(tmp_path, first=0, last=40)
+    pixels = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)
+    for frame in ((0xC6, 0x28, 0x28), (0x2E, 0x7D, 0x32)):
+        assert not (pixels == frame).all(1).any()
