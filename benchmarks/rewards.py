@@ -277,7 +277,7 @@ def main(
     if part in ("speed", "all"):
         speed(seconds)
     if part in ("share", "all"):
-        for preset in ("toy_geneval", "toy_pickscore", "toy_mix"):
+        for preset in ("toy_geneval", "toy_pickscore", "toy_mix", "toy_ocr"):
             console.print(share(preset))
     if part in ("speed", "share"):
         return
