@@ -289,7 +289,7 @@ def test_reward_metrics_are_those_of_the_finished_pictures(tiny_config: Config) 
 
 def test_pairs_without_a_valid_gain_do_not_weigh_in_the_loss(tiny_config: Config) -> None:
     """The loss is the mean over valid pairs: with ratio 1 it is minus the mean advantage."""
-    config = tiny_config(group={"per_iteration": 1}, credit={"epsilon": 0.0, "advantage_clip": 1.0})
+    config = tiny_config(group={"per_iteration": 1}, credit={"values": "raw", "epsilon": 0.0, "advantage_clip": 1.0})
     learner, policy = Learner(config), RolloutPolicy(config)
 
     def one_peak(rollout: Rollout, pictures: np.ndarray) -> np.ndarray:
