@@ -31,11 +31,12 @@ RUN = [
     "data.tags=[colors]",
     "cluster.learner.threads=1",
     "cluster.rollout.threads=1",
+    "learner.learning_rate=1e-9",
     "checkpoint.every=100000",
     "status.strips_every=100000",
     "iterations=100000",
 ]
-"""Nothing comes in between: no evaluation, checkpoint or recording after the start."""
+"""Nothing comes in between: no evaluation, checkpoint or recording after the start; and the policy stays what it is."""
 PORT = 8497
 CONNECTIONS = 16
 WARM_UP = 3
