@@ -177,8 +177,12 @@ def show(quiet: list[float], asked: list[float], latencies: list[float]) -> None
         say(f"{name}: {len(kind)} iterations, median {middle:.3f} s, from {min(kind):.3f} to {max(kind):.3f}")
     say(f"cost {100 * cost:+.1f} % of the pace, standard error {100 * error:.1f} %")
     say(f"aims: p99 below {LONGEST_P99_MS:g} ms {'met' if shown[99] < LONGEST_P99_MS else 'MISSED'}")
-    told = "cannot be told: the pace varies too much, is the machine quiet?" if error > LONGEST_COST / 2 else ""
-    say(f"      cost at most {100 * LONGEST_COST:g} % " + (told or ("met" if cost <= LONGEST_COST else "MISSED")))
+    verdict = "cannot be told: the pace varies too much; more --iterations, and is the machine quiet?"
+    if cost + 2 * error <= LONGEST_COST:
+        verdict = "met"
+    elif cost - 2 * error > LONGEST_COST:
+        verdict = "MISSED"
+    say(f"      cost at most {100 * LONGEST_COST:g} %, within two standard errors: {verdict}")
 
 
 def relative_error(spans: list[float]) -> float:
