@@ -19,7 +19,7 @@ def step_weights(config: StepWeightConfig, *, total: int, stds: Mapping[int, flo
     if config.rule == "piecewise":
         weights = piecewise(total, early=config.early, middle=config.middle, late=config.late)
     elif config.rule == "noise":
-        weights = by_noise(total, stds)
+        weights = by_noise(total, stds, constant=config.noise_constant)
     elif config.rule == "table":
         weights = torch.tensor(config.table, dtype=torch.float64)
     else:
@@ -37,12 +37,15 @@ def piecewise(total: int, *, early: float, middle: float, late: float) -> Float[
     )
 
 
-def by_noise(total: int, stds: Mapping[int, float]) -> Float[Tensor, " T"]:
+def by_noise(total: int, stds: Mapping[int, float], *, constant: float | None = None) -> Float[Tensor, " T"]:
     """w_k = s_k / mean(s) over the steps that can be stochastic (TempFlow-GRPO, arXiv 2508.04324, equation 8).
 
     s_k is the std of the whole step, g sqrt(h) for Flow-SDE. Other steps get weight 0; nothing trains them.
+
+    Args:
+        constant: w_k = constant * s_k instead, as TempFlow-GRPO's released code has it with 2.25.
     """
     weights = torch.zeros(total, dtype=torch.float64)
     for k, std in stds.items():
         weights[k] = std
-    return weights / (sum(stds.values()) / len(stds))
+    return weights * (len(stds) / sum(stds.values()) if constant is None else constant)

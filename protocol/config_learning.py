@@ -42,6 +42,8 @@ class StepWeightConfig(Section):
     """Weight of the steps between."""
     late: float = Field(default=1.3, ge=0.0)
     """Weight of steps after three quarters of the schedule."""
+    noise_constant: float | None = Field(default=None, gt=0.0)
+    """`noise` by this constant times the std instead (2.25 in TempFlow-GRPO's released code)."""
     table: tuple[Weight, ...] = ()
     """One weight for each step of the schedule."""
     mean_one: bool = False

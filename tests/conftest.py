@@ -14,6 +14,7 @@ PROCESS_FOLDERS = ("actors", "deploy")
 """Tests that start processes; side by side they would take each other's cores and miss their deadlines."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """For `-n 2 --dist loadgroup`: one worker runs the tests that start processes, the other the rest."""
     for item in items:

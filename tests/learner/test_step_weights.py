@@ -78,6 +78,13 @@ def test_temp_flow_s_weights_on_the_toy_grid_are_the_worked_ones() -> None:
     assert advantages[0].tolist() == pytest.approx([1.461362, 1.307082, 0.980311, 0.523999], abs=2e-5)
 
 
+def test_temp_flow_s_released_constant_keeps_the_size_of_the_noise() -> None:
+    stds = flow_stds(torch.tensor([1.0, 0.8, 0.6, 0.3, 0.0]), 4)
+    weights = step_weights(StepWeightConfig(rule="noise", noise_constant=2.25), total=4, stds=stds)
+    # 2.25 * 0.7 * sqrt(sigma / (1 - sigma) * h), where the first step divides by 1 - 0.8
+    assert weights.tolist() == pytest.approx([1.575, 1.408722, 1.056542, 0.564745], abs=2e-6)
+
+
 def test_a_table_is_taken_as_it_is() -> None:
     weights = step_weights(StepWeightConfig(rule="table", table=(0.5, 0.0, 2.0)), total=3, stds={})
     assert weights.tolist() == [0.5, 0.0, 2.0]
