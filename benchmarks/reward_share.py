@@ -10,7 +10,7 @@ import numpy as np
 
 from deploy.local import LocalFleet
 from deploy.presets import find_preset
-from learner.loop import Groups
+from learner.groups import Groups
 from protocol.config_file import load_config
 from protocol.messages import Metadata, Scores
 from protocol.prompts import read_prompts

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic import ValidationError
@@ -43,42 +43,6 @@ REMEDIES = {
 }
 """By what the client library says."""
 Parsed = TypeVar("Parsed", bound=Document)
-
-
-class Source(Protocol):
-    """Where status comes from: a board, or a folder of runs. Raises BoardError when it does not answer."""
-
-    async def runs(self) -> list[RunStatus]:
-        """All runs, newest first."""
-        ...
-
-    async def status(self, run: str) -> RunStatus | None:
-        """One run."""
-        ...
-
-    async def lines(self, run: str, *, since: int, limit: int) -> list[MetricLine]:
-        """Metric lines with a `seq` above `since`, oldest first."""
-        ...
-
-    async def events(self, run: str, *, since: int, limit: int) -> list[Event]:
-        """Events with a number above `since`, oldest first."""
-        ...
-
-    async def sample(self, run: str, iteration: int) -> Sample | None:
-        """The trajectories recorded at an iteration."""
-        ...
-
-    async def command(self, run: str, command: str) -> Command | None:
-        """One command with its outcome."""
-        ...
-
-    async def ask(self, run: str, command: Command) -> None:
-        """Ask something of a run."""
-        ...
-
-    async def close(self) -> None:
-        """Close the connections."""
-        ...
 
 
 @dataclass

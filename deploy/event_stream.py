@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 
 from fastapi.sse import ServerSentEvent
 
-from deploy.board import Source
 from deploy.glance import Glance
 from deploy.problems import Problem
+from deploy.source import Source
 from protocol.errors import BoardError
 
 POLL_S = 1.0

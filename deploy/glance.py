@@ -3,8 +3,8 @@
 import time
 from dataclasses import dataclass
 
-from deploy.board import Source
 from deploy.problems import Problem
+from deploy.source import Source
 from protocol.errors import BoardError
 from protocol.status import RunStatus, staleness_of
 

@@ -7,8 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from deploy.access import Access
-from deploy.board import Board, Source
+from deploy.board import Board
 from deploy.folder_source import FolderSource
+from deploy.source import Source
 from deploy.status_api import make_app
 from protocol.config_status import SCHEMES
 from protocol.errors import ConfigError

@@ -17,12 +17,12 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict
 
 from deploy.access import Access
-from deploy.board import Source
 from deploy.event_stream import LINES_AT_ONCE, event_stream
 from deploy.glance import Glance
 from deploy.guard import Guard
 from deploy.problems import PROBLEMS, Problem, add_problem_handlers
 from deploy.prometheus import CONTENT_TYPE, exposition
+from deploy.source import Source
 from deploy.strips import sheet
 from protocol.status import (
     ENDED,

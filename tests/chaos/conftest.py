@@ -1,9 +1,11 @@
-"""The run that nothing happens to, once for all chaos tests."""
+"""What the chaos tests share: the run that nothing happens to, and a disk of its own."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.chaos.disks import NoRightToMountError, small_disk
 from tests.chaos.scene import Driver, Story, preset, story
 
 
@@ -13,3 +15,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_sd3: Path) -> Sto
     folder = tmp_path_factory.mktemp("undisturbed")
     Driver(preset(folder, tiny_sd3), folder / "run", "--local").finish()
     return story(folder / "run")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small disk that can be filled or made read-only."""
+    try:
+        with small_disk(tmp_path / "disk") as place:
+            yield place
+    except NoRightToMountError as error:
+        pytest.skip(f"no right to mount a small disk: {error}")

@@ -1,24 +1,13 @@
 """A disk that fills up in the middle of a run: older checkpoints stay, the run goes on, says so, and heals."""
 
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.chaos.disks import NoRightToMountError, fill, small_disk
+from tests.chaos.disks import fill
 from tests.chaos.scene import Driver, events, preset, require_undisturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    try:
-        with small_disk(tmp_path / "disk") as place:
-            yield place
-    except NoRightToMountError as error:
-        pytest.skip(f"no right to mount a small disk: {error}")
 
 
 def test_a_full_disk_keeps_the_run_alive_and_the_older_checkpoint(undisturbed, disk, tmp_path, tiny_sd3):

@@ -1,25 +1,16 @@
 """Disks that cannot be written: at the start one clear line, in the middle of a run a condition that heals."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from deploy.cli import main
-from tests.chaos.disks import NoRightToMountError, fill, read_only, small_disk
+from tests.chaos.disks import fill, read_only
 from tests.chaos.scene import Driver, events, preset, require_undisturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    try:
-        with small_disk(tmp_path / "disk") as place:
-            yield place
-    except NoRightToMountError as error:
-        pytest.skip(f"no right to mount a small disk: {error}")
 
 
 Refused = Callable[[Path], str]

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from deploy.board_server import URL_FILE, BoardServer
 from deploy.publisher import Buffers, Publisher
 from protocol.errors import BoardError, ConfigError
 from protocol.status import Command, Event, MetricLine, RunStatus, Sample, new_command
+from tests.deploy.boards import KINDS, board_of
 from tests.deploy.test_tls import redis_over_tls
 
 KEEP_S = 3600.0
@@ -46,28 +46,11 @@ async def answering(board: Board) -> None:
             await asyncio.sleep(0.05)
 
 
-@pytest.fixture(scope="module", params=["valkey", "redis with a password", "redis over TLS with a password"])
+@pytest.fixture(scope="module", params=[*KINDS, "redis over TLS with a password"])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("board")
-    if request.param == "valkey":
-        server = BoardServer(folder)
-        server.start()
-        yield server.url
-        server.stop()
-        return
-    if "TLS" in request.param:
-        with redis_over_tls(folder) as found:
-            yield found
-        return
-    program = shutil.which("redis-server")
-    if program is None:
-        pytest.skip("redis-server is not installed: apt-get install redis-server")
-    socket = folder / "r.sock"
-    words = [program, "--port", "0", "--unixsocket", str(socket), "--requirepass", "secret-word", "--save", ""]
-    process = subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL)
-    yield f"unix://:secret-word@{socket}"
-    process.terminate()
-    process.wait(10)
+    with redis_over_tls(folder) if "TLS" in request.param else board_of(request.param, folder) as found:
+        yield found
 
 
 @pytest.fixture

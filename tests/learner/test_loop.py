@@ -12,7 +12,8 @@ import pytest
 from deploy.local import LocalFleet
 from learner.checkpoint import read_checkpoint, write_checkpoint
 from learner.evaluate import Evaluation
-from learner.loop import prompt_at, train
+from learner.groups import prompt_at
+from learner.loop import train
 from protocol.config import RunConfig
 from protocol.errors import CheckpointError, ContractError, GuardError, RunFolderError, ShardLostError
 from protocol.messages import LearnerState, Metadata, Prompt, Receipt, Scores, ShardRequest

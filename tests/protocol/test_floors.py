@@ -40,7 +40,10 @@ def loaded_by(*modules: str) -> set[str]:
             modules_of("flow") + modules_of("learner"),
             {"protocol", "flow", "learner", "torch", "diffusers", "transformers", "peft"},
         ),
-        (["learner.loop", "learner.checkpoint", "learner.evaluate", "learner.stream"], {"protocol", "flow", "learner"}),
+        (
+            ["learner.loop", "learner.groups", "learner.checkpoint", "learner.evaluate"],
+            {"protocol", "flow", "learner"},
+        ),
     ],
     ids=["protocol", "folder and lora_file", "toyworld without models", "rewards", "flow and learner", "the loop"],
 )
