@@ -6,10 +6,10 @@
 
 A cell is (variant, seed, reward). A variant is a method plus config keys; `benchmarks/race_variants.py` lists the
 methods and the papers' ablations. A cell trains until it has both enough iterations and enough training seconds, so
-that variants can be compared at equal iterations and at equal wall clock; seconds are those of drawing, scoring and
-learning, without evaluations. Groups are drawn ahead while an evaluation runs, so the iteration after one counts as
-much as the median of the others. The KL term and the running mean are off and learning rate and clip range are the
-preset's for every variant, unless `TUNED` says otherwise, so that only the credit differs.
+that variants can be compared at equal iterations and at equal wall clock. Seconds are those of drawing, scoring and
+learning, without evaluations; every iteration of a cell counts as much as its median one, since all do the same work
+and what else the machine did meanwhile is no part of the method. The KL term and the running mean are off and learning
+rate and clip range are the preset's for every variant, unless `TUNED` says otherwise, so that only the credit differs.
 """
 
 import json
@@ -117,18 +117,21 @@ def read_cell(cell: Cell, runs: Path) -> dict[str, Any] | None:
 
 
 def summarise(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, Any]]:
-    """One row for each variant: end score, and what it takes to reach the score that Flow-GRPO ends with."""
+    """One row for each variant: end score, and what it takes to reach the score that Flow-GRPO ends with.
+
+    The mean curve of the seeds is taken as straight between evaluations. Shares are of Flow-GRPO's whole budget.
+    """
     own = [cell for cell in cells if cell["reward"] == reward]
     basis = [cell for cell in own if cell["variant"] == "flow_grpo"]
     if not basis:
         return []
-    last = min(cell["iterations"][-1] for cell in basis)
-    goal = statistics.fmean(_at(cell, last) for cell in basis)
+    whole = _mean_curve(basis)
+    goal = whole["scores"][-1]
     rows = []
     for variant in dict.fromkeys(cell["variant"] for cell in own):
         lanes = [cell for cell in own if cell["variant"] == variant]
         mean = _mean_curve(lanes)
-        arrival = next((place for place, score in enumerate(mean["scores"]) if score >= goal), None)
+        iterations, seconds = (_arrival(mean[clock], mean["scores"], goal) for clock in ("iterations", "seconds"))
         rows.append(
             {
                 "variant": variant,
@@ -136,12 +139,23 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str,
                 "start": mean["scores"][0],
                 "end": mean["scores"][-1],
                 "end_iteration": mean["iterations"][-1],
-                "at_goal_iterations": None if arrival is None else mean["iterations"][arrival],
-                "at_goal_seconds": None if arrival is None else mean["seconds"][arrival],
                 "seconds_an_iteration": mean["seconds"][-1] / max(1, mean["iterations"][-1]),
+                "goal_iterations": iterations,
+                "share_of_iterations": iterations and iterations / whole["iterations"][-1],
+                "goal_seconds": seconds,
+                "share_of_seconds": seconds and seconds / whole["seconds"][-1],
             }
         )
     return [row | {"goal": goal} for row in rows]
+
+
+def _arrival(clock: Sequence[float], scores: Sequence[float], goal: float) -> float | None:
+    """When the curve first reaches the goal."""
+    for place, score in enumerate(scores):
+        if score >= goal:
+            before = max(0, place - 1)
+            return float(np.interp(goal, scores[before : place + 1], clock[before : place + 1]))
+    return None
 
 
 def _mean_curve(lanes: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
@@ -164,12 +178,11 @@ def _mean(values: Iterator[float | None]) -> float | None:
 
 
 def _seconds(lines: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Training seconds of each iteration; the median for those whose groups were drawn beside an evaluation."""
+    """Training seconds of each iteration: the median of those whose groups were not drawn beside an evaluation."""
     evaluated = {line["iteration"] for line in lines if "evaluation/score" in line}
     trained = [line for line in lines if "seconds/iteration" in line]
     alone = [line["seconds/iteration"] for line in trained if line["iteration"] - 1 not in evaluated - {0}]
-    usual = statistics.median(alone) if alone else 0.0
-    return [usual if line["iteration"] - 1 in evaluated - {0} else line["seconds/iteration"] for line in trained]
+    return [statistics.median(alone)] * len(trained) if alone else []
 
 
 def _lines(folder: Path) -> list[dict[str, Any]]:

@@ -7,12 +7,14 @@ COMMON = (
     "learner.kl.weight=0",
     "learner.average.decay=0",
     "evaluation.weights=trained",
+    "evaluation.images_per_prompt=8",
     "learner.epochs=1",
     "cluster.learner.threads=1",
     "checkpoint.keep=1",
 )
 REWARDS: Mapping[str, tuple[str, ...]] = {
-    "geneval": (),
+    # Verdicts are coarse: three times the pictures, for a standard error of 0.015.
+    "geneval": ("evaluation.images_per_prompt=24",),
     "pickscore": (
         "rewards={pickscore: {scorer: pickscore, args: {model: 'pkg://toyworld/clip', batch: 32}}}",
         "evaluation.component=pickscore",
@@ -20,10 +22,7 @@ REWARDS: Mapping[str, tuple[str, ...]] = {
     ),
     "redness": ("rewards={redness: {scorer: 'benchmarks.scorers:Redness'}}", "evaluation.component=reward"),
 }
-THREE_SEEDS = ("flow_grpo", "stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo")
-
-
-CALIBRATED = "credit.values=calibrated"
+THREE_SEEDS = ("flow_grpo", "stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo", "stepwise_calibrated")
 
 
 @dataclass(frozen=True)
@@ -53,16 +52,16 @@ VARIANTS: Mapping[str, Variant] = {
         f"flow sde, lambda={decay}": Variant("stepwise_flow_sde", ("credit.rule=gae", f"credit.gae_lambda={decay}"))
         for decay in (0.5, 0.9, 1.0)
     },
-    # Calibrated values (ours), on the methods' completions and on cheaper and dearer ones.
-    "calibrated": Variant("stepwise_flow_sde", (CALIBRATED,)),
-    "calibrated, T'=2": Variant("stepwise_flow_sde", (CALIBRATED, "completion.substeps=2")),
-    "calibrated, tweedie": Variant("stepwise_flow_sde", (CALIBRATED, "completion.rule=tweedie")),
-    "calibrated, lambda=0.5": Variant("stepwise_flow_sde", (CALIBRATED, "credit.rule=gae", "credit.gae_lambda=0.5")),
     "flow sde, own schedule": Variant("stepwise_flow_sde", ("completion.rule=schedule",)),
     "flow sde, adams 3": Variant("stepwise_flow_sde", ("completion.substeps=3", "completion.solver=adams")),
     "flow sde, own noise": Variant("stepwise_flow_sde", ("sampling.shared_noise=false",)),
     "flow_grpo, shared noise": Variant("flow_grpo", ("sampling.shared_noise=true",)),
     "cps gains": Variant("stepwise", ("sampling.kernel=cps", "sampling.noise_level=0.5")),
+    # stepwise_calibrated (ours): its values on other completions, other traces, other noise.
+    "calibrated, tweedie": Variant("stepwise_calibrated", ("completion.rule=tweedie",)),
+    "calibrated, T'=5": Variant("stepwise_calibrated", ("completion.substeps=5",)),
+    "calibrated, lambda=0.5": Variant("stepwise_calibrated", ("credit.rule=gae", "credit.gae_lambda=0.5")),
+    "calibrated, own noise": Variant("stepwise_calibrated", ("sampling.shared_noise=false",)),
 }  # fmt: skip
 TUNED: Mapping[str, tuple[str, ...]] = {}
 """Keys by variant, such as a learning rate; give every variant the same effort."""

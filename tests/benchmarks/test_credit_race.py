@@ -39,13 +39,13 @@ def test_the_main_five_get_three_seeds_and_every_reward() -> None:
     assert {variant for figure in FIGURES.values() for variant in figure} <= set(VARIANTS)
 
 
-def test_an_iteration_drawn_beside_an_evaluation_counts_as_the_others(tmp_path: Path) -> None:
+def test_every_iteration_counts_as_the_median_of_those_that_no_evaluation_was_beside(tmp_path: Path) -> None:
     written(tmp_path / "cell", [10.0, 10.0, 2.0, 12.0], {0: 0.4, 2: 0.5, 4: 0.6})
-    assert reached(tmp_path / "cell") == (4, pytest.approx(10 + 10 + 10 + 12))
+    assert reached(tmp_path / "cell") == (4, pytest.approx(4 * 10))
     assert reached(tmp_path / "absent") == (0, 0)
 
 
-def test_arrival_is_the_first_evaluation_at_flow_grpo_s_end_score(tmp_path: Path) -> None:
+def test_arrival_is_where_the_mean_curve_crosses_flow_grpo_s_end_score(tmp_path: Path) -> None:
     for seed, end in ((0, 0.6), (1, 0.7)):
         written(tmp_path / Cell("flow_grpo", seed, "geneval").folder, [2.0] * 4, {0: 0.4, 2: 0.5, 4: end})
     written(tmp_path / Cell("stepwise", 0, "geneval").folder, [3.0] * 4, {0: 0.4, 2: 0.66, 4: 0.8})
@@ -55,8 +55,14 @@ def test_arrival_is_the_first_evaluation_at_flow_grpo_s_end_score(tmp_path: Path
     ]
     basis, stepwise = summarise([cell for cell in cells if cell], "geneval")
     assert basis["goal"] == stepwise["goal"] == pytest.approx(0.65)
-    assert (basis["at_goal_iterations"], basis["seeds"]) == (4, 2)
-    assert (stepwise["at_goal_iterations"], stepwise["at_goal_seconds"]) == (2, pytest.approx(6.0))
+    assert (basis["goal_iterations"], basis["share_of_seconds"], basis["seeds"]) == (4, 1, 2)
+    # From 0.4 at 0 to 0.66 at 2: 0.65 is 25/26 of the way; its iterations last 3 s, Flow-GRPO's 2 s.
+    assert stepwise["goal_iterations"] == pytest.approx(2 * 25 / 26)
+    assert stepwise["share_of_iterations"] == pytest.approx(25 / 52)
+    assert (stepwise["goal_seconds"], stepwise["share_of_seconds"]) == (
+        pytest.approx(150 / 26),
+        pytest.approx(75 / 104),
+    )
     assert read_cell(Cell("tp_grpo", 0, "geneval"), tmp_path) is None
     paths = write_plots([cell for cell in cells if cell], tmp_path / "race.json")
     assert {path.name for path in paths} >= {"race_methods.png", "race_gains.png"}

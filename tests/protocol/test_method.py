@@ -16,17 +16,17 @@ ROOT = Path(__file__).parents[2]
 PRESETS = sorted((ROOT / "deploy" / "presets").glob("*.yaml"))
 METHODS = {
     "dance_grpo", "dense_grpo", "flow_grpo", "flow_grpo_fast", "mix_grpo", "step_weights", "stepwise",
-    "stepwise_flow_sde", "temp_flow", "tp_grpo", "tp_grpo_plain",
+    "stepwise_calibrated", "stepwise_flow_sde", "temp_flow", "tp_grpo", "tp_grpo_plain",
 }  # fmt: skip
 DECIDED = {
     "sampling": {"kernel", "noise_level", "noise_levels", "log_prob", "window", "shared_noise"},
-    "credit": {"rule", "normalise", "scale", "ddof", "epsilon", "step_weights"},
+    "credit": {"rule", "values", "normalise", "scale", "ddof", "epsilon", "step_weights"},
     "learner": {"objective", "step_fraction"},
 }
 """What every method's identity must say, so that nothing of a preset's own method remains."""
 
 
-def test_the_methods_of_the_papers_are_there() -> None:
+def test_the_methods_of_the_papers_and_our_own_are_there() -> None:
     assert set(method_names()) == METHODS
 
 
