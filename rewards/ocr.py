@@ -67,6 +67,10 @@ class Ocr:
 
         if min_side < 1 or threads < 1:
             raise ScorerError(f"min_side and threads of ocr must be at least 1, got {min_side} and {threads}")
+        if "threads" in engine_args:
+            raise ScorerError(
+                "engine_args of ocr must not name threads: it is an argument of its own, write it beside them"
+            )
         self._distance = Levenshtein.distance
         self._engine: TextReader = build_from_path(
             ENGINES.get(engine, engine), args={"threads": threads, **engine_args}, extra=_extra(engine)

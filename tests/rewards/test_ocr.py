@@ -97,6 +97,8 @@ def test_short_lines_and_long_ones_are_read_with_a_small_line_width() -> None:
         build_scorer("ocr", engine_args={"line_width": 0})
     with pytest.raises(ScorerError, match="did you mean 'line_width'"):
         build_scorer("ocr", engine_args={"line_widht": 96})
+    with pytest.raises(ScorerError, match="engine_args of ocr must not name threads"):
+        build_scorer("ocr", engine_args={"threads": 2})
 
 
 def test_a_picture_is_read_the_same_alone_and_in_company() -> None:
