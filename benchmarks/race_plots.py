@@ -8,13 +8,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 Cells = Sequence[Mapping[str, Any]]
 
 FIGURES: Mapping[str, tuple[str, ...]] = {
     "methods": (
-        "flow_grpo", "stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo", "tp_grpo_plain", "flow_grpo_fast",
-        "dance_grpo", "mix_grpo", "temp_flow", "step_weights",
+        "flow_grpo", "stepwise_calibrated", "stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo", "tp_grpo_plain",
+        "flow_grpo_fast", "dance_grpo", "mix_grpo", "temp_flow", "step_weights",
     ),
     "normalisation": (
         "flow_grpo", "stepwise", "stepwise, per step", "stepwise, centred", "stepwise_flow_sde", "flow sde, per step",
@@ -25,6 +26,10 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
         "flow sde, own schedule", "flow sde, adams 3",
     ),
     "kernels": ("flow_grpo", "stepwise", "stepwise_flow_sde", "cps gains"),
+    "cure": (
+        "flow_grpo", "stepwise_calibrated", "stepwise_flow_sde", "flow sde, T'=2", "flow sde, centred",
+        "calibrated, tweedie", "calibrated, T'=5", "calibrated, lambda=0.5", "calibrated, own noise",
+    ),
     "traces": (
         "flow_grpo", "stepwise_flow_sde", "flow sde, lambda=0.5", "flow sde, lambda=0.9", "flow sde, lambda=1.0",
         "flow sde, own noise", "flow_grpo, shared noise",
@@ -81,6 +86,7 @@ def _gains(cells: Cells, rewards: Sequence[str], path: Path) -> Path:
                 values = [np.mean([lane["gains"][str(k)] for lane in lanes if str(k) in lane["gains"]]) for k in steps]
                 axes.plot(steps, values, "o-", label=variant)
         axes.set(xlabel="step k", ylabel="mean absolute step reward", title=reward)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if axes.lines:
             axes.legend(fontsize=7)
     return _save(figure, path)
