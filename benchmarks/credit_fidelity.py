@@ -45,7 +45,13 @@ from rewards.scorer import CheckedScorer, build_scorer
 
 Rewards = Float[np.ndarray, "groups N P"]
 COMPLETIONS = ("tweedie", "euler 2", "adams 3, schedule spacing", "remaining schedule")
-NORMALISATIONS = ("joint", "centred", "per_step")
+NORMALISATIONS = {
+    "joint": ("joint", False),
+    "joint, iteration's std": ("joint", True),
+    "centred": ("centred", False),
+    "per_step": ("per_step", False),
+}
+"""By name: the normaliser, and whether its std is that of all groups."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +163,7 @@ def step_rewards(rewards: Rewards) -> Iterator[tuple[str, Float[Tensor, "groups 
     rules: dict[str, Callable[..., Any]] = {
         "uniform": uniform,
         "gains": gains,
-        **{f"gae {decay}": partial(gae, decay=decay) for decay in (0.5, 1.0)},
+        **{f"gae {decay}": partial(gae, decay=decay) for decay in (0.3, 0.5, 1.0)},
     }
     for name, rule in rules.items():
         yield name, torch.stack([rule(table, valid, steps=steps)[0] for table in tables])
@@ -179,25 +185,30 @@ def rows_of(data: Mapping[str, Data]) -> list[dict[str, Any]]:
     for scorer, held in data.items():
         for way, rewards in held.rewards.items():
             for rule, tables in step_rewards(rewards):
-                for normalisation in NORMALISATIONS:
+                valid = torch.ones(tables.shape, dtype=torch.bool)
+                for name, (normalisation, is_pooled) in NORMALISATIONS.items():
                     if rule == "uniform" and (normalisation != "joint" or way != COMPLETIONS[0]):
                         continue
                     if "calibrated" in rule and normalisation == "centred":
                         continue  # the same as joint: calibrated values have no mean
-                    valid = torch.ones(tables.shape[1:], dtype=torch.bool)
-                    advantages = [NORMALISERS[normalisation](table, valid, epsilon=1e-4) for table in tables]
-                    place = (rule, "-" if rule == "uniform" else way, normalisation)
+                    normalise = partial(
+                        NORMALISERS[normalisation],
+                        epsilon=1e-4,
+                        pool=(tables.flatten(0, 1), valid.flatten(0, 1)) if is_pooled else None,
+                    )
+                    advantages = [normalise(table, own) for table, own in zip(tables, valid, strict=True)]
+                    place = (rule, "-" if rule == "uniform" else way, name)
                     row = rows.setdefault(place, dict(zip(("rule", "completion", "normalise"), place, strict=True)))
                     row[scorer] = fidelity(torch.stack(advantages).numpy(), held.halves)
     return list(rows.values())
 
 
 def plot(rows: Sequence[Mapping[str, Any]], path: Path, scorers: Sequence[str]) -> None:
-    """Bars of every rule on one completion, jointly normalised, one panel for each scorer."""
+    """Bars of every rule on one completion, jointly normalised by the iteration's std, one panel for each scorer."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    shown = [row for row in rows if row["normalise"] == "joint" and row["completion"] in ("-", "euler 2")]
+    shown = [row for row in rows if row["normalise"].endswith("'s std") and row["completion"] in ("-", "euler 2")]
     figure = Figure(figsize=(4 * len(scorers), 2.8), layout="constrained")
     panels = figure.subplots(1, len(scorers), sharey=True, squeeze=False).flat
     for axes, scorer in zip(panels, scorers, strict=True):
