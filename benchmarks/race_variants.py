@@ -24,6 +24,8 @@ REWARDS: Mapping[str, tuple[str, ...]] = {
 }
 THREE_SEEDS = ("flow_grpo", "stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo", "stepwise_calibrated")
 
+PLAIN = ("credit.rule=gains", "credit.scale=prompt")
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -57,11 +59,11 @@ VARIANTS: Mapping[str, Variant] = {
     "flow sde, own noise": Variant("stepwise_flow_sde", ("sampling.shared_noise=false",)),
     "flow_grpo, shared noise": Variant("flow_grpo", ("sampling.shared_noise=true",)),
     "cps gains": Variant("stepwise", ("sampling.kernel=cps", "sampling.noise_level=0.5")),
-    # stepwise_calibrated (ours): its values on other completions, other traces, other noise.
+    # stepwise_calibrated (ours): without its trace and its std, on own noise, on other completions.
+    "calibrated, plain gains": Variant("stepwise_calibrated", PLAIN),
+    "calibrated, plain gains, own noise": Variant("stepwise_calibrated", (*PLAIN, "sampling.shared_noise=false")),
     "calibrated, tweedie": Variant("stepwise_calibrated", ("completion.rule=tweedie",)),
     "calibrated, T'=5": Variant("stepwise_calibrated", ("completion.substeps=5",)),
-    "calibrated, lambda=0.5": Variant("stepwise_calibrated", ("credit.rule=gae", "credit.gae_lambda=0.5")),
-    "calibrated, own noise": Variant("stepwise_calibrated", ("sampling.shared_noise=false",)),
 }  # fmt: skip
 TUNED: Mapping[str, tuple[str, ...]] = {}
 """Keys by variant, such as a learning rate; give every variant the same effort."""
