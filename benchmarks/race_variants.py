@@ -62,6 +62,10 @@ VARIANTS: Mapping[str, Variant] = {
     # stepwise_calibrated (ours): without its trace and its std, on own noise, on other completions.
     "calibrated, plain gains": Variant("stepwise_calibrated", PLAIN),
     "calibrated, plain gains, own noise": Variant("stepwise_calibrated", (*PLAIN, "sampling.shared_noise=false")),
+    "calibrated, noise weights": Variant(
+        "stepwise_calibrated", ("credit.normalise=per_step", "credit.step_weights.rule=noise")
+    ),
+    "flow_grpo, noise weights": Variant("flow_grpo", ("credit.step_weights.rule=noise",)),
     "calibrated, tweedie": Variant("stepwise_calibrated", ("completion.rule=tweedie",)),
     "calibrated, T'=5": Variant("stepwise_calibrated", ("completion.substeps=5",)),
 }  # fmt: skip
