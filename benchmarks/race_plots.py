@@ -27,8 +27,9 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
     ),
     "kernels": ("flow_grpo", "stepwise", "stepwise_flow_sde", "cps gains"),
     "cure": (
-        "flow_grpo", "stepwise_calibrated", "stepwise_flow_sde", "flow sde, T'=2", "flow sde, centred",
-        "calibrated, plain gains", "calibrated, plain gains, own noise", "calibrated, tweedie", "calibrated, T'=5",
+        "flow_grpo", "stepwise_calibrated", "stepwise_flow_sde", "flow_grpo, weights", "calibrated, plain gains",
+        "calibrated, joint", "calibrated, noise weights", "calibrated, own noise", "calibrated, tweedie",
+        "calibrated, T'=5",
     ),
     "traces": (
         "flow_grpo", "stepwise_flow_sde", "flow sde, lambda=0.5", "flow sde, lambda=0.9", "flow sde, lambda=1.0",

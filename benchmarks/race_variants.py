@@ -25,6 +25,7 @@ REWARDS: Mapping[str, tuple[str, ...]] = {
 THREE_SEEDS = ("flow_grpo", "stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo", "stepwise_calibrated")
 
 PLAIN = ("credit.rule=gains", "credit.scale=prompt")
+JOINT = ("credit.normalise=joint", "credit.step_weights.rule=none")
 
 
 @dataclass(frozen=True)
@@ -59,15 +60,18 @@ VARIANTS: Mapping[str, Variant] = {
     "flow sde, own noise": Variant("stepwise_flow_sde", ("sampling.shared_noise=false",)),
     "flow_grpo, shared noise": Variant("flow_grpo", ("sampling.shared_noise=true",)),
     "cps gains": Variant("stepwise", ("sampling.kernel=cps", "sampling.noise_level=0.5")),
-    # stepwise_calibrated (ours): without its trace and its std, on own noise, on other completions.
-    "calibrated, plain gains": Variant("stepwise_calibrated", PLAIN),
-    "calibrated, plain gains, own noise": Variant("stepwise_calibrated", (*PLAIN, "sampling.shared_noise=false")),
-    "calibrated, noise weights": Variant(
-        "stepwise_calibrated", ("credit.normalise=per_step", "credit.step_weights.rule=noise")
+    # stepwise_calibrated (ours), built up: calibrated values, lambda and the iteration's std, weights; on other
+    # completions; and the weights alone on uniform credit.
+    "calibrated, plain gains": Variant("stepwise_calibrated", (*PLAIN, *JOINT)),
+    "calibrated, plain gains, own noise": Variant(
+        "stepwise_calibrated", (*PLAIN, *JOINT, "sampling.shared_noise=false")
     ),
-    "flow_grpo, noise weights": Variant("flow_grpo", ("credit.step_weights.rule=noise",)),
+    "calibrated, joint": Variant("stepwise_calibrated", JOINT),
+    "calibrated, noise weights": Variant("stepwise_calibrated", ("credit.step_weights.noise_power=1.0",)),
     "calibrated, tweedie": Variant("stepwise_calibrated", ("completion.rule=tweedie",)),
     "calibrated, T'=5": Variant("stepwise_calibrated", ("completion.substeps=5",)),
+    "calibrated, own noise": Variant("stepwise_calibrated", ("sampling.shared_noise=false",)),
+    "flow_grpo, weights": Variant("flow_grpo", ("credit.step_weights={rule: noise, noise_power: 2.0}",)),
 }  # fmt: skip
 TUNED: Mapping[str, tuple[str, ...]] = {}
 """Keys by variant, such as a learning rate; give every variant the same effort."""

@@ -19,7 +19,7 @@ def step_weights(config: StepWeightConfig, *, total: int, stds: Mapping[int, flo
     if config.rule == "piecewise":
         weights = piecewise(total, early=config.early, middle=config.middle, late=config.late)
     elif config.rule == "noise":
-        weights = by_noise(total, stds, constant=config.noise_constant)
+        weights = by_noise(total, stds, power=config.noise_power, constant=config.noise_constant)
     elif config.rule == "table":
         weights = torch.tensor(config.table, dtype=torch.float64)
     else:
@@ -37,15 +37,19 @@ def piecewise(total: int, *, early: float, middle: float, late: float) -> Float[
     )
 
 
-def by_noise(total: int, stds: Mapping[int, float], *, constant: float | None = None) -> Float[Tensor, " T"]:
-    """w_k = s_k / mean(s) over the steps that can be stochastic (TempFlow-GRPO, arXiv 2508.04324, equation 8).
+def by_noise(
+    total: int, stds: Mapping[int, float], *, power: float = 1.0, constant: float | None = None
+) -> Float[Tensor, " T"]:
+    """w_k = s_k^p / mean(s^p) over the steps that can be stochastic; TempFlow-GRPO (arXiv 2508.04324, eq. 8) has p = 1.
 
-    s_k is the std of the whole step, g sqrt(h) for Flow-SDE. Other steps get weight 0; nothing trains them.
+    s_k is the std of the whole step, g sqrt(h) for Flow-SDE. Other steps get weight 0; nothing trains them. With p = 2
+    (ours) the gradient of a step is that of -|x' - mean|^2 / 2, whatever its std.
 
     Args:
-        constant: w_k = constant * s_k instead, as TempFlow-GRPO's released code has it with 2.25.
+        constant: w_k = constant * s_k^p instead, as TempFlow-GRPO's released code has it with 2.25.
     """
+    powers = {k: std**power for k, std in stds.items()}
     weights = torch.zeros(total, dtype=torch.float64)
-    for k, std in stds.items():
-        weights[k] = std
-    return weights * (len(stds) / sum(stds.values()) if constant is None else constant)
+    for k, value in powers.items():
+        weights[k] = value
+    return weights * (len(powers) / sum(powers.values()) if constant is None else constant)

@@ -42,8 +42,11 @@ class StepWeightConfig(Section):
     """Weight of the steps between."""
     late: float = Field(default=1.3, ge=0.0)
     """Weight of steps after three quarters of the schedule."""
+    noise_power: float = Field(default=1.0, ge=0.0)
+    """`noise`: power of the std. 2 takes back the 1 / std^2 of the log-prob, so that every step's squared error counts
+    alike."""
     noise_constant: float | None = Field(default=None, gt=0.0)
-    """`noise` by this constant times the std instead (2.25 in TempFlow-GRPO's released code)."""
+    """`noise`: this times the power of the std, not divided by its mean (2.25 in TempFlow-GRPO's released code)."""
     table: tuple[Weight, ...] = ()
     """One weight for each step of the schedule."""
     mean_one: bool = False

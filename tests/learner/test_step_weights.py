@@ -78,6 +78,13 @@ def test_temp_flow_s_weights_on_the_toy_grid_are_the_worked_ones() -> None:
     assert advantages[0].tolist() == pytest.approx([1.461362, 1.307082, 0.980311, 0.523999], abs=2e-5)
 
 
+def test_the_second_power_takes_back_the_log_prob_s_variance() -> None:
+    stds = flow_stds(torch.tensor([1.0, 0.8, 0.6, 0.3, 0.0]), 4)
+    weights = step_weights(StepWeightConfig(rule="noise", noise_power=2.0), total=4, stds=stds)
+    # s^2 = 0.49 sigma / (1 - sigma) h = 0.49 (1, 0.8, 0.45, 0.128571); their mean is 0.49 * 0.594643
+    assert weights.tolist() == pytest.approx([1.681682, 1.345345, 0.756757, 0.216216], abs=2e-6)
+
+
 def test_temp_flow_s_released_constant_keeps_the_size_of_the_noise() -> None:
     stds = flow_stds(torch.tensor([1.0, 0.8, 0.6, 0.3, 0.0]), 4)
     weights = step_weights(StepWeightConfig(rule="noise", noise_constant=2.25), total=4, stds=stds)
