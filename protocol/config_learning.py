@@ -69,25 +69,25 @@ class TurningPointConfig(Section):
 class CreditConfig(Section):
     """From rewards to advantages."""
 
-    rule: Literal["uniform", "gains", "gae", "turning_point"] = "gains"
+    rule: Literal["uniform", "gains", "gae", "turning_point"] = "gae"
     """`uniform`: the final reward for every step; `gains`: each step's reward difference; `gae`: decayed sum of the
     gains from this step on; `turning_point`: gains, at turning points all that is gained from there."""
     values: Literal["raw", "calibrated"] = "calibrated"
     """What a point is worth to `gains` and `gae`. `raw`: its reward; `calibrated`: its lead over the group times the
     slope with which final rewards follow it in this iteration."""
-    normalise: Literal["joint", "per_step", "centred", "ema"] = "joint"
+    normalise: Literal["joint", "per_step", "centred", "ema"] = "per_step"
     """`joint`: mean and std over all members and steps of a prompt; `per_step`: over the members, for each step;
     `centred`: mean of each step, std of all; `ema`: baseline of each step over the iterations, std of all."""
-    scale: Literal["prompt", "iteration"] = "prompt"
+    scale: Literal["prompt", "iteration"] = "iteration"
     """Whose values the std is taken over: the prompt's own group, or all groups of the iteration."""
     ddof: int = Field(default=0, ge=0, le=1)
     """Degrees of freedom taken from the std: 0, or 1 as DanceGRPO."""
-    gae_lambda: float = Field(default=0.9, ge=0.0, le=1.0)
+    gae_lambda: float = Field(default=0.3, ge=0.0, le=1.0)
     """Decay of `gae`: 0 is the gain alone, 1 all that follows."""
     ema_decay: Decay = 0.9
     """Share of the old baseline that an iteration keeps, for `ema`."""
     turning_point: TurningPointConfig = TurningPointConfig()
-    step_weights: StepWeightConfig = StepWeightConfig()
+    step_weights: StepWeightConfig = StepWeightConfig(rule="noise", noise_power=2.0)
     epsilon: float = Field(default=1e-4, ge=0.0)
     """Added to the std."""
     mixture: Literal["rewards", "advantages"] = "rewards"

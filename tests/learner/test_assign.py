@@ -16,6 +16,7 @@ from learner.normalise import joint, per_step
 from protocol.config_learning import CreditConfig
 from protocol.errors import ContractError
 from protocol.messages import COMMON_PICTURE, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
+from tests.learner.plain_credit import PLAIN
 
 REWARDS = np.array(
     [[0.50, 0.62, 0.58, 0.66, 0.70], [0.50, 0.46, 0.55, 0.53, 0.60], [0.50, 0.57, 0.49, 0.44, 0.40]], np.float32
@@ -58,7 +59,7 @@ def assigned(
 ) -> Assignment:
     return assign_credit(
         groups,
-        CreditConfig(**({"values": "raw"} | credit)),
+        CreditConfig(**(PLAIN | credit)),
         members=members,
         total=TOTAL,
         weights=torch.ones(TOTAL) if weights is None else torch.tensor(weights),

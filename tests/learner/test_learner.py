@@ -13,6 +13,7 @@ from learner.learner import Learner
 from protocol.config import RunConfig
 from protocol.errors import ContractError, NonFiniteError
 from protocol.messages import PolicyWeights, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
+from tests.learner.plain_credit import PLAIN
 
 Config = Callable[..., RunConfig]
 Judge = Callable[[Rollout, np.ndarray], np.ndarray]
@@ -270,7 +271,7 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_alone(tiny_config: Config)
 
 
 def test_reward_metrics_are_those_of_the_finished_pictures(tiny_config: Config) -> None:
-    config = tiny_config(group={"per_iteration": 1})
+    config = tiny_config(group={"per_iteration": 1}, credit=PLAIN | {"values": "calibrated"})
     learner, policy = Learner(config), RolloutPolicy(config)
 
     def by_hand(rollout: Rollout, pictures: np.ndarray) -> np.ndarray:
@@ -289,7 +290,7 @@ def test_reward_metrics_are_those_of_the_finished_pictures(tiny_config: Config) 
 
 def test_pairs_without_a_valid_gain_do_not_weigh_in_the_loss(tiny_config: Config) -> None:
     """The loss is the mean over valid pairs: with ratio 1 it is minus the mean advantage."""
-    config = tiny_config(group={"per_iteration": 1}, credit={"values": "raw", "epsilon": 0.0, "advantage_clip": 1.0})
+    config = tiny_config(group={"per_iteration": 1}, credit=PLAIN | {"epsilon": 0.0, "advantage_clip": 1.0})
     learner, policy = Learner(config), RolloutPolicy(config)
 
     def one_peak(rollout: Rollout, pictures: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ from protocol.errors import ConfigError, ContractError
 from protocol.messages import COMMON_PICTURE, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
 from rewards.answers import judged, partly
 from rewards.mixture import mix
+from tests.learner.plain_credit import PLAIN
 
 A = np.array([[0.5, 0.62, 0.58, 0.66], [0.5, 0.46, 0.55, 0.53]], np.float32)
 B = np.array([[20, 22, 21, 25], [20, 21, 24, 23]], np.float32)
@@ -57,7 +58,7 @@ def z_scores(table: np.ndarray) -> np.ndarray:
 
 
 def mixed(groups: list[ScoredGroup], rewards: dict[str, float], **credit) -> Assignment:
-    config = CreditConfig(**({"mixture": "advantages", "values": "raw"} | credit))
+    config = CreditConfig(**(PLAIN | {"mixture": "advantages"} | credit))
     return assign_mixed(groups, config, rewards=rewards, members=2, total=3, weights=torch.ones(3))
 
 
