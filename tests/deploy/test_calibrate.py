@@ -129,5 +129,5 @@ def test_a_method_that_scores_no_points_is_refused(preset, tmp_path, monkeypatch
 def test_the_methods_are_listed_with_their_source(monkeypatch, capsys) -> None:
     assert run_cli(monkeypatch, "methods") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 11
+    assert len(lines) == 12
     assert any(line.startswith("stepwise ") and "arXiv 2603.28718" in line for line in lines)

@@ -196,7 +196,7 @@ def test_scored_groups_that_wait_for_the_learner_are_counted(config, tmp_path):
 
 
 def test_recorded_strips_hold_rewards_gains_and_what_the_learner_made_of_them(config, tmp_path):
-    go(config(iterations=2, credit={"values": "raw"}), tmp_path / "run")
+    go(config(iterations=2, credit={"rule": "gains", "values": "raw"}), tmp_path / "run")
 
     async def read():
         return await FolderSource(tmp_path / "run").sample("run", 2)
