@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 def methods() -> None:
     """List the published methods that `method=NAME` lays over a preset."""
     for name in method_names():
-        typer.echo(f"{name:18} {read_method(name)['about']}")
+        typer.echo(f"{name:20} {read_method(name)['about']}")
 
 
 def calibrate(
