@@ -10,16 +10,16 @@ from flow.families import ATTENTION
 from protocol.config import RunConfig
 from protocol.config_file import parse_config
 
-PROCESS_FOLDERS = ("actors", "deploy")
-"""Tests that start processes; side by side they would take each other's cores and miss their deadlines."""
-
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For `-n 2 --dist loadgroup`: one worker runs the tests that start processes, the other the rest."""
+    """For `-n 2 --dist loadgroup`: one worker runs the files with a Ray cluster, the other the rest.
+
+    Two clusters side by side would take each other's cores and miss their deadlines.
+    """
+    with_ray = {item.path for item in items if item.get_closest_marker("ray")}
     for item in items:
-        group = "processes" if item.path.parent.name in PROCESS_FOLDERS else "arrays"
-        item.add_marker(pytest.mark.xdist_group(group))
+        item.add_marker(pytest.mark.xdist_group("ray" if item.path in with_ray else "rest"))
 
 
 @pytest.fixture(scope="session", autouse=True)
