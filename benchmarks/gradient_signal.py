@@ -198,8 +198,8 @@ def plot(rows: Sequence[dict[str, Any]], steps: Sequence[dict[str, float]], path
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for place, rule in enumerate(RULES):
-        shown = [row for row in rows if row["rule"] == rule and row["normalise"] in ("per_step", "joint")]
-        shown = [row for row in shown if rule == "uniform" or row["normalise"] == "per_step"]
+        scale = "joint" if rule == "uniform" else "per_step"
+        shown = [row for row in rows if (row["rule"], row["normalise"]) == (rule, scale)]
         left.errorbar(
             [row["power"] + 0.03 * (place - 2) for row in shown],
             [row["signal"] for row in shown],

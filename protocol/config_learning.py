@@ -34,17 +34,17 @@ class GroupConfig(Section):
 class StepWeightConfig(Section):
     """Factors of the steps, by which advantages or step rewards are multiplied."""
 
-    rule: Literal["none", "piecewise", "noise", "table"] = "none"
-    """`piecewise`: early, middle, late; `noise`: std of the step over the mean std (TempFlow-GRPO); `table`: given."""
+    rule: Literal["none", "piecewise", "noise", "table"] = "noise"
+    """`piecewise`: early, middle, late; `noise`: a power of the step's std over its mean; `table`: given."""
     early: float = Field(default=1.8, ge=0.0)
     """Weight of steps before a quarter of the schedule."""
     middle: float = Field(default=1.0, ge=0.0)
     """Weight of the steps between."""
     late: float = Field(default=1.3, ge=0.0)
     """Weight of steps after three quarters of the schedule."""
-    noise_power: float = Field(default=1.0, ge=0.0)
-    """`noise`: power of the std. 2 takes back the 1 / std^2 of the log-prob, so that every step's squared error counts
-    alike."""
+    noise_power: float = Field(default=2.0, ge=0.0)
+    """`noise`: power of the std. 1: TempFlow-GRPO's; 2 takes back the 1 / std^2 of the log-prob, so that every step's
+    squared error counts alike."""
     noise_constant: float | None = Field(default=None, gt=0.0)
     """`noise`: this times the power of the std, not divided by its mean (2.25 in TempFlow-GRPO's released code)."""
     table: tuple[Weight, ...] = ()
@@ -87,7 +87,7 @@ class CreditConfig(Section):
     ema_decay: Decay = 0.9
     """Share of the old baseline that an iteration keeps, for `ema`."""
     turning_point: TurningPointConfig = TurningPointConfig()
-    step_weights: StepWeightConfig = StepWeightConfig(rule="noise", noise_power=2.0)
+    step_weights: StepWeightConfig = StepWeightConfig()
     epsilon: float = Field(default=1e-4, ge=0.0)
     """Added to the std."""
     mixture: Literal["rewards", "advantages"] = "rewards"

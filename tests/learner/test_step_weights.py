@@ -65,14 +65,14 @@ def flow_stds(sigmas: torch.Tensor, steps: int) -> dict[int, float]:
 
 def test_temp_flow_s_weights_on_the_ten_step_sd3_schedule_are_the_worked_ones() -> None:
     stds = flow_stds(sd3_sigmas(steps=10), 9)
-    weights = step_weights(StepWeightConfig(rule="noise"), total=10, stds=stds)
+    weights = step_weights(StepWeightConfig(rule="noise", noise_power=1.0), total=10, stds=stds)
     expected = [1.576560, 1.673325, 1.207537, 1.004262, 0.882410, 0.794580, 0.718619, 0.635144, 0.507563, 0.0]
     assert weights.tolist() == pytest.approx(expected, abs=2e-6)
 
 
 def test_temp_flow_s_weights_on_the_toy_grid_are_the_worked_ones() -> None:
     stds = flow_stds(torch.tensor([1.0, 0.8, 0.6, 0.3, 0.0]), 4)
-    weights = step_weights(StepWeightConfig(rule="noise"), total=4, stds=stds)
+    weights = step_weights(StepWeightConfig(rule="noise", noise_power=1.0), total=4, stds=stds)
     assert weights.tolist() == pytest.approx([1.368075, 1.223644, 0.917733, 0.490549], abs=2e-6)
     advantages = joint(*uniform(REWARDS, ALL, steps=4), epsilon=1e-4) * weights
     assert advantages[0].tolist() == pytest.approx([1.461362, 1.307082, 0.980311, 0.523999], abs=2e-5)
@@ -87,7 +87,7 @@ def test_the_second_power_takes_back_the_log_prob_s_variance() -> None:
 
 def test_temp_flow_s_released_constant_keeps_the_size_of_the_noise() -> None:
     stds = flow_stds(torch.tensor([1.0, 0.8, 0.6, 0.3, 0.0]), 4)
-    weights = step_weights(StepWeightConfig(rule="noise", noise_constant=2.25), total=4, stds=stds)
+    weights = step_weights(StepWeightConfig(rule="noise", noise_power=1.0, noise_constant=2.25), total=4, stds=stds)
     # 2.25 * 0.7 * sqrt(sigma / (1 - sigma) * h), where the first step divides by 1 - 0.8
     assert weights.tolist() == pytest.approx([1.575, 1.408722, 1.056542, 0.564745], abs=2e-6)
 

@@ -127,6 +127,7 @@ def test_the_published_numbers_stand_in_the_files(tmp_path: Path) -> None:
     assert (dance.sampling.noise_level, dance.learner.step_fraction, dance.credit.epsilon) == (0.3, 0.6, 1e-8)
     assert laid("tp_grpo").credit.turning_point.is_consistent
     assert not laid("tp_grpo_plain").credit.turning_point.is_consistent
-    assert laid("temp_flow").credit.step_weights.rule == "noise"
+    own = laid("temp_flow").credit.step_weights
+    assert (own.rule, own.noise_power, own.noise_constant) == ("noise", 1.0, None)
     weights = laid("step_weights").credit.step_weights
     assert (weights.early, weights.middle, weights.late) == (1.8, 1.0, 1.3)
