@@ -21,6 +21,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
@@ -117,9 +118,10 @@ def read_cell(cell: Cell, runs: Path) -> dict[str, Any] | None:
 
 
 def summarise(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, Any]]:
-    """One row for each variant: end score, and what it takes to reach the score that Flow-GRPO ends with.
+    """One row for each variant: scores at equal budgets, and what it takes to reach the score that Flow-GRPO ends with.
 
-    The mean curve of the seeds is taken as straight between evaluations. Shares are of Flow-GRPO's whole budget.
+    The budgets are the most iterations that every variant has, and the training seconds of Flow-GRPO's whole runs. The
+    mean curve of the seeds is taken as straight between evaluations. Shares are of Flow-GRPO's whole budget.
     """
     own = [cell for cell in cells if cell["reward"] == reward]
     basis = [cell for cell in own if cell["variant"] == "flow_grpo"]
@@ -127,18 +129,20 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str,
         return []
     whole = _mean_curve(basis)
     goal = whole["scores"][-1]
+    by_variant = {cell["variant"]: [lane for lane in own if lane["variant"] == cell["variant"]] for cell in own}
+    curves = {variant: _mean_curve(lanes) for variant, lanes in by_variant.items()}
+    shared = min(mean["iterations"][-1] for mean in curves.values())
     rows = []
-    for variant in dict.fromkeys(cell["variant"] for cell in own):
-        lanes = [cell for cell in own if cell["variant"] == variant]
-        mean = _mean_curve(lanes)
+    for variant, mean in curves.items():
         iterations, seconds = (_arrival(mean[clock], mean["scores"], goal) for clock in ("iterations", "seconds"))
         rows.append(
             {
                 "variant": variant,
-                "seeds": len(lanes),
-                "start": mean["scores"][0],
+                "seeds": len(by_variant[variant]),
                 "end": mean["scores"][-1],
                 "end_iteration": mean["iterations"][-1],
+                f"at_iteration_{shared}": _score_at(mean, "iterations", shared),
+                f"at_{whole['seconds'][-1]:.0f}_s": _score_at(mean, "seconds", whole["seconds"][-1]),
                 "seconds_an_iteration": mean["seconds"][-1] / max(1, mean["iterations"][-1]),
                 "goal_iterations": iterations,
                 "share_of_iterations": iterations and iterations / whole["iterations"][-1],
@@ -147,6 +151,11 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str,
             }
         )
     return [row | {"goal": goal} for row in rows]
+
+
+def _score_at(mean: Mapping[str, Sequence[float]], clock: str, budget: float) -> float | None:
+    """The curve's score when the budget is spent; None when it ends before."""
+    return float(np.interp(budget, mean[clock], mean["scores"])) if mean[clock][-1] >= budget else None
 
 
 def _arrival(clock: Sequence[float], scores: Sequence[float], goal: float) -> float | None:
@@ -244,12 +253,14 @@ def report(
     out.write_text(json.dumps({"cells": cells, "tables": tables}, indent=1), encoding="utf-8")
     for path in write_plots(cells, out):
         typer.echo(path)
-    console = Console(width=160)
+    console = Console(width=250)
     for reward, rows in tables.items():
         if not rows:
             continue
         table = Table(
-            *[key for key in rows[0] if key != "goal"], title=f"{reward}: Flow-GRPO ends at {rows[0]['goal']:.3f}"
+            *[key for key in rows[0] if key != "goal"],
+            title=f"{reward}: Flow-GRPO ends at {rows[0]['goal']:.3f}",
+            box=MARKDOWN,
         )
         for row in rows:
             table.add_row(*(_shown(value) for key, value in row.items() if key != "goal"))

@@ -13,13 +13,12 @@ from protocol.config_file import parse_config
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For `-n 2 --dist loadgroup`: one worker runs the files with a Ray cluster, the other the rest.
+    """For `-n 2 --dist loadgroup`: one worker runs the tests with a Ray cluster, the other the rest.
 
     Two clusters side by side would take each other's cores and miss their deadlines.
     """
-    with_ray = {item.path for item in items if item.get_closest_marker("ray")}
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("ray" if item.path in with_ray else "rest"))
+        item.add_marker(pytest.mark.xdist_group("ray" if item.get_closest_marker("ray") else "rest"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -63,6 +63,9 @@ def test_arrival_is_where_the_mean_curve_crosses_flow_grpo_s_end_score(tmp_path:
         pytest.approx(150 / 26),
         pytest.approx(75 / 104),
     )
+    # Equal budgets: four iterations, and Flow-GRPO's eight seconds, between 0.66 after six and 0.8 after twelve.
+    assert (basis["at_iteration_4"], stepwise["at_iteration_4"]) == (pytest.approx(0.65), pytest.approx(0.8))
+    assert (basis["at_8_s"], stepwise["at_8_s"]) == (pytest.approx(0.65), pytest.approx(0.66 + 0.14 / 3))
     assert read_cell(Cell("tp_grpo", 0, "geneval"), tmp_path) is None
     paths = write_plots([cell for cell in cells if cell], tmp_path / "race.json")
     assert {path.name for path in paths} >= {"race_methods.png", "race_gains.png"}
