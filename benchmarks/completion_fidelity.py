@@ -23,13 +23,11 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import spearmanr
 
+from benchmarks.groups import draw_group
 from deploy.presets import find_preset
 from flow.backbone import load_backbone
 from flow.build import policy_of
-from flow.completion import complete, substep_grid
-from flow.noise import INITIAL, SHARED, trajectory_noise
 from flow.policy import FlowPolicy
-from flow.sampler import trajectory
 from protocol.config import RunConfig
 from protocol.config_file import load_config
 from protocol.config_policy import CompletionConfig
@@ -70,39 +68,13 @@ class Point:
 def completed_points(
     policy: FlowPolicy, config: RunConfig, prompts: Sequence[Prompt], scorers: dict[str, CheckedScorer], members: int
 ) -> Iterator[Point]:
-    """Every way at every stochastic point but the first, which all members share."""
-    shape = policy.backbone.latent_shape
+    """Every way at every stochastic point but one that all members share."""
     for number, prompt in enumerate(prompts):
-        conditioning = policy.conditioning(prompt.text, prompt.negative)
-        key = {"seed": config.seed, "iteration": 0, "group": number, "shape": shape}
-        shared = trajectory_noise(**key, members=[SHARED], step=INITIAL).repeat(members, 1, 1, 1)
-        own = range(members)
-        steps = trajectory(
-            policy,
-            initial=shared,
-            conditioning=conditioning,
-            noise=lambda k, key=key, own=own: trajectory_noise(**key, members=own, step=k),
-            stochastic=policy.steps,
-        )
-        for step in [each for each in steps if each.k in policy.steps][1:]:
+        group = draw_group(policy, config, number=number, prompt=prompt, members=members)
+        for point in group.points[1 if config.sampling.shared_noise else 0 :]:
             for way, completion in WAYS.items():
-                calls = []
-
-                def velocity(latents: Any, sigma: Any, calls: list[int] = calls, rows: Any = conditioning) -> Any:
-                    calls.append(len(latents))
-                    return policy.velocity(latents, sigma, rows)
-
-                clean = complete(
-                    latents=step.latents,
-                    first_velocity=step.velocity,
-                    grid=substep_grid(completion, sigmas=policy.sigmas, k=step.k).expand(members, -1),
-                    velocity=velocity,
-                    solver=completion.solver,
-                )
-                pictures = policy.backbone.decode(clean)
-                texts, facts = [prompt.text] * members, [prompt.metadata] * members
-                scores = {name: scorer.score(pictures, texts, facts).values for name, scorer in scorers.items()}
-                yield Point(way, number, step.k, len(calls), clean.numpy(), scores)
+                clean, forwards = group.completed(point, completion)
+                yield Point(way, number, point.k, forwards, clean.numpy(), group.scores(clean, scorers))
 
 
 def summarise(points: Sequence[Point]) -> list[dict[str, Any]]:

@@ -27,13 +27,12 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.completion_fidelity import WAYS
+from benchmarks.groups import Group, draw_group
 from deploy.presets import find_preset
-from flow.backbone import Conditioning, load_backbone
+from flow.backbone import load_backbone
 from flow.build import policy_of
-from flow.completion import complete, substep_grid
-from flow.noise import INITIAL, SHARED, trajectory_noise
 from flow.policy import FlowPolicy
-from flow.sampler import Step, trajectory
+from flow.sampler import Step
 from learner.calibrate import calibrated
 from learner.credit import gae, gains, uniform
 from learner.normalise import NORMALISERS
@@ -87,71 +86,38 @@ class Collector:
         }
 
     def _group(self, number: int, prompt: Prompt) -> dict[str, dict[str, Float[np.ndarray, "N P"]]]:
-        conditioning = self.policy.conditioning(prompt.text, prompt.negative)
-        key = {"seed": self.config.seed, "iteration": 0, "group": number, "shape": self.policy.backbone.latent_shape}
-        own = list(range(self.members))
-        shared = self.config.sampling.shared_noise
-        initial = trajectory_noise(**key, members=[SHARED] * self.members if shared else own, step=INITIAL)
-        steps = list(
-            trajectory(
-                self.policy,
-                initial=initial,
-                conditioning=conditioning,
-                noise=lambda k: trajectory_noise(**key, members=own, step=k),
-                stochastic=self.policy.steps,
-            )
-        )
-        final = self._scores(steps[-1].next_latents, prompt)
-        points = [step for step in steps if step.k in self.policy.steps]
+        group = draw_group(self.policy, self.config, number=number, prompt=prompt, members=self.members)
+        final = group.scores(group.final, self.scorers)
         generator = torch.Generator().manual_seed(number)
         columns: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in (*COMPLETIONS, "first", "second")}
-        for step in points:
+        for point in group.points:
             for way in COMPLETIONS:
-                columns[way].append(self._scores(self._completed(way, step, conditioning), prompt))
+                columns[way].append(group.scores(group.completed(point, WAYS[way])[0], self.scorers))
+            is_common = self.config.sampling.shared_noise and not point.k
             for half in ("first", "second"):
-                columns[half].append(
-                    self._value(step, conditioning, prompt, generator, is_common=shared and not step.k)
-                )
+                columns[half].append(self._value(group, point, generator, is_common=is_common))
         return {
             name: {scorer: np.stack([*(c[scorer] for c in held), final[scorer]], axis=1) for scorer in self.scorers}
             for name, held in columns.items()
         }
 
     def _value(
-        self,
-        step: Step,
-        conditioning: tuple[Conditioning, ...],
-        prompt: Prompt,
-        generator: torch.Generator,
-        *,
-        is_common: bool,
+        self, group: Group, point: Step, generator: torch.Generator, *, is_common: bool
     ) -> dict[str, Float[np.ndarray, " N"]]:
         """Mean final score of half the continuations of each member's point; of all members' where it is one point."""
         runs = []
         for _ in range(self.continuations // 2):
-            latents = step.latents
-            for k in range(step.k, self.policy.total_steps):
+            latents = point.latents
+            for k in range(point.k, self.policy.total_steps):
                 is_stochastic = k in self.policy.steps
-                transition, _ = self.policy.transition(latents, k, conditioning=conditioning, as_ode=not is_stochastic)
+                transition, _ = self.policy.transition(
+                    latents, k, conditioning=group.conditioning, as_ode=not is_stochastic
+                )
                 noise = torch.randn(latents.shape, generator=generator) if is_stochastic else None
                 latents = transition.mean if noise is None else transition.sample(noise)
-            runs.append(self._scores(latents, prompt))
+            runs.append(group.scores(latents, self.scorers))
         means = {name: np.mean([run[name] for run in runs], axis=0) for name in self.scorers}
         return {name: np.full_like(mean, mean.mean()) for name, mean in means.items()} if is_common else means
-
-    def _completed(self, way: str, step: Step, conditioning: tuple[Conditioning, ...]) -> Float[Tensor, "N C H W"]:
-        return complete(
-            latents=step.latents,
-            first_velocity=step.velocity,
-            grid=substep_grid(WAYS[way], sigmas=self.policy.sigmas, k=step.k).expand(self.members, -1),
-            velocity=lambda latents, sigma: self.policy.velocity(latents, sigma, conditioning),
-            solver=WAYS[way].solver,
-        )
-
-    def _scores(self, latents: Float[Tensor, "N C H W"], prompt: Prompt) -> dict[str, Float[np.ndarray, " N"]]:
-        pictures = self.policy.backbone.decode(latents)
-        texts, facts = [prompt.text] * len(pictures), [prompt.metadata] * len(pictures)
-        return {name: scorer.score(pictures, texts, facts).values for name, scorer in self.scorers.items()}
 
 
 def step_rewards(rewards: Rewards) -> Iterator[tuple[str, Float[Tensor, "groups N S"]]]:

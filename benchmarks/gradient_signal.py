@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 from jaxtyping import Float, Int
@@ -28,12 +29,10 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.groups import draw_group
 from deploy.presets import find_preset
 from flow.build import build_policy
-from flow.completion import complete, substep_grid
-from flow.noise import INITIAL, trajectory_noise
 from flow.policy import FlowPolicy
-from flow.sampler import trajectory
 from learner.calibrate import calibrated
 from learner.groups import prompt_at
 from protocol.config import RunConfig
@@ -85,49 +84,25 @@ class Collector:
 
     def group(self, number: int, prompt: Prompt) -> tuple[Float[Tensor, "N P"], Float[Tensor, "S P sketch"]]:
         """Rewards of its points, the finished pictures' last, and the parts v[k, j]."""
-        members = self.config.group.size
-        own = list(range(members))
-        key = {"seed": self.config.seed, "iteration": 0, "group": number, "shape": self.policy.backbone.latent_shape}
+        size = self.config.group.size
+        group = draw_group(self.policy, self.config, number=number, prompt=prompt, members=size)
         with torch.no_grad():
-            conditioning = self.policy.conditioning(prompt.text, prompt.negative)
-            steps = list(
-                trajectory(
-                    self.policy,
-                    initial=trajectory_noise(**key, members=own, step=INITIAL),
-                    conditioning=conditioning,
-                    noise=lambda k: trajectory_noise(**key, members=own, step=k),
-                    stochastic=self.policy.steps,
-                )
-            )
-            points = [step for step in steps if step.k in self.policy.steps]
-            guesses = [
-                complete(
-                    latents=step.latents,
-                    first_velocity=step.velocity,
-                    grid=substep_grid(self.config.completion, sigmas=self.policy.sigmas, k=step.k).expand(members, -1),
-                    velocity=lambda latents, sigma: self.policy.velocity(latents, sigma, conditioning),
-                    solver=self.config.completion.solver,
-                )
-                for step in points
-            ]
-            rewards = torch.stack([self._scores(latents, prompt) for latents in (*guesses, steps[-1].next_latents)], 1)
+            guesses = [group.completed(point, self.config.completion)[0] for point in group.points]
+            scores = [group.scores(latents, {"": self.scorer})[""] for latents in (*guesses, group.final)]
+        rewards = torch.from_numpy(np.stack(scores, 1)).float()
         leads = rewards - rewards.mean(0)
         fold = Folding.of(sum(parameter.numel() for parameter in self.parameters))
-        parts = torch.zeros(len(points), len(points) + 1, SKETCH)
-        for row, step in enumerate(points):
-            transition, _ = self.policy.transition(step.latents, step.k, conditioning=conditioning)
-            log_prob = transition.log_prob(step.next_latents)
-            for column in range(row, len(points) + 1):
+        steps = len(group.points)
+        parts = torch.zeros(steps, steps + 1, SKETCH)
+        for row, point in enumerate(group.points):
+            transition, _ = self.policy.transition(point.latents, point.k, conditioning=group.conditioning)
+            log_prob = transition.log_prob(point.next_latents)
+            for column in range(row, steps + 1):
                 gradients = torch.autograd.grad(
-                    (log_prob * leads[:, column]).mean(), self.parameters, retain_graph=column < len(points)
+                    (log_prob * leads[:, column]).mean(), self.parameters, retain_graph=column < steps
                 )
                 parts[row, column] = fold(torch.cat([gradient.flatten() for gradient in gradients]))
         return rewards, parts
-
-    def _scores(self, latents: Float[Tensor, "N C H W"], prompt: Prompt) -> Float[Tensor, " N"]:
-        pictures = self.policy.backbone.decode(latents)
-        scores = self.scorer.score(pictures, [prompt.text] * len(pictures), [prompt.metadata] * len(pictures))
-        return torch.from_numpy(scores.values).float()
 
 
 def coefficients(slopes: Float[Tensor, " S"], *, is_calibrated: bool, decay: float) -> Float[Tensor, "S P"]:
