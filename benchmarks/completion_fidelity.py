@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -35,21 +35,28 @@ from protocol.messages import Prompt
 from protocol.prompts import read_prompts
 from rewards.scorer import CheckedScorer, build_scorer
 
-FINE = CompletionConfig(rule="ode", substeps=64, solver="adams")
+Solver = Literal["euler", "heun", "adams"]
+Spacing = Literal["even", "schedule"]
+SOLVED: dict[Solver, dict[Spacing, tuple[int, ...]]] = {
+    "euler": {"even": (2, 3, 5, 8), "schedule": (2, 3, 5)},
+    "adams": {"even": (2, 3, 5, 8), "schedule": (2, 3, 5)},
+    "heun": {"even": (2, 3)},
+}
 WAYS: dict[str, CompletionConfig] = {
     "tweedie": CompletionConfig(rule="tweedie"),
-    **{f"euler {n}": CompletionConfig(substeps=n) for n in (2, 3, 5, 8)},
-    **{f"euler {n}, schedule spacing": CompletionConfig(substeps=n, spacing="schedule") for n in (2, 3, 5)},
-    **{f"adams {n}": CompletionConfig(substeps=n, solver="adams") for n in (2, 3, 5, 8)},
     **{
-        f"adams {n}, schedule spacing": CompletionConfig(substeps=n, spacing="schedule", solver="adams")
-        for n in (2, 3, 5)
+        f"{solver} {n}" + (", schedule spacing" if spacing == "schedule" else ""): CompletionConfig(
+            rule="ode", substeps=n, spacing=spacing, solver=solver
+        )
+        for solver, spacings in SOLVED.items()
+        for spacing, many in spacings.items()
+        for n in many
     },
-    **{f"heun {n}": CompletionConfig(substeps=n, solver="heun") for n in (2, 3)},
-    "remaining schedule": CompletionConfig(rule="schedule"),
+    "remaining schedule": CompletionConfig(rule="schedule", solver="euler"),
     "remaining schedule, adams": CompletionConfig(rule="schedule", solver="adams"),
-    "fine": FINE,
+    "fine": CompletionConfig(rule="ode", substeps=64, spacing="even", solver="adams"),
 }
+"""Every key said: a default that changes must not change what a name means."""
 REFERENCES = ("remaining schedule", "fine")
 
 
