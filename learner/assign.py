@@ -91,7 +91,7 @@ def assign_credit(
         tables = [(values * weights, valid) for values, valid in tables]
     pool = torch.cat([values for values, _ in tables]), torch.cat([valid for _, valid in tables])
     after = updated_baseline(baseline, *pool, decay=config.ema_decay) if config.normalise == "ema" else None
-    normalise = _normaliser(config, pool, baseline if baseline is not None else after)
+    normalise = _normaliser(config, pool, _in_use(baseline, after))
     credited = []
     for group, parts, (values, valid) in zip(groups, shards, tables, strict=True):
         advantages = normalise(values, valid).clamp(-config.advantage_clip, config.advantage_clip)
@@ -110,6 +110,11 @@ def assign_credit(
         )
     _report_silent(groups, credited)
     return Assignment(groups=tuple(credited), baseline=after, slopes=slopes)
+
+
+def _in_use(before: Float[Tensor, " T"] | None, after: Float[Tensor, " T"] | None) -> Float[Tensor, " T"] | None:
+    """The baseline of the iterations before; a step that they have not seen takes its own first mean."""
+    return after if before is None or after is None else torch.where(before.isnan(), after, before)
 
 
 def _normaliser(config: CreditConfig, pool: Pool, baseline: Float[Tensor, " T"] | None) -> Normaliser:

@@ -155,6 +155,17 @@ def test_a_baseline_begins_with_the_batch_s_mean_and_moves_after_use() -> None:
     assert assigned(*groups).baseline is None
 
 
+def test_a_step_that_the_baseline_has_not_seen_takes_its_own_mean_and_leaves_the_others_as_they_are() -> None:
+    """A window that moves trains steps that no iteration before had."""
+    groups = (group_of(shard(REWARDS, (0, 1, 2, 3))),)
+    held = torch.tensor([0.02, float("nan"), 0.01, 0.02, float("nan"), float("nan")], dtype=torch.float64)
+    known = torch.where(held.isnan(), torch.tensor([0, -0.01, 0, 0, 0, 0], dtype=torch.float64), held)
+    advantages = assigned(*groups, normalise="ema", baseline=held).groups[0].advantages
+    assert advantages.isfinite().all()
+    torch.testing.assert_close(advantages, assigned(*groups, normalise="ema", baseline=known).groups[0].advantages)
+    assert advantages.any()
+
+
 def test_turning_points_are_balanced_over_the_groups_of_the_iteration() -> None:
     rising = np.array([[0.1, 0.2, 0.3], [0.1, 0.1, 0.1]], np.float32)
     alone = assigned(group_of(shard(rising, (0, 1))), members=2, rule="turning_point", normalise="per_step")
