@@ -25,7 +25,7 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
         "flow_grpo", "flow sde, T'=1", "flow sde, T'=2", "stepwise_flow_sde", "flow sde, T'=8",
         "flow sde, own schedule", "flow sde, adams 3",
     ),
-    "kernels": ("flow_grpo", "stepwise", "stepwise_flow_sde", "cps gains"),
+    "kernels": ("flow_grpo", "stepwise", "stepwise_flow_sde", "cps gains", "tp_grpo", "tp_grpo, flow sde"),
     "cure": (
         "flow_grpo", "stepwise_calibrated", "stepwise_flow_sde", "flow_grpo, weights", "calibrated, plain gains",
         "calibrated, joint", "calibrated, noise weights", "calibrated, own noise", "calibrated, tweedie",

@@ -59,6 +59,8 @@ VARIANTS: Mapping[str, Variant] = {
     "flow sde, adams 3": Variant("stepwise_flow_sde", ("completion.substeps=3", "completion.solver=adams")),
     "flow sde, own noise": Variant("stepwise_flow_sde", ("sampling.shared_noise=false",)),
     "flow_grpo, shared noise": Variant("flow_grpo", ("sampling.shared_noise=true",)),
+    # The kernel of TP-GRPO's text; its release, and so the method, has CPS.
+    "tp_grpo, flow sde": Variant("tp_grpo", ("sampling.kernel=flow_sde", "sampling.log_prob=gaussian")),
     "cps gains": Variant("stepwise", ("sampling.kernel=cps", "sampling.noise_level=0.5")),
     # stepwise_calibrated (ours), built up: calibrated values, lambda and the iteration's std, weights; on other
     # completions; and the weights alone on uniform credit.

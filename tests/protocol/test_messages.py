@@ -39,6 +39,7 @@ def test_a_rollout_of_right_shapes_is_taken() -> None:
     [
         ({"latents": np.zeros((3, 4, 1, 2, 2), np.float32)}, "latents of 3 members, request of 2"),
         ({"latents": np.zeros((2, 4, 1, 2, 2))}, "latents must be float32, got float64"),
+        ({"latents": np.zeros((2, 4, 1, 2, 2), np.float16)}, "latents must be float32, got float16"),
         ({"log_probs": np.zeros((2, 3), np.float32)}, r"log_probs must be \[2, 2\], got \[2, 3\]"),
         ({"image_index": np.zeros((2, 2), np.int64)}, r"image_index must be \[2, 1 or 3\], got \[2, 2\]"),
     ],

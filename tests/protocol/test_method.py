@@ -41,6 +41,15 @@ def test_a_method_file_says_what_it_is_and_decides_everything_that_makes_it(name
         assert {"rule", "solver"} <= identity["completion"].keys()
 
 
+@pytest.mark.parametrize("preset", [path for path in PRESETS if not path.stem.startswith("toy_")], ids=lambda p: p.stem)
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_method_s_published_numbers_hold_on_every_real_model(preset: Path, name: str) -> None:
+    config, settings = load_config(preset, overrides=[f"method={name}"]), read_method(name)["settings"]
+    for section in ("group", "learner"):
+        held = getattr(config, section).model_dump()
+        assert merge(held, settings.get(section, {})) == held, section
+
+
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_can_be_laid_over_every_preset(preset: Path, name: str) -> None:
@@ -118,14 +127,20 @@ def test_the_published_numbers_stand_in_the_files(tmp_path: Path) -> None:
         return load_config(bare(tmp_path), overrides=[f"method={name}"])
 
     fast = laid("flow_grpo_fast")
-    assert (fast.sampling.kernel, fast.sampling.noise_level, fast.sampling.window.size) == ("cps", 0.8, 2)
+    assert (fast.sampling.kernel, fast.sampling.noise_level, fast.sampling.window.size) == ("cps", 0.8, 3)
     assert fast.sampling.window.bounds(10) == (0, 5)
     assert (fast.learner.clip_range, fast.group.size, fast.group.per_iteration) == (1e-5, 18, 64)
     mix = laid("mix_grpo")
     assert (mix.sampling.steps, mix.sampling.window.size, mix.sampling.window.every) == (25, 4, 25)
+    assert (mix.credit.ddof, mix.credit.epsilon, mix.credit.scale) == (1, 1e-8, "prompt")
+    assert mix.learner.updates_per_iteration == 4
     dance = laid("dance_grpo")
     assert (dance.sampling.noise_level, dance.learner.step_fraction, dance.credit.epsilon) == (0.3, 0.6, 1e-8)
-    assert laid("tp_grpo").credit.turning_point.is_consistent
+    assert dance.learner.updates_per_iteration == 3
+    turning = laid("tp_grpo")
+    assert turning.credit.turning_point.is_consistent
+    assert (turning.sampling.kernel, turning.sampling.noise_level, turning.sampling.log_prob) == ("cps", 0.7, "squared")
+    assert (turning.learner.clip_range, turning.learner.kl.weight, turning.learner.kl.rule) == (1e-5, 1e-4, "full")
     assert not laid("tp_grpo_plain").credit.turning_point.is_consistent
     own = laid("temp_flow").credit.step_weights
     assert (own.rule, own.noise_power, own.noise_constant) == ("noise", 1.0, None)
