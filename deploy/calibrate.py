@@ -6,8 +6,9 @@ balance there is room to explore, and its level grows; where one side prevails t
     |#{gain > 0} - #{gain < 0}| < tolerance   level + rate
     otherwise                                 level - rate
 
-All steps move at once, each round on fresh trajectories, until every level has turned back and forth. The table is then
-frozen: `sampling.noise_levels` of the config that is written.
+All steps move at once, each round on fresh trajectories, until every level has turned back and forth. A step without a
+single valid gain in a round stays where it is. The table is then frozen: `sampling.noise_levels` of the config that is
+written. Every step but the last is drawn with noise meanwhile, however little (`sampling.std_min` waits).
 """
 
 import math
@@ -66,13 +67,16 @@ def calibrate(
         gains = measure(current.tolist(), number)
         if not np.isfinite(gains).any():
             raise ContractError("a calibration needs at least one valid score, got none")
-        moves = np.where(is_balanced(gains, settings.tolerance), 1.0, -1.0)
+        moves = np.where(is_balanced(gains, settings.tolerance), 1.0, -1.0) * np.isfinite(gains).any(0)
         flips += (moves * direction) < 0
-        direction = moves
+        direction = np.where(moves == 0, direction, moves)
         current = np.clip(current + settings.rate * moves, settings.rate, highest)
         report(f"round {number + 1}/{settings.rounds}: {', '.join(f'{level:.2f}' for level in current)}")
         if (flips >= FLIPS).all():
             break
+    else:
+        unsettled = np.flatnonzero(flips < FLIPS).tolist()
+        report(f"steps {unsettled} had not settled after {settings.rounds} rounds; raise --rounds to go further")
     return [round(float(level), 6) for level in current]
 
 
@@ -82,7 +86,7 @@ def is_balanced(gains: np.ndarray, tolerance: float) -> np.ndarray:
     The difference of two counts grows with the root of their number, so the tolerance does too.
     """
     difference = np.abs((gains > 0).sum(0) - (gains < 0).sum(0))
-    return difference < tolerance * math.sqrt(len(gains) / 24)
+    return difference < tolerance * np.sqrt(np.isfinite(gains).sum(0) / 24)
 
 
 def calibrated_config(
@@ -101,10 +105,13 @@ def calibrated_config(
             f" got {config.credit.rule} and {config.sampling.window.rule}: set method=dense_grpo"
         )
     from flow.backbone import load_backbone
+    from flow.device import best_device
+    from learner.groups import prompt_at
 
-    backbone = load_backbone(config.model)
+    backbone = load_backbone(config.model, device=best_device())
     kernel, levels = first_levels(config, backbone)
-    measure = _Trajectories(config, kernel, backbone, prompts[: settings.prompts])
+    drawn = [prompt_at(prompts, place, seed=config.seed) for place in range(settings.prompts)]
+    measure = _Trajectories(config, kernel, backbone, drawn)
     highest = 1.0 if kernel in ("ddim_sde", "cps") else math.inf
     found = calibrate(levels, measure, settings, report, highest)
     return _with_levels(config, kernel, found)
@@ -136,9 +143,9 @@ def write_config(config: RunConfig, path: Path) -> None:
         raise RunFolderError(f"{path} cannot be written: {error.strerror}; set --out") from None
 
 
-def _with_levels(config: RunConfig, kernel: str, levels: Sequence[float]) -> RunConfig:
+def _with_levels(config: RunConfig, kernel: str, levels: Sequence[float], **sampling: float) -> RunConfig:
     tree = yaml.safe_load(config.to_yaml())
-    tree["sampling"] |= {"kernel": kernel, "noise_levels": list(levels)}
+    tree["sampling"] |= {"kernel": kernel, "noise_levels": list(levels)} | sampling
     return parse_config(tree)
 
 
@@ -158,7 +165,7 @@ class _Trajectories:
         from flow.sampler import sample_shard
         from rewards.mixture import mix
 
-        config = _with_levels(self._config, self._kernel, levels)
+        config = _with_levels(self._config, self._kernel, levels, std_min=0.0)
         policy = policy_of(self._backbone, config)  # type: ignore[arg-type]
         tables = []
         for place, prompt in enumerate(self._prompts):

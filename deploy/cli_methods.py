@@ -39,4 +39,4 @@ def calibrate(
     calibrated = calibrated_config(config, found, settings, typer.echo)
     write_config(calibrated, out)
     typer.echo(f"noise levels {list(calibrated.sampling.noise_levels)}")
-    typer.echo(f"written to {out}: flowcredit train {out}")
+    typer.echo(f"written to {out}: flowcredit train {out} (naming a method there would put its noise back)")

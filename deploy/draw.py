@@ -37,11 +37,12 @@ def draw_pictures(
     from PIL import Image
 
     from flow.build import build_policy
+    from flow.device import best_device
     from flow.sampler import draw
 
     config = config_of(run)
     state = None if is_base else checkpoint_of(run, step)[0]
-    policy, lora = build_policy(config, device=device or _best_device())
+    policy, lora = build_policy(config, device=device or best_device())
     if state is not None:
         lora.load(average_of(state, run) if is_average else state.weights)
     request = DrawRequest(
@@ -61,9 +62,3 @@ def draw_pictures(
     except OSError as error:
         raise RunFolderError(f"folder {out} cannot be written: {error.strerror or error}") from error
     return paths
-
-
-def _best_device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"

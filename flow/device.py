@@ -15,3 +15,8 @@ def device_of(role: RoleConfig) -> str:
     if role.gpus and not torch.cuda.is_available():
         raise ConfigError(f"cluster.*.gpus must be 0 where torch finds no GPU, got {role.gpus:g}")
     return "cuda" if role.gpus else "cpu"
+
+
+def best_device() -> str:
+    """The GPU where there is one, for work in this process alone."""
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -39,6 +39,28 @@ def test_a_level_rises_while_signs_balance_falls_when_they_do_not_and_settles_be
     assert walk(0.5, 0.55)[0] == pytest.approx(0.5, abs=0.011)
 
 
+def test_a_step_without_a_valid_gain_stays_where_it_is_and_settles_nothing() -> None:
+    said: list[str] = []
+
+    def measure(levels: Any, number: int) -> np.ndarray:
+        signs = np.where(np.arange(24) % 2, 1.0, -1.0)
+        balanced = np.where(levels[0] < 0.5, signs, -1.0)
+        return np.stack([balanced, np.full(24, np.nan)], axis=1)
+
+    first, second = calibrate([0.48, 0.7], measure, Calibration(rounds=8), said.append)
+    assert first == pytest.approx(0.5, abs=0.011)
+    assert second == 0.7
+    assert said[-1] == "steps [1] had not settled after 8 rounds; raise --rounds to go further"
+
+
+def test_the_tolerance_counts_only_the_gains_that_a_step_has() -> None:
+    gains = np.full((96, 2), np.nan)
+    gains[:24, 0] = gains[:, 1] = 1.0
+    gains[:11, 0] = gains[:46, 1] = -1.0
+    assert is_balanced(gains, 2.1).tolist() == [True, True]
+    assert is_balanced(gains, 2.0).tolist() == [False, False]
+
+
 def test_levels_stay_above_zero_and_below_what_the_kernel_takes() -> None:
     assert walk(-1.0, 0.03, rounds=10) == [0.01]
     assert walk(2.0, 0.97, rounds=10) == [1.0]
