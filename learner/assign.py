@@ -4,7 +4,6 @@ Tables of an iteration have a column for each step of the schedule; a step that 
 there. So shards and groups with different windows stand in one table, and a step's statistics never mix with another's.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,8 +20,6 @@ from learner.turning_point import turning_point
 from protocol.config_learning import CreditConfig
 from protocol.errors import ContractError
 from protocol.messages import COMMON_PICTURE, Prompt, Rollout, ScoredGroup, Scores
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -108,7 +105,6 @@ def assign_credit(
                 advantages=advantages,
             )
         )
-    _report_silent(groups, credited)
     return Assignment(groups=tuple(credited), baseline=after, slopes=slopes)
 
 
@@ -185,15 +181,3 @@ def _point_rewards(scores: Scores, rollout: Rollout, first: Scores) -> _Shard:
     values = np.where(is_common, first.values[0], scores.values[rollout.image_index]).astype(np.float32)
     valid = np.where(is_common, first.valid[0], scores.valid[rollout.image_index])
     return _Shard(rollout=rollout, rewards=torch.from_numpy(values), valid=torch.from_numpy(valid))
-
-
-def _report_silent(groups: Sequence[ScoredGroup], credited: Sequence[CreditedGroup]) -> None:
-    """Name the groups of which no step has a valid reward; they train nothing."""
-    for group, held in zip(groups, credited, strict=True):
-        if not held.step_valid.any():
-            reasons = [why for shard in group.shards for why in shard.scores.reasons if why]
-            log.warning(
-                "a group must have a valid score to train on, got none for %r (%s): it is left out",
-                group.prompt.text,
-                reasons[0] if reasons else "no two scores that a step is made of",
-            )

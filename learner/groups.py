@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from learner.lost import DRAWS, again_if_lost
-from learner.setting_aside import set_aside_if_void
+from learner.setting_aside import name_if_silent, set_aside_if_void
 from learner.stream import GroupStream
 from protocol.config import RunConfig
 from protocol.errors import CheckpointError, ShardLostError
@@ -90,6 +90,7 @@ class Groups:
         shards = await asyncio.gather(
             *(again_if_lost(partial(_score_shard, self.parts, request)) for request in requests)
         )
+        name_if_silent(prompt.text, shards)
         return ScoredGroup(prompt=prompt, shards=set_aside_if_void(shards))
 
     async def learn(self, iteration: int, batch: Sequence[ScoredGroup]) -> Metrics:

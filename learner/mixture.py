@@ -25,6 +25,7 @@ def assign_mixed(
 
         advantages: A = sum_r w_r A_r, A_r the advantages of reward r alone, clamped (MixGRPO, arXiv 2507.21802)
 
+    MixGRPO divides the weights by their sum and clamps the mixture instead; here weights are taken as they are given.
     A point that one reward could not score is masked in all of them. Rewards and step rewards are the mixture's.
 
     Args:

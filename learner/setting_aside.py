@@ -1,9 +1,12 @@
-"""A group of which one picture could not be scored, where the failure policy is `drop_group`."""
+"""Groups that teach nothing: one picture has no score where the failure policy is `drop_group`, or none has one."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
 from protocol.messages import ScoredShard, Scores
+
+log = logging.getLogger(__name__)
 
 
 def set_aside_if_void(shards: Sequence[ScoredShard]) -> tuple[ScoredShard, ...]:
@@ -16,3 +19,16 @@ def set_aside_if_void(shards: Sequence[ScoredShard]) -> tuple[ScoredShard, ...]:
     reason = next(filter(None, (reason for shard in shards for reason in shard.scores.reasons)), "no score")
     missing = f"the group is set aside: {reason}"
     return tuple(replace(s, scores=Scores.missing(len(s.scores.reasons), missing)) for s in shards)
+
+
+def name_if_silent(text: str, shards: Sequence[ScoredShard]) -> None:
+    """One line in the run's log for a group without a single score, `text` being its prompt."""
+    if any(shard.scores.valid.any() for shard in shards):
+        return
+    reason = next(filter(None, (reason for shard in shards for reason in shard.scores.reasons)), "no reason given")
+    log.warning(
+        "a group must have a valid score to train on, got none for %r (%s): it is left out; mend the scorer, or set"
+        " rewards.NAME.on_failure to pause or fail",
+        text,
+        reason,
+    )

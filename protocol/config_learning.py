@@ -13,7 +13,7 @@ CREDIT_RULES_OF_POINTS = frozenset({"gains", "gae", "turning_point"})
 class GroupConfig(Section):
     """How much is drawn for one iteration."""
 
-    size: int = Field(default=24, ge=1)
+    size: int = 24
     """Members N of a group: trajectories of one prompt that are compared."""
     shard: Positive = 24
     """Members of one unit of rollout work; divides `size`."""
@@ -25,7 +25,7 @@ class GroupConfig(Section):
     @model_validator(mode="after")
     def _comparable(self) -> "GroupConfig":
         if self.size < 2:
-            raise ValueError(f"group.size must be at least 2, got {self.size}: advantages compare samples")
+            raise ValueError(f"group.size must be at least 2, got {self.size}: advantages compare samples; raise it")
         if self.size % self.shard:
             raise ValueError(f"group.shard must divide group.size {self.size}, got {self.shard}")
         return self
@@ -53,6 +53,15 @@ class StepWeightConfig(Section):
     """Scale the weights so that their mean over the schedule is 1."""
     order: Literal["after", "before"] = "after"
     """Multiply advantages after the normalisation and the clip, or step rewards before it."""
+
+    @model_validator(mode="after")
+    def _trains(self) -> "StepWeightConfig":
+        if self.rule == "table" and self.table and not any(self.table):
+            raise ValueError(
+                f"credit.step_weights.table must hold a weight above 0, got {list(self.table)}: no step would train;"
+                " raise one"
+            )
+        return self
 
 
 class TurningPointConfig(Section):

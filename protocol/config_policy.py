@@ -95,6 +95,13 @@ class WindowConfig(Section):
         return int(low * steps), int(high * steps)
 
 
+TOO_LOUD = {
+    "ddim_sde": "the root of sigma'^2 - std^2 turns negative",
+    "cps": "sin(a pi / 2), the share of noise, falls again",
+}
+"""What goes wrong above a noise level of 1, by kernel."""
+
+
 class SamplingConfig(Section):
     """How trajectories are drawn."""
 
@@ -121,15 +128,16 @@ class SamplingConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "SamplingConfig":
-        for level in (self.noise_level, *self.noise_levels):
+        named = {"noise_level": self.noise_level} | {f"noise_levels[{k}]": v for k, v in enumerate(self.noise_levels)}
+        for key, level in named.items():
             if level <= 0:
                 raise ValueError(
-                    f"sampling.noise_level must be above 0, got {level}: without noise nothing is explored"
+                    f"sampling.{key} must be above 0, got {level}: without noise nothing is explored; raise it"
                 )
-            if level > 1 and self.kernel in ("ddim_sde", "cps"):
+            if level > 1 and self.kernel in TOO_LOUD:
                 raise ValueError(
-                    f"sampling.noise_level must be at most 1 for {self.kernel}, got {level}:"
-                    " above 1 the root of sigma'^2 - std^2 turns negative; lower it"
+                    f"sampling.{key} must be at most 1 for {self.kernel}, got {level}:"
+                    f" above 1 {TOO_LOUD[self.kernel]}; lower it"
                 )
         if self.noise_levels and len(self.noise_levels) != self.steps - 1:
             raise ValueError(

@@ -197,7 +197,7 @@ class CheckedScorer:
             self._break(f"{rule}, got {shown[picture]!r} for picture {picture}")
 
     def _break(self, message: str) -> NoReturn:
-        raise ContractError(f"scorer {self.name}: {message}")
+        raise ContractError(f"scorer {self.name}: {message}; mend the scorer (docs/rewards.md has the contract)")
 
 
 def _kind(value: Any) -> str:

@@ -1,6 +1,5 @@
 """From scored shards of an iteration to advantages: windows, shards that share a point, scopes, weights, silence."""
 
-import logging
 from dataclasses import replace
 from typing import Any
 
@@ -177,13 +176,18 @@ def test_turning_points_are_balanced_over_the_groups_of_the_iteration() -> None:
     assert assigned(*crowd, members=2, rule="turning_point").groups[1].step_rewards[0, 0].item() == pytest.approx(0.1)
 
 
-def test_a_group_without_any_score_is_named_and_trains_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_two_groups_of_one_text_stay_two_groups() -> None:
+    """Released code groups by decoded text; here a group is what was drawn together."""
+    high = group_of(shard(REWARDS + 5, (0, 1, 2, 3), group=1))
+    first, second = assigned(group_of(shard(REWARDS, (0, 1, 2, 3))), high, rule="uniform").groups
+    torch.testing.assert_close(first.advantages, second.advantages, rtol=1e-4, atol=1e-4)
+
+
+def test_a_group_without_any_score_trains_nothing() -> None:
     silent = group_of(shard(np.full_like(REWARDS, np.nan), (0, 1, 2, 3)))
-    with caplog.at_level(logging.WARNING):
-        first, second = assigned(silent, group_of(shard(REWARDS, (0, 1, 2, 3), group=1))).groups
+    first, second = assigned(silent, group_of(shard(REWARDS, (0, 1, 2, 3), group=1))).groups
     assert not first.advantages.any()
     assert torch.equal(second.advantages[:, :4], expected(joint))
-    assert "must have a valid score to train on, got none for 'a red circle' (blurred)" in caplog.text
     assert list(minibatches([first], device=torch.device("cpu"), keeps_idle=True)) == []
 
 

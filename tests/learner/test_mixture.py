@@ -10,7 +10,7 @@ import torch
 from learner.assign import Assignment
 from learner.metrics import group_metrics
 from learner.mixture import assign_mixed, reward_gains
-from learner.setting_aside import set_aside_if_void
+from learner.setting_aside import name_if_silent, set_aside_if_void
 from protocol.config import RunConfig
 from protocol.config_learning import CreditConfig
 from protocol.errors import ConfigError, ContractError
@@ -139,6 +139,15 @@ def test_a_void_picture_sets_its_whole_group_aside_and_no_other() -> None:
     aside = set_aside_if_void(void)
     assert not any(shard.scores.valid.any() for shard in aside)
     assert aside[0].scores.reasons == ("the group is set aside: lost",) * 4
+
+
+def test_a_group_without_any_score_is_named_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    lost = [float("nan")] * 4
+    name_if_silent("a cat", (shard(0, judged([1, 2, 3, 4])), shard(1, partly(lost, ["blurred"] * 4))))
+    assert not caplog.text
+    name_if_silent("a cat", (shard(0, partly(lost, ["blurred"] * 4)),))
+    assert "must have a valid score to train on, got none for 'a cat' (blurred)" in caplog.text
+    assert "set rewards.NAME.on_failure" in caplog.text
 
 
 def configs(tiny_config, **rewards) -> RunConfig:
