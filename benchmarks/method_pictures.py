@@ -111,14 +111,14 @@ def completion() -> Figure:
         panel.plot(grid[:-1], [row] * (len(grid) - 1), "o", color=colour, markersize=6)
         panel.plot(grid[-1:], [row], "o", color=colour, markersize=6, markerfacecolor="white")
         for place, sigma in enumerate(grid.tolist()):
-            label = str(place) if name == "trajectory" else f"{sigma:.2f}"
-            panel.annotate(label, (sigma, row), (0, 6), textcoords="offset points", ha="center", fontsize=7)
-    panel.axvline(SIGMAS[point].item(), color="grey", linestyle=":", linewidth=1)
+            label = str(place) if name == "trajectory" else f"{sigma:.2f}" if sigma else "0"
+            side = "left" if not sigma else "right" if sigma < 0.03 else "center"
+            box = {"boxstyle": "square,pad=0", "facecolor": "white", "edgecolor": "none"}
+            panel.annotate(label, (sigma, row), (0, 6), textcoords="offset points", ha=side, fontsize=8, bbox=box)
+    panel.axvline(SIGMAS[point].item(), color="grey", linestyle=":", linewidth=1, zorder=0)
     panel.set(xlim=(1.03, -0.03), ylim=(len(ways) - 0.5, -0.7), xlabel="sigma", yticks=range(len(ways)))
     panel.set_yticklabels(list(ways))
-    panel.set_title(
-        "completing point 3 of the SD3 schedule: a filled point is one velocity, the first is known already"
-    )
+    panel.set_title("completing point 3 of the SD3 schedule, T = 10; a filled dot is one velocity", fontsize=10)
     return figure
 
 
@@ -135,7 +135,7 @@ def credit() -> Figure:
         "gains, ema": from_baseline(*own, baseline=baseline, epsilon=1e-4),
         "gae 0.9, joint": joint(*gae(REWARDS, VALID, steps=4, decay=0.9), epsilon=1e-4),
         "turning_point, per_step": per_step(*turning_point([(REWARDS, VALID)], TurningPointConfig())[0], epsilon=1e-4),
-        "default: calibrated gae 0.3, per_step": per_step(*gae(values[0][0], VALID, steps=4, decay=0.3), epsilon=1e-4),
+        "calibrated gae 0.3, per_step (default)": per_step(*gae(values[0][0], VALID, steps=4, decay=0.3), epsilon=1e-4),
     }
     figure = Figure(figsize=(12.5, 5), layout="constrained")
     axes = figure.subplots(2, 5).flat
@@ -145,9 +145,9 @@ def credit() -> Figure:
         panel.imshow(table, cmap="RdBu", vmin=-2, vmax=2, aspect="auto")
         for (row, column), value in np.ndenumerate(table.numpy()):
             colour = "white" if abs(value) > 1.4 else "black"
-            panel.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=9, color=colour)
+            panel.text(column, row, f"{value:z.2f}", ha="center", va="center", fontsize=9, color=colour)
         panel.set(xticks=range(4), yticks=range(3), xlabel="step k")
-        panel.set_title(name, fontsize=9)
+        panel.set_title(name.replace(" (", "\n("), fontsize=9)
         panel.set_yticklabels(list(MEMBERS))
     return figure
 
@@ -191,9 +191,9 @@ def weights_and_windows() -> Figure:
     axes[0].set(xlabel="step k", title="step weights", ylim=(0, None), xticks=range(STEPS))
     axes[0].legend(fontsize=8)
     windows = {
-        "fixed, 8 from step 0": WindowConfig(rule="fixed", size=8, first=0),
-        "random, first half": WindowConfig(rule="random", size=2, within=(0.0, 0.5)),
-        "sliding by 1 every 3": WindowConfig(rule="sliding", size=4, every=3),
+        "fixed 8, from step 0": WindowConfig(rule="fixed", size=8, first=0),
+        "random 3, first half": WindowConfig(rule="random", size=3, within=(0.0, 0.5)),
+        "sliding 4, every 3": WindowConfig(rule="sliding", size=4, every=3),
         "branch, four shards": WindowConfig(rule="branch"),
     }
     for panel, (name, window) in zip(axes[1:], windows.items(), strict=True):
@@ -234,7 +234,7 @@ def objective() -> Figure:
         right.errorbar(steps, means, stds, fmt="o", label=name, markersize=4, capsize=3)
     right.axhline(0, color="grey", linewidth=0.8)
     right.set(xlabel="step k", ylabel="log ratio, mean ± std", xticks=range(STEPS - 1))
-    right.set_title("v changed by 0.1 a latent element, at every step alike (SD3, T = 10, d = 256)", fontsize=10)
+    right.set_title("v changed by 0.1 an element, at every step alike (SD3, T = 10, d = 256)", fontsize=10)
     right.legend(fontsize=8, loc="lower left")
     return figure
 
