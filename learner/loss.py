@@ -35,13 +35,14 @@ def guarded_log_ratio(
     old_mean: Float[Tensor, "B ..."],
     std: Float[Tensor, " B"],
 ) -> Float[Tensor, " B"]:
-    """GRPO-Guard's log-ratio (arXiv 2510.22319): centred at 0 and of one spread for all steps.
+    """GRPO-Guard's log-ratio (arXiv 2510.22319): centred at 0, its spread no longer that of 1 / std.
 
         (log_prob - log_prob_old + mean_d (mean - mean_old)^2 / (2 q^2)) q,  q the std of the whole step
 
     With x' = mean_old + q e the plain log-ratio is -(mean - mean_old)^2 / (2 q^2) + (mean - mean_old) e / q, averaged
     over latent elements: below 0 on average, and the steeper the smaller q. What remains here is mean_d of
-    (mean - mean_old) e. The surrogate of this ratio is then divided by h; see `guarded_surrogate`.
+    (mean - mean_old) e: one spread for all steps where the means move alike; for an equal change of the velocity it takes
+    the division by h in `guarded_surrogate`.
 
     Args:
         mean: of the step under the trained policy.
