@@ -41,8 +41,8 @@ def guarded_log_ratio(
 
     With x' = mean_old + q e the plain log-ratio is -(mean - mean_old)^2 / (2 q^2) + (mean - mean_old) e / q, averaged
     over latent elements: below 0 on average, and the steeper the smaller q. What remains here is mean_d of
-    (mean - mean_old) e: one spread for all steps where the means move alike; for an equal change of the velocity it takes
-    the division by h in `guarded_surrogate`.
+    (mean - mean_old) e: one spread for all steps where the means move alike; for an equal change of the velocity it
+    takes the division by h in `guarded_surrogate`.
 
     Args:
         mean: of the step under the trained policy.
