@@ -6,17 +6,23 @@ import pytest
 import torch
 
 from learner.credit import gae, gains, uniform
-from learner.normalise import NORMALISERS, centred, from_baseline, joint, per_step, updated_baseline
+from learner.normalise import NORMALISERS, Normaliser, centred, from_baseline, joint, per_step, updated_baseline
 
-REWARDS = torch.tensor([[0.50, 0.62, 0.58, 0.66, 0.70], [0.50, 0.46, 0.55, 0.53, 0.60], [0.50, 0.57, 0.49, 0.44, 0.40]])
+TABLE = [[0.50, 0.62, 0.58, 0.66, 0.70], [0.50, 0.46, 0.55, 0.53, 0.60], [0.50, 0.57, 0.49, 0.44, 0.40]]
+REWARDS = torch.tensor(TABLE, dtype=torch.float64)
+"""In float64, so that nothing but the worked numbers' own rounding to six decimals remains."""
 ALL = torch.ones(3, 5, dtype=torch.bool)
 EPSILON = 1e-4
 RULES = {"uniform": uniform, "gains": gains, "gae": partial(gae, decay=0.9)}
 
 
-def close(actual: torch.Tensor, expected: list[list[float]]) -> None:
-    assert actual.dtype == torch.float32
-    torch.testing.assert_close(actual, torch.tensor(expected), rtol=0, atol=2e-5)
+def close(actual: torch.Tensor, expected: list[list[float]], *, atol: float = 6e-7) -> None:
+    """Equal to six decimals; half a unit of the last one, and what float32 advantages round."""
+    torch.testing.assert_close(actual.double(), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=atol)
+
+
+def own_gains() -> tuple[torch.Tensor, torch.Tensor]:
+    return gains(REWARDS, ALL, steps=4)
 
 
 def test_uniform_gives_every_step_the_final_reward_and_flow_grpo_s_advantages() -> None:
@@ -48,7 +54,31 @@ def test_joint_advantages_of_gains_are_the_worked_ones() -> None:
             [0.816310, -1.479563, -1.020388, -0.867330],
         ],
     )
-    torch.testing.assert_close(advantages.sum(1), torch.tensor([2.040776, 0.510194, -2.550970]), rtol=0, atol=5e-5)
+    close(advantages.double().sum(1, keepdim=True), [[2.040776], [0.510194], [-2.550970]])
+
+
+@pytest.mark.parametrize("normalise", [joint, per_step, centred])
+def test_rewards_as_scorers_give_them_make_float32_advantages_of_the_same_numbers(normalise: Normaliser) -> None:
+    exact = normalise(*own_gains(), epsilon=EPSILON)
+    advantages = normalise(*gains(REWARDS.float(), ALL, steps=4), epsilon=EPSILON)
+    assert exact.dtype == advantages.dtype == torch.float32
+    close(advantages, exact.tolist(), atol=2e-6)
+
+
+def test_the_mean_and_the_std_of_all_gains_are_the_worked_ones() -> None:
+    """Without epsilon the advantages are (g - m) / s, from which both are read back."""
+    values, valid = own_gains()
+    advantages = joint(values, valid, epsilon=0.0).double()
+    std = (values.max() - values.min()) / (advantages.max() - advantages.min())
+    assert std.item() == pytest.approx(0.065235, abs=6e-7)
+    close(values - std * advantages, [[0.016667] * 4] * 3)
+
+
+def test_the_scale_that_all_centred_steps_share_is_the_worked_one() -> None:
+    values, valid = own_gains()
+    advantages = centred(values, valid, epsilon=0.0).double()
+    scales = (values[0] - values[1:]) / (advantages[0] - advantages[1:])
+    close(scales, [[0.061192] * 4] * 2)
 
 
 def test_without_epsilon_the_first_row_is_the_worked_one() -> None:
@@ -71,10 +101,10 @@ def test_a_missing_score_voids_both_gains_that_touch_it_and_leaves_the_statistic
     values, step_valid = gains(rewards, valid, steps=4)
     assert step_valid.tolist() == [[True, False, False, True], [True] * 4, [True] * 4]
     advantages = joint(values, step_valid, epsilon=EPSILON)
-    kept = torch.tensor([0.12, 0.04, -0.04, 0.09, -0.02, 0.07, 0.07, -0.08, -0.05, -0.04]).double()
+    kept = torch.tensor([0.12, 0.04, -0.04, 0.09, -0.02, 0.07, 0.07, -0.08, -0.05, -0.04], dtype=torch.float64)
     mean, std = kept.mean(), kept.std(correction=0)
     assert advantages[0, 1:3].tolist() == [0.0, 0.0]
-    assert advantages[0, 0].item() == pytest.approx(((0.12 - mean) / (std + EPSILON)).item(), abs=2e-5)
+    assert advantages[0, 0].item() == pytest.approx(((0.12 - mean) / (std + EPSILON)).item(), abs=6e-7)
     assert torch.isfinite(advantages).all()
 
 
@@ -114,10 +144,6 @@ def test_the_names_of_the_config_are_the_rules_and_normalisers() -> None:
     assert set(get_args(fields["rule"].annotation)) == {*RULES, "turning_point"}
     assert set(get_args(fields["normalise"].annotation)) == set(NORMALISERS)
     assert {*RULES, "turning_point"} - {"uniform"} == CREDIT_RULES_OF_POINTS
-
-
-def own_gains() -> tuple[torch.Tensor, torch.Tensor]:
-    return gains(REWARDS, ALL, steps=4)
 
 
 def test_the_std_of_all_groups_of_an_iteration_gives_flow_grpo_s_global_advantages() -> None:
@@ -173,7 +199,7 @@ def test_advantages_over_a_baseline_and_the_next_baseline_are_the_worked_ones() 
         ],
     )
     following = updated_baseline(baseline, *own_gains(), decay=0.9)
-    assert following.tolist() == pytest.approx([0.023, -0.001, 0.009333, 0.020333], abs=1e-6)
+    assert following.tolist() == pytest.approx([0.023, -0.001, 0.009333, 0.020333], abs=6e-7)
 
 
 def test_the_first_baseline_is_the_batch_s_mean_and_a_step_unseen_keeps_its_own() -> None:

@@ -1,16 +1,18 @@
 """What holds for any rewards: telescoping, moments, symmetry, invariance (hypothesis draws the rewards)."""
 
 from functools import partial
+from itertools import pairwise
 
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
+from learner.calibrate import calibrated
 from learner.credit import gae, gains, uniform
-from learner.normalise import centred, joint, per_step
-from learner.turning_point import turning_point
-from protocol.config_learning import TurningPointConfig
+from learner.normalise import centred, from_baseline, joint, per_step
+from learner.turning_point import find_turns, turning_point
+from protocol.config_learning import CreditConfig, TurningPointConfig
 
 EPSILON = 1e-4
 settings.register_profile("steady", deadline=None, derandomize=True)
@@ -37,13 +39,29 @@ def turned(rewards: torch.Tensor, **choice: bool) -> tuple[torch.Tensor, torch.T
     return turning_point([(rewards, everything(rewards))], TurningPointConfig(**choice))[0]
 
 
+def calibrated_gae(rewards: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The default credit: decayed gains of calibrated values."""
+    steps = rewards.shape[1] - 1
+    ((values,),), _ = calibrated([[(rewards, everything(rewards), tuple(range(steps)))]], steps)
+    return plain(partial(gae, decay=CreditConfig().gae_lambda), values)
+
+
+def ema(values: torch.Tensor, valid: torch.Tensor, *, epsilon: float) -> torch.Tensor:
+    """About a baseline that earlier iterations left."""
+    baseline = torch.linspace(-0.06, 0.12, 10, dtype=torch.float64)[: values.shape[1]]
+    return from_baseline(values, valid, baseline=baseline, epsilon=epsilon)
+
+
 RULES = {
     "uniform": partial(plain, uniform),
     "gains": partial(plain, gains),
     "gae": partial(plain, partial(gae, decay=0.7)),
-    "turning_point": turned,
+    "calibrated": calibrated_gae,
+    "turning_point": partial(turned, is_balanced=False),
 }
-NORMALISERS = {"joint": joint, "per_step": per_step, "centred": centred}
+"""Balanced turning points are left out: ties between members go to the first one."""
+NORMALISERS = {"joint": joint, "per_step": per_step, "centred": centred, "ema": ema}
+PAIRS = [(rule, normalise) for rule in RULES for normalise in NORMALISERS]
 
 
 @given(reward_tables())
@@ -74,39 +92,60 @@ def test_steps_that_are_not_trained_change_no_statistic(rewards: torch.Tensor) -
         assert not advantages[:, -2:].any()
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("normalise", NORMALISERS)
+@given(reward_tables(), st.lists(st.floats(0.25, 4.0), min_size=6, max_size=6))
+def test_weights_applied_before_per_step_normalisation_cancel(rewards: torch.Tensor, weights: list[float]) -> None:
+    """Rewards in eighths, so that gains which are equal stay equal."""
+    values, valid = plain(gains, (rewards * 8).round() / 8)
+    weighted = per_step(values * torch.tensor(weights)[: values.shape[1]], valid, epsilon=0.0)
+    torch.testing.assert_close(weighted, per_step(values, valid, epsilon=0.0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rule", "normalise"), PAIRS)
 @settings(max_examples=30)
 @given(rewards=reward_tables(), numbers=st.randoms(use_true_random=False))
 def test_permuting_members_permutes_rows(rule: str, normalise: str, rewards: torch.Tensor, numbers) -> None:
     order = list(range(len(rewards)))
     numbers.shuffle(order)
-    apply = partial(RULES[rule], is_balanced=False) if rule == "turning_point" else RULES[rule]
-    before = NORMALISERS[normalise](*apply(rewards), epsilon=EPSILON)
-    after = NORMALISERS[normalise](*apply(rewards[order]), epsilon=EPSILON)
+    before = NORMALISERS[normalise](*RULES[rule](rewards), epsilon=EPSILON)
+    after = NORMALISERS[normalise](*RULES[rule](rewards[order]), epsilon=EPSILON)
     torch.testing.assert_close(after, before[order], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("rule", ["uniform", "gains", "gae"])
-@pytest.mark.parametrize("normalise", NORMALISERS)
+@pytest.mark.parametrize(("rule", "normalise"), [pair for pair in PAIRS if pair != ("uniform", "ema")])
 @settings(max_examples=30)
 @given(rewards=reward_tables(), constant=st.integers(-3, 3))
 def test_a_constant_added_to_all_rewards_changes_nothing(
     rule: str, normalise: str, rewards: torch.Tensor, constant: int
 ) -> None:
-    """Rewards in eighths, so that adding a whole number is exact in float32."""
+    """Rewards in eighths, so that adding a whole number is exact in float32. A baseline of rewards would not follow."""
     rewards = (rewards * 8).round() / 8
     before = NORMALISERS[normalise](*RULES[rule](rewards), epsilon=EPSILON)
     after = NORMALISERS[normalise](*RULES[rule](rewards + constant), epsilon=EPSILON)
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
 
 
+def turns_by_definition(rewards: list[float]) -> list[bool]:
+    """TP-GRPO's definitions 4.1 and 5.1 and remark 5.2, step by step and in whole hundredths."""
+    levels = [round(100 * reward) for reward in rewards]
+    trend, before, turns = levels[-1] - levels[0], -1, []
+    for level, following in pairwise(levels):
+        agrees = (following - level) * trend
+        turns.append(before < 0 < agrees and (following - level) * (levels[-1] - following) > 0)
+        before = agrees
+    return turns
+
+
 @given(reward_tables())
-def test_aggregates_of_consistent_turning_points_exceed_their_gains(rewards: torch.Tensor) -> None:
+@example(torch.tensor([[0.50, 0.62, 0.58, 0.66, 0.70], [0.50, 0.57, 0.49, 0.44, 0.40]]))
+def test_consistent_turning_points_and_no_other_steps_earn_their_aggregate_which_exceeds_the_gain(
+    rewards: torch.Tensor,
+) -> None:
     own, _ = plain(gains, rewards)
     values, _ = turned(rewards, is_balanced=False)
-    changed = values != own
-    assert (values.abs() >= own.abs() - 1e-6)[changed].all()
+    turns = find_turns(rewards, everything(rewards), is_consistent=True, has_first_step=True)
+    assert turns.selected.tolist() == [turns_by_definition(row) for row in rewards.tolist()]
+    assert torch.equal(values, torch.where(turns.selected, rewards[:, -1:] - rewards[:, :-1], own))
+    assert (values.abs() >= own.abs())[turns.selected].all()
 
 
 @given(reward_tables())
