@@ -127,6 +127,34 @@ def test_each_solver_costs_the_forwards_that_it_says(solver: str, forwards: int)
     assert asked == [6] * forwards
 
 
+@pytest.mark.parametrize("solver", ["euler", "adams"])
+@pytest.mark.parametrize(
+    ("settings", "forwards"),
+    [
+        ({"rule": "tweedie"}, 0),
+        ({"rule": "ode", "substeps": 2}, 8 + 1 / 24),
+        ({"rule": "ode", "substeps": 5}, 32 + 4 / 24),
+        ({"rule": "ode", "substeps": 8}, 56 + 7 / 24),
+        ({"rule": "schedule"}, 36 + 9 / 24),
+    ],
+)
+def test_a_trajectory_s_completions_cost_the_worked_forwards(
+    settings: dict[str, Any], forwards: float, solver: str
+) -> None:
+    """Beyond the main pass of ten steps, nine of them stochastic; with shared noise the first point is the group's."""
+    members, asked = 24, [0]
+
+    def watched(states: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        asked.append(len(states))
+        return field(states, at)
+
+    grids = [substep_grid(CompletionConfig(**settings), sigmas=SIGMAS, k=k) for k in range(9)]
+    grid = stack_grids(grids, [1] + [members] * 8)
+    latents = torch.zeros(len(grid), 1)
+    complete(latents=latents, first_velocity=field(latents, grid[:, 0]), grid=grid, velocity=watched, solver=solver)
+    assert sum(asked) / members == pytest.approx(forwards)
+
+
 def test_a_data_point_without_spread_is_found_in_one_substep_from_anywhere() -> None:
     latents, sigma = points()
 

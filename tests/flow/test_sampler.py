@@ -242,17 +242,22 @@ def test_a_bound_on_the_batch_gives_the_same_pictures(backbone: Backbone, tiny_c
     assert np.abs(whole - parts).max() <= 1
 
 
-def test_without_noise_from_shared_noise_the_completed_first_point_is_the_finished_picture(
-    backbone: Backbone, tiny_config: Config
+@pytest.mark.parametrize("shared_noise", [True, False])
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_without_noise_every_completed_point_is_the_finished_picture(
+    backbone: Backbone, tiny_config: Config, guidance: float, shared_noise: bool
 ) -> None:
     """Completing from the trajectory's own latents, not from another draw: the gains of a quiet trajectory are 0."""
     config = tiny_config(
-        sampling={"kernel": "dance_sde", "noise_level": 1e-6, "std_min": 0.0},
+        model={"guidance": guidance},
+        sampling={"kernel": "dance_sde", "noise_level": 1e-6, "std_min": 0.0, "shared_noise": shared_noise},
         completion={"rule": "schedule", "solver": "euler"},
     )
     rollout, pictures = sample(backbone, config)
     shown = pictures.astype(int)[rollout.image_index]
-    assert np.abs(shown[:, 0] - shown[:, -1]).max() <= 1
+    assert np.abs(shown - shown[:, -1:]).max() <= 1
+    between = np.abs(shown[0, -1] - shown[1, -1]).max()
+    assert between <= 1 if shared_noise else between > 1
 
 
 def test_means_and_targets_come_along_for_the_objectives_that_need_them(
