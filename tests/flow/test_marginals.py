@@ -1,7 +1,8 @@
 """The Gaussian world, where every velocity is known: what each kernel does to the spread, sigma by sigma.
 
 A kernel's step is linear in the state there, so the variance after it follows from the variance before; 100,000 samples
-must agree within their own error. A world of one single picture (spread 0) shows whether a kernel keeps the marginal:
+must agree within their own error. The moments can be carried without samples too, so that fine grids show what stays of
+the marginal's spread in the limit. A world of one single picture (spread 0) shows whether a kernel keeps the marginal:
 there x = (1 - sigma) x0 + sigma e exactly, so its spread must be sigma.
 """
 
@@ -90,20 +91,66 @@ def test_flow_sde_overshoots_at_the_doubly_shifted_schedule_s_second_last_step()
         assert drawn.std().item() == pytest.approx(expected, rel=4 / math.sqrt(2 * SAMPLES) + 1e-3), name
 
 
-@pytest.mark.parametrize("name", ["flow_sde", "dance_sde"])
-def test_the_score_sdes_approach_the_data_s_spread_as_steps_grow(name: str) -> None:
-    samples, generator = 20_000, torch.Generator().manual_seed(13)
+def carried(name: str, spread: float, grid: torch.Tensor, *, ends_as_ode: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and variance at sigma_1 ... sigma_T without a sample: the kernel's own slope, offset and std, in float64."""
+    grid = grid.double()
+    first = {"sigma_first": grid[1].item()} if name in ("flow_sde", "ddim_sde") else {}
 
-    def spread(steps: int) -> float:
-        grid = torch.linspace(1, 0, steps + 1)
-        kernels = KERNELS | {"flow_sde": partial(flow_sde, sigma_first=grid[1].item(), noise_level=0.7)}
-        latents = torch.randn(samples, 1, generator=generator)
-        for k in range(steps):
-            sigma, sigma_next = grid[k].expand(samples), grid[k + 1].expand(samples)
-            velocity = gaussian_velocity(latents=latents, sigma=sigma, mean=MEAN, spread=0.5)
-            kernel = ode if k == steps - 1 else kernels[name]
-            step = kernel(latents=latents, velocity=velocity, sigma=sigma, sigma_next=sigma_next)
-            latents = step.sample(torch.randn(samples, 1, generator=generator))
-        return latents.std().item()
+    def step(kernel: Callable[..., Transition], latents: torch.Tensor) -> Transition:
+        velocity = gaussian_velocity(latents=latents, sigma=grid[:-1], mean=MEAN, spread=spread)
+        return kernel(latents=latents, velocity=velocity, sigma=grid[:-1], sigma_next=grid[1:])
 
-    assert spread(200) == pytest.approx(0.5, abs=4 * 0.5 / math.sqrt(2 * samples) + 0.006)
+    zeros, ones = torch.zeros(len(grid) - 1, 1).double(), torch.ones(len(grid) - 1, 1).double()
+    mean, variance, moments = 0.0, 1.0, []
+    kernel = partial(KERNELS[name], **first)
+    offsets, levels, stds = step(kernel, zeros).mean, step(kernel, ones).mean, step(kernel, zeros).std
+    if ends_as_ode:
+        offsets[-1], levels[-1], stds[-1] = step(ode, zeros).mean[-1], step(ode, ones).mean[-1], 0.0
+    for offset, level, std in zip(offsets[:, 0].tolist(), levels[:, 0].tolist(), stds.tolist(), strict=True):
+        slope = level - offset
+        mean, variance = slope * mean + offset, slope**2 * variance + std**2
+        moments.append((mean, variance))
+    means, variances = torch.tensor(moments, dtype=torch.float64).T
+    return means, variances
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5])
+@pytest.mark.parametrize("name", KERNELS)
+def test_carrying_the_moments_is_exact(name: str, spread: float) -> None:
+    _, variances = carried(name, spread, SIGMAS, ends_as_ode=False)
+    assert variances.tolist() == pytest.approx(predicted(name, spread), rel=1e-9, abs=1e-15)
+
+
+def excess(name: str, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Even sigmas below 1, and by how much the variance there is off the marginal's, (1 - s)^2 spread^2 + s^2."""
+    grid = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+    means, variances = carried(name, 0.5, grid, ends_as_ode=True)
+    sigmas = grid[1:]
+    torch.testing.assert_close(means, (1 - sigmas) * MEAN, rtol=0, atol=1e-12)
+    return sigmas, variances / ((1 - sigmas).square() * 0.5**2 + sigmas.square()) - 1
+
+
+@pytest.mark.parametrize(("name", "worst"), [("dance_sde", 0.0249), ("ode", 0.0292)])
+def test_dance_sde_and_the_ode_keep_every_marginal_in_the_limit_of_small_steps(name: str, worst: float) -> None:
+    for steps in (100, 200, 400, 800):
+        assert excess(name, steps)[1].abs().max().item() == pytest.approx(worst * 100 / steps, rel=0.02), steps
+
+
+def test_flow_sde_keeps_the_late_marginals_but_the_noise_of_its_clamped_first_steps_stays() -> None:
+    """On an even grid the first two steps each add noise of variance a^2 = 0.49, however small the steps are."""
+    early = (1 - 0.49 / 2) ** 2 * (1 + 0.49**2 / 4) + 0.49 - 1
+    assert early == pytest.approx(0.0942, abs=1e-4)
+    for steps, late in ((100, 0.0167), (200, 0.0120), (400, 0.0086), (800, 0.0061)):
+        sigmas, off = excess("flow_sde", steps)
+        assert off[sigmas <= 0.25].abs().max().item() == pytest.approx(late, abs=1e-4), steps
+        assert off.abs().argmax().item() == 1, "behind the second step"
+        assert off[1].item() == pytest.approx(early, abs=1.2 / steps), steps
+
+
+@pytest.mark.parametrize(("name", "lost"), [("ddim_sde", -0.133), ("cps", -0.280)])
+def test_kernels_whose_noise_does_not_shrink_with_the_step_lose_spread_however_small_it_is(
+    name: str, lost: float
+) -> None:
+    ends = [excess(name, steps)[1][-1].item() for steps in (400, 800)]
+    assert ends[1] == pytest.approx(lost, abs=5e-4)
+    assert abs(ends[0] - ends[1]) < 0.005, "the limit is not 0"
