@@ -1,12 +1,16 @@
 """The clipped surrogate by hand: both signs of the advantage, both sides of the clip."""
 
 import math
+from functools import partial
+from typing import get_args
 
 import pytest
 import torch
 
 from flow.transition import Transition
 from learner.loss import clipped_surrogate, guarded_log_ratio, guarded_surrogate, weighted_regression
+from learner.objective import divergence
+from protocol.config_learning import KlConfig
 
 CLIP = 0.1
 
@@ -75,10 +79,36 @@ def test_the_loss_s_gradient_is_that_of_finite_differences() -> None:
     def regression(at: torch.Tensor) -> torch.Tensor:
         return weighted_regression(velocity=at, target=value, advantages=advantages).sum()
 
-    for loss in (plain, guarded, regression):
+    def towards_reference(rule: str, at: torch.Tensor) -> torch.Tensor:
+        return divergence(
+            KlConfig(rule=rule),  # type: ignore[arg-type]
+            policy=(Transition(mean=at, std=std), at),
+            reference=(Transition(mean=old_mean, std=std), old_mean),
+            step=0.1,
+        ).sum()
+
+    divergences = [partial(towards_reference, rule) for rule in get_args(KlConfig.model_fields["rule"].annotation)]
+    for loss in (plain, guarded, regression, *divergences):
         assert torch.autograd.gradcheck(loss, (mean,), eps=1e-6, atol=1e-6)
         (gradient,) = torch.autograd.grad(loss(mean), mean)
         assert gradient.abs().sum() > 0
+
+
+def test_where_the_clip_binds_finite_differences_see_no_slope_either() -> None:
+    """Two pairs have gone too far the way their advantage wants, two the other way; these alone still move the mean."""
+    value = torch.tensor([[0.3, -0.2], [-0.1, 0.4], [0.2, 0.2], [-0.3, 0.1]], dtype=torch.float64)
+    std = torch.tensor([0.2, 0.4, 0.6, 0.8], dtype=torch.float64)
+    old = Transition(mean=torch.zeros_like(value), std=std).log_prob(value)
+    mean = (0.1 * value).requires_grad_()
+    advantages = torch.tensor([1.5, -0.7, 0.3, -2.0], dtype=torch.float64)
+
+    def loss(at: torch.Tensor) -> torch.Tensor:
+        log_prob = Transition(mean=at, std=std).log_prob(value)
+        return clipped_surrogate(log_prob=log_prob, old_log_prob=old, advantages=advantages, clip_range=1e-3)[0].sum()
+
+    assert torch.autograd.gradcheck(loss, (mean,), eps=1e-6, atol=1e-6)
+    (gradient,) = torch.autograd.grad(loss(mean), mean)
+    assert (gradient != 0).any(1).tolist() == [False, True, False, True]
 
 
 def test_the_guarded_log_ratio_is_the_mean_of_drift_times_noise() -> None:
@@ -109,8 +139,10 @@ def test_a_small_drift_moves_the_log_ratio_as_theory_says() -> None:
     """Why clip ranges are small: log rho ~ N(-delta^2 / 2, delta^2 / d) for a drift of delta stds over d elements."""
     d, delta, samples = 65_536, 0.01, 64
     generator = torch.Generator().manual_seed(7)
-    noise = torch.randn(samples, d, generator=generator)
-    log_ratio = (-0.5 * (noise - delta).square() + 0.5 * noise.square()).double().mean(1)
+    old = Transition(mean=torch.full((samples, d), 0.3), std=torch.full((samples,), 0.25))
+    value = old.sample(torch.randn(samples, d, generator=generator)).double()
+    new = Transition(mean=old.mean + delta * 0.25, std=old.std)
+    log_ratio = new.log_prob(value) - old.log_prob(value)
     assert log_ratio.mean().item() == pytest.approx(-5e-5, abs=4 * 3.9e-5 / math.sqrt(samples))
     assert log_ratio.std().item() == pytest.approx(3.9e-5, rel=0.4)
 
