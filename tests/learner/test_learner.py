@@ -2,17 +2,21 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
+from pydantic import BaseModel
 
+from flow.build import policy_of
+from flow.noise import normal
 from flow.rollout import RolloutPolicy
 from learner.learner import Learner
 from protocol.config import RunConfig
+from protocol.config_policy import ModelConfig, SamplingConfig, WindowConfig
 from protocol.errors import ContractError, NonFiniteError
-from protocol.messages import PolicyWeights, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
+from protocol.messages import PolicyWeights, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest, digest_of
 from tests.learner.plain_credit import PLAIN
 
 Config = Callable[..., RunConfig]
@@ -62,8 +66,6 @@ def iterate(learner: Learner, policy: RolloutPolicy, config: RunConfig, **how: A
     "sections",
     [
         {},
-        {"sampling": {"kernel": "ddim_sde", "steps": 5}},
-        {"model": {"guidance": 3.0}},
         {"credit": {"rule": "uniform"}, "sampling": {"shared_noise": False}},
         {"group": {"shard": 1, "size": 3}},
         {"group": {"shard": 4}},
@@ -96,15 +98,70 @@ def test_versions_grow_by_one_and_the_digest_follows_the_weights(tiny_config: Co
 
 
 def log_probs_of(learner: Learner, rollout: Rollout) -> torch.Tensor:
-    """Log-probs [N, S] of a rollout under the learner's present weights."""
+    """Log-probs [N, S] of a rollout under the learner's present weights, computed with their gradient as it does."""
     policy = learner._policy
     conditioning = policy.conditioning(rollout.request.prompt.text, rollout.request.prompt.negative)
     columns = []
-    with torch.no_grad():
-        for k in rollout.steps:
-            latents, following = (torch.from_numpy(rollout.latents[:, point].copy()) for point in (k, k + 1))
-            columns.append(policy.transition(latents, k, conditioning=conditioning)[0].log_prob(following))
+    for k in rollout.steps:
+        latents, following = (torch.from_numpy(rollout.latents[:, point].copy()) for point in (k, k + 1))
+        transition, _ = policy.transition(latents, k, conditioning=conditioning)
+        assert transition.mean.requires_grad
+        columns.append(transition.log_prob(following).detach())
     return torch.stack(columns, dim=1)
+
+
+def choices(section: type[BaseModel], key: str) -> tuple[str, ...]:
+    """What the config offers for a key."""
+    return get_args(section.model_fields[key].annotation)
+
+
+def with_moved_adapter(config: RunConfig) -> tuple[Learner, RolloutPolicy, PolicyWeights]:
+    """Both sides with one adapter that is far from fresh."""
+    learner, policy = Learner(config), RolloutPolicy(config)
+    fresh = learner.weights()
+    arrays = {name: held + 0.1 * normal(name, shape=held.shape).numpy() for name, held in fresh.arrays.items()}
+    weights = replace(fresh, arrays=arrays, digest=digest_of(arrays))
+    learner._lora.load(weights)
+    policy.load(weights)
+    return learner, policy, weights
+
+
+KERNELS = [{"kernel": kernel} for kernel in choices(SamplingConfig, "kernel")]
+WINDOWS = [{"window": {"rule": rule}} for rule in choices(WindowConfig, "rule")]
+
+
+@pytest.mark.parametrize(("guidance", "samplings"), [(1.0, KERNELS), (3.0, KERNELS + WINDOWS)], ids=["plain", "guided"])
+@pytest.mark.parametrize("dtype", choices(ModelConfig, "dtype"))
+def test_every_kernel_and_window_is_replayed_bit_for_bit_in_every_precision(
+    tiny_config: Config, dtype: str, guidance: float, samplings: Sequence[dict[str, Any]]
+) -> None:
+    """Loaded once for all: a policy is its backbone and the config's way of sampling."""
+    model = {"dtype": dtype, "guidance": guidance}
+    once = {"model": model, "credit": {"rule": "uniform"}, "group": {"per_iteration": 1}}
+    configs = [tiny_config(sampling=sampling, **once) for sampling in samplings]
+    learner, policy, weights = with_moved_adapter(configs[0])
+    for sampling, config in zip(samplings, configs, strict=True):
+        for side in (learner, policy):
+            side._config, side._policy = config, policy_of(side._policy.backbone, config)
+        for shard in draw_groups(policy, config, weights, iteration=1)[0].shards:
+            rollout: Rollout = shard.rollout
+            replayed = log_probs_of(learner, rollout).numpy()
+            assert np.array_equal(replayed, rollout.log_probs), (sampling, rollout.request.first_member)
+
+
+def test_step_weights_count_the_steps_of_the_schedule_and_not_of_the_window(tiny_config: Config) -> None:
+    config = tiny_config(
+        sampling={"steps": 10, "window": {"rule": "fixed", "first": 0, "size": 4}},
+        credit={"rule": "uniform", "step_weights": {"rule": "piecewise"}},
+        group={"per_iteration": 1},
+    )
+    learner, policy = Learner(config), RolloutPolicy(config)
+    assert learner._weights.tolist() == pytest.approx([1.8] * 3 + [1.0] * 5 + [1.3] * 2)
+    iterate(learner, policy, config)
+    advantages = learner.credit(0).advantages
+    np.testing.assert_allclose(advantages[:, :4], advantages[:, 3:4] * [1.8, 1.8, 1.8, 1.0], rtol=1e-6)
+    assert np.ptp(advantages[:, 3]) > 1
+    assert not advantages[:, 4:].any()
 
 
 @pytest.mark.parametrize("rule", ["uniform", "gains"])

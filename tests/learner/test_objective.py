@@ -1,4 +1,4 @@
-"""The objective on the tiny pipeline: the reference is the base model, every kernel and window replays exactly."""
+"""The objective on the tiny pipeline: the reference is the base model, every way to sample and to learn replays."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +12,7 @@ from flow.lora import Lora
 from flow.noise import normal
 from flow.policy import FlowPolicy
 from flow.rollout import RolloutPolicy
+from flow.transition import Transition
 from learner.learner import Learner
 from learner.minibatch import Minibatch
 from learner.objective import Objective, divergence
@@ -119,6 +120,24 @@ def test_the_kl_alone_pulls_the_adapter_back(tiny_config: Config) -> None:
     assert objective(minibatch).kl.sum() < before.kl.sum()
 
 
+@pytest.mark.parametrize("rule", ["full", "no_dt", "velocity"])
+def test_the_reference_s_forward_leaves_no_graph_and_the_policy_s_does(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch, rule: str
+) -> None:
+    policy, lora = perturbed(tiny_config(), 0.1)
+    minibatch, plain, seen = pairs(policy), policy.transition, []
+
+    def watched(*state: Any, **how: Any) -> tuple[Transition, torch.Tensor]:
+        transition, velocity = plain(*state, **how)
+        seen.append((torch.is_grad_enabled(), transition.mean.requires_grad, velocity.requires_grad))
+        return transition, velocity
+
+    monkeypatch.setattr(policy, "transition", watched)
+    losses = Objective(policy, lora, LearnerConfig(kl=KlConfig(weight=1.0, rule=rule)))(minibatch)  # type: ignore[arg-type]
+    assert seen == [(False, False, False), (True, True, True)]
+    assert losses.loss.requires_grad
+
+
 @pytest.mark.parametrize("objective", ["clipped", "guarded", "distillation"])
 def test_pairs_without_a_step_reward_cost_nothing(tiny_config: Config, objective: str) -> None:
     policy, lora = perturbed(tiny_config(), 0.1)
@@ -140,16 +159,12 @@ def test_distillation_regresses_onto_the_straight_way_to_the_completion(tiny_con
     assert losses.loss[1].item() == 0.0
 
 
-REPLAYS = {
-    "dance": {"sampling": {"kernel": "dance_sde", "noise_level": 0.3}},
-    "cps": {"sampling": {"kernel": "cps"}},
+REPLAYS: dict[str, dict[str, dict[str, Any]]] = {
     "cps, published log-prob": {"sampling": {"kernel": "cps", "log_prob": "squared"}},
     "ddim, first step excluded": {"sampling": {"kernel": "ddim_sde", "first_step": "exclude", "steps": 5}},
     "calibrated": {"sampling": {"kernel": "dance_sde", "noise_levels": [0.9, 0.5, 0.2]}},
     "shifted once": {"sampling": {"schedule": "shifted"}},
-    "fixed window": {"sampling": {"window": {"rule": "fixed", "first": 1, "size": 2}}},
     "random window": {"sampling": {"window": {"rule": "random", "size": 1, "within": [0.0, 0.75]}}},
-    "sliding window": {"sampling": {"window": {"rule": "sliding", "size": 2, "every": 1}}},
     "branches": {"sampling": {"window": {"rule": "branch"}}, "credit": {"rule": "uniform", "normalise": "per_step"}},
     "guided turning points": {
         "model": {"guidance": 3.0},
