@@ -40,12 +40,19 @@ def trajectory(
     noise: Callable[[int], Float[Tensor, "N C H W"]],
     stochastic: Sequence[int],
 ) -> Iterator[Step]:
-    """The T steps from `initial`; `noise(k)` is asked for the stochastic ones only."""
+    """The T steps from `initial`; `noise(k)` is asked for the stochastic ones only.
+
+    Args:
+        initial: a row for each member, or one row that all start from: then steps have one row up to the first
+            stochastic one, where each member goes its own way.
+    """
     latents = initial
     for k in range(policy.total_steps):
-        is_stochastic = k in stochastic
-        transition, velocity = policy.transition(latents, k, conditioning=conditioning, as_ode=not is_stochastic)
-        following = transition.sample(noise(k)) if is_stochastic else transition.mean
+        drawn = noise(k) if k in stochastic else None
+        if drawn is not None and len(latents) < len(drawn):
+            latents = latents.repeat(len(drawn), 1, 1, 1)
+        transition, velocity = policy.transition(latents, k, conditioning=conditioning, as_ode=drawn is None)
+        following = transition.mean if drawn is None else transition.sample(drawn)
         yield Step(k=k, latents=latents, velocity=velocity, transition=transition, next_latents=following)
         latents = following
 
@@ -79,7 +86,7 @@ def sample_shard(
         ).to(device)
 
     shared = config.sampling.shared_noise
-    initial = noise(INITIAL, [SHARED]).repeat(len(members), 1, 1, 1) if shared else noise(INITIAL)
+    initial = noise(INITIAL, [SHARED]) if shared else noise(INITIAL)
     conditioning = policy.conditioning(request.prompt.text, request.prompt.negative)
     shard = request.first_member // request.members
     chosen = policy.steps_of(seed=config.seed, iteration=request.iteration, shard=shard)
@@ -95,7 +102,7 @@ def sample_shard(
     rollout = Rollout(
         request=request,
         steps=chosen,
-        latents=torch.stack([steps[0].latents, *(step.next_latents for step in steps)], dim=1).cpu().numpy(),
+        latents=_stacked([each.expand_as(final) for each in (initial, *(step.next_latents for step in steps))]),
         log_probs=torch.stack([s.transition.log_prob(s.next_latents) for s in stochastic], dim=1).cpu().numpy(),
         image_index=index.numpy(),
         means=_stacked([step.transition.mean for step in stochastic]) if objective == "guarded" else None,
