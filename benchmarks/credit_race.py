@@ -8,8 +8,9 @@ A cell is (variant, seed, reward). A variant is a method plus config keys; `benc
 methods and the papers' ablations. A cell trains until it has both enough iterations and enough training seconds, so
 that variants can be compared at equal iterations and at equal wall clock. Seconds are those of drawing, scoring and
 learning, without evaluations; every iteration of a cell counts as much as a quick one (a tenth are quicker), since all
-do the same work and what else the machine did meanwhile is no part of the method. The KL term and the running mean are off and learning
-rate and clip range are the preset's for every variant, unless `TUNED` says otherwise, so that only the credit differs.
+do the same work and what else the machine did meanwhile is no part of the method. The KL term and the running mean are
+off and learning rate and clip range are the preset's for every variant, unless `TUNED` says otherwise, so that only the
+credit differs.
 """
 
 import json
