@@ -42,7 +42,7 @@ export function drawFacts(holder, status) {
     fact("Iteration", `${status.iteration} / ${status.iterations}`, status.eta_s ? `${span(status.eta_s)} left` : ""),
     fact("Reward", number(rewards.now), trend),
     fact("Held-out score", number(rewards.heldout), heldout),
-    ...Object.entries(rewards.components).filter(([, value]) => value !== rewards.now).slice(0, 4).map(([name, value]) => fact(name, number(value), "")),
+    ...Object.entries(rewards.components).filter(([, value]) => Math.abs((value ?? 0) - (rewards.now ?? 0)) > 1e-6).slice(0, 4).map(([name, value]) => fact(name, number(value), "")),
     fact("Slow side", status.bottleneck?.side ?? "–", status.bottleneck ? `${Math.round(100 * status.bottleneck.share)} % of an iteration` : ""),
     fact("Policy version", status.version ?? "–", status.checkpoint ? `checkpoint ${status.checkpoint}` : "no checkpoint yet"),
   );
