@@ -25,6 +25,8 @@ REWARDS: Mapping[str, tuple[str, ...]] = {
 THREE_SEEDS = ("flow_grpo", "stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo", "stepwise_calibrated")
 
 PLAIN = ("credit.rule=gains", "credit.scale=prompt")
+FIRST_HALF = ("sampling.window={rule: random, size: 3, within: [0.0, 0.5]}",)
+"""Flow-GRPO-Fast's window: with six steps, always the first three."""
 JOINT = ("credit.normalise=joint", "credit.step_weights.rule=none")
 
 
@@ -72,6 +74,10 @@ VARIANTS: Mapping[str, Variant] = {
     "calibrated, noise weights": Variant("stepwise_calibrated", ("credit.step_weights.noise_power=1.0",)),
     "calibrated, tweedie": Variant("stepwise_calibrated", ("completion.rule=tweedie",)),
     "calibrated, T'=5": Variant("stepwise_calibrated", ("completion.substeps=5",)),
+    "calibrated, first half": Variant("stepwise_calibrated", FIRST_HALF),
+    "flow_grpo, weights, first half": Variant(
+        "flow_grpo", ("credit.step_weights={rule: noise, noise_power: 2.0}", *FIRST_HALF)
+    ),
     "calibrated, own noise": Variant("stepwise_calibrated", ("sampling.shared_noise=false",)),
     "flow_grpo, weights": Variant("flow_grpo", ("credit.step_weights={rule: noise, noise_power: 2.0}",)),
 }  # fmt: skip
