@@ -59,22 +59,22 @@ def _curves(cells: Cells, rewards: Sequence[str], variants: Sequence[str], path:
         for place, variant in enumerate(variants):
             lanes = [cell for cell in cells if (cell["variant"], cell["reward"]) == (variant, reward)]
             if lanes:
-                colour = f"C{place % 10}"
-                _band(row[0], lanes, "iterations", label=f"{variant} ({len(lanes)})", colour=colour)
-                _band(row[1], lanes, "seconds", label=variant, colour=colour)
+                style = {"color": f"C{place % 10}", "linestyle": "-" if place < 10 else "--"}
+                _band(row[0], lanes, "iterations", label=f"{variant} ({len(lanes)})", style=style)
+                _band(row[1], lanes, "seconds", label=variant, style=style)
         row[0].set(xlabel="iteration", ylabel=f"held-out score ({reward})")
         row[1].set(xlabel="training seconds")
         row[0].legend(fontsize=7)
     return _save(figure, path)
 
 
-def _band(axes: Axes, lanes: Cells, what: str, *, label: str, colour: str) -> None:
+def _band(axes: Axes, lanes: Cells, what: str, *, label: str, style: Mapping[str, str]) -> None:
     end = min(lane[what][-1] for lane in lanes)
     grid = np.linspace(0, end, 50) if what == "seconds" else np.array([i for i in lanes[0][what] if i <= end], float)
     curves = np.stack([np.interp(grid, lane[what], lane["scores"]) for lane in lanes])
-    axes.plot(grid, curves.mean(0), color=colour, label=label)
+    axes.plot(grid, curves.mean(0), label=label, color=style["color"], linestyle=style["linestyle"])
     if len(lanes) > 1:
-        axes.fill_between(grid, curves.min(0), curves.max(0), color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(grid, curves.min(0), curves.max(0), color=style["color"], alpha=0.15, linewidth=0)
 
 
 def _gains(cells: Cells, rewards: Sequence[str], path: Path) -> Path:
