@@ -29,7 +29,8 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
     "cure": (
         "flow_grpo", "stepwise_calibrated", "stepwise_flow_sde", "flow_grpo, weights", "calibrated, plain gains",
         "calibrated, joint", "calibrated, noise weights", "calibrated, own noise", "calibrated, tweedie",
-        "calibrated, T'=5", "calibrated, first half", "flow_grpo, weights, first half",
+        "calibrated, T'=5", "calibrated, first half", "calibrated, first half, cps",
+        "flow_grpo, weights, first half", "flow_grpo_fast",
     ),
     "traces": (
         "flow_grpo", "stepwise_flow_sde", "flow sde, lambda=0.5", "flow sde, lambda=0.9", "flow sde, lambda=1.0",

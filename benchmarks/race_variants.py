@@ -75,6 +75,14 @@ VARIANTS: Mapping[str, Variant] = {
     "calibrated, tweedie": Variant("stepwise_calibrated", ("completion.rule=tweedie",)),
     "calibrated, T'=5": Variant("stepwise_calibrated", ("completion.substeps=5",)),
     "calibrated, first half": Variant("stepwise_calibrated", FIRST_HALF),
+    "calibrated, first half, cps": Variant(
+        "stepwise_calibrated",
+        (
+            *FIRST_HALF,
+            *("sampling.kernel=cps", "sampling.noise_level=0.8", "sampling.log_prob=squared"),
+            "credit.step_weights.rule=none",
+        ),
+    ),
     "flow_grpo, weights, first half": Variant(
         "flow_grpo", ("credit.step_weights={rule: noise, noise_power: 2.0}", *FIRST_HALF)
     ),
