@@ -22,6 +22,7 @@ import yaml
 
 from protocol.config import RunConfig
 from protocol.config_file import parse_config
+from protocol.config_policy import TOO_LOUD
 from protocol.errors import ConfigError, ContractError, RunFolderError
 from protocol.messages import Prompt, ShardRequest
 
@@ -112,7 +113,7 @@ def calibrated_config(
     kernel, levels = first_levels(config, backbone)
     drawn = [prompt_at(prompts, place, seed=config.seed) for place in range(settings.prompts)]
     measure = _Trajectories(config, kernel, backbone, drawn)
-    highest = 1.0 if kernel in ("ddim_sde", "cps") else math.inf
+    highest = 1.0 if kernel in TOO_LOUD else math.inf
     found = calibrate(levels, measure, settings, report, highest)
     return _with_levels(config, kernel, found)
 
