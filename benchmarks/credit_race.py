@@ -9,8 +9,8 @@ methods and the papers' ablations. A cell trains until it has both enough iterat
 that variants can be compared at equal iterations and at equal wall clock. Seconds are those of drawing, scoring and
 learning, without evaluations; every iteration of a cell counts as much as a quick one (a tenth are quicker), since all
 do the same work and what else the machine did meanwhile is no part of the method. The KL term and the running mean are
-off and learning rate and clip range are the preset's for every variant, unless `TUNED` says otherwise, so that only the
-credit differs.
+off and learning rate and clip range are the preset's for every variant, so that only the credit differs; lanes with
+other learning rates tell what tuning would give each of the main methods.
 """
 
 import json
@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.race_plots import write_plots
-from benchmarks.race_variants import COMMON, REWARDS, THREE_SEEDS, TUNED, VARIANTS
+from benchmarks.race_variants import COMMON, LOOKS, RATES, REWARDS, THREE_SEEDS, VARIANTS
 from deploy.presets import find_preset
 from deploy.progress import Progress
 from deploy.run import run_training
@@ -63,7 +63,6 @@ def cell_config(preset: str, cell: Cell, *, iterations: int, every: int, extra: 
         *COMMON,
         *REWARDS[cell.reward],
         *variant.keys,
-        *TUNED.get(cell.variant, ()),
         *extra,
     )
     return load_config(find_preset(preset), overrides=overrides)
@@ -124,7 +123,7 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str,
     The budgets are the most iterations that every variant has, and the training seconds of Flow-GRPO's whole runs. The
     mean curve of the seeds is taken as straight between evaluations. Shares are of Flow-GRPO's whole budget.
     """
-    own = [cell for cell in cells if cell["reward"] == reward]
+    own = [cell for cell in cells if cell["reward"] == reward and cell["variant"] not in LOOKS.values()]
     basis = [cell for cell in own if cell["variant"] == "flow_grpo"]
     if not basis:
         return []
@@ -152,6 +151,20 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str,
             }
         )
     return [row | {"goal": goal} for row in rows]
+
+
+def rates(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, Any]]:
+    """A row for each main method: its first seed's score with every rate at the last iteration that all have."""
+    first = {cell["variant"]: cell for cell in cells if cell["reward"] == reward and cell["seed"] == 0}
+    rows = []
+    for name in THREE_SEEDS:
+        lanes = {None: name} | {rate: LOOKS[name, rate] for rate in RATES}
+        found = {rate: first[lane] for rate, lane in lanes.items() if lane in first}
+        if len(found) == len(lanes):
+            place = max(set.intersection(*(set(cell["iterations"]) for cell in found.values())))
+            scores = {"preset" if rate is None else str(rate): _at(cell, place) for rate, cell in found.items()}
+            rows.append({"method": name, "at_iteration": place} | scores)
+    return rows
 
 
 def _score_at(mean: Mapping[str, Sequence[float]], clock: str, budget: float) -> float | None:
@@ -250,22 +263,28 @@ def report(
     """Read the cells, write JSON and plots, print the tables."""
     cells = [found for cell in planned([], [], seeds=99) if (found := read_cell(cell, runs)) is not None]
     tables = {reward: summarise(cells, reward) for reward in REWARDS}
+    tried = {reward: rates(cells, reward) for reward in REWARDS}
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"cells": cells, "tables": tables}, indent=1), encoding="utf-8")
+    out.write_text(json.dumps({"cells": cells, "tables": tables, "rates": tried}, indent=1), encoding="utf-8")
     for path in write_plots(cells, out):
         typer.echo(path)
-    console = Console(width=250)
     for reward, rows in tables.items():
-        if not rows:
-            continue
-        table = Table(
-            *[key for key in rows[0] if key != "goal"],
-            title=f"{reward}: Flow-GRPO ends at {rows[0]['goal']:.3f}",
-            box=MARKDOWN,
-        )
-        for row in rows:
-            table.add_row(*(_shown(value) for key, value in row.items() if key != "goal"))
-        console.print(table)
+        if rows:
+            goal = rows[0]["goal"]
+            _print(
+                f"{reward}: Flow-GRPO ends at {goal:.3f}",
+                [{k: v for k, v in row.items() if k != "goal"} for row in rows],
+            )
+    for reward, rows in tried.items():
+        if rows:
+            _print(f"{reward}: learning rates", rows)
+
+
+def _print(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    table = Table(*rows[0], title=title, box=MARKDOWN)
+    for row in rows:
+        table.add_row(*(_shown(value) for value in row.values()))
+    Console(width=250).print(table)
 
 
 def _shown(value: Any) -> str:

@@ -37,7 +37,7 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
         "flow sde, own noise", "flow_grpo, shared noise",
     ),
 }  # fmt: skip
-"""Variants of each figure; those without a cell are left out."""
+"""Variants of each figure, first what the others are compared with; those without a cell are left out."""
 
 
 def write_plots(cells: Cells, out: Path) -> list[Path]:
@@ -45,7 +45,7 @@ def write_plots(cells: Cells, out: Path) -> list[Path]:
     paths = []
     rewards = list(dict.fromkeys(cell["reward"] for cell in cells))
     for name, variants in FIGURES.items():
-        if sum(any(cell["variant"] == variant for cell in cells) for variant in variants) > 1:
+        if any(cell["variant"] in variants[1:] for cell in cells):
             paths.append(_curves(cells, rewards, variants, out.with_name(f"{out.stem}_{name}.png")))
     if any(cell["gains"] for cell in cells):
         paths.append(_gains(cells, rewards, out.with_name(f"{out.stem}_gains.png")))
@@ -53,7 +53,8 @@ def write_plots(cells: Cells, out: Path) -> list[Path]:
 
 
 def _curves(cells: Cells, rewards: Sequence[str], variants: Sequence[str], path: Path) -> Path:
-    """A row for each reward: held-out score over iterations and over training seconds, bands from seed to seed."""
+    """A row for each reward with lanes: held-out score over iterations and over seconds, bands from seed to seed."""
+    rewards = [name for name in rewards if any(c["reward"] == name and c["variant"] in variants[1:] for c in cells)]
     figure = Figure(figsize=(11, 3.6 * len(rewards)), layout="constrained")
     axes = figure.subplots(len(rewards), 2, squeeze=False)
     for row, reward in zip(axes, rewards, strict=True):

@@ -25,6 +25,10 @@ REWARDS: Mapping[str, tuple[str, ...]] = {
 THREE_SEEDS = ("flow_grpo", "stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo", "stepwise_calibrated")
 
 PLAIN = ("credit.rule=gains", "credit.scale=prompt")
+RATES = (1e-3, 4e-3)
+"""Learning rates that every main method is tried with beside the preset's 2e-3: the same effort for each."""
+LOOKS: Mapping[tuple[str, float], str] = {(name, rate): f"{name}, lr={rate}" for name in THREE_SEEDS for rate in RATES}
+"""Lanes of these tries, which need no whole budget and stand in a table of their own."""
 FIRST_HALF = ("sampling.window={rule: random, size: 3, within: [0.0, 0.5]}",)
 """Flow-GRPO-Fast's window: with six steps, always the first three."""
 JOINT = ("credit.normalise=joint", "credit.step_weights.rule=none")
@@ -88,6 +92,5 @@ VARIANTS: Mapping[str, Variant] = {
     ),
     "calibrated, own noise": Variant("stepwise_calibrated", ("sampling.shared_noise=false",)),
     "flow_grpo, weights": Variant("flow_grpo", ("credit.step_weights={rule: noise, noise_power: 2.0}",)),
+    **{lane: Variant(name, (f"learner.learning_rate={rate}",)) for (name, rate), lane in LOOKS.items()},
 }  # fmt: skip
-TUNED: Mapping[str, tuple[str, ...]] = {}
-"""Keys by variant, such as a learning rate; give every variant the same effort."""

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.credit_race import Cell, cell_config, planned, reached, read_cell, summarise
+from benchmarks.credit_race import Cell, cell_config, planned, rates, reached, read_cell, summarise
 from benchmarks.race_plots import FIGURES, write_plots
-from benchmarks.race_variants import REWARDS, THREE_SEEDS, VARIANTS
+from benchmarks.race_variants import LOOKS, REWARDS, THREE_SEEDS, VARIANTS
 from benchmarks.scorers import Redness
 
 
@@ -27,7 +27,8 @@ def test_every_variant_is_a_whole_config_on_the_toy_world() -> None:
     for cell in planned([], [], seeds=1):
         config = cell_config("toy_geneval", cell, iterations=60, every=10, extra=["group.per_iteration=4"])
         assert (config.group.per_iteration, config.iterations, config.evaluation.every) == (4, 60, 10)
-        assert (config.learner.learning_rate, config.learner.kl.weight) == (2e-3, 0.0), "the preset's, for all"
+        rate = next((rate for (_, rate), lane in LOOKS.items() if lane == cell.variant), 2e-3)
+        assert (config.learner.learning_rate, config.learner.kl.weight) == (rate, 0.0), "the preset's but in its tries"
         assert set(config.rewards) == {cell.reward}
 
 
@@ -71,6 +72,18 @@ def test_arrival_is_where_the_mean_curve_crosses_flow_grpo_s_end_score(tmp_path:
     assert read_cell(Cell("tp_grpo", 0, "geneval"), tmp_path) is None
     paths = write_plots([cell for cell in cells if cell], tmp_path / "race.json")
     assert {path.name for path in paths} >= {"race_methods.png", "race_gains.png"}
+
+
+def test_learning_rates_are_compared_at_the_last_iteration_that_all_three_have(tmp_path: Path) -> None:
+    curves = {"dense_grpo": {2: 0.5, 4: 0.6}, "dense_grpo, lr=0.001": {2: 0.4}, "dense_grpo, lr=0.004": {2: 0.7}}
+    curves |= {"flow_grpo": {2: 0.1, 4: 0.2}, "flow_grpo, lr=0.001": {2: 0.1}}
+    for variant, scores in curves.items():
+        written(tmp_path / Cell(variant, 0, "geneval").folder, [1.0] * max(scores), scores)
+    cells = [cell for variant in curves if (cell := read_cell(Cell(variant, 0, "geneval"), tmp_path))]
+    assert rates(cells, "geneval") == [
+        {"method": "dense_grpo", "at_iteration": 2, "preset": 0.5, "0.001": 0.4, "0.004": 0.7}
+    ], "a method whose tries are not all there is left out"
+    assert {row["variant"] for row in summarise(cells, "geneval")} == {"flow_grpo", "dense_grpo"}
 
 
 def test_redness_is_red_minus_the_rest() -> None:
