@@ -29,8 +29,9 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError, WatchError
 
+from protocol.commands import Command
 from protocol.errors import BoardError, ConfigError
-from protocol.status import Command, Document, Event, MetricLine, RunStatus, Sample
+from protocol.status import Document, Event, MetricLine, RunStatus, Sample
 
 LINES_KEPT, EVENTS_KEPT, SAMPLES_KEPT, COMMANDS_KEPT = 10_000, 1_000, 20, 100
 RENEWALS = 3

@@ -118,7 +118,8 @@ def _order(kind: str) -> Callable[..., None]:
 
 
 def _ask(run: str, board: str | None, *, kind: str, pool: str | None = None, count: int | None = None) -> None:
-    from protocol.status import ENDED, new_command, staleness_of
+    from protocol.commands import new_command
+    from protocol.status import ENDED, staleness_of
 
     async def go(source: Any, name: str | None) -> None:
         assert name is not None

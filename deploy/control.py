@@ -10,10 +10,11 @@ import time
 
 from deploy.reporter import Reporter
 from learner.loop import Save
+from protocol.commands import Command, new_command
 from protocol.errors import PoolError
 from protocol.ports import FleetPort
 from protocol.sink import StatusSink
-from protocol.status import Command, PoolStatus, RunStatus, new_command
+from protocol.status import PoolStatus, RunStatus
 
 WAITING_S = 2.0
 """A pool may take this long to reach its size before a condition says so."""

@@ -13,11 +13,12 @@ from deploy import overview
 from deploy.board import Board
 from deploy.board_server import URL_FILE
 from deploy.run_folder import CONFIG, METRICS, STATUS
-from deploy.status_file import read_status
+from deploy.status_file import StatusFile, read_status
 from deploy.strips import read_samples
+from protocol.commands import Command
 from protocol.config_file import load_config
 from protocol.errors import BoardError, ConfigError
-from protocol.status import Command, Event, MetricLine, RunStatus, Sample, StatusFile, run_id_of
+from protocol.status import Event, MetricLine, RunStatus, Sample, run_id_of
 
 SCAN_S = 2.0
 """Seconds between two looks at the folder."""

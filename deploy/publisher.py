@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 
 from deploy.board import COMMANDS_KEPT, EVENTS_KEPT, LINES_KEPT, SAMPLES_KEPT, Board, FencedOutError, Held, Update
 from deploy.board_lease import BoardLease
+from protocol.commands import Command
 from protocol.errors import BoardError
-from protocol.status import Command, Event, MetricLine, RunStatus, Sample
+from protocol.status import Event, MetricLine, RunStatus, Sample
 
 log = logging.getLogger(__name__)
 LONGEST_PAUSE_S = 5.0

@@ -12,20 +12,13 @@ from typing import Any
 
 from deploy import overview
 from deploy.publisher import Buffers
+from deploy.status_file import StatusFile
 from learner.stream import GroupStream
+from protocol.commands import Command
 from protocol.conditions import Conditions
 from protocol.config import RunConfig
 from protocol.ports import FleetPort
-from protocol.status import (
-    Command,
-    Event,
-    Phase,
-    PoolStatus,
-    RunStatus,
-    Sample,
-    StatusFile,
-    run_id_of,
-)
+from protocol.status import Event, Phase, PoolStatus, RunStatus, Sample, run_id_of
 
 log = logging.getLogger(__name__)
 OURS = ("actors", "deploy", "flow", "learner", "rewards", "protocol", "toyworld")

@@ -2,7 +2,8 @@
 
 from typing import Protocol
 
-from protocol.status import Command, Event, MetricLine, RunStatus, Sample
+from protocol.commands import Command
+from protocol.status import Event, MetricLine, RunStatus, Sample
 
 
 class Source(Protocol):

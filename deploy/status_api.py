@@ -24,20 +24,8 @@ from deploy.problems import PROBLEMS, Problem, add_problem_handlers
 from deploy.prometheus import CONTENT_TYPE, exposition
 from deploy.source import Source
 from deploy.strips import sheet
-from protocol.status import (
-    ENDED,
-    POOL,
-    RUN_ID,
-    Command,
-    CommandKind,
-    Count,
-    MetricLine,
-    RunStatus,
-    RunSummary,
-    Sample,
-    new_command,
-    summary_of,
-)
+from protocol.commands import Command, CommandKind, Count, new_command
+from protocol.status import ENDED, POOL, RUN_ID, MetricLine, RunStatus, RunSummary, Sample, summary_of
 
 PAGE = FilePath(__file__).parent / "page"
 FILES = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*") if path.is_file()}

@@ -3,8 +3,19 @@
 import os
 from pathlib import Path
 
+from pydantic import Field
+
 from deploy.run_folder import STATUS
-from protocol.status import StatusFile
+from protocol.commands import Command
+from protocol.status import Document, Event, RunStatus
+
+
+class StatusFile(Document):
+    """What the file holds."""
+
+    status: RunStatus
+    events: list[Event] = Field(default_factory=list)
+    commands: list[Command] = Field(default_factory=list)
 
 
 def write_status(path: Path, text: str) -> None:

@@ -5,16 +5,12 @@ changes its meaning or goes; readers ignore fields they do not know.
 """
 
 import re
-import time
-import uuid
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, StringConstraints
 
 SCHEMA = 1
 """Version of the documents of this file."""
-MAX_ACTORS = 1024
-"""Largest pool that can be wished for."""
 RUN_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 POOL = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,99}$"
 RunId = Annotated[str, StringConstraints(pattern=RUN_ID)]
@@ -22,7 +18,6 @@ Phase = Literal["starting", "running", "paused", "stopping", "finished", "stoppe
 ENDED: frozenset[Phase] = frozenset(("finished", "stopped", "failed"))
 """Phases after which nothing more happens."""
 ActorState = Literal["waiting", "starting", "idle", "busy"]
-CommandKind = Literal["pause", "resume", "checkpoint", "stop", "scale"]
 
 
 class Document(BaseModel):
@@ -145,25 +140,6 @@ class Event(Document):
     message: str
 
 
-class Command(Document):
-    """Something that was asked of a run, and what came of it."""
-
-    id: str
-    kind: CommandKind
-    pool: str | None = None
-    count: int | None = None
-    """With `scale`: the wished size."""
-    state: Literal["accepted", "working", "done", "failed", "superseded"] = "accepted"
-    message: str = ""
-    requested: float
-    finished: float | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether its outcome is still to come."""
-        return self.state in ("accepted", "working")
-
-
 class RunStatus(Document):
     """One run at a glance."""
 
@@ -262,19 +238,6 @@ class RunSummary(Document):
     reward: float | None = None
 
 
-class StatusFile(Document):
-    """`status.json` of a run folder: what is left to see when the board is gone."""
-
-    status: RunStatus
-    events: list[Event] = []
-    commands: list[Command] = []
-
-
-def new_command(kind: CommandKind, *, pool: str | None = None, count: int | None = None) -> Command:
-    """A command with an id of its own."""
-    return Command(id=uuid.uuid4().hex, kind=kind, pool=pool, count=count, requested=time.time())
-
-
 def run_id_of(name: str) -> str:
     """A run's name on the board: the folder's, with `-` for all but letters, digits, `.`, `_` and `-`."""
     cleaned = re.sub(r"[^A-Za-z0-9._-]", "-", name)[:100].lstrip("._-")
@@ -291,14 +254,3 @@ def staleness_of(status: RunStatus, *, now: float) -> float | None:
     """Since when nothing was heard from a run that has not ended; None while it is heard."""
     is_late = now - status.updated > max(5.0, 5 * status.heartbeat_s)
     return status.updated if is_late and status.phase not in ENDED else None
-
-
-def _no_text(value: Any) -> Any:
-    """JSON's 3 and 3.0 are the same whole number; text and booleans are none."""
-    if isinstance(value, str | bytes | bool):
-        raise ValueError("must be a whole number")
-    return value
-
-
-Count = Annotated[int, Field(ge=1, le=MAX_ACTORS), BeforeValidator(_no_text)]
-"""A pool's size in a request."""

@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from deploy.board import Board
 from deploy.board_server import BoardServer
-from protocol.status import new_command
+from protocol.commands import new_command
 from tests.chaos.scene import Driver, preset, require_undisturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]

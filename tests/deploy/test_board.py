@@ -14,8 +14,9 @@ import pytest
 from deploy.board import COMMANDS_KEPT, LINES_KEPT, Board, Update, without_password
 from deploy.board_server import URL_FILE, BoardServer
 from deploy.publisher import Buffers, Publisher
+from protocol.commands import Command, new_command
 from protocol.errors import BoardError, ConfigError
-from protocol.status import Command, Event, MetricLine, RunStatus, Sample, new_command
+from protocol.status import Event, MetricLine, RunStatus, Sample
 from tests.deploy.boards import KINDS, board_of
 from tests.deploy.test_tls import redis_over_tls
 

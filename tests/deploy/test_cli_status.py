@@ -9,7 +9,8 @@ import pytest
 
 from deploy.cli import main
 from deploy.run_folder import CONFIG, STATUS
-from protocol.status import ActorStatus, Condition, RunStatus, StatusFile
+from deploy.status_file import StatusFile
+from protocol.status import ActorStatus, Condition, RunStatus
 
 
 @pytest.fixture

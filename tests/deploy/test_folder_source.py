@@ -11,8 +11,10 @@ import pytest
 from deploy import folder_source
 from deploy.folder_source import FolderSource
 from deploy.run_folder import CONFIG, METRICS, STATUS
+from deploy.status_file import StatusFile
+from protocol.commands import new_command
 from protocol.errors import BoardError
-from protocol.status import RunStatus, StatusFile, new_command, staleness_of
+from protocol.status import RunStatus, staleness_of
 
 
 @pytest.fixture

@@ -26,12 +26,13 @@ from deploy.progress import Progress
 from deploy.run import RunJournal
 from deploy.run_folder import RunFolder, open_run_folder
 from learner.loop import Save, train
+from protocol.commands import new_command
 from protocol.config import RunConfig
 from protocol.errors import BoardError, LeaseLostError, NonFiniteError
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.ports import FleetPort
 from protocol.sink import StatusSink
-from protocol.status import RunStatus, new_command
+from protocol.status import RunStatus
 
 Config = Callable[..., RunConfig]
 TRAIN = tuple(Prompt(index=index, text=text) for index, text in enumerate(("a red circle", "a blue square", "two")))

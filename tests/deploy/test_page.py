@@ -16,8 +16,9 @@ import pytest
 
 from deploy.board import Board, Update
 from deploy.board_server import BoardServer
+from protocol.commands import Command
 from protocol.errors import BoardError
-from protocol.status import ActorStatus, Command, Event, MetricLine, PoolStatus, RunStatus
+from protocol.status import ActorStatus, Event, MetricLine, PoolStatus, RunStatus
 from tests.chaos.scene import Driver, preset
 from tests.deploy.test_status_api import a_sample, a_status, free_port
 

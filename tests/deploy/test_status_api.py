@@ -23,9 +23,10 @@ from deploy.access import Access, is_loopback, read_token
 from deploy.board import Board, Update
 from deploy.board_server import BoardServer
 from deploy.strips import sample_of
+from protocol.commands import Command
 from protocol.errors import BoardError, ConfigError
 from protocol.messages import Credit, Excerpt, Prompt, Scores, ShardRequest
-from protocol.status import Command, Condition, Event, MetricLine, PoolStatus, RunStatus, Sample
+from protocol.status import Condition, Event, MetricLine, PoolStatus, RunStatus, Sample
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-of-this-test-0123"
