@@ -13,7 +13,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,49 +23,20 @@ from rich.table import Table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.gpu_model import random_backbone
 from deploy.estimate import Estimate, estimate_of
 from flow.build import policy_of
 from flow.families import SD3
-from flow.hollow import backbone_of_parts
 from flow.lora import Lora
 from flow.noise import normal
 from flow.pipeline import PipelineBackbone
 from flow.policy import FlowPolicy
 from flow.sampler import sample_shard
-from flow.sd3 import StableDiffusion3
 from learner.loss import clipped_surrogate
 from protocol.config import RunConfig
 from protocol.config_file import parse_config
 from protocol.messages import Prompt, ShardRequest
 
-SD35_MEDIUM: dict[str, Any] = {
-    "sample_size": 128,
-    "patch_size": 2,
-    "in_channels": 16,
-    "num_layers": 24,
-    "attention_head_dim": 64,
-    "num_attention_heads": 24,
-    "joint_attention_dim": 4096,
-    "caption_projection_dim": 1536,
-    "pooled_projection_dim": 2048,
-    "out_channels": 16,
-    "pos_embed_max_size": 384,
-    "dual_attention_layers": tuple(range(13)),
-    "qk_norm": "rms_norm",
-}
-SD3_VAE: dict[str, Any] = {"latent_channels": 16, "block_out_channels": (128, 256, 512, 512), "layers_per_block": 2}
-TINY: dict[str, Any] = SD35_MEDIUM | {
-    "sample_size": 8,
-    "num_layers": 2,
-    "attention_head_dim": 8,
-    "num_attention_heads": 2,
-    "joint_attention_dim": 16,
-    "caption_projection_dim": 16,
-    "pooled_projection_dim": 16,
-    "pos_embed_max_size": 16,
-    "dual_attention_layers": (0,),
-}
-TINY_VAE: dict[str, Any] = {"latent_channels": 16, "block_out_channels": (8, 8), "layers_per_block": 1}
 PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40": 362.0, "B200": 2250.0}
 """Dense bf16, as the makers state it, by a part of the card's name."""
 SUBSTEPS = (2, 5)
@@ -80,7 +51,7 @@ def main(words: Sequence[str] | None = None) -> dict[str, float]:
         for line in _estimate(config, args).lines():
             Console().print(line, soft_wrap=True)
         return {}
-    backbone = _backbone(config, args, torch.device(args.device))
+    backbone = random_backbone(config.model, is_tiny=args.tiny, device=args.device, within=torch.device(args.device))
     lora = Lora(backbone.transformer, SD3.adapter(config.model.lora), seed=0)
     figures: dict[str, float] = {}
     for substeps in (0, *SUBSTEPS):
@@ -142,31 +113,6 @@ def _config(args: argparse.Namespace) -> RunConfig:
             "evaluation": {"component": "reward", "batch": args.members},
         }
     )
-
-
-def _backbone(config: RunConfig, args: argparse.Namespace, within: AbstractContextManager[Any]) -> PipelineBackbone:
-    import diffusers
-
-    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
-    blocks = len((TINY_VAE if args.tiny else SD3_VAE)["block_out_channels"])
-    kinds: dict[str, Any] = {
-        "down_block_types": ("DownEncoderBlock2D",) * blocks,
-        "up_block_types": ("UpDecoderBlock2D",) * blocks,
-    }
-    with within:
-        vae = diffusers.AutoencoderKL(
-            **(TINY_VAE if args.tiny else SD3_VAE),
-            **kinds,
-            norm_num_groups=8 if args.tiny else 32,
-            sample_size=16 if args.tiny else 1024,
-            scaling_factor=1.5305,
-            shift_factor=0.0609,
-            use_quant_conv=False,
-            use_post_quant_conv=False,
-        )
-        transformer = diffusers.SD3Transformer2DModel(**(TINY if args.tiny else SD35_MEDIUM))
-        parts = {"transformer": transformer, "vae": vae, "scheduler": scheduler}
-        return backbone_of_parts(StableDiffusion3, config.model, parts, device=args.device)
 
 
 def _rollout(config: RunConfig, backbone: PipelineBackbone, substeps: int, device: str) -> dict[str, float]:
@@ -249,7 +195,7 @@ def _estimate(config: RunConfig, args: argparse.Namespace) -> Estimate:
     tree = config.model_dump(mode="json")
     tree["model"]["compile"] = None
     plain, fake = parse_config(tree), FakeTensorMode()
-    hollow = _backbone(plain, argparse.Namespace(**{**vars(args), "device": "cpu"}), fake)
+    hollow = random_backbone(plain.model, is_tiny=args.tiny, device="cpu", within=fake)
     return estimate_of(plain, hollow, [], SD3.adapter(plain.model.lora), fake=fake)
 
 

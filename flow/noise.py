@@ -18,11 +18,15 @@ SHARED = -1
 """Stands for the member in the key of noise that all members of a group share."""
 
 
-def normal(*key: int | str, shape: Sequence[int]) -> Float[Tensor, "..."]:
-    """Standard normal float32 noise of this shape for this key: Philox with 128 bits of the key's sha256."""
+def generator(*key: int | str) -> np.random.Generator:
+    """The random numbers of this key: Philox with 128 bits of the key's sha256."""
     digest = hashlib.sha256("|".join(str(part) for part in key).encode()).digest()
-    philox = np.random.Philox(key=int.from_bytes(digest[:16], "big"))
-    return torch.from_numpy(np.random.Generator(philox).standard_normal(tuple(shape), dtype=np.float32))
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "big")))
+
+
+def normal(*key: int | str, shape: Sequence[int]) -> Float[Tensor, "..."]:
+    """Standard normal float32 noise of this shape for this key."""
+    return torch.from_numpy(generator(*key).standard_normal(tuple(shape), dtype=np.float32))
 
 
 def trajectory_noise(

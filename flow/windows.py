@@ -6,8 +6,7 @@ group only, so every process draws the same one.
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
+from flow.noise import generator
 from protocol.config_policy import WindowConfig
 from protocol.errors import ConfigError
 
@@ -63,6 +62,5 @@ def _starts(window: WindowConfig, total: int) -> Iterator[int]:
 def _start(window: WindowConfig, *, total: int, seed: int, iteration: int) -> int:
     starts = list(_starts(window, total))
     if window.rule == "random":
-        draw = np.random.Generator(np.random.Philox(key=[seed, iteration])).integers(len(starts))
-        return starts[int(draw)]
+        return starts[int(generator("window", seed, iteration).integers(len(starts)))]
     return starts[(iteration // window.every) % len(starts)]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import PEAK_TFLOPS, SD35_MEDIUM, main
+from benchmarks.gpu import PEAK_TFLOPS, main
+from benchmarks.gpu_model import SD35_MEDIUM
 
 
 def test_it_runs_from_end_to_end_on_the_cpu(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_a_random_window_is_the_same_for_all_shards_of_an_iteration_and_reaches_
 
 def test_a_random_window_is_a_fixed_function_of_seed_and_iteration() -> None:
     """Pinned: another draw would make a resumed run, or one of another release, train other steps."""
-    assert [steps(i, rule="random", size=2, within=(0.0, 0.5))[0] for i in range(8)] == [0, 3, 2, 0, 3, 1, 2, 3]
+    assert [steps(i, rule="random", size=2, within=(0.0, 0.5))[0] for i in range(8)] == [3, 2, 2, 3, 2, 2, 3, 1]
 
 
 def test_another_seed_draws_other_windows() -> None:
