@@ -61,7 +61,7 @@ def _write(path: Path, cells: list[tuple[str, list[np.ndarray], list[float]]], t
     figure.suptitle(f"{title} ({legend})", fontsize=9)
     subfigures = figure.subfigures(rows, COLUMNS, squeeze=False).flat
     for subfigure, (prompt, pictures, readings) in zip(subfigures, cells, strict=False):
-        subfigure.suptitle(prompt, fontsize=7, wrap=True)
+        subfigure.suptitle(prompt.replace("$", r"\$"), fontsize=7, wrap=True)  # wrapping ignores parse_math
         for axes, picture, reading in zip(
             subfigure.subplots(1, wide, squeeze=False).flat, pictures, readings, strict=True
         ):

@@ -22,7 +22,7 @@ from flow.folder import completed, read_index
 from flow.lora_file import FILE_NAME
 from learner.evaluate import Evaluation
 from protocol.config import RunConfig
-from protocol.errors import InputError, RunFolderError
+from protocol.errors import InputError, LeaseLostError, RunFolderError
 from protocol.messages import LearnerState, Prompt
 from protocol.ports import Metrics
 from protocol.prompts import read_prompts
@@ -149,14 +149,8 @@ class RunJournal:
         log.info("iteration %d done, reward %.4f", iteration, metrics["reward/mean"])
 
     def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
-        """One evaluation, its pictures as a file."""
-        from deploy.pictures import write_gallery
-
-        try:
-            with self._run.writing():
-                write_gallery(self._run.samples, iteration, evaluation)
-        except RunFolderError as error:
-            self.condition("SamplesWritten", holds=False, reason="WriteFailed", message=str(error))
+        """One evaluation, its pictures as a file; whatever fails in drawing them, the score is kept."""
+        self._draw(iteration, evaluation)
         self._append(evaluation.line(iteration))
         self._progress.evaluation(iteration, evaluation)
         log.info("evaluation at iteration %d: %.4f", iteration, evaluation.score)
@@ -165,6 +159,24 @@ class RunJournal:
         """A checkpoint."""
         path = self._run.save(state)
         log.info("checkpoint %s, adapter %s", path, state.weights.digest)
+
+    def _draw(self, iteration: int, evaluation: Evaluation) -> None:
+        from deploy.pictures import write_gallery
+
+        kind = "SamplesWritten"
+        try:
+            with self._run.writing():
+                write_gallery(self._run.samples, iteration, evaluation)
+        except RunFolderError as error:
+            self.condition(kind, holds=False, reason="WriteFailed", message=str(error))
+        except LeaseLostError:
+            raise
+        except Exception as error:
+            log.exception("the pictures of iteration %d cannot be drawn", iteration)
+            message = f"the pictures of iteration {iteration} cannot be drawn: {' '.join(str(error).split())[:200]}"
+            self.condition(kind, holds=False, reason="DrawingFailed", message=message)
+        else:
+            self.condition(kind, holds=True, reason="Written", message="samples/ is written again")
 
     def _append(self, line: Metrics) -> None:
         kind = "MetricsWritten"
