@@ -88,7 +88,7 @@ def status(
         return show_run(found)
 
     async def go(source: Any, name: str | None) -> None:
-        console = Console()
+        console = Console(markup=False, emoji=False)  # messages may hold brackets
         if not watch:
             console.print(await shown(source, name))
             return

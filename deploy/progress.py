@@ -24,7 +24,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """One line above the bar."""
-        self._console.print(text, markup=False)
+        self._console.print(text, markup=False, emoji=False)
 
     @contextmanager
     def bar(self, start: int, total: int) -> Iterator[None]:

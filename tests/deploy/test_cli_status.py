@@ -10,7 +10,7 @@ import pytest
 from deploy.cli import main
 from deploy.run_folder import CONFIG, STATUS
 from deploy.status_file import StatusFile
-from protocol.status import ActorStatus, Condition, RunStatus
+from protocol.status import ActorStatus, Condition, Event, RunStatus
 
 
 @pytest.fixture
@@ -29,7 +29,10 @@ def ended(tmp_path: Path, tiny_config) -> Path:
         started=1.0,
         updated=time.time(),
         actors=[ActorStatus(name="rollout-0", kind="rollout", state="idle", node="here", version=2)],
-        conditions=[Condition(type="Disk", status="False", reason="Full", message="no room left", since=1.0)],
+        conditions=[
+            Condition(type="Disk", status="False", reason="Full", message="no room left [/exit] :bomb:", since=1.0)
+        ],
+        errors=[Event(number=1, time=1.0, kind="error", message="no score of [ocr, pickscore]")],
     )
     (folder / STATUS).write_text(StatusFile(status=status).model_dump_json())
     return folder
@@ -47,7 +50,14 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, *words: 
 def test_status_shows_a_run_by_its_folder_and_all_runs_by_default(ended, monkeypatch, capsys):
     code, out, _ = cli(monkeypatch, capsys, "status", str(ended))
     assert code == 0
-    for part in ("finished", "2/2", "0.500", "Disk: no room left", "rollout-0"):
+    for part in (
+        "finished",
+        "2/2",
+        "0.500",
+        "Disk: no room left [/exit] :bomb:",
+        "no score of [ocr, pickscore]",
+        "rollout-0",
+    ):
         assert part in out
     monkeypatch.chdir(ended.parents[1])
     assert "mine" in cli(monkeypatch, capsys, "status")[1]
