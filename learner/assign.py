@@ -125,10 +125,13 @@ def _normaliser(config: CreditConfig, pool: Pool, baseline: Float[Tensor, " T"] 
 
 
 def _calibrated(shards: Sequence[list[_Shard]], total: int) -> tuple[list[list[_Shard]], Float[Tensor, " T"]]:
-    """The shards with the values of their points in place of the rewards."""
+    """The shards with the values of their points in place of the rewards; a point without a slope has none."""
     tables, slopes = calibrated([[(s.rewards, s.valid, s.rollout.steps) for s in parts] for parts in shards], total)
     held = [
-        [replace(part, rewards=table) for part, table in zip(parts, own, strict=True)]
+        [
+            replace(part, rewards=table, valid=part.valid & ~table.isnan())
+            for part, table in zip(parts, own, strict=True)
+        ]
         for parts, own in zip(shards, tables, strict=True)
     ]
     return held, slopes

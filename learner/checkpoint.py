@@ -159,13 +159,18 @@ def checkpoint_folders(root: Path) -> list[Path]:
     return _folders(root)
 
 
+def _contiguous(array: np.ndarray) -> np.ndarray:
+    """As safetensors wants it; numpy's own function makes a scalar a row of one."""
+    return np.ascontiguousarray(array).reshape(array.shape)
+
+
 def _write(partial: Path, state: LearnerState, config: LoraConfig, facts: Mapping[str, Any]) -> None:
     partial.mkdir(parents=True)
     write_lora(partial, state.weights, config)
-    save_file({name: np.ascontiguousarray(a) for name, a in state.optimizer.items()}, partial / OPTIMIZER)
+    save_file({name: _contiguous(a) for name, a in state.optimizer.items()}, partial / OPTIMIZER)
     names: list[str] = list(FILES)
     if state.recent:
-        arrays = {f"{w.version}/{name}": np.ascontiguousarray(a) for w in state.recent for name, a in w.arrays.items()}
+        arrays = {f"{w.version}/{name}": _contiguous(a) for w in state.recent for name, a in w.arrays.items()}
         save_file(arrays, partial / RECENT)
         names.append(RECENT)
     if state.average:

@@ -103,7 +103,7 @@ class Learner:
         """Learn from one iteration's groups in `epochs` passes of `updates_per_iteration` optimiser steps.
 
         Raises:
-            ContractError: a group is incomplete or another iteration's, or not one score of the iteration is valid.
+            ContractError: a group is incomplete or another iteration's, or no step reward of the iteration is valid.
             NonFiniteError: loss or gradient is not finite; the weights are then unchanged by that optimiser step.
         """
         places = ledger(groups, iteration=self.step)
@@ -121,7 +121,9 @@ class Learner:
             reason = next(
                 (why for group in groups for s in group.shards for why in s.scores.reasons if why), "none given"
             )
-            raise ContractError(f"an iteration needs at least one valid score, got none; first reason: {reason}")
+            raise ContractError(
+                f"an iteration needs at least one step reward whose scores are valid, got none; first reason: {reason}"
+            )
         probed = self._probe(groups)
         statistics = UpdateStatistics()
         size = len(credited) // self._config.learner.updates_per_iteration
@@ -181,7 +183,7 @@ class Learner:
         scale = {slot: state.optimizer.get(f"{SCALER}/{slot}") for slot in self._scaler.state_dict()}
         if scale and all(value is not None for value in scale.values()):
             now = self._scaler.state_dict()
-            self._scaler.load_state_dict({slot: type(now[slot])(scale[slot]) for slot in now})
+            self._scaler.load_state_dict({slot: type(now[slot])(scale[slot].item()) for slot in now})
         if self._average:
             self._average.load(state.average or state.weights)
         held = [math.nan if value is None else value for value in state.baseline]

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from protocol.config_learning import StepWeightConfig
+from protocol.errors import ConfigError
 
 
 def step_weights(config: StepWeightConfig, *, total: int, stds: Mapping[int, float]) -> Float[Tensor, " T"]:
@@ -15,6 +16,9 @@ def step_weights(config: StepWeightConfig, *, total: int, stds: Mapping[int, flo
     Args:
         total: T, the length of the schedule, whatever window is trained.
         stds: std of every step that can be stochastic.
+
+    Raises:
+        ConfigError: none of these steps has a weight.
     """
     if config.rule == "piecewise":
         weights = piecewise(total, early=config.early, middle=config.middle, late=config.late)
@@ -24,6 +28,11 @@ def step_weights(config: StepWeightConfig, *, total: int, stds: Mapping[int, flo
         weights = torch.tensor(config.table, dtype=torch.float64)
     else:
         weights = torch.ones(total, dtype=torch.float64)
+    if stds and not any(weights[k] > 0 for k in stds):
+        raise ConfigError(
+            f"credit.step_weights must be above 0 for a step that can be stochastic, one of {list(stds)},"
+            f" got {weights.tolist()}: nothing would train; raise one"
+        )
     return (weights / weights.mean() if config.mean_one else weights).float()
 
 

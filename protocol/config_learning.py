@@ -61,7 +61,22 @@ class StepWeightConfig(Section):
                 f"credit.step_weights.table must hold a weight above 0, got {list(self.table)}: no step would train;"
                 " raise one"
             )
+        if self.rule == "piecewise" and not any(self._parts):
+            raise ValueError(
+                "credit.step_weights must have early, middle or late above 0, got 0 for all: no step would train;"
+                " raise one"
+            )
+        given = self.table if self.rule == "table" else self._parts if self.rule == "piecewise" else ()
+        if self.order == "before" and 0.0 in given:
+            raise ValueError(
+                "credit.step_weights.order must be `after` where a weight is 0, got 'before': the normalisation would"
+                " make something of a step reward of 0"
+            )
         return self
+
+    @property
+    def _parts(self) -> tuple[float, float, float]:
+        return self.early, self.middle, self.late
 
 
 class TurningPointConfig(Section):

@@ -242,3 +242,22 @@ def test_a_group_of_equal_rewards_trains_nothing_with_calibrated_values() -> Non
     first, second = assigned(*groups, values="calibrated").groups
     assert first.has_contrast
     assert not second.has_contrast
+
+
+def test_a_calibrated_point_without_a_slope_is_as_good_as_not_scored() -> None:
+    rewards = REWARDS.copy()
+    rewards[:, 4] = np.nan
+    assignment = assigned(group_of(shard(rewards, (1, 2, 3, 4))), rule="gains", values="calibrated", normalise="ema")
+    (group,) = assignment.groups
+    assert not group.step_valid.any() and not group.advantages.any()
+    assert assignment.baseline is not None and assignment.baseline[1:5].isnan().all()
+    # A step whose only scored points have no finished picture leaves the others' std alone.
+    first, second = REWARDS.copy(), REWARDS.copy()
+    first[0, 2:], second[:, 2] = (np.nan, 0.5, np.nan), np.nan
+    first[1:, 2:4] = np.nan
+    choice = {"rule": "gains", "values": "calibrated", "normalise": "joint", "scale": "iteration"}
+    held = assigned(
+        group_of(shard(first, (1, 2, 3, 4))), group_of(shard(second, (1, 2, 3, 4), group=1)), **choice
+    ).groups
+    assert all(group.advantages.isfinite().all() for group in held)
+    assert held[1].advantages.any()

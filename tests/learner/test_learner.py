@@ -257,7 +257,9 @@ def test_an_iteration_without_one_valid_score_is_refused_with_the_first_reason(t
     def blind(_: Rollout, pictures: np.ndarray) -> np.ndarray:
         return np.full(len(pictures), np.nan)
 
-    with pytest.raises(ContractError, match="at least one valid score, got none; first reason: blurred"):
+    with pytest.raises(
+        ContractError, match="at least one step reward whose scores are valid, got none; first reason: blurred"
+    ):
         iterate(learner, policy, config, judge=blind)
     assert learner.weights().digest == before.digest
     assert learner.step == 0

@@ -9,6 +9,7 @@ from learner.credit import gains, uniform
 from learner.normalise import joint, per_step
 from learner.step_weights import step_weights
 from protocol.config_learning import CreditConfig, StepWeightConfig
+from protocol.errors import ConfigError
 
 TABLE = [[0.50, 0.62, 0.58, 0.66, 0.70], [0.50, 0.46, 0.55, 0.53, 0.60], [0.50, 0.57, 0.49, 0.44, 0.40]]
 REWARDS = torch.tensor(TABLE, dtype=torch.float64)
@@ -96,3 +97,18 @@ def test_temp_flow_s_released_constant_keeps_the_size_of_the_noise() -> None:
 def test_a_table_is_taken_as_it_is() -> None:
     weights = step_weights(StepWeightConfig(rule="table", table=(0.5, 0.0, 2.0)), total=3, stds={})
     assert weights.tolist() == [0.5, 0.0, 2.0]
+
+
+def test_weights_that_train_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="must have early, middle or late above 0, got 0 for all"):
+        StepWeightConfig(rule="piecewise", early=0, middle=0, late=0)
+    with pytest.raises(
+        ConfigError, match=r"above 0 for a step that can be stochastic, one of \[0, 1\], got .* raise one"
+    ):
+        step_weights(StepWeightConfig(rule="table", table=(0.0, 0.0, 1.0)), total=3, stds={0: 0.5, 1: 0.4})
+
+
+def test_a_step_cannot_be_switched_off_before_the_normalisation() -> None:
+    for choice in ({"rule": "table", "table": (1.0, 0.0)}, {"rule": "piecewise", "late": 0.0}):
+        with pytest.raises(ValueError, match="must be `after` where a weight is 0, got 'before'"):
+            StepWeightConfig(order="before", **choice)  # type: ignore[arg-type]
