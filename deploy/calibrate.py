@@ -11,6 +11,7 @@ single valid gain in a round stays where it is. The table is then frozen: `sampl
 written. Every step but the last is drawn with noise meanwhile, however little (`sampling.std_min` waits).
 """
 
+import asyncio
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -58,26 +59,34 @@ def calibrate(
 ) -> list[float]:
     """Move the levels until each has settled or the rounds are over.
 
+    Settled is a level that turned back and forth, one held at a limit, and that of a step which never had a gain.
+
     Args:
         levels: where to begin; they stay above 0.
         highest: largest level that the kernel takes.
     """
     current = np.array(levels, float)
     direction, flips = np.zeros(len(current)), np.zeros(len(current), int)
+    has_gains = np.zeros(len(current), bool)
     for number in range(settings.rounds):
         gains = measure(current.tolist(), number)
         if not np.isfinite(gains).any():
             raise ContractError("a calibration needs at least one valid score, got none")
+        has_gains |= np.isfinite(gains).any(0)
         moves = np.where(is_balanced(gains, settings.tolerance), 1.0, -1.0) * np.isfinite(gains).any(0)
         flips += (moves * direction) < 0
         direction = np.where(moves == 0, direction, moves)
-        current = np.clip(current + settings.rate * moves, settings.rate, highest)
+        wanted = current + settings.rate * moves
+        current = np.clip(wanted, settings.rate, highest)
         report(f"round {number + 1}/{settings.rounds}: {', '.join(f'{level:.2f}' for level in current)}")
-        if (flips >= FLIPS).all():
+        is_open = has_gains & (flips < FLIPS) & (wanted == current)
+        if not is_open.any():
             break
     else:
-        unsettled = np.flatnonzero(flips < FLIPS).tolist()
+        unsettled = np.flatnonzero(is_open).tolist()
         report(f"steps {unsettled} had not settled after {settings.rounds} rounds; raise --rounds to go further")
+    if not has_gains.all():
+        report(f"steps {np.flatnonzero(~has_gains).tolist()} never had a gain and keep the level they began with")
     return [round(float(level), 6) for level in current]
 
 
@@ -105,13 +114,15 @@ def calibrated_config(
             "a calibration needs credit.rule gains, gae or turning_point and sampling.window.rule all,"
             f" got {config.credit.rule} and {config.sampling.window.rule}: set method=dense_grpo"
         )
+    from deploy.encode import encode_ahead
     from flow.backbone import load_backbone
     from flow.device import best_device
     from learner.groups import prompt_at
 
+    drawn = [prompt_at(prompts, place, seed=config.seed) for place in range(settings.prompts)]
+    asyncio.run(encode_ahead(config, drawn, is_local=True, say=report))
     backbone = load_backbone(config.model, device=best_device())
     kernel, levels = first_levels(config, backbone)
-    drawn = [prompt_at(prompts, place, seed=config.seed) for place in range(settings.prompts)]
     measure = _Trajectories(config, kernel, backbone, drawn)
     highest = 1.0 if kernel in TOO_LOUD else math.inf
     found = calibrate(levels, measure, settings, report, highest)
@@ -128,6 +139,19 @@ def first_levels(config: RunConfig, backbone: object) -> tuple[str, list[float]]
         steps = [math.sqrt((policy.sigmas[k] - policy.sigmas[k + 1]).item()) for k in range(count)]
         return "dance_sde", [policy.std(k) / step for k, step in enumerate(steps)]
     return config.sampling.kernel, list(config.sampling.noise_levels) or [config.sampling.noise_level] * count
+
+
+def require_place(path: Path) -> None:
+    """Ask before hours of work whether `write_config` will have a place that `train` takes.
+
+    Raises:
+        ConfigError: the name does not end in .yaml or .yml.
+        RunFolderError: its folder is not there or cannot be written to.
+    """
+    if path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"--out must end in .yaml or .yml, got {path}: `train` takes no other file; rename it")
+    if not os.access(path.parent, os.W_OK):
+        raise RunFolderError(f"{path} cannot be written: no folder {path.parent} to write to; make it or set --out")
 
 
 def write_config(config: RunConfig, path: Path) -> None:

@@ -30,13 +30,14 @@ def calibrate(
     prompts: Annotated[int, typer.Option(min=1, help="Prompts of one round, a shard of each.")] = 8,
 ) -> None:
     """Calibrate a noise level for each step on the base model and write the config with the frozen table."""
-    from deploy.calibrate import Calibration, calibrated_config, write_config
+    from deploy.calibrate import Calibration, calibrated_config, require_place, write_config
     from deploy.run import check_inputs
 
+    require_place(out)
     config = load_config(find_preset(preset), overrides=overrides or [])
     found, _ = check_inputs(config)
     settings = Calibration(rounds=rounds, prompts=prompts)
     calibrated = calibrated_config(config, found, settings, typer.echo)
-    write_config(calibrated, out)
     typer.echo(f"noise levels {list(calibrated.sampling.noise_levels)}")
+    write_config(calibrated, out)
     typer.echo(f"written to {out}: flowcredit train {out} (naming a method there would put its noise back)")

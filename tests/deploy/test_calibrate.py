@@ -39,7 +39,7 @@ def test_a_level_rises_while_signs_balance_falls_when_they_do_not_and_settles_be
     assert walk(0.5, 0.55)[0] == pytest.approx(0.5, abs=0.011)
 
 
-def test_a_step_without_a_valid_gain_stays_where_it_is_and_settles_nothing() -> None:
+def test_a_step_without_a_valid_gain_stays_where_it_is() -> None:
     said: list[str] = []
 
     def measure(levels: Any, number: int) -> np.ndarray:
@@ -50,7 +50,7 @@ def test_a_step_without_a_valid_gain_stays_where_it_is_and_settles_nothing() -> 
     first, second = calibrate([0.48, 0.7], measure, Calibration(rounds=8), said.append)
     assert first == pytest.approx(0.5, abs=0.011)
     assert second == 0.7
-    assert said[-1] == "steps [1] had not settled after 8 rounds; raise --rounds to go further"
+    assert said[-1] == "steps [1] never had a gain and keep the level they began with"
 
 
 def test_the_tolerance_counts_only_the_gains_that_a_step_has() -> None:
@@ -82,6 +82,21 @@ def test_rounds_end_early_once_every_level_has_turned_twice() -> None:
 def test_scores_that_are_all_missing_end_it() -> None:
     with pytest.raises(ContractError, match="needs at least one valid score, got none"):
         calibrate([0.5], lambda levels, number: np.full((4, 1), np.nan), Calibration(), lambda text: None)
+
+
+def test_a_level_at_its_limit_and_a_step_that_never_gains_hold_up_nothing() -> None:
+    rounds, said = [], []
+
+    def measure(levels: Any, number: int) -> np.ndarray:
+        rounds.append(number)
+        signs = np.where(np.arange(24) % 2, 1.0, -1.0)
+        return np.stack([np.where(levels[0] < 0.5, signs, -1.0), np.full(24, np.nan), np.full(24, -1.0)], axis=1)
+
+    levels = calibrate([0.48, 0.7, 0.03], measure, Calibration(rounds=30), said.append)
+    assert len(rounds) < 10
+    assert levels[1:] == [0.7, 0.01]
+    assert said[-1] == "steps [1] never had a gain and keep the level they began with"
+    assert not any("raise --rounds" in line for line in said)
 
 
 @pytest.fixture
@@ -137,6 +152,27 @@ def test_the_command_writes_a_config_that_trains_as_it_is(preset, tmp_path, monk
     assert len(config.sampling.noise_levels) == 3
     assert config.credit.normalise == "per_step"
     assert f"flowcredit train {out}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"), [("mine", "--out must end in .yaml or .yml"), ("no/such/x.yaml", "cannot be written: no folder")]
+)
+def test_a_place_that_cannot_take_the_table_is_refused_before_the_work(
+    preset, tmp_path, monkeypatch, capsys, name: str, rule: str
+) -> None:
+    out = tmp_path / name
+    assert run_cli(monkeypatch, "calibrate", str(preset), "method=dense_grpo", "--out", str(out)) != 0
+    said = capsys.readouterr()
+    assert rule in said.err and len(said.err.splitlines()) == 1 and "round" not in said.out
+    assert not out.exists()
+
+
+def test_prompts_are_encoded_ahead_of_the_model(preset, tmp_path, monkeypatch, capsys) -> None:
+    cache = tmp_path / "cache"
+    words = ("method=dense_grpo", f"model.embedding_cache={cache}", "--rounds", "1", "--prompts", "1")
+    assert run_cli(monkeypatch, "calibrate", str(preset), *words, "--out", str(tmp_path / "mine.yaml")) == 0
+    said = capsys.readouterr().out
+    assert said.index("encoded 1 prompts that were not there") < said.index("round 1/1")
 
 
 def test_a_method_that_scores_no_points_is_refused(preset, tmp_path, monkeypatch, capsys) -> None:

@@ -106,6 +106,14 @@ def test_a_calibrated_table_does_not_leak_into_another_method(tmp_path: Path) ->
     assert load_config(path, overrides=["method=stepwise"]).sampling.noise_levels == ()
 
 
+def test_a_preset_s_mixture_and_smallest_std_do_not_leak_into_a_method_that_has_its_own(tmp_path: Path) -> None:
+    path = bare(tmp_path, credit={"mixture": "advantages"}, sampling={"std_min": 0.0})
+    found = {name: load_config(path, overrides=[f"method={name}"]) for name in METHODS}
+    mixed = {name for name, config in found.items() if config.credit.mixture == "advantages"}
+    assert mixed == {"mix_grpo", "dance_grpo", "stepwise_calibrated"}
+    assert {name for name, config in found.items() if config.sampling.std_min == 0.0} == {"tp_grpo", "tp_grpo_plain"}
+
+
 @pytest.mark.parametrize(("name", "hint"), [("flow_gpro", "did you mean 'flow_grpo'"), ("zzz", "set credit")])
 def test_an_unknown_method_is_refused_with_a_suggestion(tmp_path: Path, name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown method '{name}': methods are dance_grpo, .*{hint}"):
