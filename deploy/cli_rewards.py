@@ -7,7 +7,9 @@ from typing import Annotated, Any
 
 import typer
 import yaml
+from pydantic import ValidationError
 
+from protocol.config_reward import RewardConfig
 from protocol.errors import ConfigError
 
 
@@ -76,14 +78,17 @@ def wanted_scorers(
         name, _, path = entry.partition("=")
         if config and not path and name not in section:
             raise ConfigError(f"{config} has no reward {name!r}, only {sorted(section)}")
-        held = section.get(name, {})
-        wanted[name] = (path or held.get("scorer", name), dict(held.get("args") or {}))
+        held = _reward(section[name], f"{config}: rewards.{name}") if name in section else RewardConfig(scorer=name)
+        wanted[name] = (path or held.scorer, dict(held.args))
     for entry in args:
         key, equals, text = entry.partition("=")
         name, _, argument = key.partition(".")
         if not equals or not argument or name not in wanted:
             raise ConfigError(f"--arg must read NAME.KEY=VALUE with NAME one of {sorted(wanted)}, got {entry!r}")
-        wanted[name][1][argument] = yaml.safe_load(text)
+        try:
+            wanted[name][1][argument] = yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError, RecursionError):
+            raise ConfigError(f"the value of --arg {key} is not YAML, got {text!r}: quote it") from None
     return wanted
 
 
@@ -97,9 +102,19 @@ def _listen(host: str, port: int) -> socket.socket:
 def _rewards_section(path: Path) -> dict[str, Any]:
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"config file {path} cannot be read: {' '.join(str(error).split())}") from None
     section = tree.get("rewards") if isinstance(tree, dict) else None
     if not isinstance(section, dict):
         raise ConfigError(f"config file {path} must have a section `rewards`, got none")
     return section
+
+
+def _reward(tree: Any, where: str) -> RewardConfig:
+    try:
+        return RewardConfig.model_validate(tree)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join((where, *map(str, problem["loc"])))
+        rule = problem["msg"][0].lower() + problem["msg"][1:]
+        raise ConfigError(f"{key}: {rule}, got {problem['input']!r}") from None

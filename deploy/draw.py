@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from deploy.run_read import average_of, checkpoint_of, config_of
-from protocol.errors import RunFolderError
+from protocol.errors import ConfigError, RunFolderError
 from protocol.messages import DrawRequest, Prompt
 
 
@@ -32,6 +32,7 @@ def draw_pictures(
 
     Raises:
         RunFolderError: no such run or checkpoint, or `out` cannot be written.
+        ConfigError: torch cannot compute on the device.
         ModelError: the model cannot be loaded.
     """
     from PIL import Image
@@ -42,7 +43,7 @@ def draw_pictures(
 
     config = config_of(run)
     state = None if is_base else checkpoint_of(run, step)[0]
-    policy, lora = build_policy(config, device=device or best_device())
+    policy, lora = build_policy(config, device=_usable(device or best_device()))
     if state is not None:
         lora.load(average_of(state, run) if is_average else state.weights)
     request = DrawRequest(
@@ -62,3 +63,16 @@ def draw_pictures(
     except OSError as error:
         raise RunFolderError(f"folder {out} cannot be written: {error.strerror or error}") from error
     return paths
+
+
+def _usable(device: str) -> str:
+    import torch
+
+    try:
+        torch.zeros(1, device=device).tolist()
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise ConfigError(
+            f"--device must be one that torch can use here, such as cpu, got {device!r}: {reason}"
+        ) from None
+    return device

@@ -34,9 +34,10 @@ class Mirror:
         try:
             self._store: fsspec.AbstractFileSystem
             self._store, root = url_to_fs(url)
-        except (ImportError, ValueError, OSError) as error:
+        except Exception as error:  # each store has exceptions of its own
             reason = " ".join(str(error).split())
-            raise RunFolderError(f"checkpoint.url {url} cannot be opened: {reason}; install its library") from None
+            remedy = "install its library" if isinstance(error, ImportError) else "name another"
+            raise RunFolderError(f"checkpoint.url {url} cannot be opened: {reason}; {remedy}") from error
         self._root = root.rstrip("/")
 
     def push(self, checkpoint: Path, *, beside: Sequence[Path]) -> None:

@@ -44,7 +44,7 @@ class HttpCaller:
         """
         import httpx2
 
-        if not url.startswith(("http://", "https://")):
+        if not str(url).startswith(("http://", "https://")):
             raise ScorerError(f"url must start with http:// or https://, got {url!r}")
         if tries < 1 or timeout_s <= 0 or deadline_s <= 0:
             raise ScorerError(
@@ -53,7 +53,10 @@ class HttpCaller:
         headers = {"authorization": f"Bearer {_token(token_env)}"} if token_env else {}
         self.url = url.rstrip("/")
         self._tries, self._deadline_s = tries, deadline_s
-        self._client = httpx2.Client(base_url=self.url, timeout=timeout_s, headers=headers, trust_env=False)
+        try:
+            self._client = httpx2.Client(base_url=self.url, timeout=timeout_s, headers=headers, trust_env=False)
+        except httpx2.InvalidURL as error:
+            raise ScorerError(f"url must be an address such as http://host:8100, got {url!r}: {error}") from None
         self._broken = httpx2.TransportError
 
     def call(self, method: str, path: str, **request: Any) -> Any:

@@ -74,7 +74,7 @@ SCORERS: dict[str, Registered] = {
 """The built-in scorers by short name."""
 
 
-def build_scorer(spec: str, **args: Any) -> "CheckedScorer":
+def build_scorer(spec: str, /, **args: Any) -> "CheckedScorer":
     """Make the scorer that `spec` names and put the door in front of it.
 
     Args:

@@ -103,6 +103,14 @@ def test_sample_draws_the_same_pictures_from_equal_arguments(
         assert not np.array_equal(drawn(name, *words), first), name
 
 
+@pytest.mark.parametrize("device", ["banana", "meta"])
+def test_a_device_that_torch_cannot_use_is_one_line(device, run, tmp_path, monkeypatch, capsys) -> None:
+    assert run_cli(monkeypatch, "sample", str(run), "a cat", "--device", device, "--out", str(tmp_path / "out")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"flowcredit: --device must be one that torch can use here, such as cpu, got {device!r}: ")
+    assert not (tmp_path / "out").exists()
+
+
 def test_export_merges_what_the_adapter_adds(
     run: Path, tiny_sd3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,8 +111,8 @@ def test_a_store_that_cannot_be_asked_keeps_an_empty_folder_from_starting_over(c
         open_run_folder(tmp_path / "first", config)
 
 
-@pytest.mark.parametrize("url", ["nosuchthing://bucket/run", "s3://bucket/run"])
-def test_a_url_whose_library_is_missing_is_one_line(config, tmp_path, url):
+@pytest.mark.parametrize("url", ["nosuchthing://bucket/run", "s3://bucket/run", "github://x", "dir://x"])
+def test_a_url_that_cannot_be_opened_is_one_line(config, tmp_path, url):
     settings = config.checkpoint.model_copy(update={"url": url})
     with pytest.raises(RunFolderError, match=f"checkpoint.url {url} cannot be opened: .*"):
         open_run_folder(tmp_path / "run", config.model_copy(update={"checkpoint": settings}))

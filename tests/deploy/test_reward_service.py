@@ -189,3 +189,28 @@ def test_what_to_serve_is_read_from_names_arguments_and_a_config(tmp_path) -> No
         wanted_scorers(["ocr"], [], path)
     with pytest.raises(ConfigError, match="--arg must read NAME.KEY=VALUE"):
         wanted_scorers(["ocr"], ["min_side=64"])
+    with pytest.raises(ConfigError, match=r"the value of --arg ocr.x is not YAML, got '\[': quote it"):
+        wanted_scorers(["ocr"], ["ocr.x=["])
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("", r"rewards.pick: input should be a valid dictionary or instance of .*, got None"),
+        ("{scorer: 5}", r"rewards.pick.scorer: input should be a valid string, got 5"),
+        ("{scorer: a, args: [1]}", r"rewards.pick.args: input should be a valid dictionary, got \[1\]"),
+        ("{args: {}}", r"rewards.pick.scorer: field required"),
+    ],
+)
+def test_a_broken_reward_of_a_config_is_one_line(section: str, message: str, tmp_path) -> None:
+    (tmp_path / "run.yaml").write_text(f"rewards: {{pick: {section}}}")
+    with pytest.raises(ConfigError, match=message):
+        wanted_scorers(["pick"], [], tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://h:x", 5])
+def test_an_address_that_is_none_and_an_argument_named_like_ours_are_one_line(url: object) -> None:
+    with pytest.raises(ScorerError, match="url must .*got "):
+        build_scorer("remote", url=url, scorer="red")
+    with pytest.raises(ScorerError, match="takes no argument 'spec'"):
+        build_scorer("remote", url=url, scorer="red", spec=1)
