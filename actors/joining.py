@@ -61,6 +61,7 @@ class Joining:
         self._welcome = welcome
         self._patience_s = patience_s
         self._tasks: dict[asyncio.Task[None], Member] = {}
+        self._needed: set[asyncio.Task[None]] = set()
 
     @property
     def members(self) -> list[Member]:
@@ -72,12 +73,19 @@ class Joining:
         joining = self._join_needed(member, pause_s) if is_needed else self._join_wished(member)
         task = asyncio.ensure_future(joining)
         self._tasks[task] = member
+        if is_needed:
+            self._needed.add(task)
+            task.add_done_callback(self._needed.discard)
         return task
 
     def call_off(self, surplus: int) -> None:
-        """The wished size has changed: as many as are too many do not join after all, the newest first."""
+        """The wished size has changed: as many as are too many do not join after all, the newest first.
+
+        Those who are needed stay longest: a pool without members could wait for a wished one for ever.
+        """
         self.trouble = ""
-        for task in list(reversed(self._tasks))[: max(0, surplus)]:
+        newest_first = list(reversed(self._tasks))
+        for task in sorted(newest_first, key=self._needed.__contains__)[: max(0, surplus)]:
             self._tasks.pop(task)
             task.cancel()
 

@@ -56,6 +56,7 @@ class ActorPool:
         self._on_loss = on_loss
         self._members: dict[ActorHandle, Member] = {}
         self._idle: asyncio.Queue[ActorHandle] = asyncio.Queue()
+        self._patience_s = patience_s
         self._joining = Joining(self, spawn=spawn, welcome=welcome, patience_s=patience_s)
         self._abandoned: set[asyncio.Task[Any]] = set()
         self._queue = 0
@@ -87,9 +88,14 @@ class ActorPool:
         self._size = size
 
     async def start(self) -> None:
-        """Returns when every member is ready."""
-        await asyncio.gather(*(self._joining.begin(Member(place), is_needed=True) for place in range(self._size)))
-        self._require_alive()
+        """Returns when every member is ready, or one is and the others have waited `patience_s` for a place."""
+        joins = {self._joining.begin(Member(place), is_needed=True) for place in range(self._size)}
+        while joins and not (self._members and all(m.state == "waiting" for m in self._joining.members)):
+            done, joins = await asyncio.wait(joins, timeout=self._patience_s, return_when=asyncio.FIRST_EXCEPTION)
+            await asyncio.gather(*done)
+            self._require_alive()
+        for join in joins:
+            join.add_done_callback(self._joined)
 
     async def call(self, work: Work[Result]) -> Result:
         """Run `work` on the next idle member; on another one when that one dies.

@@ -6,6 +6,7 @@ failed score is never 0.
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,7 @@ class RewardPool:
         )
         self._pictures = self._retried = self._missing = self._dropped = 0
         self._paused_s = 0.0
+        self._worked = -math.inf
         self._paused_since: float | None = None
         self._paused_because = ""
         self._renewing = asyncio.Lock()
@@ -99,11 +101,17 @@ class RewardPool:
             ContractError: the scorer broke its contract.
         """
         self._pictures += len(prompts)
+        asked = time.monotonic()
         scores = await self._tried(images, prompts, metadata)
-        waits = _pauses()
+        failed, waits = time.monotonic(), _pauses()
         while self._config.on_failure == "pause" and not scores.valid.any():
+            if failed < self._worked < asked:
+                break  # it scores others' pictures: these are what it cannot judge
             await self._pause(scores.reasons[0], next(waits))
+            asked = time.monotonic()
             scores = await self._tried(images, prompts, metadata)
+        if scores.valid.any():
+            self._worked = time.monotonic()
         self._resume()
         settled = settle(self.name, self._config, scores)
         self._missing += int((~settled.valid).sum())
@@ -164,6 +172,8 @@ class RewardPool:
                     fresh.stop()
                     self._paused_because = str(error)
                 else:
+                    if fresh.wished != self.pool.wished:
+                        fresh.wish(self.pool.wished)
                     self.pool = fresh
 
     def _resume(self) -> None:

@@ -14,6 +14,7 @@ import ray
 
 from actors import reward_pool
 from actors.nodes import NodeLosses
+from actors.pool import ActorPool
 from actors.reward_source import RewardPools
 from protocol.errors import InputError, PromptError, RewardError
 from protocol.messages import Metadata, Prompt, Scores
@@ -148,6 +149,53 @@ def test_a_paused_reward_says_why_and_goes_on_by_itself(tiny_config: Any, tmp_pa
     health = source.health()["moody"]
     assert source.statuses()[0].trouble == ""
     assert health.paused_because == "" and health.paused_s >= 0.2 and health.missing == 0
+
+
+def test_what_a_working_scorer_cannot_judge_is_missing_and_pauses_nothing(tiny_config: Any, monkeypatch) -> None:
+    monkeypatch.setattr(reward_pool, "PAUSE_S", (0.2, 0.2))
+    source = pools(tiny_config, on_failure="pause", tries=1)
+
+    async def scenario() -> tuple[Scores, list[Scores]]:
+        await source.pools["moody"].start()
+        try:
+            images = ray.put(np.full((2, 2, 2, 3), 7, np.uint8))
+            refused = asyncio.ensure_future(source.reward(images, ["p"] * 2, [{"never": "not that"}] * 2))
+            others = []
+            while not refused.done():
+                others.append(await source.reward(images, ["p"] * 2, [{}] * 2))
+            return await refused, others
+        finally:
+            source.pools["moody"].stop()
+
+    refused, others = asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert not refused.valid.any() and set(refused.reasons) == {"not that"}
+    assert all(scores.valid.all() for scores in others)
+    health = source.health()["moody"]
+    assert (health.missing, health.paused_because) == (2, "") and health.paused_s > 0
+
+
+def test_a_size_wished_while_a_paused_pool_is_made_anew_is_kept(tiny_config: Any, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(reward_pool, "PAUSE_S", (0.2, 0.2))
+    settings = {"scorer": f"{__name__}:Moody", "cpus": 0, "timeout_s": 20.0, "on_failure": "pause", "tries": 1}
+    config = tiny_config(rewards={"moody": settings}, evaluation={"component": "reward"}, cluster={"max_restarts": 0})
+    source = RewardPools(config, NODES, Silent())
+
+    async def scenario() -> tuple[Scores, int]:
+        first = source.pools["moody"]
+        await first.start()
+        images = ray.put(np.full((1, 2, 2, 3), 5, np.uint8))
+        scoring = asyncio.ensure_future(source.reward(images, ["p"], [{"once": str(tmp_path / "die"), "does": "die"}]))
+        while not first.has_failed:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        monkeypatch.setattr(ActorPool, "wish_at_start", lambda pool, size: first.wish(3))
+        try:
+            return await scoring, source.pools["moody"].wished
+        finally:
+            source.pools["moody"].stop()
+
+    scores, wished = asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert scores.values.tolist() == [5]
+    assert wished == 3
 
 
 def test_a_paused_reward_whose_pool_was_used_up_gets_a_new_one(tiny_config: Any, tmp_path: Path, monkeypatch) -> None:

@@ -3,12 +3,15 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 import ray
 
 from actors import joining
 from actors.calls import answer
+from actors.joining import Joining
+from actors.member import Member
 from actors.pool import ActorPool
 from protocol.errors import ContractError, PoolError
 
@@ -29,6 +32,28 @@ class Slow:
     def double(self, number: int, seconds: float) -> int:
         time.sleep(seconds)
         return 2 * number
+
+
+class Lonely:
+    """A pool without members."""
+
+    name, is_empty, has_failed = "lonely", True, False
+
+
+class Nowhere:
+    """An actor that never finds a place."""
+
+    __ray_call__ = property(lambda self: self)
+
+    def remote(self, *_: object) -> "Nowhere":
+        return self
+
+    def future(self) -> "Future[None]":
+        return Future()
+
+
+async def answered(_: object) -> None:
+    """A welcome."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -166,3 +191,36 @@ def test_actors_tell_where_they_are_and_what_they_did():
     assert len({actor.pid for actor in actors}) == 2
     assert all(actor.node and actor.last_seen and actor.state == "idle" for actor in actors)
     assert busy_s >= 6 * 0.05
+
+
+def test_a_pool_whose_cluster_is_too_small_begins_with_those_who_found_a_place():
+    async def scenario():
+        pool = make_pool(3, cpus=1.0, patience_s=3.0)
+        await asyncio.wait_for(pool.start(), 60)
+        begun = pool.status()
+        answers = await asyncio.gather(*(double(pool, number) for number in range(4)))
+        pool.wish(2)
+        settled = pool.status()
+        pool.stop()
+        return begun, answers, settled
+
+    begun, answers, settled = asyncio.run(scenario())
+    assert (begun.wished, begun.ready, begun.waiting, begun.restarts) == (3, 2, 1, 0)
+    assert answers == [0, 2, 4, 6]
+    assert (settled.wished, settled.ready, settled.waiting) == (2, 2, 0)
+
+
+def test_a_smaller_wish_calls_off_whom_it_wished_for_before_whom_the_pool_needs():
+    async def scenario():
+        members = [Member(place) for place in range(3)]
+        joining = Joining(Lonely(), spawn=Nowhere, welcome=answered, patience_s=60.0)
+        for member, is_needed in zip(members, (False, True, False), strict=True):
+            joining.begin(member, is_needed=is_needed)
+        kept = []
+        for surplus in (1, 1):
+            joining.call_off(surplus)
+            kept.append([member.place for member in joining.members])
+        joining.stop()
+        return kept
+
+    assert asyncio.run(scenario()) == [[0, 1], [1]]
