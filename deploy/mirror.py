@@ -8,9 +8,9 @@ with the newest whole copy.
 import logging
 import shutil
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from queue import Queue
+from threading import Thread
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -29,8 +29,9 @@ class Mirror:
     def __init__(self, url: str) -> None:
         """Raises RunFolderError for a URL that fsspec cannot open."""
         self._url = url
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mirror")
-        self._newest: Future[None] | None = None
+        self._waiting: Queue[tuple[Path, Sequence[Path]] | None] = Queue()
+        self._thread = Thread(target=self._work, name="mirror", daemon=True)  # a copy that hangs keeps no process alive
+        self._is_left = False
         try:
             self._store: fsspec.AbstractFileSystem
             self._store, root = url_to_fs(url)
@@ -41,9 +42,11 @@ class Mirror:
         self._root = root.rstrip("/")
 
     def push(self, checkpoint: Path, *, beside: Sequence[Path]) -> None:
-        """Begin to copy a checkpoint and the files beside it, and to drop copies that the run folder no longer has."""
-        self._newest = self._thread.submit(self._push, checkpoint, beside)
-        self._newest.add_done_callback(self._report)
+        """Begin to copy a checkpoint and what there is of the files beside it, and to drop copies that the run folder
+        no longer has."""
+        if self._thread.ident is None:
+            self._thread.start()
+        self._waiting.put((checkpoint, beside))
 
     def config(self) -> str | None:
         """The `config.yaml` of the run whose copies these are."""
@@ -101,19 +104,26 @@ class Mirror:
         raise CheckpointError(f"no checkpoint at {self._url} is whole; the newest: {reasons[0]}")
 
     def close(self) -> None:
-        """Wait for the copy in progress, for at most `CLOSE_S`."""
-        if self._newest:
+        """Wait for the copies that were begun, for at most `CLOSE_S`."""
+        self._waiting.put(None)
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_S)
+        self._is_left = self._thread.is_alive()
+        if self._is_left:
+            log.warning("the copy to %s is not finished and is left", self._url)
+
+    def _work(self) -> None:
+        while (copy := self._waiting.get()) and not self._is_left:
             try:
-                self._newest.exception(timeout=CLOSE_S)
-            except TimeoutError:
-                log.warning("the copy to %s is not finished and is left", self._url)
-        self._thread.shutdown(wait=False, cancel_futures=True)
+                self._push(*copy)
+            except Exception as error:  # noqa: BLE001  each store has exceptions of its own
+                log.warning("a checkpoint could not be copied to %s: %s", self._url, error)
 
     def _push(self, checkpoint: Path, beside: Sequence[Path]) -> None:
         folder = f"{self._root}/checkpoints/{checkpoint.name}"
         self._store.makedirs(folder, exist_ok=True)
         files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path != checkpoint / MANIFEST]
-        for path in beside:
+        for path in filter(Path.exists, beside):
             self._store.put_file(str(path), f"{self._root}/{path.name}")
         for path in (*files, checkpoint / MANIFEST):
             copy = f"{folder}/{path.relative_to(checkpoint).as_posix()}"
@@ -135,10 +145,6 @@ class Mirror:
     def _unreadable(self, error: Exception) -> RunFolderError:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         return RunFolderError(f"checkpoint.url {self._url} cannot be read: {reason}")
-
-    def _report(self, copy: "Future[Any]") -> None:
-        if not copy.cancelled() and (error := copy.exception()):
-            log.warning("a checkpoint could not be copied to %s: %s", self._url, error)
 
 
 def _age(name: str) -> tuple[int, str]:

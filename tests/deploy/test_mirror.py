@@ -1,6 +1,8 @@
 """Checkpoints on another store: copied whole, taken by an empty folder, and no run ends because a copy fails."""
 
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,6 +105,42 @@ def test_a_store_that_takes_nothing_ends_no_run(config, tmp_path, caplog):
     assert run.save(state(1)).is_dir()
     run.close()
     assert "a checkpoint could not be copied to file://" in caplog.text
+
+
+HANGING = """
+import sys, time
+from pathlib import Path
+import fsspec
+from fsspec.implementations.memory import MemoryFileSystem
+from deploy import mirror
+
+class Hanging(MemoryFileSystem):
+    protocol = "hanging"
+    def put_file(self, *args, **more):
+        time.sleep(3600)
+
+fsspec.register_implementation("hanging", Hanging)
+mirror.CLOSE_S = 0.2
+copies = mirror.Mirror("hanging://run")
+for _ in range(2):
+    copies.push(Path(sys.argv[1]), beside=[])
+copies.close()
+"""
+
+
+def test_a_copy_that_hangs_is_left_and_the_process_ends(tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+    command = [sys.executable, "-c", HANGING, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "the copy to hanging://run is not finished and is left" in ended.stderr
+
+
+def test_a_checkpoint_from_before_the_first_metrics_is_copied(config, tmp_path, caplog):
+    run = open_run_folder(tmp_path / "first", config)
+    run.save(state(0))
+    run.close()
+    assert (tmp_path / "store/run/checkpoints/step_000000/manifest.json").is_file()
+    assert "could not be copied" not in caplog.text
 
 
 def test_a_store_that_cannot_be_asked_keeps_an_empty_folder_from_starting_over(config, tmp_path):
