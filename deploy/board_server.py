@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from urllib.parse import quote
 
 from deploy.child import Child
 from protocol.errors import BoardError
@@ -29,7 +30,7 @@ class BoardServer:
             path = self._own / SOCKET
         self._socket = path
         self._child: Child | None = None
-        self.url = f"unix://{path}"
+        self.url = f"unix://{quote(str(path))}"
 
     def start(self) -> None:
         """Start it and say where it is.
@@ -47,12 +48,15 @@ class BoardServer:
         """Whether the server is there."""
         return self._child is not None and self._child.is_running()
 
-    def stop(self) -> None:
-        """End it and leave nothing behind."""
-        if self._child:
+    def stop(self, *, is_taken_over: bool = False) -> None:
+        """End it and leave nothing behind, but what another process that has taken the run over put in its place."""
+        if self._child and is_taken_over:
+            self._child.kill()  # asked to end, the server would remove the other's socket
+        elif self._child:
             self._child.stop()
-        self._url_file.unlink(missing_ok=True)
-        self._socket.unlink(missing_ok=True)
+        if not is_taken_over:
+            self._url_file.unlink(missing_ok=True)
+            self._socket.unlink(missing_ok=True)
         shutil.rmtree(self._own, ignore_errors=True)
 
     def _arguments(self) -> list[str]:

@@ -3,7 +3,8 @@
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 WATCHER = """
 exec 3<&0
@@ -21,7 +22,10 @@ STOP_S = 5.0
 class Child:
     """A running program in a session of its own, so that Ctrl-C reaches it only through us."""
 
-    def __init__(self, command: Sequence[str], *, output: int | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], *, output: int | None = None, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """`variables` are added to the environment."""
         quiet = subprocess.DEVNULL if output is None else output
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", WATCHER, "watcher", *command],
@@ -29,6 +33,7 @@ class Child:
             stdout=quiet,
             stderr=quiet,
             start_new_session=True,
+            env=os.environ | (variables or {}),
         )
 
     def is_running(self) -> bool:
@@ -42,5 +47,10 @@ class Child:
         try:
             self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it at once: it cannot tidy up."""
+        with suppress(ProcessLookupError):  # it has ended already
             os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._process.wait()

@@ -6,6 +6,7 @@ What a client asks for is looked up in what was found in the folder; no word of 
 import asyncio
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -138,7 +139,8 @@ class FolderSource:
             await run.board.close()
             run.board = None
         if url and run.board is None:
-            run.board = Board(url)
+            with suppress(ConfigError):  # a damaged address is no board
+                run.board = Board(url)
         if run.board:
             try:
                 await run.board.ping()

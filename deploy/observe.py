@@ -134,8 +134,9 @@ class Observed:
     def open_page(self) -> str | None:
         """Serve the run's page on loopback until the run ends; its address, or None when that cannot be."""
         with _harmless("the page is not served"):
-            self._page = PageServer(self._run.path)
-            return self._page.address
+            is_shared = self._publisher is not None and self._server is None
+            self._page = PageServer(self._run.path, board=board_address(self._config.status) if is_shared else None)
+            return f"{self._page.address}#run={self.reporter.run}" if is_shared else self._page.address
         return None
 
     def _open_board(self) -> None:
@@ -244,10 +245,11 @@ class Observed:
 
     def _close(self) -> None:
         self._trackers.close()
+        is_taken_over = not self._run.is_writer()
         if self._page:
-            self._page.stop()
+            self._page.stop(is_taken_over=is_taken_over)
         if self._server:
-            self._server.stop()
+            self._server.stop(is_taken_over=is_taken_over)
 
 
 class ObservedJournal:

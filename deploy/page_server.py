@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from deploy.child import Child
+from protocol.config_status import BOARD_VARIABLE
 from protocol.sink import StatusSink
 
 TOKEN_FILE = "control.token"
@@ -26,17 +27,26 @@ class PageServer:
     page.stop()
     """
 
-    def __init__(self, run: Path) -> None:
-        """Raises OSError when the token cannot be written or the process not be started."""
+    def __init__(self, run: Path, *, board: str | None = None) -> None:
+        """
+        Args:
+            run: the run folder, whose page is served and which takes the token.
+            board: address of a shared board, which is served instead.
+
+        Raises:
+            OSError: the token cannot be written or the process not be started.
+        """
         self._token = run / TOKEN_FILE
         descriptor = os.open(self._token, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(secrets.token_urlsafe(24))
         port = _free_port()
         self.address = f"http://127.0.0.1:{port}/"
-        words = ["serve", str(run), "--port", str(port), "--token-file", str(self._token)]
+        where = [] if board else [str(run)]
+        words = ["serve", *where, "--port", str(port), "--token-file", str(self._token)]
         self._command = [sys.executable, "-m", "deploy", *words]
-        self._child = Child(self._command)
+        self._variables = {BOARD_VARIABLE: board} if board else {}  # an address may hold a password: no argument
+        self._child = self._start()
         self._looked = time.monotonic()
 
     def look_after(self, sink: StatusSink) -> None:
@@ -50,12 +60,16 @@ class PageServer:
             return
         message = f"the server of the page at {self.address} has ended and is started again"
         sink.condition("PageServed", holds=False, reason="Ended", message=message)
-        self._child = Child(self._command)
+        self._child = self._start()
 
-    def stop(self) -> None:
-        """End it; its token is of no more use."""
+    def stop(self, *, is_taken_over: bool = False) -> None:
+        """End it; its token is of no more use, unless another process has taken the run over and written its own."""
         self._child.stop()
-        self._token.unlink(missing_ok=True)
+        if not is_taken_over:
+            self._token.unlink(missing_ok=True)
+
+    def _start(self) -> Child:
+        return Child(self._command, variables=self._variables)
 
 
 def _free_port() -> int:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from deploy.board import COMMANDS_KEPT, LINES_KEPT, Board, Update, without_password
-from deploy.board_server import URL_FILE, BoardServer
+from deploy.board_server import SOCKET, URL_FILE, BoardServer
 from deploy.publisher import Buffers, Publisher
 from protocol.commands import Command, new_command
 from protocol.errors import BoardError, ConfigError
@@ -269,6 +269,35 @@ def test_the_embedded_server_of_a_deep_folder_finds_another_place_for_its_socket
     asyncio.run(answering(Board(server.url)))
     server.stop()
     assert list(deep.iterdir()) == []
+
+
+def test_the_embedded_server_of_a_path_with_signs_of_an_address_is_found(tmp_path):
+    folder = tmp_path / "a#b?c%41 d"
+    folder.mkdir()
+    server = BoardServer(folder)
+    server.start()
+    asyncio.run(answering(Board((folder / URL_FILE).read_text())))
+    server.stop()
+    assert list(folder.iterdir()) == []
+
+
+def test_an_embedded_server_that_was_taken_over_leaves_its_successor_alone(tmp_path):
+    first, second = BoardServer(tmp_path), BoardServer(tmp_path)
+    first.start()
+    asyncio.run(answering(Board(first.url)))
+    made = (tmp_path / SOCKET).stat().st_mtime_ns
+    second.start()
+
+    async def replaced() -> bool:
+        return (tmp_path / SOCKET).exists() and (tmp_path / SOCKET).stat().st_mtime_ns != made
+
+    asyncio.run(until(replaced))
+    asyncio.run(answering(Board(second.url)))
+    first.stop(is_taken_over=True)
+    assert not first.is_running()
+    asyncio.run(answering(Board((tmp_path / URL_FILE).read_text())))
+    second.stop()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_embedded_server_ends_with_the_process_that_started_it(tmp_path):

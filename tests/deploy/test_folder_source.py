@@ -72,9 +72,10 @@ def test_damaged_files_hide_no_other_run(make, tmp_path):
     (folder / METRICS).write_bytes(b'{"iteration": 1, "reward/mean": 0.25}\n\xff\x00 no json\n[1]\n{"iteration": 2')
     (folder / "samples" / "strips_000001.json").write_text("{")
     (folder / "board.url").write_bytes(b"\xff\xfe")
+    (make("no-address") / "board.url").write_text("http://nowhere")
     make("whole")
     source = FolderSource(tmp_path / "runs")
-    assert {status.run for status in asyncio.run(source.runs())} == {"damaged", "whole"}
+    assert {status.run for status in asyncio.run(source.runs())} == {"damaged", "no-address", "whole"}
     assert read(source, "damaged").iteration == 1
     assert asyncio.run(source.sample("damaged", 1)) is None
 

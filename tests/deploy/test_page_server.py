@@ -1,5 +1,6 @@
 """The page's server: a token of its own, started again when it is killed, gone with the run."""
 
+import asyncio
 import time
 import urllib.error
 import urllib.request
@@ -9,7 +10,13 @@ import psutil
 import pytest
 
 from deploy import page_server
+from deploy.board_server import BoardServer
+from deploy.local import LocalFleet
+from deploy.observe import Observed
 from deploy.page_server import TOKEN_FILE, PageServer
+from deploy.progress import Progress
+from deploy.run import RunJournal
+from deploy.run_folder import open_run_folder
 
 
 class Said:
@@ -56,6 +63,38 @@ def test_a_page_s_server_that_is_killed_is_started_again_at_the_same_address(tmp
         ("PageServed", False, "Ended"),
         ("PageServed", True, "Serving"),
     ]
-    page.stop()
+    page.stop(is_taken_over=True)
     assert not serves(page.address)
+    assert (tmp_path / TOKEN_FILE).exists()
+    page.stop()
     assert not (tmp_path / TOKEN_FILE).exists()
+
+
+@pytest.mark.timeout(200)
+def test_the_page_of_a_run_on_a_shared_board_is_the_board_s(tiny_config, tmp_path: Path, monkeypatch):
+    shared = BoardServer(tmp_path)
+    shared.start()
+    monkeypatch.setenv("FLOWCREDIT_BOARD", shared.url)
+    config = tiny_config(status={"heartbeat_s": 0.05})
+    run, stop = open_run_folder(tmp_path / "mine", config), asyncio.Event()
+
+    async def steered() -> str:
+        async with Observed(config, run, LocalFleet(config), RunJournal(run, Progress()), stop) as observed:
+            observed.begin(0)
+            address = observed.open_page()
+            assert address is not None
+            await asyncio.to_thread(until_served, address)
+            token = (run.path / TOKEN_FILE).read_text()
+            request = urllib.request.Request(
+                f"{address.partition('#')[0]}runs/mine/commands",
+                data=b'{"command": "stop"}',
+                headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+            )
+            with await asyncio.to_thread(urllib.request.urlopen, request, timeout=10) as answer:
+                assert answer.status == 202
+            await stop.wait()
+            return address
+
+    assert asyncio.run(asyncio.wait_for(steered(), 100)).endswith("/#run=mine")
+    run.close()
+    shared.stop()
