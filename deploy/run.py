@@ -107,7 +107,7 @@ def run_training(
         )
     except InputError as error:
         log.error("the run ends: %s", error)
-        run.discard_if_unused()
+        run.discard_if_unused(is_forked=weights is not None)
         raise
     except Exception:
         log.exception("the run failed")

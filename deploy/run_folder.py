@@ -17,6 +17,7 @@ import json
 import logging
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import takewhile
@@ -32,7 +33,7 @@ from deploy.lease import Lease
 from deploy.mirror import Mirror
 from deploy.same_config import CONFIG, require_equal, require_same
 from deploy.whole_lines import append_whole
-from learner.checkpoint import newest_checkpoint, read_facts, write_checkpoint
+from learner.checkpoint import LATEST, newest_checkpoint, read_facts, write_checkpoint
 from protocol.config import RunConfig
 from protocol.errors import LeaseLostError, RunFolderError
 from protocol.messages import LearnerState
@@ -118,15 +119,16 @@ class RunFolder:
             return False
         return True
 
-    def discard_if_unused(self) -> None:
+    def discard_if_unused(self, *, is_forked: bool = False) -> None:
         """Remove a folder in which nothing was drawn or learned, so that a mended config can take its name."""
-        if not self.is_writer() or self.lines() or any(self.checkpoints.iterdir()) or any(self.samples.iterdir()):
+        learned = {path.name for path in self.checkpoints.iterdir()} - ({"step_000000", LATEST} if is_forked else set())
+        if not self.is_writer() or self.lines() or learned or any(self.samples.iterdir()):
             return
         with suppress(OSError):
             for name in (CONFIG, INPUTS, METRICS, EVENTS, LOG, STATUS):
                 (self.path / name).unlink(missing_ok=True)
             for folder in (self.checkpoints, self.samples):
-                folder.rmdir()
+                shutil.rmtree(folder)
             if self._lease:
                 self._lease.discard()
                 self._lease = None

@@ -5,6 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -12,6 +13,7 @@ from deploy.cli import main
 from deploy.run_folder import open_run_folder
 from flow.folder import completed
 from protocol.config_file import parse_config
+from protocol.messages import LearnerState, PolicyWeights, digest_of
 
 
 def run_cli(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -131,6 +133,17 @@ def test_a_mistake_that_only_the_model_shows_leaves_no_folder_either(
 ):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert line in complaint(preset, tmp_path, monkeypatch, capsys, override)
+
+
+def test_a_fork_with_a_mistake_that_only_an_actor_finds_leaves_no_folder(preset, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    arrays = {"transformer.q.lora_A.weight": np.zeros((2, 4), np.float32)}
+    weights = PolicyWeights(version=1, arrays=arrays, digest=digest_of(arrays))
+    old = open_run_folder(tmp_path / "old", completed(parse_config(preset)))
+    old.save(LearnerState(step=1, weights=weights, optimizer={}))
+    old.close()
+    words = ("--fork", str(tmp_path / "old"), "cluster.rollout.gpus=1")
+    assert "gpus must be 0 where torch finds no GPU" in complaint(preset, tmp_path, monkeypatch, capsys, *words)
 
 
 def test_a_damaged_model_leaves_no_folder(preset, tiny_sd3, tmp_path, monkeypatch, capsys):

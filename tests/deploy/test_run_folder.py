@@ -73,6 +73,12 @@ def test_a_folder_in_which_nothing_was_drawn_is_discarded_and_another_is_kept(tm
     run.discard_if_unused()
     run.close()
     assert len(run.lines()) == 1
+    run = open_run_folder(tmp_path / "learned", tiny_config())
+    for step in (0, 1):
+        run.save(state(step))
+        run.discard_if_unused(is_forked=step == 1)
+        assert run.newest() is not None
+    run.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"- 1\n", b"seed: \xff", b"a: [", b"old_key: 3\n"])
