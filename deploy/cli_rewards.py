@@ -2,6 +2,7 @@
 
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,7 +62,8 @@ def serve_rewards(
     where = f"http://{host}:{listening.getsockname()[1]}"
     typer.echo(f"serving {', '.join(built)} on {where}" + ("" if token else ", open to all who reach it"))
     app = make_app(built, max_waiting=max_waiting, token=token)
-    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])
 
 
 def wanted_scorers(

@@ -31,7 +31,7 @@ class Item(Message):
     """One picture to score."""
 
     image: bytes
-    """A PNG, or another picture file."""
+    """A PNG, JPEG or WebP file."""
     prompt: str
     metadata: dict[str, Any] = Field(default_factory=dict)
 
