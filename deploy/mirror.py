@@ -42,8 +42,7 @@ class Mirror:
         self._root = root.rstrip("/")
 
     def push(self, checkpoint: Path, *, beside: Sequence[Path]) -> None:
-        """Begin to copy a checkpoint and what there is of the files beside it, and to drop copies that the run folder
-        no longer has."""
+        """Begin to copy a checkpoint and the files beside it, and to drop copies that the run folder no longer has."""
         if self._thread.ident is None:
             self._thread.start()
         self._waiting.put((checkpoint, beside))
@@ -123,7 +122,7 @@ class Mirror:
         folder = f"{self._root}/checkpoints/{checkpoint.name}"
         self._store.makedirs(folder, exist_ok=True)
         files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path != checkpoint / MANIFEST]
-        for path in filter(Path.exists, beside):
+        for path in beside:
             self._store.put_file(str(path), f"{self._root}/{path.name}")
         for path in (*files, checkpoint / MANIFEST):
             copy = f"{folder}/{path.relative_to(checkpoint).as_posix()}"
