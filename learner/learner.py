@@ -180,14 +180,14 @@ class Learner:
         for slots in self._optimizer.state.values():
             for slot in ("exp_avg", "exp_avg_sq"):
                 slots[slot] = slots[slot].to(self._device)
-        scale = {slot: state.optimizer.get(f"{SCALER}/{slot}") for slot in self._scaler.state_dict()}
-        if scale and all(value is not None for value in scale.values()):
-            now = self._scaler.state_dict()
-            self._scaler.load_state_dict({slot: type(now[slot])(scale[slot].item()) for slot in now})
+        now = self._scaler.state_dict()
+        held = {slot: state.optimizer[f"{SCALER}/{slot}"] for slot in now if f"{SCALER}/{slot}" in state.optimizer}
+        if now and len(held) == len(now):
+            self._scaler.load_state_dict({slot: type(now[slot])(value.item()) for slot, value in held.items()})
         if self._average:
             self._average.load(state.average or state.weights)
-        held = [math.nan if value is None else value for value in state.baseline]
-        self._baseline = torch.tensor(held, dtype=torch.float64) if held else None
+        baseline = [math.nan if value is None else value for value in state.baseline]
+        self._baseline = torch.tensor(baseline, dtype=torch.float64) if baseline else None
         self.step = state.step
 
     def _probe(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
