@@ -160,8 +160,8 @@ def rates(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, Any
     for name in THREE_SEEDS:
         lanes = {None: name} | {rate: LOOKS[name, rate] for rate in RATES}
         found = {rate: first[lane] for rate, lane in lanes.items() if lane in first}
-        if len(found) == len(lanes):
-            place = max(set.intersection(*(set(cell["iterations"]) for cell in found.values())))
+        shared = set.intersection(*(set(cell["iterations"]) for cell in found.values())) if found else {0}
+        if len(found) == len(lanes) and (place := max(shared)):
             scores = {"preset" if rate is None else str(rate): _at(cell, place) for rate, cell in found.items()}
             rows.append({"method": name, "at_iteration": place} | scores)
     return rows
