@@ -39,6 +39,9 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Variants of each figure, first what the others are compared with; those without a cell are left out."""
 
+GAINS = ("stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo", "tp_grpo_plain", "stepwise_calibrated")
+"""Methods whose step rewards are gains; those of uniform credit are the final reward at every step."""
+
 
 def write_plots(cells: Cells, out: Path) -> list[Path]:
     """`<out>_<figure>.png` with the curves, and `<out>_gains.png` with the mean absolute gain of each step."""
@@ -47,15 +50,15 @@ def write_plots(cells: Cells, out: Path) -> list[Path]:
     for name, variants in FIGURES.items():
         if any(cell["variant"] in variants[1:] for cell in cells):
             paths.append(_curves(cells, rewards, variants, out.with_name(f"{out.stem}_{name}.png")))
-    if any(cell["gains"] for cell in cells):
-        paths.append(_gains(cells, rewards, out.with_name(f"{out.stem}_gains.png")))
+    if any(cell["variant"] in GAINS and len(cell["gains"]) > 1 for cell in cells):
+        paths.append(_gains(cells, out.with_name(f"{out.stem}_gains.png")))
     return paths
 
 
 def _curves(cells: Cells, rewards: Sequence[str], variants: Sequence[str], path: Path) -> Path:
     """A row for each reward with lanes: held-out score over iterations and over seconds, bands from seed to seed."""
     rewards = [name for name in rewards if any(c["reward"] == name and c["variant"] in variants[1:] for c in cells)]
-    figure = Figure(figsize=(11, 3.6 * len(rewards)), layout="constrained")
+    figure = Figure(figsize=(13, 3.6 * len(rewards)), layout="constrained")
     axes = figure.subplots(len(rewards), 2, squeeze=False)
     for row, reward in zip(axes, rewards, strict=True):
         for place, variant in enumerate(variants):
@@ -66,7 +69,7 @@ def _curves(cells: Cells, rewards: Sequence[str], variants: Sequence[str], path:
                 _band(row[1], lanes, "seconds", label=variant, style=style)
         row[0].set(xlabel="iteration", ylabel=f"held-out score ({reward})")
         row[1].set(xlabel="training seconds")
-        row[0].legend(fontsize=7)
+        row[1].legend(*row[0].get_legend_handles_labels(), fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     return _save(figure, path)
 
 
@@ -79,19 +82,21 @@ def _band(axes: Axes, lanes: Cells, what: str, *, label: str, style: Mapping[str
         axes.fill_between(grid, curves.min(0), curves.max(0), color=style["color"], alpha=0.15, linewidth=0)
 
 
-def _gains(cells: Cells, rewards: Sequence[str], path: Path) -> Path:
+def _gains(cells: Cells, path: Path) -> Path:
+    """A panel for each reward with such lanes: mean absolute step reward of the methods that score points."""
+    shown = [cell for cell in cells if cell["variant"] in GAINS and len(cell["gains"]) > 1]
+    rewards = list(dict.fromkeys(cell["reward"] for cell in shown))
     figure = Figure(figsize=(5.5 * len(rewards), 3.6), layout="constrained")
     for axes, reward in zip(figure.subplots(1, len(rewards), squeeze=False).flat, rewards, strict=True):
-        for variant in dict.fromkeys(cell["variant"] for cell in cells):
-            lanes = [c for c in cells if (c["variant"], c["reward"]) == (variant, reward) and len(c["gains"]) > 1]
-            if lanes and variant in FIGURES["methods"] and variant not in ("flow_grpo", "step_weights", "dance_grpo"):
+        for variant in GAINS:
+            lanes = [cell for cell in shown if (cell["variant"], cell["reward"]) == (variant, reward)]
+            if lanes:
                 steps = sorted({int(step) for lane in lanes for step in lane["gains"]})
                 values = [np.mean([lane["gains"][str(k)] for lane in lanes if str(k) in lane["gains"]]) for k in steps]
                 axes.plot(steps, values, "o-", label=variant)
         axes.set(xlabel="step k", ylabel="mean absolute step reward", title=reward)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if axes.lines:
-            axes.legend(fontsize=7)
+        axes.legend(fontsize=7)
     return _save(figure, path)
 
 

@@ -16,7 +16,8 @@ from benchmarks.scorers import Redness
 def written(folder: Path, seconds: list[float], scores: dict[int, float]) -> None:
     folder.mkdir(parents=True)
     lines: list[dict[str, Any]] = [
-        {"iteration": place, "seconds/iteration": spent, "gain/step_0_abs_mean": 0.1 * place, "reward/mean": 0.5}
+        {"iteration": place, "seconds/iteration": spent, "reward/mean": 0.5}
+        | {f"gain/step_{k}_abs_mean": 0.1 * place for k in (0, 1)}
         for place, spent in enumerate(seconds, start=1)
     ]
     lines += [{"iteration": place, "evaluation/score": score} for place, score in scores.items()]
