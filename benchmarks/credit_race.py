@@ -120,7 +120,7 @@ def read_cell(cell: Cell, runs: Path) -> dict[str, Any] | None:
 def summarise(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, Any]]:
     """One row for each variant: scores at equal budgets, and what it takes to reach the score that Flow-GRPO ends with.
 
-    The budgets are the most iterations that every variant has, and the training seconds of Flow-GRPO's whole runs. The
+    The budgets are the most iterations that every method has, and the training seconds of Flow-GRPO's whole runs. The
     mean curve of the seeds is taken as straight between evaluations. Shares are of Flow-GRPO's whole budget.
     """
     own = [cell for cell in cells if cell["reward"] == reward and cell["variant"] not in LOOKS.values()]
@@ -131,7 +131,7 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str,
     goal = whole["scores"][-1]
     by_variant = {cell["variant"]: [lane for lane in own if lane["variant"] == cell["variant"]] for cell in own}
     curves = {variant: _mean_curve(lanes) for variant, lanes in by_variant.items()}
-    shared = min(mean["iterations"][-1] for mean in curves.values())
+    shared = min(mean["iterations"][-1] for variant, mean in curves.items() if not VARIANTS[variant].keys)
     rows = []
     for variant, mean in curves.items():
         iterations, seconds = (_arrival(mean[clock], mean["scores"], goal) for clock in ("iterations", "seconds"))
