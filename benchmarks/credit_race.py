@@ -120,8 +120,9 @@ def read_cell(cell: Cell, runs: Path) -> dict[str, Any] | None:
 def summarise(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, Any]]:
     """One row for each variant: scores at equal budgets, and what it takes to reach the score that Flow-GRPO ends with.
 
-    The budgets are the most iterations that every method has, and the training seconds of Flow-GRPO's whole runs. The
-    mean curve of the seeds is taken as straight between evaluations. Shares are of Flow-GRPO's whole budget.
+    The budgets are the most iterations and the most training seconds that every method has, and the seconds of
+    Flow-GRPO's whole runs. The mean curve of the seeds is taken as straight between evaluations. Shares are of
+    Flow-GRPO's whole budget.
     """
     own = [cell for cell in cells if cell["reward"] == reward and cell["variant"] not in LOOKS.values()]
     basis = [cell for cell in own if cell["variant"] == "flow_grpo"]
@@ -131,7 +132,8 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str,
     goal = whole["scores"][-1]
     by_variant = {cell["variant"]: [lane for lane in own if lane["variant"] == cell["variant"]] for cell in own}
     curves = {variant: _mean_curve(lanes) for variant, lanes in by_variant.items()}
-    shared = min(mean["iterations"][-1] for variant, mean in curves.items() if not VARIANTS[variant].keys)
+    methods = [mean for variant, mean in curves.items() if not VARIANTS[variant].keys]
+    shared, shared_s = (min(mean[clock][-1] for mean in methods) for clock in ("iterations", "seconds"))
     rows = []
     for variant, mean in curves.items():
         iterations, seconds = (_arrival(mean[clock], mean["scores"], goal) for clock in ("iterations", "seconds"))
@@ -142,6 +144,7 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str,
                 "end": mean["scores"][-1],
                 "end_iteration": mean["iterations"][-1],
                 f"at_iteration_{shared}": _score_at(mean, "iterations", shared),
+                f"at_{shared_s:.0f}_s": _score_at(mean, "seconds", shared_s),
                 f"at_{whole['seconds'][-1]:.0f}_s": _score_at(mean, "seconds", whole["seconds"][-1]),
                 "seconds_an_iteration": mean["seconds"][-1] / max(1, mean["iterations"][-1]),
                 "goal_iterations": iterations,

@@ -75,6 +75,20 @@ def test_arrival_is_where_the_mean_curve_crosses_flow_grpo_s_end_score(tmp_path:
     assert {path.name for path in paths} >= {"race_methods.png", "race_gains.png"}
 
 
+def test_equal_seconds_are_those_that_every_method_has(tmp_path: Path) -> None:
+    written(tmp_path / Cell("flow_grpo", 0, "geneval").folder, [2.0] * 4, {0: 0.4, 2: 0.5, 4: 0.7})
+    written(tmp_path / Cell("dance_grpo", 0, "geneval").folder, [1.0] * 4, {0: 0.4, 4: 0.6})
+    written(tmp_path / Cell("flow sde, T'=1", 0, "geneval").folder, [1.0] * 2, {0: 0.4, 2: 0.5})
+    names = ("flow_grpo", "dance_grpo", "flow sde, T'=1")
+    cells = [cell for name in names if (cell := read_cell(Cell(name, 0, "geneval"), tmp_path))]
+    rows = summarise(cells, "geneval")
+    assert [row["at_4_s"] for row in rows] == [pytest.approx(0.5), pytest.approx(0.6), None]
+    assert [row["at_8_s"] for row in rows] == [pytest.approx(0.7), None, None]
+    assert [row["at_iteration_4"] for row in rows] == [pytest.approx(0.7), pytest.approx(0.6), None], (
+        "an ablation is shorter"
+    )
+
+
 def test_learning_rates_are_compared_at_the_last_iteration_that_all_three_have(tmp_path: Path) -> None:
     curves = {"dense_grpo": {2: 0.5, 4: 0.6}, "dense_grpo, lr=0.001": {2: 0.4}, "dense_grpo, lr=0.004": {2: 0.7}}
     curves |= {"flow_grpo": {2: 0.1, 4: 0.2}, "flow_grpo, lr=0.001": {2: 0.1}}
