@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from pydantic import ValidationError
 
+from protocol.config_file import parse_reward, read_value
 from protocol.config_reward import RewardConfig
 from protocol.errors import ConfigError
 
@@ -80,17 +80,14 @@ def wanted_scorers(
         name, _, path = entry.partition("=")
         if config and not path and name not in section:
             raise ConfigError(f"{config} has no reward {name!r}, only {sorted(section)}")
-        held = _reward(section[name], f"{config}: rewards.{name}") if name in section else RewardConfig(scorer=name)
+        held = parse_reward(name, section[name]) if name in section else RewardConfig(scorer=name)
         wanted[name] = (path or held.scorer, dict(held.args))
     for entry in args:
         key, equals, text = entry.partition("=")
         name, _, argument = key.partition(".")
         if not equals or not argument or name not in wanted:
             raise ConfigError(f"--arg must read NAME.KEY=VALUE with NAME one of {sorted(wanted)}, got {entry!r}")
-        try:
-            wanted[name][1][argument] = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError, RecursionError):
-            raise ConfigError(f"the value of --arg {key} is not YAML, got {text!r}: quote it") from None
+        wanted[name][1][argument] = read_value(f"--arg {key}", text)
     return wanted
 
 
@@ -110,13 +107,3 @@ def _rewards_section(path: Path) -> dict[str, Any]:
     if not isinstance(section, dict):
         raise ConfigError(f"config file {path} must have a section `rewards`, got none")
     return section
-
-
-def _reward(tree: Any, where: str) -> RewardConfig:
-    try:
-        return RewardConfig.model_validate(tree)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join((where, *map(str, problem["loc"])))
-        rule = problem["msg"][0].lower() + problem["msg"][1:]
-        raise ConfigError(f"{key}: {rule}, got {problem['input']!r}") from None

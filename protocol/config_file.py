@@ -70,16 +70,29 @@ def parse_config(tree: dict[str, Any]) -> RunConfig:
         raise ConfigError(f"a number of the config is too large: {error}") from None
 
 
-def _apply(tree: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"an override must read key=value, got {override!r}")
+def parse_reward(name: str, tree: Any) -> RewardConfig:
+    """Validate the section of one reward; the first broken rule becomes one line (`ConfigError`)."""
+    try:
+        return RewardConfig.model_validate(tree)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise ConfigError(_explain({**problem, "loc": ("rewards", name, *problem["loc"])})) from None
+
+
+def read_value(key: str, text: str) -> Any:
+    """The YAML value of a `key=text` on a command line (`ConfigError` when it is none)."""
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"the value of {key} is not YAML, got {text!r}: quote it") from None
-    if isinstance(value, str):
-        value = _number(value)
+    return _number(value) if isinstance(value, str) else value
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"an override must read key=value, got {override!r}")
+    value = read_value(key, text)
     *parents, last = key.split(".")
     node = tree
     for parent in parents:

@@ -201,6 +201,7 @@ def test_what_to_serve_is_read_from_names_arguments_and_a_config(tmp_path) -> No
     }
     path = tmp_path / "run.yaml"
     path.write_text("rewards: {pick: {scorer: pickscore, args: {model: m}}}")
+    assert wanted_scorers(["ocr"], ["ocr.low=1e-4"])["ocr"][1] == {"low": 1e-4}, "a number, as in the config"
     assert wanted_scorers(["pick"], ["pick.batch=4"], path) == {"pick": ("pickscore", {"model": "m", "batch": 4})}
     with pytest.raises(ConfigError, match="has no reward 'ocr'"):
         wanted_scorers(["ocr"], [], path)
@@ -216,7 +217,8 @@ def test_what_to_serve_is_read_from_names_arguments_and_a_config(tmp_path) -> No
         ("", r"rewards.pick: input should be a valid dictionary or instance of .*, got None"),
         ("{scorer: 5}", r"rewards.pick.scorer: input should be a valid string, got 5"),
         ("{scorer: a, args: [1]}", r"rewards.pick.args: input should be a valid dictionary, got \[1\]"),
-        ("{args: {}}", r"rewards.pick.scorer: field required"),
+        ("{args: {}}", r"rewards.pick.scorer must be given"),
+        ("{scorer: a, arg: {}}", "unknown key .rewards.pick.arg.: did you mean .args.?"),
     ],
 )
 def test_a_broken_reward_of_a_config_is_one_line(section: str, message: str, tmp_path) -> None:
