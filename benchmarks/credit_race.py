@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.race_plots import write_plots
-from benchmarks.race_variants import COMMON, LOOKS, RATES, REWARDS, THREE_SEEDS, VARIANTS
+from benchmarks.race_variants import COMMON, LOOKS, METHODS, RATES, REWARDS, THREE_SEEDS, VARIANTS
 from deploy.presets import find_preset
 from deploy.progress import Progress
 from deploy.run import run_training
@@ -157,10 +157,10 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str,
 
 
 def rates(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, Any]]:
-    """A row for each main method: its first seed's score with every rate at the last iteration that all have."""
+    """A row for each method: its first seed's score with every rate at the last iteration that all have."""
     first = {cell["variant"]: cell for cell in cells if cell["reward"] == reward and cell["seed"] == 0}
     rows = []
-    for name in THREE_SEEDS:
+    for name in METHODS:
         lanes = {None: name} | {rate: LOOKS[name, rate] for rate in RATES}
         found = {rate: first[lane] for rate, lane in lanes.items() if lane in first}
         shared = set.intersection(*(set(cell["iterations"]) for cell in found.values())) if found else {0}

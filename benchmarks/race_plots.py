@@ -25,7 +25,10 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
         "flow_grpo", "flow sde, T'=1", "flow sde, T'=2", "stepwise_flow_sde", "flow sde, T'=8",
         "flow sde, own schedule", "flow sde, adams 3",
     ),
-    "kernels": ("flow_grpo", "stepwise", "stepwise_flow_sde", "cps gains", "tp_grpo", "tp_grpo, flow sde"),
+    "kernels": (
+        "flow_grpo", "stepwise", "stepwise_flow_sde", "cps gains", "tp_grpo", "tp_grpo, flow sde", "dance_grpo",
+        "dance_grpo, noise 0.7", "dance_grpo, all steps",
+    ),
     "cure": (
         "flow_grpo", "stepwise_calibrated", "stepwise_flow_sde", "flow_grpo, weights", "calibrated, plain gains",
         "calibrated, joint", "calibrated, noise weights", "calibrated, own noise", "calibrated, tweedie",
@@ -34,7 +37,8 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
     ),
     "traces": (
         "flow_grpo", "stepwise_flow_sde", "flow sde, lambda=0.5", "flow sde, lambda=0.9", "flow sde, lambda=1.0",
-        "flow sde, own noise", "flow_grpo, shared noise",
+        "flow sde, own noise", "flow sde, noise 0.4", "stepwise", "stepwise, first step excluded",
+        "flow_grpo, shared noise",
     ),
 }  # fmt: skip
 """Variants of each figure, first what the others are compared with; those without a cell are left out."""

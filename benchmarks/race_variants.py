@@ -23,11 +23,12 @@ REWARDS: Mapping[str, tuple[str, ...]] = {
     "redness": ("rewards={redness: {scorer: 'benchmarks.scorers:Redness'}}", "evaluation.component=reward"),
 }
 THREE_SEEDS = ("flow_grpo", "stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo", "stepwise_calibrated")
+METHODS = (*THREE_SEEDS, "flow_grpo_fast", "dance_grpo", "mix_grpo", "tp_grpo_plain", "temp_flow", "step_weights")
 
 PLAIN = ("credit.rule=gains", "credit.scale=prompt")
 RATES = (1e-3, 4e-3)
-"""Learning rates that every main method is tried with beside the preset's 2e-3: the same effort for each."""
-LOOKS: Mapping[tuple[str, float], str] = {(name, rate): f"{name}, lr={rate}" for name in THREE_SEEDS for rate in RATES}
+"""Learning rates that every method is tried with beside the preset's 2e-3: the same effort for each."""
+LOOKS: Mapping[tuple[str, float], str] = {(name, rate): f"{name}, lr={rate}" for name in METHODS for rate in RATES}
 """Lanes of these tries, which need no whole budget and stand in a table of their own."""
 FIRST_HALF = ("sampling.window={rule: random, size: 3, within: [0.0, 0.5]}",)
 """Flow-GRPO-Fast's window: with six steps, always the first three."""
@@ -43,12 +44,7 @@ class Variant:
 
 
 VARIANTS: Mapping[str, Variant] = {
-    **{
-        name: Variant(name)
-        for name in (
-            *THREE_SEEDS, "flow_grpo_fast", "dance_grpo", "mix_grpo", "tp_grpo_plain", "temp_flow", "step_weights",
-        )
-    },
+    **{name: Variant(name) for name in METHODS},
     # Stepwise-Flow-GRPO's figures 9 (normalisation) and 10 (substeps), on its SDE and on Flow-SDE.
     "stepwise, per step": Variant("stepwise", ("credit.normalise=per_step",)),
     "stepwise, centred": Variant("stepwise", ("credit.normalise=centred",)),
@@ -64,7 +60,12 @@ VARIANTS: Mapping[str, Variant] = {
     "flow sde, own schedule": Variant("stepwise_flow_sde", ("completion.rule=schedule",)),
     "flow sde, adams 3": Variant("stepwise_flow_sde", ("completion.substeps=3", "completion.solver=adams")),
     "flow sde, own noise": Variant("stepwise_flow_sde", ("sampling.shared_noise=false",)),
+    "flow sde, noise 0.4": Variant("stepwise_flow_sde", ("sampling.noise_level=0.4",)),
+    "stepwise, first step excluded": Variant("stepwise", ("sampling.first_step=exclude",)),
     "flow_grpo, shared noise": Variant("flow_grpo", ("sampling.shared_noise=true",)),
+    # What DanceGRPO's small noise and its random 60 % of the steps cost.
+    "dance_grpo, noise 0.7": Variant("dance_grpo", ("sampling.noise_level=0.7",)),
+    "dance_grpo, all steps": Variant("dance_grpo", ("learner.step_fraction=1.0",)),
     # The kernel of TP-GRPO's text; its release, and so the method, has CPS.
     "tp_grpo, flow sde": Variant("tp_grpo", ("sampling.kernel=flow_sde", "sampling.log_prob=gaussian")),
     "cps gains": Variant("stepwise", ("sampling.kernel=cps", "sampling.noise_level=0.5")),
