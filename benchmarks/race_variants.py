@@ -15,6 +15,11 @@ COMMON = (
 REWARDS: Mapping[str, tuple[str, ...]] = {
     # Verdicts are coarse: three times the pictures, for a standard error of 0.015.
     "geneval": ("evaluation.images_per_prompt=24",),
+    # Trains on the detector's confidence; held-out pictures are judged by the strict verdict, too.
+    "graded": (
+        "rewards={geneval: {scorer: 'benchmarks.scorers:GradedGenEval'}}",
+        "evaluation.images_per_prompt=24",
+    ),
     "pickscore": (
         "rewards={pickscore: {scorer: pickscore, args: {model: 'pkg://toyworld/clip', batch: 32}}}",
         "evaluation.component=pickscore",

@@ -1,10 +1,17 @@
-"""Scorers for benchmarks that need no detector, usable in any config by their import path."""
+"""Scorers for benchmarks, usable in any config by their import path."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from protocol.messages import Metadata, Prompt, Scores
+from rewards.geneval import GenEval
+from rewards.geneval_verdict import judge
+from toyworld.detector import ShapeDetector
+
+THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
+"""Overlaps with an ideal shape from which a blob counts as one; the detector's own is 0.8."""
 
 
 class Redness:
@@ -30,3 +37,25 @@ class Redness:
         channels = images.astype(np.float32).mean((1, 2)) / 255
         values = channels[:, 0] - (channels[:, 1] + channels[:, 2]) / 2
         return Scores(values=values, valid=np.ones(len(images), bool), reasons=("",) * len(images))
+
+
+class GradedGenEval(GenEval):
+    """GenEval's soft score in the toy world, averaged over how sure the detector must be: half a shape counts in part.
+
+    Components are GenEval's own.
+
+    rewards.geneval.scorer=benchmarks.scorers:GradedGenEval
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lenient = ShapeDetector(min_score=min(THRESHOLDS))
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """float32 [B] in [0, 1]."""
+        found = self._lenient.detect(images)
+        values = [
+            np.mean([judge([d for d in objects if d.score >= sure], line).soft for sure in THRESHOLDS])
+            for objects, line in zip(found, metadata, strict=True)
+        ]
+        return replace(super().score(images, prompts, metadata), values=np.array(values, np.float32))

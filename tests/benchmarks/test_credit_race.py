@@ -10,7 +10,10 @@ import pytest
 from benchmarks.credit_race import Cell, cell_config, planned, rates, reached, read_cell, summarise
 from benchmarks.race_plots import FIGURES, write_plots
 from benchmarks.race_variants import LOOKS, REWARDS, THREE_SEEDS, VARIANTS
-from benchmarks.scorers import Redness
+from benchmarks.scorers import GradedGenEval, Redness
+from tests.toyworld.test_detector import one_shape
+from toyworld.scenes import render
+from toyworld.vocabulary import GROUND
 
 
 def written(folder: Path, seconds: list[float], scores: dict[int, float]) -> None:
@@ -30,7 +33,7 @@ def test_every_variant_is_a_whole_config_on_the_toy_world() -> None:
         assert (config.group.per_iteration, config.iterations, config.evaluation.every) == (4, 60, 10)
         rate = next((rate for (_, rate), lane in LOOKS.items() if lane == cell.variant), 2e-3)
         assert (config.learner.learning_rate, config.learner.kl.weight) == (rate, 0.0), "the preset's but in its tries"
-        assert set(config.rewards) == {cell.reward}
+        assert set(config.rewards) == {"geneval" if cell.reward == "graded" else cell.reward}
 
 
 def test_the_main_five_get_three_seeds_and_every_reward() -> None:
@@ -108,3 +111,13 @@ def test_redness_is_red_minus_the_rest() -> None:
     scores = Redness().score(images, ["a"] * 3, [{}] * 3)
     assert scores.values.tolist() == [1.0, -1.0, 0.0]
     assert scores.valid.all()
+
+
+def test_graded_geneval_fades_with_the_shape_where_the_verdict_falls_at_once() -> None:
+    images = np.stack([render(one_shape("circle", "red", radius=6.0))] * 4)
+    for cut, image in enumerate(images):
+        image[:, 22 - 2 * cut :] = GROUND  # Overlaps 1.00, 0.87, 0.75, 0.65 with a circle.
+    line = {"tag": "single_object", "include": [{"class": "circle", "count": 1}], "prompt": "a circle"}
+    scores = GradedGenEval().score(images, ["a circle"] * 4, [line] * 4)
+    assert scores.values.tolist() == pytest.approx([1.0, 0.8, 0.6, 0.4])
+    assert scores.components["strict"].tolist() == [1, 1, 0, 0]
