@@ -3,12 +3,14 @@
     python -m benchmarks.completion_fidelity toy_geneval --prompts 12
 
 One group for each prompt is drawn with the base model; every point is completed in every way. Spearman's correlation is
-taken over the members at one point of one prompt and averaged over points and prompts; a point at which all scores are
-equal has no ranking and is left out. Two references: the remaining schedule, and the ODE in 64 second-order substeps.
+taken over the members at one point of one prompt and averaged over points and prompts; a point at which the reference's
+scores are all equal has no ranking and is left out, and a completion that ranks none where the reference does
+counts as 0. Two references: the remaining schedule, and the ODE in 64 second-order substeps.
 `forwards` is the number of velocity evaluations of one point beyond the one that the main pass made, averaged over
 points.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -102,25 +104,28 @@ def summarise(points: Sequence[Point]) -> list[dict[str, Any]]:
 
 
 def _mean_correlation(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float | None:
-    ranked = [(a, b) for a, b in pairs if np.ptp(a) > 0 and np.ptp(b) > 0]
-    return float(np.mean([cast(Any, spearmanr(a, b)).statistic for a, b in ranked])) if ranked else None
+    """Of pairs (a way's scores, the reference's)."""
+    ranked = [(own, wanted) for own, wanted in pairs if np.ptp(wanted) > 0]
+    each = [cast(Any, spearmanr(own, wanted)).statistic if np.ptp(own) > 0 else 0.0 for own, wanted in ranked]
+    return float(np.mean(each)) if ranked else None
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Correlation against forwards, one panel for each scorer, against the fine ODE."""
+    """Correlation against forwards: a row for each reference, a panel for each scorer."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    names = [key for key in rows[0] if key.endswith("against fine")]
+    names = [[key for key in rows[0] if key.endswith(f"against {reference}")] for reference in REFERENCES]
     series: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if row["way"] != "fine":
             series.setdefault(re.sub(r" \d+", "", row["way"]), []).append(row)
     markers = {"e": "o", "a": "s", "h": "^", "t": "D", "r": "*"}
-    figure = Figure(figsize=(5 * len(names), 3.6), layout="constrained")
-    for axes, name in zip(figure.subplots(1, len(names), squeeze=False).flat, names, strict=True):
+    figure = Figure(figsize=(5 * len(names[0]), 3.6 * len(names)), layout="constrained")
+    panels = figure.subplots(len(names), len(names[0]), squeeze=False).flat
+    for axes, name in zip(panels, itertools.chain(*names), strict=True):
         for label, held in series.items():
-            known = [row for row in held if row[name] is not None]
+            known = [row for row in held if row[name] is not None and not name.endswith(f"against {row['way']}")]
             places, values = [row["forwards"] for row in known], [row[name] for row in known]
             axes.plot(places, values, marker=markers[label[0]], label=label, alpha=0.8)
         axes.set(xlabel="forwards a point", ylabel="rank correlation", title=name)
