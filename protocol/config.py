@@ -148,6 +148,11 @@ class RunConfig(Section):
                 f"learner.objective guarded needs a kernel whose std is g sqrt(h), one of {list(SCORE_SDES)},"
                 f" got {kernel!r}: take `clipped`"
             )
+        if self.sampling.window.rule == "branch" and self.group.shard < 2:
+            raise ValueError(
+                f"group.shard must be at least 2 with sampling.window.rule branch, got {self.group.shard}: the members"
+                " of a shard are the branches that are compared at its step; raise it"
+            )
         if self.credit.mixture == "advantages" and self.credit.normalise == "ema":
             raise ValueError(
                 "credit.mixture advantages normalises each reward by itself, got credit.normalise ema, which keeps one"

@@ -163,6 +163,11 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
             {"credit": {"normalise": "per_step", "step_weights": {"rule": "piecewise", "order": "before"}}},
             "credit.step_weights.order must be `after` with per_step normalisation, got 'before'",
         ),
+        (
+            {"sampling": {"window": {"rule": "branch"}}, "group": {"size": 4, "shard": 1}},
+            "group.shard must be at least 2 with sampling.window.rule branch, got 1: the members of a shard are the"
+            " branches that are compared at its step; raise it",
+        ),
     ],
 )
 def test_parts_of_a_method_that_do_not_fit_are_refused(sections: dict[str, Any], message: str) -> None:
