@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -14,6 +15,8 @@ from flow.noise import normal
 from flow.rollout import RolloutPolicy
 from learner.learner import Learner
 from protocol.config import RunConfig
+from protocol.config_file import load_config
+from protocol.config_method import method_names
 from protocol.config_policy import ModelConfig, SamplingConfig, WindowConfig
 from protocol.errors import ContractError, NonFiniteError
 from protocol.messages import PolicyWeights, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest, digest_of
@@ -26,8 +29,10 @@ PROMPTS = (Prompt(index=0, text="a red circle"), Prompt(index=1, text="two blue 
 
 
 def scored(values: np.ndarray) -> Scores:
-    valid = np.isfinite(values)
-    return Scores(values=values.astype(np.float32), valid=valid, reasons=tuple("" if ok else "blurred" for ok in valid))
+    """What the pool answers for the config's one reward."""
+    valid, values = np.isfinite(values), values.astype(np.float32)
+    reasons = tuple("" if ok else "blurred" for ok in valid)
+    return Scores(values=values, valid=valid, reasons=reasons, components={"brightness": values})
 
 
 def redness(_: Rollout, pictures: np.ndarray) -> np.ndarray:
@@ -153,6 +158,22 @@ def test_every_kernel_and_window_is_replayed_bit_for_bit_in_every_precision(
             rollout: Rollout = shard.rollout
             replayed = log_probs_of(learner, rollout).numpy()
             assert np.array_equal(replayed, rollout.log_probs), (sampling, rollout.request.first_member)
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_every_method_replays_exactly_and_learns(tiny_config: Config, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(
+        tiny_config(sampling={"steps": 6}, group={"size": 6, "shard": 6}, learner={"kl": {"weight": 0.004}}).to_yaml()
+    )
+    config = load_config(path, overrides=[f"method={name}"])
+    learner, policy = Learner(config), RolloutPolicy(config)
+    fresh = learner.weights().digest
+    metrics = iterate(learner, policy, config)
+    assert metrics["train/first_ratio_deviation"] == 0.0
+    assert metrics["train/grad_norm"] > 0
+    assert np.isfinite(list(metrics.values())).all()
+    assert learner.weights().digest != fresh
 
 
 def test_step_weights_count_the_steps_of_the_schedule_and_not_of_the_window(tiny_config: Config) -> None:
