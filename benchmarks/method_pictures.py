@@ -212,9 +212,9 @@ def weights_and_windows() -> Figure:
 
 
 def objective() -> Figure:
-    """What is climbed against the ratio, and the log ratio's mean and spread at every step for one change of v."""
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1, 1.4))
+    """What is climbed against the ratio; the log ratio and the KL of every step for one change of v."""
+    figure = Figure(figsize=(14, 3.6), layout="constrained")
+    left, right, divergence = figure.subplots(1, 3, width_ratios=(1, 1.4, 1))
     clip_range, ratio = 0.2, torch.linspace(0.6, 1.4, 201)
     for advantage in (1.0, -1.0):
         loss, _ = clipped_surrogate(
@@ -236,6 +236,17 @@ def objective() -> Figure:
     right.set(xlabel="step k", ylabel="log ratio, mean ± std", xticks=range(STEPS - 1))
     right.set_title("v changed by 0.1 an element, at every step alike (SD3, T = 10, d = 256)", fontsize=10)
     right.legend(fontsize=8, loc="lower left")
+    old, new = (
+        KERNELS["flow_sde a = 0.7"](
+            latents=torch.zeros(STEPS, 1), velocity=torch.full((STEPS, 1), v), sigma=SIGMAS[:-1], sigma_next=SIGMAS[1:]
+        )
+        for v in (0.0, 0.1)
+    )
+    full = new.kl(old)[:-1]
+    for name, values in {"full": full, "no_dt": full * -SIGMAS.diff()[:-1], "velocity": 0.01 + 0 * full}.items():
+        divergence.plot(values, "o-", label=name, markersize=4)
+    divergence.set(xlabel="step k", ylabel="KL", yscale="log", title="KL of that change", xticks=range(STEPS - 1))
+    divergence.legend(fontsize=8)
     return figure
 
 
