@@ -11,9 +11,8 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -m "not chaos" -n 2 --dist loadgroup
 
-# Python compiles what it imports; pip would compile every file of every package, which takes a minute.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt torch
-	$(VENV)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt torch
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
