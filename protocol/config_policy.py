@@ -68,7 +68,7 @@ class WindowConfig(Section):
     one step for each shard."""
     size: Positive = 2
     """Steps of a fixed, random or sliding window."""
-    first: int = Field(default=0, ge=0)
+    first: int = 0
     """First step of the fixed window."""
     within: tuple[Share, Share] = (0.0, 1.0)
     """Part of the schedule in which random and sliding windows lie, as shares of T, rounded down."""
@@ -77,10 +77,10 @@ class WindowConfig(Section):
 
     def require_inside(self, steps: int) -> None:
         """Raise ValueError when the window does not fit into a schedule of this many steps."""
-        if self.rule == "fixed" and self.first + self.size > steps:
+        if self.rule == "fixed" and not 0 <= self.first <= steps - self.size:
             raise ValueError(
-                f"sampling.window must lie inside the schedule, steps 0 to {steps - 1},"
-                f" got {self.first} to {self.first + self.size - 1}: lower first or size"
+                f"sampling.window must lie inside the schedule, steps 0 to {steps - 1}, got {self.first} to"
+                f" {self.first + self.size - 1}: {'raise first' if self.first < 0 else 'lower first or size'}"
             )
         low, high = self.bounds(steps)
         if self.rule in ("random", "sliding") and high - low < self.size:

@@ -109,6 +109,7 @@ def test_an_unknown_key_is_refused_with_a_suggestion(key: str, message: str) -> 
         ("sampling.noise_levels", [0.5, 0.5], "one number for each of 9 steps .*, got 2: calibrate again"),
         ("sampling.log_prob", "squared", "must be `gaussian` for flow_sde, got 'squared': only CPS"),
         ("sampling.window", {"rule": "fixed", "first": 9, "size": 2}, "inside the schedule, steps 0 to 9, got 9 to 10"),
+        ("sampling.window", {"rule": "fixed", "first": -1}, "steps 0 to 9, got -1 to 0: raise first"),
         ("sampling.window", {"rule": "random", "size": 3, "within": [0.0, 0.2]}, "leave room for 3 of 10 steps, got 2"),
         ("sampling.window", {"rule": "sliding", "size": 11}, "leave room for 11 of 10 steps, got 10: widen it"),
         ("sampling.window.within", [0.0, 1.5], "sampling.window.within.1: .*got 1.5"),
