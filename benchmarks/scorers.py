@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.geneval import GenEval
-from rewards.geneval_verdict import judge
-from toyworld.detector import ShapeDetector
+from rewards.geneval.scorer import GenEval
+from rewards.geneval.verdict import judge
+from toyworld.world.detector import ShapeDetector
 
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 """Overlaps with an ideal shape from which a blob counts as one; the detector's own is 0.8."""
@@ -30,8 +30,8 @@ class Redness:
     def score(
         self,
         images: np.ndarray,
-        prompts: Sequence[str],  # noqa: ARG002
-        metadata: Sequence[Metadata],  # noqa: ARG002
+        prompts: Sequence[str],
+        metadata: Sequence[Metadata],
     ) -> Scores:
         """float32 [B]."""
         channels = images.astype(np.float32).mean((1, 2)) / 255

@@ -1,10 +1,11 @@
 """Making a policy from a config: backbone, adapter and policy, the same way for rollout actors and the learner."""
 
-from flow.backbone import Backbone, load_backbone
-from flow.folder import adapter_config
-from flow.lora import Lora
+from flow.adapter.lora import Lora
+from flow.models.contract import Backbone
+from flow.models.folder import adapter_config
+from flow.models.load import load_backbone
 from flow.policy import FlowPolicy
-from protocol.config import RunConfig
+from protocol.config.run import RunConfig
 
 
 def build_policy(config: RunConfig, *, device: str) -> tuple[FlowPolicy, Lora]:

@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flow.backbone import Backbone, Conditioning, repeat
-from flow.schedule import linear_sigmas, shifted_sigmas
-from flow.transition import LogProbForm, Transition, cps, dance_sde, ddim_sde, flow_sde, ode
-from flow.windows import require_trainable, window_steps
-from protocol.config_policy import SamplingConfig
+from flow.maths.schedule import linear_sigmas, shifted_sigmas
+from flow.maths.transition import LogProbForm, Transition, cps, dance_sde, ddim_sde, flow_sde, ode
+from flow.maths.windows import require_trainable, window_steps
+from flow.models.contract import Backbone, Conditioning, repeat
+from protocol.config.sampling import SamplingConfig
 from protocol.errors import ConfigError
 
 

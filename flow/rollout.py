@@ -7,7 +7,7 @@ from jaxtyping import UInt8
 
 from flow.build import build_policy
 from flow.sampler import draw, sample_shard
-from protocol.config import RunConfig
+from protocol.config.run import RunConfig
 from protocol.errors import StaleWeightsError
 from protocol.messages import DrawRequest, PolicyWeights, Receipt, Rollout, ShardRequest
 

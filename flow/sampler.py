@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from flow.backbone import Conditioning, stack
-from flow.completion import complete, stack_grids, substep_grid
-from flow.noise import INITIAL, SHARED, normal, trajectory_noise
+from flow.maths.completion import complete, stack_grids, substep_grid
+from flow.maths.noise import INITIAL, SHARED, normal, trajectory_noise
+from flow.maths.transition import Transition, ode
+from flow.models.contract import Conditioning, stack
 from flow.policy import FlowPolicy
-from flow.transition import Transition, ode
-from protocol.config import RunConfig
+from protocol.config.run import RunConfig
 from protocol.errors import NonFiniteError
 from protocol.messages import COMMON_PICTURE, DrawRequest, Rollout, ShardRequest
 

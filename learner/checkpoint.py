@@ -32,8 +32,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from flow.lora_file import FILE_NAME, read_lora, write_lora
-from protocol.config_policy import LoraConfig
+from flow.adapter.lora_file import FILE_NAME, read_lora, write_lora
+from protocol.config.model import LoraConfig
 from protocol.errors import CheckpointError
 from protocol.messages import LearnerState, PolicyWeights, digest_of
 

@@ -1,6 +1,6 @@
 """The four ports that the training loop is written against.
 
-`actors/` serves them on Ray, `deploy/local.py` in one process. Handles are opaque: the loop passes them on and
+`actors/` serves them on Ray, `deploy/run/local.py` in one process. Handles are opaque: the loop passes them on and
 never looks inside, so large arrays need not visit the process that runs the loop.
 """
 

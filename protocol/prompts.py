@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from protocol.config import DataConfig
+from protocol.config.run import DataConfig
 from protocol.errors import PromptError
 from protocol.messages import Prompt
 from protocol.resources import resolve

@@ -7,7 +7,7 @@
 import logging
 from dataclasses import replace
 
-from protocol.config_reward import RewardConfig
+from protocol.config.reward import RewardConfig
 from protocol.errors import RewardError
 from protocol.messages import Scores
 

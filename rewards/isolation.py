@@ -30,7 +30,7 @@ def score_around_failures(
             return score(images[rows], prompts[rows], metadata[rows])
         except ContractError:
             raise
-        except Exception as error:  # noqa: BLE001  whatever fails in a scorer means the same: no score
+        except Exception as error:
             errors.append(error)
             return None
 

@@ -61,15 +61,15 @@ class Registered(NamedTuple):
 
 
 SCORERS: dict[str, Registered] = {
-    "geneval": Registered("rewards.geneval:GenEval"),
-    "pickscore": Registered("rewards.pickscore:PickScore"),
-    "ocr": Registered("rewards.ocr:Ocr", "ocr"),
-    "clipscore": Registered("rewards.clip_scores:ClipScore"),
-    "hpsv2": Registered("rewards.clip_scores:HPSv2"),
-    "aesthetic": Registered("rewards.clip_scores:Aesthetic"),
-    "remote": Registered("rewards.remote:RemoteScorer"),
-    "flow_grpo": Registered("rewards.flow_grpo_wire:FlowGrpoServer"),
-    "vlm_judge": Registered("rewards.vlm_judge:VlmJudge"),
+    "geneval": Registered("rewards.geneval.scorer:GenEval"),
+    "pickscore": Registered("rewards.clip.pickscore:PickScore"),
+    "ocr": Registered("rewards.ocr.scorer:Ocr", "ocr"),
+    "clipscore": Registered("rewards.clip.scores:ClipScore"),
+    "hpsv2": Registered("rewards.clip.scores:HPSv2"),
+    "aesthetic": Registered("rewards.clip.scores:Aesthetic"),
+    "remote": Registered("rewards.http.remote:RemoteScorer"),
+    "flow_grpo": Registered("rewards.http.flow_grpo:FlowGrpoServer"),
+    "vlm_judge": Registered("rewards.http.vlm_judge:VlmJudge"),
 }
 """The built-in scorers by short name."""
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from flow.families import ATTENTION
-from protocol.config import RunConfig
-from protocol.config_file import parse_config
+from flow.models.families import ATTENTION
+from protocol.config.load import parse_config
+from protocol.config.run import RunConfig
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -32,7 +32,7 @@ def one_torch_thread() -> None:
 @pytest.fixture(scope="session")
 def tiny_sd3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A StableDiffusion3Pipeline folder with random weights: latents 4x8x8, pictures 16x16, no T5."""
-    from tests.tiny_models import write_sd3
+    from tests.support.tiny_models import write_sd3
 
     return write_sd3(tmp_path_factory.mktemp("models") / "tiny_sd3")
 

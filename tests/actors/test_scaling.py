@@ -8,11 +8,11 @@ from concurrent.futures import Future
 import pytest
 import ray
 
-from actors import joining
-from actors.calls import answer
-from actors.joining import Joining
-from actors.member import Member
-from actors.pool import ActorPool
+from actors.pool import joining
+from actors.pool.calls import answer
+from actors.pool.joining import Joining
+from actors.pool.member import Member
+from actors.pool.pool import ActorPool
 from protocol.errors import ContractError, PoolError
 
 pytestmark = pytest.mark.ray

@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.chaos.disks import NoRightToMountError, small_disk
-from tests.chaos.moody import moody_server
-from tests.chaos.plans import ALL_FAULTS, FULL_DISK, disturbed, plan
-from tests.chaos.scene import Driver, Story, events, preset, require_undisturbed, story
-from tests.tiny_models import write_sd3
+from tests.support.disks import NoRightToMountError, small_disk
+from tests.support.moody import moody_server
+from tests.support.plans import ALL_FAULTS, FULL_DISK, disturbed, plan
+from tests.support.scene import Driver, Story, events, preset, require_undisturbed, story
+from tests.support.tiny_models import write_sd3
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def _survives(folder: Path, model: Path, seed: int, expected: Story) -> bool:
                 require_undisturbed(run, expected)
             finally:
                 kept = shutil.copytree(run, folder / f"seed_{seed}_run", ignore=shutil.ignore_patterns("*.sock"))
-    except Exception:  # noqa: BLE001  whatever it is, it is the finding
+    except Exception:
         _say(f"seed {seed}: CHANGED, its plan {plan(seed, ALL_FAULTS)}\n{traceback.format_exc()}")
         return False
     lost = Counter(event["type"] for event in events(kept))
@@ -78,7 +78,7 @@ def _disk(place: Path) -> Iterator[tuple[Path, list[str]]]:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201
+    print(text, flush=True)
 
 
 if __name__ == "__main__":

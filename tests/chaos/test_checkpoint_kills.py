@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deploy.run_folder import open_run_folder
-from deploy.verify import ledger_faults
-from protocol.config import RunConfig
+from deploy.folder.run_folder import open_run_folder
+from deploy.tools.verify import ledger_faults
+from protocol.config.run import RunConfig
 from protocol.messages import LearnerState, PolicyWeights, digest_of
 
 pytestmark = pytest.mark.chaos

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tests.chaos.plans import FAULTS, disturbed
-from tests.chaos.scene import ROOT, Driver, events, preset, require_undisturbed, two_nodes
+from tests.support.plans import FAULTS, disturbed
+from tests.support.scene import ROOT, Driver, events, preset, require_undisturbed, two_nodes
 
 pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.timeout(600)]
 
@@ -47,8 +47,8 @@ def test_what_went_down_with_a_node_is_told_as_lost_and_not_as_a_dead_actor():
     import numpy as np
     import ray
 
-    from actors.calls import answer
-    from actors.nodes import NODE_LABEL
+    from actors.pool.calls import answer
+    from actors.pool.nodes import NODE_LABEL
     from protocol.errors import ShardLostError
 
     class Artist:

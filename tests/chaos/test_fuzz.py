@@ -14,17 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from deploy.cli import main
+from deploy.cli.app import main
+from deploy.folder.run_folder import read_lines
 from deploy.presets import FOLDER
-from deploy.run_folder import read_lines
 from learner.checkpoint import FILES, MANIFEST, RECENT, newest_checkpoint, write_checkpoint
-from protocol.config import DataConfig, RunConfig
-from protocol.config_file import load_config, parse_config
-from protocol.config_policy import LoraConfig
+from protocol.config.load import load_config, parse_config
+from protocol.config.model import LoraConfig
+from protocol.config.run import DataConfig, RunConfig
 from protocol.errors import CheckpointError, ConfigError, ContractError, PromptError, RunFolderError
 from protocol.messages import LearnerState, PolicyWeights, Prompt, Rollout, Scores, ShardRequest, digest_of
 from protocol.prompts import read_prompts
-from tests.chaos.fuzz import ODD, damage, mutated
+from tests.support.fuzz import ODD, damage, mutated
 
 pytestmark = pytest.mark.chaos
 

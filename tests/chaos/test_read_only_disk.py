@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cli import main
-from tests.chaos.disks import fill, read_only
-from tests.chaos.scene import Driver, events, preset, require_undisturbed
+from deploy.cli.app import main
+from tests.support.disks import fill, read_only
+from tests.support.scene import Driver, events, preset, require_undisturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 

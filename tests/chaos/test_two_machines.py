@@ -9,16 +9,16 @@ import pytest
 from redis import Redis
 from redis.exceptions import RedisError
 
-from deploy.board import Board
-from deploy.board_server import BoardServer
+from deploy.board.board import Board
+from deploy.board.embedded import BoardServer
 from protocol.commands import new_command
-from tests.chaos.scene import Driver, preset, require_undisturbed
+from tests.support.scene import Driver, preset, require_undisturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 PROGRAM = (
     "-c",
     "from deploy import board_lease\nboard_lease.TTL_S, board_lease.RENEW_S = 4.0, 0.5\n"
-    "from deploy.cli import main\nmain()",
+    "from deploy.cli.app import main\nmain()",
 )
 """`flowcredit` with leases that run out within seconds."""
 

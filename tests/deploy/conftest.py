@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.deploy.boards import KINDS, board_of
+from tests.support.boards import KINDS, board_of
 
 
 @pytest.fixture(scope="module", params=KINDS)

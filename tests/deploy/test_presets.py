@@ -3,9 +3,9 @@
 import pytest
 
 from deploy.presets import find_preset, preset_names
-from flow.families import FLUX, SD3
-from protocol.config import RunConfig
-from protocol.config_file import load_config
+from flow.models.families import FLUX, SD3
+from protocol.config.load import load_config
+from protocol.config.run import RunConfig
 from protocol.prompts import read_prompts
 
 REAL = ("flux_pickscore", "sd35_geneval", "sd35_ocr", "sd35_pickscore")

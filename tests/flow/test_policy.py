@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from flow.backbone import Backbone, load_backbone
-from flow.noise import normal
+from flow.maths.noise import normal
+from flow.maths.transition import cps, dance_sde, ddim_sde, flow_sde
+from flow.models.contract import Backbone
+from flow.models.load import load_backbone
 from flow.policy import FlowPolicy
-from flow.transition import cps, dance_sde, ddim_sde, flow_sde
-from protocol.config_policy import ModelConfig, SamplingConfig
+from protocol.config.model import ModelConfig
+from protocol.config.sampling import SamplingConfig
 from protocol.errors import ConfigError
 
 

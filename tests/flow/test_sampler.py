@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from flow.backbone import Backbone, load_backbone
+from flow.adapter.lora import Lora
 from flow.build import policy_of
-from flow.completion import complete, stack_grids, substep_grid
-from flow.interpolant import clean_estimate
-from flow.lora import Lora
-from flow.noise import INITIAL, SHARED, trajectory_noise
+from flow.maths.completion import complete, stack_grids, substep_grid
+from flow.maths.interpolant import clean_estimate
+from flow.maths.noise import INITIAL, SHARED, trajectory_noise
+from flow.models.contract import Backbone
+from flow.models.load import load_backbone
 from flow.policy import FlowPolicy
 from flow.rollout import RolloutPolicy
 from flow.sampler import draw, sample_shard
-from protocol.config import RunConfig
-from protocol.config_policy import ModelConfig
+from protocol.config.model import ModelConfig
+from protocol.config.run import RunConfig
 from protocol.errors import NonFiniteError, StaleWeightsError
 from protocol.messages import DrawRequest, PolicyWeights, Prompt, Rollout, ShardRequest
 

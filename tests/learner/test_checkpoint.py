@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flow.lora_file import FILE_NAME
+from flow.adapter.lora_file import FILE_NAME
 from learner.checkpoint import (
     FILES,
     MANIFEST,
@@ -23,7 +23,7 @@ from learner.checkpoint import (
     read_facts,
     write_checkpoint,
 )
-from protocol.config_policy import LoraConfig
+from protocol.config.model import LoraConfig
 from protocol.errors import CheckpointError
 from protocol.messages import LearnerState, PolicyWeights, digest_of
 

@@ -3,17 +3,19 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
+
 HEAVY = ("torch", "ray", "redis", "fastapi", "diffusers", "transformers", "peft")
 OURS = ("protocol", "flow", "toyworld", "rewards", "learner", "actors", "deploy")
 
 
 def modules_of(package: str) -> list[str]:
-    return sorted(f"{package}.{path.stem}" for path in (ROOT / package).glob("*.py") if not path.stem.startswith("__"))
+    """Every module below a package, sub-folders included."""
+    files = (ROOT / package).rglob("*.py")
+    return sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files if path.stem != "__init__")
 
 
 def loaded_by(*modules: str) -> set[str]:
@@ -33,15 +35,15 @@ def loaded_by(*modules: str) -> set[str]:
     ("modules", "allowed"),
     [
         (modules_of("protocol"), {"protocol"}),
-        (["flow.folder", "flow.lora_file"], {"protocol", "flow"}),
-        (["toyworld.detector", "toyworld.scenes", "toyworld.prompts"], {"protocol", "toyworld"}),
+        (["flow.models.folder", "flow.adapter.lora_file"], {"protocol", "flow"}),
+        (["toyworld.world.detector", "toyworld.world.scenes", "toyworld.world.prompts"], {"protocol", "toyworld"}),
         (modules_of("rewards"), {"protocol", "rewards"}),
         (
             modules_of("flow") + modules_of("learner"),
             {"protocol", "flow", "learner", "torch", "diffusers", "transformers", "peft"},
         ),
         (
-            ["learner.loop", "learner.groups", "learner.checkpoint", "learner.evaluate"],
+            ["learner.loop.loop", "learner.loop.groups", "learner.checkpoint", "learner.loop.evaluate"],
             {"protocol", "flow", "learner"},
         ),
     ],

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from protocol.config import DataConfig
+from protocol.config.run import DataConfig
 from protocol.errors import ConfigError, PromptError
 from protocol.messages import Prompt
 from protocol.prompts import read_prompts
 from protocol.resources import resolve
+from tests.support.paths import ROOT
 
 
 def read(path: Path | str, *tags: str) -> list[Prompt]:
@@ -90,7 +91,7 @@ def test_a_missing_a_binary_and_a_folder_are_refused(tmp_path: Path) -> None:
 
 
 def test_package_paths_lead_into_installed_packages(tmp_path: Path) -> None:
-    assert resolve("pkg://protocol/config.py").samefile(Path(__file__).parents[2] / "protocol" / "config.py")
+    assert resolve("pkg://protocol/config/run.py").samefile(ROOT / "protocol" / "config" / "run.py")
     assert resolve(str(tmp_path)) == tmp_path
     for path in ("pkg://not_installed_here/x", "pkg://", "pkg://../etc/passwd", "pkg://json.tool/x"):
         with pytest.raises(ConfigError, match="which is not installed"):
@@ -123,7 +124,7 @@ def test_a_file_that_changes_its_form_is_named_with_the_line(tmp_path: Path) -> 
 def test_shipped_prompt_sets_suit_their_reward_and_split_cleanly(
     name: str, scorer: str | None, tags: int | None
 ) -> None:
-    from rewards.geneval_clauses import read_clauses
+    from rewards.geneval.clauses import read_clauses
     from rewards.scorer import check_prompts
 
     suffix = "jsonl" if name == "geneval" else "txt"
@@ -140,7 +141,7 @@ def test_shipped_prompt_sets_suit_their_reward_and_split_cleanly(
 
 
 def test_the_sign_prompts_suit_the_text_task_and_hold_other_words_out() -> None:
-    from rewards.quoted import quoted_text
+    from rewards.ocr.quoted import quoted_text
 
     train, heldout = (
         {quoted_text(prompt.text) for prompt in read(f"pkg://toyworld/prompts/signs_{split}.jsonl")}

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from rewards.scorer import SCORERS, build_scorer, check_prompts
+from tests.support.paths import ROOT
 
-PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
 
 
 def test_the_twenty_line_scorer_of_the_page_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +31,7 @@ def test_every_built_in_scorer_stands_in_the_table() -> None:
 
 
 def test_every_key_of_a_reward_is_named() -> None:
-    from protocol.config import RewardConfig
+    from protocol.config.reward import RewardConfig
 
     assert [
         name

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from protocol.config import RewardConfig
+from protocol.config.reward import RewardConfig
 from protocol.errors import ContractError, RewardError
 from protocol.messages import Metadata, Scores
 from rewards.answers import judged, partly, patched

@@ -65,7 +65,7 @@ class HungryScorer(BrightnessScorer):
     """Needs a library that nobody has."""
 
     def __init__(self) -> None:
-        import a_library_nobody_has  # type: ignore[import-not-found]  # noqa: F401
+        import a_library_nobody_has  # type: ignore[import-not-found]
 
 
 class NamelessScorer:
@@ -220,7 +220,7 @@ def test_any_import_path_builds_with_its_arguments() -> None:
         ("a b:C", {}, "must read package.module:Class, got 'a b:C'"),
         ("rewards.genevil:GenEval", {}, r"module 'rewards\.genevil' of .* does not exist"),
         ("nowhere.at_all:Scorer", {}, "module 'nowhere' of .* does not exist"),
-        ("rewards.geneval:GenEvil", {}, r"has no 'GenEvil': did you mean 'GenEval'\?"),
+        ("rewards.geneval.scorer:GenEvil", {}, r"has no 'GenEvil': did you mean 'GenEval'\?"),
         ("rewards.geneval:judge", {}, "has a function, not a class, named 'judge'"),
         ("geneval", {"detectr": "x:Y"}, r"takes no argument 'detectr': did you mean 'detector'\?"),
         (f"{__name__}:BrightnessScorer", {}, "must be given its arguments, got none for gain"),

@@ -7,14 +7,14 @@ import pytest
 import torch
 from diffusers import AutoencoderTiny
 
-from toyworld import check
-from toyworld.autoencoder import reconstruct
-from toyworld.dataset import Examples, draw_examples
-from toyworld.detector import ShapeDetector
-from toyworld.scenes import Scene, Shape, render
-from toyworld.vocabulary import COLOURS, GROUND, PALETTE, SHAPES, TAGS
+from toyworld.pretraining import check
+from toyworld.pretraining.autoencoder import reconstruct
+from toyworld.pretraining.dataset import Examples, draw_examples
+from toyworld.world.detector import ShapeDetector
+from toyworld.world.scenes import Scene, Shape, render
+from toyworld.world.vocabulary import COLOURS, GROUND, PALETTE, SHAPES, TAGS
 
-MODEL = Path(check.__file__).parent / "model"
+MODEL = Path(check.__file__).parents[1] / "model"
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,14 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
 from transformers import CLIPModel, CLIPProcessor, CLIPTextModelWithProjection
 
-from toyworld import textencoders, tokenizer, transformer, vocabulary
-from toyworld.autoencoder import normalised_latents
-from toyworld.clip import pair_accuracy
-from toyworld.dataset import draw_examples
+from toyworld.pretraining import text_encoders as textencoders
+from toyworld.pretraining import tokenizer, transformer
+from toyworld.pretraining.autoencoder import normalised_latents
+from toyworld.pretraining.clip import pair_accuracy
+from toyworld.pretraining.dataset import draw_examples
+from toyworld.world import vocabulary
 
-HERE = Path(transformer.__file__).parent
+HERE = Path(transformer.__file__).parents[1]
 
 
 @pytest.fixture(scope="module")

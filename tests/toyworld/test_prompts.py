@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from toyworld import prompts
-from toyworld.captions import Line, describe, draw_line, with_one_fact_wrong
-from toyworld.scenes import relations, sample_scene
-from toyworld.vocabulary import COLOURS, OPPOSITE, RELATIONS, SHAPES, TAGS
+from toyworld.world import prompts
+from toyworld.world.captions import Line, describe, draw_line, with_one_fact_wrong
+from toyworld.world.scenes import relations, sample_scene
+from toyworld.world.vocabulary import COLOURS, OPPOSITE, RELATIONS, SHAPES, TAGS
 
 GENEVAL_COLOURS = {"red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white"}
 

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from toyworld import tokenizer, words
-from toyworld.pretrain_signs import SignRecipe, pretrain
+from toyworld.pretraining import tokenizer
+from toyworld.pretraining.signs import SignRecipe, pretrain
+from toyworld.world import words
 
 
 def test_every_sign_is_read_right() -> None:
-    from rewards.ocr import Ocr
+    from rewards.ocr.scorer import Ocr
 
     shown = [first + second for first, second in zip(words.LETTERS, reversed(words.LETTERS), strict=True)]
     colours = list(words.COLOURS) * 3

@@ -1,0 +1,52 @@
+"""The Ray shell that fills the embedding cache before a run, with the learner's resources."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+import torch
+
+from actors.pool.calls import DEAD, answer
+from flow.models.load import open_embeddings
+from flow.runtime.device import device_of
+from protocol.config.run import RunConfig
+from protocol.errors import PoolError
+
+
+@ray.remote
+class EncoderActor:
+    """Holds the text encoders for as long as prompts are missing from the cache."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        torch.set_num_threads(config.cluster.learner.threads)
+
+    @ray.method
+    def prepare(self) -> None:
+        """Find the model. Not in the constructor: there Ray would turn the user's mistake into a dead actor."""
+        self._embeddings = open_embeddings(self._config.model, device=device_of(self._config.cluster.learner))
+
+    @ray.method
+    def fill(self, texts: Sequence[str]) -> int:
+        """Encode the texts that the cache lacks; how many there were."""
+        return self._embeddings.fill(texts)
+
+
+async def encode_on_ray(config: RunConfig, batches: Sequence[Sequence[str]]) -> int:
+    """Fill the cache batch by batch; each call has the learner's deadline.
+
+    Raises:
+        PoolError: the actor died or overran.
+    """
+    role = config.cluster.learner
+    actor: Any = EncoderActor.options(num_cpus=role.cpus, num_gpus=role.gpus).remote(config)
+    try:
+        await answer(actor.prepare.remote(), timeout_s=role.timeout_s)
+        return sum([await answer(actor.fill.remote(batch), timeout_s=role.timeout_s) for batch in batches])
+    except DEAD as error:
+        reason = " ".join(str(error).split())[:200] or "no answer before its deadline"
+        raise PoolError(
+            f"the text encoders were lost: {reason}; raise cluster.learner.timeout_s or try again"
+        ) from error
+    finally:
+        ray.kill(actor)

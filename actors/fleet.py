@@ -1,0 +1,103 @@
+"""The four ports of the training loop, served by Ray actors."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import ray
+
+from actors.learners import RemoteLearner
+from actors.pool.nodes import NodeLosses
+from actors.pool.pool import ActorPool
+from actors.rewards.source import RewardPools
+from actors.rollouts import RolloutPool
+from protocol.config.run import RunConfig
+from protocol.errors import PoolError
+from protocol.messages import (
+    Prompt,
+)
+from protocol.ports import Parts
+from protocol.sink import StatusSink
+from protocol.status import ActorStatus, PoolStatus
+
+log = logging.getLogger(__name__)
+
+
+class Fleet:
+    """All actors of one run, as the loop's ports. Made by `deploy`, which also stops it."""
+
+    def __init__(self, config: RunConfig, sink: StatusSink) -> None:
+        self._config = config
+        nodes = NodeLosses(within_s=config.cluster.restart_window_s)
+        self.rewards = RewardPools(config, nodes, sink)
+        self.rollouts = RolloutPool(config, nodes, sink, room=self.rewards.room)
+        self.learner = RemoteLearner(config, nodes)
+        self.parts = Parts(rollouts=self.rollouts, rewards=self.rewards, learner=self.learner, weights=self.rollouts)
+
+    async def start(self) -> None:
+        """Returns when every actor is ready."""
+        await asyncio.gather(self.learner.start(), *(pool.start() for pool in self._pools.values()))
+
+    async def check(self, prompts: Sequence[Prompt]) -> None:
+        """What the rewards have against these prompts, as far as only their actors can tell (InputError)."""
+        await self.rewards.check(prompts)
+
+    async def restart_learner(self) -> None:
+        """A new learner in the state of iteration 0; the rest of the fleet goes on."""
+        await self.learner.restart()
+
+    def stop(self) -> None:
+        """End every actor."""
+        for pool in self._pools.values():
+            pool.stop()
+        self.learner.stop()
+
+    def pools(self) -> list[PoolStatus]:
+        """Every pool."""
+        return [self.rollouts.pool.status(), *self.rewards.statuses()]
+
+    def actors(self) -> list[ActorStatus]:
+        """Every actor."""
+        pooled = [actor for pool in self._pools.values() for actor in pool.actors()]
+        return [self.learner.member.status("learner"), *pooled]
+
+    def busy_seconds(self) -> dict[str, float]:
+        """Actor seconds spent in calls so far, by pool and for the learner."""
+        return {name: pool.busy_s for name, pool in self._pools.items()} | {"learner": self.learner.busy_s}
+
+    def queues(self) -> dict[str, int]:
+        """Pictures that wait for each reward."""
+        return {f"pictures/{name}": health.waiting for name, health in self.rewards.health().items()}
+
+    def wish(self, pool: str, size: int) -> None:
+        """Grow or shrink a pool without waiting for it.
+
+        Raises:
+            PoolError: no such pool, or a size below 1.
+        """
+        if pool not in self._pools:
+            raise PoolError(f"the pools are {', '.join(self._pools)}, got {pool!r}")
+        self._pools[pool].wish(size)
+
+    def shortage(self, pool: str) -> str:
+        """Why actors of this pool wait for a place; asks the cluster, so call it from a thread."""
+        free = ray.available_resources()
+        return ", ".join(
+            f"one more needs {need:g} {name} on one node, {free.get(name, 0.0):g} {name} free in the cluster"
+            for name, need in self._needs(pool).items()
+            if need > 0
+        )
+
+    @property
+    def _pools(self) -> dict[str, ActorPool]:
+        pools = (self.rollouts.pool, *self.rewards.pools.values())
+        return {pool.name: pool for pool in pools}
+
+    def _needs(self, pool: str) -> dict[str, float]:
+        cluster = self._config.cluster
+        if pool == "rollout":
+            return {"CPU": cluster.rollout.cpus, "GPU": cluster.rollout.gpus}
+        reward = self._config.rewards[pool.removeprefix("reward/")]
+        cpus = cluster.reward.cpus if reward.cpus is None else reward.cpus
+        gpus = cluster.reward.gpus if reward.gpus is None else reward.gpus
+        return {"CPU": cpus, "GPU": gpus, **reward.resources}

@@ -1,0 +1,144 @@
+"""The learner actor: the Ray shell of `learner.update.learner.Learner`, and the handle that the loop asks."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+import torch
+
+from actors.pool.calls import DEAD, ActorLost, answer, whereabouts
+from actors.pool.heartbeat import HEARTBEAT, Alive
+from actors.pool.member import ActorHandle, Member
+from actors.pool.nodes import NodeLosses
+from flow.runtime.device import device_of
+from learner.update.learner import Learner
+from protocol.config.run import RunConfig
+from protocol.errors import LearnerLostError
+from protocol.messages import (
+    Credit,
+    LearnerState,
+    PolicyWeights,
+    ScoredGroup,
+)
+from protocol.ports import Metrics
+
+
+@ray.remote(**HEARTBEAT)
+class LearnerActor(Alive):
+    """Owns the trained weights. One call at a time; the caller ends a call that overruns its deadline."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        torch.set_num_threads(config.cluster.learner.threads)
+
+    @ray.method
+    def prepare(self) -> None:
+        """Load the model. Not in the constructor: there Ray would turn the user's mistake into a dead actor."""
+        self._learner = Learner(self._config, device=device_of(self._config.cluster.learner))
+
+    @ray.method
+    def update(self, groups: Sequence[ScoredGroup]) -> Metrics:
+        """Fetch the groups' trajectories from the object store and learn from them."""
+        rollouts = iter(ray.get([shard.rollout for group in groups for shard in group.shards]))
+        fetched = [
+            replace(group, shards=tuple(replace(shard, rollout=next(rollouts)) for shard in group.shards))
+            for group in groups
+        ]
+        return self._learner.update(fetched)
+
+    @ray.method
+    def weights(self) -> PolicyWeights:
+        """The current adapter."""
+        return self._learner.weights()
+
+    @ray.method
+    def credit(self, group: int) -> Credit:
+        """What the steps of one group of the newest update earned."""
+        return self._learner.credit(group)
+
+    @ray.method
+    def state(self) -> LearnerState:
+        """Everything needed to go on exactly."""
+        return self._learner.state()
+
+    @ray.method
+    def restore(self, state: LearnerState) -> None:
+        """Take over a saved state."""
+        self._learner.restore(state)
+
+
+class RemoteLearner:
+    """The learner actor. Its loss is a `LearnerLostError`; `restart` makes a new one in the state of iteration 0."""
+
+    def __init__(self, config: RunConfig, nodes: NodeLosses) -> None:
+        self._config = config
+        self._role = config.cluster.learner
+        self._nodes = nodes
+        self.busy_s = 0.0
+        self._actor: ActorHandle = self._spawn()
+        self.member = Member(0, handle=self._actor)
+
+    async def start(self) -> None:
+        """Returns when the actor is ready."""
+        try:
+            where = self._actor.__ray_call__.remote(whereabouts)
+            self.member.live_at(await answer(where, timeout_s=self._role.timeout_s))
+            self.member.state = "starting"
+            self._nodes.joined(self._actor, await answer(self._actor.ping.remote(), timeout_s=self._role.timeout_s))
+            await answer(self._actor.prepare.remote(), timeout_s=self._role.timeout_s)
+            self.member.state = "idle"
+        except DEAD as error:
+            raise self._lost(error) from error
+
+    async def restart(self) -> None:
+        """Replace the actor; the caller gives the new one its state."""
+        ray.kill(self._actor)
+        self._actor = self._spawn()
+        self.member = Member(0, handle=self._actor, restarts=self.member.restarts + 1)
+        await self.start()
+
+    async def update(self, groups: Sequence[ScoredGroup]) -> Metrics:
+        """Learn from one iteration's groups."""
+        return await self._call(self._actor.update.remote(groups))
+
+    async def weights(self) -> PolicyWeights:
+        """The current adapter."""
+        weights: PolicyWeights = await self._call(self._actor.weights.remote())
+        self.member.hold(weights.version, weights.digest)
+        return weights
+
+    async def credit(self, group: int) -> Credit:
+        """What the steps of one group of the newest update earned."""
+        return await self._call(self._actor.credit.remote(group))
+
+    async def state(self) -> LearnerState:
+        """Everything needed to go on exactly."""
+        return await self._call(self._actor.state.remote())
+
+    async def restore(self, state: LearnerState) -> None:
+        """Take over a saved state."""
+        await self._call(self._actor.restore.remote(state))
+
+    def stop(self) -> None:
+        """End the actor."""
+        ray.kill(self._actor)
+
+    def _spawn(self) -> ActorHandle:
+        return LearnerActor.options(num_cpus=self._role.cpus, num_gpus=self._role.gpus, **self._nodes.options()).remote(
+            self._config
+        )
+
+    async def _call(self, reference: "ray.ObjectRef[Any]") -> Any:
+        beat_s = self._config.cluster.heartbeat_s
+        self.member.begin()
+        try:
+            result = await answer(reference, timeout_s=self._role.timeout_s, actor=self._actor, heartbeat_s=beat_s)
+            self.busy_s += self.member.end()
+            return result
+        except DEAD as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: ActorLost) -> LearnerLostError:
+        self._nodes.lost(self._actor)
+        return LearnerLostError(f"the learner actor was lost: {error}")

@@ -1,0 +1,110 @@
+"""Waiting for a remote call with a deadline and a heartbeat, and telling a lost actor from a failed call.
+
+| what the caller sees | what happened                                                | what helps       |
+|----------------------|--------------------------------------------------------------|------------------|
+| `ActorLost`          | the actor died, hangs, or has no memory or a broken GPU      | another actor    |
+| `ShardLostError`     | an argument or the answer went down with the node it was on  | drawing it again |
+| anything else        | the remote code raised it                                    | nothing          |
+"""
+
+import asyncio
+import os
+import socket
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayTaskError,
+    WorkerCrashedError,
+)
+
+from protocol.errors import ShardLostError
+
+GONE = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
+"""What Ray says of an actor that is gone."""
+BROKEN = ("AcceleratorError", "OutOfMemoryError", "MemoryError")
+"""Names of exceptions after which a process is of no further use: CUDA keeps its error state, memory its fragments."""
+
+
+class ActorLost(Exception):
+    """The actor is gone or useless; the same call may succeed on another one."""
+
+
+DEAD = (ActorLost,)
+"""What a call ends with when the same call may succeed on another actor."""
+
+
+async def answer(
+    reference: "ray.ObjectRef[Any]", *, timeout_s: float, actor: Any = None, heartbeat_s: float | None = None
+) -> Any:
+    """The value of a remote call; an error that the remote code raised comes back as itself.
+
+    Args:
+        timeout_s: seconds for the whole call.
+        actor: who was called; with `heartbeat_s` its `ping` must be answered within as many seconds at any time.
+
+    Raises:
+        ActorLost: no answer in time, no sign of life, or the actor died.
+        ShardLostError: something the call needs was lost with its node.
+    """
+    call = asyncio.wrap_future(reference.future())
+    try:
+        await _until_done(call, timeout_s=timeout_s, actor=actor, heartbeat_s=heartbeat_s)
+        return call.result()
+    except RayTaskError as error:
+        if isinstance(error.cause, ObjectLostError):
+            raise ShardLostError(_line(error.cause)) from error
+        if _is_broken(error.cause):
+            raise ActorLost(f"{type(error.cause).__name__}: {_line(error.cause)}") from error
+        if isinstance(error.cause, Exception):
+            raise error.cause from error
+        raise
+    except ObjectLostError as error:
+        raise ShardLostError(_line(error)) from error
+    except GONE as error:
+        raise ActorLost(_line(error)) from error
+    finally:
+        call.cancel()
+
+
+async def _until_done(call: "asyncio.Future[Any]", *, timeout_s: float, actor: Any, heartbeat_s: float | None) -> None:
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + timeout_s
+    while not call.done():
+        left = max(0.0, deadline - clock())
+        await asyncio.wait({call}, timeout=min(left, heartbeat_s) if heartbeat_s else left)
+        if call.done():
+            return
+        if clock() >= deadline:
+            raise ActorLost(f"no answer within {timeout_s:g} s")
+        if actor is not None and heartbeat_s:
+            await _require_beat(call, actor, heartbeat_s)
+
+
+async def _require_beat(call: "asyncio.Future[Any]", actor: Any, heartbeat_s: float) -> None:
+    ping = asyncio.wrap_future(actor.ping.remote().future())
+    try:
+        await asyncio.wait({call, ping}, timeout=heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
+        if not call.done() and not ping.done():
+            raise ActorLost(f"no sign of life within {heartbeat_s:g} s")
+        if ping.done():
+            ping.result()
+    finally:
+        ping.cancel()
+
+
+def _is_broken(cause: Any) -> bool:
+    return type(cause).__name__ in BROKEN or "CUDA error" in str(cause)
+
+
+def _line(error: Any) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def whereabouts(actor: object) -> tuple[str, str, int]:
+    """Host name, cluster node and process of the actor; `actor.__ray_call__.remote(whereabouts)` runs it there."""
+    return socket.gethostname(), ray.get_runtime_context().get_node_id(), os.getpid()

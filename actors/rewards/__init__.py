@@ -1,0 +1,1 @@
+"""Reward actors: a queue and a pool for each scorer."""

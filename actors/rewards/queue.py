@@ -1,0 +1,197 @@
+"""What waits for one scorer: requests are cut and joined to calls, and an idle actor takes the next call.
+
+    queue = RewardQueue(batch=64, delay_s=0.0, call=pool.call, ask=ask)
+    scores = await queue.score(images, piece)
+
+A call is formed when an actor is free: it takes what has waited longest, up to `batch` pictures, from any request. So
+no actor waits while there is work (least-loaded dispatch), and under load calls fill up by themselves. A call that is
+lost with its actor gives missing scores; whoever asked decides whether to ask again.
+
+| who waits          | for what                        | who ends it                                          |
+|--------------------|---------------------------------|------------------------------------------------------|
+| `score`            | its pieces' answers             | the call's deadline, or the pool's end               |
+| a call             | an idle actor                   | the calls before it, each with a deadline            |
+| a call on an actor | more pictures                   | `delay_s`                                            |
+| `room`             | fewer than `limit` pictures     | the answers of those that wait                       |
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from actors.pool.calls import DEAD
+from protocol.errors import PoolError
+from protocol.messages import Scores
+from protocol.ports import Handle
+from rewards.answers import joined, rows_of
+from rewards.pieces import Piece
+
+ActorHandle = Any
+Ask = Callable[[ActorHandle, Sequence[Piece], Sequence[Handle]], Awaitable[Scores]]
+"""One call on one actor; raises one of `DEAD` when the actor is gone or overran its deadline."""
+
+
+class Waiting:
+    """A piece with its pictures' handle and the future of its answer."""
+
+    def __init__(self, piece: Piece, images: Handle, *, is_alone: bool) -> None:
+        self.piece = piece
+        self.images = images
+        self.is_alone = is_alone
+        self.answer: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
+
+
+class RewardQueue:
+    """Made by a reward pool, used by the process that runs the loop only."""
+
+    def __init__(
+        self,
+        *,
+        batch: int,
+        delay_s: float,
+        limit: int,
+        call: Callable[[Callable[[ActorHandle], Awaitable[None]]], Awaitable[None]],
+        ask: Ask,
+    ) -> None:
+        """
+        Args:
+            batch: most pictures of one call.
+            delay_s: seconds that a call which is not full waits for more.
+            limit: pictures that may wait before `room` holds.
+            call: runs a coroutine function on an idle actor, on another one if it raises one of `DEAD`; raises
+                PoolError when it gives up.
+            ask: the remote call.
+        """
+        self.calls = self.lost = 0
+        self.waiting = 0
+        self._batch, self._delay_s, self._limit = batch, delay_s, limit
+        self._call, self._ask = call, ask
+        self._pending: deque[Waiting] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+
+    async def score(self, images: Handle, piece: Piece, *, is_alone: bool = False) -> Scores:
+        """Answers about the piece, in its order; missing with the reason where a call was lost.
+
+        Args:
+            is_alone: share no call with other requests: what has been lost once may be what kills the actors.
+        """
+        parts = [Waiting(part, images, is_alone=is_alone) for part in _cut(piece, self._batch)]
+        self.waiting += len(piece.rows)
+        self._pending.extend(parts)
+        self._changed.set()
+        for _ in parts:
+            task = asyncio.ensure_future(self._serve())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        try:
+            return joined(await asyncio.gather(*(part.answer for part in parts)))
+        finally:
+            self.waiting -= len(piece.rows)
+            for part in parts:
+                part.answer.cancel()
+            self._changed.set()
+
+    async def room(self) -> None:
+        """Returns when fewer than `limit` pictures wait."""
+        while self.waiting >= self._limit:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _serve(self) -> None:
+        """See that what waits is called for, until one call got through or nothing waits."""
+        was_called = False
+
+        async def work(actor: ActorHandle) -> None:
+            nonlocal was_called
+            was_called = True
+            await self._one_call(actor)
+
+        while any(not part.answer.done() for part in self._pending):
+            was_called = False
+            try:
+                await self._call(work)
+            except PoolError as error:
+                if not was_called:
+                    self._give_up(str(error))
+                continue
+            except Exception as error:
+                while self._pending:
+                    _fail(self._pending.popleft(), error)
+            return
+
+    async def _one_call(self, actor: ActorHandle) -> None:
+        await self._fill_up()
+        parts = self._take()
+        if not parts:
+            return
+        self.calls += 1
+        try:
+            scores = await self._ask(actor, [part.piece for part in parts], [part.images for part in parts])
+        except DEAD as error:
+            self.lost += 1
+            reason = " ".join(str(error).split())[:200] or "no answer before its deadline"
+            for part in parts:
+                _answer(part, Scores.missing(len(part.piece.rows), f"reward actor lost: {reason}"))
+            raise
+        except Exception as error:
+            for part in parts:
+                _fail(part, error)
+            return
+        start = 0
+        for part in parts:
+            end = start + len(part.piece.rows)
+            _answer(part, rows_of(scores, slice(start, end)))
+            start = end
+
+    async def _fill_up(self) -> None:
+        deadline = asyncio.get_running_loop().time() + self._delay_s
+        while self._delay_s and sum(len(part.piece.rows) for part in self._pending) < self._batch:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), deadline - asyncio.get_running_loop().time())
+            except TimeoutError:
+                return
+
+    def _take(self) -> list[Waiting]:
+        """What has waited longest, up to a full batch; pieces whose asker has gone are dropped."""
+        taken: list[Waiting] = []
+        size = 0
+        while self._pending:
+            part = self._pending[0]
+            if part.answer.done():
+                self._pending.popleft()
+                continue
+            if taken and (part.is_alone or taken[0].is_alone or size + len(part.piece.rows) > self._batch):
+                break
+            taken.append(self._pending.popleft())
+            size += len(part.piece.rows)
+        return taken
+
+    def _give_up(self, reason: str) -> None:
+        while self._pending:
+            part = self._pending.popleft()
+            _answer(part, Scores.missing(len(part.piece.rows), reason))
+
+
+def _answer(part: Waiting, scores: Scores) -> None:
+    if not part.answer.done():
+        part.answer.set_result(scores)
+
+
+def _fail(part: Waiting, error: Exception) -> None:
+    if not part.answer.done():
+        part.answer.set_exception(error)
+
+
+def _cut(piece: Piece, size: int) -> list[Piece]:
+    starts = range(0, len(piece.rows), size)
+    return [
+        Piece(
+            rows=piece.rows[start : start + size],
+            prompts=piece.prompts[start : start + size],
+            metadata=piece.metadata[start : start + size],
+        )
+        for start in starts
+    ]

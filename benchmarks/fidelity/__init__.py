@@ -1,0 +1,1 @@
+"""How faithful completions, credit and gradients are to a reference."""

@@ -1,0 +1,172 @@
+"""How well cheap completions rank points: rank correlation of their scores with those of a costly completion.
+
+    python -m benchmarks.fidelity.completion toy_geneval --prompts 12
+
+One group for each prompt is drawn with the base model; every point is completed in every way. Spearman's correlation is
+taken over the members at one point of one prompt and averaged over points and prompts; a point at which the reference's
+scores are all equal has no ranking and is left out, and a completion that ranks none where the reference does
+counts as 0. Two references: the remaining schedule, and the ODE in 64 second-order substeps.
+`forwards` is the number of velocity evaluations of one point beyond the one that the main pass made, averaged over
+points.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import spearmanr
+
+from benchmarks.fidelity.groups import draw_group
+from deploy.presets import find_preset
+from flow.build import policy_of
+from flow.models.load import load_backbone
+from flow.policy import FlowPolicy
+from protocol.config.load import load_config
+from protocol.config.run import RunConfig
+from protocol.config.sampling import CompletionConfig
+from protocol.messages import Prompt
+from protocol.prompts import read_prompts
+from rewards.scorer import CheckedScorer, build_scorer
+
+Solver = Literal["euler", "heun", "adams"]
+Spacing = Literal["even", "schedule"]
+SOLVED: dict[Solver, dict[Spacing, tuple[int, ...]]] = {
+    "euler": {"even": (2, 3, 5, 8), "schedule": (2, 3, 5)},
+    "adams": {"even": (2, 3, 5, 8), "schedule": (2, 3, 5)},
+    "heun": {"even": (2, 3)},
+}
+WAYS: dict[str, CompletionConfig] = {
+    "tweedie": CompletionConfig(rule="tweedie"),
+    **{
+        f"{solver} {n}" + (", schedule spacing" if spacing == "schedule" else ""): CompletionConfig(
+            rule="ode", substeps=n, spacing=spacing, solver=solver
+        )
+        for solver, spacings in SOLVED.items()
+        for spacing, many in spacings.items()
+        for n in many
+    },
+    "remaining schedule": CompletionConfig(rule="schedule", solver="euler"),
+    "remaining schedule, adams": CompletionConfig(rule="schedule", solver="adams"),
+    "fine": CompletionConfig(rule="ode", substeps=64, spacing="even", solver="adams"),
+}
+"""Every key said: a default that changes must not change what a name means."""
+REFERENCES = ("remaining schedule", "fine")
+
+
+@dataclass(frozen=True)
+class Point:
+    """All members of one prompt at one point, completed in one way."""
+
+    way: str
+    prompt: int
+    k: int
+    forwards: int
+    latents: np.ndarray
+    scores: dict[str, np.ndarray]
+
+
+def completed_points(
+    policy: FlowPolicy, config: RunConfig, prompts: Sequence[Prompt], scorers: dict[str, CheckedScorer], members: int
+) -> Iterator[Point]:
+    """Every way at every stochastic point but one that all members share."""
+    for number, prompt in enumerate(prompts):
+        group = draw_group(policy, config, number=number, prompt=prompt, members=members)
+        for point in group.points[1 if config.sampling.shared_noise else 0 :]:
+            for way, completion in WAYS.items():
+                clean, forwards = group.completed(point, completion)
+                yield Point(way, number, point.k, forwards, clean.numpy(), group.scores(clean, scorers))
+
+
+def summarise(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """One row for each way: forwards, error of the latents, and correlations by reference and scorer."""
+    held = {(point.way, point.prompt, point.k): point for point in points}
+    rows = []
+    for way in WAYS:
+        own = [point for point in points if point.way == way]
+        row: dict[str, Any] = {"way": way, "forwards": float(np.mean([point.forwards for point in own]))}
+        errors = [np.square(point.latents - held["fine", point.prompt, point.k].latents).mean() for point in own]
+        row["latent_rms_error"] = float(np.sqrt(np.mean(errors)))
+        for reference in REFERENCES:
+            for name in own[0].scores:
+                pairs = [(point.scores[name], held[reference, point.prompt, point.k].scores[name]) for point in own]
+                row[f"{name} against {reference}"] = _mean_correlation(pairs)
+        rows.append(row)
+    return rows
+
+
+def _mean_correlation(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float | None:
+    """Of pairs (a way's scores, the reference's)."""
+    ranked = [(own, wanted) for own, wanted in pairs if np.ptp(wanted) > 0]
+    each = [cast(Any, spearmanr(own, wanted)).statistic if np.ptp(own) > 0 else 0.0 for own, wanted in ranked]
+    return float(np.mean(each)) if ranked else None
+
+
+def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Correlation against forwards: a row for each reference, a panel for each scorer."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    names = [[key for key in rows[0] if key.endswith(f"against {reference}")] for reference in REFERENCES]
+    series: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["way"] != "fine":
+            series.setdefault(re.sub(r" \d+", "", row["way"]), []).append(row)
+    markers = {"e": "o", "a": "s", "h": "^", "t": "D", "r": "*"}
+    figure = Figure(figsize=(5 * len(names[0]), 3.6 * len(names)), layout="constrained")
+    panels = figure.subplots(len(names), len(names[0]), squeeze=False).flat
+    for axes, name in zip(panels, itertools.chain(*names), strict=True):
+        for label, held in series.items():
+            known = [row for row in held if row[name] is not None and not name.endswith(f"against {row['way']}")]
+            places, values = [row["forwards"] for row in known], [row[name] for row in known]
+            axes.plot(places, values, marker=markers[label[0]], label=label, alpha=0.8)
+        axes.set(xlabel="forwards a point", ylabel="rank correlation", title=name)
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend(fontsize=7)
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=110)
+
+
+def main(
+    preset: Annotated[str, typer.Argument(help="Preset whose model, prompts, sampling and scorers are used.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Config overrides.")] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts, one group each.")] = 12,
+    members: Annotated[int, typer.Option(min=3, help="Members of a group.")] = 24,
+    out: Annotated[Path, typer.Option(help="JSON file; a plot beside it.")] = Path("runs/completion_fidelity.json"),
+    is_plot: Annotated[bool, typer.Option("--plot", help="Only draw the plot of the JSON file again.")] = False,
+) -> None:
+    """Measure, print the table, write JSON and plot."""
+    if is_plot:
+        plot(json.loads(out.read_text(encoding="utf-8"))["rows"], out.with_suffix(".png"))
+        return
+    config = load_config(find_preset(preset), overrides=overrides or [])
+    torch.set_num_threads(config.cluster.rollout.threads)
+    chosen = read_prompts(config.data, config.data.train)[:: max(1, 240 // prompts)][:prompts]
+    scorers = {name: build_scorer(reward.scorer, **reward.args) for name, reward in config.rewards.items()}
+    scorers["redness"] = build_scorer("benchmarks.scorers:Redness")
+    policy = policy_of(load_backbone(config.model), config)
+    with torch.no_grad():
+        rows = summarise(list(completed_points(policy, config, chosen, scorers, members)))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    facts = {"preset": preset, "overrides": overrides or [], "prompts": len(chosen), "members": members, "rows": rows}
+    out.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    plot(rows, out.with_suffix(".png"))
+    columns = list(rows[0])
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(
+            *(value if isinstance(value, str) else "-" if value is None else f"{value:.3f}" for value in row.values())
+        )
+    Console(width=200).print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

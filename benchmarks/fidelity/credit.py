@@ -1,0 +1,222 @@
+"""How much of a credit rule's advantages is true: its correlation with the advantages found by brute force.
+
+    python -m benchmarks.fidelity.credit toy_geneval --prompts 12
+
+The true advantage of step k is V(x_{k+1}) - V(x_k), V the mean final reward when the policy goes on from a point; here
+the mean over `--continuations` stochastic continuations of every point of every trajectory. A policy gradient with
+advantages A has the expectation of the one with true advantages A* as far as A follows A*, and noise as far as A has
+other parts. So `fidelity` = <A, A*> / (|A| |A*|), over all members, steps and groups, tells rules apart before anything
+is trained: the same signal-to-noise ratio takes rule b (f_a / f_b)^2 times the groups of rule a. |A*| comes from two
+halves of the continuations, so that their own noise neither helps nor harms a rule.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from jaxtyping import Float
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks.fidelity.completion import WAYS
+from benchmarks.fidelity.groups import Group, draw_group
+from deploy.presets import find_preset
+from flow.build import policy_of
+from flow.models.load import load_backbone
+from flow.policy import FlowPolicy
+from flow.sampler import Step
+from learner.credit.normalise import NORMALISERS
+from learner.credit.rules import gae, gains, uniform
+from learner.credit.value_calibration import calibrated
+from protocol.config.load import load_config
+from protocol.config.run import RunConfig
+from protocol.messages import Prompt
+from protocol.prompts import read_prompts
+from rewards.scorer import CheckedScorer, build_scorer
+
+Rewards = Float[np.ndarray, "groups N P"]
+COMPLETIONS = ("tweedie", "euler 2", "adams 3, schedule spacing", "remaining schedule")
+NORMALISATIONS = {
+    "joint": ("joint", False),
+    "joint, iteration's std": ("joint", True),
+    "centred": ("centred", False),
+    "per_step": ("per_step", False),
+}
+"""By name: the normaliser, and whether its std is that of all groups."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """One scorer's rewards of all groups: by completion, and both halves of the brute-force values."""
+
+    rewards: Mapping[str, Rewards]
+    halves: tuple[Rewards, Rewards]
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Draws groups, completes their points, and continues every point many times."""
+
+    policy: FlowPolicy
+    config: RunConfig
+    scorers: Mapping[str, CheckedScorer]
+    members: int
+    continuations: int
+
+    def collect(self, prompts: Sequence[Prompt]) -> dict[str, Data]:
+        """All groups, one for each prompt, by scorer."""
+        groups = [self._group(number, prompt) for number, prompt in enumerate(track(prompts, "groups"))]
+        return {
+            name: Data(
+                rewards={way: np.stack([group[way][name] for group in groups]) for way in COMPLETIONS},
+                halves=(
+                    np.stack([group["first"][name] for group in groups]),
+                    np.stack([group["second"][name] for group in groups]),
+                ),
+            )
+            for name in self.scorers
+        }
+
+    def _group(self, number: int, prompt: Prompt) -> dict[str, dict[str, Float[np.ndarray, "N P"]]]:
+        group = draw_group(self.policy, self.config, number=number, prompt=prompt, members=self.members)
+        final = group.scores(group.final, self.scorers)
+        generator = torch.Generator().manual_seed(number)
+        columns: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in (*COMPLETIONS, "first", "second")}
+        for point in group.points:
+            for way in COMPLETIONS:
+                columns[way].append(group.scores(group.completed(point, WAYS[way])[0], self.scorers))
+            is_common = self.config.sampling.shared_noise and not point.k
+            for half in ("first", "second"):
+                columns[half].append(self._value(group, point, generator, is_common=is_common))
+        return {
+            name: {scorer: np.stack([*(c[scorer] for c in held), final[scorer]], axis=1) for scorer in self.scorers}
+            for name, held in columns.items()
+        }
+
+    def _value(
+        self, group: Group, point: Step, generator: torch.Generator, *, is_common: bool
+    ) -> dict[str, Float[np.ndarray, " N"]]:
+        """Mean final score of half the continuations of each member's point; of all members' where it is one point."""
+        runs = []
+        for _ in range(self.continuations // 2):
+            latents = point.latents
+            for k in range(point.k, self.policy.total_steps):
+                is_stochastic = k in self.policy.steps
+                transition, _ = self.policy.transition(
+                    latents, k, conditioning=group.conditioning, as_ode=not is_stochastic
+                )
+                noise = torch.randn(latents.shape, generator=generator) if is_stochastic else None
+                latents = transition.mean if noise is None else transition.sample(noise)
+            runs.append(group.scores(latents, self.scorers))
+        means = {name: np.mean([run[name] for run in runs], axis=0) for name in self.scorers}
+        return {name: np.full_like(mean, mean.mean()) for name, mean in means.items()} if is_common else means
+
+
+def step_rewards(rewards: Rewards) -> Iterator[tuple[str, Float[Tensor, "groups N S"]]]:
+    """Every rule's step rewards, by name."""
+    tables = torch.from_numpy(rewards).float()
+    valid = torch.ones(tables.shape[1:], dtype=torch.bool)
+    steps = tables.shape[2] - 1
+    values, _ = calibrated([[(table, valid, tuple(range(steps)))] for table in tables], steps)
+    rules: dict[str, Callable[..., Any]] = {
+        "uniform": uniform,
+        "gains": gains,
+        **{f"gae {decay}": partial(gae, decay=decay) for decay in (0.3, 0.5, 1.0)},
+    }
+    for name, rule in rules.items():
+        yield name, torch.stack([rule(table, valid, steps=steps)[0] for table in tables])
+        if name != "uniform":
+            yield f"calibrated {name}", torch.stack([rule(table, valid, steps=steps)[0] for (table,) in values])
+
+
+def fidelity(advantages: Float[np.ndarray, "groups N S"], halves: tuple[Rewards, Rewards]) -> float:
+    """<A, A*> / (|A| |A*|), |A*|^2 from the product of the two halves' independent estimates."""
+    first, second = (np.diff(half, axis=2) for half in halves)
+    first, second = first - first.mean(1, keepdims=True), second - second.mean(1, keepdims=True)
+    size = np.sqrt(max((first * second).sum(), 0.0) * np.square(advantages).sum())
+    return float((advantages * (first + second) / 2).sum() / size) if size else float("nan")
+
+
+def rows_of(data: Mapping[str, Data]) -> list[dict[str, Any]]:
+    """One row for each rule, completion and normalisation; fidelity by scorer."""
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for scorer, held in data.items():
+        for way, rewards in held.rewards.items():
+            for rule, tables in step_rewards(rewards):
+                valid = torch.ones(tables.shape, dtype=torch.bool)
+                for name, (normalisation, is_pooled) in NORMALISATIONS.items():
+                    if rule == "uniform" and (normalisation != "joint" or way != COMPLETIONS[0]):
+                        continue
+                    if "calibrated" in rule and normalisation == "centred":
+                        continue  # the same as joint: calibrated values have no mean
+                    normalise = partial(
+                        NORMALISERS[normalisation],
+                        epsilon=1e-4,
+                        pool=(tables.flatten(0, 1), valid.flatten(0, 1)) if is_pooled else None,
+                    )
+                    advantages = [normalise(table, own) for table, own in zip(tables, valid, strict=True)]
+                    place = (rule, "-" if rule == "uniform" else way, name)
+                    row = rows.setdefault(place, dict(zip(("rule", "completion", "normalise"), place, strict=True)))
+                    row[scorer] = fidelity(torch.stack(advantages).numpy(), held.halves)
+    return list(rows.values())
+
+
+def plot(rows: Sequence[Mapping[str, Any]], path: Path, scorers: Sequence[str]) -> None:
+    """Bars of every rule on one completion, jointly normalised by the iteration's std, one panel for each scorer."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    shown = [row for row in rows if row["normalise"].endswith("'s std") and row["completion"] in ("-", "euler 2")]
+    figure = Figure(figsize=(4 * len(scorers), 2.8), layout="constrained")
+    panels = figure.subplots(1, len(scorers), sharey=True, squeeze=False).flat
+    for axes, scorer in zip(panels, scorers, strict=True):
+        names = [row["rule"] for row in shown]
+        colours = ["0.6" if name == "uniform" else "C1" if "calibrated" in name else "C0" for name in names]
+        axes.barh(names, [row[scorer] for row in shown], color=colours)
+        axes.set(title=scorer, xlabel="correlation with true advantages", xlim=(0, 1))
+        axes.invert_yaxis()
+        axes.grid(axis="x", alpha=0.3)
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=110)
+
+
+def main(
+    preset: Annotated[str, typer.Argument(help="Preset whose model, prompts, sampling and scorers are used.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Config overrides.")] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts, one group each.")] = 12,
+    members: Annotated[int, typer.Option(min=3, help="Members of a group.")] = 24,
+    continuations: Annotated[int, typer.Option(min=2, help="Continuations of each point.")] = 16,
+    out: Annotated[Path, typer.Option(help="JSON file; a plot beside it.")] = Path("runs/credit_fidelity.json"),
+) -> None:
+    """Measure, print the table, write JSON and plot."""
+    config = load_config(find_preset(preset), overrides=overrides or [])
+    torch.set_num_threads(config.cluster.rollout.threads)
+    lines = read_prompts(config.data, config.data.train)
+    order = np.random.default_rng(config.seed).permutation(len(lines))
+    scorers = {name: build_scorer(reward.scorer, **reward.args) for name, reward in config.rewards.items()}
+    scorers["redness"] = build_scorer("benchmarks.scorers:Redness")
+    scorers["pickscore"] = build_scorer("pickscore", model="pkg://toyworld/clip", batch=64, device="cpu")
+    policy = policy_of(load_backbone(config.model), config)
+    collector = Collector(policy, config, scorers, members, continuations)
+    with torch.no_grad():
+        rows = rows_of(collector.collect([lines[place] for place in order[:prompts]]))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    facts = {"preset": preset, "overrides": overrides or [], "prompts": prompts, "members": members, "rows": rows}
+    out.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    plot(rows, out.with_suffix(".png"), list(scorers))
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(value if isinstance(value, str) else f"{value:.3f}" for value in row.values()))
+    Console(width=160).print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,243 @@
+"""How much of a credit rule's gradient points uphill, for every rule and step weighting, before anything is trained.
+
+    python -m benchmarks.fidelity.gradient_signal toy_geneval --groups 400
+
+The gradient of every rule that is linear in the points' rewards (uniform, gains, calibrated values, any lambda) is a
+sum of a few parts, v[k, j] = mean over the members of (lead over the group at point j) * gradient of step k's log_prob.
+These are drawn once for each group, kept as count sketches (inner products survive), and put together afterwards.
+
+With u a rule's gradient from one group and g the one of uniform credit, which is unbiased for the mean reward, from
+another group with another prompt, `signal` = mean <u_i, g_j> / (|u| |g|) over all pairs. An optimiser step of a given
+length climbs in proportion to it, so where noise rules, twice the signal is half the steps. Errors are a jackknife's
+over groups. Every member has its own initial noise, and statistics (slopes of the calibrated values, the std of each
+step) are those of all groups.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from jaxtyping import Float, Int
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks.fidelity.groups import draw_group
+from deploy.presets import find_preset
+from flow.build import build_policy
+from flow.policy import FlowPolicy
+from learner.credit.value_calibration import calibrated
+from learner.loop.groups import prompt_at
+from protocol.config.load import load_config
+from protocol.config.run import RunConfig
+from protocol.messages import Prompt
+from protocol.prompts import read_prompts
+from rewards.scorer import CheckedScorer, build_scorer
+
+SKETCH = 8192
+"""Entries that a gradient is folded into."""
+POWERS = (0.0, 1.0, 2.0, 3.0, 4.0)
+RULES = {
+    "uniform": None,
+    "gains": (False, 0.0),
+    "calibrated gains": (True, 0.0),
+    "calibrated gae 0.3": (True, 0.3),
+    "calibrated gae 1": (True, 1.0),
+}
+"""By name: whether values are calibrated, and lambda."""
+
+
+@dataclass(frozen=True)
+class Folding:
+    """A count sketch: every entry goes to one of `SKETCH` places with a random sign."""
+
+    places: Int[Tensor, " D"]
+    signs: Float[Tensor, " D"]
+
+    @classmethod
+    def of(cls, size: int) -> "Folding":
+        """One for gradients of `size` entries."""
+        generator = torch.Generator().manual_seed(0)
+        signs = torch.randint(2, (size,), generator=generator) * 2.0 - 1.0
+        return cls(torch.randint(SKETCH, (size,), generator=generator), signs)
+
+    def __call__(self, gradient: Float[Tensor, " D"]) -> Float[Tensor, " sketch"]:
+        """Inner products of sketches are those of the gradients, up to 1 / sqrt(SKETCH) of their norms."""
+        return torch.zeros(SKETCH).index_add_(0, self.places, gradient * self.signs)
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Draws groups, scores their points, and takes the gradients of their steps."""
+
+    config: RunConfig
+    policy: FlowPolicy
+    parameters: Sequence[Tensor]
+    scorer: CheckedScorer
+
+    def group(self, number: int, prompt: Prompt) -> tuple[Float[Tensor, "N P"], Float[Tensor, "S P sketch"]]:
+        """Rewards of its points, the finished pictures' last, and the parts v[k, j]."""
+        size = self.config.group.size
+        group = draw_group(self.policy, self.config, number=number, prompt=prompt, members=size)
+        with torch.no_grad():
+            guesses = [group.completed(point, self.config.completion)[0] for point in group.points]
+            scores = [group.scores(latents, {"": self.scorer})[""] for latents in (*guesses, group.final)]
+        rewards = torch.from_numpy(np.stack(scores, 1)).float()
+        leads = rewards - rewards.mean(0)
+        fold = Folding.of(sum(parameter.numel() for parameter in self.parameters))
+        steps = len(group.points)
+        parts = torch.zeros(steps, steps + 1, SKETCH)
+        for row, point in enumerate(group.points):
+            transition, _ = self.policy.transition(point.latents, point.k, conditioning=group.conditioning)
+            log_prob = transition.log_prob(point.next_latents)
+            for column in range(row, steps + 1):
+                gradients = torch.autograd.grad(
+                    (log_prob * leads[:, column]).mean(), self.parameters, retain_graph=column < steps
+                )
+                parts[row, column] = fold(torch.cat([gradient.flatten() for gradient in gradients]))
+        return rewards, parts
+
+
+def coefficients(slopes: Float[Tensor, " S"], *, is_calibrated: bool, decay: float) -> Float[Tensor, "S P"]:
+    """A gae rule's step rewards by the leads of the points: A_k = sum_j c[k, j] d_j."""
+    steps = len(slopes)
+    factors = torch.cat([slopes.float(), torch.ones(1)]) if is_calibrated else torch.ones(steps + 1)
+    table = torch.zeros(steps, steps + 1)
+    for k in range(steps):
+        for ahead in range(steps - k):
+            table[k, k + ahead + 1] += decay**ahead * factors[k + ahead + 1]
+            table[k, k + ahead] -= decay**ahead * factors[k + ahead]
+    return table
+
+
+def signal(own: Float[Tensor, "G D"], reference: Float[Tensor, "G D"]) -> tuple[float, float]:
+    """Mean over pairs of different groups <u_i, g_j> / (|u| |g|), and its error by a jackknife over groups."""
+    products = (own @ reference.T).double().fill_diagonal_(0)
+    groups = len(own)
+    total = products.sum()
+    left_out = (total - products.sum(0) - products.sum(1)) / ((groups - 1) * (groups - 2))
+    error = ((left_out - left_out.mean()).square().sum() * (groups - 1) / groups).sqrt()
+    size = (own.square().sum(1).mean() * reference.square().sum(1).mean()).sqrt()
+    return (total / (groups * (groups - 1)) / size).item(), (error / size).item()
+
+
+def rows_of(
+    rewards: Float[Tensor, "G N P"], parts: Float[Tensor, "G S P sketch"], stds: Float[Tensor, " S"]
+) -> list[dict[str, Any]]:
+    """One row for each rule, normalisation and power of the step's std, as `learner.credit.step_weights` weighs."""
+    steps = parts.shape[1]
+    valid = torch.ones(rewards.shape[1:], dtype=torch.bool)
+    _, slopes = calibrated([[(table, valid, tuple(range(steps)))] for table in rewards], steps)
+    leads = rewards - rewards.mean(1, keepdim=True)
+    reference = parts[:, :, -1].sum(1)
+    rows = []
+    for rule, choice in RULES.items():
+        table = torch.zeros(steps, steps + 1)
+        table[:, -1] = 1
+        if choice is not None:
+            table = coefficients(slopes, is_calibrated=choice[0], decay=choice[1])
+        spread = torch.einsum("gnj,kj->gnk", leads, table).std((0, 1))
+        for normalise, scale in (("joint", torch.ones(steps)), ("per_step", 1 / spread)):
+            if rule == "uniform" and normalise == "per_step":
+                continue  # the same as joint
+            for power in POWERS:
+                weights = table * (scale * (stds / stds.mean()) ** power)[:, None]
+                value, error = signal(torch.einsum("gkjd,kj->gd", parts, weights), reference)
+                rows.append({"rule": rule, "normalise": normalise, "power": power, "signal": value, "error": error})
+    return rows
+
+
+def steps_of(parts: Float[Tensor, "G S P sketch"]) -> list[dict[str, float]]:
+    """Of each step's part of uniform credit's gradient: its share of the squared norm, and its own signal."""
+    own = parts[:, :, -1]
+    squares = own.square().sum(2).mean(0)
+    found = [signal(own[:, k], own.sum(1)) for k in range(own.shape[1])]
+    return [
+        {"step": k, "share": (squares[k] / squares.sum()).item(), "signal": value, "error": error}
+        for k, (value, error) in enumerate(found)
+    ]
+
+
+def plot(rows: Sequence[dict[str, Any]], steps: Sequence[dict[str, float]], path: Path) -> None:
+    """Left: the signal of each rule, each step scaled to its own spread, by the power; right: the steps."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for place, rule in enumerate(RULES):
+        scale = "joint" if rule == "uniform" else "per_step"
+        shown = [row for row in rows if (row["rule"], row["normalise"]) == (rule, scale)]
+        left.errorbar(
+            [row["power"] + 0.03 * (place - 2) for row in shown],
+            [row["signal"] for row in shown],
+            [row["error"] for row in shown],
+            fmt="o-",
+            label=rule,
+            color="0.4" if rule == "uniform" else f"C{place - 1}",
+        )
+    left.set(xlabel="step weight: std to this power", ylabel="signal of the gradient")
+    left.axhline(0, color="0.8", zorder=0)
+    left.legend(fontsize=7)
+    places = [row["step"] for row in steps]
+    right.bar(places, [row["share"] for row in steps], color="0.8", label="share of the squared gradient")
+    right.set(xlabel="step k", ylabel="share", xticks=places)
+    twin = right.twinx()
+    twin.errorbar(
+        places, [row["signal"] for row in steps], [row["error"] for row in steps], fmt="o", color="C3", label="signal"
+    )
+    twin.axhline(0, color="C3", alpha=0.3)
+    twin.set_ylabel("signal of the step alone", color="C3")
+    right.set_title("uniform credit, step by step", fontsize=9)
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=110)
+
+
+def main(
+    preset: Annotated[str, typer.Argument(help="Preset whose model, prompts, sampling and scorer are used.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Config overrides.")] = None,
+    groups: Annotated[int, typer.Option(min=3, help="Groups, one prompt each.")] = 400,
+    out: Annotated[Path, typer.Option(help="JSON file; a plot beside it.")] = Path("runs/gradient_signal.json"),
+) -> None:
+    """Draw, put the rules together, write JSON and plot, print the tables."""
+    began = time.monotonic()
+    fixed = ["method=stepwise_calibrated", "sampling.shared_noise=false"]
+    config = load_config(find_preset(preset), overrides=[*fixed, *(overrides or [])])
+    torch.set_num_threads(config.cluster.learner.threads)
+    policy, lora = build_policy(config, device="cpu")
+    (reward,) = config.rewards.values()
+    collector = Collector(config, policy, list(lora.parameters.values()), build_scorer(reward.scorer, **reward.args))
+    prompts = read_prompts(config.data, config.data.train)
+    drawn = [
+        collector.group(number, prompt_at(prompts, number, seed=config.seed))
+        for number in track(range(groups), "groups")
+    ]
+    rewards, parts = (torch.stack(held) for held in zip(*drawn, strict=True))
+    rows = rows_of(rewards, parts, torch.tensor([policy.std(k) for k in policy.steps]))
+    steps = steps_of(parts)
+    facts = {"preset": preset, "overrides": overrides or [], "groups": groups, "seconds": time.monotonic() - began}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(facts | {"rows": rows, "steps": steps}, indent=1), encoding="utf-8")
+    plot(rows, steps, out.with_suffix(".png"))
+    console = Console(width=120)
+    table = Table("rule", "normalise", *(f"power {power:g}" for power in POWERS))
+    for rule, normalise in dict.fromkeys((row["rule"], row["normalise"]) for row in rows):
+        own = [row for row in rows if (row["rule"], row["normalise"]) == (rule, normalise)]
+        table.add_row(rule, normalise, *(f"{1e3 * row['signal']:.2f} ± {1e3 * row['error']:.2f}" for row in own))
+    console.print(table, "signal in thousandths")
+    for row in steps:
+        console.print(
+            f"step {row['step']:.0f}: share of the squared gradient {row['share']:.3f}, "
+            f"signal {1e3 * row['signal']:.2f} ± {1e3 * row['error']:.2f}"
+        )
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,78 @@
+"""A group of trajectories whose points are completed and scored at will, for benchmarks that look at single steps."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flow.maths.completion import complete, substep_grid
+from flow.maths.noise import INITIAL, SHARED, trajectory_noise
+from flow.models.contract import Conditioning
+from flow.policy import FlowPolicy
+from flow.sampler import Step, trajectory
+from protocol.config.run import RunConfig
+from protocol.config.sampling import CompletionConfig
+from protocol.messages import Prompt
+from rewards.scorer import CheckedScorer
+
+
+@dataclass(frozen=True)
+class Group:
+    """Trajectories of one prompt, all members in one batch."""
+
+    policy: FlowPolicy
+    prompt: Prompt
+    conditioning: tuple[Conditioning, ...]
+    points: tuple[Step, ...]
+    """The stochastic steps; their latents are where they begin."""
+    final: Float[Tensor, "N C H W"]
+
+    def completed(self, point: Step, way: CompletionConfig) -> tuple[Float[Tensor, "N C H W"], int]:
+        """Clean latents of every member from `point` on, and how many velocity evaluations that took."""
+        calls = 0
+
+        def velocity(latents: Float[Tensor, "N C H W"], sigma: Float[Tensor, " N"]) -> Float[Tensor, "N C H W"]:
+            nonlocal calls
+            calls += 1
+            return self.policy.velocity(latents, sigma, self.conditioning)
+
+        clean = complete(
+            latents=point.latents,
+            first_velocity=point.velocity,
+            grid=substep_grid(way, sigmas=self.policy.sigmas, k=point.k).expand(len(point.latents), -1),
+            velocity=velocity,
+            solver=way.solver,
+        )
+        return clean, calls
+
+    def scores(
+        self, latents: Float[Tensor, "N C H W"], scorers: Mapping[str, CheckedScorer]
+    ) -> dict[str, Float[np.ndarray, " N"]]:
+        """What every scorer gives the pictures of clean latents."""
+        pictures = self.policy.backbone.decode(latents)
+        texts, facts = [self.prompt.text] * len(pictures), [self.prompt.metadata] * len(pictures)
+        return {name: scorer.score(pictures, texts, facts).values for name, scorer in scorers.items()}
+
+
+@torch.no_grad()
+def draw_group(policy: FlowPolicy, config: RunConfig, *, number: int, prompt: Prompt, members: int) -> Group:
+    """The trajectories that a run of this config draws for its group `number` of the first iteration."""
+    conditioning = policy.conditioning(prompt.text, prompt.negative)
+    key = {"seed": config.seed, "iteration": 0, "group": number, "shape": policy.backbone.latent_shape}
+    own = list(range(members))
+    steps = list(
+        trajectory(
+            policy,
+            initial=trajectory_noise(
+                **key, members=[SHARED] * members if config.sampling.shared_noise else own, step=INITIAL
+            ),
+            conditioning=conditioning,
+            noise=lambda k: trajectory_noise(**key, members=own, step=k),
+            stochastic=policy.steps,
+        )
+    )
+    points = tuple(step for step in steps if step.k in policy.steps)
+    return Group(policy, prompt, conditioning, points, steps[-1].next_latents)

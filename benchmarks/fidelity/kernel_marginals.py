@@ -1,0 +1,44 @@
+"""Do the kernels keep the marginals? Spread of samples on the Gaussian world whose true spread is 0.5.
+
+python -m benchmarks.fidelity.kernel_marginals
+"""
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from flow.maths.schedule import sd3_sigmas
+from flow.maths.transition import ddim_sde, flow_sde, ode
+from tests.support.gaussian import gaussian_velocity
+
+MEAN, SPREAD, SAMPLES = 0.3, 0.5, 200_000
+
+
+def spread(kernel: str, level: float, steps: int) -> float:
+    """Standard deviation of samples after `steps` steps; the last one runs as ODE."""
+    generator = torch.Generator().manual_seed(0)
+    sigmas = sd3_sigmas(steps=steps)
+    latents = torch.randn(SAMPLES, 1, generator=generator)
+    for k in range(steps):
+        sigma, sigma_next = sigmas[k].expand(SAMPLES), sigmas[k + 1].expand(SAMPLES)
+        velocity = gaussian_velocity(latents=latents, sigma=sigma, mean=MEAN, spread=SPREAD)
+        state = {"latents": latents, "velocity": velocity, "sigma": sigma, "sigma_next": sigma_next}
+        if kernel == "ode" or k == steps - 1:
+            latents = ode(**state).mean
+        else:
+            function = flow_sde if kernel == "flow_sde" else ddim_sde
+            transition = function(**state, sigma_first=sigmas[1].item(), noise_level=level)
+            latents = transition.sample(torch.randn(SAMPLES, 1, generator=generator))
+    return latents.std().item()
+
+
+def main() -> None:
+    """Print the spread by kernel and number of steps."""
+    table = Table("kernel", "noise level", "T = 10", "T = 50", "T = 200", title=f"true spread {SPREAD}")
+    for kernel, level in (("ode", 0.0), ("flow_sde", 0.7), ("ddim_sde", 0.7), ("ddim_sde", 1.0)):
+        table.add_row(kernel, f"{level}", *(f"{spread(kernel, level, steps):.3f}" for steps in (10, 50, 200)))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

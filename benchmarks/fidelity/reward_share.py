@@ -1,0 +1,58 @@
+"""The share of an iteration that is spent in scoring, in CPU time: a part of `benchmarks.speed.rewards`."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from deploy.presets import find_preset
+from deploy.run.local import LocalFleet
+from learner.loop.groups import Groups
+from protocol.config.load import load_config
+from protocol.messages import Metadata, Scores
+from protocol.prompts import read_prompts
+
+
+class Watched:
+    """A reward source that notes the CPU seconds of its scoring."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.seconds, self.pictures = inner, 0.0, 0
+
+    async def reward(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """The mixture, timed; nothing else may run meanwhile."""
+        began = time.process_time()
+        scores = await self.inner.reward(images, prompts, metadata)
+        self.seconds += time.process_time() - began
+        self.pictures += len(prompts)
+        return scores
+
+
+def share(preset: str, groups: int = 2) -> str:
+    """Draw, score and learn from some groups of a preset, one thing after the other in this process."""
+    overrides = [f"group.per_iteration={groups}", "learner.updates_per_iteration=1", "cluster.learner.threads=1"]
+    config = load_config(find_preset(preset), overrides=overrides)
+
+    async def scenario() -> tuple[Watched, float]:
+        fleet = LocalFleet(config)
+        await fleet.start()
+        watched = Watched(fleet.parts.rewards)
+        parts: Any = replace(fleet.parts, rewards=watched)
+        drawn = Groups(config, read_prompts(config.data, config.data.train), parts)
+        await drawn.begin([])
+        await drawn.produce(0)
+        watched.seconds, watched.pictures = 0.0, 0
+        began = time.process_time()
+        await fleet.update([await drawn.produce(place) for place in range(groups)])
+        seconds = time.process_time() - began
+        fleet.stop()
+        return watched, seconds
+
+    watched, seconds = asyncio.run(scenario())
+    return (
+        f"{preset}: scoring takes {watched.seconds / seconds:.1%} of an iteration's CPU time"
+        f" ({watched.pictures} pictures in {watched.seconds:.2f} of {seconds:.2f} s, {groups} groups)"
+    )

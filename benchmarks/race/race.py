@@ -1,0 +1,300 @@
+"""Which credit rule learns fastest: every method on the same preset, prompts, seeds and budget.
+
+    python -m benchmarks.race.race run --iterations 60 --seconds 600    # resumable; every cell in a run folder
+    python -m benchmarks.race.race run --only stepwise --seeds 1         # some cells
+    python -m benchmarks.race.race report                                # JSON, plots and table of what is there
+
+A cell is (variant, seed, reward). A variant is a method plus config keys; `benchmarks/race/variants.py` lists the
+methods and the papers' ablations. A cell trains until it has both enough iterations and enough training seconds, so
+that variants can be compared at equal iterations and at equal wall clock. Seconds are those of drawing, scoring and
+learning, without evaluations; every iteration of a cell counts as much as a quick one (a tenth are quicker), since all
+do the same work and what else the machine did meanwhile is no part of the method. The KL term and the running mean are
+off and learning rate and clip range are the preset's for every variant, so that only the credit differs; lanes with
+other learning rates tell what tuning would give each of the main methods.
+"""
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.box import MARKDOWN
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.race.plots import write_plots
+from benchmarks.race.variants import COMMON, LOOKS, METHODS, RATES, REWARDS, THREE_SEEDS, VARIANTS
+from deploy.cli.progress import Progress
+from deploy.folder.run_folder import METRICS
+from deploy.presets import find_preset
+from deploy.run.run import run_training
+from protocol.config.load import load_config
+from protocol.config.run import RunConfig
+
+RUNS = Path("runs/credit_race")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the race."""
+
+    variant: str
+    seed: int
+    reward: str
+
+    @property
+    def folder(self) -> str:
+        """Its name on disk."""
+        return f"{self.reward}/{self.variant.replace(', ', '-').replace(' ', '_').replace('=', '')}/seed_{self.seed}"
+
+
+def cell_config(preset: str, cell: Cell, *, iterations: int, every: int, extra: Sequence[str]) -> RunConfig:
+    """The whole config of a cell."""
+    variant = VARIANTS[cell.variant]
+    overrides = (
+        f"method={variant.method}",
+        f"seed={cell.seed}",
+        f"iterations={iterations}",
+        f"evaluation.every={every}",
+        *COMMON,
+        *REWARDS[cell.reward],
+        *variant.keys,
+        *extra,
+    )
+    return load_config(find_preset(preset), overrides=overrides)
+
+
+def run_cell(
+    preset: str, cell: Cell, runs: Path, *, iterations: int, seconds: float, every: int, extra: Sequence[str]
+) -> None:
+    """Train a cell until it has both budgets; what is there already is not trained again."""
+    folder = runs / cell.folder
+    while True:
+        done, spent = reached(folder)
+        if done >= iterations and spent >= seconds:
+            return
+        target = max(iterations, done + every if done >= iterations else 0)
+        config = cell_config(preset, cell, iterations=target, every=every, extra=extra)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if not run_training(config, folder=folder, is_local=True, progress=Progress()).finished:
+            raise typer.Exit(130)
+
+
+def reached(folder: Path) -> tuple[int, float]:
+    """Iterations and training seconds of a cell so far."""
+    seconds = _seconds(_lines(folder))
+    return len(seconds), sum(seconds)
+
+
+def read_cell(cell: Cell, runs: Path) -> dict[str, Any] | None:
+    """A cell's curve: iteration, training seconds and held-out score of every evaluation; mean gains by step."""
+    lines = _lines(runs / cell.folder)
+    trained = [line for line in lines if "seconds/iteration" in line]
+    clock = np.concatenate([[0.0], np.cumsum(_seconds(lines))])
+    evaluations = {line["iteration"]: line["evaluation/score"] for line in lines if "evaluation/score" in line}
+    if not evaluations:
+        return None
+    places = sorted(iteration for iteration in evaluations if iteration < len(clock))
+    gains: dict[str, list[float]] = {}
+    for line in trained:
+        for key, value in line.items():
+            if key.startswith("gain/step_") and key.endswith("_abs_mean") and value is not None:
+                gains.setdefault(key.split("_")[1], []).append(value)
+    return {
+        **asdict(cell),
+        "iterations": places,
+        "seconds": [float(clock[place]) for place in places],
+        "scores": [evaluations[place] for place in places],
+        "train_reward": [line.get("reward/mean") for line in trained],
+        "gains": {
+            step: statistics.fmean(values) for step, values in sorted(gains.items(), key=lambda item: int(item[0]))
+        },
+        "zero_variance": _mean(line.get("group/zero_variance") for line in trained),
+    }
+
+
+def summarise(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, Any]]:
+    """One row for each variant: scores at equal budgets, and what it takes to reach the score that Flow-GRPO ends with.
+
+    The budgets are the most iterations and the most training seconds that every method has, and the seconds of
+    Flow-GRPO's whole runs. The mean curve of the seeds is taken as straight between evaluations. Shares are of
+    Flow-GRPO's whole budget.
+    """
+    own = [cell for cell in cells if cell["reward"] == reward and cell["variant"] not in LOOKS.values()]
+    basis = [cell for cell in own if cell["variant"] == "flow_grpo"]
+    if not basis:
+        return []
+    whole = _mean_curve(basis)
+    goal = whole["scores"][-1]
+    by_variant = {cell["variant"]: [lane for lane in own if lane["variant"] == cell["variant"]] for cell in own}
+    curves = {variant: _mean_curve(lanes) for variant, lanes in by_variant.items()}
+    methods = [mean for variant, mean in curves.items() if not VARIANTS[variant].keys]
+    shared, shared_s = (min(mean[clock][-1] for mean in methods) for clock in ("iterations", "seconds"))
+    rows = []
+    for variant, mean in curves.items():
+        iterations, seconds = (_arrival(mean[clock], mean["scores"], goal) for clock in ("iterations", "seconds"))
+        rows.append(
+            {
+                "variant": variant,
+                "seeds": len(by_variant[variant]),
+                "end": mean["scores"][-1],
+                "end_iteration": mean["iterations"][-1],
+                f"at_iteration_{shared}": _score_at(mean, "iterations", shared),
+                f"at_{shared_s:.0f}_s": _score_at(mean, "seconds", shared_s),
+                f"at_{whole['seconds'][-1]:.0f}_s": _score_at(mean, "seconds", whole["seconds"][-1]),
+                "seconds_an_iteration": mean["seconds"][-1] / max(1, mean["iterations"][-1]),
+                "goal_iterations": iterations,
+                "share_of_iterations": iterations and iterations / whole["iterations"][-1],
+                "goal_seconds": seconds,
+                "share_of_seconds": seconds and seconds / whole["seconds"][-1],
+            }
+        )
+    return [row | {"goal": goal} for row in rows]
+
+
+def rates(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, Any]]:
+    """A row for each method: its first seed's score with every rate at the last iteration that all have."""
+    first = {cell["variant"]: cell for cell in cells if cell["reward"] == reward and cell["seed"] == 0}
+    rows = []
+    for name in METHODS:
+        lanes = {None: name} | {rate: LOOKS[name, rate] for rate in RATES}
+        found = {rate: first[lane] for rate, lane in lanes.items() if lane in first}
+        shared = set.intersection(*(set(cell["iterations"]) for cell in found.values())) if found else {0}
+        if len(found) == len(lanes) and (place := max(shared)):
+            scores = {"preset" if rate is None else str(rate): _at(cell, place) for rate, cell in found.items()}
+            rows.append({"method": name, "at_iteration": place} | scores)
+    return rows
+
+
+def _score_at(mean: Mapping[str, Sequence[float]], clock: str, budget: float) -> float | None:
+    """The curve's score when the budget is spent; None when it ends before."""
+    return float(np.interp(budget, mean[clock], mean["scores"])) if mean[clock][-1] >= budget else None
+
+
+def _arrival(clock: Sequence[float], scores: Sequence[float], goal: float) -> float | None:
+    """When the curve first reaches the goal."""
+    for place, score in enumerate(scores):
+        if score >= goal:
+            before = max(0, place - 1)
+            return float(np.interp(goal, scores[before : place + 1], clock[before : place + 1]))
+    return None
+
+
+def _mean_curve(lanes: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Mean over seeds at the evaluations that all of them have."""
+    shared = sorted(set.intersection(*(set(lane["iterations"]) for lane in lanes)))
+    return {
+        "iterations": shared,
+        "scores": [statistics.fmean(_at(lane, place) for lane in lanes) for place in shared],
+        "seconds": [statistics.fmean(_at(lane, place, "seconds") for lane in lanes) for place in shared],
+    }
+
+
+def _at(cell: Mapping[str, Any], iteration: int, what: str = "scores") -> float:
+    return cell[what][cell["iterations"].index(iteration)]
+
+
+def _mean(values: Iterator[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _seconds(lines: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Training seconds of each iteration: a low quantile of those whose groups were not drawn beside an evaluation."""
+    evaluated = {line["iteration"] for line in lines if "evaluation/score" in line}
+    trained = [line for line in lines if "seconds/iteration" in line]
+    alone = [line["seconds/iteration"] for line in trained if line["iteration"] - 1 not in evaluated - {0}]
+    return [float(np.quantile(alone, 0.1))] * len(trained) if alone else []
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of a run folder that are whole; none when there is no run."""
+    path = folder / METRICS
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def planned(only: Sequence[str], rewards: Sequence[str], seeds: int | None) -> list[Cell]:
+    """The cells in the order in which they run: first one seed of everything, then further seeds."""
+    names = list(only) or list(VARIANTS)
+    unknown = [name for name in [*names, *rewards] if name not in VARIANTS and name not in REWARDS]
+    if unknown:
+        raise typer.BadParameter(f"{unknown[0]!r} is none of {[*VARIANTS, *REWARDS]}")
+    most = {name: seeds or (3 if name in THREE_SEEDS else 1) for name in names}
+    return [
+        Cell(variant=name, seed=seed, reward=reward)
+        for seed in range(max(most.values()))
+        for reward in rewards or REWARDS
+        for name in names
+        if seed < most[name]
+    ]
+
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+Runs = Annotated[Path, typer.Option(help="Folder of the cells.")]
+
+
+@app.command()
+def run(
+    overrides: Annotated[list[str] | None, typer.Argument(help="Config overrides of every cell.")] = None,
+    preset: Annotated[str, typer.Option(help="Preset that every variant is laid over.")] = "toy_geneval",
+    iterations: Annotated[int, typer.Option(min=1, help="Iterations that every cell gets.")] = 60,
+    seconds: Annotated[float, typer.Option(min=0, help="Training seconds that every cell gets at least.")] = 0.0,
+    every: Annotated[int, typer.Option(min=1, help="Iterations between evaluations.")] = 10,
+    only: Annotated[list[str] | None, typer.Option(help="Variants; default: all.")] = None,
+    reward: Annotated[list[str] | None, typer.Option(help="Rewards; default: all.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each; default: three of the main five.")] = None,
+    runs: Runs = RUNS,
+) -> None:
+    """Train the cells one after the other; run it again to go on."""
+    cells = planned(only or [], reward or [], seeds)
+    for place, cell in enumerate(cells):
+        typer.echo(f"cell {place + 1} of {len(cells)}: {cell.folder}")
+        run_cell(preset, cell, runs, iterations=iterations, seconds=seconds, every=every, extra=overrides or [])
+
+
+@app.command()
+def report(
+    runs: Runs = RUNS, out: Annotated[Path, typer.Option(help="JSON; plots beside it.")] = Path("runs/credit_race.json")
+) -> None:
+    """Read the cells, write JSON and plots, print the tables."""
+    cells = [found for cell in planned([], [], seeds=99) if (found := read_cell(cell, runs)) is not None]
+    tables = {reward: summarise(cells, reward) for reward in REWARDS}
+    tried = {reward: rates(cells, reward) for reward in REWARDS}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({"cells": cells, "tables": tables, "rates": tried}, indent=1), encoding="utf-8")
+    for path in write_plots(cells, out):
+        typer.echo(path)
+    for reward, rows in tables.items():
+        if rows:
+            goal = rows[0]["goal"]
+            _print(
+                f"{reward}: Flow-GRPO ends at {goal:.3f}",
+                [{k: v for k, v in row.items() if k != "goal"} for row in rows],
+            )
+    for reward, rows in tried.items():
+        if rows:
+            _print(f"{reward}: learning rates", rows)
+
+
+def _print(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    table = Table(*rows[0], title=title, box=MARKDOWN)
+    for row in rows:
+        table.add_row(*(_shown(value) for value in row.values()))
+    Console(width=250).print(table)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    app()

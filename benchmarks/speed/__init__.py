@@ -1,0 +1,1 @@
+"""Speed and memory of models, rewards and the status service."""

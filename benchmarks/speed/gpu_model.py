@@ -1,0 +1,66 @@
+"""SD3.5-Medium's architecture, and a tiny one of the same shape, with random weights; nothing is downloaded."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from flow.models.hollow import backbone_of_parts
+from flow.models.pipeline import PipelineBackbone
+from flow.models.sd3 import StableDiffusion3
+from protocol.config.model import ModelConfig
+
+SD35_MEDIUM: dict[str, Any] = {
+    "sample_size": 128,
+    "patch_size": 2,
+    "in_channels": 16,
+    "num_layers": 24,
+    "attention_head_dim": 64,
+    "num_attention_heads": 24,
+    "joint_attention_dim": 4096,
+    "caption_projection_dim": 1536,
+    "pooled_projection_dim": 2048,
+    "out_channels": 16,
+    "pos_embed_max_size": 384,
+    "dual_attention_layers": tuple(range(13)),
+    "qk_norm": "rms_norm",
+}
+SD3_VAE: dict[str, Any] = {"latent_channels": 16, "block_out_channels": (128, 256, 512, 512), "layers_per_block": 2}
+TINY: dict[str, Any] = SD35_MEDIUM | {
+    "sample_size": 8,
+    "num_layers": 2,
+    "attention_head_dim": 8,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 16,
+    "caption_projection_dim": 16,
+    "pooled_projection_dim": 16,
+    "pos_embed_max_size": 16,
+    "dual_attention_layers": (0,),
+}
+TINY_VAE: dict[str, Any] = {"latent_channels": 16, "block_out_channels": (8, 8), "layers_per_block": 1}
+
+
+def random_backbone(
+    config: ModelConfig, *, is_tiny: bool, device: str, within: AbstractContextManager[Any]
+) -> PipelineBackbone:
+    """A backbone with random weights, made inside the context `within`: a device, or fake tensors."""
+    import diffusers
+
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
+    blocks = len((TINY_VAE if is_tiny else SD3_VAE)["block_out_channels"])
+    kinds: dict[str, Any] = {
+        "down_block_types": ("DownEncoderBlock2D",) * blocks,
+        "up_block_types": ("UpDecoderBlock2D",) * blocks,
+    }
+    with within:
+        vae = diffusers.AutoencoderKL(
+            **(TINY_VAE if is_tiny else SD3_VAE),
+            **kinds,
+            norm_num_groups=8 if is_tiny else 32,
+            sample_size=16 if is_tiny else 1024,
+            scaling_factor=1.5305,
+            shift_factor=0.0609,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
+        )
+        transformer = diffusers.SD3Transformer2DModel(**(TINY if is_tiny else SD35_MEDIUM))
+        parts = {"transformer": transformer, "vae": vae, "scheduler": scheduler}
+        return backbone_of_parts(StableDiffusion3, config, parts, device=device)

@@ -1,0 +1,299 @@
+"""What scoring costs and what it survives: `python -m benchmarks.speed.rewards` (see --help for single parts).
+
+speed   images per second of each scorer by batch size, in this process
+share   the share of a toy iteration's CPU time that is spent in scoring
+actors  images per second of each scorer by the number of reward actors on Ray
+faults  throughput when one request in five fails
+soak    10,000 pictures while reward actors are killed at random: every score once, none lost, none doubled
+"""
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from benchmarks.fidelity.reward_share import share
+from protocol.config.load import parse_config
+from protocol.config.reward import RewardConfig
+from protocol.messages import Metadata, Prompt, Scores
+from rewards.answers import partly
+from rewards.scorer import build_scorer
+
+console = Console(highlight=False, soft_wrap=True)
+BATCHES = (1, 4, 16, 64)
+
+
+class Numbered:
+    """Reads back the number that a picture's first pixels spell, after `pause_s` a picture; fails when told to.
+
+    For `soak` and `faults`: a score that was lost, doubled or exchanged cannot look right.
+    """
+
+    name = "numbered"
+    low = 0.0
+    high = 2.0**24
+
+    def __init__(self, *, pause_s: float = 0.001, failing: float = 0.0) -> None:
+        self._pause_s, self._failing = pause_s, failing
+        self._chance = random.Random(os.getpid())
+
+    @staticmethod
+    def check(prompts: Sequence[Prompt]) -> None:
+        """Any prompt will do."""
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """Score B pictures, or fail as a whole."""
+        time.sleep(self._pause_s * len(images))
+        if self._chance.random() < self._failing:
+            raise ConnectionError("this request fails")
+        spelled = images[:, 0, 0].astype(np.int64)
+        return partly(spelled @ [1, 256, 65536], [""] * len(images))
+
+
+class Quiet:
+    """A status sink that nobody reads."""
+
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:
+        """Nothing."""
+
+    def event(self, message: str, kind: str = "info") -> None:
+        """Nothing."""
+
+
+def numbered_pictures(first: int, count: int) -> np.ndarray:
+    """Pictures whose first pixel spells their number."""
+    numbers = np.arange(first, first + count)
+    images = np.zeros((count, 4, 4, 3), np.uint8)
+    for channel in range(3):
+        images[:, 0, 0, channel] = numbers >> (8 * channel) & 255
+    return images
+
+
+def scorers() -> dict[str, Callable[[int], tuple[Any, np.ndarray, list[str], list[Metadata]]]]:
+    """Each scorer with pictures to score, by batch size."""
+    from toyworld.pretraining.dataset import draw_examples
+    from toyworld.world.words import caption, draw_signs
+
+    shapes, signs = draw_examples(64, seed=5), draw_signs(64, seed=5)
+    lines: list[Metadata] = list(shapes.true_lines)
+    texts = [str(line["prompt"]) for line in lines]
+    quoted = [caption(word, "red", "a photo of") for word in signs.words]
+    return {
+        "geneval (shapes)": lambda size: (build_scorer("geneval"), shapes.pictures, texts, lines),
+        "pickscore (toy CLIP)": lambda size: (
+            build_scorer("pickscore", model="pkg://toyworld/clip", batch=size, device="cpu"),
+            shapes.pictures,
+            texts,
+            lines,
+        ),
+        "ocr (RapidOCR)": lambda size: (build_scorer("ocr"), signs.pictures, quoted, lines),
+    }
+
+
+def speed(seconds: float) -> None:
+    """Images per second of CPU time in this process on one thread, each call holding one batch.
+
+    CPU time does not count what other programs take, so it stands on a busy machine too.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    for name, make in scorers().items():
+        rates = []
+        for size in BATCHES:
+            scorer, images, texts, lines = make(size)
+            scorer.score(images[:size], texts[:size], lines[:size])
+            done, began = 0, time.process_time()
+            while time.process_time() - began < seconds:
+                start = done % len(images)
+                part = slice(start, start + size)
+                scorer.score(images[part], texts[part], lines[part])
+                done += size
+            rates.append(done / (time.process_time() - began))
+        shown = ", ".join(f"{size}: {rate:.1f}" for size, rate in zip(BATCHES, rates, strict=True))
+        console.print(
+            f"{name:22} images per CPU second by batch {shown}; best is {max(rates) / rates[0]:.1f} times single"
+        )
+
+
+def source_of(reward: dict[str, Any], *, max_restarts: int = 10_000) -> Any:
+    """Reward actors of one scorer, as a run has them."""
+    from actors.pool.nodes import NodeLosses
+    from actors.rewards.source import RewardPools
+
+    tree = {
+        "iterations": 1,
+        "model": {"path": "unused"},
+        "data": {"train": "unused", "heldout": "unused"},
+        "rewards": {"reward": RewardConfig.model_validate(reward).model_dump()},
+        "evaluation": {"component": "reward"},
+        "cluster": {"max_restarts": max_restarts},
+    }
+    return RewardPools(parse_config(tree), NodeLosses(within_s=60.0), Quiet())
+
+
+async def drive(
+    source: Any, images: np.ndarray, texts: list[str], lines: Sequence[Metadata], *, request: int
+) -> np.ndarray:
+    """Score all pictures in requests of `request`, as groups ask: all at once, images by reference."""
+    import ray
+
+    starts = range(0, len(images), request)
+    parts = [(ray.put(images[s : s + request]), texts[s : s + request], lines[s : s + request]) for s in starts]
+    answers = await asyncio.gather(*(source.reward(*part) for part in parts))
+    return np.concatenate([answer.values for answer in answers])
+
+
+ACTED: dict[str, tuple[dict[str, Any], int]] = {
+    "geneval (shapes)": ({"scorer": "geneval", "batch": 64}, 100),
+    "pickscore (toy CLIP)": ({"scorer": "pickscore", "args": {"model": "pkg://toyworld/clip", "device": "cpu"}}, 50),
+    "ocr (RapidOCR)": ({"scorer": "ocr", "batch": 8}, 3),
+}
+"""Reward of each scorer for `actors`, and how often its 64 pictures are scored: some seconds of work."""
+
+
+def actors() -> None:
+    """Images per second of each scorer with one and two actors, each on one thread."""
+    for name, make in scorers().items():
+        reward, times = ACTED[name]
+        _, images, texts, lines = make(16)
+        many = np.concatenate([images] * times), texts * times, list(lines) * times
+        rates = [asyncio.run(_rate({**reward, "actors": size}, many)) for size in (1, 2)]
+        shown = f"one actor {rates[0]:.1f} images/s, two {rates[1]:.1f}"
+        console.print(f"{name:22} {shown}: {rates[1] / rates[0]:.2f} times")
+
+
+async def _rate(reward: dict[str, Any], work: tuple[np.ndarray, list[str], list[Metadata]]) -> float:
+    """Images per second of a pool that is warm."""
+    images, texts, lines = work
+    source = source_of(reward)
+    await source.pools["reward"].start()
+    await drive(source, images[:64], texts[:64], lines[:64], request=16)
+    began = time.perf_counter()
+    await drive(source, images, texts, lines, request=32)
+    rate = len(images) / (time.perf_counter() - began)
+    source.pools["reward"].stop()
+    return rate
+
+
+def faults(count: int) -> None:
+    """Throughput with one request in five failing, against none."""
+    images = numbered_pictures(0, count)
+    rates = {}
+    for failing in (0.0, 0.2):
+
+        async def scenario(failing: float = failing) -> float:
+            args = {"failing": failing, "pause_s": 0.002}
+            source = source_of(
+                {
+                    "scorer": "benchmarks.speed.rewards:Numbered",
+                    "args": args,
+                    "actors": 2,
+                    "batch": 16,
+                    "tries": 12,
+                    "cpus": 0.5,
+                }
+            )
+            await source.pools["reward"].start()
+            began = time.perf_counter()
+            values = await drive(source, images, [""] * count, [{}] * count, request=40)
+            rate = count / (time.perf_counter() - began)
+            health = source.health()["reward"]
+            source.pools["reward"].stop()
+            wrong = int((values != np.arange(count)).sum())
+            console.print(
+                f"{failing:.0%} of requests fail: {rate:.0f} images/s, {health.retried} tried again,"
+                f" {health.missing} missing, {wrong} wrong"
+            )
+            return rate
+
+        rates[failing] = asyncio.run(scenario())
+    console.print(f"with 20 % failing the throughput is {rates[0.2] / rates[0.0]:.2f} of the whole")
+
+
+def soak(count: int, kill_every_s: float) -> None:
+    """Every picture's score exactly once while actors are killed at random."""
+
+    async def scenario() -> None:
+        source = source_of(
+            {"scorer": "benchmarks.speed.rewards:Numbered", "actors": 3, "batch": 32, "tries": 50, "cpus": 0.3}
+        )
+        await source.pools["reward"].start()
+        chance = random.Random(1)
+        kills = 0
+
+        async def kill() -> None:
+            nonlocal kills
+            while True:
+                await asyncio.sleep(kill_every_s)
+                if victims := reward_actor_pids():
+                    os.kill(chance.choice(victims), signal.SIGKILL)
+                    kills += 1
+
+        killer = asyncio.ensure_future(kill())
+        images = numbered_pictures(0, count)
+        began = time.perf_counter()
+        values = await drive(source, images, [""] * count, [{}] * count, request=100)
+        killer.cancel()
+        health = source.health()["reward"]
+        source.pools["reward"].stop()
+        right = int((values == np.arange(count)).sum())
+        console.print(
+            f"{count} pictures in {time.perf_counter() - began:.0f} s, {kills} actors killed, {health.lost} calls lost,"
+            f" {health.retried} pictures tried again: {right} right scores, {int(np.isnan(values).sum())} lost,"
+            f" {count - right} wrong"
+        )
+        if right != count:
+            raise typer.Exit(1)
+
+    asyncio.run(scenario())
+
+
+def reward_actor_pids() -> list[int]:
+    """The reward actors that this process's own Ray runs."""
+    import psutil
+
+    return [
+        child.pid
+        for child in psutil.Process().children(recursive=True)
+        if child.is_running() and "ray::RewardActor" in " ".join(child.cmdline())
+    ]
+
+
+def main(
+    part: Annotated[str, typer.Argument(help="speed, share, actors, faults, soak or all.")] = "all",
+    seconds: Annotated[float, typer.Option(help="Seconds of each measurement of `speed`.")] = 3.0,
+    pictures: Annotated[int, typer.Option(help="Pictures of `soak`.", min=100)] = 10_000,
+    kill_every_s: Annotated[float, typer.Option(help="Seconds between two kills of `soak`.")] = 1.5,
+) -> None:
+    """Measure scoring; every line says what it is of."""
+    if part in ("speed", "all"):
+        speed(seconds)
+    if part in ("share", "all"):
+        for preset in ("toy_geneval", "toy_pickscore", "toy_mix", "toy_ocr"):
+            console.print(share(preset))
+    if part in ("speed", "share"):
+        return
+    import ray
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
+    try:
+        if part in ("actors", "all"):
+            actors()
+        if part in ("faults", "all"):
+            faults(2000)
+        if part in ("soak", "all"):
+            soak(pictures, kill_every_s)
+    finally:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    typer.run(main)

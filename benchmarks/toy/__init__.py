@@ -1,0 +1,1 @@
+"""Gains and images of the toy world's presets."""

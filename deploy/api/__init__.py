@@ -1,0 +1,1 @@
+"""The HTTP services: status API with its page, and the reward service."""

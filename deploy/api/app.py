@@ -1,0 +1,288 @@
+"""The status API: what runs do, what can be asked of them, and the page. It reads boards and run folders only, never
+the training processes, so it answers when a learner is busy or dead, and one server serves many runs.
+
+Reading is open when the server is bound to loopback, and needs the bearer token otherwise; control always needs it.
+Errors are problem details (RFC 9457).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path as FilePath
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
+from fastapi.responses import FileResponse
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import BaseModel, ConfigDict
+
+from deploy.api.auth import Access
+from deploy.api.cache import Glance
+from deploy.api.middleware import Guard
+from deploy.api.problems import PROBLEMS, Problem, add_problem_handlers
+from deploy.api.prometheus import CONTENT_TYPE, exposition
+from deploy.api.source import Source
+from deploy.api.sse import LINES_AT_ONCE, event_stream
+from deploy.monitor.trajectories import sheet
+from protocol.commands import Command, CommandKind, Count, new_command
+from protocol.status import ENDED, POOL, RUN_ID, MetricLine, RunStatus, RunSummary, Sample, summary_of
+
+PAGE = FilePath(__file__).parent / "page"
+FILES = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*") if path.is_file()}
+"""What the page is made of, by name; no other file can be asked for."""
+STREAMS = 64
+"""Event streams that one server keeps open."""
+JSON = "application/json"
+RunName = Annotated[str, Path(pattern=RUN_ID, description="A run's name, as GET /runs lists it.")]
+PoolName = Annotated[str, Path(pattern=POOL, description="`rollout`, or `reward/<scorer>`.")]
+CommandName = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]
+Iteration = Annotated[int, Path(ge=1, le=10**9)]
+Since = Annotated[int, Query(ge=0, le=10**12, description="Only what comes after this number.")]
+
+
+class Size(BaseModel):
+    """A pool's wished size."""
+
+    model_config = ConfigDict(extra="forbid")
+    count: Count
+
+
+class Order(BaseModel):
+    """Something to do."""
+
+    model_config = ConfigDict(extra="forbid")
+    command: Literal["pause", "resume", "checkpoint", "stop"]
+
+
+class Health(BaseModel):
+    """Whether the server is there."""
+
+    status: Literal["ok"] = "ok"
+
+
+def make_app(source: Source, access: Access) -> FastAPI:
+    """The application over a source of status."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await source.close()
+
+    app = FastAPI(
+        title="flowcredit status",
+        version="1",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        description="What training runs do, and what can be asked of them.",
+    )
+    app.state.source, app.state.glance, app.state.streams = source, Glance(source), 0
+    app.state.access = access
+    add_problem_handlers(app)
+    app.add_middleware(Guard, access=access)
+    app.include_router(_open)
+    app.include_router(_reading, dependencies=[Depends(may_read)])
+    app.include_router(_control, dependencies=[Depends(may_control)])
+    return app
+
+
+def may_read(request: Request) -> None:
+    """Reading needs the token unless the server is bound to loopback."""
+    request.app.state.access.require_reader(request.headers.get("authorization"))
+
+
+def may_control(request: Request) -> None:
+    """Control always needs the token."""
+    request.app.state.access.require_controller(request.headers.get("authorization"))
+
+
+def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """Documented answers of a route; every route may also find the board away."""
+    return {code: PROBLEMS[code] for code in (*codes, 411, 413, 421, 503)}
+
+
+_open = APIRouter()
+_reading = APIRouter(responses=problems(401))
+_control = APIRouter(responses=problems(401, 403))
+
+
+@_open.get("/", include_in_schema=False)
+async def page() -> FileResponse:
+    """The page; it holds no data, what it shows it asks for."""
+    return FileResponse(PAGE / "index.html", headers={"Cache-Control": "no-cache"})
+
+
+@_open.get("/static/{name:path}", include_in_schema=False)
+async def page_file(name: str) -> FileResponse:
+    """A part of the page."""
+    if name not in FILES:
+        raise Problem(404, "the page has no such part")
+    return FileResponse(FILES[name], headers={"Cache-Control": "no-cache"})
+
+
+@_open.get("/healthz", responses=problems())
+async def healthz() -> Health:
+    """The server is there."""
+    return Health()
+
+
+@_open.get("/readyz", responses=problems())
+async def readyz(request: Request) -> Health:
+    """The board answers."""
+    await request.app.state.source.runs()
+    return Health()
+
+
+@_reading.get("/runs")
+async def runs(request: Request) -> list[RunSummary]:
+    """All runs, newest first."""
+    return [summary_of(status) for status in await request.app.state.glance.runs()]
+
+
+@_reading.get(
+    "/runs/{run}", response_model=RunStatus, responses=problems(404, 422), response_description="One run at a glance."
+)
+async def run_status(request: Request, run: RunName) -> Response:
+    """One run at a glance; `stale_since` when nothing is heard from it or from its board."""
+    return Response(await request.app.state.glance.json(run), media_type=JSON)
+
+
+@_reading.get("/runs/{run}/metrics", responses=problems(404, 422))
+async def metrics(
+    request: Request,
+    run: RunName,
+    since: Since = 0,
+    names: Annotated[str | None, Query(max_length=2_000, description="Comma-separated names or prefixes.")] = None,
+    limit: Annotated[int, Query(ge=1, le=LINES_AT_ONCE)] = LINES_AT_ONCE,
+) -> list[MetricLine]:
+    """Metric lines after `since`, oldest first; names as in docs/metrics.md, `reward/` stands for all that begin so."""
+    await request.app.state.glance.status(run)
+    lines: list[MetricLine] = await request.app.state.source.lines(run, since=since, limit=limit)
+    if names is None:
+        return lines
+    wanted = tuple(name.strip() for name in names.split(","))
+    return [
+        MetricLine(
+            seq=line.seq,
+            values={k: v for k, v in line.values.items() if k == "iteration" or k in wanted or _begins(k, wanted)},
+        )
+        for line in lines
+    ]
+
+
+async def stream_place(request: Request, run: RunName) -> AsyncIterator[None]:
+    """A place among the open event streams of a run that there is."""
+    state = request.app.state
+    await state.glance.status(run)
+    if state.streams >= STREAMS:
+        raise Problem(429, f"at most {STREAMS} event streams are open at one time")
+    state.streams += 1
+    try:
+        yield
+    finally:
+        state.streams -= 1
+
+
+@_reading.get(
+    "/runs/{run}/events",
+    response_class=EventSourceResponse,
+    dependencies=[Depends(stream_place)],
+    responses=problems(404, 422, 429),
+)
+async def events(
+    request: Request, run: RunName, since: Since = 0, since_event: Since = 0
+) -> AsyncIterator[ServerSentEvent]:
+    """Server-sent events: `status` when it changes, `metrics` lines after `since`, `event`s after `since_event`."""
+    glance, source = request.app.state.glance, request.app.state.source
+    async for event in event_stream(glance, source, run, since=since, since_event=since_event):
+        yield event
+
+
+@_reading.get("/runs/{run}/samples/{iteration}", responses={**problems(404, 422), 200: {"content": {"image/png": {}}}})
+async def sample_sheet(request: Request, run: RunName, iteration: Iteration) -> Response:
+    """A PNG: each recorded trajectory a row of clean-picture estimates, with rewards below and gains between them."""
+    sample = await _sample(request, run, iteration)
+    return Response(await asyncio.to_thread(sheet, sample), media_type="image/png")
+
+
+@_reading.get("/runs/{run}/samples/{iteration}/strips", responses=problems(404, 422))
+async def sample_strips(request: Request, run: RunName, iteration: Iteration) -> Sample:
+    """The same as data: rewards, gains and advantages, and the pictures without writing on them."""
+    return await _sample(request, run, iteration)
+
+
+@_reading.get("/runs/{run}/commands/{command}", responses=problems(404, 422))
+async def command_outcome(request: Request, run: RunName, command: CommandName) -> Command:
+    """What came of a command."""
+    await request.app.state.glance.status(run)
+    found = await request.app.state.source.command(run, command)
+    if found is None:
+        raise Problem(404, "no such command; outcomes of old ones are dropped")
+    return found
+
+
+@_reading.get("/metrics", responses={200: {"content": {CONTENT_TYPE: {}}}}, response_class=Response)
+async def prometheus(request: Request) -> Response:
+    """All runs for Prometheus."""
+    statuses = await request.app.state.glance.runs()
+    newest = {}
+    for status in statuses:
+        lines = await request.app.state.source.lines(status.run, since=max(0, status.lines - 2), limit=2)
+        newest[status.run] = {name: value for line in lines for name, value in line.values.items()}
+    return Response(exposition(statuses, newest), media_type=CONTENT_TYPE)
+
+
+@_control.put("/runs/{run}/actors/{pool:path}", status_code=202, responses=problems(404, 409, 422))
+async def scale(request: Request, response: Response, run: RunName, pool: PoolName, size: Size) -> Command:
+    """Wish for another number of actors; the answer's `id` leads to the outcome."""
+    status = await _going(request, run)
+    found = next((held for held in status.pools if held.name == pool), None)
+    if found is None:
+        raise Problem(404, f"no such pool; there are {', '.join(held.name for held in status.pools) or 'none'}")
+    if not found.is_resizable:
+        raise Problem(409, "a run with --local is one process and cannot be scaled")
+    return await _ask(request, response, run, kind="scale", pool=pool, count=size.count)
+
+
+@_control.post("/runs/{run}/commands", status_code=202, responses=problems(404, 409, 422))
+async def order(request: Request, response: Response, run: RunName, body: Order) -> Command:
+    """Pause, resume, write a checkpoint or stop; the answer's `id` leads to the outcome."""
+    await _going(request, run)
+    return await _ask(request, response, run, kind=body.command)
+
+
+async def _ask(
+    request: Request,
+    response: Response,
+    run: str,
+    *,
+    kind: CommandKind,
+    pool: str | None = None,
+    count: int | None = None,
+) -> Command:
+    command = new_command(kind, pool=pool, count=count)
+    await request.app.state.source.ask(run, command)
+    response.headers["Location"] = f"/runs/{run}/commands/{command.id}"
+    return command
+
+
+async def _going(request: Request, run: str) -> RunStatus:
+    status: RunStatus = await request.app.state.glance.status(run)
+    if status.phase in ENDED or status.stale_since is not None:
+        word = f"has {status.phase}" if status.phase in ENDED else "is not heard of"
+        raise Problem(409, f"the run {word}: nothing can be asked of it")
+    return status
+
+
+async def _sample(request: Request, run: str, iteration: int) -> Sample:
+    await request.app.state.glance.status(run)
+    found = await request.app.state.source.sample(run, iteration)
+    if found is None:
+        raise Problem(
+            404, "no trajectories were recorded at this iteration; `samples` of the run lists those that were"
+        )
+    return found
+
+
+def _begins(name: str, wanted: tuple[str, ...]) -> bool:
+    return any(prefix.endswith("/") and name.startswith(prefix) for prefix in wanted)

@@ -1,0 +1,220 @@
+"""Status of the runs in a folder: from the embedded board of a run that goes, from the files of one that does not.
+
+What a client asks for is looked up in what was found in the folder; no word of a client becomes part of a path.
+"""
+
+import asyncio
+import json
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deploy.board.board import Board
+from deploy.board.embedded import URL_FILE
+from deploy.folder.run_folder import CONFIG, METRICS, STATUS
+from deploy.folder.status_json import StatusFile, read_status
+from deploy.monitor import summary as overview
+from deploy.monitor.trajectories import read_samples
+from protocol.commands import Command
+from protocol.config.load import load_config
+from protocol.errors import BoardError, ConfigError
+from protocol.status import Event, MetricLine, RunStatus, Sample, run_id_of
+
+SCAN_S = 2.0
+"""Seconds between two looks at the folder."""
+
+
+@dataclass
+class _Run:
+    """One run folder."""
+
+    path: Path
+    board: Board | None = None
+    read: tuple[float, ...] = ()
+    """When the files that `lines` and `file` came from were changed."""
+    lines: list[MetricLine] = field(default_factory=list)
+    file: StatusFile | None = None
+
+
+class FolderSource:
+    """A `Source` over a run folder, or over a folder of run folders."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._runs: dict[str, _Run] = {}
+        self._scanned = 0.0
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for run in self._runs.values():
+            if run.board:
+                await run.board.close()
+
+    async def runs(self) -> list[RunStatus]:
+        """All runs, newest first."""
+        found = [await self.status(name) for name in list(self._scan())]
+        return sorted((status for status in found if status), key=lambda status: -status.updated)
+
+    async def status(self, run: str) -> RunStatus | None:
+        """From the board while the run goes, else from its files."""
+        found = self._scan().get(run)
+        if found is None:
+            return None
+        if board := await self._live(found):
+            try:
+                status = await board.status(run_id_of(found.path.name))
+            except BoardError:
+                status = None
+            if status:
+                return status.model_copy(update={"run": run})
+        file = await asyncio.to_thread(self._filed, run, found)
+        return file.status if file else None
+
+    async def lines(self, run: str, *, since: int, limit: int) -> list[MetricLine]:
+        """Metric lines with a `seq` above `since`, oldest first."""
+        found = self._scan().get(run)
+        if found is None:
+            return []
+        if board := await self._live(found):
+            return await board.lines(run_id_of(found.path.name), since=since, limit=limit)
+        await asyncio.to_thread(self._filed, run, found)
+        return found.lines[since : since + limit]
+
+    async def events(self, run: str, *, since: int, limit: int) -> list[Event]:
+        """Events with a number above `since`, oldest first."""
+        found = self._scan().get(run)
+        if found is None:
+            return []
+        if board := await self._live(found):
+            return await board.events(run_id_of(found.path.name), since=since, limit=limit)
+        file = await asyncio.to_thread(self._filed, run, found)
+        return [event for event in file.events if event.number > since][:limit] if file else []
+
+    async def sample(self, run: str, iteration: int) -> Sample | None:
+        """The trajectories recorded at an iteration."""
+        found = self._scan().get(run)
+        if found is None:
+            return None
+        samples = await asyncio.to_thread(read_samples, found.path / "samples")
+        return next((sample for sample in samples if sample.iteration == iteration), None)
+
+    async def command(self, run: str, command: str) -> Command | None:
+        """One command with its outcome."""
+        found = self._scan().get(run)
+        if found is None:
+            return None
+        if board := await self._live(found):
+            return await board.command(run_id_of(found.path.name), command)
+        file = await asyncio.to_thread(self._filed, run, found)
+        return next((held for held in file.commands if held.id == command), None) if file else None
+
+    async def ask(self, run: str, command: Command) -> None:
+        """Ask something of a run that goes (BoardError: it does not)."""
+        found = self._scan().get(run)
+        board = await self._live(found) if found else None
+        if found is None or board is None:
+            raise BoardError(f"run {run} has no board that answers: it is not going on")
+        await board.ask(run_id_of(found.path.name), command)
+
+    def _scan(self) -> dict[str, _Run]:
+        if time.monotonic() - self._scanned > SCAN_S:
+            self._scanned = time.monotonic()
+            known = {run.path: run for run in self._runs.values()}
+            self._runs = {}
+            for path in _run_folders(self._root):
+                name = run_id_of(path.resolve().name)
+                if name in self._runs:
+                    name = f"{name[:90]}-{len(self._runs)}"
+                self._runs[name] = known.get(path) or _Run(path)
+        return self._runs
+
+    async def _live(self, run: _Run) -> Board | None:
+        """The run's own board, when one answers."""
+        try:
+            url = (run.path / URL_FILE).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            url = None
+        if run.board and run.board.url != url:
+            await run.board.close()
+            run.board = None
+        if url and run.board is None:
+            with suppress(ConfigError):  # a damaged address is no board
+                run.board = Board(url)
+        if run.board:
+            try:
+                await run.board.ping()
+            except BoardError:
+                return None
+        return run.board
+
+    def _filed(self, name: str, run: _Run) -> StatusFile | None:
+        """What the run left in its folder; read again when a file has changed."""
+        changed = tuple(_changed(run.path / file) for file in (METRICS, STATUS))
+        if changed != run.read or run.file is None:
+            run.lines = _lines(run.path / METRICS)
+            run.file = _file(name, run.path, run.lines)
+            run.read = changed
+        return run.file
+
+
+def _run_folders(root: Path) -> list[Path]:
+    if (root / CONFIG).is_file():
+        return [root]
+    try:
+        return sorted(path for path in root.iterdir() if (path / CONFIG).is_file())
+    except OSError:
+        return []
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _lines(path: Path) -> list[MetricLine]:
+    """Whole lines only; a damaged line is left out."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    lines: list[MetricLine] = []
+    for line in text[: text.rfind("\n") + 1].splitlines():
+        try:
+            lines.append(overview.line_of(len(lines) + 1, json.loads(line)))
+        except (ValueError, AttributeError):
+            continue
+    return lines
+
+
+def _file(name: str, path: Path, lines: list[MetricLine]) -> StatusFile | None:
+    """`status.json`, or what can be told without it."""
+    if held := read_status(path):
+        held.status.run = name
+    try:
+        iterations = load_config(path / CONFIG).iterations
+    except ConfigError:
+        iterations = held.status.iterations if held else 0
+    done = max((int(line.values.get("iteration") or 0) for line in lines), default=0)
+    if held is None:
+        newest = next((line.values for line in reversed(lines) if overview.is_iteration(line)), {})
+        changed = _changed(path / METRICS) or _changed(path / CONFIG)
+        status = RunStatus(
+            run=name,
+            session="",
+            phase="finished" if done >= iterations else "stopped",
+            iteration=done,
+            iterations=iterations,
+            started=changed,
+            updated=changed,
+            gains=overview.gains_of(newest),
+            diagnostics=overview.diagnostics_of(newest, staleness=None),
+            stages=overview.stages_of(newest),
+            bottleneck=overview.bottleneck_of(overview.stages_of(newest), {}),
+        )
+        held = StatusFile(status=status)
+    held.status.iteration, held.status.lines = done, len(lines)
+    held.status.rewards = overview.rewards_of(lines)
+    return held

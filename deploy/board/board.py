@@ -1,0 +1,274 @@
+"""The status board on Redis or Valkey: what runs tell about themselves, and what is asked of them. JSON only.
+
+    flowcredit:runs                 sorted set: run, when it was last heard
+    flowcredit:run:ID:status        `RunStatus`
+    flowcredit:run:ID:session       which process wrote what stands here
+    flowcredit:run:ID:metrics       stream of `MetricLine`, newest `LINES_KEPT`; entry `SEQ-0`
+    flowcredit:run:ID:events        stream of `Event`, newest `EVENTS_KEPT`; entry `NUMBER-0`
+    flowcredit:run:ID:samples       hash: iteration, `Sample`
+    flowcredit:run:ID:commands      hash: command id, `Command` with its outcome
+    flowcredit:run:ID:queue         list: ids of commands that the run has not seen to
+    flowcredit:run:ID:lease         who may write, see `deploy.board.lease`
+
+Every key of a run expires some days after its last sign of life. The board carries status and wishes, never data of
+the training: losing it costs sight, and nothing else.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+from pydantic import ValidationError
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError, ResponseError, WatchError
+
+from protocol.commands import Command
+from protocol.errors import BoardError, ConfigError
+from protocol.status import Document, Event, MetricLine, RunStatus, Sample
+
+LINES_KEPT, EVENTS_KEPT, SAMPLES_KEPT, COMMANDS_KEPT = 10_000, 1_000, 20, 100
+RENEWALS = 3
+"""Tries of one write: a lease that is renewed just then voids it."""
+OPEN_COMMANDS = 50
+"""Commands that may wait for a run at one time."""
+REMEDIES = {
+    "CERTIFICATE_VERIFY_FAILED": "name the host as its certificate does, and the CA's file with ?ssl_ca_certs=FILE",
+    "HELLO must be called": "it wants a password: write redis://:PASSWORD@HOST",
+}
+"""By what the client library says."""
+Parsed = TypeVar("Parsed", bound=Document)
+
+
+@dataclass
+class Update:
+    """What a run writes at one time."""
+
+    status: RunStatus
+    lines: Sequence[MetricLine] = ()
+    events: Sequence[Event] = ()
+    samples: Sequence[Sample] = ()
+    commands: Sequence[Command] = ()
+    is_rewrite: bool = False
+    """Drop what an earlier process left of the run; open commands stay."""
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A condition on a write: `key` must hold `owner` when it happens."""
+
+    key: str
+    owner: str
+
+
+class FencedOutError(BoardError):
+    """The writer does not hold the lease that it writes under."""
+
+
+@dataclass
+class Held:
+    """How much of a run's streams the board holds."""
+
+    session: str | None
+    line: int = 0
+    event: int = 0
+    samples: set[int] = field(default_factory=set)
+
+
+class Board:
+    """One board, for the run that writes it or for who reads it; a client of one event loop.
+
+    board = Board("unix:///tmp/board.sock")
+    asked = await board.write(Update(status), keep_s=86400)
+    """
+
+    def __init__(self, url: str, *, prefix: str = "flowcredit:", timeout_s: float = 2.0) -> None:
+        self.url = url
+        self._prefix = prefix
+        try:
+            self._redis: Any = Redis.from_url(
+                url,
+                decode_responses=True,
+                socket_timeout=timeout_s,
+                socket_connect_timeout=timeout_s,
+                retry=Retry(NoBackoff(), 0),
+            )
+            self._redis.connection_pool.make_connection()
+        except (ValueError, TypeError, RedisError) as error:
+            reason = str(error).rpartition("__init__() ")[2]
+            raise ConfigError(f"the board's address {without_password(url)} is not usable: {reason}") from None
+        for authority in parse_qs(urlsplit(url).query).get("ssl_ca_certs", ()):
+            if not Path(authority).is_file():
+                raise ConfigError(f"ssl_ca_certs in the board's address must be the CA's file, got {authority}")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._redis.aclose()
+
+    async def ping(self) -> None:
+        """Raises BoardError when it does not answer."""
+        with _answering(self.url):
+            await self._redis.ping()
+
+    async def held(self, run: str) -> Held:
+        """How far the run's streams have come here."""
+        with _answering(self.url):
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.get(self._key(run, "session"))
+            pipe.xrevrange(self._key(run, "metrics"), count=1)
+            pipe.xrevrange(self._key(run, "events"), count=1)
+            pipe.hkeys(self._key(run, "samples"))
+            session, lines, events, samples = await pipe.execute()
+        return Held(session, _top(lines), _top(events), {int(iteration) for iteration in samples})
+
+    async def write(self, update: Update, *, keep_s: float, fence: Fence | None = None) -> list[Command]:
+        """Write all or nothing; returns the commands that wait for the run. Writing the same twice does no harm.
+
+        Raises:
+            FencedOutError: the fence does not hold; nothing is written.
+            BoardError: the board does not answer.
+        """
+        run = update.status.run
+        with _answering(self.url):
+            *answers, waiting = await self._transact(partial(self._add, update=update, keep=int(keep_s)), fence)
+            for answer in (*answers, waiting):
+                if isinstance(answer, ResponseError) and "equal or smaller" in str(answer):
+                    continue  # the stream holds this entry: an earlier write arrived although its answer did not
+                if isinstance(answer, Exception):
+                    raise answer
+            held = await self._redis.hmget(self._key(run, "commands"), waiting) if waiting else []
+        return [command for text in held if (command := _parsed(Command, text))]
+
+    async def forget_command(self, run: str, ids: Sequence[str]) -> None:
+        """Drop the outcomes of old commands."""
+        with _answering(self.url):
+            await self._redis.hdel(self._key(run, "commands"), *ids)
+
+    async def runs(self) -> list[RunStatus]:
+        """All runs, newest first."""
+        with _answering(self.url):
+            names = await self._redis.zrevrange(self._prefix + "runs", 0, 999)
+            texts = await self._redis.mget([self._key(run, "status") for run in names]) if names else []
+        return [status for text in texts if (status := _parsed(RunStatus, text))]
+
+    async def status(self, run: str) -> RunStatus | None:
+        """One run."""
+        with _answering(self.url):
+            return _parsed(RunStatus, await self._redis.get(self._key(run, "status")))
+
+    async def lines(self, run: str, *, since: int, limit: int) -> list[MetricLine]:
+        """Metric lines with a `seq` above `since`, oldest first."""
+        return await self._stream(run, "metrics", MetricLine, since=since, limit=limit)
+
+    async def events(self, run: str, *, since: int, limit: int) -> list[Event]:
+        """Events with a number above `since`, oldest first."""
+        return await self._stream(run, "events", Event, since=since, limit=limit)
+
+    async def sample(self, run: str, iteration: int) -> Sample | None:
+        """The trajectories recorded at an iteration."""
+        with _answering(self.url):
+            return _parsed(Sample, await self._redis.hget(self._key(run, "samples"), str(iteration)))
+
+    async def command(self, run: str, command: str) -> Command | None:
+        """One command with its outcome."""
+        with _answering(self.url):
+            return _parsed(Command, await self._redis.hget(self._key(run, "commands"), command))
+
+    async def ask(self, run: str, command: Command) -> None:
+        """Leave a command for the run (BoardError: too many wait already)."""
+        with _answering(self.url):
+            if await self._redis.llen(self._key(run, "queue")) >= OPEN_COMMANDS:
+                raise BoardError(f"at most {OPEN_COMMANDS} commands may wait for a run: wait until it has seen to them")
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.hset(self._key(run, "commands"), command.id, command.model_dump_json())
+            pipe.rpush(self._key(run, "queue"), command.id)
+            await pipe.execute()
+
+    async def _stream(self, run: str, part: str, kind: type[Parsed], *, since: int, limit: int) -> list[Parsed]:
+        with _answering(self.url):
+            entries = await self._redis.xrange(self._key(run, part), min=f"{since + 1}-0", max="+", count=limit)
+        return [document for _, entry in entries if (document := _parsed(kind, entry.get("json")))]
+
+    async def _transact(self, add: Callable[[Any], None], fence: Fence | None) -> list[Any]:
+        """The answers to what `add` puts into a transaction; errors stand among them."""
+        for _ in range(RENEWALS):
+            async with self._redis.pipeline(transaction=True) as pipe:
+                if fence:
+                    await pipe.watch(fence.key)
+                    if await pipe.get(fence.key) != fence.owner:
+                        break
+                    pipe.multi()
+                add(pipe)
+                with suppress(WatchError):  # the lease was renewed or lost in between
+                    return await pipe.execute(raise_on_error=False)
+        raise FencedOutError("the run's lease on the board is not this process's")
+
+    def _add(self, pipe: Any, *, update: Update, keep: int) -> None:
+        """All commands of a write; the last one lists the commands that wait for the run."""
+        status, run = update.status, update.status.run
+        if update.is_rewrite:
+            pipe.delete(*(self._key(run, part) for part in ("metrics", "events", "samples")))
+        self._add_streams(pipe, run, update)
+        oldest = [str(iteration) for iteration in status.samples[:-SAMPLES_KEPT]]
+        if oldest:
+            pipe.hdel(self._key(run, "samples"), *oldest)
+        for command in update.commands:
+            pipe.hset(self._key(run, "commands"), command.id, command.model_dump_json())
+            if not command.is_open:
+                pipe.lrem(self._key(run, "queue"), 0, command.id)
+        pipe.set(self._key(run, "status"), status.model_dump_json())
+        pipe.set(self._key(run, "session"), status.session)
+        pipe.zadd(self._prefix + "runs", {run: status.updated})
+        pipe.zremrangebyscore(self._prefix + "runs", "-inf", status.updated - keep)
+        for part in ("status", "session", "metrics", "events", "samples", "commands", "queue"):
+            pipe.expire(self._key(run, part), keep)
+        pipe.lrange(self._key(run, "queue"), 0, -1)
+
+    def _add_streams(self, pipe: Any, run: str, update: Update) -> None:
+        for line in update.lines:
+            entry = {"json": line.model_dump_json()}
+            pipe.xadd(self._key(run, "metrics"), entry, id=f"{line.seq}-0", maxlen=LINES_KEPT, approximate=True)
+        for event in update.events:
+            entry = {"json": event.model_dump_json()}
+            pipe.xadd(self._key(run, "events"), entry, id=f"{event.number}-0", maxlen=EVENTS_KEPT, approximate=True)
+        for sample in update.samples:
+            pipe.hset(self._key(run, "samples"), str(sample.iteration), sample.model_dump_json())
+
+    def _key(self, run: str, part: str) -> str:
+        return f"{self._prefix}run:{run}:{part}"
+
+
+def without_password(url: str) -> str:
+    """An address that may be shown."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+@contextmanager
+def _answering(url: str) -> Iterator[None]:
+    try:
+        yield
+    except (RedisError, OSError, TimeoutError) as error:
+        reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+        remedy = next((f"; {remedy}" for sign, remedy in REMEDIES.items() if sign in reason), "")
+        raise BoardError(f"the board at {without_password(url)} does not answer: {reason}{remedy}") from error
+
+
+def _top(entries: Sequence[tuple[str, Any]]) -> int:
+    return int(entries[0][0].partition("-")[0]) if entries else 0
+
+
+def _parsed(kind: type[Parsed], text: str | None) -> Parsed | None:
+    """None for what is not there, and for what a later version wrote in another form."""
+    if text is None:
+        return None
+    try:
+        return kind.model_validate(json.loads(text))
+    except (ValueError, ValidationError):
+        return None

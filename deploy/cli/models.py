@@ -1,0 +1,103 @@
+"""Commands about models: encode prompts, draw pictures, export, estimate."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from protocol.config.run import RunConfig
+
+Run = Annotated[Path, typer.Argument(help="A run folder.")]
+IsBase = Annotated[bool, typer.Option("--base", help="Leave the adapter out.")]
+IsAverage = Annotated[bool, typer.Option("--average", help="Take the adapter's running mean (learner.average).")]
+Step = Annotated[int | None, typer.Option(help="Step of the checkpoint; default: the newest.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command()(sample)
+    app.command()(export)
+    app.command()(encode)
+
+
+def sample(
+    run: Run,
+    prompt: Annotated[str, typer.Argument(help="What the pictures show.")],
+    negative: Annotated[str, typer.Option(help="Negative prompt; counts when model.guidance is above 1.")] = "",
+    count: Annotated[int, typer.Option(min=1, help="Pictures.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Of the noise.")] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Euler steps; default: evaluation.steps.")] = None,
+    step: Step = None,
+    is_base: IsBase = False,
+    is_average: IsAverage = False,
+    out: Annotated[Path, typer.Option(help="Folder of the pictures.")] = Path("samples"),
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU where there is one.")] = None,
+) -> None:
+    """Draw pictures of a prompt with a run's adapter."""
+    from deploy.tools.generate import draw_pictures
+
+    for path in draw_pictures(
+        run,
+        prompt,
+        out=out,
+        count=count,
+        seed=seed,
+        negative=negative,
+        steps=steps,
+        step=step,
+        is_base=is_base,
+        is_average=is_average,
+        device=device,
+    ):
+        typer.echo(path)
+
+
+def export(
+    run: Run,
+    folder: Annotated[Path, typer.Argument(help="New folder of the whole model.")],
+    step: Step = None,
+    is_average: IsAverage = False,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: the model's own.")] = None,
+) -> None:
+    """Merge a run's adapter into its model and write a full folder in diffusers' format."""
+    from deploy.tools.export import export_model
+    from protocol.errors import ConfigError
+
+    if dtype not in (None, "float32", "bfloat16", "float16"):
+        raise ConfigError(f"--dtype must be float32, bfloat16 or float16, got {dtype!r}")
+    typer.echo(export_model(run, folder, step=step, dtype=dtype, is_average=is_average))
+
+
+def encode(
+    preset: Annotated[str, typer.Argument(help="Name of a preset, or path of a YAML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Config overrides, e.g. model.dtype=bfloat16.")] = None,
+) -> None:
+    """Fill model.embedding_cache with a preset's prompts, in this process."""
+    import asyncio
+
+    from deploy.presets import find_preset
+    from deploy.run.encode import encode_ahead
+    from protocol.config.load import load_config
+    from protocol.errors import ConfigError
+    from protocol.prompts import read_prompts
+
+    config = load_config(find_preset(preset), overrides=overrides or [])
+    if config.model.embedding_cache is None:
+        raise ConfigError("model.embedding_cache must name a folder, got none")
+    prompts = [
+        prompt for path in (config.data.train, config.data.heldout) for prompt in read_prompts(config.data, path)
+    ]
+    asyncio.run(encode_ahead(config, prompts, is_local=True, say=typer.echo))
+
+
+def dry_run(config: RunConfig) -> None:
+    """Everything that `train` checks before it starts, and what the run will cost; writes nothing."""
+    from deploy.run.run import check_inputs
+    from deploy.tools.estimate import estimate
+    from flow.models.folder import completed
+
+    config = completed(config)
+    prompts, heldout = check_inputs(config)
+    typer.echo(f"{len(prompts)} prompts to train on, {len(heldout)} held out")
+    for line in estimate(config).lines():
+        typer.echo(line)

@@ -1,0 +1,68 @@
+"""What a person sees while a run goes: a progress bar on a terminal, plain lines elsewhere."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from learner.loop.evaluate import Evaluation
+from protocol.ports import Metrics
+
+STAGES = {"rollout_and_reward": "rollout+reward", "update": "update", "publish": "publish"}
+
+
+class Progress:
+    """Made by the command line, told by the run's journal."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._bar: RichProgress | None = None
+        self._task = TaskID(0)
+        self._total = 0
+
+    def say(self, text: str) -> None:
+        """One line above the bar."""
+        self._console.print(text, markup=False, emoji=False)
+
+    @contextmanager
+    def bar(self, start: int, total: int) -> Iterator[None]:
+        """Show the way from iteration `start` to `total`."""
+        self._total = total
+        if not self._console.is_terminal:
+            yield
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[numbers]}"),
+        )
+        with RichProgress(*columns, console=self._console) as self._bar:
+            self._task = self._bar.add_task("iteration", total=total, completed=start, numbers="")
+            yield
+        self._bar = None
+
+    def iteration(self, iteration: int, metrics: Metrics) -> None:
+        """One iteration is done."""
+        seconds = ", ".join(f"{name} {metrics[f'seconds/{stage}']:.1f} s" for stage, name in STAGES.items())
+        numbers = f"reward {metrics['reward/mean']:.3f} ({seconds})"
+        if metrics["reward/missing"]:
+            numbers += f", {metrics['reward/missing']:.0f} scores missing"
+        if self._bar is None:
+            self.say(f"iteration {iteration}/{self._total}: {numbers}")
+        else:
+            self._bar.update(self._task, completed=iteration, numbers=numbers)
+
+    def evaluation(self, iteration: int, evaluation: Evaluation) -> None:
+        """One evaluation is done."""
+        by_tag = ", ".join(f"{tag} {value:.2f}" for tag, value in evaluation.by_tag.items())
+        missing = f", {evaluation.missing} without a score" if evaluation.missing else ""
+        self.say(
+            f"held-out score at iteration {iteration}: {evaluation.score:.3f}"
+            f" ({by_tag}; {evaluation.pictures} pictures{missing}, {evaluation.seconds:.0f} s)"
+        )

@@ -1,0 +1,1 @@
+"""The run folder: who may write it, what it holds, and how it is read."""

@@ -1,0 +1,151 @@
+"""Copies of a run's checkpoints on any store that fsspec knows: s3://, gs://, sftp://, file://, memory://.
+
+The run folder stays the place of work. A copy counts only with its manifest, which is written last; a copy that fails
+is said in the log and made good by the next one, and never ends the run. A run that starts in an empty folder begins
+with the newest whole copy.
+"""
+
+import logging
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from queue import Queue
+from threading import Thread
+
+import fsspec
+from fsspec.core import url_to_fs
+
+from learner.checkpoint import MANIFEST, checkpoint_folders, read_checkpoint
+from protocol.errors import CheckpointError, RunFolderError
+
+log = logging.getLogger(__name__)
+CLOSE_S = 120.0
+"""Seconds that the end of a run waits for the copy in progress."""
+
+
+class Mirror:
+    """Made by the run folder when `checkpoint.url` is set; copies on a thread of its own."""
+
+    def __init__(self, url: str) -> None:
+        """Raises RunFolderError for a URL that fsspec cannot open."""
+        self._url = url
+        self._waiting: Queue[tuple[Path, Sequence[Path]] | None] = Queue()
+        self._thread = Thread(target=self._work, name="mirror", daemon=True)  # a copy that hangs keeps no process alive
+        self._is_left = False
+        try:
+            self._store: fsspec.AbstractFileSystem
+            self._store, root = url_to_fs(url)
+        except Exception as error:  # each store has exceptions of its own
+            reason = " ".join(str(error).split())
+            remedy = "install its library" if isinstance(error, ImportError) else "name another"
+            raise RunFolderError(f"checkpoint.url {url} cannot be opened: {reason}; {remedy}") from error
+        self._root = root.rstrip("/")
+
+    def push(self, checkpoint: Path, *, beside: Sequence[Path]) -> None:
+        """Begin to copy a checkpoint and the files beside it, and to drop copies that the run folder no longer has."""
+        if self._thread.ident is None:
+            self._thread.start()
+        self._waiting.put((checkpoint, beside))
+
+    def config(self) -> str | None:
+        """The `config.yaml` of the run whose copies these are."""
+        try:
+            with self._store.open(f"{self._root}/config.yaml") as file:
+                return bytes(file.read()).decode()  # pyright: ignore[reportArgumentType]
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # each store has exceptions of its own
+            raise self._unreadable(error) from error
+
+    def pull(self, run: Path) -> None:
+        """Fill an empty run folder with the newest whole copy, if there is one; a damaged one is reported and the one
+        before is taken.
+
+        Raises:
+            CheckpointError: there are copies, but none is whole.
+            RunFolderError: the store does not answer.
+        """
+        try:
+            names = self._names()
+            listed = [name for name in names if self._store.exists(f"{self._root}/checkpoints/{name}/{MANIFEST}")]
+            if not listed:
+                return
+            taken = self._take_newest(listed, run / "checkpoints")
+            for name in ("inputs.json", "metrics.jsonl"):
+                if self._store.exists(f"{self._root}/{name}"):
+                    self._store.get_file(f"{self._root}/{name}", str(run / name))
+        except CheckpointError:
+            raise
+        except Exception as error:  # each store has exceptions of its own
+            raise self._unreadable(error) from error
+        log.info("filled from %s: %s", self._url, taken)
+
+    def _take_newest(self, names: Sequence[str], checkpoints: Path) -> str:
+        """Fetch one after the other, newest first, until one is whole; its name."""
+        reasons = []
+        for name in reversed(names):
+            partial = checkpoints / f".{name}.partial"
+            shutil.rmtree(partial, ignore_errors=True)
+            copy = f"{self._root}/checkpoints/{name}"
+            for path in self._store.find(copy):
+                file = partial / path.removeprefix(f"{copy}/")
+                file.parent.mkdir(parents=True, exist_ok=True)
+                self._store.get_file(path, str(file))
+            try:
+                read_checkpoint(partial)
+            except CheckpointError as error:
+                log.warning("checkpoint refused: %s", error)
+                reasons.append(str(error))
+                shutil.rmtree(partial)
+                continue
+            partial.rename(checkpoints / name)
+            return name
+        raise CheckpointError(f"no checkpoint at {self._url} is whole; the newest: {reasons[0]}")
+
+    def close(self) -> None:
+        """Wait for the copies that were begun, for at most `CLOSE_S`."""
+        self._waiting.put(None)
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_S)
+        self._is_left = self._thread.is_alive()
+        if self._is_left:
+            log.warning("the copy to %s is not finished and is left", self._url)
+
+    def _work(self) -> None:
+        while (copy := self._waiting.get()) and not self._is_left:
+            try:
+                self._push(*copy)
+            except Exception as error:
+                log.warning("a checkpoint could not be copied to %s: %s", self._url, error)
+
+    def _push(self, checkpoint: Path, beside: Sequence[Path]) -> None:
+        folder = f"{self._root}/checkpoints/{checkpoint.name}"
+        self._store.makedirs(folder, exist_ok=True)
+        files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path != checkpoint / MANIFEST]
+        for path in beside:
+            self._store.put_file(str(path), f"{self._root}/{path.name}")
+        for path in (*files, checkpoint / MANIFEST):
+            copy = f"{folder}/{path.relative_to(checkpoint).as_posix()}"
+            self._store.makedirs(copy.rpartition("/")[0], exist_ok=True)
+            self._store.put_file(str(path), copy)
+        held = {path.name for path in checkpoint_folders(checkpoint.parent)}
+        for name in self._names():
+            if name not in held and _age(name) < _age(checkpoint.name):
+                self._store.rm_file(f"{self._root}/checkpoints/{name}/{MANIFEST}")
+                self._store.rm(f"{self._root}/checkpoints/{name}", recursive=True)
+
+    def _names(self) -> list[str]:
+        """Names of the copies, oldest first."""
+        if not self._store.exists(f"{self._root}/checkpoints"):
+            return []
+        paths = self._store.ls(f"{self._root}/checkpoints", detail=False, refresh=True)
+        return sorted((path.rstrip("/").rsplit("/", 1)[-1] for path in paths), key=_age)
+
+    def _unreadable(self, error: Exception) -> RunFolderError:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        return RunFolderError(f"checkpoint.url {self._url} cannot be read: {reason}")
+
+
+def _age(name: str) -> tuple[int, str]:
+    """Orders `step_999999` before `step_1000000`."""
+    return len(name), name

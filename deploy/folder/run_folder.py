@@ -1,0 +1,299 @@
+"""A run's folder: everything that a run leaves behind, and what it goes on from.
+
+config.yaml         the whole config
+inputs.json         sha256 of the prompt files and of the model folder's files
+metrics.jsonl       one line an iteration, and one an evaluation
+checkpoints/        see `learner.checkpoint`
+samples/            pictures of the evaluations, and recorded trajectories
+status.json         the newest status, for `flowcredit serve` when the run is over
+events.jsonl        conditions and events, see `deploy.run.events`
+run.log             what happened, with times
+.lease/             who may write, see `deploy.folder.lease`
+
+A disk that is full or read-only ends no run: lines wait in memory, a checkpoint is tried again with each iteration.
+"""
+
+import json
+import logging
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from deploy.board.lease import BoardLease, lease_on_board
+from deploy.folder.files import append_whole
+from deploy.folder.fingerprint import differences, input_digests, library_versions, read_digests
+from deploy.folder.lease import FOLDER as LEASE
+from deploy.folder.lease import Lease
+from deploy.folder.mirror import Mirror
+from deploy.folder.same_config import CONFIG, require_equal, require_same
+from learner.checkpoint import LATEST, newest_checkpoint, read_facts, write_checkpoint
+from protocol.config.run import RunConfig
+from protocol.errors import LeaseLostError, RunFolderError
+from protocol.messages import LearnerState
+
+log = logging.getLogger(__name__)
+INPUTS, METRICS, EVENTS, LOG = "inputs.json", "metrics.jsonl", "events.jsonl", "run.log"
+STATUS = "status.json"
+Say = Callable[[str], None]
+
+
+class RunFolder:
+    """One run's folder; made by `open_run_folder`, written only by the process that holds it open."""
+
+    def __init__(self, path: Path, config: RunConfig) -> None:
+        self.path = path
+        self.config = config
+        self.checkpoints = path / "checkpoints"
+        self.samples = path / "samples"
+        self._is_made = not path.exists()
+        self._lease: Lease | None = None
+        self.board_lease: BoardLease | None = None
+        self._log: logging.Handler | None = None
+        self._pending: list[str] = []
+        self._mirror = Mirror(config.checkpoint.url) if config.checkpoint.url else None
+
+    def open(self, say: Say) -> None:
+        """Make what is not there yet, keep other processes out, write the config and begin the log.
+
+        Raises:
+            RunFolderError: cannot be written, another process holds it, or prompts or model have changed.
+        """
+        with self.writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lease = Lease.take(self.path, say=say)
+            self.board_lease = lease_on_board(self.config, self.path, self._lease, say)
+            self.checkpoints.mkdir(exist_ok=True)
+            self.samples.mkdir(exist_ok=True)
+            self._fill_from_mirror()
+            self._require_same_inputs()
+            self._replace(CONFIG, self.config.to_yaml())
+            self._log = _log_to(self.path / LOG)
+
+    def close(self) -> None:
+        """End the log and let others in."""
+        if self._mirror:
+            self._mirror.close()
+        if self._log:
+            logging.getLogger().removeHandler(self._log)
+            self._log.close()
+        if self.board_lease:
+            self.board_lease.release()
+        if self._lease:
+            self._lease.release()
+
+    def abandon(self) -> None:
+        """Close a folder that could not be opened, and leave nothing where nothing was."""
+        if self._is_made and not (self.path / CONFIG).exists():
+            with suppress(OSError):
+                self._remove_beginnings()
+        self.close()
+
+    def _remove_beginnings(self) -> None:
+        """Folders go only when they are empty: another process may have begun here too."""
+        if self._lease:
+            for name in (INPUTS, f".{INPUTS}.partial", f".{CONFIG}.partial"):
+                (self.path / name).unlink(missing_ok=True)
+            self._lease.clear()
+        for folder in (self.checkpoints, self.samples, self.path / LEASE, self.path):
+            if folder.exists():
+                folder.rmdir()
+
+    def require_writer(self) -> None:
+        """Raises LeaseLostError when another process has taken over, in this folder or on the board."""
+        for lease in (self._lease, self.board_lease):
+            if lease:
+                lease.require()
+
+    def is_writer(self) -> bool:
+        """Whether no other process has taken over."""
+        try:
+            self.require_writer()
+        except LeaseLostError:
+            return False
+        return True
+
+    def discard_if_unused(self, *, is_forked: bool = False) -> None:
+        """Remove a folder in which nothing was drawn or learned, so that a mended config can take its name."""
+        learned = {path.name for path in self.checkpoints.iterdir()} - ({"step_000000", LATEST} if is_forked else set())
+        if not self.is_writer() or self.lines() or learned or any(self.samples.iterdir()):
+            return
+        with suppress(OSError):
+            for name in (CONFIG, INPUTS, METRICS, EVENTS, LOG, STATUS):
+                (self.path / name).unlink(missing_ok=True)
+            for folder in (self.checkpoints, self.samples):
+                shutil.rmtree(folder)
+            if self._lease:
+                self._lease.discard()
+                self._lease = None
+            if self._is_made:
+                self.path.rmdir()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Inside, a disk that is full or gone becomes a `RunFolderError`.
+
+        Raises:
+            LeaseLostError: another process has taken over.
+        """
+        self.require_writer()
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+            raise RunFolderError(
+                f"run folder {self.path} cannot be written: {reason}; mend that or set --run"
+            ) from error
+
+    def newest(self) -> tuple[LearnerState, Path] | None:
+        """The newest whole checkpoint; None for a new run."""
+        return newest_checkpoint(self.checkpoints)
+
+    def save(self, state: LearnerState) -> Path:
+        """Write a checkpoint, after all lines up to it."""
+        settings = self.config.checkpoint
+        with self.writing():
+            self._flush()
+            path = write_checkpoint(
+                self.checkpoints,
+                state,
+                self.config.model.lora,
+                keep=settings.keep,
+                keep_hours=settings.keep_hours,
+                facts={"versions": library_versions(), "config": self.config.model_dump(mode="json")},
+            )
+        if self._mirror:
+            self._mirror.push(path, beside=[self.path / name for name in (CONFIG, INPUTS, METRICS)])
+        return path
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """One line of metrics, on disk when this returns; a number that is not finite stands as null.
+
+        Raises:
+            RunFolderError: the disk does not take it; the line waits for the next call.
+        """
+        finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in line.items()}
+        self._pending.append(json.dumps(finite) + "\n")
+        with self.writing():
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write the lines that wait, all or none."""
+        append_whole(self.path / METRICS, "".join(self._pending))
+        self._pending.clear()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All lines of metrics that are whole, see `read_lines`."""
+        return read_lines(self.path / METRICS)
+
+    def evaluation_scores(self) -> dict[int, float]:
+        """Held-out score by iteration."""
+        return {line["iteration"]: line["evaluation/score"] for line in self.lines() if "evaluation/score" in line}
+
+    def rewind(self, iteration: int) -> None:
+        """Drop lines of metrics after `iteration`: they are drawn again from the checkpoint."""
+        self._pending.clear()
+        path = self.path / METRICS
+        kept = list(takewhile(lambda line: line["iteration"] <= iteration, self.lines()))
+        with self.writing():
+            if path.exists():
+                with path.open("rb") as file:
+                    size = sum(len(file.readline()) for _ in kept)
+                os.truncate(path, size)
+
+    def version_changes(self, checkpoint: Path) -> list[str]:
+        """Libraries whose versions are not those that wrote this checkpoint."""
+        return differences(read_facts(checkpoint).get("versions", {}), library_versions())
+
+    def _fill_from_mirror(self) -> None:
+        if self._mirror is None or (self.path / CONFIG).exists():
+            return
+        text = self._mirror.config()
+        if text is not None:
+            require_equal(self.config.checkpoint.url, text, self.config, remedy="set another checkpoint.url")
+            self._mirror.pull(self.path)
+
+    def _require_same_inputs(self) -> None:
+        now = input_digests(self.config)
+        held = read_digests(self.path / INPUTS)
+        if held is None:
+            self._replace(INPUTS, json.dumps(now, indent=1))
+        elif changed := differences(held, now):
+            raise RunFolderError(
+                f"run folder {self.path} was started with other contents: {', '.join(changed)};"
+                " restore them, or start a new run from its weights with --fork"
+            )
+
+    def _replace(self, name: str, text: str) -> None:
+        partial = self.path / f".{name}.partial"
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, self.path / name)
+
+
+def open_run_folder(path: Path, config: RunConfig, *, say: Say = log.warning) -> RunFolder:
+    """Make a new run folder, or open one of an equal config to go on with it; whoever opens it closes it.
+
+    Raises:
+        RunFolderError: cannot be written, is in use, holds something else, or belongs to another config (the keys are
+            listed).
+    """
+    folder = RunFolder(path, config)
+    with folder.writing():
+        is_run = (path / CONFIG).exists()
+        if not is_run and path.exists() and {each.name for each in path.iterdir()} - {LEASE}:
+            raise RunFolderError(f"run folder {path} must be new, empty or a run's own, got one with other files")
+    if is_run:
+        require_same(path, config, remedy="set --run to a new folder, with --fork to go on from its weights")
+    try:
+        folder.open(say)
+    except BaseException:
+        folder.abandon()
+        raise
+    return folder
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All lines of a `metrics.jsonl` that are whole; a cut-off last one does not count.
+
+    Raises:
+        RunFolderError: the file is damaged.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        return [_line(each) for each in whole.split("\n")[:-1]]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunFolderError(
+            f"run folder {path.parent} holds a damaged {path.name}: {error}; mend or remove it"
+        ) from None
+
+
+def _line(text: str) -> dict[str, Any]:
+    line = json.loads(text)
+    if not isinstance(line, dict) or not isinstance(line.get("iteration"), int):
+        raise ValueError(f"a line must be an object with an iteration, got {text[:60]!r}")
+    return line
+
+
+def _log_to(path: Path) -> logging.Handler:
+    handler = _LogFile(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    return handler
+
+
+class _LogFile(logging.FileHandler):
+    """A log that a full disk leaves with gaps, in silence: its other readers are told by conditions."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        return

@@ -1,0 +1,176 @@
+"""What people ask of a run while it goes: pool sizes, pause, resume, checkpoint, stop; each with an outcome.
+
+Commands come from the board. Sizes are wishes: they hold until they are met or replaced by another wish, and one that
+cannot be met is a condition with its reason. Sizes and a pause outlive a process that died, not one that ended;
+commands that an earlier process did not see to are not carried out.
+"""
+
+import asyncio
+import time
+
+from deploy.monitor.reporter import Reporter
+from learner.loop.loop import Save
+from protocol.commands import Command, new_command
+from protocol.errors import PoolError
+from protocol.ports import FleetPort
+from protocol.sink import StatusSink
+from protocol.status import PoolStatus, RunStatus
+
+WAITING_S = 2.0
+"""A pool may take this long to reach its size before a condition says so."""
+
+
+class Control:
+    """Made by the process that runs the loop; the publisher hands it commands, the loop rests in it.
+
+    control = Control(fleet, reporter, sink, stop)
+    control.take(command)
+    await control.rest(save)          # between two iterations
+    """
+
+    def __init__(self, fleet: FleetPort, reporter: Reporter, sink: StatusSink, stop: asyncio.Event) -> None:
+        self._fleet = fleet
+        self._sink = sink
+        self._reporter = reporter
+        self._stop = stop
+        self._began = time.time()
+        self._changed = asyncio.Event()
+        self._open: list[Command] = []
+        self._early: list[Command] = []
+        self._unmet_since: dict[str, float] = {}
+
+    def take_over(self, earlier: RunStatus) -> None:
+        """Go on with the sizes and the pause that were asked of a process of this run that died."""
+        wished = [new_command("scale", pool=pool, count=count) for pool, count in earlier.wishes.items()]
+        wished += [new_command("pause")] if earlier.is_pause_wished else []
+        if wished:
+            self._early += wished
+            self._reporter.wishes, self._reporter.is_pause_wished = dict(earlier.wishes), earlier.is_pause_wished
+            words = ", ".join(map(_words, wished))
+            self._sink.event(f"the process before this one died; what was asked of it still holds: {words}")
+
+    def take(self, command: Command) -> None:
+        """Begin to carry out a command; while the run starts it is kept for `reconcile`."""
+        if self._reporter.phase == "starting":
+            self._early.append(command)
+            return
+        if command.requested < self._began:
+            self._close(command, "failed", "asked of an earlier process of this run; ask again")
+            return
+        if command.kind != "checkpoint":
+            self._supersede(command)
+        self._open.append(command)
+        self._keep(command, "working")
+        self._sink.event(f"asked for: {_words(command)}")
+        if command.kind == "scale":
+            self._scale(command)
+        elif command.kind == "stop":
+            self._stop.set()
+            self._reporter.phase = "stopping"
+        elif command.kind in ("pause", "resume"):
+            self._reporter.is_pause_wished = command.kind == "pause"
+        if command.kind == "resume":
+            self._close_all("resume", "the run goes on")
+        self._changed.set()
+
+    async def rest(self, save: Save) -> None:
+        """Between two iterations: write a checkpoint that was asked for, and wait while the run is paused.
+
+        A `resume` or a stop ends the wait.
+        """
+        await self._save_if_asked(save)
+        if not self._reporter.is_pause_wished or self._stop.is_set():
+            return
+        self._reporter.phase = "paused"
+        self._sink.event("paused")
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            while self._reporter.is_pause_wished and not self._stop.is_set():
+                self._close_all("pause", "paused between two iterations")
+                self._changed.clear()
+                changing = asyncio.ensure_future(self._changed.wait())
+                await asyncio.wait({changing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                changing.cancel()
+                await self._save_if_asked(save)
+        finally:
+            stopping.cancel()
+        self._reporter.phase = "stopping" if self._stop.is_set() else "running"
+        self._sink.event("goes on")
+
+    async def reconcile(self) -> None:
+        """See which wished sizes are met; say what the others wait for. Called once the actors have started."""
+        early, self._early = self._early, []
+        for command in early:
+            self.take(command)
+        for pool in self._fleet.pools():
+            is_settled = pool.ready == pool.wished
+            if is_settled:
+                self._unmet_since.pop(pool.name, None)
+                self._close_all("scale", f"{pool.name} has {pool.ready} actors", pool=pool.name)
+                self._state(pool, holds=True, reason="Settled", message=f"{pool.ready} actors as wished")
+                continue
+            since = self._unmet_since.setdefault(pool.name, time.monotonic())
+            if time.monotonic() - since > WAITING_S:
+                self._state(pool, holds=False, **await self._why(pool))
+
+    def end(self) -> None:
+        """The run has ended: a stop is met, everything else that is open is not."""
+        self._close_all("stop", "stopped with a checkpoint")
+        for command in (*self._open, *self._early):
+            self._close(command, "failed", "the run ended before it was met")
+
+    async def _why(self, pool: PoolStatus) -> dict[str, str]:
+        have = f"{pool.ready} of {pool.wished} actors"
+        if pool.trouble:
+            return {"reason": "ActorsFail", "message": f"{have}; the next one failed: {pool.trouble}"}
+        if pool.waiting:
+            shortage = await asyncio.to_thread(self._fleet.shortage, pool.name)
+            return {
+                "reason": "NoPlace",
+                "message": f"{have}; {pool.waiting} wait for a place and a process: {shortage}",
+            }
+        reason = "Starting" if pool.ready < pool.wished else "Leaving"
+        return {"reason": reason, "message": f"{have}; actors load their models or finish their calls"}
+
+    def _state(self, pool: PoolStatus, *, holds: bool, reason: str, message: str) -> None:
+        self._sink.condition(f"PoolSettled/{pool.name}", holds, reason, message)
+
+    def _scale(self, command: Command) -> None:
+        assert command.pool is not None
+        assert command.count is not None
+        try:
+            self._fleet.wish(command.pool, command.count)
+        except PoolError as error:
+            self._close(command, "failed", str(error))
+        else:
+            self._reporter.wishes[command.pool] = command.count
+
+    async def _save_if_asked(self, save: Save) -> None:
+        if not any(command.kind == "checkpoint" for command in self._open):
+            return
+        if await save():
+            self._close_all("checkpoint", "written")
+        for command in [command for command in self._open if command.kind == "checkpoint"]:
+            self._close(command, "failed", "it could not be written; the condition CheckpointsWritten says why")
+
+    def _supersede(self, newer: Command) -> None:
+        rivals = {"pause", "resume"} if newer.kind in ("pause", "resume") else {newer.kind}
+        for command in [c for c in self._open if c.kind in rivals and c.pool == newer.pool]:
+            self._close(command, "superseded", f"replaced by {_words(newer)}")
+
+    def _close_all(self, kind: str, message: str, pool: str | None = None) -> None:
+        for command in [c for c in self._open if c.kind == kind and (pool is None or c.pool == pool)]:
+            self._close(command, "done", message)
+
+    def _close(self, command: Command, state: str, message: str) -> None:
+        self._open = [other for other in self._open if other.id != command.id]
+        self._keep(command, state, message=message, finished=time.time())
+        if state == "failed":
+            self._sink.event(f"not done: {_words(command)}: {message}", "warning")
+
+    def _keep(self, command: Command, state: str, **changes: object) -> None:
+        self._reporter.close_command(command.model_copy(update={"state": state, **changes}))
+
+
+def _words(command: Command) -> str:
+    return f"{command.pool} to {command.count} actors" if command.kind == "scale" else command.kind

@@ -1,0 +1,167 @@
+"""Experiment trackers behind one small port: TensorBoard, Weights & Biases, or a class of your own.
+
+A tracker works on a thread of its own behind a bounded queue: a slow one drops lines and says so, a failing one is left
+out for the rest of the run; neither delays the run.
+"""
+
+import importlib
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from protocol.config.run import RunConfig
+from protocol.errors import ConfigError
+from protocol.sink import StatusSink
+
+log = logging.getLogger(__name__)
+LINES_WAITING = 1_000
+CLOSING_S = 20.0
+Values = Mapping[str, Any]
+
+
+class Tracker(Protocol):
+    """What a tracker must be: `Tracker(config, folder)` begins, or goes on with, the record of this run folder."""
+
+    def log(self, iteration: int, values: Values) -> None:
+        """One line of metrics, names as in docs/metrics.md; numbers that are not finite are left out."""
+        ...
+
+    def close(self) -> None:
+        """Write out what waits."""
+        ...
+
+
+class TensorBoard:
+    """Event files in `tensorboard/` of the run folder; `tensorboard --logdir runs` shows them."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = Event, Summary
+        self._writer = EventFileWriter(str(folder / "tensorboard"))
+
+    def log(self, iteration: int, values: Values) -> None:
+        """One summary with every number."""
+        numbers = [self._summary.Value(tag=name, simple_value=number) for name, number in values.items()]
+        self._writer.add_event(self._event(wall_time=time.time(), step=iteration, summary=self._summary(value=numbers)))
+
+    def close(self) -> None:
+        """Write out what waits."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A W&B run of the folder's name in the project that the environment's WANDB_PROJECT names, or `flowcredit`."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        import wandb  # pyright: ignore[reportMissingImports]
+
+        name = folder.resolve().name
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "flowcredit"),
+            name=name,
+            id=name,
+            resume="allow",
+            dir=str(folder),
+            config=config.model_dump(mode="json"),
+        )
+
+    def log(self, iteration: int, values: Values) -> None:
+        """One step; the iteration is a value, so that a resumed run may repeat it."""
+        self._run.log({**values, "iteration": iteration})
+
+    def close(self) -> None:
+        """Write out what waits."""
+        self._run.finish()
+
+
+BUILT_IN: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+
+
+class Trackers:
+    """All trackers of a run. `log` and `close` never fail; `close` waits `CLOSING_S` seconds at most."""
+
+    def __init__(self, config: RunConfig, folder: Path, status: StatusSink) -> None:
+        self._running = [_Running(name, config, folder, status) for name in config.status.trackers]
+
+    def log(self, iteration: int, values: Values) -> None:
+        """One line of metrics."""
+        for tracker in self._running:
+            tracker.put(iteration, values)
+
+    def close(self) -> None:
+        """Let them write out what waits."""
+        for tracker in self._running:
+            tracker.close()
+
+
+class _Running:
+    def __init__(self, name: str, config: RunConfig, folder: Path, status: StatusSink) -> None:
+        self._name = name
+        self._status = status
+        self._lines: queue.Queue[tuple[int, Values] | None] = queue.Queue(LINES_WAITING)
+        self._thread = threading.Thread(target=self._work, args=(config, folder), name=f"tracker-{name}", daemon=True)
+        self._thread.start()
+
+    def put(self, iteration: int, values: Values) -> None:
+        if not self._thread.is_alive():
+            return
+        try:
+            self._lines.put_nowait((iteration, values))
+        except queue.Full:
+            self._say("False", "Slow", f"{self._name} is too slow, lines are left out")
+
+    def close(self) -> None:
+        try:
+            self._lines.put(None, timeout=CLOSING_S)
+        except queue.Full:
+            return
+        self._thread.join(CLOSING_S)
+
+    def _work(self, config: RunConfig, folder: Path) -> None:
+        try:
+            tracker = find_tracker(self._name)(config, folder)
+            self._say("True", "Recording", f"{self._name} records")
+            while (line := self._lines.get()) is not None:
+                iteration, values = line
+                tracker.log(iteration, {k: v for k, v in values.items() if isinstance(v, int | float) and v == v})
+            tracker.close()
+        except Exception as error:
+            log.exception("tracker %s is left out", self._name)
+            self._say("False", "Failed", f"{self._name} is left out: {' '.join(str(error).split())[:200]}")
+
+    def _say(self, status: str, reason: str, message: str) -> None:
+        self._status.condition(f"Tracker/{self._name}", status == "True", reason, message)
+
+
+def find_tracker(name: str) -> Any:
+    """The class of a tracker by its name in the config.
+
+    Raises:
+        ConfigError: no such tracker, or its library is not installed.
+    """
+    module, colon, attribute = name.partition(":")
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    if not colon:
+        raise ConfigError(f"status.trackers must be {', '.join(BUILT_IN)} or package.module:Class, got {name!r}")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"tracker {name} cannot be found: {error}") from None
+
+
+def check_trackers(names: tuple[str, ...]) -> None:
+    """Before a run begins: every tracker can be found and its library is installed (ConfigError)."""
+    for name in names:
+        find_tracker(name)
+        if name in BUILT_IN and find_spec(name) is None:
+            raise ConfigError(f"tracker {name} is not installed: pip install 'flowcredit[{name}]' or leave it out")

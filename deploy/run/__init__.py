@@ -1,0 +1,1 @@
+"""One training run from start to end, on Ray or in one process."""

@@ -1,0 +1,126 @@
+"""The Ray cluster of a run: a given one is used and left alone, otherwise a local one lives as long as the run."""
+
+import logging
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+
+from protocol.config.run import RunConfig
+from protocol.errors import ConfigError
+from protocol.sink import StatusSink
+
+PROBE_TIMEOUT_S = 10.0
+"""Seconds that the given address has to take a connection; Ray itself would try for minutes."""
+
+GROWTH = 4
+"""Further CPUs of a local cluster, for actors that are wished for later."""
+
+
+@contextmanager
+def ray_cluster(config: RunConfig, sink: StatusSink) -> Iterator[None]:
+    """Connect to `cluster.address` or RAY_ADDRESS; without either start Ray on loopback and stop it at the end.
+
+    A given cluster that is too small for all actors is said at once: those without a place wait for nodes to join.
+
+    Raises:
+        ConfigError: no cluster answers at the given address, or more GPUs are asked for than this machine has.
+    """
+    address = config.cluster.address or os.environ.get("RAY_ADDRESS")
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    try:
+        _connect(config, address)
+        if address:
+            _say_what_lacks(config, sink)
+        else:
+            _require_gpus(config)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _connect(config: RunConfig, address: str | None) -> None:
+    quiet = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
+    try:
+        if address:
+            _probe(address)
+            ray.init(address=address, **quiet)
+        else:
+            ray.init(
+                address="local",
+                num_cpus=_needed_cpus(config),
+                resources=_needed_resources(config),
+                include_dashboard=False,
+                _node_ip_address="127.0.0.1",
+                **quiet,
+            )
+    except (OSError, OverflowError, ValueError, RuntimeError) as error:
+        if not address:
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"no Ray cluster answers at {address}: {reason}; check cluster.address or RAY_ADDRESS"
+        ) from None
+
+
+def _probe(address: str) -> None:
+    """Raises OSError, OverflowError or ValueError when nothing takes a connection at `host:port` or `ray://host:port`."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if colon:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_TIMEOUT_S).close()
+
+
+def _require_gpus(config: RunConfig) -> None:
+    asked, found = _asked(config)["GPU"], ray.cluster_resources().get("GPU", 0.0)
+    if asked > found:
+        raise ConfigError(
+            f"cluster.*.gpus must not ask for more GPUs than there are, {found:g}, got {asked:g}:"
+            " an actor without its GPU would wait for ever"
+        )
+
+
+def _needed_resources(config: RunConfig) -> dict[str, float]:
+    """Custom resources that the reward actors ask for, all together."""
+    needed: Counter[str] = Counter()
+    for reward in config.rewards.values():
+        for resource, amount in reward.resources.items():
+            needed[resource] += reward.actors * amount  # pyright: ignore[reportArgumentType]
+    return dict(needed)
+
+
+def _say_what_lacks(config: RunConfig, sink: StatusSink) -> None:
+    found = ray.cluster_resources()
+    lacking = [
+        f"{amount:g} {kind} for all actors, has {found.get(kind, 0.0):g}"
+        for kind, amount in _asked(config).items()
+        if amount > found.get(kind, 0.0)
+    ]
+    message = f"the cluster must give {', '.join(lacking)}: add nodes, or ask for less under cluster.*.cpus and .gpus"
+    sink.condition(
+        "ClusterFits",
+        holds=not lacking,
+        reason="TooSmall" if lacking else "Fits",
+        message=message if lacking else "the cluster has room for all actors",
+    )
+
+
+def _asked(config: RunConfig) -> dict[str, float]:
+    """What all actors of a run reserve together."""
+    cluster = config.cluster
+    rewards = config.rewards.values()
+    cpus = sum(reward.actors * (cluster.reward.cpus if reward.cpus is None else reward.cpus) for reward in rewards)
+    gpus = sum(reward.actors * (cluster.reward.gpus if reward.gpus is None else reward.gpus) for reward in rewards)
+    return {
+        "CPU": cluster.rollout_actors * cluster.rollout.cpus + cpus + cluster.learner.cpus,
+        "GPU": cluster.rollout_actors * cluster.rollout.gpus + gpus + cluster.learner.gpus,
+        **_needed_resources(config),
+    }
+
+
+def _needed_cpus(config: RunConfig) -> int:
+    """CPUs that the actors reserve: on one machine they take turns, so the local cluster is as large as they ask, with
+    room to grow while the run goes."""
+    return max(os.cpu_count() or 1, int(_asked(config)["CPU"]) + 1 + GROWTH)

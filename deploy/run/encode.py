@@ -1,0 +1,61 @@
+"""Encoding a run's prompts before it starts, so that no actor of the run holds a text encoder."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from flow.runtime.device import device_of
+from protocol.config.run import RunConfig
+from protocol.messages import Prompt
+
+BATCH = 256
+"""Prompts of one call, which has the learner's deadline."""
+
+
+def texts_of(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
+    """Every text that the run's policy may ask for: the prompts, and their negatives when guidance needs them."""
+    texts = [prompt.text for prompt in prompts]
+    if config.model.guidance > 1:
+        texts += [prompt.negative for prompt in prompts]
+    return list(dict.fromkeys(texts))
+
+
+async def encode_ahead(
+    config: RunConfig, prompts: Sequence[Prompt], *, is_local: bool, say: Callable[[str], None]
+) -> None:
+    """Fill `model.embedding_cache` with the learner's resources; nothing to do without one.
+
+    Raises:
+        ModelError: the encoders cannot be loaded or the folder cannot be written.
+        PoolError: the encoding actor died or overran the learner's deadline.
+    """
+    if config.model.embedding_cache is None:
+        return
+    texts = texts_of(config, prompts)
+    say(f"looking up {len(texts)} prompts in {config.model.embedding_cache}")
+    batches = [texts[start : start + BATCH] for start in range(0, len(texts), BATCH)]
+    encoded = await (_locally(config, batches) if is_local else _on_ray(config, batches))
+    if encoded:
+        say(f"encoded {encoded} prompts that were not there")
+
+
+async def _locally(config: RunConfig, batches: Sequence[Sequence[str]]) -> int:
+    from flow.models.load import open_embeddings
+    from flow.runtime.threads import torch_threads
+
+    role = config.cluster.learner
+    embeddings = await asyncio.to_thread(open_embeddings, config.model, device=device_of(role))
+
+    def fill(batch: Sequence[str]) -> int:
+        with torch_threads(role.threads):
+            return embeddings.fill(batch)
+
+    try:
+        return sum([await asyncio.to_thread(fill, batch) for batch in batches])
+    finally:
+        embeddings.free()
+
+
+async def _on_ray(config: RunConfig, batches: Sequence[Sequence[str]]) -> int:
+    from actors.encoder import encode_on_ray
+
+    return await encode_on_ray(config, batches)

@@ -1,0 +1,211 @@
+"""The same loop in one process without Ray: for debugging and tests. The ports are served by the plain classes.
+
+All computation happens on one thread of its own, so the event loop stays free for Ctrl-C, and torch's thread count
+is that of the role whose turn it is.
+"""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+
+from flow.excerpt import excerpt_of
+from flow.rollout import RolloutPolicy
+from flow.runtime.device import device_of
+from flow.runtime.threads import torch_threads
+from learner.update.learner import Learner
+from protocol.config.cluster import RoleConfig
+from protocol.config.run import RunConfig
+from protocol.errors import ContractError, PoolError
+from protocol.messages import (
+    Credit,
+    DrawRequest,
+    Excerpt,
+    LearnerState,
+    Metadata,
+    PolicyWeights,
+    Prompt,
+    Receipt,
+    Rollout,
+    ScoredGroup,
+    Scores,
+    ShardRequest,
+)
+from protocol.ports import Metrics, Parts
+from protocol.status import ActorStatus, PoolStatus
+from rewards.failure import settle
+from rewards.mixture import mix, with_observed
+from rewards.scorer import build_scorer
+
+Result = TypeVar("Result")
+
+
+class LocalFleet:
+    """All four ports in this process; a handle is the message itself."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
+        self._busy_s = dict.fromkeys(("learner", "rollout", *(f"reward/{name}" for name in config.rewards)), 0.0)
+        self._calls = dict.fromkeys(self._busy_s, 0)
+        self._working = ""
+        self._held: tuple[int, str] | None = None
+        self.parts = Parts(rollouts=self, rewards=self, learner=self, weights=self)
+
+    async def start(self) -> None:
+        """Load the model twice, as rollout actor and learner would, and the scorers."""
+        cluster = self._config.cluster
+        self._rollout = await self._run(
+            "rollout", cluster.rollout, lambda: RolloutPolicy(self._config, device=device_of(cluster.rollout))
+        )
+        await self.restart_learner()
+        self._scorers = {
+            name: build_scorer(reward.scorer, **reward.args) for name, reward in self._config.rewards.items()
+        }
+
+    async def restart_learner(self) -> None:
+        """A new learner in the state of iteration 0."""
+        role = self._config.cluster.learner
+        self._learner = await self._run("learner", role, lambda: Learner(self._config, device=device_of(role)))
+
+    def stop(self) -> None:
+        """Let the computation in progress end, and no other begin."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    async def sample(self, request: ShardRequest) -> tuple[Receipt, Rollout, np.ndarray]:
+        """One shard's receipt, trajectories and pictures."""
+        return await self._run("rollout", self._config.cluster.rollout, lambda: self._rollout.sample(request))
+
+    async def draw(self, request: DrawRequest) -> tuple[Receipt, np.ndarray]:
+        """Evaluation pictures."""
+        return await self._run("rollout", self._config.cluster.rollout, lambda: self._rollout.draw(request))
+
+    async def fetch(self, pictures: np.ndarray) -> np.ndarray:
+        """The handle is the pictures."""
+        return pictures
+
+    async def excerpt(self, rollout: Rollout, pictures: np.ndarray, *, members: int) -> Excerpt:
+        """The first members' pictures."""
+        return excerpt_of(rollout, pictures, members=members)
+
+    async def check(self, prompts: Sequence[Prompt]) -> None:
+        """Ask the scorers that are not made before the run whether they can score these prompts."""
+        for name, reward in self._config.rewards.items():
+            if reward.runtime_env:
+                self._scorers[name].check(prompts)
+
+    async def reward(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """The mixture of the scorers that train."""
+        return mix(await self._ask(self._config.weights, images, prompts, metadata), self._config.weights)
+
+    async def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """The mixture, and beside it the readings of the scorers that only evaluate."""
+        answers = await self._ask(self._scorers, images, prompts, metadata)
+        trained = {name: answers.pop(name) for name in self._config.weights}
+        return with_observed(mix(trained, self._config.weights), answers)
+
+    def troubles(self) -> Metrics:
+        """A scorer in this process is asked once; what it cannot score stands in the rewards' own metrics."""
+        return {}
+
+    async def update(self, groups: Sequence[ScoredGroup]) -> Metrics:
+        """Learn from one iteration's groups."""
+        return await self._run("learner", self._config.cluster.learner, lambda: self._learner.update(groups))
+
+    async def weights(self) -> PolicyWeights:
+        """The current adapter."""
+        return self._learner.weights()
+
+    async def credit(self, group: int) -> Credit:
+        """What the steps of one group of the newest update earned."""
+        return self._learner.credit(group)
+
+    async def state(self) -> LearnerState:
+        """Everything needed to go on exactly."""
+        return self._learner.state()
+
+    async def restore(self, state: LearnerState) -> None:
+        """Take over a saved state."""
+        self._learner.restore(state)
+
+    async def publish(self, weights: PolicyWeights) -> None:
+        """Load the weights into the rollout policy and compare what it then holds."""
+        held = await self._run("rollout", self._config.cluster.rollout, lambda: self._rollout.load(weights))
+        if held != (weights.version, weights.digest):
+            raise ContractError(f"the rollout policy must hold version {weights.version}, got {held}")
+        self._held = held
+
+    def pools(self) -> list[PoolStatus]:
+        """One of each kind, all in this process."""
+        return [
+            PoolStatus(name=name, wished=1, ready=1, busy=int(name == self._working), is_resizable=False)
+            for name in self._busy_s
+            if name != "learner"
+        ]
+
+    def actors(self) -> list[ActorStatus]:
+        """One of each kind, all in this process."""
+        version, digest = self._held or (None, None)
+        return [
+            ActorStatus(
+                name=f"{name}-0",
+                kind=name,
+                state="busy" if name == self._working else "idle",
+                node=socket.gethostname(),
+                pid=os.getpid(),
+                version=version if not name.startswith("reward/") else None,
+                digest=digest[:12] if digest and not name.startswith("reward/") else None,
+                last_seen=time.time(),
+                calls=calls,
+            )
+            for name, calls in self._calls.items()
+        ]
+
+    def busy_seconds(self) -> dict[str, float]:
+        """Seconds of computation so far, by kind."""
+        return dict(self._busy_s)
+
+    def queues(self) -> dict[str, int]:
+        """Pictures are scored as soon as they are drawn."""
+        return {}
+
+    def wish(self, pool: str, size: int) -> None:
+        """Not here: there is one process (PoolError)."""
+        raise PoolError(f"a run with --local is one process and cannot be scaled, got {size} for {pool}")
+
+    def shortage(self, pool: str) -> str:
+        """Nothing waits for a place."""
+        return ""
+
+    async def _ask(
+        self, names: Iterable[str], images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]
+    ) -> dict[str, Scores]:
+        """Each scorer is asked once; `pause` ends the run here, since nobody else could mend this process."""
+        role, answers = self._config.cluster.reward, {}
+        for name in names:
+            config = self._config.rewards[name]
+            if config.on_failure == "pause":
+                config = config.model_copy(update={"on_failure": "fail"})
+            scores = await self._run(
+                f"reward/{name}", role, lambda s=self._scorers[name]: s.score(images, prompts, metadata)
+            )
+            answers[name] = settle(name, config, scores)
+        return answers
+
+    async def _run(self, name: str, role: RoleConfig, work: Callable[[], Result]) -> Result:
+        def timed() -> Result:
+            began, self._working = time.monotonic(), name
+            try:
+                with torch_threads(role.threads):
+                    return work()
+            finally:
+                self._working = ""
+                self._busy_s[name] += time.monotonic() - began
+                self._calls[name] += 1
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, timed)

@@ -1,0 +1,280 @@
+"""One run from start to end: check everything, open the folder, start the parts, run the loop, leave a result."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deploy.cli.progress import Progress
+from deploy.folder.fork import weights_to_fork
+from deploy.folder.run_folder import RunFolder, open_run_folder
+from deploy.monitor.observe import Observed
+from deploy.monitor.page_server import TOKEN_FILE
+from deploy.monitor.trackers import check_trackers
+from deploy.run.encode import encode_ahead
+from deploy.run.events import Events, Relay
+from deploy.run.signals import finished_before, stop_on_signal
+from deploy.run.supervise import supervise
+from flow.adapter.lora_file import FILE_NAME
+from flow.models.folder import completed, read_index
+from learner.loop.evaluate import Evaluation
+from protocol.config.run import RunConfig
+from protocol.errors import InputError, LeaseLostError, RunFolderError
+from protocol.messages import LearnerState, Prompt
+from protocol.ports import Metrics
+from protocol.prompts import read_prompts
+from rewards.scorer import check_prompts
+
+if TYPE_CHECKING:
+    from actors.fleet import Fleet
+    from deploy.run.local import LocalFleet
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is to be run and how, after everything that a user can get wrong has been looked at."""
+
+    config: RunConfig
+    run: RunFolder
+    prompts: Sequence[Prompt]
+    heldout: Sequence[Prompt]
+    progress: Progress
+    is_local: bool
+    has_page: bool
+
+    @property
+    def all_prompts(self) -> list[Prompt]:
+        """Train and held-out prompts."""
+        return [*self.prompts, *self.heldout]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left behind."""
+
+    finished: bool
+    """False when it was stopped before its last iteration."""
+    iteration: int
+    lora: Path | None
+    picture: Path | None
+    before: float | None
+    """Held-out score before the first iteration."""
+    after: float | None
+    """Held-out score of the newest evaluation."""
+
+
+def run_training(
+    config: RunConfig,
+    *,
+    folder: Path,
+    fork: Path | None = None,
+    is_local: bool,
+    progress: Progress,
+    has_page: bool = False,
+) -> Outcome:
+    """Train, or go on training, in a run folder. A mistake in the input leaves no folder behind.
+
+    Args:
+        fork: another run's folder; a new run begins with its newest weights, at iteration 0 with a fresh optimiser.
+        has_page: serve the run's page on loopback while it goes.
+
+    Raises:
+        InputError: something that the user can mend.
+        LeaseLostError: another process has taken the run over.
+    """
+    config = completed(config)
+    prompts, heldout = check_inputs(config)
+    weights = weights_to_fork(fork, folder, config) if fork else None
+    run = open_run_folder(folder, config, say=progress.say)
+    try:
+        if weights:
+            run.save(LearnerState(step=0, weights=weights, optimizer={}))
+        return _run(
+            Order(
+                config=config,
+                run=run,
+                prompts=prompts,
+                heldout=heldout,
+                progress=progress,
+                is_local=is_local,
+                has_page=has_page,
+            )
+        )
+    except InputError as error:
+        log.error("the run ends: %s", error)
+        run.discard_if_unused(is_forked=weights is not None)
+        raise
+    except Exception:
+        log.exception("the run failed")
+        raise
+    finally:
+        run.close()
+
+
+def check_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
+    """Train and held-out prompts, after everything that a user can get wrong has been looked at.
+
+    Raises:
+        InputError: model folder, prompt file or scorer.
+    """
+    read_index(config.model)
+    check_trackers(config.status.trackers)
+    prompts, heldout = (read_prompts(config.data, path) for path in (config.data.train, config.data.heldout))
+    for reward in config.rewards.values():
+        if not reward.runtime_env:
+            check_prompts(reward.scorer, reward.args, [*prompts, *heldout])
+    return prompts, heldout
+
+
+class RunJournal:
+    """Writes a run's story: metrics and checkpoints into the run folder, progress to the terminal, pictures."""
+
+    def __init__(self, run: RunFolder, progress: Progress) -> None:
+        self._run = run
+        self._progress = progress
+        self._relay = Relay(Events(run.path, progress.say, may_write=run.is_writer))
+        self.condition, self.event, self.join = self._relay.condition, self._relay.event, self._relay.join
+        self.iteration = 0
+
+    def record(self, iteration: int, metrics: Metrics) -> None:
+        """One iteration's numbers."""
+        self.iteration = iteration
+        self._append({"iteration": iteration, **metrics})
+        self._progress.iteration(iteration, metrics)
+        log.info("iteration %d done, reward %.4f", iteration, metrics["reward/mean"])
+
+    def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
+        """One evaluation, its pictures as a file; whatever fails in drawing them, the score is kept."""
+        self._draw(iteration, evaluation)
+        self._append(evaluation.line(iteration))
+        self._progress.evaluation(iteration, evaluation)
+        log.info("evaluation at iteration %d: %.4f", iteration, evaluation.score)
+
+    def save(self, state: LearnerState) -> None:
+        """A checkpoint."""
+        path = self._run.save(state)
+        log.info("checkpoint %s, adapter %s", path, state.weights.digest)
+
+    def _draw(self, iteration: int, evaluation: Evaluation) -> None:
+        from deploy.folder.gallery import write_gallery
+
+        kind = "SamplesWritten"
+        try:
+            with self._run.writing():
+                write_gallery(self._run.samples, iteration, evaluation)
+        except RunFolderError as error:
+            self.condition(kind, holds=False, reason="WriteFailed", message=str(error))
+        except LeaseLostError:
+            raise
+        except Exception as error:
+            log.exception("the pictures of iteration %d cannot be drawn", iteration)
+            message = f"the pictures of iteration {iteration} cannot be drawn: {' '.join(str(error).split())[:200]}"
+            self.condition(kind, holds=False, reason="DrawingFailed", message=message)
+        else:
+            self.condition(kind, holds=True, reason="Written", message="samples/ is written again")
+
+    def _append(self, line: Metrics) -> None:
+        kind = "MetricsWritten"
+        try:
+            self._run.append(line)
+        except RunFolderError as error:
+            self.condition(kind, holds=False, reason="WriteFailed", message=str(error))
+        else:
+            self.condition(kind, holds=True, reason="Written", message="metrics.jsonl is written again")
+
+
+def _run(order: Order) -> Outcome:
+    """Ray is started outside the event loop, where Ctrl-C ends it at once."""
+    config, run, say = order.config, order.run, order.progress.say
+    found = run.newest()
+    start = found[0].step if found else 0
+    run.rewind(start if found else -1)
+    journal = RunJournal(run, order.progress)
+    journal.iteration = start
+    if found:
+        say(f"going on from {found[1]}")
+        if changes := run.version_changes(found[1]):
+            message = f"the run may round differently from here on: {', '.join(changes)}"
+            journal.condition("SameVersions", holds=False, reason="Changed", message=message)
+    if start < config.iterations or start not in run.evaluation_scores():
+        say("starting " + ("in this process" if order.is_local else "on Ray"))
+        with nullcontext() if order.is_local else _cluster(config, journal):
+            asyncio.run(_train(order, journal, found[0] if found else None))
+        run.require_writer()
+    return _outcome(config, run, journal)
+
+
+async def _train(order: Order, journal: RunJournal, found: LearnerState | None) -> None:
+    config, run, progress = order.config, order.run, order.progress
+    with stop_on_signal(progress.say, within_s=config.cluster.stop_within_s) as stop:
+        await encode_ahead(config, order.all_prompts, is_local=order.is_local, say=progress.say)
+        fleet = _fleet(config, journal, is_local=order.is_local)
+        try:
+            async with Observed(config, run, fleet, journal, stop) as observed:
+                if order.has_page and (address := observed.open_page()):
+                    progress.say(f"page      {address}  (its controls ask for the token in {run.path / TOKEN_FILE})")
+                if not await finished_before(stop, fleet.start()):
+                    return
+                await fleet.check(order.all_prompts)
+                start = found.step if found else 0
+                observed.begin(start)
+                with progress.bar(start, config.iterations):
+                    await supervise(
+                        config,
+                        run=run,
+                        fleet=observed,
+                        journal=observed.journal,
+                        prompts=order.prompts,
+                        heldout=order.heldout,
+                        stop=stop,
+                        rest=observed.control.rest,
+                        watch=observed.watch,
+                        found=found,
+                    )
+        finally:
+            fleet.stop()
+
+
+def _fleet(config: RunConfig, journal: RunJournal, *, is_local: bool) -> "Fleet | LocalFleet":
+    if is_local:
+        from deploy.run.local import LocalFleet
+
+        return LocalFleet(config)
+    from actors.fleet import Fleet
+
+    return Fleet(config, journal)
+
+
+def _cluster(config: RunConfig, journal: RunJournal) -> AbstractContextManager[None]:
+    from deploy.run.cluster import ray_cluster
+
+    return ray_cluster(config, journal)
+
+
+def _outcome(config: RunConfig, run: RunFolder, journal: RunJournal) -> Outcome:
+    newest = run.newest()
+    scores = run.evaluation_scores()
+    last = max(scores, default=0)
+    return Outcome(
+        finished=journal.iteration >= config.iterations,
+        iteration=journal.iteration,
+        lora=newest[1] / FILE_NAME if newest else None,
+        picture=_before_after(run, last) if last else None,
+        before=scores.get(0),
+        after=scores.get(last) if last else None,
+    )
+
+
+def _before_after(run: RunFolder, last: int) -> Path | None:
+    """None when a person has tidied the galleries away."""
+    from deploy.folder.gallery import write_before_after
+
+    if not all((run.samples / f"iteration_{iteration:06d}.npz").exists() for iteration in (0, last)):
+        return None
+    with run.writing():
+        return write_before_after(run.samples, first=0, last=last)

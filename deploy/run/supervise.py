@@ -1,0 +1,123 @@
+"""Keeping a run going when its learner is lost: a new learner, the newest checkpoint, and the same iterations again.
+
+Everything that an iteration depends on is keyed by its number, so what is repeated is repeated bit for bit. The rest
+of the fleet goes on: rollout and reward actors hold no state that a repetition could miss.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from actors.pool.restarts import RestartBudget
+from deploy.folder.run_folder import RunFolder
+from learner.loop.loop import Journal, Rest, Watch, no_rest, no_watch, train
+from protocol.config.run import RunConfig
+from protocol.errors import LearnerLostError
+from protocol.messages import LearnerState, Prompt
+from protocol.ports import Parts
+
+log = logging.getLogger(__name__)
+LOSSES_PER_ITERATION = 3
+"""Learners that one iteration may cost: what kills every learner, such as too little memory, is no accident."""
+
+
+class Fleet(Protocol):
+    """What supervision needs of a fleet."""
+
+    @property
+    def parts(self) -> Parts:
+        """The four ports; the same objects before and after a restart."""
+        ...
+
+    async def restart_learner(self) -> None:
+        """A new learner in the state of iteration 0."""
+        ...
+
+
+async def supervise(
+    config: RunConfig,
+    *,
+    run: RunFolder,
+    fleet: Fleet,
+    journal: Journal,
+    prompts: Sequence[Prompt],
+    heldout: Sequence[Prompt],
+    stop: asyncio.Event,
+    rest: Rest = no_rest,
+    watch: Watch = no_watch,
+    found: LearnerState | None,
+) -> None:
+    """Train to the end, or until `stop`; `found` is the checkpoint that the run goes on from.
+
+    Raises:
+        LearnerLostError: one iteration cost `LOSSES_PER_ITERATION` learners.
+        PoolError: the learner used up `cluster.max_restarts`.
+    """
+    losses = Losses(config)
+    is_lost = False
+    while True:
+        try:
+            if is_lost:
+                await fleet.restart_learner()
+                journal.condition("LearnerReady", holds=True, reason="Restarted", message="the learner works again")
+            if found:
+                await fleet.parts.learner.restore(found)
+            return await train(
+                config,
+                prompts=prompts,
+                heldout=heldout,
+                parts=fleet.parts,
+                journal=journal,
+                stop=stop,
+                rest=rest,
+                watch=watch,
+                found=found,
+                is_evaluated=(found.step if found else 0) in run.evaluation_scores(),
+            )
+        except LearnerLostError as error:
+            pause_s = losses.bear(error, reached=max((line["iteration"] for line in run.lines()), default=0))
+            is_lost, found = True, _newest(run)
+            again = found.step if found else 0
+            _tell(journal, f"{error}; a new one goes on from iteration {again}")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), pause_s)
+            if stop.is_set():
+                return None
+            run.rewind(again)
+
+
+class Losses:
+    """How many learners a run has lost, and how many it may lose."""
+
+    def __init__(self, config: RunConfig) -> None:
+        cluster = config.cluster
+        self._budget = RestartBudget("the learner", limit=cluster.max_restarts, within_s=cluster.restart_window_s)
+        self._at: Counter[int] = Counter()
+
+    def bear(self, error: LearnerLostError, *, reached: int) -> float:
+        """Seconds to wait before the next learner; `reached` is the last iteration that was done.
+
+        Raises:
+            LearnerLostError: one iteration cost `LOSSES_PER_ITERATION` learners.
+            PoolError: the learner used up `cluster.max_restarts`.
+        """
+        self._at[reached] += 1
+        if self._at[reached] >= LOSSES_PER_ITERATION:
+            raise LearnerLostError(
+                f"{error}; iteration {reached + 1} cost {LOSSES_PER_ITERATION} learners and is given up: if memory"
+                " is short, make group.shard or the model smaller; the same command goes on from the checkpoint"
+            ) from error
+        return self._budget.spend(str(error))
+
+
+def _tell(journal: Journal, message: str) -> None:
+    journal.event(message, "learner_lost")
+    journal.condition("LearnerReady", holds=False, reason="Lost", message=message)
+
+
+def _newest(run: RunFolder) -> LearnerState | None:
+    found = run.newest()
+    return found[0] if found else None

@@ -1,0 +1,1 @@
+"""Commands that work on a run, a model or a machine without training."""

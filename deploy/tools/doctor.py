@@ -1,0 +1,240 @@
+"""`flowcredit doctor`: is this machine ready for a run? A list of checks; each line has a verdict and a remedy.
+
+A check is a function from a `Question` to findings; `CHECKS` lists them all, so a further one is a function and its
+name there. No check starts anything, changes anything or waits longer than a few seconds.
+"""
+
+import asyncio
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from deploy.folder.fingerprint import library_versions
+from protocol.config.run import RunConfig
+from protocol.config.status import BOARD_VARIABLE, EMBEDDED, OFF, StatusConfig, board_address
+from protocol.errors import FlowcreditError, InputError
+from protocol.prompts import read_prompts
+
+if TYPE_CHECKING:
+    from deploy.board.board import Board
+
+Verdict = Literal["ok", "note", "bad"]
+"""`bad` stops a run, `note` may surprise."""
+CONNECT_S = 5.0
+FREE_GIB, SHARED_GIB, OPEN_FILES = 5.0, 2.0, 4096
+"""Free disk, shared memory for Ray's object store, and open files below which a person is told."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked about."""
+
+    config: RunConfig | None
+    """A preset that is to be run; without one only the machine is looked at."""
+    run: Path
+    """Where run folders are going to be written."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line."""
+
+    verdict: Verdict
+    subject: str
+    found: str
+    remedy: str = ""
+
+
+Check = Callable[[Question], Iterator[Finding]]
+
+
+def examine(question: Question) -> Iterator[Finding]:
+    """All findings; a check that fails itself is a finding too."""
+    for check in CHECKS:
+        try:
+            yield from check(question)
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            yield Finding("bad", check.__name__, f"the check itself failed: {reason}", "report this line")
+
+
+def python_and_libraries(_: Question) -> Iterator[Finding]:
+    """Python and every required library by the range that the project declares."""
+    from packaging.requirements import Requirement
+
+    found = ".".join(map(str, sys.version_info[:3]))
+    is_new = sys.version_info >= (3, 11)
+    yield Finding("ok" if is_new else "bad", "python", found, "" if is_new else "install Python 3.11 or newer")
+    try:
+        declared = [Requirement(text) for text in requires("flowcredit") or []]
+    except PackageNotFoundError:
+        for package, held in library_versions().items():
+            yield Finding("ok", package, held)
+        yield Finding("ok", "flowcredit", "runs from a folder, not installed: its declared versions are not compared")
+        return
+    for wanted in declared:
+        if wanted.marker and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            held = version(wanted.name)
+        except PackageNotFoundError:
+            yield Finding("bad", wanted.name, "not installed", f"pip install '{wanted}'")
+            continue
+        is_fit = wanted.specifier.contains(held, prereleases=True)
+        yield Finding("ok" if is_fit else "bad", wanted.name, held, "" if is_fit else f"pip install '{wanted}'")
+
+
+def cores_and_gpus(question: Question) -> Iterator[Finding]:
+    """CPU cores and GPUs, against what the preset reserves on a cluster of its own."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0))
+    yield Finding("ok" if cores > 1 else "note", "cpu", f"{cores} cores", "" if cores > 1 else "a run wants two")
+    gpus = torch.cuda.device_count()
+    names = ", ".join(torch.cuda.get_device_name(i) for i in range(gpus)) or "none"
+    cluster = question.config.cluster if question.config else None
+    wants = bool(cluster and (cluster.rollout.gpus or cluster.learner.gpus) and not _address(question))
+    remedy = "install a driver and a CUDA build of torch, or set cluster.*.gpus=0" if wants and not gpus else ""
+    yield Finding("bad" if remedy else "ok", "gpu", names, remedy)
+
+
+def disk_and_memory(question: Question) -> Iterator[Finding]:
+    """Free space where runs go, shared memory for Ray's object store, open files."""
+    parent = next(folder for folder in (question.run, *question.run.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(parent).free / 2**30
+    remedy = "" if free > FREE_GIB else f"free some space or set --run: below {FREE_GIB:g} GiB checkpoints may not fit"
+    yield Finding("ok" if not remedy else "note", "disk", f"{free:.1f} GiB free at {parent}", remedy)
+    can_write = os.access(parent, os.W_OK)
+    if not can_write:
+        yield Finding("bad", "run folder", f"{parent} cannot be written", "set --run to a folder of yours")
+    shared = Path("/dev/shm")
+    if shared.exists():
+        size = shutil.disk_usage(shared).free / 2**30
+        remedy = "" if size > SHARED_GIB else "give the container more: docker run --shm-size=4g"
+        yield Finding("ok" if not remedy else "note", "shared memory", f"{size:.1f} GiB free at {shared}", remedy)
+    import resource
+
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    remedy = "" if files >= OPEN_FILES else f"ulimit -n {OPEN_FILES}: Ray keeps many files open"
+    yield Finding("ok" if not remedy else "note", "open files", str(files), remedy)
+
+
+def ray_cluster_answers(question: Question) -> Iterator[Finding]:
+    """The address that a run would use, and whether a token is there where Ray wants one."""
+    address = _address(question)
+    if not address:
+        yield Finding("ok", "ray", "no address given: a run starts a cluster of its own on loopback")
+        return
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    try:
+        if colon:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+        yield Finding("ok", "ray", f"{address} takes connections")
+    except (OSError, ValueError, OverflowError) as error:
+        yield Finding("bad", "ray", f"{address} does not answer: {error}", "check cluster.address or RAY_ADDRESS")
+    token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
+    has_token = bool(os.environ.get("RAY_AUTH_TOKEN")) or token.exists()
+    if os.environ.get("RAY_AUTH_MODE") == "token" and not has_token:
+        yield Finding("bad", "ray token", f"none at {token}", "ray get-auth-token --generate, the same on all nodes")
+    elif has_token:
+        yield Finding("ok", "ray token", "given" if os.environ.get("RAY_AUTH_TOKEN") else str(token))
+
+
+def board_answers(question: Question) -> Iterator[Finding]:
+    """The status board: the program of the embedded one, or a given Redis."""
+    from deploy.board.board import Board
+    from deploy.board.embedded import server_program
+
+    url = board_address(question.config.status if question.config else StatusConfig())
+    if url == OFF:
+        yield Finding("ok", "board", "off: no status while a run goes")
+        return
+    try:
+        if url == EMBEDDED:
+            yield Finding("ok", "board", f"embedded, {server_program()}")
+            return
+        asyncio.run(_ping(Board(url, timeout_s=CONNECT_S)))
+        yield Finding("ok", "board", "answers")
+    except FlowcreditError as error:
+        remedy = f"check status.board or {BOARD_VARIABLE}; training goes on without it"
+        yield Finding("note", "board", str(error), remedy)
+
+
+def preset_can_run(question: Question) -> Iterator[Finding]:
+    """Model folder, prompt files and scorers of the preset."""
+    if question.config is None:
+        yield Finding("ok", "preset", "none given: `flowcredit doctor PRESET` also looks at its model and rewards")
+        return
+    from deploy.run.run import check_inputs
+    from flow.models.folder import completed
+
+    try:
+        prompts, heldout = check_inputs(completed(question.config))
+    except InputError as error:
+        yield Finding("bad", "preset", str(error), "see the line itself")
+        return
+    yield Finding("ok", "model", question.config.model.path)
+    yield Finding("ok", "prompts", f"{len(prompts)} to train on, {len(heldout)} held out")
+    yield Finding("ok", "rewards", ", ".join(question.config.rewards))
+
+
+def prompts_are_apart(question: Question) -> Iterator[Finding]:
+    """Held-out prompts that are also trained on measure memory."""
+    if question.config is None:
+        return
+    data = question.config.data
+    try:
+        train, heldout = ({prompt.text for prompt in read_prompts(data, path)} for path in (data.train, data.heldout))
+    except InputError:
+        return
+    if both := train & heldout:
+        shown = sorted(both)[0]
+        yield Finding(
+            "note", "prompts", f"{len(both)} held-out prompts are trained on, e.g. {shown!r}", "keep them apart"
+        )
+
+
+def costs(question: Question) -> Iterator[Finding]:
+    """Velocity evaluations and memory of the preset, see `deploy.tools.estimate`."""
+    if question.config is None:
+        return
+    from deploy.tools.estimate import estimate
+    from flow.models.folder import completed
+
+    try:
+        lines = list(estimate(completed(question.config)).lines())
+    except InputError:
+        return  # `preset_can_run` says it
+    for line in lines:
+        yield Finding("ok", "cost", line)
+
+
+async def _ping(board: "Board") -> None:
+    try:
+        await board.ping()
+    finally:
+        await board.close()
+
+
+def _address(question: Question) -> str | None:
+    given = question.config.cluster.address if question.config else None
+    return given or os.environ.get("RAY_ADDRESS")
+
+
+CHECKS: list[Check] = [
+    python_and_libraries,
+    cores_and_gpus,
+    disk_and_memory,
+    ray_cluster_answers,
+    board_answers,
+    preset_can_run,
+    prompts_are_apart,
+    costs,
+]
+"""In the order in which they are shown."""

@@ -1,0 +1,209 @@
+"""What an iteration of a config will cost: velocity evaluations, pictures, memory of rollout actor and learner.
+
+Evaluations are counted by running the sampler itself on a stand-in of one latent; memory by running the transformer's
+forward and backward and the VAE with shapes only (`deploy.tools.fake_memory`). Neither needs weights or a GPU.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from deploy.tools.fake_memory import PeakMemory
+from flow.build import policy_of
+from flow.models.contract import Conditioning
+from flow.models.folder import adapter_config
+from flow.models.hollow import attach_hollow_adapter, hollow_backbone, hollow_encoders
+from flow.models.pipeline import PipelineBackbone
+from flow.policy import FlowPolicy
+from flow.sampler import sample_shard
+from protocol.config.model import LoraConfig
+from protocol.config.run import RunConfig
+from protocol.messages import Prompt, ShardRequest
+
+GIB = 2**30
+CONTEXT = int(0.8 * GIB)
+"""Bytes that a CUDA process takes before its first tensor, libraries' workspaces included; a round guess."""
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """Counts of one iteration; an evaluation is one row through the transformer once, so guidance counts twice."""
+
+    trajectories: int
+    rollout: int
+    """Evaluations that draw the trajectories and complete their points."""
+    pictures: int
+    """Pictures that are decoded and scored."""
+    pairs: int
+    """(trajectory, step) pairs that the learner takes a gradient of, at most."""
+    learner: int
+    """What these gradients cost in evaluations: three for forward and backward, one more each for checkpointing and for
+    the reference of a KL term."""
+    largest_forward: int
+    """Samples of the largest forward of a rollout actor, evaluation included."""
+    largest_decoding: int
+    """Pictures of the largest decoding."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What `train --dry-run` and `doctor` show; memory in bytes by what takes it."""
+
+    evaluations: Evaluations
+    rollout: Mapping[str, int]
+    learner: Mapping[str, int]
+    trained: int
+    """Numbers in the adapter."""
+
+    def lines(self) -> Iterator[str]:
+        """For a person."""
+        counts = self.evaluations
+        yield (
+            f"an iteration draws {counts.trajectories} trajectories and scores {counts.pictures} pictures:"
+            f" {counts.rollout} velocity evaluations"
+        )
+        yield f"it trains at most {counts.pairs} pairs, as costly as {counts.learner} evaluations"
+        yield f"the adapter has {self.trained / 1e6:.2f} M numbers"
+        for name, memory in (("rollout actor", self.rollout), ("learner", self.learner)):
+            parts = ", ".join(f"{part} {size / GIB:.2f}" for part, size in memory.items())
+            yield f"a {name} takes about {sum(memory.values()) / GIB:.1f} GiB of GPU memory ({parts})"
+
+
+def estimate(config: RunConfig) -> Estimate:
+    """Counts and sizes of a config whose model's config files can be read.
+
+    Raises:
+        ModelError: no such model.
+        ConfigError: the sampling section leaves no stochastic step.
+    """
+    fake = FakeTensorMode()
+    backbone = hollow_backbone(config.model, within=fake)
+    with fake:
+        encoders = [] if config.model.embedding_cache else list(hollow_encoders(config.model))
+    return estimate_of(config, backbone, encoders, adapter_config(config.model), fake=fake)
+
+
+def estimate_of(
+    config: RunConfig,
+    backbone: PipelineBackbone,
+    encoders: Iterable[nn.Module],
+    adapter: LoraConfig,
+    *,
+    fake: FakeTensorMode,
+) -> Estimate:
+    """The same for parts that were made under `fake`, without an adapter so far."""
+    trained = attach_hollow_adapter(backbone.transformer, adapter, within=fake)
+    counts = count_evaluations(config, backbone)
+    static = {
+        "transformer": _bytes(p for p in backbone.transformer.parameters() if not p.requires_grad),
+        "VAE": _bytes(backbone.vae.parameters()),
+        "text encoders": sum(_bytes(encoder.parameters()) for encoder in encoders),
+        "adapter": 4 * trained,
+        "context": CONTEXT,
+    }
+    most = config.model.forward_batch or counts.largest_forward
+    rows = 2 if config.model.guidance > 1 else 1
+    with fake:
+        forward = forward_peak(backbone, rows * min(most, counts.largest_forward), has_gradient=False)
+        backward = forward_peak(backbone, rows * min(most, config.group.shard), has_gradient=True)
+        decoding = _decoding_peak(backbone, config.model.decode_batch or counts.largest_decoding)
+    return Estimate(
+        evaluations=counts,
+        rollout={**static, "largest step": max(forward, decoding)},
+        learner={**static, "optimiser": 8 * trained, "forward and backward": backward},
+        trained=trained,
+    )
+
+
+def count_evaluations(config: RunConfig, backbone: PipelineBackbone) -> Evaluations:
+    """Run one shard of the sampler on a stand-in that counts, and multiply by the shards of an iteration."""
+    counter = Counter(backbone)
+    policy: FlowPolicy = policy_of(counter, config)
+    request = ShardRequest(
+        iteration=0,
+        group=0,
+        prompt=Prompt(index=0, text=""),
+        first_member=0,
+        members=config.group.shard,
+        version=0,
+        digest="",
+    )
+    rollout, pictures = sample_shard(policy, request, config)
+    shards = config.group.per_iteration * config.group.size // config.group.shard
+    trained = math.ceil(config.learner.step_fraction * len(rollout.steps))
+    pairs = config.learner.epochs * shards * config.group.shard * trained
+    branches = 2 if config.model.guidance > 1 else 1
+    each = (4 if config.model.gradient_checkpointing else 3) + (config.learner.kl.weight > 0)
+    return Evaluations(
+        trajectories=shards * config.group.shard,
+        rollout=shards * counter.rows,
+        pictures=shards * len(pictures),
+        pairs=pairs,
+        learner=pairs * branches * each,
+        largest_forward=max(counter.largest // branches, config.evaluation.batch),
+        largest_decoding=max(len(pictures), config.evaluation.batch),
+    )
+
+
+class Counter:
+    """A backbone of one latent that predicts zeros and counts the rows that it was asked for."""
+
+    latent_shape: tuple[int, int, int]
+
+    def __init__(self, backbone: PipelineBackbone) -> None:
+        self.latent_shape = (1, 1, 1)
+        self.transformer: nn.Module = nn.Linear(1, 1)
+        self.rows = 0
+        self.largest = 0
+        self._backbone = backbone
+
+    def sigmas(self, steps: int) -> Float[Tensor, " points"]:
+        """The real model's."""
+        return self._backbone.sigmas(steps)
+
+    def encode(self, text: str) -> Conditioning:
+        """Nothing to know."""
+        del text
+        return {"text": torch.zeros(1, 1)}
+
+    def velocity(
+        self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
+    ) -> Float[Tensor, "B C H W"]:
+        """Zeros."""
+        del sigma, conditioning
+        self.rows += len(latents)
+        self.largest = max(self.largest, len(latents))
+        return torch.zeros_like(latents)
+
+    def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
+        """Black pictures of one pixel."""
+        return np.zeros((len(latents), 1, 1, 3), np.uint8)
+
+
+def forward_peak(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> int:
+    """Bytes that one forward, and the backward of a mean square, take at their highest beside the weights."""
+    latents = torch.zeros(rows, *backbone.latent_shape)
+    conditioning, sigma = backbone.example(rows), torch.full((rows,), 0.5)
+    with torch.set_grad_enabled(has_gradient), PeakMemory(apart=backbone.transformer.parameters()) as memory:
+        velocity = backbone.velocity(latents, sigma, conditioning)
+        if has_gradient:
+            velocity.square().mean().backward()
+    return memory.peak
+
+
+@torch.no_grad()
+def _decoding_peak(backbone: PipelineBackbone, pictures: int) -> int:
+    latents = torch.zeros(pictures, *backbone.latent_shape)
+    with PeakMemory(apart=backbone.vae.parameters()) as memory:
+        backbone.vae.decode(latents, return_dict=False)
+    return memory.peak
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

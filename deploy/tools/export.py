@@ -1,0 +1,86 @@
+"""A run's adapter merged into its model: a full folder in diffusers' format, for tools that know no LoRA."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from deploy.folder.open import average_of, checkpoint_of, config_of
+from flow.models.families import Family
+from flow.models.folder import find_model
+from flow.runtime.quiet import quiet_libraries
+from learner.checkpoint import AVERAGE
+from protocol.errors import RunFolderError
+
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""safetensors' names."""
+
+
+def export_model(
+    run: Path, folder: Path, *, step: int | None = None, dtype: str | None = None, is_average: bool = False
+) -> Path:
+    """Write the model of `run` with its adapter merged to `folder`, which appears whole or not at all.
+
+    Args:
+        step: of the checkpoint; the newest without one.
+        dtype: of the written weights; without one that of the model's own transformer.
+        is_average: merge the adapter's running mean.
+
+    Raises:
+        RunFolderError: no such run or checkpoint, or `folder` exists or cannot be written.
+        ModelError: the model cannot be loaded.
+    """
+    if folder.exists():
+        raise RunFolderError(f"folder {folder} must not exist yet: name a new one")
+    state, checkpoint = checkpoint_of(run, step)
+    if is_average:
+        average_of(state, run)
+        checkpoint /= AVERAGE
+    index, model = find_model(config_of(run).model)
+    with quiet_libraries():
+        pipeline = _load(model, index.family, dtype or _stored_dtype(model / "transformer"))
+        pipeline.load_lora_weights(checkpoint)
+        pipeline.fuse_lora()
+        pipeline.unload_lora_weights()
+        _write(pipeline, folder)
+    return folder
+
+
+def _write(pipeline: Any, folder: Path) -> None:
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        pipeline.save_pretrained(partial)
+        os.replace(partial, folder)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise RunFolderError(f"folder {folder} cannot be written: {error.strerror or error}") from error
+
+
+def _load(model: Path, family: Family, dtype: str) -> Any:
+    import diffusers
+    import torch
+
+    from flow.models.text import UNREADABLE, unreadable
+
+    entries = json.loads((model / "model_index.json").read_text(encoding="utf-8"))
+    absent = {part: None for part, entry in entries.items() if isinstance(entry, list) and not all(entry)}
+    try:
+        return getattr(diffusers, family.pipeline).from_pretrained(
+            model, local_files_only=True, dtype=getattr(torch, dtype), **absent
+        )
+    except UNREADABLE as error:
+        raise unreadable(model, family, error) from error
+
+
+def _stored_dtype(folder: Path) -> str:
+    """dtype of the first tensor on disk."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="numpy") as file:
+            for name in file.keys():
+                return DTYPES.get(file.get_slice(name).get_dtype(), "float32")
+    return "float32"

@@ -1,0 +1,78 @@
+"""Pictures of any prompt by a run's adapter, drawn as the run's evaluation draws."""
+
+from pathlib import Path
+
+from deploy.folder.open import average_of, checkpoint_of, config_of
+from protocol.errors import ConfigError, RunFolderError
+from protocol.messages import DrawRequest, Prompt
+
+
+def draw_pictures(
+    run: Path,
+    text: str,
+    *,
+    out: Path,
+    count: int,
+    seed: int,
+    negative: str = "",
+    steps: int | None = None,
+    step: int | None = None,
+    is_base: bool = False,
+    is_average: bool = False,
+    device: str | None = None,
+) -> list[Path]:
+    """Draw `count` pictures of a prompt to `out/NNN.png`; equal arguments give equal pictures.
+
+    Args:
+        steps: Euler steps of the ODE; the run's `evaluation.steps` without them.
+        step: of the checkpoint; the newest without one.
+        is_base: leave the adapter out.
+        is_average: draw with the adapter's running mean.
+        device: torch's name; a GPU where there is one.
+
+    Raises:
+        RunFolderError: no such run or checkpoint, or `out` cannot be written.
+        ConfigError: torch cannot compute on the device.
+        ModelError: the model cannot be loaded.
+    """
+    from PIL import Image
+
+    from flow.build import build_policy
+    from flow.runtime.device import best_device
+    from flow.sampler import draw
+
+    config = config_of(run)
+    state = None if is_base else checkpoint_of(run, step)[0]
+    policy, lora = build_policy(config, device=_usable(device or best_device()))
+    if state is not None:
+        lora.load(average_of(state, run) if is_average else state.weights)
+    request = DrawRequest(
+        prompts=(Prompt(index=0, text=text, negative=negative),) * count,
+        numbers=tuple(range(count)),
+        seed=seed,
+        steps=steps or config.evaluation.steps,
+        version=0,
+        digest="",
+    )
+    pictures = draw(policy, request)
+    paths = [out / f"{number:03d}.png" for number in range(count)]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for path, picture in zip(paths, pictures, strict=True):
+            Image.fromarray(picture).save(path)
+    except OSError as error:
+        raise RunFolderError(f"folder {out} cannot be written: {error.strerror or error}") from error
+    return paths
+
+
+def _usable(device: str) -> str:
+    import torch
+
+    try:
+        torch.zeros(1, device=device).tolist()
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise ConfigError(
+            f"--device must be one that torch can use here, such as cpu, got {device!r}: {reason}"
+        ) from None
+    return device

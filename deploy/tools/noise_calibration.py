@@ -1,0 +1,214 @@
+"""A noise level for each step, calibrated before training as DenseGRPO does (arXiv 2601.20218, algorithm 1).
+
+For each step, count the trajectories whose reward it raised and those whose reward it lowered. Where the two are in
+balance there is room to explore, and its level grows; where one side prevails the noise disturbs, and it shrinks:
+
+    |#{gain > 0} - #{gain < 0}| < tolerance   level + rate
+    otherwise                                 level - rate
+
+All steps move at once, each round on fresh trajectories, until every level has turned back and forth. A step without a
+single valid gain in a round stays where it is. The table is then frozen: `sampling.noise_levels` of the config that is
+written. Every step but the last is drawn with noise meanwhile, however little (`sampling.std_min` waits).
+"""
+
+import asyncio
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from protocol.config.load import parse_config
+from protocol.config.run import RunConfig
+from protocol.config.sampling import TOO_LOUD
+from protocol.errors import ConfigError, ContractError, RunFolderError
+from protocol.messages import Prompt, ShardRequest
+
+FLIPS = 2
+"""Changes of direction after which a level counts as settled."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How the levels are moved."""
+
+    rounds: int = 30
+    """Rounds at most."""
+    prompts: int = 8
+    """Prompts of a round, one group each."""
+    rate: float = 0.01
+    """Change of a level in one round."""
+    tolerance: float = 2.0
+    """Difference of the two counts below which they balance, for a group of the size that the paper used, 24; scaled to
+    the trajectories of a round."""
+
+
+Measure = Callable[[Sequence[float], int], np.ndarray]
+"""measure(levels, round): gains [trajectories, steps], NaN where a score is missing."""
+
+
+def calibrate(
+    levels: Sequence[float],
+    measure: Measure,
+    settings: Calibration,
+    report: Callable[[str], None],
+    highest: float = math.inf,
+) -> list[float]:
+    """Move the levels until each has settled or the rounds are over.
+
+    Settled is a level that turned back and forth, one held at a limit, and that of a step which never had a gain.
+
+    Args:
+        levels: where to begin; they stay above 0.
+        highest: largest level that the kernel takes.
+    """
+    current = np.array(levels, float)
+    direction, flips = np.zeros(len(current)), np.zeros(len(current), int)
+    has_gains = np.zeros(len(current), bool)
+    for number in range(settings.rounds):
+        gains = measure(current.tolist(), number)
+        if not np.isfinite(gains).any():
+            raise ContractError("a calibration needs at least one valid score, got none")
+        has_gains |= np.isfinite(gains).any(0)
+        moves = np.where(is_balanced(gains, settings.tolerance), 1.0, -1.0) * np.isfinite(gains).any(0)
+        flips += (moves * direction) < 0
+        direction = np.where(moves == 0, direction, moves)
+        wanted = current + settings.rate * moves
+        current = np.clip(wanted, settings.rate, highest)
+        report(f"round {number + 1}/{settings.rounds}: {', '.join(f'{level:.2f}' for level in current)}")
+        is_open = has_gains & (flips < FLIPS) & (wanted == current)
+        if not is_open.any():
+            break
+    else:
+        unsettled = np.flatnonzero(is_open).tolist()
+        report(f"steps {unsettled} had not settled after {settings.rounds} rounds; raise --rounds to go further")
+    if not has_gains.all():
+        report(f"steps {np.flatnonzero(~has_gains).tolist()} never had a gain and keep the level they began with")
+    return [round(float(level), 6) for level in current]
+
+
+def is_balanced(gains: np.ndarray, tolerance: float) -> np.ndarray:
+    """Of each step, whether as many trajectories gained as lost: bool [steps].
+
+    The difference of two counts grows with the root of their number, so the tolerance does too.
+    """
+    difference = np.abs((gains > 0).sum(0) - (gains < 0).sum(0))
+    return difference < tolerance * np.sqrt(np.isfinite(gains).sum(0) / 24)
+
+
+def calibrated_config(
+    config: RunConfig, prompts: Sequence[Prompt], settings: Calibration, report: Callable[[str], None]
+) -> RunConfig:
+    """The same config with a noise level for each step.
+
+    A `flow_sde` becomes the `dance_sde` with the same std at each step, since the table is about the diffusion itself.
+
+    Raises:
+        ConfigError: the credit rule does not score points, or a window is set.
+    """
+    if not config.scores_points or config.sampling.window.rule != "all":
+        raise ConfigError(
+            "a calibration needs credit.rule gains, gae or turning_point and sampling.window.rule all,"
+            f" got {config.credit.rule} and {config.sampling.window.rule}: set method=dense_grpo"
+        )
+    from deploy.run.encode import encode_ahead
+    from flow.models.load import load_backbone
+    from flow.runtime.device import best_device
+    from learner.loop.groups import prompt_at
+
+    drawn = [prompt_at(prompts, place, seed=config.seed) for place in range(settings.prompts)]
+    asyncio.run(encode_ahead(config, drawn, is_local=True, say=report))
+    backbone = load_backbone(config.model, device=best_device())
+    kernel, levels = first_levels(config, backbone)
+    measure = _Trajectories(config, kernel, backbone, drawn)
+    highest = 1.0 if kernel in TOO_LOUD else math.inf
+    found = calibrate(levels, measure, settings, report, highest)
+    return _with_levels(config, kernel, found)
+
+
+def first_levels(config: RunConfig, backbone: object) -> tuple[str, list[float]]:
+    """Kernel and level of each step but the last to begin with, so that the first round draws as the config does."""
+    from flow.build import policy_of
+
+    policy = policy_of(backbone, config)  # type: ignore[arg-type]
+    count = config.sampling.steps - 1
+    if config.sampling.kernel == "flow_sde":
+        steps = [math.sqrt((policy.sigmas[k] - policy.sigmas[k + 1]).item()) for k in range(count)]
+        return "dance_sde", [policy.std(k) / step for k, step in enumerate(steps)]
+    return config.sampling.kernel, list(config.sampling.noise_levels) or [config.sampling.noise_level] * count
+
+
+def require_place(path: Path) -> None:
+    """Ask before hours of work whether `write_config` will have a place that `train` takes.
+
+    Raises:
+        ConfigError: the name does not end in .yaml or .yml.
+        RunFolderError: its folder is not there or cannot be written to.
+    """
+    if path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"--out must end in .yaml or .yml, got {path}: `train` takes no other file; rename it")
+    if not os.access(path.parent, os.W_OK):
+        raise RunFolderError(f"{path} cannot be written: no folder {path.parent} to write to; make it or set --out")
+
+
+def write_config(config: RunConfig, path: Path) -> None:
+    """The whole config as a YAML file that appears at once.
+
+    Raises:
+        RunFolderError: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(config.to_yaml(), encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be written: {error.strerror}; set --out") from None
+
+
+def _with_levels(config: RunConfig, kernel: str, levels: Sequence[float], **sampling: float) -> RunConfig:
+    tree = yaml.safe_load(config.to_yaml())
+    tree["sampling"] |= {"kernel": kernel, "noise_levels": list(levels)} | sampling
+    return parse_config(tree)
+
+
+class _Trajectories:
+    """Draws one group of every prompt with given levels and scores all points."""
+
+    def __init__(self, config: RunConfig, kernel: str, backbone: object, prompts: Sequence[Prompt]) -> None:
+        from rewards.scorer import build_scorer
+
+        self._config, self._kernel, self._backbone, self._prompts = config, kernel, backbone, prompts
+        self._scorers = {
+            name: build_scorer(config.rewards[name].scorer, **config.rewards[name].args) for name in config.weights
+        }
+
+    def __call__(self, levels: Sequence[float], number: int) -> np.ndarray:
+        from flow.build import policy_of
+        from flow.sampler import sample_shard
+        from rewards.mixture import mix
+
+        config = _with_levels(self._config, self._kernel, levels, std_min=0.0)
+        policy = policy_of(self._backbone, config)  # type: ignore[arg-type]
+        tables = []
+        for place, prompt in enumerate(self._prompts):
+            request = ShardRequest(
+                iteration=number,
+                group=place,
+                prompt=prompt,
+                first_member=0,
+                members=config.group.shard,
+                version=0,
+                digest="",
+            )
+            rollout, pictures = sample_shard(policy, request, config)
+            texts, metadata = [prompt.text] * len(pictures), [prompt.metadata] * len(pictures)
+            answers = {name: scorer.score(pictures, texts, metadata) for name, scorer in self._scorers.items()}
+            scores = mix(answers, config.weights)
+            points = np.where(scores.valid, scores.values, np.nan)[rollout.image_index]
+            gains = np.full((len(points), config.sampling.steps - 1), np.nan)
+            gains[:, list(rollout.steps)] = np.diff(points, axis=1)
+            tables.append(gains)
+        return np.concatenate(tables)

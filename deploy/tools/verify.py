@@ -1,0 +1,109 @@
+"""`flowcredit verify RUN`: is everything in a run folder whole, and does its ledger of groups have no gap?
+
+It reads only, needs neither the model nor Ray, and may be asked while the run goes on.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.folder.fingerprint import differences, input_digests, read_digests
+from deploy.folder.run_folder import CONFIG, INPUTS, METRICS, read_lines
+from learner.checkpoint import LATEST, checkpoint_folders, read_checkpoint
+from protocol.config.load import parse_config
+from protocol.config.run import RunConfig
+from protocol.errors import CheckpointError, FlowcreditError, RunFolderError
+
+
+@dataclass(frozen=True)
+class Verified:
+    """One thing that was looked at."""
+
+    subject: str
+    found: str
+    is_whole: bool = True
+
+
+def verify(run: Path) -> Iterator[Verified]:
+    """Config, inputs, metrics with their ledger, and every checkpoint.
+
+    Raises:
+        RunFolderError: there is no run.
+    """
+    if not (run / CONFIG).is_file():
+        raise RunFolderError(f"{run} must be a run folder with a {CONFIG}, got none there")
+    config = None
+    try:
+        config = parse_config(yaml.safe_load((run / CONFIG).read_text(encoding="utf-8")))
+        yield Verified(CONFIG, "readable")
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, FlowcreditError) as error:
+        yield Verified(CONFIG, " ".join(str(error).split()), is_whole=False)
+    if config is not None:
+        yield from _inputs(run, config)
+    yield from _metrics(run, config)
+    yield from _checkpoints(run / "checkpoints")
+
+
+def ledger_faults(lines: list[dict[str, Any]], per_iteration: int) -> list[str]:
+    """What is wrong with the ledger: each iteration once, in order, with its own groups, none left out."""
+    faults = []
+    expected = 1
+    for line in lines:
+        if "ledger/first" not in line:
+            continue
+        iteration = line["iteration"]
+        first, last = (iteration - 1) * per_iteration, iteration * per_iteration - 1
+        if iteration != expected:
+            faults.append(f"iteration {iteration} stands where {expected} should")
+        if (line["ledger/first"], line["ledger/last"]) != (first, last):
+            faults.append(f"iteration {iteration} learned from other groups than {first} to {last}")
+        expected = iteration + 1
+    return faults
+
+
+def _inputs(run: Path, config: RunConfig) -> Iterator[Verified]:
+    held = read_digests(run / INPUTS)
+    if held is None:
+        yield Verified(INPUTS, "missing or not readable", is_whole=False)
+        return
+    try:
+        changed = differences(held, input_digests(config))
+    except (OSError, FlowcreditError) as error:
+        yield Verified(INPUTS, f"prompts or model are out of reach: {' '.join(str(error).split())}", is_whole=False)
+        return
+    found = f"changed since: {', '.join(changed)}" if changed else f"{len(held)} unchanged"
+    yield Verified(INPUTS, found, is_whole=not changed)
+
+
+def _metrics(run: Path, config: RunConfig | None) -> Iterator[Verified]:
+    try:
+        lines = read_lines(run / METRICS)
+    except RunFolderError as error:
+        yield Verified(METRICS, str(error), is_whole=False)
+        return
+    yield Verified(METRICS, f"{len(lines)} lines, last iteration {lines[-1]['iteration'] if lines else 0}")
+    if config is not None:
+        faults = ledger_faults(lines, config.group.per_iteration)
+        found = "; ".join(faults[:3]) or "every group once, none left out"
+        yield Verified("ledger", found, is_whole=not faults)
+
+
+def _checkpoints(root: Path) -> Iterator[Verified]:
+    folders = checkpoint_folders(root)
+    if not folders:
+        yield Verified("checkpoints", "none yet")
+    for folder in folders:
+        try:
+            state = read_checkpoint(folder)
+            yield Verified(folder.name, f"whole, adapter {state.weights.digest[:12]}")
+        except CheckpointError as error:
+            yield Verified(folder.name, str(error), is_whole=False)
+    latest = root / LATEST
+    if folders and latest.is_symlink():
+        target = latest.readlink().name
+        is_newest = target == folders[0].name
+        found = f"leads to {target}" + ("" if is_newest else f", newest is {folders[0].name}")
+        yield Verified(LATEST, found, is_whole=is_newest)

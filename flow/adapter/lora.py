@@ -1,0 +1,137 @@
+"""The trained adapter: attaching it to a transformer, and adapter tensors <-> `PolicyWeights`."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from peft import LoraConfig as PeftLoraConfig
+from peft import inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+from flow.adapter.lora_file import PREFIX, read_foreign_lora
+from protocol.config.model import LoraConfig
+from protocol.errors import ContractError, ModelError
+from protocol.messages import PolicyWeights, digest_of
+
+ADAPTER = "default"
+
+
+class Lora:
+    """The LoRA tensors of one transformer by their diffusers names.
+
+    Made once for each policy; B starts at zero, so a fresh adapter changes nothing. The adapter is float32 whatever
+    the frozen weights are; `model.dtype`'s autocast casts it where it is used.
+
+        lora = Lora(transformer, adapter_config(config.model), seed=config.seed)
+        weights = lora.export(version=0)      # in the learner
+        lora.load(weights)                    # in a rollout actor
+    """
+
+    def __init__(self, transformer: nn.Module, config: LoraConfig, *, seed: int) -> None:
+        peft_config = peft_config_of(config)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            try:
+                inject_adapter_in_model(peft_config, transformer, adapter_name=ADAPTER)
+            except ValueError as error:
+                raise ModelError(
+                    f"model.lora.targets must name modules of the transformer, got {list(config.targets or ())}:"
+                    " no module takes the adapter"
+                ) from error
+        self._layers = [module for module in transformer.modules() if isinstance(module, BaseTunerLayer)]
+        self.parameters: dict[str, nn.Parameter] = {
+            PREFIX + name.replace(f".{ADAPTER}.", "."): parameter
+            for name, parameter in transformer.named_parameters()
+            if "lora_" in name
+        }
+        for parameter in self.parameters.values():
+            parameter.data = parameter.data.float()
+        for layer in self._layers:
+            # Autocast casts the adapter, so the activations need not be.
+            layer.cast_input_dtype_enabled = False  # pyright: ignore[reportArgumentType]
+        idle = [
+            target for target in config.targets or () if not any(f".{target}.lora_" in name for name in self.parameters)
+        ]
+        if idle:
+            raise ModelError(f"each of model.lora.targets must name modules of the transformer, got none for {idle}")
+
+    def export(self, *, version: int) -> PolicyWeights:
+        """A copy of the adapter with its digest."""
+        arrays = {name: parameter.detach().cpu().numpy().copy() for name, parameter in self.parameters.items()}
+        return PolicyWeights(version=version, arrays=arrays, digest=digest_of(arrays))
+
+    def load(self, weights: PolicyWeights) -> str:
+        """Take over an adapter and return the digest of what the transformer then holds.
+
+        Raises:
+            ContractError: names or shapes are not those of this adapter, or the digest differs after loading.
+        """
+        self._check(weights.arrays)
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(torch.from_numpy(np.array(weights.arrays[name])))
+        held = self.export(version=weights.version).digest
+        if held != weights.digest:
+            raise ContractError(f"adapter version {weights.version} must have digest {weights.digest}, got {held}")
+        return held
+
+    @contextmanager
+    def adapter_disabled(self) -> Iterator[None]:
+        """Inside, the transformer is the base model: the reference of a KL term. Nothing else changes."""
+        for layer in self._layers:
+            layer.enable_adapters(enabled=False)
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer.enable_adapters(enabled=True)
+
+    def start_from(self, path: str, config: LoraConfig) -> None:
+        """Begin at a saved LoRA instead of a fresh one; modules that it does not name stay fresh.
+
+        Raises:
+            ModelError: unreadable, of another rank or alpha, or it names modules that `targets` leaves out.
+        """
+        arrays, alpha = read_foreign_lora(path)
+        foreign = sorted(arrays.keys() - self.parameters.keys())
+        if foreign:
+            raise ModelError(
+                f"model.lora.start {path} must name modules that model.lora.targets names too, got {foreign[0]}"
+            )
+        ranks = sorted({array.shape[0] for name, array in arrays.items() if "lora_A" in name})
+        alpha = alpha or next(iter(ranks), None)
+        if ranks != [config.rank] or alpha != config.alpha:
+            raise ModelError(
+                f"model.lora.start {path} has rank {ranks} and alpha {alpha}: set model.lora.rank and model.lora.alpha"
+                f" to these, got {config.rank} and {config.alpha}"
+            )
+        merged = {**self.export(version=0).arrays, **arrays}
+        try:
+            self._check(merged)
+        except ContractError as error:
+            raise ModelError(f"model.lora.start {path} belongs to another model: {error}") from None
+        self.load(PolicyWeights(version=0, arrays=merged, digest=digest_of(merged)))
+
+    def _check(self, arrays: Mapping[str, np.ndarray]) -> None:
+        if arrays.keys() != self.parameters.keys():
+            odd = sorted(arrays.keys() ^ self.parameters.keys())
+            raise ContractError(f"an adapter must name the tensors of this model, got a difference in {odd[:3]}")
+        for name, parameter in self.parameters.items():
+            if arrays[name].shape != tuple(parameter.shape):
+                raise ContractError(
+                    f"adapter tensor {name} must be {list(parameter.shape)}, got {list(arrays[name].shape)}"
+                )
+
+
+def peft_config_of(config: LoraConfig) -> PeftLoraConfig:
+    """peft's description of the adapter; `flow.models.folder.adapter_config` fills in rank, alpha and targets."""
+    if config.rank is None or config.alpha is None or config.targets is None:
+        raise ContractError(f"an adapter needs rank, alpha and targets, got {config}")
+    return PeftLoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        init_lora_weights="gaussian",
+        target_modules=list(config.targets),
+    )

@@ -1,0 +1,88 @@
+"""`pytorch_lora_weights.safetensors`: the adapter on disk as a diffusers pipeline loads it, alpha preserved.
+
+pipeline.load_lora_weights("runs/demo/checkpoints/step_000040")
+"""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from protocol.config.model import LoraConfig
+from protocol.errors import CheckpointError, ContractError, ModelError
+from protocol.messages import PolicyWeights, digest_of
+
+FILE_NAME = "pytorch_lora_weights.safetensors"
+"""diffusers' own default name."""
+METADATA_KEY = "lora_adapter_metadata"
+PREFIX = "transformer."
+"""diffusers' name of the part of the pipeline that the adapter belongs to."""
+
+
+def write_lora(folder: Path, weights: PolicyWeights, config: LoraConfig) -> Path:
+    """Write the adapter in float32 with rank, alpha and targets in the header.
+
+    The header has this one entry only: safetensors writes several in no fixed order, and equal weights must give
+    equal files.
+    """
+    if config.rank is None or config.alpha is None:
+        raise ContractError(f"a LoRA file must say rank and alpha, got {config.rank} and {config.alpha}")
+    modules = sorted({name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in weights.arrays})
+    adapter = {
+        "transformer.r": config.rank,
+        "transformer.lora_alpha": config.alpha,
+        "transformer.target_modules": list(config.targets or modules),
+    }
+    path = folder / FILE_NAME
+    arrays = {name: np.ascontiguousarray(array) for name, array in weights.arrays.items()}
+    save_file(arrays, path, metadata={METADATA_KEY: json.dumps(adapter, sort_keys=True)})
+    return path
+
+
+def read_lora(folder: Path, *, version: int) -> PolicyWeights:
+    """Read an adapter that `write_lora` wrote.
+
+    Raises:
+        CheckpointError: the file is missing or damaged.
+    """
+    path = folder / FILE_NAME
+    try:
+        with safe_open(path, framework="numpy") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"adapter {path} cannot be read: {error}") from error
+    return PolicyWeights(version=version, arrays=arrays, digest=digest_of(arrays))
+
+
+def read_foreign_lora(path: str) -> tuple[dict[str, np.ndarray], float | None]:
+    """Any LoRA of a transformer as diffusers saves it: float32 tensors `transformer.….lora_A.weight`, and its alpha.
+
+    alpha is None when the file does not say it; diffusers then takes the rank.
+
+    Raises:
+        ModelError: no such file, not in diffusers' format, or several alphas.
+    """
+    from safetensors.torch import load_file
+
+    place = Path(path).expanduser()
+    file = place / FILE_NAME if place.is_dir() else place
+    try:
+        tensors = load_file(file)
+        with safe_open(file, framework="numpy") as held:
+            header = json.loads((held.metadata() or {}).get(METADATA_KEY, "{}"))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ModelError(f"model.lora.start {path} cannot be read: {' '.join(str(error).split())}") from None
+    alphas = {float(tensor) for name, tensor in tensors.items() if name.endswith(".alpha")}
+    if f"{PREFIX}lora_alpha" in header:
+        alphas.add(float(header[f"{PREFIX}lora_alpha"]))
+    arrays = {name: tensor.float().numpy() for name, tensor in tensors.items() if not name.endswith(".alpha")}
+    odd = [name for name in arrays if not re.fullmatch(rf"{PREFIX}.+\.lora_[AB]\.weight", name)]
+    if odd or not arrays or len(alphas) > 1:
+        reason = f"tensor {odd[0]}" if odd else f"alphas {sorted(alphas)}" if arrays else "no tensor"
+        raise ModelError(
+            f"model.lora.start {path} must be a transformer's LoRA in diffusers' format with one alpha, got {reason}"
+        )
+    return arrays, alphas.pop() if alphas else None

@@ -1,0 +1,1 @@
+"""The mathematics of a flow: schedules, transitions, completions and keyed noise. Tensors in, tensors out."""

@@ -1,0 +1,135 @@
+"""Prompt embeddings: asked of the text encoders once, then kept in memory and, when configured, on disk.
+
+On disk an embedding is named by what it depends on: text, the encoders' files, sequence length, dtype, kind of device.
+So folders may be shared by runs and models, and a changed encoder never answers with old embeddings.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from uuid import uuid4
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from flow.models.contract import Conditioning
+from flow.models.families import Family
+from flow.models.text import TextEncoders
+from protocol.config.model import ModelConfig
+from protocol.errors import ModelError
+from protocol.resources import resolve
+
+log = logging.getLogger(__name__)
+
+KEPT_PROMPTS = 256
+"""Embeddings that are kept in memory, least recently used dropped first: one of SD3.5 takes 5 MB in float32."""
+
+
+class Embeddings:
+    """Embeddings of any prompt; with a cache folder the encoders are freed as soon as they have answered."""
+
+    def __init__(self, encoders: TextEncoders, config: ModelConfig) -> None:
+        self._encoders = encoders
+        self._config = config
+        self._folder = resolve(config.embedding_cache) if config.embedding_cache else None
+        self._kept: OrderedDict[str, Conditioning] = OrderedDict()
+
+    def of(self, text: str) -> Conditioning:
+        """One prompt's embeddings, each [1, ...].
+
+        Raises:
+            ModelError: the encoders cannot be loaded, or the cache folder cannot be written.
+        """
+        if text not in self._kept:
+            self._kept[text] = self._cached(text) if self._folder else self._encoders.encode(text)
+            if len(self._kept) > KEPT_PROMPTS:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(text)
+        return self._kept[text]
+
+    def fill(self, texts: Iterable[str]) -> int:
+        """Put every text that is missing into the cache folder; returns how many were.
+
+        Raises:
+            ModelError: no cache folder is configured, or it cannot be written.
+        """
+        if self._folder is None:
+            raise ModelError("model.embedding_cache must name a folder to encode prompts ahead, got none")
+        missing = [text for text in dict.fromkeys(texts) if not self._path(text).exists()]
+        for text in missing:
+            self._write(text, self._encoders.encode(text))
+        return len(missing)
+
+    def free(self) -> None:
+        """Give the encoders' memory back after `fill`; the next text that is missing loads them again."""
+        self._encoders.free()
+
+    def _cached(self, text: str) -> Conditioning:
+        found = self._read(text)
+        if found is None:
+            log.info("encoding a prompt that the embedding cache lacks: %.60s", text)
+            found = self._encoders.encode(text)
+            self._encoders.free()
+            self._write(text, found)
+        return found
+
+    def _path(self, text: str) -> Path:
+        assert self._folder is not None
+        facts = {
+            "text": text,
+            "encoders": identity_of(self._encoders.family, self._encoders.folder),
+            "max_sequence_length": self._config.max_sequence_length,
+            "dtype": self._config.dtype,
+            "device": self._encoders.device.type,
+        }
+        key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        return self._folder / key[:2] / f"{key}.safetensors"
+
+    def _read(self, text: str) -> Conditioning | None:
+        path = self._path(text)
+        try:
+            return load_file(path, device=str(self._encoders.device))
+        except FileNotFoundError:
+            return None
+        except (OSError, SafetensorError) as error:
+            log.warning("embedding %s is encoded again: %s", path, error)
+            return None
+
+    def _write(self, text: str, embeddings: Conditioning) -> None:
+        path = self._path(text)
+        partial = path.with_name(f".{uuid4().hex}.partial")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file({name: tensor.contiguous() for name, tensor in embeddings.items()}, partial)
+            os.replace(partial, path)
+        except (OSError, SafetensorError) as error:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise ModelError(f"model.embedding_cache {self._folder} cannot be written: {error}") from error
+
+
+@lru_cache
+def identity_of(family: Family, folder: Path) -> str:
+    """sha256 over names and contents of the files that encoding a prompt depends on.
+
+    A file of the hub's cache is a link to a blob that is named by its content already; any other file is read.
+    """
+    sha = hashlib.sha256()
+    for part in family.text_parts:
+        for path in sorted(file for file in (folder / part).glob("*") if file.is_file()):
+            sha.update(f"{part}/{path.name}|{_content(path)}|".encode())
+    return sha.hexdigest()
+
+
+def _content(path: Path) -> str:
+    target = path.resolve()
+    if path.is_symlink() and target.parent.name == "blobs":
+        return target.name
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,108 @@
+"""The FLUX.1 family: dev, whose guidance is an input of the model, and schnell, which has none.
+
+Latents are [B, C, H, W] here as everywhere; the transformer sees them packed, a token for each 2 x 2 of them.
+Classifier-free guidance (`model.guidance` above 1) with a negative prompt is what the pipeline calls true CFG.
+"""
+
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flow.maths.schedule import flux_sigmas, flux_static_sigmas
+from flow.models.contract import Conditioning
+from flow.models.families import FLUX
+from flow.models.pipeline import PipelineBackbone
+from protocol.config.model import ModelConfig
+
+PACK = 2
+"""Latents of a token's side."""
+
+
+class Flux(PipelineBackbone):
+    """A `FluxPipeline` behind the `Backbone` contract."""
+
+    family = FLUX
+    has_dynamic_shift = True
+
+    @staticmethod
+    @torch.no_grad()
+    def encode_prompt(pipeline: Any, text: str, config: ModelConfig, device: torch.device) -> Conditioning:
+        """T5's embeddings [1, L, D] and CLIP's pooled ones [1, P]."""
+        embeds, pooled, _ = pipeline.encode_prompt(
+            prompt=text, prompt_2=text, device=device, max_sequence_length=config.max_sequence_length
+        )
+        return {"encoder_hidden_states": cast(Tensor, embeds), "pooled_projections": cast(Tensor, pooled)}
+
+    def sigmas(self, steps: int) -> Float[Tensor, " points"]:
+        """As the scheduler's config says: shifted by the number of tokens (dev), or by a fixed number (schnell)."""
+        settings = self._pipeline.scheduler.config
+        _, height, width = self.latent_shape
+        if not settings.use_dynamic_shifting:
+            return flux_static_sigmas(steps=steps, shift=settings.shift)
+        return flux_sigmas(
+            steps=steps,
+            tokens=(height // PACK) * (width // PACK),
+            base_tokens=settings.base_image_seq_len,
+            max_tokens=settings.max_image_seq_len,
+            base_shift=settings.base_shift,
+            max_shift=settings.max_shift,
+        )
+
+    def example(self, count: int) -> Conditioning:
+        """Zeros for T5's tokens and CLIP's pooled embeddings."""
+        settings, length = self._pipeline.transformer.config, self._config.max_sequence_length
+        return {
+            "encoder_hidden_states": torch.zeros(count, length, settings.joint_attention_dim, device=self._device),
+            "pooled_projections": torch.zeros(count, settings.pooled_projection_dim, device=self._device),
+        }
+
+    def _predict(
+        self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
+    ) -> Float[Tensor, "B C H W"]:
+        count, _, height, width = latents.shape
+        embeds = conditioning["encoder_hidden_states"]
+        timesteps = self._pipeline.scheduler.config.num_train_timesteps
+        guidance = None
+        if self._pipeline.transformer.config.guidance_embeds:
+            guidance = torch.full((count,), self._config.embedded_guidance, device=latents.device)
+        predicted = self.transformer(
+            hidden_states=pack(latents),
+            timestep=sigma * timesteps / 1000,
+            guidance=guidance,
+            img_ids=_positions(height // PACK, width // PACK, latents.device),
+            txt_ids=torch.zeros(embeds.shape[1], 3, device=latents.device),
+            return_dict=False,
+            **conditioning,
+        )[0]
+        return unpack(predicted, height=height, width=width)
+
+    def _latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
+        scale = self._pipeline.vae_scale_factor
+        side = self._pipeline.default_sample_size * scale
+        rows, columns = self._divided(height or side, width or side, by=scale * PACK)
+        return self._pipeline.transformer.config.in_channels // PACK**2, rows, columns
+
+
+def pack(latents: Float[Tensor, "B C H W"]) -> Float[Tensor, "B tokens channels"]:
+    """Each 2 x 2 of latents as one token of 4 C channels, row by row, as FLUX was trained."""
+    count, channels, height, width = latents.shape
+    cells = latents.view(count, channels, height // PACK, PACK, width // PACK, PACK).permute(0, 2, 4, 1, 3, 5)
+    return cells.reshape(count, (height // PACK) * (width // PACK), channels * PACK**2)
+
+
+def unpack(tokens: Float[Tensor, "B tokens channels"], *, height: int, width: int) -> Float[Tensor, "B C H W"]:
+    """The latents that `pack` packed."""
+    count, _, packed = tokens.shape
+    channels = packed // PACK**2
+    cells = tokens.view(count, height // PACK, width // PACK, channels, PACK, PACK).permute(0, 3, 1, 4, 2, 5)
+    return cells.reshape(count, channels, height, width)
+
+
+def _positions(rows: int, columns: int, device: torch.device) -> Float[Tensor, "tokens 3"]:
+    """0, row and column of every token."""
+    grid = torch.zeros(rows, columns, 3, device=device)
+    grid[..., 1] = torch.arange(rows, device=device)[:, None]
+    grid[..., 2] = torch.arange(columns, device=device)[None, :]
+    return grid.view(rows * columns, 3)

@@ -1,0 +1,134 @@
+"""A model's shape without its weights: backbones made from config files alone, for estimates and benchmarks."""
+
+import json
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from peft import inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+from flow.adapter.lora import peft_config_of
+from flow.models.contract import Conditioning
+from flow.models.embeddings import Embeddings
+from flow.models.folder import find_configs
+from flow.models.load import backbone_class
+from flow.models.pipeline import PipelineBackbone
+from flow.runtime.precision import dtype_of
+from flow.runtime.quiet import quiet_libraries
+from protocol.config.model import LoraConfig, ModelConfig
+from protocol.errors import ModelError
+
+
+def hollow_backbone(
+    model: ModelConfig, *, device: str = "cpu", within: AbstractContextManager[Any] | None = None
+) -> PipelineBackbone:
+    """A model's backbone with weights of no meaning, made from its config files; every prompt's embedding is zeros.
+
+    Args:
+        within: entered while the weights are made: under FakeTensorMode they take no memory.
+
+    Raises:
+        ModelError: no such model, or a part's config cannot be read.
+    """
+    index, folder = find_configs(model)
+    model = model.model_copy(update={"compile": None})
+    parts: dict[str, Any] = {}
+    with quiet_libraries():
+        import diffusers
+
+        for part in ("scheduler", "vae", "transformer"):
+            kind = getattr(diffusers, _class_of(folder, part))
+            try:
+                settings = kind.load_config(folder / part, local_files_only=True)
+            except (OSError, ValueError) as error:
+                raise ModelError(f"the {part} of {model.path} has no readable config: {error}") from error
+            with nullcontext() if part == "scheduler" or within is None else within:
+                parts[part] = kind.from_config(settings)
+    with within or nullcontext():
+        return backbone_of_parts(backbone_class(index.family), model, parts, device=device)
+
+
+def backbone_of_parts(
+    kind: type[PipelineBackbone], model: ModelConfig, parts: dict[str, Any], *, device: str
+) -> PipelineBackbone:
+    """A backbone of transformer, VAE and scheduler that are there already; every prompt's embedding is zeros."""
+    from diffusers.image_processor import VaeImageProcessor
+
+    scale = 2 ** (len(parts["vae"].config.block_out_channels) - 1)
+    pipeline = SimpleNamespace(
+        transformer=_converted(parts["transformer"], device, dtype_of(model)),
+        vae=_converted(parts["vae"], device, torch.float32),
+        scheduler=parts["scheduler"],
+        vae_scale_factor=scale,
+        default_sample_size=128,
+        image_processor=VaeImageProcessor(vae_scale_factor=scale),
+    )
+    silence = _Silence()
+    backbone = kind(pipeline, model, cast(Embeddings, silence), device=torch.device(device))
+    silence.backbone = backbone
+    return backbone
+
+
+def attach_hollow_adapter(transformer: nn.Module, config: LoraConfig, *, within: AbstractContextManager[Any]) -> int:
+    """An adapter of zeros, float32, on a transformer that was made `within`; returns how many numbers it holds."""
+    inject_adapter_in_model(peft_config_of(config), transformer, low_cpu_mem_usage=True)
+    trained = 0
+    for module in transformer.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.cast_input_dtype_enabled = False  # pyright: ignore[reportArgumentType]
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.device.type == "meta":
+                with within:
+                    module.register_parameter(name, nn.Parameter(torch.zeros(parameter.shape)))
+                trained += parameter.numel()
+    return trained
+
+
+def hollow_encoders(model: ModelConfig) -> Iterable[nn.Module]:
+    """The text encoders of a model with weights of no meaning, one by one.
+
+    Raises:
+        ModelError: no such model, or a config cannot be read.
+    """
+    index, folder = find_configs(model)
+    with quiet_libraries():
+        import transformers
+
+        for part in index.family.text_parts:
+            if part not in index.parts or not part.startswith("text_encoder"):
+                continue
+            kind = getattr(transformers, _class_of(folder, part))
+            try:
+                settings = kind.config_class.from_pretrained(folder / part, local_files_only=True)
+            except (OSError, ValueError) as error:
+                raise ModelError(f"the {part} of {model.path} has no readable config: {error}") from error
+            yield _converted(kind(settings), "cpu", dtype_of(model))
+
+
+def _converted(module: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
+    """As `module.to`, which tensors without memory do not take."""
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            part.register_parameter(name, nn.Parameter(parameter.detach().to(device, dtype), requires_grad=False))
+        for name, buffer in part.named_buffers(recurse=False):
+            part.register_buffer(name, buffer.to(device, dtype if buffer.is_floating_point() else None))
+    return module
+
+
+def _class_of(folder: Path, part: str) -> str:
+    return json.loads((folder / "model_index.json").read_text(encoding="utf-8"))[part][1]
+
+
+class _Silence:
+    """Stands for the embeddings of a backbone without text encoders."""
+
+    backbone: PipelineBackbone
+
+    def of(self, text: str) -> Conditioning:
+        del text
+        return self.backbone.example(1)

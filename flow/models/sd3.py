@@ -1,0 +1,70 @@
+"""The Stable Diffusion 3 family: SD3-Medium, SD3.5-Medium and -Large, with or without their T5."""
+
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flow.maths.schedule import sd3_sigmas
+from flow.models.contract import Conditioning
+from flow.models.families import SD3
+from flow.models.pipeline import PipelineBackbone
+from protocol.config.model import ModelConfig
+from protocol.errors import ModelError
+
+CLIP_TOKENS = 77
+"""Tokens of the CLIP encoders, before T5's."""
+
+
+class StableDiffusion3(PipelineBackbone):
+    """A `StableDiffusion3Pipeline` behind the `Backbone` contract."""
+
+    family = SD3
+
+    @staticmethod
+    @torch.no_grad()
+    def encode_prompt(pipeline: Any, text: str, config: ModelConfig, device: torch.device) -> Conditioning:
+        """Prompt embeddings [1, L, D] and pooled projections [1, P]; zeros stand for an absent T5."""
+        embeds, _, pooled, _ = pipeline.encode_prompt(
+            prompt=text,
+            prompt_2=text,
+            prompt_3=text,
+            device=device,
+            do_classifier_free_guidance=False,
+            max_sequence_length=config.max_sequence_length,
+        )
+        return {"encoder_hidden_states": cast(Tensor, embeds), "pooled_projections": cast(Tensor, pooled)}
+
+    def sigmas(self, steps: int) -> Float[Tensor, " points"]:
+        """The doubly shifted schedule with the folder's own shift."""
+        scheduler = self._pipeline.scheduler.config
+        return sd3_sigmas(steps=steps, shift=scheduler.shift, train_timesteps=scheduler.num_train_timesteps)
+
+    def example(self, count: int) -> Conditioning:
+        """Zeros for CLIP's 77 tokens and T5's, and for the pooled projections."""
+        settings = self._pipeline.transformer.config
+        length = CLIP_TOKENS + self._config.max_sequence_length
+        return {
+            "encoder_hidden_states": torch.zeros(count, length, settings.joint_attention_dim, device=self._device),
+            "pooled_projections": torch.zeros(count, settings.pooled_projection_dim, device=self._device),
+        }
+
+    def _predict(
+        self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
+    ) -> Float[Tensor, "B C H W"]:
+        timestep = sigma * self._pipeline.scheduler.config.num_train_timesteps
+        return self.transformer(hidden_states=latents, timestep=timestep, return_dict=False, **conditioning)[0]
+
+    def _latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
+        settings = self._pipeline.transformer.config
+        if height is None or width is None:
+            return settings.in_channels, settings.sample_size, settings.sample_size
+        rows, columns = self._divided(height, width, by=self._pipeline.vae_scale_factor * settings.patch_size)
+        most = settings.pos_embed_max_size * settings.patch_size
+        if max(rows, columns) > most:
+            raise ModelError(
+                f"model.height and model.width must be at most {most * self._pipeline.vae_scale_factor} for this"
+                f" model's positions, got {height} and {width}"
+            )
+        return settings.in_channels, rows, columns

@@ -1,0 +1,1 @@
+"""How torch and the model libraries run: device, threads, precision, and quiet loading."""

@@ -1,0 +1,64 @@
+"""Weights of the steps: factors by which advantages (or step rewards, before their normalisation) are multiplied."""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from protocol.config.credit import StepWeightConfig
+from protocol.errors import ConfigError
+
+
+def step_weights(config: StepWeightConfig, *, total: int, stds: Mapping[int, float]) -> Float[Tensor, " T"]:
+    """One weight for each step of the schedule, by the config's rule.
+
+    Args:
+        total: T, the length of the schedule, whatever window is trained.
+        stds: std of every step that can be stochastic.
+
+    Raises:
+        ConfigError: none of these steps has a weight.
+    """
+    if config.rule == "piecewise":
+        weights = piecewise(total, early=config.early, middle=config.middle, late=config.late)
+    elif config.rule == "noise":
+        weights = by_noise(total, stds, power=config.noise_power, constant=config.noise_constant)
+    elif config.rule == "table":
+        weights = torch.tensor(config.table, dtype=torch.float64)
+    else:
+        weights = torch.ones(total, dtype=torch.float64)
+    if stds and not any(weights[k] > 0 for k in stds):
+        raise ConfigError(
+            f"credit.step_weights must be above 0 for a step that can be stochastic, one of {list(stds)},"
+            f" got {weights.tolist()}: nothing would train; raise one"
+        )
+    return (weights / weights.mean() if config.mean_one else weights).float()
+
+
+def piecewise(total: int, *, early: float, middle: float, late: float) -> Float[Tensor, " T"]:
+    """`early` where k < T/4, `late` where k > 3T/4, `middle` between, k counted from 0.
+
+    A recipe of practitioners (1.8, 1.0, 1.3). With T = 4 the late weight falls on no step.
+    """
+    return torch.tensor(
+        [early if 4 * k < total else late if 4 * k > 3 * total else middle for k in range(total)], dtype=torch.float64
+    )
+
+
+def by_noise(
+    total: int, stds: Mapping[int, float], *, power: float = 1.0, constant: float | None = None
+) -> Float[Tensor, " T"]:
+    """w_k = s_k^p / mean(s^p) over the steps that can be stochastic; TempFlow-GRPO (arXiv 2508.04324, eq. 8) has p = 1.
+
+    s_k is the std of the whole step, g sqrt(h) for Flow-SDE. Other steps get weight 0; nothing trains them. With p = 2
+    (ours) the gradient of a step is that of -|x' - mean|^2 / 2, whatever its std.
+
+    Args:
+        constant: w_k = constant * s_k^p instead, as TempFlow-GRPO's released code has it with 2.25.
+    """
+    powers = {k: std**power for k, std in stds.items()}
+    weights = torch.zeros(total, dtype=torch.float64)
+    for k, value in powers.items():
+        weights[k] = value
+    return weights * (len(powers) / sum(powers.values()) if constant is None else constant)

@@ -1,0 +1,138 @@
+"""Scores on held-out prompts at fixed seeds, drawn without exploration; the same pictures at every evaluation."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from learner.loop.lost import again_if_lost
+from protocol.config.run import RunConfig
+from protocol.errors import ConfigError, ContractError
+from protocol.messages import DrawRequest, Prompt, Scores
+from protocol.ports import Parts
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one evaluation read."""
+
+    score: float
+    """Mean over tags of `by_tag`, as GenEval's overall score is defined."""
+    by_tag: Mapping[str, float]
+    """Mean reading of each prompt tag over its scored pictures; prompts without a tag stand under `all`."""
+    missing: int
+    """Pictures without a score; they are left out of the means."""
+    pictures: int
+    readings: Mapping[str, float] = field(default_factory=dict)
+    """Mean of every scorer's reading over its scored pictures, also of scorers that never train."""
+    seconds: float = 0.0
+    gallery: tuple[tuple[Prompt, np.ndarray, float], ...] = field(default=(), repr=False)
+    """Some prompts, the first picture of each, uint8 [H, W, 3], and its reading (NaN: no score)."""
+
+    def line(self, iteration: int) -> dict[str, float]:
+        """Its line of metrics."""
+        return {
+            "iteration": iteration,
+            "evaluation/score": self.score,
+            **{f"evaluation/{tag}": value for tag, value in self.by_tag.items()},
+            **{f"evaluation/reward/{name}": value for name, value in self.readings.items()},
+            "evaluation/missing": self.missing,
+            "seconds/evaluation": self.seconds,
+        }
+
+    def timed(self, seconds: float) -> "Evaluation":
+        """The same with the seconds that it took."""
+        return replace(self, seconds=seconds)
+
+
+async def evaluate(
+    config: RunConfig, *, prompts: Sequence[Prompt], parts: Parts, version: int, digest: str
+) -> Evaluation:
+    """Draw `images_per_prompt` pictures of every prompt with this version and read `evaluation.component`.
+
+    Raises:
+        ConfigError: no scorer gives the wanted reading.
+        ContractError: not one picture of a tag has a score.
+    """
+    settings = config.evaluation
+    wanted = [(prompt, number) for prompt in prompts for number in range(settings.images_per_prompt)]
+    shown = _places_to_show(wanted)
+
+    async def read(start: int) -> tuple[Scores, dict[int, np.ndarray]]:
+        batch = wanted[start : start + settings.batch]
+        request = DrawRequest(
+            prompts=tuple(prompt for prompt, _ in batch),
+            numbers=tuple(number for _, number in batch),
+            seed=settings.seed,
+            steps=settings.steps,
+            version=version,
+            digest=digest,
+        )
+        receipt, handle = await parts.rollouts.draw(request)
+        receipt.require(version=version, digest=digest)
+        scores = await parts.rewards.score(handle, [p.text for p, _ in batch], [p.metadata for p, _ in batch])
+        here = [place for place in shown if start <= place < start + len(batch)]
+        pictures = await parts.rollouts.fetch(handle) if here else None
+        return scores, {place: pictures[place - start] for place in here if pictures is not None}
+
+    starts = range(0, len(wanted), settings.batch)
+    parts_read = await asyncio.gather(*(again_if_lost(partial(read, start)) for start in starts))
+    readings = np.concatenate([_reading(scores, settings.component) for scores, _ in parts_read])
+    pictures = {place: picture for _, held in parts_read for place, picture in held.items()}
+    by_tag = _means([prompt for prompt, _ in wanted], readings)
+    return Evaluation(
+        score=float(np.mean(list(by_tag.values()))),
+        by_tag=by_tag,
+        missing=int(np.isnan(readings).sum()),
+        pictures=len(readings),
+        readings=_component_means([scores for scores, _ in parts_read]),
+        gallery=tuple((wanted[place][0], pictures[place], float(readings[place])) for place in shown),
+    )
+
+
+def _tag(prompt: Prompt) -> str:
+    return str(prompt.metadata.get("tag", "all"))
+
+
+def _places_to_show(wanted: Sequence[tuple[Prompt, int]], each: int = 4) -> list[int]:
+    """The first pictures of the first `each` prompts of every tag."""
+    places: dict[str, list[int]] = {}
+    for place, (prompt, number) in enumerate(wanted):
+        held = places.setdefault(_tag(prompt), [])
+        if number == 0 and len(held) < each:
+            held.append(place)
+    return [place for held in places.values() for place in held]
+
+
+def _reading(scores: Scores, component: str) -> np.ndarray:
+    if component == "reward":
+        return np.where(scores.valid, scores.values, np.nan)
+    if component not in scores.components:
+        if not scores.valid.any():
+            return np.full(len(scores.reasons), np.nan)
+        raise ConfigError(
+            f"evaluation.component must be one of {['reward', *sorted(scores.components)]}, got {component!r}"
+        )
+    return scores.components[component]
+
+
+def _component_means(answers: Sequence[Scores]) -> dict[str, float]:
+    names = dict.fromkeys(name for scores in answers for name in scores.components)
+    means = {}
+    for name in names:
+        values = np.concatenate([scores.components[name] for scores in answers if name in scores.components])
+        means[name] = float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
+    return means
+
+
+def _means(prompts: Sequence[Prompt], readings: np.ndarray) -> dict[str, float]:
+    tags = [_tag(prompt) for prompt in prompts]
+    by_tag = {}
+    for tag in dict.fromkeys(tags):
+        values = readings[[place for place, other in enumerate(tags) if other == tag]]
+        if np.isnan(values).all():
+            raise ContractError(f"an evaluation needs a score for every kind of prompt, got none for {tag!r}")
+        by_tag[tag] = float(np.nanmean(values))
+    return by_tag

@@ -1,0 +1,166 @@
+"""Guards against silent wrongness: rules over an iteration's numbers, each with a metric, a condition and a stop rule.
+
+A guard that trips sets its condition and stops the run with its name, its rule and the value. The iteration's metrics
+are on disk by then and no checkpoint of it is written, so the newest one is from before the trouble. The guards that
+are no rule over numbers stand where the wrongness would enter; `docs/reliability.md` lists them all.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from protocol.config.run import RunConfig
+from protocol.errors import (
+    ContractError,
+    FlowcreditError,
+    GuardError,
+    NonFiniteError,
+    ParityError,
+    StaleWeightsError,
+)
+from protocol.messages import PolicyWeights
+from protocol.sink import StatusSink
+
+BY_ERROR: Mapping[type[FlowcreditError], str] = {
+    StaleWeightsError: "weights_echo",
+    ParityError: "parity_probe",
+    NonFiniteError: "finite_numbers",
+    ContractError: "contract",
+}
+
+
+@dataclass(frozen=True)
+class Guard:
+    """One rule: the run stops when it is broken in `patience` iterations in a row."""
+
+    name: str
+    metric: str
+    is_broken: Callable[[float], bool]
+    rule: str
+    remedy: str
+    patience: int = 1
+
+
+class Guards:
+    """Told of every iteration by the loop, in order; keeps how long each rule has been broken.
+
+    A run that goes on gives `broken` of its checkpoint, so that a stop is no way around a rule.
+    """
+
+    def __init__(self, config: RunConfig, sink: StatusSink, *, broken: Mapping[str, int] | None = None) -> None:
+        self._guards = guards_of(config)
+        self._sink = sink
+        self._broken = {guard.name: (broken or {}).get(guard.name, 0) for guard in self._guards}
+
+    @property
+    def broken(self) -> dict[str, int]:
+        """Iterations in a row, of each rule that is broken now."""
+        return {name: times for name, times in self._broken.items() if times}
+
+    def check(self, iteration: int, metrics: Mapping[str, float], weights: PolicyWeights) -> None:
+        """Look at the numbers of one iteration and at the weights that it made.
+
+        Raises:
+            GuardError: a rule has been broken for as long as it bears.
+        """
+        numbers = {**metrics, **adapter_metrics(weights, had_contrast=metrics.get("group/zero_variance", 0.0) < 1.0)}
+        for guard in self._guards:
+            value = numbers.get(guard.metric)
+            if value is None:
+                continue
+            if not guard.is_broken(value):
+                self._clear(guard)
+                continue
+            self._broken[guard.name] += 1
+            self._trip(guard, iteration, value)
+
+    def _clear(self, guard: Guard) -> None:
+        if self._broken[guard.name]:
+            self._broken[guard.name] = 0
+            message = f"{guard.metric} is within its rule again"
+            self._sink.condition(f"Guard/{guard.name}", holds=True, reason="Kept", message=message)
+
+    def _trip(self, guard: Guard, iteration: int, value: float) -> None:
+        times = self._broken[guard.name]
+        message = f"guard {guard.name}: {guard.metric} must {guard.rule}, got {value:g} at iteration {iteration}" + (
+            f" (in {times} of {guard.patience} iterations in a row)" if guard.patience > 1 else ""
+        )
+        self._sink.condition(f"Guard/{guard.name}", holds=False, reason="Broken", message=message)
+        if times >= guard.patience:
+            raise GuardError(f"{message}; {guard.remedy}")
+
+
+def guard_of(error: BaseException) -> str | None:
+    """The guard that this error comes from, where it is no rule over an iteration's numbers."""
+    return next((name for kind, name in BY_ERROR.items() if isinstance(error, kind)), None)
+
+
+def adapter_metrics(weights: PolicyWeights, *, had_contrast: bool) -> dict[str, float]:
+    """`adapter/not_finite`: elements that are NaN or infinite; `adapter/idle`: 1 when every B is exactly 0 although
+    the iteration had something to learn (absent when it had not)."""
+    arrays = weights.arrays
+    second = [array for name, array in arrays.items() if "lora_B" in name]
+    metrics = {"adapter/not_finite": float(sum(np.count_nonzero(~np.isfinite(array)) for array in arrays.values()))}
+    if second and had_contrast:
+        metrics["adapter/idle"] = float(not any(array.any() for array in second))
+    return metrics
+
+
+def guards_of(config: RunConfig) -> tuple[Guard, ...]:
+    """The rules over numbers, in the order in which they are looked at."""
+    limits = config.guards
+    replay = Guard(
+        name="exact_replay",
+        metric="train/first_ratio_deviation",
+        is_broken=lambda value: not value <= config.learner.probe_bound,
+        rule=f"be at most learner.probe_bound {config.learner.probe_bound:g}: rollout and learner agree",
+        remedy="check cluster.*.threads, devices and library versions on all nodes",
+    )
+    return (
+        Guard(
+            name="finite_adapter",
+            metric="adapter/not_finite",
+            is_broken=lambda value: value > 0,
+            rule="be 0: every element of the adapter is finite",
+            remedy="lower learner.learning_rate and go on from a checkpoint with --fork",
+        ),
+        Guard(
+            name="distinct_samples",
+            metric="group/duplicates",
+            is_broken=lambda value: value > 0,
+            rule="be 0: no two members of a group end in the same latents",
+            remedy="raise sampling.noise_level; if that does not help the noise is broken",
+        ),
+        *((replay,) if config.group.max_lag == 0 else ()),
+        Guard(
+            name="contrast",
+            metric="group/zero_variance",
+            is_broken=lambda value: value >= 1.0,
+            rule="be below 1: some group has rewards that differ",
+            remedy="the reward does not tell the pictures apart: look at samples/, other prompts or another reward",
+            patience=limits.zero_variance_iterations,
+        ),
+        Guard(
+            name="adapter_learns",
+            metric="adapter/idle",
+            is_broken=lambda value: value > 0,
+            rule="be 0: the adapter's B moves away from 0",
+            remedy="no gradient reaches the adapter: check model.lora.targets and learner.learning_rate",
+            patience=limits.idle_iterations,
+        ),
+        Guard(
+            name="approx_kl",
+            metric="train/approx_kl",
+            is_broken=lambda value: not value <= limits.max_approx_kl,
+            rule=f"be at most guards.max_approx_kl {limits.max_approx_kl:g}",
+            remedy="lower learner.learning_rate",
+        ),
+        Guard(
+            name="ratio",
+            metric="train/ratio_mean",
+            is_broken=lambda value: not abs(value - 1) <= limits.max_ratio_deviation,
+            rule=f"lie within guards.max_ratio_deviation {limits.max_ratio_deviation:g} of 1",
+            remedy="lower learner.learning_rate",
+        ),
+    )

@@ -1,0 +1,222 @@
+"""The algorithm on one page. It knows ports, not Ray and not torch; large arrays pass through it as handles.
+
+    prompts ──► GroupStream ──► rollouts.sample ──► rewards.score ──► learner.update ──► weights.publish ──┐
+                    ▲                (shards)          (pictures)        (groups)                          │
+                    └──────────────────────────────── slots are released ◄────────────────────────────────┘
+
+| who waits                | for what                      | who ends it                                   |
+|--------------------------|-------------------------------|-----------------------------------------------|
+| the loop                 | the oldest groups             | their production, or `stop`                   |
+| a group                  | its shards, then their scores | the sources' deadlines                        |
+| the loop                 | update, weights, publish      | the ports' deadlines                          |
+| the loop, paused         | somebody who lets it go on    | `resume` or `stop`                            |
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+from learner.loop.evaluate import Evaluation, evaluate
+from learner.loop.groups import Groups
+from learner.loop.guards import Guards
+from learner.loop.stream import GroupStream
+from protocol.config.run import RunConfig
+from protocol.errors import RunFolderError
+from protocol.messages import LearnerState, PolicyWeights, Prompt
+from protocol.ports import Metrics, Parts
+from protocol.sink import StatusSink
+
+Result = TypeVar("Result")
+Save = Callable[[], Awaitable[bool]]
+"""Writes a checkpoint; whether it could."""
+Rest = Callable[[Save], Awaitable[None]]
+"""Awaited between two iterations: a pause, a checkpoint that somebody asked for."""
+
+
+class Journal(StatusSink, Protocol):
+    """Where the run's story is kept: the run folder, the progress bar."""
+
+    def record(self, iteration: int, metrics: Metrics) -> None:
+        """One iteration's numbers."""
+        ...
+
+    def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
+        """One evaluation."""
+        ...
+
+    def save(self, state: LearnerState) -> None:
+        """A checkpoint, whole or not at all; RunFolderError when it cannot be written."""
+        ...
+
+
+Watch = Callable[[GroupStream], None]
+"""Told of the groups in flight, to see how many wait."""
+
+
+async def no_rest(_: Save) -> None:
+    """Go on at once."""
+
+
+def no_watch(_: GroupStream) -> None:
+    """Nobody looks."""
+
+
+async def train(
+    config: RunConfig,
+    *,
+    prompts: Sequence[Prompt],
+    heldout: Sequence[Prompt],
+    parts: Parts,
+    journal: Journal,
+    stop: asyncio.Event,
+    rest: Rest = no_rest,
+    watch: Watch = no_watch,
+    found: LearnerState | None = None,
+    is_evaluated: bool = False,
+) -> None:
+    """Run the iterations after `found`, or all, up to `config.iterations`.
+
+    Setting `stop` ends the run after the update in progress, with a checkpoint; groups and evaluations in flight are
+    dropped, since their keys draw them again.
+
+    Args:
+        rest: may hold the loop between two iterations; it returns when `stop` is set.
+        watch: may look at the groups in flight, and must not touch them.
+        found: the checkpoint that the run goes on from; the learner holds it already.
+        is_evaluated: whether the evaluation at its step stands already.
+    """
+    done = found.step if found else 0
+    groups = Groups(config, prompts, parts)
+    await groups.begin(found.recent if found else ())
+    guards = Guards(config, journal, broken=found.broken if found else {})
+    evaluator = Evaluator(config, heldout, parts, journal, stop)
+    saver = Saver(groups, guards, journal, every=config.checkpoint.every, saved=done)
+    if not is_evaluated:
+        await evaluator.assess_if_due(done, groups.policy)
+    per_iteration = config.group.per_iteration
+    async with groups.stream(done) as stream:
+        watch(stream)
+        while done < config.iterations and not stop.is_set():
+            clock = Clock()
+            batch = await _unless(stop, stream.take(per_iteration))
+            if batch is None:
+                break
+            clock.lap("rollout_and_reward")
+            metrics = dict(await groups.learn(done, batch))
+            clock.lap("update")
+            await groups.publish()
+            stream.release(per_iteration)
+            clock.lap("publish")
+            done += 1
+            journal.record(done, metrics | dict(parts.rewards.troubles()) | clock.seconds())
+            guards.check(done, metrics, groups.policy)
+            await evaluator.assess_if_due(done, groups.policy)
+            if done < config.iterations:
+                await saver.save_if_due(done)
+                await rest(saver.save)
+    await saver.finish(done)
+
+
+@dataclass
+class Saver:
+    """Writes checkpoints. One that cannot be written is tried again with the next iteration; only the last one ends
+    the run."""
+
+    groups: Groups
+    guards: Guards
+    journal: Journal
+    every: int
+    saved: int
+    """Newest step that was due and is written."""
+    is_owed: bool = False
+
+    async def save_if_due(self, done: int) -> None:
+        """Every `every` iterations, and when one could not be written."""
+        if done % self.every == 0 or self.is_owed:
+            self.is_owed = not await self.save()
+            self.saved = self.saved if self.is_owed else done
+
+    async def save(self) -> bool:
+        """Whether the checkpoint could be written; the older ones stand in any case."""
+        kind = "CheckpointsWritten"
+        try:
+            self.journal.save(await self._state())
+        except RunFolderError as error:
+            self.journal.condition(kind, holds=False, reason="WriteFailed", message=str(error))
+            return False
+        self.journal.condition(kind, holds=True, reason="Written", message="the newest checkpoint is on disk")
+        return True
+
+    async def finish(self, done: int) -> None:
+        """The last checkpoint.
+
+        Raises:
+            RunFolderError: it cannot be written.
+        """
+        if self.saved != done:
+            self.journal.save(await self._state())
+
+    async def _state(self) -> LearnerState:
+        return replace(await self.groups.state(), broken=self.guards.broken)
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Scores the held-out prompts at the iterations that ask for it."""
+
+    config: RunConfig
+    heldout: Sequence[Prompt]
+    parts: Parts
+    journal: Journal
+    stop: asyncio.Event
+
+    async def assess_if_due(self, iteration: int, policy: PolicyWeights) -> None:
+        """At the start, at the end and every `evaluation.every`; a stop ends it without a result."""
+        every = self.config.evaluation.every
+        if iteration not in (0, self.config.iterations) and not (every and iteration % every == 0):
+            return
+        began = time.monotonic()
+        result = await _unless(self.stop, self._assess(policy))
+        if result is not None:
+            self.journal.evaluated(iteration, result.timed(time.monotonic() - began))
+
+    async def _assess(self, policy: PolicyWeights) -> Evaluation:
+        if self.config.evaluation.weights == "average":
+            state = await self.parts.learner.state()
+            assert state.average is not None, "the config refuses this evaluation without a running mean"
+            policy = state.average
+            await self.parts.weights.publish(policy)
+        return await evaluate(
+            self.config, prompts=self.heldout, parts=self.parts, version=policy.version, digest=policy.digest
+        )
+
+
+class Clock:
+    """Wall seconds of one iteration's stages."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def lap(self, stage: str) -> None:
+        """The stage that ends now."""
+        now = time.monotonic()
+        self._seconds[f"seconds/{stage}"] = now - self._last
+        self._last = now
+
+    def seconds(self) -> dict[str, float]:
+        """By stage, and their sum."""
+        return self._seconds | {"seconds/iteration": sum(self._seconds.values())}
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result | None:
+    """The work's result, or None when `stop` is set first; the work is then cancelled."""
+    task, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        stopping.cancel()

@@ -1,0 +1,1 @@
+"""From advantages to the next adapter: micro-batches, objective, optimizer, statistics."""

@@ -1,0 +1,88 @@
+"""Features of a CLIP, such that a picture's features never depend on what it is scored with.
+
+Pictures go through the model in batches of one fixed shape (the last is filled up), texts one by one, and a text's
+features are kept: the prompts of a run come again and again.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from rewards.clip.pretrained import default_device, load_pretrained
+
+TEXTS_KEPT = 8192
+"""Texts whose features are kept; 4 KiB each at width 1,024."""
+
+
+class ClipFeatures:
+    """A CLIP with its processor, float32, frozen. Made by a scorer; has no state but the kept texts.
+
+    clip = ClipFeatures("openai/clip-vit-large-patch14")
+    cosines = (clip.of_pictures(images) * clip.of_texts(prompts)).sum(-1)
+    """
+
+    def __init__(self, model: str, *, processor: str | None = None, device: str | None = None, batch: int = 16) -> None:
+        """Load the weights.
+
+        Args:
+            model: CLIP folder in transformers' format, `pkg://` path or hub id.
+            processor: where tokenizer and picture processor come from; default `model`.
+            device: torch device; default the GPU if there is one.
+            batch: pictures of one forward.
+
+        Raises:
+            ScorerError: weights or processor cannot be loaded.
+        """
+        import torch
+        from transformers import CLIPModel, CLIPTokenizer
+        from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+        if batch < 1:
+            raise ValueError(f"batch must be at least 1, got {batch}")
+        self._torch = torch
+        self._device = device or default_device()
+        loaded: Any = load_pretrained(CLIPModel.from_pretrained, model, dtype=torch.float32)
+        self._model = loaded.to(self._device).eval().requires_grad_(requires_grad=False)
+        self._pictures: Any = load_pretrained(CLIPImageProcessorPil.from_pretrained, processor or model)
+        self._tokenizer: Any = load_pretrained(CLIPTokenizer.from_pretrained, processor or model)
+        self._length = loaded.config.text_config.max_position_embeddings
+        self._batch = batch
+        self._of_text = lru_cache(maxsize=TEXTS_KEPT)(self._encode_text)
+
+    @property
+    def scale(self) -> float:
+        """exp(logit_scale), the factor CLIP puts on its cosines."""
+        return float(self._model.logit_scale.exp())
+
+    def of_pictures(self, images: np.ndarray, *, is_normalised: bool = True) -> np.ndarray:
+        """Features float32 [B, D] of uint8 [B, H, W, 3], of length 1 unless told otherwise."""
+        pixels = self._pictures(images=list(images), return_tensors="pt").pixel_values
+        filling = -len(pixels) % self._batch
+        filled = self._torch.cat([pixels, pixels.new_zeros(filling, *pixels.shape[1:])])
+        with self._torch.inference_mode():
+            parts = [self._model.get_image_features(part.to(self._device)) for part in filled.split(self._batch)]
+        features = self._torch.cat([part.pooler_output for part in parts])[: len(pixels)]
+        return _numpy(_unit(features) if is_normalised else features)
+
+    def of_texts(self, texts: Sequence[str]) -> np.ndarray:
+        """Features float32 [B, D] of length 1; a text is cut to the model's context."""
+        return np.stack([self._of_text(text) for text in texts])
+
+    def _encode_text(self, text: str) -> np.ndarray:
+        options = {"padding": "max_length", "max_length": self._length, "truncation": True, "return_tensors": "pt"}
+        tokens = self._tokenizer([text], **options).to(self._device)
+        with self._torch.inference_mode():
+            output = self._model.get_text_features(
+                input_ids=tokens.input_ids, attention_mask=tokens.attention_mask
+            ).pooler_output
+        return _numpy(_unit(output))[0]
+
+
+def _unit(features: Any) -> Any:
+    return features / features.norm(dim=-1, keepdim=True)
+
+
+def _numpy(features: Any) -> np.ndarray:
+    return features.float().cpu().numpy()

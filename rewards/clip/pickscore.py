@@ -1,0 +1,60 @@
+"""PickScore: which picture would people pick for this prompt? (Kirstain et al. 2023, arXiv 2305.01569)
+
+scorer = build_scorer("pickscore")                               # the published weights
+scorer = build_scorer("pickscore", model="pkg://toyworld/clip")  # any CLIP
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from protocol.messages import Metadata, Prompt, Scores
+from rewards.answers import judged
+from rewards.clip.features import ClipFeatures
+
+MODEL = "yuvalkirstain/PickScore_v1"
+PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+DIVISOR = 26.0
+"""Flow-GRPO's scale (arXiv 2505.05470): PickScore's usual 18 to 24 becomes 0.7 to 0.9."""
+ROUNDING = 1e-4
+"""Room above the exact bound for float32 sums."""
+
+
+class PickScore:
+    """Scores a picture by exp(logit_scale) <text, picture> / 26, features in float32 and of length 1.
+
+    Weights: `yuvalkirstain/PickScore_v1` (3.9 GB), processor of `laion/CLIP-ViT-H-14-laion2B-s32B-b79K`; or any
+    CLIP. The range is plus or minus exp(logit_scale) / 26, read from the weights.
+    """
+
+    name = "pickscore"
+
+    def __init__(
+        self, *, model: str = MODEL, processor: str | None = None, device: str | None = None, batch: int = 16
+    ) -> None:
+        """Load the weights.
+
+        Args:
+            model: CLIP folder, `pkg://` path or hub id.
+            processor: where tokenizer and picture processor come from; default the model's own, and for the
+                published weights those it was trained with.
+            device: torch device; default the GPU if there is one.
+            batch: pictures of one forward; a picture's score depends on it in the last bits, never on its neighbours.
+
+        Raises:
+            ScorerError: the weights cannot be loaded.
+        """
+        own = PROCESSOR if model == MODEL else None
+        self._clip = ClipFeatures(model, processor=processor or own, device=device, batch=batch)
+        self._factor = self._clip.scale / DIVISOR
+        self.high = self._factor * (1 + ROUNDING)
+        self.low = -self.high
+
+    @staticmethod
+    def check(prompts: Sequence[Prompt]) -> None:
+        """Any prompt will do."""
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """Score B pictures uint8 [B, H, W, 3], each against its own prompt."""
+        cosines = (self._clip.of_pictures(images) * self._clip.of_texts(prompts)).sum(-1)
+        return judged(self._factor * cosines)

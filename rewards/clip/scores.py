@@ -1,0 +1,135 @@
+"""Further scores that a CLIP gives: CLIP score, HPSv2, and the LAION aesthetic predictor.
+
+scorer = build_scorer("clipscore", model="openai/clip-vit-large-patch14")
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from protocol.errors import ScorerError
+from protocol.messages import Metadata, Prompt, Scores
+from rewards.answers import judged
+from rewards.clip.features import ClipFeatures
+from rewards.clip.pretrained import load_pretrained
+
+VIT_L = "openai/clip-vit-large-patch14"
+ROUNDING = 1e-4
+"""Room above an exact bound for float32 sums."""
+
+
+class ClipScore:
+    """CLIPScore (Hessel et al. 2021, arXiv 2104.08718): 2.5 max(cos(text, picture), 0), in [0, 2.5].
+
+    Weights: a CLIP, by default `openai/clip-vit-large-patch14` (1.7 GB).
+    """
+
+    name = "clipscore"
+    low = 0.0
+    high = 2.5 * (1 + ROUNDING)
+
+    def __init__(self, *, model: str = VIT_L, device: str | None = None, batch: int = 16) -> None:
+        """Load the weights; arguments as `PickScore`'s."""
+        self._clip = ClipFeatures(model, device=device, batch=batch)
+
+    @staticmethod
+    def check(prompts: Sequence[Prompt]) -> None:
+        """Any prompt will do."""
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """Score B pictures uint8 [B, H, W, 3], each against its own prompt."""
+        return judged(2.5 * np.maximum(_cosines(self._clip, images, prompts), 0.0))
+
+
+class HPSv2:
+    """Human Preference Score v2 (Wu et al. 2023, arXiv 2306.09341): cos(text, picture), in [-1, 1].
+
+    Weights: HPSv2's ViT-H/14 as a CLIP folder of transformers. The authors publish an open_clip checkpoint;
+    `python -m rewards.clip.openclip HPS_v2.1_compressed.pt FOLDER` turns it into such a folder.
+    """
+
+    name = "hpsv2"
+    low = -1.0 - ROUNDING
+    high = 1.0 + ROUNDING
+
+    def __init__(self, *, model: str, processor: str | None = None, device: str | None = None, batch: int = 16) -> None:
+        """Load the weights; arguments as `PickScore`'s, `model` must be given."""
+        self._clip = ClipFeatures(model, processor=processor, device=device, batch=batch)
+
+    @staticmethod
+    def check(prompts: Sequence[Prompt]) -> None:
+        """Any prompt will do."""
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """Score B pictures uint8 [B, H, W, 3], each against its own prompt."""
+        return judged(_cosines(self._clip, images, prompts))
+
+
+class Aesthetic:
+    """LAION's aesthetic predictor: a small network on CLIP's picture features of length 1; about 1 to 10, unbounded.
+
+    Weights: `openai/clip-vit-large-patch14` (1.7 GB), and the head `sac+logos+ava1-l14-linearMSE` (4 MB) as a
+    `.safetensors` or `.pth` file with `layers.N.weight` and `layers.N.bias`. The head is linear layers one after the
+    other: its dropout layers do nothing when scoring, and it has no others.
+    """
+
+    name = "aesthetic"
+    low = float("-inf")
+    high = float("inf")
+
+    def __init__(self, *, head: str, model: str = VIT_L, device: str | None = None, batch: int = 16) -> None:
+        """Load the weights.
+
+        Args:
+            head: the file of the head.
+            model: the CLIP whose features it reads.
+            device: torch device; default the GPU if there is one.
+            batch: pictures of one forward.
+
+        Raises:
+            ScorerError: a file that cannot be read, or whose layers do not fit.
+        """
+        self._clip = ClipFeatures(model, device=device, batch=batch)
+        self._layers = _read_head(head)
+
+    @staticmethod
+    def check(prompts: Sequence[Prompt]) -> None:
+        """Any prompt will do."""
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """Score B pictures uint8 [B, H, W, 3]; prompts are not read."""
+        features = self._clip.of_pictures(images).astype(np.float64)
+        for weight, bias in self._layers:
+            features = features @ weight.T + bias
+        return judged(features[:, 0])
+
+
+def _cosines(clip: ClipFeatures, images: np.ndarray, prompts: Sequence[str]) -> np.ndarray:
+    return (clip.of_pictures(images) * clip.of_texts(prompts)).sum(-1)
+
+
+def _read_head(path: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The head's layers (weight [out, in], bias [out]) in order."""
+    tensors: Any = load_pretrained(_read_tensors, path)
+    numbers = sorted({int(name.split(".")[1]) for name in tensors if name.endswith(".weight")})
+    layers = [
+        tuple(np.asarray(tensors[f"layers.{number}.{part}"].float(), np.float64) for part in ("weight", "bias"))
+        for number in numbers
+    ]
+    widths = [layer[0].shape for layer in layers]
+    fits = all(first[0] == second[1] for first, second in pairwise(widths))
+    if not layers or not fits or widths[-1][0] != 1:
+        raise ScorerError(f"an aesthetic head must be linear layers that end in one number, got {widths} in {path}")
+    return layers  # pyright: ignore[reportReturnType]
+
+
+def _read_tensors(path: str) -> Any:
+    if path.endswith(".safetensors"):
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    import torch
+
+    return torch.load(path, map_location="cpu", weights_only=True)

@@ -1,0 +1,1 @@
+"""GenEval: the scorer, its clauses and verdicts, and detectors."""

@@ -1,0 +1,85 @@
+"""GenEval's rewards as the original code of Flow-GRPO computes them, quirks included, to compare with its figures.
+
+`judge_original` has the signature of `geneval_verdict.judge`. What differs from the sound version:
+
+- the soft score's terms are 1 - |found - n| / n without a floor, so twice too many objects give less than 0;
+- an item with a wrong count gets one 0 more when a colour or a position is asked for (one, even if both are), and then
+  neither is looked at; so the number of terms depends on the picture;
+- a position that does not hold adds a 0 and a 1, one that holds a 1; if the reference object was not matched, a 0;
+- `strict` asks for the exact counts, colours and positions of `include`; it does not look at `exclude`;
+- a class that stands twice in `include` is counted once for each item, all its objects each time.
+"""
+
+from collections.abc import Sequence
+
+from protocol.messages import Detection, Metadata
+from rewards.geneval.clauses import Clauses, Included, read_clauses
+from rewards.geneval.verdict import Ranked, Verdict, rank, relations
+
+MOST_OBJECTS = 16
+"""Objects of one class that count, best score first."""
+
+
+def judge_original(detections: Sequence[Detection], metadata: Metadata) -> Verdict:
+    """Judge one picture as the original code does; `correct` is GenEval's official verdict.
+
+    Args:
+        detections: what was found in the picture, in any order.
+        metadata: the prompt's GenEval line.
+
+    Raises:
+        PromptError: malformed metadata.
+    """
+    clauses = read_clauses(metadata)
+    ranked = {label: objects[:MOST_OBJECTS] for label, objects in rank(detections, clauses).items()}
+    terms, strict = _soft_terms(ranked, clauses)
+    return Verdict(soft=sum(terms) / len(terms), strict=strict, correct=_is_correct(ranked, clauses))
+
+
+def _soft_terms(ranked: Ranked, clauses: Clauses) -> tuple[list[float], bool]:
+    terms: list[float] = []
+    matched: list[list[Detection] | None] = []
+    for item in clauses.include:
+        objects = ranked[item.label]
+        terms.append(1 - abs(item.count - len(objects)) / item.count)
+        if len(objects) != item.count:
+            terms += [0.0] if item.color is not None or item.position is not None else []
+            matched.append(None)
+            continue
+        is_matched = True
+        if item.color is not None:
+            coloured = _count_of_colour(objects, item)
+            terms.append(1 - abs(item.count - coloured) / item.count)
+            is_matched = coloured == item.count
+        if item.position is not None and is_matched:
+            reference = matched[item.position[1]]
+            is_matched = reference is not None and _stands(objects, reference, item.position[0])
+            if reference is None:
+                terms.append(0.0)
+            else:
+                terms += [1.0] if is_matched else [0.0, 1.0]
+        matched.append(objects if is_matched else None)
+    return terms, all(group is not None for group in matched)
+
+
+def _is_correct(ranked: Ranked, clauses: Clauses) -> bool:
+    matched: list[list[Detection] | None] = []
+    for item in clauses.include:
+        objects = ranked[item.label][: item.count]
+        is_matched = len(objects) == item.count
+        if is_matched and item.color is not None:
+            is_matched = _count_of_colour(objects, item) >= item.count
+        if is_matched and item.position is not None:
+            reference = matched[item.position[1]]
+            is_matched = reference is not None and _stands(objects, reference, item.position[0])
+        matched.append(objects if is_matched else None)
+    is_free = all(len(ranked[item.label]) < item.count for item in clauses.exclude)
+    return is_free and all(group is not None for group in matched)
+
+
+def _count_of_colour(objects: Sequence[Detection], item: Included) -> int:
+    return sum(found.color == item.color for found in objects)
+
+
+def _stands(objects: Sequence[Detection], reference: Sequence[Detection], relation: str) -> bool:
+    return all(relation in relations(first.box, second.box) for first in objects for second in reference)

@@ -1,0 +1,154 @@
+"""GenEval's judgement of one picture as a pure function: what a detector found, against what the prompt asks for.
+
+Sources: the official verdict and the spatial rule are those of GenEval (Ghosh et al. 2023, arXiv 2310.11513); the
+soft score is the training reward of Flow-GRPO (arXiv 2505.05470), kept within [0, 1]. Each clause has exactly one grade
+here, whatever the others say, so the mean of a prompt always has the same denominator.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from protocol.messages import Detection, Metadata
+from rewards.geneval.clauses import Clauses, Included, read_clauses
+
+DEAD_ZONE = 0.1
+"""Part of the summed sizes by which an offset of centres is shortened before it counts."""
+CLEAR = 0.5
+"""Component of the normalised offset above which a relation holds."""
+
+Box = tuple[float, float, float, float]
+Ranked = dict[str, list[Detection]]
+"""Detections of each class that matters, best score first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Three readings of one picture."""
+
+    soft: float
+    """Mean grade of the clauses, in [0, 1]."""
+    strict: bool
+    """`correct`, and each included class is there exactly as often as asked."""
+    correct: bool
+    """GenEval's official verdict: at least as often as asked."""
+
+
+def judge(detections: Sequence[Detection], metadata: Metadata) -> Verdict:
+    """Judge one picture. With n the count asked for, the grades of the clauses are
+
+        count      of each included class     max(0, 1 - |found - n| / n)
+        colour     of each coloured item      max(0, 1 - |found with this class and colour - n| / n)
+        position   of each placed item        1 if its n best objects all stand so to the reference's best, else 0
+        exclusion  of each class not included 1 if found < count, else 0
+
+    and `soft` is their mean. An exclusion of a class that is also included (GenEval's counting prompts: "three", not
+    four) is what the count grade already measures, so it counts for `strict` and `correct` only. What that gives:
+
+        single_object  {count}                     2 found for 1: 0        (soft)
+        two_object     {count, count}              one of the two: 1/2
+        counting       {count}, n = 3              2 or 4 found: 2/3; 6 or more: 0
+        colors         {count, colour}             right shape, wrong colour: 1/2
+        position       {count, count, position}    both there, wrongly placed: 2/3
+        color_attr     2 x {count, colour}         colours swapped: 1/2
+
+    Objects of classes that the prompt does not mention are ignored in all three readings, as in GenEval: "a red circle"
+    is strictly right beside a square. A picture with none of the included objects has soft score 0 whatever it avoids.
+
+    `correct` (official): each item finds its n objects among the best-scored boxes of its class, as many as are asked
+    for, all of the asked colour; each placed item stands so to each reference object; fewer than `count` of each
+    excluded class. `strict` asks for the exact number of each included class on top.
+
+    Args:
+        detections: what was found in the picture, in any order.
+        metadata: the prompt's GenEval line.
+
+    Raises:
+        PromptError: malformed metadata.
+    """
+    clauses = read_clauses(metadata)
+    ranked = rank(detections, clauses)
+    correct = _is_correct(ranked, clauses)
+    exact = all(len(ranked[label]) == count for label, count in clauses.wanted.items())
+    return Verdict(soft=_soft_score(ranked, clauses), strict=correct and exact, correct=correct)
+
+
+def relations(first: Box, second: Box) -> frozenset[str]:
+    """How the first box lies relative to the second, by GenEval's spatial rule; diagonal boxes have two relations.
+
+        offset  = centre(first) - centre(second)
+        revised = sign(offset) max(|offset| - 0.1 (size(first) + size(second)), 0)      axis by axis
+        dx, dy  = revised / ||offset||
+
+    left of if dx < -0.5, right of if dx > 0.5, above if dy < -0.5, below if dy > 0.5 (y points down); none if `revised`
+    is zero (below 1e-3 pixel).
+
+    Args:
+        first: x0, y0, x1, y1 in pixels, y down.
+        second: likewise.
+    """
+    a, b = np.asarray(first).reshape(2, 2), np.asarray(second).reshape(2, 2)
+    offset = a.mean(axis=0) - b.mean(axis=0)
+    sizes = np.abs(a[1] - a[0]) + np.abs(b[1] - b[0])
+    revised = np.sign(offset) * np.maximum(np.abs(offset) - DEAD_ZONE * sizes, 0)
+    if np.all(np.abs(revised) < 1e-3):
+        return frozenset()
+    dx, dy = revised / np.linalg.norm(offset)
+    holds = {"left of": dx < -CLEAR, "right of": dx > CLEAR, "above": dy < -CLEAR, "below": dy > CLEAR}
+    return frozenset(name for name, is_so in holds.items() if is_so)
+
+
+def rank(detections: Sequence[Detection], clauses: Clauses) -> Ranked:
+    """The detections of each class that the prompt mentions, best score first."""
+    labels = [item.label for item in (*clauses.include, *clauses.exclude)]
+    best_first = sorted(detections, key=lambda found: -found.score)
+    return {label: [found for found in best_first if found.label == label] for label in labels}
+
+
+def _soft_score(ranked: Ranked, clauses: Clauses) -> float:
+    if not any(ranked[label] for label in clauses.wanted):
+        return 0.0
+    grades = [_closeness(len(ranked[label]), count) for label, count in clauses.wanted.items()]
+    chosen = [_choose(ranked[item.label], item) for item in clauses.include]
+    for index, item in enumerate(clauses.include):
+        if item.color is not None:
+            coloured = sum(found.color == item.color for found in ranked[item.label])
+            grades.append(_closeness(coloured, item.count))
+        if item.position is not None:
+            grades.append(float(_is_placed(index, chosen, clauses)))
+    for item in clauses.exclude:
+        if item.label not in clauses.wanted:
+            grades.append(float(len(ranked[item.label]) < item.count))
+    return sum(grades) / len(grades)
+
+
+def _is_correct(ranked: Ranked, clauses: Clauses) -> bool:
+    best = {label: ranked[label][:count] for label, count in clauses.wanted.items()}
+    chosen = [_choose(best[item.label], item) for item in clauses.include]
+    return (
+        all(len(objects) == item.count for objects, item in zip(chosen, clauses.include, strict=True))
+        and all(_is_placed(i, chosen, clauses) for i, item in enumerate(clauses.include) if item.position is not None)
+        and all(len(ranked[item.label]) < item.count for item in clauses.exclude)
+    )
+
+
+def _closeness(found: int, wanted: int) -> float:
+    return max(0.0, 1 - abs(found - wanted) / wanted)
+
+
+def _choose(objects: Sequence[Detection], item: Included) -> list[Detection]:
+    """The item's best `count` objects of the asked colour, fewer if there are not as many."""
+    fitting = [found for found in objects if item.color is None or found.color == item.color]
+    return fitting[: item.count]
+
+
+def _is_placed(index: int, chosen: Sequence[Sequence[Detection]], clauses: Clauses) -> bool:
+    item = clauses.include[index]
+    if item.position is None:
+        return True
+    relation, reference = item.position
+    if len(chosen[index]) < item.count or len(chosen[reference]) < clauses.include[reference].count:
+        return False
+    pairs = ((first, second) for first in chosen[index] for second in chosen[reference])
+    return all(relation in relations(first.box, second.box) for first, second in pairs)

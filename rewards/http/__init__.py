@@ -1,0 +1,1 @@
+"""Scorers behind HTTP: our own reward service, Flow-GRPO's servers, and a vision-language judge."""

@@ -1,0 +1,179 @@
+"""A client of reward servers that speak flow_grpo's HTTP protocol, without trusting what they send back.
+
+    scorer = build_scorer("flow_grpo", url="http://10.0.0.7:18085", send="meta_datas")
+
+That protocol posts a pickled dict, `images` (a list of picture files) with `prompts` or `meta_datas`, and answers with
+one. Reading a pickle can run any code, so a reply is read only as JSON or msgpack unless `unpickle: true` is given; and
+then by a reader that builds plain data and NumPy arrays and nothing else.
+"""
+
+import io
+import pickle
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from protocol.errors import ContractError, ScorerError
+from protocol.messages import Metadata, Prompt, Scores
+from rewards.answers import joined, partly
+from rewards.http.caller import CallError, HttpCaller
+from rewards.http.wire import JSON, MSGPACK
+from rewards.images import encode_png
+
+HARMLESS = {
+    ("numpy", "dtype"),
+    ("numpy", "ndarray"),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy.core.multiarray", "scalar"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "scalar"),
+    ("numpy.core.numeric", "_frombuffer"),
+    ("numpy._core.numeric", "_frombuffer"),
+    ("_codecs", "encode"),
+    ("collections", "defaultdict"),
+    ("builtins", "list"),
+}
+"""Everything that a reply's pickle may name: arrays, their numbers, and grouped lists."""
+
+
+UNREADABLE = (
+    pickle.UnpicklingError,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    ImportError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What reading damaged bytes can end in."""
+
+
+class FlowGrpoServer:
+    """Scores from such a server: `scores` of the reply are the values, its other lists of B numbers are components."""
+
+    name = "flow_grpo"
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        send: Literal["prompts", "meta_datas"] = "prompts",
+        values: str = "scores",
+        low: float = float("-inf"),
+        high: float = float("inf"),
+        only_strict: bool | None = None,
+        unpickle: bool = False,
+        batch: int = 64,
+        timeout_s: float = 120.0,
+        tries: int = 4,
+        deadline_s: float = 300.0,
+    ) -> None:
+        """Check the settings; the server is asked first when pictures come.
+
+        Args:
+            url: where it takes posts.
+            send: `prompts` (preference models) or `meta_datas` (GenEval).
+            values: the key of the reply that holds the scores.
+            low: least value that a score can have.
+            high: largest.
+            only_strict: sent along when given (GenEval's servers ask for it).
+            unpickle: read a pickled reply, building plain data and arrays only.
+            batch: pictures of one request.
+            timeout_s: seconds for one try.
+            tries: of one request.
+            deadline_s: seconds for all tries of one request together.
+
+        Raises:
+            ScorerError: settings that cannot work.
+        """
+        if send not in ("prompts", "meta_datas") or batch < 1:
+            raise ScorerError(f"send must be prompts or meta_datas and batch at least 1, got {send!r} and {batch}")
+        self._caller = HttpCaller(url, timeout_s=timeout_s, tries=tries, deadline_s=deadline_s)
+        self._send, self._values, self._only_strict, self._unpickle, self._batch = (
+            send,
+            values,
+            only_strict,
+            unpickle,
+            batch,
+        )
+        self.low, self.high = float(low), float(high)
+
+    @staticmethod
+    def check(prompts: Sequence[Prompt]) -> None:
+        """The server has no way to be asked."""
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """Score B pictures uint8 [B, H, W, 3] in requests of `batch`; a request that fails is missing.
+
+        Raises:
+            ContractError: a reply that cannot be read, or without one score a picture.
+        """
+        parts = []
+        for start in range(0, len(images), self._batch):
+            rows = slice(start, start + self._batch)
+            parts.append(self._score_part(images[rows], prompts[rows], metadata[rows]))
+        return joined(parts)
+
+    def _score_part(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        question: dict[str, Any] = {"images": [encode_png(image) for image in images]}
+        question[self._send] = list(prompts) if self._send == "prompts" else [dict(line) for line in metadata]
+        if self._only_strict is not None:
+            question["only_strict"] = self._only_strict
+        try:
+            response = self._caller.call("POST", "", content=pickle.dumps(question))
+        except CallError as error:
+            return Scores.missing(len(images), str(error))
+        reply = self._read(response.content, response.headers.get("content-type", "").split(";")[0])
+        lists = {name: numbers for name, part in reply.items() if (numbers := _numbers(part, len(images))) is not None}
+        if self._values not in lists:
+            raise ContractError(
+                f"the server's reply must hold {len(images)} numbers under {self._values!r}, got keys {sorted(reply)}"
+            )
+        values = lists.pop(self._values)
+        reasons = ["" if np.isfinite(value) else f"the server's score is {value}" for value in values]
+        return partly(values, reasons, {name: part for name, part in lists.items() if np.isfinite(part).all()})
+
+    def _read(self, data: bytes, kind: str) -> dict[str, Any]:
+        try:
+            if kind == JSON:
+                import json
+
+                reply = json.loads(data)
+            elif kind == MSGPACK:
+                import msgpack
+
+                reply = msgpack.unpackb(data)
+            elif self._unpickle:
+                reply = PlainUnpickler(io.BytesIO(data)).load()
+            else:
+                raise ContractError(
+                    f"a reply must be JSON or msgpack, got {kind or 'no content type'}:"
+                    " flow_grpo's servers send pickle; unpickle=true reads it, building plain data only"
+                )
+        except UNREADABLE as error:
+            raise ContractError(f"the server's reply cannot be read: {type(error).__name__}: {error}") from None
+        if not isinstance(reply, dict):
+            raise ContractError(f"the server's reply must be a dict, got {type(reply).__name__}")
+        return reply
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Reads plain data and NumPy arrays; any other name in the pickle is refused before it is imported."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Raises UnpicklingError for all but `HARMLESS`."""
+        if (module, name) not in HARMLESS:
+            raise pickle.UnpicklingError(f"the pickle names {module}.{name}, which is no plain data")
+        return super().find_class(module, name)
+
+
+def _numbers(part: Any, size: int) -> np.ndarray | None:
+    """`part` as float32 [size], or None if it is something else."""
+    try:
+        numbers = np.asarray(part, np.float32)
+    except (TypeError, ValueError):
+        return None
+    return numbers if numbers.shape == (size,) else None

@@ -1,0 +1,135 @@
+"""A scorer that another machine serves with `flowcredit serve-rewards`: pictures go there as PNG.
+
+scorer = build_scorer("remote", url="http://10.0.0.7:8100", scorer="ocr")
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from protocol.errors import ContractError, PromptError, ScorerError
+from protocol.messages import Metadata, Prompt, Scores
+from rewards.answers import joined
+from rewards.http.caller import CallError, HttpCaller
+from rewards.http.wire import (
+    JSON,
+    MSGPACK,
+    CheckCall,
+    CheckReply,
+    Item,
+    Message,
+    PromptLine,
+    Read,
+    ScoreCall,
+    ScoreReply,
+    ScorerList,
+    read_message,
+    scores_of,
+    write_message,
+)
+from rewards.images import encode_png
+from rewards.loading import suggest
+
+KINDS = {"msgpack": MSGPACK, "json": JSON}
+
+
+class RemoteScorer:
+    """Asks a reward service; name and range are the served scorer's own.
+
+    A request that fails for good makes its own pictures missing, with the reason, and no others.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        scorer: str,
+        timeout_s: float = 60.0,
+        tries: int = 4,
+        deadline_s: float = 180.0,
+        batch: int = 16,
+        parallel: int = 2,
+        wire: str = "msgpack",
+        token_env: str | None = None,
+    ) -> None:
+        """Ask the service what it serves.
+
+        Args:
+            url: of the service.
+            scorer: the name it serves.
+            timeout_s: seconds for one try of one request.
+            tries: of one request.
+            deadline_s: seconds for all tries of one request together.
+            batch: pictures of one request.
+            parallel: requests under way at once.
+            wire: `msgpack` or `json`.
+            token_env: environment variable that holds the service's token.
+
+        Raises:
+            ScorerError: no service answers there, or it does not serve that scorer.
+        """
+        if wire not in KINDS or batch < 1 or parallel < 1:
+            raise ScorerError(
+                f"wire must be msgpack or json, batch and parallel at least 1, got {wire!r}, {batch}, {parallel}"
+            )
+        self._kind, self._batch, self._scorer = KINDS[wire], batch, scorer
+        self._caller = HttpCaller(url, timeout_s=timeout_s, tries=tries, deadline_s=deadline_s, token_env=token_env)
+        self._threads = ThreadPoolExecutor(max_workers=parallel, thread_name_prefix="remote-scorer")
+        try:
+            served = self._read(ScorerList, self._caller.call("GET", "/v1/scorers"))
+        except (CallError, ContractError) as error:
+            raise ScorerError(f"no reward service answers: {error}; start one with flowcredit serve-rewards") from None
+        facts = {item.name: item for item in served.scorers}
+        if scorer not in facts:
+            raise ScorerError(f"the service at {url} serves no {scorer!r}: {suggest(scorer, facts)}")
+        low, high = facts[scorer].low, facts[scorer].high
+        self.name = scorer
+        self.low = -float("inf") if low is None else low
+        self.high = float("inf") if high is None else high
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Raises PromptError with what the served scorer has against the prompts, ScorerError if it does not answer."""
+        lines = tuple(PromptLine(index=p.index, text=p.text, metadata=dict(p.metadata)) for p in prompts)
+        try:
+            reply = self._post("/v1/check", CheckCall(scorer=self._scorer, prompts=lines), CheckReply)
+        except CallError as error:
+            raise ScorerError(f"the reward service could not check the prompts: {error}") from None
+        if reply.problem:
+            raise PromptError(reply.problem)
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """Score B pictures uint8 [B, H, W, 3] in requests of `batch`.
+
+        Raises:
+            ContractError: an answer that breaks the protocol.
+        """
+        starts = range(0, len(images), self._batch)
+        parts = self._threads.map(lambda start: self._score_part(start, images, prompts, metadata), starts)
+        return joined(list(parts))
+
+    def _score_part(
+        self, start: int, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]
+    ) -> Scores:
+        rows = range(start, min(start + self._batch, len(images)))
+        items = tuple(
+            Item(image=encode_png(images[row]), prompt=prompts[row], metadata=dict(metadata[row])) for row in rows
+        )
+        try:
+            reply = self._post("/v1/score", ScoreCall(scorer=self._scorer, items=items), ScoreReply)
+        except CallError as error:
+            return Scores.missing(len(rows), str(error))
+        if reply.scorer != self._scorer or len(reply.items) != len(rows):
+            got = f"{len(reply.items)} of {reply.scorer!r}"
+            raise ContractError(f"a reply must hold {len(rows)} answers of {self._scorer!r}, got {got}")
+        return scores_of(reply.items)
+
+    def _post(self, path: str, message: Message, reply: type[Read]) -> Read:
+        headers = {"content-type": self._kind, "accept": self._kind}
+        return self._read(
+            reply, self._caller.call("POST", path, content=write_message(message, self._kind), headers=headers)
+        )
+
+    def _read(self, cls: type[Read], response: object) -> Read:
+        kind = response.headers.get("content-type", "").split(";")[0]  # type: ignore[attr-defined]
+        return read_message(cls, response.content, kind)  # type: ignore[attr-defined]

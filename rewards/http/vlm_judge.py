@@ -1,0 +1,131 @@
+"""A vision-language model as judge, through any OpenAI-compatible endpoint (vLLM, SGLang, a hosted one).
+
+    scorer = build_scorer("vlm_judge", url="http://127.0.0.1:8000/v1", model="UnifiedReward-7b-v1.5")
+
+The answer is parsed strictly: exactly one line that the pattern matches, with a number in range. Anything else is a
+missing score, never 0.
+"""
+
+import base64
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from protocol.errors import ScorerError
+from protocol.messages import Metadata, Prompt, Scores
+from rewards.answers import partly
+from rewards.http.caller import CallError, HttpCaller
+from rewards.images import encode_png
+
+PATTERN = r"(?m)^\s*Final Score:\s*(-?\d+(?:\.\d+)?)\s*$"
+INSTRUCTION = (
+    "You see a picture that was generated from this description:\n\n{prompt}\n\n"
+    "Judge how well the picture shows what the description says: every object, its number, colours, places and texts,"
+    " and whether the picture is free of errors. Give a score from {low} (shows nothing of it) to {high} (shows all of"
+    " it without fault). Write one short sentence of reasons, and end with a line of exactly this form:\n"
+    "Final Score: <number>"
+)
+
+
+class VlmJudge:
+    """Asks for one judgement a picture at temperature 0; value = number / high, in [low / high, 1].
+
+    UnifiedReward (arXiv 2503.05236) was trained with an instruction of its own: give that as `instruction`.
+    """
+
+    name = "vlm_judge"
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        model: str,
+        instruction: str = INSTRUCTION,
+        pattern: str = PATTERN,
+        low: float = 1.0,
+        high: float = 5.0,
+        max_tokens: int = 512,
+        parallel: int = 8,
+        timeout_s: float = 120.0,
+        tries: int = 3,
+        deadline_s: float = 300.0,
+        token_env: str | None = None,
+    ) -> None:
+        """Check the settings; the endpoint is asked first when pictures come.
+
+        Args:
+            url: of the endpoint, up to and with `/v1`.
+            model: its name there.
+            instruction: the question; `{prompt}`, `{low}` and `{high}` are filled in.
+            pattern: regular expression with one group, the number; it must match exactly once.
+            low: least number that counts as an answer.
+            high: largest, by which the number is divided; above 0.
+            max_tokens: of one answer.
+            parallel: requests under way at once.
+            timeout_s: seconds for one try.
+            tries: of one request.
+            deadline_s: seconds for all tries of one request together.
+            token_env: environment variable that holds the API key.
+
+        Raises:
+            ScorerError: settings that cannot work.
+        """
+        try:
+            self._pattern = re.compile(pattern)
+            instruction.format(prompt="", low="", high="")
+        except (re.error, LookupError, ValueError) as error:
+            raise ScorerError(f"pattern or instruction of vlm_judge cannot be read: {error}") from None
+        if self._pattern.groups != 1 or "{prompt}" not in instruction:
+            raise ScorerError("pattern of vlm_judge must have one group, and its instruction must hold {prompt}")
+        if not low < high or high <= 0:
+            raise ScorerError(f"low must be less than high and high above 0, got {low} and {high}")
+        self._caller = HttpCaller(url, timeout_s=timeout_s, tries=tries, deadline_s=deadline_s, token_env=token_env)
+        self._threads = ThreadPoolExecutor(max_workers=parallel, thread_name_prefix="vlm-judge")
+        self._model, self._instruction, self._max_tokens = model, instruction, max_tokens
+        self._low, self._high = low, high
+        self.low, self.high = low / high, 1.0
+
+    @staticmethod
+    def check(prompts: Sequence[Prompt]) -> None:
+        """Any prompt will do."""
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """Score B pictures uint8 [B, H, W, 3], each in a request of its own."""
+        answers = list(self._threads.map(self._judge, images, prompts))
+        return partly([value for value, _ in answers], [reason for _, reason in answers])
+
+    def _judge(self, image: np.ndarray, prompt: str) -> tuple[float, str]:
+        try:
+            response = self._caller.call("POST", "/chat/completions", json=self._question(image, prompt))
+            text = response.json()["choices"][0]["message"]["content"]
+        except CallError as error:
+            return float("nan"), str(error)
+        except (ValueError, LookupError, TypeError) as error:
+            return float("nan"), f"the endpoint's reply is no chat completion: {type(error).__name__}: {error}"
+        return self._parse(text)
+
+    def _question(self, image: np.ndarray, prompt: str) -> dict[str, Any]:
+        words = self._instruction.format(prompt=prompt, low=f"{self._low:g}", high=f"{self._high:g}")
+        picture = f"data:image/png;base64,{base64.b64encode(encode_png(image)).decode()}"
+        content = [{"type": "image_url", "image_url": {"url": picture}}, {"type": "text", "text": words}]
+        return {
+            "model": self._model,
+            "temperature": 0,
+            "max_tokens": self._max_tokens,
+            "messages": [{"role": "user", "content": content}],
+        }
+
+    def _parse(self, text: object) -> tuple[float, str]:
+        found = self._pattern.findall(text) if isinstance(text, str) else []
+        if len(found) != 1:
+            return float("nan"), f"the answer must hold one score, got {len(found)}: {str(text)[-120:]!r}"
+        try:
+            number = float(found[0])
+        except ValueError:
+            return float("nan"), f"the answer's score must be a number, got {found[0]!r}"
+        if not self._low <= number <= self._high:
+            return float("nan"), f"the answer's score must lie in [{self._low:g}, {self._high:g}], got {number:g}"
+        return number / self._high, ""

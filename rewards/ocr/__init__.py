@@ -1,0 +1,1 @@
+"""OCR: does the image show the words that its prompt quotes?"""

@@ -1,0 +1,124 @@
+"""Text rendering: does the picture show the words that its prompt puts in double quotes?
+
+scorer = build_scorer("ocr")                         # RapidOCR, its models come with the package
+scorer = build_scorer("ocr", engine="paddleocr")
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+
+from protocol.errors import PromptError, ScorerError
+from protocol.messages import Metadata, Prompt, Scores
+from rewards.answers import partly
+from rewards.loading import build_from_path
+from rewards.ocr.quoted import quoted_text
+
+ENGINES = {"rapidocr": "rewards.ocr.engines:RapidOcr", "paddleocr": "rewards.ocr.engines:PaddleOcr"}
+"""Engines by short name; another is `package.module:Class`."""
+
+
+class TextReader(Protocol):
+    """Reads text; made by the scorer with the argument `threads`."""
+
+    def read(self, image: np.ndarray) -> list[str]:
+        """The lines of one picture uint8 [H, W, 3] from top to bottom; an empty list if there is none."""
+        ...
+
+
+class Ocr:
+    """The text reward of Flow-GRPO (arXiv 2505.05470), in [0, 1]:
+
+        r = 1 - min(d, |target|) / |target|,   d = 0 if target is part of what was read, else Levenshtein's distance
+
+    `target` is the text between the prompt's first double quotes. Both texts are compared in lower case and without
+    blanks; |target| is counted after that. A picture in which nothing is read scores 0 and is valid: the engine has
+    looked. A picture on which the engine fails has no score.
+
+    Weights: none to fetch for `rapidocr`, whose detection and recognition models come inside the package.
+    """
+
+    name = "ocr"
+    low = 0.0
+    high = 1.0
+
+    def __init__(
+        self,
+        *,
+        engine: str = "rapidocr",
+        min_side: int = 192,
+        threads: int = 1,
+        engine_args: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Load the engine.
+
+        Args:
+            engine: `rapidocr`, `paddleocr`, or the import path of a `TextReader`.
+            min_side: pictures whose shorter side is less are enlarged to at least this many pixels, by a whole factor.
+            threads: CPU threads of the engine; parallel work is better shared among reward actors.
+            engine_args: further arguments of the engine, such as `{line_width: 96}` for short words with RapidOCR.
+
+        Raises:
+            ScorerError: the engine cannot be loaded.
+        """
+        from rapidfuzz.distance import Levenshtein
+
+        if min_side < 1 or threads < 1:
+            raise ScorerError(f"min_side and threads of ocr must be at least 1, got {min_side} and {threads}")
+        if "threads" in engine_args:
+            raise ScorerError(
+                "engine_args of ocr must not name threads: it is an argument of its own, write it beside them"
+            )
+        self._distance = Levenshtein.distance
+        self._engine: TextReader = build_from_path(
+            ENGINES.get(engine, engine), args={"threads": threads, **engine_args}, extra=_extra(engine)
+        )
+        self._min_side = min_side
+
+    @staticmethod
+    def check(prompts: Sequence[Prompt]) -> None:
+        """Raises PromptError, naming the line, for the first prompt without a text in double quotes."""
+        for prompt in prompts:
+            try:
+                quoted_text(prompt.text)
+            except PromptError as error:
+                raise PromptError(f"prompt line {prompt.index + 1} ({prompt.text!r}): {error}") from None
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """Score B pictures uint8 [B, H, W, 3], each against its own prompt; component `exact` is 1 for a full hit."""
+        answers = [self._score_one(image, prompt) for image, prompt in zip(images, prompts, strict=True)]
+        values = np.array([value for value, _ in answers], np.float32)
+        exact = np.where(np.isnan(values), np.nan, values == 1.0)
+        return partly(values, [reason for _, reason in answers], {"exact": exact})
+
+    def _score_one(self, image: np.ndarray, prompt: str) -> tuple[float, str]:
+        target = plain(quoted_text(prompt))
+        try:
+            lines = self._engine.read(enlarged(image, self._min_side))
+        except Exception as error:
+            return float("nan"), f"ocr: {type(error).__name__}: {' '.join(str(error).split())}"
+        read = plain("".join(lines))
+        distance = 0 if target in read else min(self._distance(read, target), len(target))
+        return 1 - distance / len(target), ""
+
+
+def plain(text: str) -> str:
+    """Lower case without blanks, as both sides are compared."""
+    return "".join(text.lower().split())
+
+
+def enlarged(image: np.ndarray, min_side: int) -> np.ndarray:
+    """A small picture bicubically enlarged by the least whole factor that brings its shorter side to `min_side`."""
+    height, width = image.shape[:2]
+    factor = -(-min_side // min(height, width))
+    if factor <= 1:
+        return image
+    from PIL import Image
+
+    return np.asarray(Image.fromarray(image).resize((factor * width, factor * height), Image.Resampling.BICUBIC))
+
+
+def _extra(engine: str) -> str | None:
+    return {"rapidocr": "ocr", "paddleocr": "paddleocr"}.get(engine)

@@ -1,0 +1,46 @@
+"""A node that keeps killing actors is avoided while there is another."""
+
+import ray
+
+from actors.pool.nodes import LOSSES, NODE_LABEL, NodeLosses
+
+
+def lose(nodes: NodeLosses, node: str, times: int = LOSSES) -> None:
+    for number in range(times):
+        actor = f"{node}-{number}"
+        nodes.joined(actor, node)
+        nodes.lost(actor)
+
+
+def alive(monkeypatch, *names: str) -> None:
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": name, "Alive": True} for name in names])
+
+
+def test_a_node_is_avoided_after_its_third_loss_and_again_allowed_after_the_window(monkeypatch):
+    now = [0.0]
+    alive(monkeypatch, "a", "b")
+    nodes = NodeLosses(within_s=60, clock=lambda: now[0])
+    lose(nodes, "a", LOSSES - 1)
+    assert nodes.options() == {}
+    lose(nodes, "a", 1)
+    assert nodes.options() == {"label_selector": {NODE_LABEL: "!in(a)"}}
+    now[0] = 61
+    assert nodes.options() == {}
+
+
+def test_the_last_node_is_never_avoided(monkeypatch):
+    nodes = NodeLosses(within_s=60)
+    lose(nodes, "a")
+    lose(nodes, "b")
+    alive(monkeypatch, "a", "b")
+    assert nodes.options() == {}
+    alive(monkeypatch, "a", "c")
+    assert nodes.options() == {"label_selector": {NODE_LABEL: "!in(a)"}}
+
+
+def test_an_actor_that_never_said_where_it_lives_counts_for_no_node(monkeypatch):
+    alive(monkeypatch, "a", "b")
+    nodes = NodeLosses(within_s=60)
+    for number in range(5):
+        nodes.lost(number)
+    assert nodes.options() == {}

@@ -1,0 +1,292 @@
+"""The pool of remote actors: work reaches an idle one, the dead are replaced, their work is re-issued."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import ray
+
+from actors.pool.calls import answer
+from actors.pool.heartbeat import HEARTBEAT, Alive
+from actors.pool.nodes import NodeLosses
+from actors.pool.pool import ActorPool
+from actors.rewards.source import RewardPools
+from protocol.errors import ContractError, PoolError, ScorerError
+from tests.support.sinks import Silent
+
+pytestmark = pytest.mark.ray
+
+
+@ray.remote(num_cpus=0, **HEARTBEAT)
+class Counter(Alive):
+    """Counts its calls; dies, hangs or fails when asked to."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def square(self, number: int) -> int:
+        self._calls += 1
+        return number * number
+
+    def die_once(self, marker: str) -> str:
+        if not os.path.exists(marker):
+            open(marker, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "alive"
+
+    def hang_once(self, marker: str) -> str:
+        if not os.path.exists(marker):
+            open(marker, "w").close()
+            time.sleep(600)
+        return "awake"
+
+    def fail(self) -> None:
+        raise ContractError("a rule is broken")
+
+    def stop_once(self, marker: str) -> int:
+        if not os.path.exists(marker):
+            with open(marker, "w") as file:
+                file.write(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return os.getpid()
+
+    def run_out_of_time(self) -> None:
+        raise TimeoutError("the scorer's own service did not answer")
+
+    def break_device_once(self, marker: str) -> str:
+        if not os.path.exists(marker):
+            open(marker, "w").close()
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return "sound"
+
+    def work(self, seconds: float) -> float:
+        began = time.monotonic()
+        time.sleep(seconds)
+        return time.monotonic() - began
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    ray.init(address="local", num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def make_pool(size: int = 2, max_restarts: int = 3) -> ActorPool:
+    return ActorPool(
+        "counter",
+        Counter.remote,
+        size=size,
+        max_restarts=max_restarts,
+        welcome=lambda actor: answer(actor.pid.remote(), timeout_s=60),
+    )
+
+
+async def pids(pool: ActorPool) -> list[int]:
+    found = []
+
+    async def ask(actor):
+        found.append(await answer(actor.pid.remote(), timeout_s=60))
+
+    await pool.each(ask)
+    return found
+
+
+def test_every_call_is_answered_in_order_of_the_caller():
+    async def scenario():
+        pool = make_pool()
+        await pool.start()
+        answers = await asyncio.gather(
+            *(pool.call(lambda actor, n=n: answer(actor.square.remote(n), timeout_s=60)) for n in range(20))
+        )
+        pool.stop()
+        return answers
+
+    assert asyncio.run(scenario()) == [n * n for n in range(20)]
+
+
+def test_work_of_a_killed_actor_is_done_by_another(tmp_path):
+    async def scenario():
+        pool = make_pool(size=1)
+        await pool.start()
+        before = await pids(pool)
+        said = await pool.call(lambda actor: answer(actor.die_once.remote(str(tmp_path / "died")), timeout_s=60))
+        after = await pids(pool)
+        pool.stop()
+        return before, said, after, pool.restarts
+
+    before, said, after, restarts = asyncio.run(scenario())
+    assert (said, restarts) == ("alive", 1)
+    assert len(after) == 1
+    assert before != after
+
+
+def test_hung_actor_is_replaced_at_its_deadline(tmp_path):
+    async def scenario():
+        pool = make_pool(size=1)
+        await pool.start()
+        said = await pool.call(lambda actor: answer(actor.hang_once.remote(str(tmp_path / "hung")), timeout_s=1))
+        pool.stop()
+        return said, pool.restarts
+
+    assert asyncio.run(scenario()) == ("awake", 1)
+
+
+def test_error_of_the_remote_code_comes_back_as_itself_and_costs_no_restart():
+    async def scenario():
+        pool = make_pool(size=1)
+        await pool.start()
+        with pytest.raises(ContractError, match="a rule is broken"):
+            await pool.call(lambda actor: answer(actor.fail.remote(), timeout_s=60))
+        squared = await pool.call(lambda actor: answer(actor.square.remote(3), timeout_s=60))
+        pool.stop()
+        return squared, pool.restarts
+
+    assert asyncio.run(scenario()) == (9, 0)
+
+
+def test_pool_without_restarts_left_ends_every_waiting_call(tmp_path):
+    async def scenario():
+        pool = make_pool(size=1, max_restarts=0)
+        await pool.start()
+        calls = [
+            pool.call(lambda actor: answer(actor.die_once.remote(str(tmp_path / "x")), timeout_s=60)),
+            pool.call(lambda actor: answer(actor.square.remote(2), timeout_s=60)),
+        ]
+        ended = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
+        pool.stop()
+        return ended
+
+    ended = asyncio.run(scenario())
+    assert [type(each) for each in ended] == [PoolError, PoolError]
+    assert "used up its 0 restarts" in str(ended[0])
+
+
+def test_pool_whose_actors_refuse_to_begin_ends_with_their_own_error_and_without_restarts():
+    async def scenario():
+        pool = ActorPool(
+            "counter",
+            Counter.remote,
+            size=2,
+            max_restarts=3,
+            welcome=lambda actor: answer(actor.fail.remote(), timeout_s=60),
+        )
+        with pytest.raises(ContractError, match="a rule is broken"):
+            await pool.start()
+        pool.stop()
+        return pool.restarts
+
+    assert asyncio.run(scenario()) == 0
+
+
+def test_reward_actor_whose_scorer_cannot_be_loaded_says_so_at_once(tiny_config):
+    config = tiny_config(rewards={"brightness": {"scorer": "no_such_library.scorer:Brightness"}})
+
+    async def scenario():
+        pool = RewardPools(config, NodeLosses(within_s=60), Silent()).pools["brightness"]
+        with pytest.raises(ScorerError, match="module 'no_such_library' .* does not exist"):
+            await pool.start()
+        pool.stop()
+        return pool.restarts
+
+    assert asyncio.run(scenario()) == 0
+
+
+def test_pool_grows_and_shrinks_between_calls():
+    async def scenario():
+        pool = make_pool(size=1)
+        await pool.start()
+        await pool.resize(3)
+        grown = len(set(await pids(pool)))
+        await pool.resize(1)
+        shrunk = len(set(await pids(pool)))
+        squared = await pool.call(lambda actor: answer(actor.square.remote(5), timeout_s=60))
+        pool.stop()
+        return grown, shrunk, squared
+
+    assert asyncio.run(scenario()) == (3, 1, 25)
+
+
+def test_stopped_actor_is_found_by_its_silence_long_before_its_deadline_and_its_process_is_ended(tmp_path):
+    marker = tmp_path / "stopped"
+
+    async def scenario():
+        pool = make_pool(size=1)
+        await pool.start()
+        began = time.monotonic()
+        pid = await pool.call(
+            lambda actor: answer(actor.stop_once.remote(str(marker)), timeout_s=600, actor=actor, heartbeat_s=2)
+        )
+        took = time.monotonic() - began
+        pool.stop()
+        return pid, took, pool.restarts
+
+    pid, took, restarts = asyncio.run(scenario())
+    stopped = int(marker.read_text())
+    assert (restarts, pid != stopped, took < 60) == (1, True, True)
+    deadline = time.monotonic() + 30
+    while psutil.pid_exists(stopped) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not psutil.pid_exists(stopped)
+
+
+def test_an_actor_at_work_longer_than_a_heartbeat_is_left_alone():
+    async def scenario():
+        pool = make_pool(size=1)
+        await pool.start()
+        await pool.call(lambda actor: answer(actor.work.remote(3), timeout_s=60, actor=actor, heartbeat_s=1))
+        pool.stop()
+        return pool.restarts
+
+    assert asyncio.run(scenario()) == 0
+
+
+def test_a_timeout_that_the_remote_code_raised_is_its_own_error_and_costs_no_actor():
+    async def scenario():
+        pool = make_pool(size=1)
+        await pool.start()
+        with pytest.raises(TimeoutError, match="the scorer's own service"):
+            await pool.call(lambda actor: answer(actor.run_out_of_time.remote(), timeout_s=60))
+        pool.stop()
+        return pool.restarts
+
+    assert asyncio.run(scenario()) == 0
+
+
+def test_an_actor_whose_gpu_is_in_a_broken_state_is_replaced(tmp_path):
+    async def scenario():
+        pool = make_pool(size=1)
+        await pool.start()
+        said = await pool.call(
+            lambda actor: answer(actor.break_device_once.remote(str(tmp_path / "broken")), timeout_s=60)
+        )
+        pool.stop()
+        return said, pool.restarts
+
+    assert asyncio.run(scenario()) == ("sound", 1)
+
+
+def test_a_member_whose_caller_gave_up_is_busy_until_its_call_has_ended():
+    async def scenario():
+        pool = make_pool(size=1)
+        await pool.start()
+        first = asyncio.create_task(pool.call(lambda actor: answer(actor.work.remote(2), timeout_s=60)))
+        await asyncio.sleep(0.5)
+        first.cancel()
+        began = time.monotonic()
+        inside = await pool.call(lambda actor: answer(actor.work.remote(0), timeout_s=1))
+        waited = time.monotonic() - began
+        pool.stop()
+        return inside, waited, pool.restarts
+
+    inside, waited, restarts = asyncio.run(scenario())
+    assert waited > 1
+    assert inside < 1
+    assert restarts == 0

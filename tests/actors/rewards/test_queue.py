@@ -1,0 +1,190 @@
+"""The reward queue without Ray: how requests become calls, and what a lost call leaves."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.pool.calls import ActorLost
+from actors.rewards.queue import RewardQueue
+from protocol.errors import ContractError, PoolError
+from protocol.messages import Scores
+from rewards.answers import judged
+from rewards.pieces import Piece
+
+
+class Desk:
+    """Stands for a pool of `size` actors; `asked` holds the pictures of every call. Actors of `losing` calls die."""
+
+    def __init__(self, size: int = 1, losing: Sequence[int] = (), error: Exception | None = None) -> None:
+        self.asked: list[list[int]] = []
+        self.most_at_once = self._now = 0
+        self._free = asyncio.Semaphore(size)
+        self._losing, self._error = losing, error
+        self.is_gone = False
+
+    async def call(self, work: Callable[[Any], Awaitable[None]]) -> None:
+        for _ in range(3):
+            async with self._free:
+                if self.is_gone:
+                    raise PoolError("used up its restarts")
+                try:
+                    return await work("actor")
+                except ActorLost:
+                    continue
+        raise PoolError("lost 3 actors to one call")
+
+    async def ask(self, actor: Any, pieces: Sequence[Piece], images: Sequence[np.ndarray]) -> Scores:
+        pictures = [int(array[row]) for piece, array in zip(pieces, images, strict=True) for row in piece.rows]
+        self.asked.append(pictures)
+        number = len(self.asked) - 1
+        self._now += 1
+        self.most_at_once = max(self.most_at_once, self._now)
+        await asyncio.sleep(0.01)
+        self._now -= 1
+        if number in self._losing:
+            raise ActorLost("gone")
+        if self._error:
+            raise self._error
+        return judged(pictures)
+
+    def queue(self, **settings: Any) -> RewardQueue:
+        return RewardQueue(**({"batch": 4, "delay_s": 0.0, "limit": 100} | settings), call=self.call, ask=self.ask)
+
+
+def request(*numbers: int) -> tuple[np.ndarray, Piece]:
+    """Pictures that are their own score."""
+    size = len(numbers)
+    piece = Piece(rows=tuple(range(size)), prompts=("",) * size, metadata=({},) * size)
+    return np.array(numbers), piece
+
+
+async def all_of(queue: RewardQueue, *requests: tuple[np.ndarray, Piece], **options: Any) -> list[list[float]]:
+    answers = await asyncio.gather(*(queue.score(images, piece, **options) for images, piece in requests))
+    return [answer.values.tolist() for answer in answers]
+
+
+def test_what_waits_is_joined_and_what_is_large_is_cut_and_every_answer_finds_its_asker() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        answers = await all_of(desk.queue(), request(1), request(2, 3), request(4, 5, 6, 7, 8, 9), request(10))
+        assert answers == [[1], [2, 3], [4, 5, 6, 7, 8, 9], [10]]
+        assert desk.asked == [[1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
+
+    asyncio.run(scenario())
+
+
+def test_two_actors_work_at_once_and_none_waits_while_there_is_work() -> None:
+    async def scenario() -> None:
+        desk = Desk(size=2)
+        await all_of(desk.queue(), *(request(*range(4)) for _ in range(6)))
+        assert desk.most_at_once == 2 and len(desk.asked) == 6
+
+    asyncio.run(scenario())
+
+
+def test_an_idle_actor_waits_for_a_full_batch_no_longer_than_the_delay() -> None:
+    async def scenario() -> None:
+        desk = Desk(size=2)
+        queue = desk.queue(delay_s=0.15)
+
+        async def later() -> None:
+            await asyncio.sleep(0.03)
+            await queue.score(*request(2))
+
+        await asyncio.gather(queue.score(*request(1)), later())
+        assert desk.asked == [[1, 2]]
+        began = asyncio.get_running_loop().time()
+        await queue.score(*request(1, 2, 3, 4))
+        assert asyncio.get_running_loop().time() - began < 0.1, "a full batch does not wait"
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_call_is_missing_for_its_askers_and_the_others_are_answered() -> None:
+    async def scenario() -> None:
+        desk = Desk(losing=[0])
+        queue = desk.queue()
+        first, second = await asyncio.gather(queue.score(*request(1, 2, 3, 4)), queue.score(*request(5)))
+        assert not first.valid.any() and first.reasons[0] == "reward actor lost: gone"
+        assert second.values.tolist() == [5]
+        assert (queue.calls, queue.lost, queue.waiting) == (2, 1, 0)
+
+    asyncio.run(scenario())
+
+
+def test_what_was_lost_once_shares_no_further_call() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        queue = desk.queue()
+        await asyncio.gather(
+            queue.score(*request(1)),
+            queue.score(*request(2), is_alone=True),
+            queue.score(*request(3)),
+            queue.score(*request(4)),
+        )
+        assert desk.asked == [[1], [2], [3, 4]]
+
+    asyncio.run(scenario())
+
+
+def test_a_pool_that_is_gone_leaves_everybody_missing_with_its_reason() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        desk.is_gone = True
+        queue = desk.queue()
+        answers = await asyncio.gather(queue.score(*request(1, 2)), queue.score(*request(3)))
+        assert all(not answer.valid.any() and answer.reasons[0] == "used up its restarts" for answer in answers)
+
+    asyncio.run(scenario())
+
+
+def test_losing_every_actor_of_a_call_ends_and_does_not_hang() -> None:
+    async def scenario() -> None:
+        desk = Desk(losing=range(1000))
+        answers = await asyncio.gather(*(desk.queue().score(*request(*range(9))) for _ in range(3)))
+        assert all(not answer.valid.any() for answer in answers)
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_a_broken_contract_reaches_those_who_asked() -> None:
+    async def scenario() -> None:
+        queue = Desk(error=ContractError("scorer x: rule")).queue()
+        with pytest.raises(ContractError, match="scorer x: rule"):
+            await queue.score(*request(1))
+
+    asyncio.run(scenario())
+
+
+def test_there_is_room_again_when_answers_have_come() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        queue = desk.queue(limit=6)
+        await queue.room()
+        asked = asyncio.ensure_future(queue.score(*request(*range(8))))
+        await asyncio.sleep(0)
+        assert queue.waiting == 8
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(queue.room(), 0.002)
+        await asyncio.wait_for(queue.room(), 5)
+        assert asked.done() and queue.waiting == 0
+
+    asyncio.run(scenario())
+
+
+def test_pieces_whose_asker_has_gone_are_not_scored() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        queue = desk.queue()
+        first = asyncio.ensure_future(queue.score(*request(1, 2, 3, 4)))
+        second = asyncio.ensure_future(queue.score(*request(5)))
+        await asyncio.sleep(0.001)
+        second.cancel()
+        third = await queue.score(*request(6))
+        assert third.values.tolist() == [6] and (await first).values.tolist() == [1, 2, 3, 4]
+        assert [5] not in desk.asked and all(5 not in call for call in desk.asked)
+
+    asyncio.run(scenario())

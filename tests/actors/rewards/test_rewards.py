@@ -1,0 +1,253 @@
+"""Reward actors on a real Ray: killed ones lose no score, each failure policy does what it says."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from actors.pool.nodes import NodeLosses
+from actors.pool.pool import ActorPool
+from actors.rewards import pool as reward_pool
+from actors.rewards.source import RewardPools
+from protocol.errors import InputError, PromptError, RewardError
+from protocol.messages import Metadata, Prompt, Scores
+from rewards.answers import partly
+from tests.support.sinks import Silent
+
+pytestmark = pytest.mark.ray
+NODES = NodeLosses(within_s=60)
+
+
+class Moody:
+    """The first pixel is the score; what goes wrong is in the metadata."""
+
+    name = "moody"
+    low = 0.0
+    high = 255.0
+
+    def __init__(self, *, needs: str = "") -> None:
+        """With `needs`, nothing can be scored until that file is there."""
+        self._needs = needs
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        for prompt in prompts:
+            if prompt.text == os.environ.get("MOODY_HATES"):
+                raise PromptError(f"prompt line {prompt.index + 1}: hated")
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        if self._needs and not os.path.exists(self._needs):
+            raise ConnectionError("down")
+        reasons = []
+        for line in metadata:
+            mark = line.get("once")
+            if mark and not os.path.exists(mark):
+                Path(mark).touch()
+                if line["does"] == "die":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if line["does"] == "hang":
+                    time.sleep(600)
+                reasons.append("not this time")
+            else:
+                reasons.append(str(line.get("never", "")))
+        return partly(images[:, 0, 0, 0], reasons, {"actor": [os.getpid() % 9999] * len(images)})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    ray.init(
+        address="local",
+        num_cpus=4,
+        resources={"ocr_node": 1},
+        include_dashboard=False,
+        _node_ip_address="127.0.0.1",
+        log_to_driver=False,
+    )
+    yield
+    ray.shutdown()
+
+
+def pools(tiny_config: Any, **reward: Any) -> RewardPools:
+    settings = {"scorer": f"{__name__}:Moody", "cpus": 0, "timeout_s": 20.0} | reward
+    return RewardPools(tiny_config(rewards={"moody": settings}, evaluation={"component": "reward"}), NODES, Silent())
+
+
+def run(source: RewardPools, *requests: tuple[list[int], list[dict[str, Any]]]) -> list[Scores]:
+    """Score requests of (levels, metadata) at once."""
+
+    async def scenario() -> list[Scores]:
+        await source.pools["moody"].start()
+        try:
+            asked = []
+            for levels, metadata in requests:
+                images = np.zeros((len(levels), 2, 2, 3), np.uint8)
+                images[:, 0, 0, 0] = levels
+                asked.append(source.reward(ray.put(images), ["p"] * len(levels), metadata))
+            return await asyncio.gather(*asked)
+        finally:
+            source.pools["moody"].stop()
+
+    return asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
+def test_a_killed_a_hanging_and_a_failing_call_cost_tries_and_no_score(tiny_config: Any, tmp_path: Path) -> None:
+    source = pools(tiny_config, actors=2, batch=4, timeout_s=3.0)
+    requests = [
+        (list(range(10 * start, 10 * start + 10)), [{"once": str(tmp_path / does), "does": does}, *[{}] * 9])
+        for start, does in enumerate(("die", "hang", "fail", ""))
+    ]
+    requests[3] = (requests[3][0], [{}] * 10)
+    answers = run(source, *requests)
+    assert [answer.values.tolist() for answer in answers] == [[float(n) for n in levels] for levels, _ in requests]
+    health = source.health()["moody"]
+    assert health.lost == 2 and health.missing == 0 and health.retried >= 3 and health.waiting == 0
+    troubles = source.troubles()
+    assert troubles["reward_server/moody/lost"] == 2 and "reward_server/moody/missing" not in troubles
+
+
+def test_what_stays_missing_is_masked_drops_its_group_or_ends_the_run(tiny_config: Any) -> None:
+    request = ([1, 2], [{}, {"never": "blurred"}])
+    (kept,) = run(pools(tiny_config, tries=2), request)
+    assert kept.valid.tolist() == [True, False] and kept.reasons[1] == "blurred" and not kept.voids_group
+    source = pools(tiny_config, on_failure="drop_group", tries=1)
+    (dropped,) = run(source, request)
+    assert dropped.voids_group and np.isnan(dropped.values[1]) and source.health()["moody"].dropped == 1
+    with pytest.raises(RewardError, match="reward moody has no score for 1 of 2 pictures after 3 tries: blurred"):
+        run(pools(tiny_config, on_failure="fail"), request)
+
+
+def test_a_paused_reward_says_why_and_goes_on_by_itself(tiny_config: Any, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(reward_pool, "PAUSE_S", (0.2, 0.2))
+    needs = tmp_path / "up"
+    source = pools(tiny_config, on_failure="pause", tries=1, args={"needs": str(needs)})
+
+    async def mend() -> str:
+        while not (reason := source.health()["moody"].paused_because):
+            await asyncio.sleep(0.02)
+        (status,) = source.statuses()
+        needs.touch()
+        assert status.trouble == f"paused: {reason}"
+        return reason
+
+    async def scenario() -> tuple[Scores, str]:
+        await source.pools["moody"].start()
+        try:
+            images = ray.put(np.full((3, 2, 2, 3), 7, np.uint8))
+            return await asyncio.gather(source.reward(images, ["p"] * 3, [{}] * 3), mend())  # type: ignore[return-value]
+        finally:
+            source.pools["moody"].stop()
+
+    scores, reason = asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert scores.values.tolist() == [7, 7, 7]
+    assert reason == "moody: ConnectionError: down"
+    health = source.health()["moody"]
+    assert source.statuses()[0].trouble == ""
+    assert health.paused_because == "" and health.paused_s >= 0.2 and health.missing == 0
+
+
+def test_what_a_working_scorer_cannot_judge_is_missing_and_pauses_nothing(tiny_config: Any, monkeypatch) -> None:
+    monkeypatch.setattr(reward_pool, "PAUSE_S", (0.2, 0.2))
+    source = pools(tiny_config, on_failure="pause", tries=1)
+
+    async def scenario() -> tuple[Scores, list[Scores]]:
+        await source.pools["moody"].start()
+        try:
+            images = ray.put(np.full((2, 2, 2, 3), 7, np.uint8))
+            refused = asyncio.ensure_future(source.reward(images, ["p"] * 2, [{"never": "not that"}] * 2))
+            others = []
+            while not refused.done():
+                others.append(await source.reward(images, ["p"] * 2, [{}] * 2))
+            return await refused, others
+        finally:
+            source.pools["moody"].stop()
+
+    refused, others = asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert not refused.valid.any() and set(refused.reasons) == {"not that"}
+    assert all(scores.valid.all() for scores in others)
+    health = source.health()["moody"]
+    assert (health.missing, health.paused_because) == (2, "") and health.paused_s > 0
+
+
+def test_a_size_wished_while_a_paused_pool_is_made_anew_is_kept(tiny_config: Any, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(reward_pool, "PAUSE_S", (0.2, 0.2))
+    settings = {"scorer": f"{__name__}:Moody", "cpus": 0, "timeout_s": 20.0, "on_failure": "pause", "tries": 1}
+    config = tiny_config(rewards={"moody": settings}, evaluation={"component": "reward"}, cluster={"max_restarts": 0})
+    source = RewardPools(config, NODES, Silent())
+
+    async def scenario() -> tuple[Scores, int]:
+        first = source.pools["moody"]
+        await first.start()
+        images = ray.put(np.full((1, 2, 2, 3), 5, np.uint8))
+        scoring = asyncio.ensure_future(source.reward(images, ["p"], [{"once": str(tmp_path / "die"), "does": "die"}]))
+        while not first.has_failed:
+            await asyncio.sleep(0.02)
+        monkeypatch.setattr(ActorPool, "wish_at_start", lambda pool, size: first.wish(3))
+        try:
+            return await scoring, source.pools["moody"].wished
+        finally:
+            source.pools["moody"].stop()
+
+    scores, wished = asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert scores.values.tolist() == [5]
+    assert wished == 3
+
+
+def test_a_paused_reward_whose_pool_was_used_up_gets_a_new_one(tiny_config: Any, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(reward_pool, "PAUSE_S", (0.2, 0.2))
+    settings = {"scorer": f"{__name__}:Moody", "cpus": 0, "timeout_s": 20.0, "on_failure": "pause", "tries": 1}
+    source = RewardPools(
+        tiny_config(rewards={"moody": settings}, evaluation={"component": "reward"}, cluster={"max_restarts": 0}),
+        NODES,
+        Silent(),
+    )
+    (scores,) = run(source, ([5], [{"once": str(tmp_path / "die"), "does": "die"}]))
+    assert scores.values.tolist() == [5]
+    assert source.health()["moody"].lost == 1
+
+
+def test_no_further_shard_is_drawn_while_too_many_pictures_wait(tiny_config: Any) -> None:
+    source = pools(tiny_config, queue=4, batch=2)
+
+    async def scenario() -> list[int]:
+        waiting_when_drawn: list[int] = []
+        await source.pools["moody"].start()
+        try:
+            images = ray.put(np.zeros((6, 2, 2, 3), np.uint8))
+
+            async def draw() -> None:
+                await source.room()
+                waiting_when_drawn.append(source.health()["moody"].waiting)
+                await source.reward(images, ["p"] * 6, [{}] * 6)
+
+            first = asyncio.ensure_future(draw())
+            while source.health()["moody"].waiting < 6:
+                await asyncio.sleep(0)
+            await asyncio.gather(first, draw())
+        finally:
+            source.pools["moody"].stop()
+        return waiting_when_drawn
+
+    first, second = asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert first == 0 and second < 4, "the second shard waits until the first one's six pictures are scored"
+
+
+def test_a_runtime_environment_is_the_actors_own_and_checks_prompts_there(tiny_config: Any) -> None:
+    source = pools(tiny_config, runtime_env={"env_vars": {"MOODY_HATES": "poems"}}, resources={"ocr_node": 1}, actors=1)
+
+    async def scenario() -> None:
+        await source.pools["moody"].start()
+        try:
+            await source.check([Prompt(index=0, text="a cat")])
+            with pytest.raises(InputError, match="prompt line 3: hated"):
+                await source.check([Prompt(index=2, text="poems")])
+        finally:
+            source.pools["moody"].stop()
+
+    assert "MOODY_HATES" not in os.environ
+    asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -1,0 +1,123 @@
+"""The race's accounting: which cells there are, what counts as training time, who arrives when."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.race.plots import FIGURES, write_plots
+from benchmarks.race.race import Cell, cell_config, planned, rates, reached, read_cell, summarise
+from benchmarks.race.variants import LOOKS, REWARDS, THREE_SEEDS, VARIANTS
+from benchmarks.scorers import GradedGenEval, Redness
+from tests.toyworld.test_detector import one_shape
+from toyworld.world.scenes import render
+from toyworld.world.vocabulary import GROUND
+
+
+def written(folder: Path, seconds: list[float], scores: dict[int, float]) -> None:
+    folder.mkdir(parents=True)
+    lines: list[dict[str, Any]] = [
+        {"iteration": place, "seconds/iteration": spent, "reward/mean": 0.5}
+        | {f"gain/step_{k}_abs_mean": 0.1 * place for k in (0, 1)}
+        for place, spent in enumerate(seconds, start=1)
+    ]
+    lines += [{"iteration": place, "evaluation/score": score} for place, score in scores.items()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"cut')
+
+
+def test_every_variant_is_a_whole_config_on_the_toy_world() -> None:
+    for cell in planned([], [], seeds=1):
+        config = cell_config("toy_geneval", cell, iterations=60, every=10, extra=["group.per_iteration=4"])
+        assert (config.group.per_iteration, config.iterations, config.evaluation.every) == (4, 60, 10)
+        rate = next((rate for (_, rate), lane in LOOKS.items() if lane == cell.variant), 2e-3)
+        assert (config.learner.learning_rate, config.learner.kl.weight) == (rate, 0.0), "the preset's but in its tries"
+        assert set(config.rewards) == {"geneval" if cell.reward == "graded" else cell.reward}
+
+
+def test_the_main_five_get_three_seeds_and_every_reward() -> None:
+    cells = planned([], [], seeds=None)
+    assert len(cells) == len(REWARDS) * (len(VARIANTS) + 2 * len(THREE_SEEDS))
+    assert len({cell.folder for cell in cells}) == len(cells)
+    assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
+    assert {variant for figure in FIGURES.values() for variant in figure} <= set(VARIANTS)
+
+
+def test_every_iteration_counts_as_a_quick_one_of_those_that_no_evaluation_was_beside(tmp_path: Path) -> None:
+    written(tmp_path / "cell", [10.0, 30.0, 2.0, 30.0], {0: 0.4, 2: 0.5, 4: 0.6})
+    assert reached(tmp_path / "cell") == (4, pytest.approx(4 * 14)), (
+        "a tenth are quicker; the mean or median would be slower"
+    )
+    assert reached(tmp_path / "absent") == (0, 0)
+
+
+def test_arrival_is_where_the_mean_curve_crosses_flow_grpo_s_end_score(tmp_path: Path) -> None:
+    for seed, end in ((0, 0.6), (1, 0.7)):
+        written(tmp_path / Cell("flow_grpo", seed, "geneval").folder, [2.0] * 4, {0: 0.4, 2: 0.5, 4: end})
+    written(tmp_path / Cell("stepwise", 0, "geneval").folder, [3.0] * 4, {0: 0.4, 2: 0.66, 4: 0.8})
+    cells = [
+        read_cell(Cell(name, seed, "geneval"), tmp_path)
+        for name, seed in (("flow_grpo", 0), ("flow_grpo", 1), ("stepwise", 0))
+    ]
+    basis, stepwise = summarise([cell for cell in cells if cell], "geneval")
+    assert basis["goal"] == stepwise["goal"] == pytest.approx(0.65)
+    assert (basis["goal_iterations"], basis["share_of_seconds"], basis["seeds"]) == (4, 1, 2)
+    # From 0.4 at 0 to 0.66 at 2: 0.65 is 25/26 of the way; its iterations last 3 s, Flow-GRPO's 2 s.
+    assert stepwise["goal_iterations"] == pytest.approx(2 * 25 / 26)
+    assert stepwise["share_of_iterations"] == pytest.approx(25 / 52)
+    assert (stepwise["goal_seconds"], stepwise["share_of_seconds"]) == (
+        pytest.approx(150 / 26),
+        pytest.approx(75 / 104),
+    )
+    # Equal budgets: four iterations, and Flow-GRPO's eight seconds, between 0.66 after six and 0.8 after twelve.
+    assert (basis["at_iteration_4"], stepwise["at_iteration_4"]) == (pytest.approx(0.65), pytest.approx(0.8))
+    assert (basis["at_8_s"], stepwise["at_8_s"]) == (pytest.approx(0.65), pytest.approx(0.66 + 0.14 / 3))
+    assert read_cell(Cell("tp_grpo", 0, "geneval"), tmp_path) is None
+    paths = write_plots([cell for cell in cells if cell], tmp_path / "race.json")
+    assert {path.name for path in paths} >= {"race_methods.png", "race_gains.png"}
+
+
+def test_equal_seconds_are_those_that_every_method_has(tmp_path: Path) -> None:
+    written(tmp_path / Cell("flow_grpo", 0, "geneval").folder, [2.0] * 4, {0: 0.4, 2: 0.5, 4: 0.7})
+    written(tmp_path / Cell("dance_grpo", 0, "geneval").folder, [1.0] * 4, {0: 0.4, 4: 0.6})
+    written(tmp_path / Cell("flow sde, T'=1", 0, "geneval").folder, [1.0] * 2, {0: 0.4, 2: 0.5})
+    names = ("flow_grpo", "dance_grpo", "flow sde, T'=1")
+    cells = [cell for name in names if (cell := read_cell(Cell(name, 0, "geneval"), tmp_path))]
+    rows = summarise(cells, "geneval")
+    assert [row["at_4_s"] for row in rows] == [pytest.approx(0.5), pytest.approx(0.6), None]
+    assert [row["at_8_s"] for row in rows] == [pytest.approx(0.7), None, None]
+    assert [row["at_iteration_4"] for row in rows] == [pytest.approx(0.7), pytest.approx(0.6), None], (
+        "an ablation is shorter"
+    )
+
+
+def test_learning_rates_are_compared_at_the_last_iteration_that_all_three_have(tmp_path: Path) -> None:
+    curves = {"dense_grpo": {2: 0.5, 4: 0.6}, "dense_grpo, lr=0.001": {2: 0.4}, "dense_grpo, lr=0.004": {2: 0.7}}
+    curves |= {"flow_grpo": {2: 0.1, 4: 0.2}, "flow_grpo, lr=0.001": {2: 0.1}}
+    for variant, scores in curves.items():
+        written(tmp_path / Cell(variant, 0, "geneval").folder, [1.0] * max(scores), scores)
+    cells = [cell for variant in curves if (cell := read_cell(Cell(variant, 0, "geneval"), tmp_path))]
+    assert rates(cells, "geneval") == [
+        {"method": "dense_grpo", "at_iteration": 2, "preset": 0.5, "0.001": 0.4, "0.004": 0.7}
+    ], "a method whose tries are not all there is left out"
+    assert {row["variant"] for row in summarise(cells, "geneval")} == {"flow_grpo", "dense_grpo"}
+
+
+def test_redness_is_red_minus_the_rest() -> None:
+    images = np.zeros((3, 2, 2, 3), np.uint8)
+    images[0, ..., 0] = 255
+    images[1, ..., 1:] = 255
+    scores = Redness().score(images, ["a"] * 3, [{}] * 3)
+    assert scores.values.tolist() == [1.0, -1.0, 0.0]
+    assert scores.valid.all()
+
+
+def test_graded_geneval_fades_with_the_shape_where_the_verdict_falls_at_once() -> None:
+    images = np.stack([render(one_shape("circle", "red", radius=6.0))] * 4)
+    for cut, image in enumerate(images):
+        image[:, 22 - 2 * cut :] = GROUND  # Overlaps 1.00, 0.87, 0.75, 0.65 with a circle.
+    line = {"tag": "single_object", "include": [{"class": "circle", "count": 1}], "prompt": "a circle"}
+    scores = GradedGenEval().score(images, ["a circle"] * 4, [line] * 4)
+    assert scores.values.tolist() == pytest.approx([1.0, 0.8, 0.6, 0.4])
+    assert scores.components["strict"].tolist() == [1, 1, 0, 0]

@@ -1,0 +1,40 @@
+"""The GPU benchmark from end to end on its tiny architecture, so that it works the first time it meets a GPU."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks.speed.gpu import PEAK_TFLOPS, main
+from benchmarks.speed.gpu_model import SD35_MEDIUM
+
+
+def test_it_runs_from_end_to_end_on_the_cpu(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    words = ["--tiny", "--device", "cpu", "--members", "2", "--guidance", "4.5", "--checkpointing"]
+    figures = main([*words, "--peak-tflops", "1", "--json", str(file)])
+    held = json.loads(file.read_text())
+    assert held.pop("where") == "CPU"
+    assert held.keys() == figures.keys()
+    for name, value in figures.items():
+        assert "peak GiB" in name or (math.isfinite(value) and value > 0), name
+    assert figures["completion T'=5, times plain"] > figures["completion T'=2, times plain"] > 0.5
+    assert figures["learner, share of bf16 peak"] == pytest.approx(figures["learner, TFLOP/s"])
+
+
+def test_it_estimates_without_a_gpu(capsys: pytest.CaptureFixture) -> None:
+    assert main(["--tiny", "--estimate"]) == {}
+    assert "a learner takes about" in capsys.readouterr().out
+
+
+def test_the_architecture_is_the_published_one() -> None:
+    import diffusers
+    import torch
+
+    with torch.device("meta"):
+        transformer = diffusers.SD3Transformer2DModel(**SD35_MEDIUM)
+    assert sum(parameter.numel() for parameter in transformer.parameters()) == pytest.approx(2.24e9, rel=0.01)
+    assert transformer.transformer_blocks[12].attn2 is not None
+    assert transformer.transformer_blocks[13].attn2 is None
+    assert PEAK_TFLOPS["H200"] == 989

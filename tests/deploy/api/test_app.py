@@ -1,0 +1,395 @@
+"""The status API over a real server and a real board: answers, rights, errors, and what schemathesis makes of it."""
+
+import asyncio
+import base64
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import httpx2
+import numpy as np
+import pytest
+from PIL import Image
+
+from deploy.api.auth import Access, is_loopback, read_token
+from deploy.board.board import Board, Update
+from deploy.board.embedded import BoardServer
+from deploy.monitor.trajectories import sample_of
+from protocol.commands import Command
+from protocol.errors import BoardError, ConfigError
+from protocol.messages import Credit, Excerpt, Prompt, Scores, ShardRequest
+from protocol.status import Condition, Event, MetricLine, PoolStatus, RunStatus, Sample
+from tests.support.paths import ROOT
+
+TOKEN = "a-token-of-this-test-0123"
+AUTHORISED = {"Authorization": f"Bearer {TOKEN}"}
+
+
+SERVERS: list["subprocess.Popen[str]"] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_server_stays() -> Iterator[None]:
+    """Whatever a test does, its servers end with this module."""
+    yield
+    for process in SERVERS:
+        process.kill()
+        process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def serve(where: str, *words: str, token: str | None = TOKEN) -> tuple["subprocess.Popen[str]", str]:
+    port = free_port()
+    environment = {key: value for key, value in os.environ.items() if key != "FLOWCREDIT_TOKEN"}
+    if token:
+        environment["FLOWCREDIT_TOKEN"] = token
+    process = subprocess.Popen(
+        [sys.executable, "-m", "deploy", "serve", where, "--port", str(port), *words],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    SERVERS.append(process)
+    assert process.stdout is not None
+    said = process.stdout.readline()
+    assert said.startswith("page"), said
+    return process, said.split()[-1].rstrip("/")
+
+
+def a_sample(iteration: int = 5) -> Sample:
+    request = ShardRequest(
+        iteration=iteration - 1,
+        group=0,
+        prompt=Prompt(index=0, text="a red circle"),
+        first_member=0,
+        members=2,
+        version=4,
+        digest="d",
+    )
+    pictures = np.arange(2 * 3 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 3, 4, 4, 3)
+    index = np.array([[0, 1, 2], [0, 3, 4]])
+    excerpt = Excerpt(request=request, steps=(0, 1), pictures=pictures, image_index=index)
+    values = np.array([0.1, 0.2, 0.4, np.nan, 0.9], np.float32)
+    scores = Scores(values=values, valid=~np.isnan(values), reasons=("", "", "", "timeout", ""))
+    gains = np.array([[0.1, 0.2], [np.nan, np.nan]], np.float32)
+    return sample_of(iteration, excerpt, scores, Credit(version=5, gains=gains, advantages=np.nan_to_num(gains)))
+
+
+def a_status(run: str, phase: str = "running", **changes) -> RunStatus:
+    pools = [
+        PoolStatus(name="rollout", wished=2, ready=2, busy=1, restarts=1),
+        PoolStatus(name="reward/geneval", wished=1, ready=1, busy=0),
+    ]
+    condition = Condition(type="ScoresComplete", status="False", reason="Missing", message="3 missing", since=5.0)
+    facts = {
+        "run": run,
+        "session": "s1",
+        "phase": phase,
+        "iteration": 6,
+        "iterations": 60,
+        "started": time.time() - 60,
+        "updated": time.time(),
+        "lines": 6,
+        "samples": [5],
+        "pools": pools,
+        "conditions": [condition],
+        "version": 6,
+        "queues": {"groups/in_work": 2, "groups/scored": 1, "pictures/geneval": 40},
+    }
+    return RunStatus(**(facts | changes))
+
+
+LINES = [
+    MetricLine(seq=seq, values={"iteration": seq, "reward/mean": seq / 10, "train/loss": None, "seconds/update": 1.0})
+    for seq in range(1, 7)
+]
+
+
+@pytest.fixture(scope="module")
+def board_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    server = BoardServer(tmp_path_factory.mktemp("board"))
+    server.start()
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def living(board_url: str) -> Iterator[None]:
+    """Two runs on the board; `alive` gives signs of life, carries out nothing; `over` has ended."""
+    ending = threading.Event()
+
+    async def live() -> None:
+        board = Board(board_url)
+        events = [Event(number=1, time=1.0, kind="info", message="the run begins")]
+        while not ending.is_set():
+            try:
+                update = Update(a_status("alive"), LINES, events, [a_sample()])
+                await board.write(update, keep_s=3600)
+                await board.write(Update(a_status("over", "finished")), keep_s=3600)
+            except BoardError:
+                pass
+            await asyncio.sleep(0.3)
+        await board.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(live()))
+    thread.start()
+    yield
+    ending.set()
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def api(board_url: str, living: None) -> Iterator[str]:
+    process, address = serve(board_url)
+    with httpx2.Client() as client:
+        for _ in range(100):
+            if client.get(f"{address}/runs").json():
+                break
+            time.sleep(0.1)
+    yield address
+    process.terminate()
+    assert process.wait(10) == 0 or process.returncode < 0
+
+
+@pytest.fixture
+def client(api: str) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=api, timeout=20) as client:
+        yield client
+
+
+def test_runs_are_listed_with_their_phase(client):
+    runs = {run["run"]: run for run in client.get("/runs").json()}
+    assert (runs["alive"]["phase"], runs["alive"]["iteration"], runs["alive"]["stale_since"]) == ("running", 6, None)
+    assert runs["over"]["phase"] == "finished"
+
+
+def test_a_run_s_status_is_the_document_on_the_board(client):
+    answer = client.get("/runs/alive").json()
+    assert (answer["schema_version"], answer["version"], answer["pools"][0]["restarts"]) == (1, 6, 1)
+    assert answer["conditions"][0]["message"] == "3 missing"
+
+
+def test_metrics_come_after_since_and_only_with_the_wanted_names(client):
+    answer = client.get("/runs/alive/metrics", params={"since": 4, "names": "reward/,train/loss"}).json()
+    assert answer == [
+        {"seq": 5, "values": {"iteration": 5.0, "reward/mean": 0.5, "train/loss": None}},
+        {"seq": 6, "values": {"iteration": 6.0, "reward/mean": 0.6, "train/loss": None}},
+    ]
+
+
+def test_events_are_streamed_status_first(client):
+    seen = []
+    with client.stream("GET", "/runs/alive/events", params={"since": 5}) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        name = ""
+        for line in response.iter_lines():
+            if line.startswith("event: "):
+                name = line.removeprefix("event: ")
+            if line.startswith("data: "):
+                seen.append((name, json.loads(line.removeprefix("data: "))))
+            if len({name for name, _ in seen}) == 3:
+                break
+    data = dict(seen)
+    assert data["status"]["run"] == "alive"
+    assert [line["seq"] for line in data["metrics"]] == [6]
+    assert data["event"]["message"] == "the run begins"
+
+
+def test_samples_are_a_sheet_for_people_and_data_for_programs(client):
+    sheet = client.get("/runs/alive/samples/5")
+    assert sheet.headers["content-type"] == "image/png"
+    assert Image.open(io.BytesIO(sheet.content)).width == 3 * (64 + 6) + 6
+    data = client.get("/runs/alive/samples/5/strips").json()
+    assert data["strips"][0]["rewards"] == pytest.approx([0.1, 0.2, 0.4])
+    assert data["strips"][1]["rewards"] == [pytest.approx(0.1), None, pytest.approx(0.9)]
+    assert data["strips"][1]["gains"] == [None, None]
+    tiles = np.asarray(Image.open(io.BytesIO(base64.b64decode(data["png"]))))
+    assert tiles.shape == (2 * 4, 3 * 4, 3)
+    np.testing.assert_array_equal(tiles[:4, 4:8], np.arange(48, 96, dtype=np.uint8).reshape(4, 4, 3))
+    assert client.get("/runs/alive/samples/4").status_code == 404
+
+
+def test_prometheus_reads_runs_pools_and_metrics(client):
+    from prometheus_client.parser import text_string_to_metric_families
+
+    text = client.get("/metrics").text
+    values = {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert values["flowcredit_iteration", (("run", "alive"),)] == 6
+    assert values["flowcredit_pool_restarts_total", (("pool", "rollout"), ("run", "alive"))] == 1
+    assert values["flowcredit_metric", (("name", "reward/mean"), ("run", "alive"))] == 0.6
+    assert values["flowcredit_queue", (("queue", "groups/scored"), ("run", "alive"))] == 1
+    labels = (("reason", "Missing"), ("run", "alive"), ("type", "ScoresComplete"))
+    assert values["flowcredit_condition", labels] == 0
+
+
+def test_a_wish_is_accepted_and_its_outcome_can_be_read(client, board_url):
+    answer = client.put("/runs/alive/actors/reward/geneval", json={"count": 3}, headers=AUTHORISED)
+    assert answer.status_code == 202
+    assert answer.json()["state"] == "accepted"
+    place = answer.headers["location"]
+    assert client.get(place).json()["count"] == 3
+
+    async def carry_out() -> None:
+        board = Board(board_url)
+        command = Command.model_validate(answer.json()).model_copy(update={"state": "done", "finished": time.time()})
+        await board.write(Update(a_status("alive"), commands=[command]), keep_s=3600)
+        await board.close()
+
+    asyncio.run(carry_out())
+    assert client.get(place).json()["state"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("call", "status", "detail"),
+    [
+        (lambda c: c.get("/runs/nobody"), 404, "no such run"),
+        (lambda c: c.get("/runs/..%2f..%2fetc"), 404, "Not Found"),
+        (lambda c: c.get("/static/..%2fserve.py"), 404, "no such part"),
+        (lambda c: c.get("/runs/alive/metrics?since=-1"), 422, "query.since"),
+        (lambda c: c.put("/runs/alive/actors/rollout", json={"count": 2}), 401, "token is missing or wrong"),
+        (
+            lambda c: c.put("/runs/alive/actors/rollout", json={"count": 2}, headers={"Authorization": "Bearer x"}),
+            401,
+            "token is missing or wrong",
+        ),
+        (lambda c: c.put("/runs/alive/actors/no", json={"count": 2}, headers=AUTHORISED), 404, "no such pool"),
+        (lambda c: c.put("/runs/alive/actors/rollout", json={"count": 0}, headers=AUTHORISED), 422, "greater than"),
+        (lambda c: c.put("/runs/alive/actors/rollout", json={"count": "9"}, headers=AUTHORISED), 422, "whole number"),
+        (lambda c: c.put("/runs/over/actors/rollout", json={"count": 2}, headers=AUTHORISED), 409, "has finished"),
+        (lambda c: c.post("/runs/alive/commands", json={"command": "explode"}, headers=AUTHORISED), 422, "pause"),
+        (lambda c: c.post("/runs/alive/commands", content=b"x" * 9000, headers=AUTHORISED), 413, "4096 bytes"),
+        (lambda c: c.get("/runs", headers={"Host": "evil.example"}), 421, "not known by that name"),
+    ],
+)
+def test_errors_are_problem_details(client, call: Callable[[httpx2.Client], httpx2.Response], status, detail):
+    answer = call(client)
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    body = answer.json()
+    assert set(body) == {"type", "title", "status", "detail"}
+    assert body["status"] == status
+    assert detail in body["detail"]
+
+
+def test_browsers_may_load_nothing_from_elsewhere_and_no_other_site_may_ask(client):
+    answer = client.get("/", headers={"Origin": "https://evil.example"})
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+    assert "access-control-allow-origin" not in answer.headers
+    assert "http" not in answer.text.replace("http-equiv", "")
+    for file in ("app.js", "api.js", "charts.js", "panels.js", "strips.js", "style.css", "vendor/uPlot.iife.min.js"):
+        assert client.get(f"/static/{file}").status_code == 200
+
+
+def test_a_server_without_a_token_controls_nothing(board_url, living):
+    process, address = serve(board_url, token=None)
+    answer = httpx2.post(f"{address}/runs/alive/commands", json={"command": "stop"}, headers=AUTHORISED)
+    assert answer.status_code == 403
+    assert "control needs a token" in answer.json()["detail"]
+    process.terminate()
+    process.wait(10)
+
+
+def test_a_server_that_others_can_reach_shows_nothing_without_the_token(board_url, living, tmp_path):
+    words = [sys.executable, "-m", "deploy", "serve", board_url, "--host", "0.0.0.0"]
+    refused = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 2
+    assert "can be reached by others and needs a token" in refused.stderr
+    access = Access(host="192.0.2.1", token=TOKEN)
+    with pytest.raises(Exception, match="missing or wrong"):
+        access.require_reader(None)
+    access.require_reader(f"Bearer {TOKEN}")
+    short = tmp_path / "token"
+    short.write_text("short\n")
+    with pytest.raises(ConfigError, match="at least 16 ASCII characters"):
+        read_token(short)
+
+
+@pytest.mark.parametrize(
+    ("host", "holds"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("a.b", False)]
+)
+def test_loopback_is_told_from_the_rest(host, holds):
+    assert is_loopback(host) is holds
+
+
+def test_the_last_known_status_is_shown_with_its_time_when_the_board_is_away(tmp_path):
+    server = BoardServer(tmp_path)
+    server.start()
+
+    async def write() -> None:
+        board = Board(server.url)
+        for _ in range(100):
+            try:
+                await board.write(Update(a_status("alive"), LINES), keep_s=3600)
+                return
+            except BoardError:
+                await asyncio.sleep(0.1)
+
+    process, address = serve(server.url)
+    asyncio.run(write())
+    assert httpx2.get(f"{address}/runs/alive").json()["stale_since"] is None
+    assert httpx2.get(f"{address}/readyz").status_code == 200
+    server.stop()
+    assert httpx2.get(f"{address}/readyz").status_code == 503
+    assert httpx2.get(f"{address}/healthz").status_code == 200
+    assert httpx2.get(f"{address}/runs/other").status_code == 503
+    until = time.monotonic() + 20
+    while (answer := httpx2.get(f"{address}/runs/alive").json())["stale_since"] is None:
+        assert time.monotonic() < until
+        time.sleep(0.3)
+    assert answer["stale_since"] == answer["updated"]
+    process.terminate()
+    process.wait(10)
+
+
+def test_ctrl_c_ends_a_server_quietly(tmp_path):
+    process, _ = serve(str(tmp_path), token=None)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "stopped at once" not in said
+
+
+def test_schemathesis_finds_no_unexpected_answer(api):
+    import schemathesis
+    from hypothesis import HealthCheck, given, settings
+
+    schema = schemathesis.openapi.from_url(f"{api}/openapi.json")
+    seen = set()
+
+    for operation in schema.get_all_operations():
+        found = operation.ok()
+        if found.path == "/runs/{run}/events":
+            continue  # endless by design; tested above
+        seen.add(found.path)
+
+        @settings(
+            max_examples=15,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=found.as_strategy())
+        def probe(case):
+            case.call_and_validate(headers=AUTHORISED, timeout=20)
+
+        probe()
+    assert {"/runs", "/runs/{run}", "/runs/{run}/actors/{pool}", "/runs/{run}/commands", "/metrics"} <= seen

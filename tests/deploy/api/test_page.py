@@ -1,0 +1,280 @@
+"""The page in a real browser: a live run moves, a wish made there reaches the run, a lost connection heals."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from deploy.board.board import Board, Update
+from deploy.board.embedded import BoardServer
+from protocol.commands import Command
+from protocol.errors import BoardError
+from protocol.status import ActorStatus, Event, MetricLine, PoolStatus, RunStatus
+from tests.deploy.api.test_app import a_sample, a_status, free_port
+from tests.support.paths import ROOT
+from tests.support.scene import Driver, preset
+
+TOKEN = "a-token-of-this-test-0123"
+
+
+class LivingRun:
+    """A run on a real board that goes on by itself: an iteration every half second, wishes are carried out."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._live()))
+        self.iteration = 0
+        self.rollout = 1
+        self.phase = "running"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def status(self) -> RunStatus:
+        names = [f"rollout-{place}" for place in range(self.rollout)]
+        actors = [
+            ActorStatus(
+                name=n, kind="rollout", state="busy", node="here", version=self.iteration, digest="0123456789ab"
+            )
+            for n in names
+        ]
+        pools = [PoolStatus(name="rollout", wished=self.rollout, ready=self.rollout, busy=1, busy_share=0.6)]
+        stages = {"rollout_and_reward": 3.0, "update": 2.0}
+        return a_status(
+            "live",
+            self.phase,
+            iteration=self.iteration,
+            lines=self.iteration,
+            pools=pools,
+            actors=actors,
+            stages=stages,
+            heartbeat_s=0.5,
+        )
+
+    async def _live(self) -> None:
+        board = Board(self._url)
+        outcomes: list[Command] = []
+        while not self._ending.is_set():
+            self.iteration += self.phase == "running"
+            line = MetricLine(seq=max(1, self.iteration), values=self._values())
+            event = Event(number=max(1, self.iteration), time=time.time(), kind="info", message="an iteration")
+            try:
+                asked = await board.write(Update(self.status(), [line], [event], [a_sample()], outcomes), keep_s=3600)
+                outcomes = [self._carry_out(command) for command in asked]
+            except BoardError:
+                pass
+            await asyncio.sleep(0.5)
+        await board.close()
+
+    def _values(self) -> dict[str, float | None]:
+        gains = {f"gain/step_{step}_abs_mean": 0.1 * step for step in range(3)}
+        return {"iteration": self.iteration, "reward/mean": 0.5, "train/grad_norm": 0.1, **gains}
+
+    def _carry_out(self, command: Command) -> Command:
+        if command.kind == "scale":
+            assert command.count is not None
+            self.rollout = command.count
+        if command.kind in ("pause", "resume"):
+            self.phase = {"pause": "paused", "resume": "running"}[command.kind]
+        return command.model_copy(update={"state": "done", "finished": time.time(), "message": "as wished"})
+
+
+class Server:
+    """`flowcredit serve`, which can go away and come back on the same port."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self.port = free_port()
+        self.address = f"http://127.0.0.1:{self.port}/"
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "deploy", "serve", self._where, "--port", str(self.port)],
+            cwd=ROOT,
+            env=os.environ | {"FLOWCREDIT_TOKEN": TOKEN},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline().startswith("page")
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LivingRun, Server]]:
+    board = BoardServer(tmp_path_factory.mktemp("board"))
+    board.start()
+    run = LivingRun(board.url)
+    run.start()
+    server = Server(board.url)
+    yield run, server
+    server.stop()
+    run.stop()
+    board.stop()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("chromium and its driver are not installed: apt-get install chromium chromium-driver")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,900"):
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield started
+    started.quit()
+
+
+@pytest.fixture
+def page(browser: Any, scene: tuple[LivingRun, Server]) -> Any:
+    browser.get(scene[1].address)
+    wait_for(browser, lambda: "live" in text(browser, "#link"))
+    return browser
+
+
+def text(browser: Any, selector: str) -> str:
+    return browser.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
+
+
+def wait_for(browser: Any, holds: Any, seconds: float = 40.0) -> None:
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until, browser.execute_script("return document.body.innerText")
+        time.sleep(0.1)
+
+
+def shown_iteration(browser: Any) -> int:
+    return int(browser.execute_script("return document.getElementById('progress').value"))
+
+
+def test_the_page_of_a_live_run_moves_and_nothing_goes_wrong_in_the_browser(page):
+    page.get_log("browser")
+    wait_for(page, lambda: shown_iteration(page) > 0)
+    first = shown_iteration(page)
+    wait_for(page, lambda: shown_iteration(page) >= first + 3)
+    assert "running" in text(page, "#facts")
+    assert "3 missing" in text(page, "#attention")
+    assert page.execute_script("return document.querySelectorAll('#reward-chart canvas').length") == 1
+    assert page.execute_script("return document.querySelector('#heat canvas').height") == 3
+    wait_for(page, lambda: page.execute_script("return document.querySelectorAll('.strip').length") == 2)
+    assert "+0.100" in text(page, "#strips")
+    assert "no score" in text(page, "#strips")
+    assert "rollout-0" in text(page, "#actors")
+    assert "Scored, not learned from\n1" in text(page, "#queues")
+    assert "Pictures for geneval\n40" in text(page, "#queues")
+    assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_a_wish_made_on_the_page_changes_the_pool(page, scene):
+    run, _ = scene
+    field = page.find_element("css selector", "#pools input")
+    field.clear()
+    field.send_keys("3")
+    page.find_element("css selector", "#pools button").click()
+    page.find_element("css selector", "#token").send_keys("wrong-token")
+    page.find_element("css selector", "#token-dialog button.main").click()
+    wait_for(page, lambda: "token is missing or wrong" in text(page, "#outcomes"))
+    assert run.rollout == 1
+    page.find_element("css selector", "#pools button").click()
+    page.find_element("css selector", "#token").send_keys(TOKEN)
+    page.find_element("css selector", "#token-dialog button.main").click()
+    wait_for(page, lambda: "done, as wished" in text(page, "#outcomes"))
+    assert run.rollout == 3
+    wait_for(page, lambda: "rollout-2" in text(page, "#actors"))
+    page.find_element("css selector", "[data-command=pause]").click()
+    wait_for(page, lambda: "paused" in text(page, "#facts"))
+    assert not page.find_element("css selector", "[data-command=pause]").is_enabled()
+    page.find_element("css selector", "[data-command=resume]").click()
+    wait_for(page, lambda: "running" in text(page, "#facts"))
+
+
+def test_a_lost_connection_is_shown_and_heals(page, scene):
+    _, server = scene
+    before = shown_iteration(page)
+    server.stop()
+    wait_for(page, lambda: "connection lost" in text(page, "#link"))
+    assert "running" in text(page, "#facts")
+    server.start()
+    wait_for(page, lambda: text(page, "#link") == "live")
+    wait_for(page, lambda: shown_iteration(page) > before + 1)
+    seqs = page.execute_script("return document.querySelector('#reward-chart').getAttribute('aria-label')")
+    assert "reward now 0.5" in seqs
+
+
+@pytest.mark.parametrize("width", [400, 1200])
+def test_nothing_stands_out_of_the_page_sideways(page, width):
+    page.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    )
+    time.sleep(0.5)
+    assert page.execute_script("return document.documentElement.scrollWidth") <= width
+    page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_every_control_has_a_name_and_can_be_reached_by_keyboard(page):
+    wait_for(page, lambda: page.execute_script("return document.querySelectorAll('.strip').length") == 2)
+    nameless = page.execute_script(
+        """
+        const name = (e) => e.getAttribute('aria-label') || e.labels?.[0]?.innerText || e.innerText || e.title;
+        return [...document.querySelectorAll('button, select, input, [role=img], [role=region]')]
+          .filter((e) => !name(e)?.trim() && !e.getAttribute('aria-labelledby')).map((e) => e.outerHTML)
+        """
+    )
+    assert nameless == []
+    controls = "[...document.querySelectorAll('button, select, input, #heat canvas')]"
+    unreachable = page.execute_script(f"return {controls}.filter((e) => e.tabIndex < 0).length")
+    assert unreachable == 0
+    page.find_element("css selector", "#heat canvas").send_keys("\ue012")
+    wait_for(page, lambda: "step 0" in text(page, "#heat output"))
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_the_page_of_a_real_run_scales_and_stops_it(browser, tiny_sd3, tmp_path):
+    path = preset(tmp_path, tiny_sd3, iterations=5000, cluster={"rollout_actors": 1})
+    driver = Driver(path, tmp_path / "run", "--page")
+    try:
+        driver.wait_for_iteration(1)  # by then the page's server has started
+        browser.get(driver.wait_for(lambda line: line.startswith("page")).split()[1])
+        wait_for(browser, lambda: shown_iteration(browser) >= 2, seconds=150)
+        browser.execute_script("document.querySelector('#pools input').value = 2")
+        browser.find_element("css selector", "#pools button").click()
+        token = (tmp_path / "run" / "control.token").read_text()
+        browser.find_element("css selector", "#token").send_keys(token)
+        browser.find_element("css selector", "#token-dialog button.main").click()
+        wait_for(browser, lambda: "done, rollout has 2 actors" in text(browser, "#outcomes"), seconds=300)
+        wait_for(browser, lambda: "rollout-1" in text(browser, "#actors"), seconds=120)
+        before = shown_iteration(browser)
+        wait_for(browser, lambda: shown_iteration(browser) >= before + 2, seconds=150)
+        browser.find_element("css selector", "[data-command=stop]").click()
+        browser.find_element("css selector", "#confirm-dialog button.danger").click()
+        assert "the same command goes on" in driver.finish(timeout_s=120)
+    finally:
+        driver.kill()
+    status = json.loads((tmp_path / "run" / "status.json").read_text())["status"]
+    assert (status["phase"], status["wishes"]) == ("stopped", {"rollout": 2})
+    digests = {actor["digest"] for actor in status["actors"] if actor["kind"] == "rollout"}
+    assert len(digests) == 1
+    assert None not in digests

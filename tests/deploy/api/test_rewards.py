@@ -1,0 +1,235 @@
+"""The reward service and its client over real HTTP: equal scores, per-item errors, refusals, retries."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import httpx2
+import numpy as np
+import pytest
+from PIL import Image
+
+from deploy.api.rewards import make_app
+from deploy.cli.rewards import wanted_scorers
+from protocol.errors import ConfigError, ContractError, PromptError, ScorerError
+from protocol.messages import Metadata, Prompt, Scores
+from rewards.answers import partly
+from rewards.http.wire import JSON, MSGPACK, Item, ScoreCall, ScoreReply, read_message, write_message
+from rewards.images import PictureError, decode_picture, encode_png
+from rewards.scorer import build_scorer
+from tests.support.reward_servers import http_server, reward_service
+
+IMAGES = np.random.default_rng(1).integers(0, 256, (5, 6, 8, 3), np.uint8)
+
+
+class Redness:
+    """Mean red in [0, 1]; pictures whose prompt is "dark" have no score, and "empty" prompts are refused."""
+
+    name = "redness"
+    low = 0.0
+    high = 1.0
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        for prompt in prompts:
+            if not prompt.metadata.get("known", True):
+                raise PromptError(f"prompt line {prompt.index + 1}: unknown")
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        reasons = ["too dark" if prompt == "dark" else "" for prompt in prompts]
+        red = images[..., 0].mean((1, 2)) / 255
+        return partly(red, reasons, {"weight": [float(line.get("w", 0)) for line in metadata]})
+
+
+class Liar(Redness):
+    """Gives scores out of its range."""
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        return partly([2.0] * len(images), [""] * len(images))
+
+
+@pytest.fixture(scope="module")
+def url():
+    scorers = {"red": build_scorer(f"{__name__}:Redness"), "liar": build_scorer(f"{__name__}:Liar")}
+    with reward_service(make_app(scorers, max_waiting=8)) as address:
+        yield address
+
+
+@pytest.mark.parametrize("wire", ["msgpack", "json"])
+def test_remote_scores_equal_local_ones_to_the_last_bit(url: str, wire: str) -> None:
+    remote = build_scorer("remote", url=url, scorer="red", wire=wire, batch=2)
+    assert (remote.name, remote.low, remote.high) == ("red", 0.0, 1.0)
+    prompts, metadata = ["a", "b", "dark", "c", "d"], [{"w": i} for i in range(5)]
+    far, near = (s.score(IMAGES, prompts, metadata) for s in (remote, build_scorer(f"{__name__}:Redness")))
+    np.testing.assert_array_equal(far.values, near.values)
+    np.testing.assert_array_equal(far.components["weight"], near.components["weight"])
+    assert far.reasons == near.reasons == ("", "", "too dark", "", "")
+
+
+def test_prompts_are_checked_by_the_served_scorer(url: str) -> None:
+    remote = build_scorer("remote", url=url, scorer="red")
+    remote.check([Prompt(index=0, text="a")])
+    with pytest.raises(PromptError, match="prompt line 4: unknown"):
+        remote.check([Prompt(index=3, text="a", metadata={"known": False})])
+
+
+def test_a_picture_that_cannot_be_read_fails_alone_and_sizes_may_differ(url: str) -> None:
+    wide = np.full((3, 9, 3), 255, np.uint8)
+    items = [(encode_png(IMAGES[0]), "a"), (b"no picture", "a"), (encode_png(wide), "a"), (encode_png(wide), "dark")]
+    call = ScoreCall(scorer="red", items=tuple(Item(image=data, prompt=prompt) for data, prompt in items))
+    response = httpx2.post(f"{url}/v1/score", content=write_message(call, JSON), headers={"content-type": JSON})
+    answers = read_message(ScoreReply, response.content, JSON).items
+    assert answers[0].value == pytest.approx(IMAGES[0, ..., 0].mean() / 255)
+    assert answers[1].value is None and "must be a PNG" in answers[1].reason
+    assert answers[2].value == 1.0
+    assert (answers[3].value, answers[3].reason) == (None, "too dark")
+
+
+@pytest.mark.parametrize("kind", ["DDS", "BMP"])
+def test_only_formats_of_pictures_are_decoded(kind: str) -> None:
+    """Others have decoders that fail in ways of their own, as DDS does on a header that is damaged."""
+    file = io.BytesIO()
+    Image.fromarray(IMAGES[0]).save(file, format=kind)
+    with pytest.raises(PictureError, match="must be a PNG, JPEG or WebP"):
+        decode_picture(file.getvalue())
+    for kept in ("JPEG", "WEBP"):
+        file = io.BytesIO()
+        Image.fromarray(IMAGES[0]).save(file, format=kept)
+        assert decode_picture(file.getvalue()).shape == IMAGES[0].shape
+
+
+def test_a_scorer_that_breaks_its_word_gives_missing_scores_with_the_rule(url: str) -> None:
+    scores = build_scorer("remote", url=url, scorer="liar").score(IMAGES, ["a"] * 5, [{}] * 5)
+    assert not scores.valid.any() and r"values must lie in [0.0, 1.0], got 2.0" in scores.reasons[0]
+
+
+def test_a_scorer_that_is_not_served_and_a_service_that_is_not_there_are_found_at_the_start(url: str) -> None:
+    with pytest.raises(ScorerError, match="serves no 'rad': did you mean 'red'"):
+        build_scorer("remote", url=url, scorer="rad")
+    with pytest.raises(ScorerError, match="no reward service answers: GET http://127.0.0.1:9/v1/scorers: ConnectError"):
+        build_scorer("remote", url="http://127.0.0.1:9", scorer="red", tries=1)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status", "message"),
+    [
+        (b"{", JSON, 400, "ScoreCall is malformed"),
+        (b'{"scorer": "red", "items": []}', JSON, 400, "items"),
+        (b"\xc1", MSGPACK, 400, "ScoreCall is no application/msgpack"),
+        (b"{}", "application/x-pickle", 400, "must be application/msgpack or application/json"),
+        (b'{"scorer": "x", "items": [{"image": "", "prompt": ""}]}', JSON, 404, "no scorer 'x'"),
+    ],
+)
+def test_malformed_requests_are_refused_in_one_line(
+    url: str, content: bytes, kind: str, status: int, message: str
+) -> None:
+    response = httpx2.post(f"{url}/v1/score", content=content, headers={"content-type": kind})
+    assert response.status_code == status
+    assert message in response.text and "\n" not in response.text
+
+
+def test_a_full_queue_sends_away_and_the_client_comes_again() -> None:
+    class Slow(Redness):
+        def score(self, images, prompts, metadata):
+            import time
+
+            time.sleep(0.3)
+            return super().score(images, prompts, metadata)
+
+    from rewards.scorer import CheckedScorer
+
+    with reward_service(make_app({"slow": CheckedScorer(Slow())}, max_waiting=2)) as url:
+        remote = build_scorer("remote", url=url, scorer="slow", batch=2, parallel=3, tries=8)
+        scores = remote.score(np.repeat(IMAGES, 2, 0)[:6], ["a"] * 6, [{}] * 6)
+        health = httpx2.get(f"{url}/v1/health").json()
+    assert scores.valid.all()
+    assert health["scorers"]["slow"] == {"waiting": 0, "scored": 6, "missing": 0}
+
+
+def test_a_token_is_asked_for_and_a_body_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REWARD_TOKEN", "abc")
+    app = make_app({"red": build_scorer(f"{__name__}:Redness")}, token="abc", max_body_mib=1)
+    with reward_service(app) as url:
+        with pytest.raises(ScorerError, match="status 401"):
+            build_scorer("remote", url=url, scorer="red")
+        remote = build_scorer("remote", url=url, scorer="red", token_env="REWARD_TOKEN")
+        assert remote.score(IMAGES, ["a"] * 5, [{}] * 5).valid.all()
+        large = np.random.default_rng(0).integers(0, 256, (1, 800, 800, 3), np.uint8)
+        assert "status 413" in remote.score(large, ["a"], [{}]).reasons[0]
+
+
+def test_a_reply_of_another_length_breaks_the_contract() -> None:
+    def answer(asked):
+        if asked.method == "GET":
+            return 200, JSON, b'{"scorers": [{"name": "red"}]}'
+        return 200, JSON, json.dumps({"scorer": "red", "items": [{"value": 1}]}).encode()
+
+    with http_server(answer) as (url, _):
+        remote = build_scorer("remote", url=url, scorer="red")
+        assert remote.high == float("inf")
+        with pytest.raises(ContractError, match="scorer red: a reply must hold 5 answers of 'red', got 1"):
+            remote.score(IMAGES, ["a"] * 5, [{}] * 5)
+
+
+def test_the_command_serves_until_it_is_interrupted_and_refuses_a_taken_port(tmp_path) -> None:
+    command = [sys.executable, "-m", "deploy", "serve-rewards", "red=red_scorer:Red", "--port"]
+    (tmp_path / "red_scorer.py").write_text(f"from {__name__} import Redness as Red\n")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
+    options = {"env": environment, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([*command, "0"], **options)
+    try:
+        line = process.stdout.readline()
+        url = line.split(" on ")[1].split(",")[0]
+        assert build_scorer("remote", url=url, scorer="red").score(IMAGES, ["a"] * 5, [{}] * 5).valid.all()
+        second = subprocess.run([*command, url.rpartition(":")[2]], check=False, timeout=60, **options)
+        assert second.returncode == 2 and "cannot be listened on: [Errno 98]" in second.stderr
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=30)
+    said = process.stderr.read()
+    assert process.returncode == 0, said
+    assert "train" not in said
+
+
+def test_what_to_serve_is_read_from_names_arguments_and_a_config(tmp_path) -> None:
+    assert wanted_scorers(["ocr", "mine=a.b:C"], ["ocr.min_side=64", "mine.path=/x"]) == {
+        "ocr": ("ocr", {"min_side": 64}),
+        "mine": ("a.b:C", {"path": "/x"}),
+    }
+    path = tmp_path / "run.yaml"
+    path.write_text("rewards: {pick: {scorer: pickscore, args: {model: m}}}")
+    assert wanted_scorers(["ocr"], ["ocr.low=1e-4"])["ocr"][1] == {"low": 1e-4}, "a number, as in the config"
+    assert wanted_scorers(["pick"], ["pick.batch=4"], path) == {"pick": ("pickscore", {"model": "m", "batch": 4})}
+    with pytest.raises(ConfigError, match="has no reward 'ocr'"):
+        wanted_scorers(["ocr"], [], path)
+    with pytest.raises(ConfigError, match="--arg must read NAME.KEY=VALUE"):
+        wanted_scorers(["ocr"], ["min_side=64"])
+    with pytest.raises(ConfigError, match=r"the value of --arg ocr.x is not YAML, got '\[': quote it"):
+        wanted_scorers(["ocr"], ["ocr.x=["])
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("", r"rewards.pick: input should be a valid dictionary or instance of .*, got None"),
+        ("{scorer: 5}", r"rewards.pick.scorer: input should be a valid string, got 5"),
+        ("{scorer: a, args: [1]}", r"rewards.pick.args: input should be a valid dictionary, got \[1\]"),
+        ("{args: {}}", r"rewards.pick.scorer must be given"),
+        ("{scorer: a, arg: {}}", "unknown key .rewards.pick.arg.: did you mean .args.?"),
+    ],
+)
+def test_a_broken_reward_of_a_config_is_one_line(section: str, message: str, tmp_path) -> None:
+    (tmp_path / "run.yaml").write_text(f"rewards: {{pick: {section}}}")
+    with pytest.raises(ConfigError, match=message):
+        wanted_scorers(["pick"], [], tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://h:x", 5])
+def test_an_address_that_is_none_and_an_argument_named_like_ours_are_one_line(url: object) -> None:
+    with pytest.raises(ScorerError, match="url must .*got "):
+        build_scorer("remote", url=url, scorer="red")
+    with pytest.raises(ScorerError, match="takes no argument 'spec'"):
+        build_scorer("remote", url=url, scorer="red", spec=1)

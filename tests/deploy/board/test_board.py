@@ -1,0 +1,342 @@
+"""The board against real servers: the embedded Valkey and, where it is installed, Debian's Redis."""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deploy.board.board import COMMANDS_KEPT, LINES_KEPT, Board, Update, without_password
+from deploy.board.embedded import SOCKET, URL_FILE, BoardServer
+from deploy.board.publisher import Buffers, Publisher
+from protocol.commands import Command, new_command
+from protocol.errors import BoardError, ConfigError
+from protocol.status import Event, MetricLine, RunStatus, Sample
+from tests.deploy.board.test_tls import redis_over_tls
+from tests.support.boards import KINDS, board_of
+from tests.support.paths import ROOT
+
+KEEP_S = 3600.0
+
+
+def status(run: str = "mine", session: str = "s1", **changes) -> RunStatus:
+    facts = {"phase": "running", "iteration": 1, "iterations": 5, "started": 1.0, "updated": time.time()}
+    return RunStatus(run=run, session=session, **(facts | changes))
+
+
+def line(seq: int) -> MetricLine:
+    return MetricLine(seq=seq, values={"iteration": seq, "reward/mean": 0.5})
+
+
+def sample(iteration: int) -> Sample:
+    return Sample(iteration=iteration, prompt="a red circle", steps=[0], width=1, height=1, strips=[], png="")
+
+
+async def answering(board: Board) -> None:
+    """Returns when the server has started."""
+    until = time.monotonic() + 20
+    while True:
+        try:
+            return await board.ping()
+        except BoardError:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture(scope="module", params=[*KINDS, "redis over TLS with a password"])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("board")
+    with redis_over_tls(folder) if "TLS" in request.param else board_of(request.param, folder) as found:
+        yield found
+
+
+@pytest.fixture
+def prefix(request: pytest.FixtureRequest) -> str:
+    return f"{request.node.name}:"
+
+
+def test_what_a_run_writes_is_read_back(url, prefix):
+    async def scenario():
+        board = Board(url, prefix=prefix)
+        await answering(board)
+        held = await board.held("mine")
+        assert (held.session, held.line, held.event, held.samples) == (None, 0, 0, set())
+        event = Event(number=1, time=2.0, kind="info", message="begins")
+        wrote = status(samples=[3])
+        await board.write(Update(wrote, [line(1), line(2)], [event], [sample(3)]), keep_s=KEEP_S)
+        assert await board.status("mine") == wrote
+        assert await board.runs() == [wrote]
+        assert await board.lines("mine", since=1, limit=10) == [line(2)]
+        assert await board.events("mine", since=0, limit=10) == [event]
+        assert await board.sample("mine", 3) == sample(3)
+        assert await board.sample("mine", 4) is None
+        assert await board.status("other") is None
+        held = await board.held("mine")
+        assert (held.session, held.line, held.event, held.samples) == ("s1", 2, 1, {3})
+        await board.close()
+
+    asyncio.run(scenario())
+
+
+def test_writing_the_same_twice_changes_nothing_and_a_rewrite_begins_anew(url, prefix):
+    async def scenario():
+        board = Board(url, prefix=prefix)
+        await answering(board)
+        for _ in range(2):
+            await board.write(Update(status(), [line(1), line(2)]), keep_s=KEEP_S)
+        assert [held.seq for held in await board.lines("mine", since=0, limit=10)] == [1, 2]
+        await board.write(Update(status(session="s2"), [line(1)], is_rewrite=True), keep_s=KEEP_S)
+        assert [held.seq for held in await board.lines("mine", since=0, limit=10)] == [1]
+        await board.close()
+
+    asyncio.run(scenario())
+
+
+def test_streams_are_capped_and_everything_of_a_run_expires(url, prefix):
+    async def scenario():
+        board = Board(url, prefix=prefix)
+        await answering(board)
+        for start in range(1, LINES_KEPT + 1001, 1000):
+            await board.write(Update(status(), [line(seq) for seq in range(start, start + 1000)]), keep_s=KEEP_S)
+        assert await board._redis.xlen(f"{prefix}run:mine:metrics") <= LINES_KEPT + 200
+        await board.ask("mine", new_command("pause"))
+        await board.write(Update(status(samples=[1]), [], [], [sample(1)]), keep_s=KEEP_S)
+        async for key in board._redis.scan_iter(f"{prefix}run:*"):
+            assert 0 < await board._redis.ttl(key) <= KEEP_S, key
+        await board.write(Update(status(run="old", updated=time.time() - 2 * KEEP_S)), keep_s=KEEP_S)
+        await board.write(Update(status()), keep_s=KEEP_S)
+        assert [held.run for held in await board.runs()] == ["mine"]
+        await board.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_command_waits_until_its_outcome_is_written(url, prefix):
+    async def scenario():
+        board = Board(url, prefix=prefix)
+        await answering(board)
+        command = new_command("scale", pool="rollout", count=3)
+        await board.ask("mine", command)
+        assert await board.write(Update(status()), keep_s=KEEP_S) == [command]
+        working = command.model_copy(update={"state": "working"})
+        assert await board.write(Update(status(), commands=[working]), keep_s=KEEP_S) == [working]
+        done = command.model_copy(update={"state": "done", "finished": 5.0})
+        assert await board.write(Update(status(), commands=[done]), keep_s=KEEP_S) == []
+        assert await board.command("mine", command.id) == done
+        for _ in range(50):
+            await board.ask("mine", new_command("pause"))
+        with pytest.raises(BoardError, match="at most 50 commands may wait"):
+            await board.ask("mine", new_command("pause"))
+        await board.close()
+
+    asyncio.run(scenario())
+
+
+def test_documents_of_a_later_version_are_left_out_rather_than_failing(url, prefix):
+    async def scenario():
+        board = Board(url, prefix=prefix)
+        await answering(board)
+        await board.write(Update(status(), [line(1)]), keep_s=KEEP_S)
+        await board._redis.set(f"{prefix}run:mine:status", '{"schema_version": 9, "phase": "dreaming"}')
+        assert await board.status("mine") is None
+        assert await board.runs() == []
+        await board.close()
+
+    asyncio.run(scenario())
+
+
+class Story:
+    """A run as the publisher sees it."""
+
+    def __init__(self, lines: int = 0) -> None:
+        self.buffers = Buffers([line(seq) for seq in range(1, lines + 1)])
+        self.session = "s1"
+        self.asked: list[Command] = []
+        self.contacts: list[str] = []
+
+    def status(self) -> RunStatus:
+        return status(session=self.session, heartbeat_s=0.05, lines=len(self.buffers.lines))
+
+    def publisher(self, board: Board) -> Publisher:
+        return Publisher(
+            board,
+            self.buffers,
+            compose=self.status,
+            on_command=self.asked.append,
+            on_contact=self.contacts.append,
+            keep_s=KEEP_S,
+        )
+
+
+async def until(holds, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not await holds():
+        assert time.monotonic() < end, "it did not come about"
+        await asyncio.sleep(0.05)
+
+
+def test_a_board_that_went_away_holds_the_whole_stream_again(tmp_path):
+    """The server loses everything it held; the publisher writes it again and then goes on."""
+
+    async def scenario():
+        server = BoardServer(tmp_path)
+        server.start()
+        story = Story(lines=3)
+        task = asyncio.create_task(story.publisher(Board(server.url)).run())
+        reader = Board(server.url)
+
+        async def seqs(count: int) -> bool:
+            try:
+                return [held.seq for held in await reader.lines("mine", since=0, limit=99)] == list(range(1, count + 1))
+            except BoardError:
+                return False
+
+        await until(lambda: seqs(3))
+        server._child.stop()
+        story.buffers.lines.extend([line(4), line(5)])
+        await asyncio.sleep(0.5)
+        assert "does not answer" in story.contacts[-1]
+        server.start()
+        await until(lambda: seqs(5))
+        story.buffers.lines.append(line(6))
+        await until(lambda: seqs(6))
+        assert story.contacts[-1] == ""
+        task.cancel()
+        await reader.close()
+        server.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_new_process_of_a_run_replaces_what_the_earlier_one_left(tmp_path):
+    async def scenario():
+        server = BoardServer(tmp_path)
+        server.start()
+        board = Board(server.url)
+        await answering(board)
+        await board.write(Update(status(session="old"), [line(seq) for seq in range(1, 9)]), keep_s=KEEP_S)
+        command = new_command("pause")
+        await board.ask("mine", command)
+        story = Story(lines=4)
+        await story.publisher(Board(server.url)).last_words()
+        assert [held.seq for held in await board.lines("mine", since=0, limit=99)] == [1, 2, 3, 4]
+        assert story.asked == [command]
+        await board.close()
+        server.stop()
+
+    asyncio.run(scenario())
+
+
+def test_outcomes_of_old_commands_are_dropped(tmp_path):
+    async def scenario():
+        server = BoardServer(tmp_path)
+        server.start()
+        board = Board(server.url)
+        await answering(board)
+        story = Story()
+        for number in range(COMMANDS_KEPT + 20):
+            command = new_command("pause").model_copy(update={"state": "done", "finished": float(number)})
+            story.buffers.commands[command.id] = command
+        await story.publisher(Board(server.url)).last_words()
+        assert len(story.buffers.commands) == COMMANDS_KEPT
+        assert await board._redis.hlen("flowcredit:run:mine:commands") == COMMANDS_KEPT
+        await board.close()
+        server.stop()
+
+    asyncio.run(scenario())
+
+
+def test_the_embedded_server_is_private_and_leaves_nothing_behind(tmp_path):
+    server = BoardServer(tmp_path)
+    server.start()
+    url = (tmp_path / URL_FILE).read_text()
+    asyncio.run(answering(Board(url)))
+    assert (Path(url.removeprefix("unix://")).stat().st_mode & 0o777) == 0o700
+    server.stop()
+    assert not server.is_running()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_embedded_server_of_a_deep_folder_finds_another_place_for_its_socket(tmp_path):
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    deep.mkdir(parents=True)
+    server = BoardServer(deep)
+    server.start()
+    asyncio.run(answering(Board(server.url)))
+    server.stop()
+    assert list(deep.iterdir()) == []
+
+
+def test_the_embedded_server_of_a_path_with_signs_of_an_address_is_found(tmp_path):
+    folder = tmp_path / "a#b?c%41 d"
+    folder.mkdir()
+    server = BoardServer(folder)
+    server.start()
+    asyncio.run(answering(Board((folder / URL_FILE).read_text())))
+    server.stop()
+    assert list(folder.iterdir()) == []
+
+
+def test_an_embedded_server_that_was_taken_over_leaves_its_successor_alone(tmp_path):
+    first, second = BoardServer(tmp_path), BoardServer(tmp_path)
+    first.start()
+    asyncio.run(answering(Board(first.url)))
+    made = (tmp_path / SOCKET).stat().st_mtime_ns
+    second.start()
+
+    async def replaced() -> bool:
+        return (tmp_path / SOCKET).exists() and (tmp_path / SOCKET).stat().st_mtime_ns != made
+
+    asyncio.run(until(replaced))
+    asyncio.run(answering(Board(second.url)))
+    first.stop(is_taken_over=True)
+    assert not first.is_running()
+    asyncio.run(answering(Board((tmp_path / URL_FILE).read_text())))
+    second.stop()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_embedded_server_ends_with_the_process_that_started_it(tmp_path):
+    script = (
+        "import asyncio, os, signal, sys\nfrom pathlib import Path\nfrom deploy.board.embedded import BoardServer\n"
+        "server = BoardServer(Path(sys.argv[1]))\nserver.start()\nprint(server.url, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    url = ended.stdout.strip()
+
+    async def gone() -> bool:
+        try:
+            await Board(url).ping()
+        except BoardError:
+            return True
+        return False
+
+    asyncio.run(until(gone))
+
+
+def test_a_child_that_was_stopped_ends_with_its_starter_too():
+    script = (
+        "import os, psutil, signal, time\nfrom deploy.board.child import Child\nChild(['sleep', '600'])\nfound = []\n"
+        "while not found:\n    time.sleep(0.05)\n"
+        "    found = [p for p in psutil.Process().children(recursive=True) if p.name() == 'sleep']\n"
+        "found[0].suspend()\nprint(found[0].pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has ended already
+        process = psutil.Process(int(ended.stdout))
+        assert process.name() == "sleep"
+        psutil.wait_procs([process], timeout=20)
+        assert not process.is_running()
+
+
+def test_addresses_are_shown_without_their_password_and_bad_ones_are_refused():
+    assert without_password("rediss://user:word@host:6379/0?ssl_cert_reqs=none") == "rediss://host:6379/0"
+    assert without_password("unix://:word@/tmp/board.sock") == "unix:///tmp/board.sock"
+    with pytest.raises(ConfigError, match="http://host is not usable"):
+        Board("http://:word@host")

@@ -1,0 +1,223 @@
+"""Mistakes in the input end in one line with rule, value and remedy, exit code 2, and nothing half written."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from deploy.cli.app import main
+from deploy.folder.run_folder import open_run_folder
+from flow.models.folder import completed
+from protocol.config.load import parse_config
+from protocol.messages import LearnerState, PolicyWeights, digest_of
+
+
+def run_cli(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["flowcredit", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code or 0
+
+
+@pytest.fixture
+def preset(tmp_path: Path, tiny_sd3: Path) -> dict:
+    train = tmp_path / "train.jsonl"
+    line = {"tag": "colors", "include": [{"class": "circle", "count": 1, "color": "red"}], "prompt": "a red circle"}
+    train.write_text(json.dumps(line) + "\n")
+    return {
+        "iterations": 1,
+        "model": {"path": str(tiny_sd3), "max_sequence_length": 1},
+        "data": {"train": str(train), "heldout": str(train)},
+        "group": {"size": 2, "shard": 2, "per_iteration": 2},
+        "rewards": {"geneval": {"scorer": "geneval"}},
+    }
+
+
+def complaint(
+    preset: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, *words: str
+) -> str:
+    """The one line that a `train` with this preset ends in."""
+    path = tmp_path / "preset.yaml"
+    path.write_text(yaml.safe_dump(preset))
+    run = tmp_path / "run"
+    words = (*words,) if "--run" in words else (*words, "--run", str(run))
+    assert run_cli(monkeypatch, "train", str(path), "--local", *words) == 2
+    assert not run.exists()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_unknown_preset_is_refused_with_a_suggestion(monkeypatch, capsys):
+    assert run_cli(monkeypatch, "train", "toy_genevl") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("flowcredit: unknown preset 'toy_genevl': presets are ")
+    assert line.endswith("; did you mean 'toy_geneval'?")
+
+
+def test_missing_preset_file_is_refused(monkeypatch, capsys):
+    assert run_cli(monkeypatch, "train", "nowhere.yaml") == 2
+    assert "config file nowhere.yaml does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("grup.size=4", "flowcredit: unknown key 'grup': did you mean 'group'?"),
+        ("group.sise=4", "flowcredit: unknown key 'group.sise': did you mean 'size'?"),
+        ("rewards.geneval.wieght=2", "flowcredit: unknown key 'rewards.geneval.wieght': did you mean 'weight'?"),
+        ("iterations=many", "flowcredit: iterations: input should be a valid integer"),
+        ("group.size=1", "flowcredit: group.size must be at least 2, got 1: advantages compare samples; raise it"),
+        ("group.shard=3", "flowcredit: group.shard must divide group.size 2, got 3"),
+        ("sampling.kernel=brown", "flowcredit: sampling.kernel: input should be"),
+        ("model.dtype=int8", "flowcredit: model.dtype: input should be 'float32', 'bfloat16' or 'float16'"),
+        ("model.height=16", "flowcredit: model.height and model.width must be given together, got 16 and None"),
+        (
+            "model.path=no/such_folder/here",
+            "flowcredit: model folder no/such_folder/here does not exist: set model.path",
+        ),
+        ("nonsense", "flowcredit: an override must read key=value, got 'nonsense'"),
+        ("rewards.geneval.scorer=genevl", "flowcredit: a scorer must be a known name"),
+        ("rewards.geneval.args.detektor=x", "flowcredit: rewards.geneval.scorer:GenEval takes no argument 'detektor'"),
+    ],
+)
+def test_wrong_override_is_one_line(override, line, preset, tmp_path, monkeypatch, capsys):
+    assert complaint(preset, tmp_path, monkeypatch, capsys, override).startswith(line)
+
+
+def test_missing_model_folder_is_refused(preset, tmp_path, monkeypatch, capsys):
+    preset["model"]["path"] = str(tmp_path / "nothing")
+    assert "does not exist: set model.path" in complaint(preset, tmp_path, monkeypatch, capsys)
+
+
+def test_model_folder_of_another_family_is_refused(preset, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    (folder / "model_index.json").write_text('{"_class_name": "StableDiffusionXLPipeline"}')
+    preset["model"]["path"] = str(folder)
+    line = complaint(preset, tmp_path, monkeypatch, capsys)
+    assert "must hold one of ['FluxPipeline', 'StableDiffusion3Pipeline'], got StableDiffusionXLPipeline" in line
+
+
+def test_folder_without_model_index_is_refused(preset, tmp_path, monkeypatch, capsys):
+    preset["model"]["path"] = str(tmp_path)
+    assert "must hold a readable model_index.json" in complaint(preset, tmp_path, monkeypatch, capsys)
+
+
+def test_lora_targets_that_bind_nothing_are_refused(preset, tmp_path, monkeypatch, capsys):
+    preset["model"]["lora"] = {"targets": ["no_such_module"]}
+    path = tmp_path / "preset.yaml"
+    path.write_text(yaml.safe_dump(preset))
+    assert run_cli(monkeypatch, "train", str(path), "--local", "--run", str(tmp_path / "run")) == 2
+    assert "no module takes the adapter" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("model.lora.targets=[attn.to_q, attn.to_qq]", "got none for ['attn.to_qq']"),
+        ("sampling.std_min=10", "sampling must leave a step"),
+        ("evaluation.component=geneval/nope", "evaluation.component must be one of"),
+        ("cluster.rollout.gpus=1", "cluster.*.gpus must be 0 where torch finds no GPU, got 1"),
+        ("learner.betas=[1.5, 0.9]", "learner.betas.0: input should be less than 1, got 1.5"),
+        ("model.path=~nobody_of_this_name/x", "leads nowhere"),
+    ],
+)
+def test_a_mistake_that_only_the_model_shows_leaves_no_folder_either(
+    override, line, preset, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert line in complaint(preset, tmp_path, monkeypatch, capsys, override)
+
+
+def test_a_fork_with_a_mistake_that_only_an_actor_finds_leaves_no_folder(preset, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    arrays = {"transformer.q.lora_A.weight": np.zeros((2, 4), np.float32)}
+    weights = PolicyWeights(version=1, arrays=arrays, digest=digest_of(arrays))
+    old = open_run_folder(tmp_path / "old", completed(parse_config(preset)))
+    old.save(LearnerState(step=1, weights=weights, optimizer={}))
+    old.close()
+    words = ("--fork", str(tmp_path / "old"), "cluster.rollout.gpus=1")
+    assert "gpus must be 0 where torch finds no GPU" in complaint(preset, tmp_path, monkeypatch, capsys, *words)
+
+
+def test_a_damaged_model_leaves_no_folder(preset, tiny_sd3, tmp_path, monkeypatch, capsys):
+    preset["model"]["path"] = str(shutil.copytree(tiny_sd3, tmp_path / "model"))
+    (tmp_path / "model" / "text_encoder" / "model.safetensors").write_bytes(b"no weights")
+    assert "cannot be loaded as StableDiffusion3Pipeline" in complaint(preset, tmp_path, monkeypatch, capsys)
+    shutil.rmtree(tmp_path / "model" / "tokenizer")
+    assert "lacks ['tokenizer']" in complaint(preset, tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999", "127.0.0.1:x"])
+def test_an_address_where_no_cluster_answers_is_one_line_at_once(address, preset, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "preset.yaml"
+    path.write_text(yaml.safe_dump(preset))
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert run_cli(monkeypatch, "train", str(path), "--run", str(tmp_path / "run")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"no Ray cluster answers at {address}" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_folder_in_use_is_refused(preset, tmp_path, monkeypatch, capsys):
+    config = completed(parse_config(preset))
+    run = open_run_folder(tmp_path / "taken", config)
+    path = tmp_path / "preset.yaml"
+    path.write_text(yaml.safe_dump(preset))
+    assert run_cli(monkeypatch, "train", str(path), "--local", "--run", str(tmp_path / "taken")) == 2
+    assert "is in use by another process" in capsys.readouterr().err
+    run.close()
+
+
+def test_eval_refuses_a_run_whose_adapter_belongs_to_another_model_section(preset, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "preset.yaml"
+    path.write_text(yaml.safe_dump(preset))
+    run = str(tmp_path / "taken")
+    assert run_cli(monkeypatch, "train", str(path), "--local", "--run", run) == 0
+    capsys.readouterr()
+    assert run_cli(monkeypatch, "eval", str(path), "model.lora.alpha=3", "seed=9", "--run", run) == 2
+    line = capsys.readouterr().err
+    assert "model.lora.alpha (there 64, now 3)" in line
+    assert "seed" not in line
+
+
+def test_broken_prompt_line_is_named(preset, tmp_path, monkeypatch, capsys):
+    with Path(preset["data"]["train"]).open("a") as file:
+        file.write('{"prompt": "cut of\n')
+    line = complaint(preset, tmp_path, monkeypatch, capsys)
+    assert f"{preset['data']['train']}:2: a line must be one JSON object" in line
+
+
+def test_prompt_that_the_scorer_cannot_judge_is_refused(preset, tmp_path, monkeypatch, capsys):
+    Path(preset["data"]["heldout"]).write_text('{"prompt": "a red circle"}\n')
+    assert "a red circle" in complaint(preset, tmp_path, monkeypatch, capsys)
+
+
+def test_unwritable_run_folder_is_refused(preset, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    line = complaint(preset, tmp_path, monkeypatch, capsys, "--run", str(tmp_path / "file" / "run"))
+    assert line.endswith("cannot be written: Not a directory; mend that or set --run")
+
+
+def test_folder_with_other_files_is_not_taken_for_a_run(preset, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    line = complaint(preset, tmp_path, monkeypatch, capsys, "--run", str(tmp_path / "mine"))
+    assert "must be new, empty or a run's own" in line
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+def test_run_folder_of_another_config_lists_the_keys(preset, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "preset.yaml"
+    path.write_text(yaml.safe_dump(preset))
+    run = str(tmp_path / "taken")
+    assert run_cli(monkeypatch, "train", str(path), "--local", "--run", run) == 0
+    capsys.readouterr()
+    line = complaint(preset, tmp_path, monkeypatch, capsys, "seed=7", "--run", run)
+    assert "belongs to another config: seed (there 0, now 7); set --run" in line

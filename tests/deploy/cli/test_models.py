@@ -1,0 +1,249 @@
+"""Commands about models, on a run of the tiny pipeline: pictures, a merged folder, prompts ahead, costs."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from deploy.cli.app import main
+from flow.maths.noise import normal
+
+
+def run_cli(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["flowcredit", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code or 0
+
+
+def write_preset(folder: Path, model: Path) -> Path:
+    prompts = folder / "prompts.jsonl"
+    include = [{"class": "circle", "count": 1, "color": "red"}]
+    lines = [
+        {"prompt": text, "tag": "colors", "include": include, "negative_prompt": "blurry"}
+        for text in ("a red circle", "one red circle")
+    ]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tree = {
+        "iterations": 1,
+        "model": {
+            "path": str(model),
+            "max_sequence_length": 1,
+            "guidance": 2.0,
+            "embedding_cache": str(folder / "embeddings"),
+        },
+        "data": {"train": str(prompts), "heldout": str(prompts)},
+        "sampling": {"steps": 3},
+        "group": {"size": 4, "shard": 2, "per_iteration": 2},
+        "learner": {"learning_rate": 0.05, "updates_per_iteration": 1},
+        "completion": {"substeps": 2},
+        "rewards": {"dark": {"scorer": "tests.support.dark:Dark"}},
+        "evaluation": {"component": "reward", "steps": 3, "batch": 3},
+    }
+    path = folder / "preset.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+@pytest.fixture
+def preset(tmp_path: Path, tiny_sd3: Path) -> Path:
+    return write_preset(tmp_path, tiny_sd3)
+
+
+@pytest.fixture(scope="module")
+def run(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of one iteration; its preset and embeddings lie beside it."""
+    place = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        words = ("train", str(write_preset(place, tiny_sd3)), "--local", "--run", str(place / "run"))
+        assert run_cli(monkeypatch, *words) == 0
+    return place / "run"
+
+
+def pictures(folder: Path) -> np.ndarray:
+    return np.stack([np.asarray(Image.open(path)) for path in sorted(folder.glob("*.png"))])
+
+
+def test_a_run_keeps_the_family_s_adapter_and_encodes_its_prompts_once_ahead(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    lora = yaml.safe_load((run / "config.yaml").read_text())["model"]["lora"]
+    assert (lora["rank"], lora["alpha"], lora["targets"][0]) == (32, 64, "attn.to_q")
+    preset, cache = run.parent / "preset.yaml", run.parent / "embeddings"
+    assert len(list(cache.rglob("*.safetensors"))) == 3, "two prompts and one negative"
+    assert run_cli(monkeypatch, "encode", str(preset)) == 0
+    assert "encoded" not in capsys.readouterr().out, "the run did"
+    shutil.rmtree(cache)
+    assert run_cli(monkeypatch, "encode", str(preset)) == 0
+    assert "encoded 3 prompts" in capsys.readouterr().out
+
+
+def test_sample_draws_the_same_pictures_from_equal_arguments(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def drawn(name: str, *words: str) -> np.ndarray:
+        out = tmp_path / name
+        assert run_cli(monkeypatch, "sample", str(run), "a cat", "--count", "2", "--out", str(out), *words) == 0
+        return pictures(out)
+
+    first = drawn("first")
+    assert first.shape == (2, 16, 16, 3)
+    assert str(tmp_path / "first" / "001.png") in capsys.readouterr().out.split()
+    assert np.array_equal(drawn("again"), first)
+    assert np.array_equal(drawn("named", "--step", "1"), first)
+    for name, words in {"base": ["--base"], "seed": ["--seed", "1"], "negative": ["--negative", "x"]}.items():
+        assert not np.array_equal(drawn(name, *words), first), name
+
+
+@pytest.mark.parametrize("device", ["banana", "meta"])
+def test_a_device_that_torch_cannot_use_is_one_line(device, run, tmp_path, monkeypatch, capsys) -> None:
+    assert run_cli(monkeypatch, "sample", str(run), "a cat", "--device", device, "--out", str(tmp_path / "out")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"flowcredit: --device must be one that torch can use here, such as cpu, got {device!r}: ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_export_merges_what_the_adapter_adds(
+    run: Path, tiny_sd3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "merged"
+    assert run_cli(monkeypatch, "export", str(run), str(target)) == 0
+    absent: dict[str, Any] = {"text_encoder_3": None, "tokenizer_3": None}
+    merged, adapted, base = (
+        diffusers.StableDiffusion3Pipeline.from_pretrained(folder, **absent) for folder in (target, tiny_sd3, tiny_sd3)
+    )
+    adapted.load_lora_weights(run / "checkpoints" / "step_000001")
+    with torch.no_grad():
+        embeds, _, pooled, _ = base.encode_prompt("a cat", None, None, max_sequence_length=1)
+        outputs = [
+            pipeline.transformer(
+                hidden_states=normal("x", shape=(1, 4, 8, 8)),
+                timestep=torch.tensor([500.0]),
+                encoder_hidden_states=embeds,
+                pooled_projections=pooled,
+                return_dict=False,
+            )[0]
+            for pipeline in (merged, adapted, base)
+        ]
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(outputs[0], outputs[2], atol=1e-3)
+    assert not any("lora" in name for name, _ in merged.transformer.named_parameters())
+    assert [path.name for path in tmp_path.glob(".merged*")] == []
+
+
+def test_export_in_half_precision_halves_the_weights(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {}
+    for dtype in ("float32", "bfloat16"):
+        assert run_cli(monkeypatch, "export", str(run), str(tmp_path / dtype), "--dtype", dtype) == 0
+        sizes[dtype] = (tmp_path / dtype / "transformer" / "diffusion_pytorch_model.safetensors").stat().st_size
+    assert sizes["bfloat16"] < 0.7 * sizes["float32"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["sample", "{run}", "a cat", "--step", "9"], "must hold the checkpoint step_000009, got ['step_000001']"),
+        (["sample", "{tmp}/nothing", "a cat"], "must hold config.yaml, got none"),
+        (["export", "{run}", "{tmp}"], "must not exist yet: name a new one"),
+        (["export", "{run}", "{tmp}/file/model"], "cannot be written"),
+        (["export", "{run}", "{tmp}/new", "--dtype", "int8"], "--dtype must be float32, bfloat16 or float16"),
+        (["sample", "{run}", "a cat", "--out", "{tmp}/file"], "cannot be written"),
+    ],
+)
+def test_mistakes_are_one_line(
+    run: Path, tmp_path: Path, words: list[str], line: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    (tmp_path / "file").write_text("")
+    capsys.readouterr()
+    assert run_cli(monkeypatch, *(word.format(run=run, tmp=tmp_path) for word in words)) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert line in said
+
+
+def test_a_dry_run_counts_and_writes_nothing(
+    preset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    assert run_cli(monkeypatch, "train", str(preset), "--dry-run", "--run", str(run)) == 0
+    out = capsys.readouterr().out
+    assert "2 prompts to train on, 2 held out" in out
+    assert "draws 8 trajectories and scores 20 pictures" in out
+    assert "GiB of GPU memory" in out
+    assert not run.exists()
+    assert not (tmp_path / "embeddings").exists()
+    shutil.move(tmp_path / "prompts.jsonl", tmp_path / "away")
+    assert run_cli(monkeypatch, "train", str(preset), "--dry-run") == 2
+
+
+def test_doctor_shows_what_a_preset_costs(
+    preset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    run_cli(monkeypatch, "doctor", str(preset), "group.size=8")
+    assert "draws 16 trajectories" in capsys.readouterr().out
+
+
+def test_encode_without_a_folder_says_so(
+    preset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    assert run_cli(monkeypatch, "encode", str(preset), "model.embedding_cache=null") == 2
+    assert "model.embedding_cache must name a folder" in capsys.readouterr().err
+
+
+def test_flux_trains_with_every_point_completed_and_its_adapter_loads_in_one_line(
+    preset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.support.tiny_models import write_flux
+
+    tree = yaml.safe_load(preset.read_text())
+    flux = write_flux(tmp_path / "flux")
+    tree["model"] = {
+        "path": str(flux),
+        "dtype": "bfloat16",
+        "height": 12,
+        "width": 16,
+        "max_sequence_length": 4,
+        "forward_batch": 2,
+        "gradient_checkpointing": True,
+    }
+    preset.write_text(yaml.safe_dump(tree))
+    run = tmp_path / "run"
+    assert run_cli(monkeypatch, "train", str(preset), "--local", "--run", str(run)) == 0
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (update,) = [line for line in metrics if "train/loss" in line]
+    assert update["probe/ratio_deviation"] == update["train/first_ratio_deviation"] == 0
+    assert update["train/grad_norm"] > 0
+    lora = yaml.safe_load((run / "config.yaml").read_text())["model"]["lora"]
+    assert (lora["rank"], lora["alpha"]) == (64, 128)
+    pipeline = diffusers.FluxPipeline.from_pretrained(flux)
+    pipeline.load_lora_weights(run / "checkpoints" / "step_000001")
+    (adapter,) = pipeline.transformer.peft_config.values()
+    assert (adapter.r, adapter.lora_alpha) == (64, 128)
+    assert run_cli(monkeypatch, "sample", str(run), "a cat", "--count", "1", "--out", str(tmp_path / "out")) == 0
+    assert pictures(tmp_path / "out").shape == (1, 12, 16, 3)
+
+
+def test_a_hub_id_in_the_cache_is_checked_and_estimated_without_a_network(
+    preset: Path, tiny_sd3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    repo = tmp_path / "hub" / "models--example--tiny"
+    shutil.copytree(tiny_sd3, repo / "snapshots" / ("a" * 40))
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("a" * 40)
+    words = ("train", str(preset), "--dry-run", "--run", str(tmp_path / "run"))
+    assert run_cli(monkeypatch, *words, "model.path=example/tiny") == 0
+    assert "draws 8 trajectories" in capsys.readouterr().out
+    assert run_cli(monkeypatch, *words, "model.path=example/other") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "run `hf download example/other` where there is a network" in line

@@ -1,0 +1,99 @@
+"""The commands that look and steer: they say what is, and refuse in one line what cannot be."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deploy.cli.app import main
+from deploy.folder.run_folder import CONFIG, STATUS
+from deploy.folder.status_json import StatusFile
+from protocol.status import ActorStatus, Condition, Event, RunStatus
+
+
+@pytest.fixture
+def ended(tmp_path: Path, tiny_config) -> Path:
+    folder = tmp_path / "runs" / "mine"
+    folder.mkdir(parents=True)
+    (folder / CONFIG).write_text(tiny_config(iterations=2).to_yaml())
+    lines = [{"iteration": n, "reward/mean": n / 4} for n in (1, 2)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    status = RunStatus(
+        run="mine",
+        session="s",
+        phase="finished",
+        iteration=2,
+        iterations=2,
+        started=1.0,
+        updated=time.time(),
+        actors=[ActorStatus(name="rollout-0", kind="rollout", state="idle", node="here", version=2)],
+        conditions=[
+            Condition(type="Disk", status="False", reason="Full", message="no room left [/exit] :bomb:", since=1.0)
+        ],
+        errors=[Event(number=1, time=1.0, kind="error", message="no score of [ocr, pickscore]")],
+    )
+    (folder / STATUS).write_text(StatusFile(status=status).model_dump_json())
+    return folder
+
+
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["flowcredit", *words])
+    monkeypatch.setenv("COLUMNS", "160")
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    said = capsys.readouterr()
+    return stopped.value.code or 0, said.out, said.err
+
+
+def test_status_shows_a_run_by_its_folder_and_all_runs_by_default(ended, monkeypatch, capsys):
+    code, out, _ = cli(monkeypatch, capsys, "status", str(ended))
+    assert code == 0
+    for part in (
+        "finished",
+        "2/2",
+        "0.500",
+        "Disk: no room left [/exit] :bomb:",
+        "no score of [ocr, pickscore]",
+        "rollout-0",
+    ):
+        assert part in out
+    monkeypatch.chdir(ended.parents[1])
+    assert "mine" in cli(monkeypatch, capsys, "status")[1]
+    assert "finished" in cli(monkeypatch, capsys, "status", "mine")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("status", "nobody"), 2, "there is no run folder nobody and no runs/nobody"),
+        (("pause", "mine"), 1, "run mine has finished: nothing can be asked of it"),
+        (("scale", "mine", "rollout", "2"), 1, "run mine has finished"),
+        (("status", "x", "--board", "redis://127.0.0.1:1"), 1, "the board at redis://127.0.0.1:1 does not answer"),
+        (("serve", "nowhere"), 2, "nowhere is no folder: give a run folder, a folder of runs or a board's address"),
+        (("serve", ".", "--host", "0.0.0.0"), 2, "can be reached by others and needs a token"),
+        (("serve", ".", "--token-file", "none"), 2, "token file none cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_one_line(ended, monkeypatch, capsys, words, code, message):
+    monkeypatch.chdir(ended.parents[1])
+    monkeypatch.delenv("FLOWCREDIT_TOKEN", raising=False)
+    ended_with, _, err = cli(monkeypatch, capsys, *words)
+    assert ended_with == code
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("http://host", "must be embedded, off or an address with redis, rediss, unix, got 'http'"),
+        ("redis://:word@host", "must hold no password"),
+    ],
+)
+def test_a_board_s_address_in_a_config_is_checked_and_holds_no_password(tiny_config, address, message):
+    from protocol.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=message):
+        tiny_config(status={"board": address})

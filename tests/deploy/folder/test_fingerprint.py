@@ -1,0 +1,72 @@
+"""A run goes on only with the contents that it began with."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from deploy.folder import fingerprint
+from deploy.folder.fingerprint import differences, file_digest, input_digests, library_versions
+from deploy.folder.run_folder import open_run_folder
+from protocol.errors import RunFolderError
+
+
+@pytest.fixture
+def config(tiny_config, tmp_path: Path):
+    (tmp_path / "train.txt").write_text("a\nb\n")
+    (tmp_path / "heldout.txt").write_text("c\n")
+    return tiny_config(data={"train": str(tmp_path / "train.txt"), "heldout": str(tmp_path / "heldout.txt")})
+
+
+def test_digests_are_of_the_contents(config, tmp_path):
+    digests = input_digests(config)
+    assert digests["data.train"] == hashlib.sha256(b"a\nb\n").hexdigest()
+    assert any(name.startswith("model.path/transformer/") for name in digests)
+    (tmp_path / "train.txt").touch()
+    assert input_digests(config) == digests
+
+
+def test_large_files_are_told_apart_by_size_ends_and_header(tmp_path, monkeypatch):
+    monkeypatch.setattr(fingerprint, "MIB", 16)
+    monkeypatch.setattr(fingerprint, "WHOLE_MIB", 4)
+    path = tmp_path / "weights"
+    seen = set()
+    for content in (b"x" * 1000, b"x" * 1001, b"y" + b"x" * 999, b"x" * 999 + b"y"):
+        path.write_bytes(content)
+        seen.add(file_digest(path))
+    assert len(seen) == 4
+
+
+def test_a_run_with_changed_prompts_is_refused_with_the_list_and_the_remedy(config, tmp_path):
+    open_run_folder(tmp_path / "run", config).close()
+    open_run_folder(tmp_path / "run", config).close()
+    (tmp_path / "train.txt").write_text("a\nB\n")
+    with pytest.raises(RunFolderError, match=r"other contents: data.train \(there .*, now .*\); .* --fork"):
+        open_run_folder(tmp_path / "run", config)
+
+
+def test_a_run_with_a_changed_model_is_refused(config, tmp_path, tiny_sd3):
+    import shutil
+
+    model = Path(shutil.copytree(tiny_sd3, tmp_path / "model"))
+    config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(model)})})
+    open_run_folder(tmp_path / "run", config).close()
+    weights = next(model.rglob("transformer/*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(RunFolderError, match=f"model.path/transformer/{weights.name}"):
+        open_run_folder(tmp_path / "run", config)
+
+
+def test_differences_name_what_changed_came_and_went():
+    before, now = {"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "9", "d": "4"}
+    assert differences(before, now) == [
+        "b (there 2, now 9)",
+        "c (there 3, now nothing)",
+        "d (there nothing, now 4)",
+    ]
+
+
+def test_versions_name_python_and_torch():
+    versions = library_versions()
+    assert versions["python"].count(".") == 2
+    assert "torch" in versions

@@ -1,0 +1,78 @@
+"""The pictures that people look at."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+from PIL import Image
+
+from deploy.cli.progress import Progress
+from deploy.folder.gallery import write_before_after, write_gallery
+from deploy.folder.run_folder import open_run_folder
+from deploy.run.run import RunJournal
+from learner.loop.evaluate import Evaluation
+from protocol.messages import Prompt
+
+
+def evaluation(shade: int, reading: float) -> Evaluation:
+    picture = np.full((32, 32, 3), shade, np.uint8)
+    gallery = tuple((Prompt(index=i, text=f"a red circle {i}"), picture, reading) for i in range(5))
+    return Evaluation(score=0.5, by_tag={"colors": 0.5}, missing=0, pictures=5, gallery=gallery)
+
+
+def test_before_and_after_stand_side_by_side_with_the_colour_of_their_verdict(tmp_path):
+    write_gallery(tmp_path, 0, evaluation(10, 0.0))
+    write_gallery(tmp_path, 40, evaluation(200, 1.0))
+    path = write_before_after(tmp_path, first=0, last=40)
+    pixels = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)
+    counts = {shade: int((pixels == shade).all(1).sum()) for shade in (10, 200)}
+    assert counts[10] > 5_000
+    assert abs(counts[10] - counts[200]) < 0.02 * counts[10]
+    for frame in ((0xC6, 0x28, 0x28), (0x2E, 0x7D, 0x32)):
+        assert (pixels == frame).all(1).sum() > 100
+
+
+def test_no_partial_picture_is_left(tmp_path):
+    write_gallery(tmp_path, 3, evaluation(10, float("nan")))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["iteration_000003.npz", "iteration_000003.png"]
+
+
+def test_galleries_of_different_size_are_paired_by_prompt(tmp_path):
+    few = evaluation(10, 0.0)
+    write_gallery(tmp_path, 0, replace(few, gallery=few.gallery[:2]))
+    write_gallery(tmp_path, 9, evaluation(200, 1.0))
+    width, height = Image.open(write_before_after(tmp_path, first=0, last=9)).size
+    assert width > 2 * height
+
+
+def test_scores_that_are_no_verdicts_have_no_colour_of_right_and_wrong(tmp_path):
+    write_gallery(tmp_path, 0, evaluation(10, 0.5))
+    write_gallery(tmp_path, 40, evaluation(200, 1.0))
+    path = write_before_after(tmp_path, first=0, last=40)
+    pixels = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)
+    for frame in ((0xC6, 0x28, 0x28), (0x2E, 0x7D, 0x32)):
+        assert not (pixels == frame).all(1).any()
+
+
+def test_a_prompt_is_drawn_as_it_stands_and_not_read_as_a_formula(tmp_path):
+    held = evaluation(10, 1.0)
+    prompt = Prompt(index=0, text='a neon sign "$ave $$$" or $\\frac{')
+    held = replace(held, gallery=((prompt, *held.gallery[0][1:]), *held.gallery[1:]))
+    for iteration in (0, 9):
+        write_gallery(tmp_path, iteration, held)
+    assert write_before_after(tmp_path, first=0, last=9).is_file()
+
+
+def test_an_evaluation_whose_pictures_cannot_be_drawn_keeps_its_score(tiny_config, tmp_path):
+    held = evaluation(10, 1.0)
+    run = open_run_folder(tmp_path / "run", tiny_config())
+    journal = RunJournal(run, Progress())
+    journal.evaluated(0, replace(held, gallery=()))
+    journal.evaluated(1, held)
+    run.close()
+    assert run.evaluation_scores() == {0: 0.5, 1: 0.5}
+    said = [json.loads(line) for line in (run.path / "events.jsonl").read_text().splitlines()]
+    assert [(line["type"], line["holds"], line["reason"]) for line in said] == [
+        ("SamplesWritten", False, "DrawingFailed"),
+        ("SamplesWritten", True, "Written"),
+    ]

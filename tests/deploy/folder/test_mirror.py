@@ -1,0 +1,157 @@
+"""Checkpoints on another store: copied whole, taken by an empty folder, and no run ends because a copy fails."""
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deploy.folder.run_folder import open_run_folder
+from protocol.errors import CheckpointError, RunFolderError
+from protocol.messages import LearnerState, PolicyWeights, digest_of
+
+
+def state(step: int) -> LearnerState:
+    arrays = {"transformer.q.lora_A.weight": np.full((2, 4), step, np.float32)}
+    weights = PolicyWeights(version=step, arrays=arrays, digest=digest_of(arrays))
+    return LearnerState(step=step, weights=weights, optimizer={})
+
+
+@pytest.fixture
+def config(tiny_config, tmp_path: Path):
+    (tmp_path / "prompts.txt").write_text("a\n")
+    prompts = str(tmp_path / "prompts.txt")
+    url = f"file://{tmp_path}/store/run"
+    return tiny_config(data={"train": prompts, "heldout": prompts}, checkpoint={"url": url, "keep": 2})
+
+
+def test_an_empty_folder_is_filled_with_the_newest_copy(config, tmp_path):
+    run = open_run_folder(tmp_path / "first", config)
+    for step in (1, 2, 3):
+        run.append({"iteration": step})
+        run.save(state(step))
+    run.close()
+    copies = sorted(path.name for path in (tmp_path / "store/run/checkpoints").iterdir())
+    assert copies == ["step_000002", "step_000003"]
+    shutil.rmtree(tmp_path / "first")
+
+    again = open_run_folder(tmp_path / "second", config)
+    found = again.newest()
+    assert found is not None
+    assert found[0].weights.digest == state(3).weights.digest
+    assert [line["iteration"] for line in again.lines()] == [1, 2, 3]
+    again.close()
+
+
+def test_a_running_mean_is_copied_with_its_checkpoint(config, tmp_path):
+    run = open_run_folder(tmp_path / "first", config)
+    run.save(replace(state(1), average=state(7).weights))
+    run.close()
+    again = open_run_folder(tmp_path / "second", config)
+    found = again.newest()
+    assert found is not None
+    assert found[0].average is not None
+    assert found[0].average.digest == state(7).weights.digest
+    again.close()
+
+
+def test_of_damaged_copies_the_one_before_is_taken_and_when_none_is_whole_the_run_stops(config, tmp_path, caplog):
+    run = open_run_folder(tmp_path / "first", config)
+    for step in (1, 2):
+        run.save(state(step))
+    run.close()
+    store = tmp_path / "store/run/checkpoints"
+    (store / "step_000002/optimizer.safetensors").write_bytes(b"")
+    again = open_run_folder(tmp_path / "second", config)
+    found = again.newest()
+    assert found is not None
+    assert found[0].step == 1
+    assert "checkpoint refused" in caplog.text
+    again.close()
+    (store / "step_000001/state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no checkpoint at file:.* is whole; the newest: .*step_000002"):
+        open_run_folder(tmp_path / "third", config)
+    assert not (tmp_path / "third").exists()
+
+
+def test_a_copy_without_its_manifest_does_not_count(config, tmp_path):
+    run = open_run_folder(tmp_path / "first", config)
+    for step in (1, 2):
+        run.save(state(step))
+    run.close()
+    (tmp_path / "store/run/checkpoints/step_000002/manifest.json").unlink()
+    again = open_run_folder(tmp_path / "second", config)
+    found = again.newest()
+    assert found is not None
+    assert found[0].step == 1
+    again.close()
+
+
+def test_copies_of_another_config_are_refused(config, tmp_path):
+    run = open_run_folder(tmp_path / "first", config)
+    run.save(state(1))
+    run.close()
+    other = config.model_copy(update={"seed": 99})
+    with pytest.raises(RunFolderError, match=r"belongs to another config: seed \(there 7, now 99\)"):
+        open_run_folder(tmp_path / "second", other)
+
+
+def test_a_store_that_takes_nothing_ends_no_run(config, tmp_path, caplog):
+    run = open_run_folder(tmp_path / "first", config)
+    (tmp_path / "store").write_text("a file where the folder should be")
+    assert run.save(state(1)).is_dir()
+    run.close()
+    assert "a checkpoint could not be copied to file://" in caplog.text
+
+
+HANGING = """
+import sys, time
+from pathlib import Path
+import fsspec
+from fsspec.implementations.memory import MemoryFileSystem
+from deploy import mirror
+
+class Hanging(MemoryFileSystem):
+    protocol = "hanging"
+    def put_file(self, *args, **more):
+        time.sleep(3600)
+
+fsspec.register_implementation("hanging", Hanging)
+mirror.CLOSE_S = 0.2
+copies = mirror.Mirror("hanging://run")
+for _ in range(2):
+    copies.push(Path(sys.argv[1]), beside=[])
+copies.close()
+"""
+
+
+def test_a_copy_that_hangs_is_left_and_the_process_ends(tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+    command = [sys.executable, "-c", HANGING, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "the copy to hanging://run is not finished and is left" in ended.stderr
+
+
+def test_a_checkpoint_from_before_the_first_metrics_is_copied(config, tmp_path, caplog):
+    run = open_run_folder(tmp_path / "first", config)
+    run.save(state(0))
+    run.close()
+    assert (tmp_path / "store/run/checkpoints/step_000000/manifest.json").is_file()
+    assert "could not be copied" not in caplog.text
+
+
+def test_a_store_that_cannot_be_asked_keeps_an_empty_folder_from_starting_over(config, tmp_path):
+    (tmp_path / "store").write_text("a file where the folder should be")
+    with pytest.raises(RunFolderError, match="checkpoint.url file://.* cannot be read"):
+        open_run_folder(tmp_path / "first", config)
+
+
+@pytest.mark.parametrize("url", ["nosuchthing://bucket/run", "s3://bucket/run", "github://x", "dir://x"])
+def test_a_url_that_cannot_be_opened_is_one_line(config, tmp_path, url):
+    settings = config.checkpoint.model_copy(update={"url": url})
+    with pytest.raises(RunFolderError, match=f"checkpoint.url {url} cannot be opened: .*"):
+        open_run_folder(tmp_path / "run", config.model_copy(update={"checkpoint": settings}))
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,578 @@
+"""A run that is watched and steered: the same weights as one that nobody sees, whatever happens to the board."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from redis import Redis
+
+from deploy.api.folder_source import FolderSource
+from deploy.board.board import Board
+from deploy.board.embedded import URL_FILE
+from deploy.cli.progress import Progress
+from deploy.folder.run_folder import RunFolder, open_run_folder
+from deploy.monitor.observe import Observed
+from deploy.run.local import LocalFleet
+from deploy.run.run import RunJournal
+from learner.loop.loop import Save, train
+from protocol.commands import new_command
+from protocol.config.run import RunConfig
+from protocol.errors import BoardError, LeaseLostError, NonFiniteError
+from protocol.messages import Metadata, Prompt, Scores
+from protocol.ports import FleetPort
+from protocol.sink import StatusSink
+from protocol.status import RunStatus
+
+Config = Callable[..., RunConfig]
+TRAIN = tuple(Prompt(index=index, text=text) for index, text in enumerate(("a red circle", "a blue square", "two")))
+HELDOUT = (Prompt(index=0, text="one"),)
+OUTAGE_S = float(os.environ.get("FLOWCREDIT_TEST_OUTAGE_S", "2"))
+"""How long Redis is gone in the test of that; 20 in the measured run."""
+
+
+class Redness:
+    """Mean of the red channel; the first picture of each call has no score."""
+
+    name = "redness"
+    low = 0.0
+    high = 1.0
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Any prompt will do."""
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        values = (images[..., 0].mean((1, 2)) / 255).astype(np.float32)
+        return Scores(values=values, valid=np.ones(len(values), bool), reasons=("",) * len(values))
+
+
+@dataclass
+class Scene:
+    """One run, and what a test may want of it."""
+
+    config: RunConfig
+    run: RunFolder
+    observed: Observed
+    stop: asyncio.Event
+
+    async def ask(self, kind: str, **facts: Any) -> str:
+        """Leave a command on the board; its id."""
+        board = Board((self.run.path / URL_FILE).read_text())
+        command = new_command(kind, **facts)  # pyright: ignore[reportArgumentType]
+        await until(lambda: reaches(board))
+        await board.ask(self.observed.reporter.run, command)
+        await board.close()
+        return command.id
+
+    async def outcome(self, command: str, seconds: float = 60.0) -> tuple[str, str]:
+        """State and message once it is no longer open."""
+        held = self.observed.reporter.buffers.commands
+        await until(lambda: settled(held, command), seconds)
+        return held[command].state, held[command].message
+
+
+async def reaches(board: Board) -> bool:
+    with contextlib.suppress(BoardError):
+        await board.ping()
+        return True
+    return False
+
+
+async def comes_to(scene: Scene, iteration: int) -> bool:
+    return scene.observed.reporter.status().iteration >= iteration
+
+
+async def settled(held: dict, command: str) -> bool:
+    return command in held and not held[command].is_open
+
+
+async def until(holds: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not await holds():
+        assert time.monotonic() < end, "it did not come about"
+        await asyncio.sleep(0.05)
+
+
+def go(
+    config: RunConfig,
+    folder: Path,
+    *,
+    beside: Callable[[Scene], Awaitable[None]] | None = None,
+    slow_s: float = 0.0,
+    fails_at: int = 0,
+    make_fleet: Callable[[RunConfig, StatusSink], FleetPort] = lambda config, sink: LocalFleet(config),
+) -> str:
+    """One run in this process; `beside` goes on while it does. Returns the digest of the last weights."""
+
+    async def scenario() -> str:
+        run = open_run_folder(folder, config)
+        journal, stop = RunJournal(run, Progress()), asyncio.Event()
+        fleet = make_fleet(config, journal)
+        try:
+            async with Observed(config, run, fleet, journal, stop) as observed:
+                await fleet.start()
+                observed.begin(0)
+                scene = Scene(config, run, observed, stop)
+                watching = asyncio.create_task(beside(scene)) if beside else None
+                if watching:
+                    watching.add_done_callback(lambda done: stop.set() if done.exception() else None)
+
+                async def rest(save: Save) -> None:
+                    await asyncio.sleep(slow_s)
+                    if fails_at and observed.reporter.status().iteration >= fails_at:
+                        raise NonFiniteError("the loss must be finite, got NaN")
+                    await observed.control.rest(save)
+
+                await train(
+                    config,
+                    prompts=TRAIN,
+                    heldout=HELDOUT,
+                    parts=observed.parts,
+                    journal=observed.journal,
+                    stop=stop,
+                    rest=rest,
+                    watch=observed.watch,
+                )
+                if watching:
+                    await watching
+            return (await fleet.parts.learner.weights()).digest
+        finally:
+            fleet.stop()
+            run.close()
+
+    return asyncio.run(asyncio.wait_for(scenario(), 240))
+
+
+@pytest.fixture
+def config(tiny_config: Config) -> Callable[..., RunConfig]:
+    def make(iterations: int = 6, status: dict | None = None, **sections: Any) -> RunConfig:
+        rewards = {"redness": {"scorer": f"{__name__}:Redness"}}
+        settings = {"heartbeat_s": 0.05, "strips_every": 2} | (status or {})
+        return tiny_config(iterations=iterations, rewards=rewards, status=settings, **sections)
+
+    return make
+
+
+def left_behind(folder: Path) -> RunStatus:
+    return RunStatus.model_validate(json.loads((folder / "status.json").read_text())["status"])
+
+
+def test_a_watched_run_ends_in_the_weights_of_one_that_nobody_sees(config, tmp_path):
+    seen = go(config(), tmp_path / "seen")
+    unseen = go(config(status={"board": "off", "strips": 0}), tmp_path / "unseen")
+    assert seen == unseen
+    assert not list((tmp_path / "unseen" / "samples").glob("strips_*"))
+    assert not (tmp_path / "seen" / URL_FILE).exists()
+    status = left_behind(tmp_path / "seen")
+    assert (status.phase, status.iteration, status.version, status.lines) == ("finished", 6, 6, 8)
+    assert status.samples == [1, 2, 4, 6]
+    assert set(status.gains) == {"0", "1", "2"}
+    assert status.diagnostics.first_ratio_deviation == 0.0
+    assert status.diagnostics.staleness == 0
+    assert status.bottleneck is not None
+
+
+def test_scored_groups_that_wait_for_the_learner_are_counted(config, tmp_path):
+    async def look(scene: Scene) -> None:
+        await scene.outcome(await scene.ask("pause"))
+
+        async def all_wait() -> bool:
+            return scene.observed.reporter.status().queues == {"groups/in_work": 0, "groups/scored": 4}
+
+        await until(all_wait)
+        await scene.outcome(await scene.ask("resume"))
+
+    go(config(group={"max_lag": 1}), tmp_path / "run", beside=look, slow_s=0.1)
+    assert left_behind(tmp_path / "run").queues == {"groups/in_work": 0, "groups/scored": 0}
+
+
+def test_recorded_strips_hold_rewards_gains_and_what_the_learner_made_of_them(config, tmp_path):
+    go(config(iterations=2, credit={"rule": "gains", "values": "raw"}), tmp_path / "run")
+
+    async def read():
+        return await FolderSource(tmp_path / "run").sample("run", 2)
+
+    sample = asyncio.run(read())
+    assert sample is not None
+    assert (sample.steps, sample.width, sample.height, len(sample.strips)) == ([0, 1, 2], 16, 16, 2)
+    for strip in sample.strips:
+        differences = [later - earlier for earlier, later in zip(strip.rewards, strip.rewards[1:], strict=False)]
+        assert strip.gains == pytest.approx(differences, abs=2e-6)
+        assert len(strip.advantages) == 3
+        assert any(strip.advantages)
+
+
+def test_pause_checkpoint_resume_and_stop_have_outcomes_and_change_no_weights(config, tmp_path):
+    async def steer(scene: Scene) -> None:
+        paused = await scene.ask("pause")
+        assert await scene.outcome(paused) == ("done", "paused between two iterations")
+        iteration = scene.observed.reporter.status().iteration
+        kept = await scene.ask("checkpoint")
+        assert await scene.outcome(kept) == ("done", "written")
+        assert (scene.run.checkpoints / f"step_{iteration:06d}").is_dir()
+        assert scene.observed.reporter.status().phase == "paused"
+        again = await scene.ask("pause")
+        assert await scene.outcome(again) == ("done", "paused between two iterations")
+        scaled = await scene.ask("scale", pool="rollout", count=2)
+        assert (await scene.outcome(scaled))[0] == "failed"
+        assert scene.observed.reporter.status().iteration == iteration
+        resumed = await scene.ask("resume")
+        assert await scene.outcome(resumed) == ("done", "the run goes on")
+
+    steered = go(config(checkpoint={"every": 100}), tmp_path / "steered", beside=steer, slow_s=0.2)
+    assert steered == go(config(), tmp_path / "plain")
+
+    async def end(scene: Scene) -> None:
+        await until(lambda: comes_to(scene, 2))
+        stopped = await scene.ask("stop")
+        await scene.stop.wait()
+        assert stopped in scene.observed.reporter.buffers.commands
+
+    go(config(iterations=50), tmp_path / "stopped", beside=end, slow_s=0.1)
+    status = left_behind(tmp_path / "stopped")
+    assert status.phase == "stopped"
+    assert status.iteration < 50
+    assert status.checkpoint == status.iteration
+    commands = json.loads((tmp_path / "stopped" / "status.json").read_text())["commands"]
+    assert [(command["kind"], command["state"]) for command in commands] == [("stop", "done")]
+
+
+def test_a_task_that_misses_its_cancellation_does_not_keep_the_run_from_ending(config, tmp_path):
+    missed = []
+
+    async def stubborn() -> None:
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                missed.append(1)
+                if len(missed) > 1:
+                    raise
+
+    async def add(scene: Scene) -> None:
+        scene.observed._go(stubborn)
+
+    go(config(iterations=1), tmp_path / "run", beside=add, slow_s=0.1)
+    assert left_behind(tmp_path / "run").phase == "finished"
+    assert len(missed) == 2
+
+
+def test_a_stop_ends_a_pause(config, tmp_path):
+    async def steer(scene: Scene) -> None:
+        await scene.outcome(await scene.ask("pause"))
+        await scene.ask("stop")
+
+    go(config(iterations=50), tmp_path / "run", beside=steer, slow_s=0.05)
+    assert left_behind(tmp_path / "run").phase == "stopped"
+
+
+def test_commands_of_an_earlier_process_are_not_carried_out(config, tmp_path):
+    async def steer(scene: Scene) -> None:
+        board = Board((scene.run.path / URL_FILE).read_text())
+        await until(lambda: reaches(board))
+        old = new_command("stop").model_copy(update={"requested": time.time() - 3600})
+        await board.ask("run", old)
+        await board.close()
+        state, message = await scene.outcome(old.id)
+        assert (state, message) == ("failed", "asked of an earlier process of this run; ask again")
+
+    go(config(), tmp_path / "run", beside=steer, slow_s=0.2)
+    assert left_behind(tmp_path / "run").phase == "finished"
+
+
+@pytest.mark.parametrize("phase", ["paused", "stopped"])
+def test_a_pause_and_a_wished_size_outlive_a_process_that_died_but_not_one_that_ended(config, tmp_path, phase):
+    """What lies in the folder when a process is killed: the status that it wrote when the pause was asked for."""
+    texts = []
+
+    async def pause(scene: Scene) -> None:
+        await scene.outcome(await scene.ask("pause"))
+
+        async def is_written() -> bool:
+            texts.append(json.loads((scene.run.path / "status.json").read_text()))
+            return texts[-1]["status"]["is_pause_wished"]
+
+        await until(is_written, seconds=5)
+        scene.stop.set()
+
+    go(config(), tmp_path / "run", beside=pause, slow_s=0.1)
+    left = texts[-1]
+    left["status"] |= {"phase": phase, "wishes": {"rollout": 2}}
+    (tmp_path / "run" / "status.json").write_text(json.dumps(left))
+
+    async def look(scene: Scene) -> None:
+        held = scene.observed.reporter.buffers.commands
+        if phase == "stopped":
+            await until(lambda: comes_to(scene, 2))
+            assert not held
+            return
+        assert scene.observed.reporter.status().wishes == {"rollout": 2}
+
+        async def is_paused() -> bool:
+            return scene.observed.reporter.phase == "paused"
+
+        await until(is_paused)
+        outcomes = [(command.kind, command.state) for command in held.values()]
+        assert outcomes == [("scale", "failed"), ("pause", "done")], "a run in one process cannot be scaled"
+        events = [event.message for event in scene.observed.reporter.buffers.events]
+        assert any(message.endswith("still holds: rollout to 2 actors, pause") for message in events)
+        await scene.outcome(await scene.ask("resume"))
+        assert not scene.observed.reporter.status().is_pause_wished
+
+    go(config(), tmp_path / "run", beside=look, slow_s=0.1)
+    assert left_behind(tmp_path / "run").phase == "finished"
+
+
+def test_a_failed_run_says_why_and_warnings_become_events(config, tmp_path):
+    async def warn(scene: Scene) -> None:
+        logging.getLogger("actors.pool.pool").warning("rollout actor lost (%s)", "killed")
+        logging.getLogger("some.library").warning("not ours")
+
+    with pytest.raises(NonFiniteError):
+        go(config(), tmp_path / "run", beside=warn, slow_s=0.1, fails_at=3)
+    status = left_behind(tmp_path / "run")
+    assert status.phase == "failed"
+    messages = [error.message for error in status.errors]
+    assert "rollout actor lost (killed)" in messages
+    assert "not ours" not in messages
+    assert messages[-1] == "the run failed: the loss must be finite, got NaN"
+    broken = {condition.type: condition.message for condition in status.conditions if condition.status == "False"}
+    assert broken["Guard/finite_numbers"] == "the loss must be finite, got NaN"
+
+
+def test_a_board_that_is_never_there_costs_sight_and_nothing_else(config, tmp_path, monkeypatch):
+    plain = go(config(), tmp_path / "plain")
+    monkeypatch.setenv("FLOWCREDIT_BOARD", "redis://:word@127.0.0.1:1/0")
+    assert go(config(), tmp_path / "alone") == plain
+    status = left_behind(tmp_path / "alone")
+    away = next(condition for condition in status.conditions if condition.type == "BoardConnected")
+    assert (away.status, away.reason) == ("False", "Away")
+    assert "word" not in (tmp_path / "alone" / "status.json").read_text()
+    assert "word" not in (tmp_path / "alone" / "run.log").read_text()
+
+
+def test_an_unusable_address_and_a_file_that_cannot_be_written_are_conditions(config, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLOWCREDIT_BOARD", "http://nowhere")
+
+    async def look(scene: Scene) -> None:
+        held = {c.type: c for c in scene.observed.reporter.conditions.all()}
+        assert held["BoardConnected"].reason == "Unusable"
+        (scene.run.path / "status.json").unlink(missing_ok=True)
+        (scene.run.path / "status.json").mkdir()
+        await scene.observed._write_file()
+        held = {c.type: c for c in scene.observed.reporter.conditions.all()}
+        assert (held["StatusWritten"].status, held["StatusWritten"].reason) == ("False", "WriteFailed")
+
+    go(config(iterations=2), tmp_path / "run", beside=look, slow_s=0.2)
+
+
+def test_a_killed_embedded_board_comes_back_by_itself(config, tmp_path):
+    async def kill(scene: Scene) -> None:
+        server = scene.observed._server
+        assert server is not None
+        board = Board(server.url)
+        await until(lambda: reaches(board))
+        assert server._child is not None
+        server._child.stop()
+        scene.observed.reporter.event("the server was killed")
+
+        async def knows() -> bool:
+            with contextlib.suppress(BoardError):
+                return "the server was killed" in [e.message for e in await board.events("run", since=0, limit=99)]
+            return False
+
+        await until(knows)
+        await board.close()
+
+    go(config(), tmp_path / "run", beside=kill, slow_s=0.3)
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[Callable[[], "subprocess.Popen[bytes]"]]:
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.skip("redis-server is not installed: apt-get install redis-server")
+    running = []
+
+    def start() -> "subprocess.Popen[bytes]":
+        words = [program, "--port", "0", "--unixsocket", str(tmp_path / "r.sock"), "--save", ""]
+        running.append(subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL))
+        return running[-1]
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+def test_redis_killed_for_a_while_leaves_the_weights_and_no_gap(config, tmp_path, redis, monkeypatch):
+    plain = go(config(iterations=12), tmp_path / "plain")
+    monkeypatch.setenv("FLOWCREDIT_BOARD", f"unix://{tmp_path / 'r.sock'}")
+    first = redis()
+    board_holds: list[int] = []
+
+    async def outage(scene: Scene) -> None:
+        first.kill()
+        first.wait()
+        before = scene.observed.reporter.status().iteration
+        await asyncio.sleep(OUTAGE_S)
+        assert scene.observed.reporter.status().iteration > before
+        redis()
+        board = Board(f"unix://{tmp_path / 'r.sock'}")
+
+        async def whole() -> bool:
+            with contextlib.suppress(BoardError):
+                board_holds[:] = [line.seq for line in await board.lines("run", since=0, limit=999)]
+                return len(board_holds) == 14
+            return False
+
+        await until(whole)
+        await board.close()
+
+    pace_s = OUTAGE_S / 6
+    assert go(config(iterations=12), tmp_path / "run", beside=outage, slow_s=pace_s) == plain
+    assert board_holds == list(range(1, 15))
+
+
+def test_a_driver_that_another_took_over_on_the_board_stops_and_writes_nothing_more(
+    config, tmp_path, redis, monkeypatch
+):
+    monkeypatch.setenv("FLOWCREDIT_BOARD", f"unix://{tmp_path / 'r.sock'}")
+    redis()
+    left: dict[str, bytes] = {}
+    taken: list[RunStatus | None] = []
+
+    async def take_over(scene: Scene) -> None:
+        run, lease = scene.run, scene.run.board_lease
+        assert lease is not None
+        await until(lambda: comes_to(scene, 2))
+
+        async def is_held() -> bool:
+            return not lease.trouble
+
+        await until(is_held)
+        board = Board(f"unix://{tmp_path / 'r.sock'}")
+        theirs = {"host": "elsewhere", "pid": 7, "folder": "another", "id": "x"}
+        await board._redis.set(lease.fence.key, json.dumps(theirs))
+        before = await board.status("run")
+        lease.renew()
+        names = ("metrics.jsonl", "events.jsonl", "status.json")
+        left.update({name: (run.path / name).read_bytes() for name in names if (run.path / name).exists()})
+        await asyncio.wait_for(scene.stop.wait(), 20)
+        taken.extend((before, await board.status("run")))
+        await board.close()
+
+    with pytest.raises(LeaseLostError, match="run 'run' was taken over by process 7 on elsewhere"):
+        go(config(iterations=500), tmp_path / "run", beside=take_over, slow_s=0.1)
+    assert taken[0] == taken[1], "nothing was published over the new owner"
+    assert {name: (tmp_path / "run" / name).read_bytes() for name in left} == left
+    client = Redis.from_url(f"unix://{tmp_path / 'r.sock'}", decode_responses=True)
+    assert json.loads(client.get("flowcredit:run:run:lease"))["host"] == "elsewhere"
+
+
+def test_a_lease_that_waits_for_its_board_is_a_condition(config, tmp_path, redis, monkeypatch):
+    monkeypatch.setenv("FLOWCREDIT_BOARD", f"unix://{tmp_path / 'r.sock'}")
+    monkeypatch.setattr("deploy.board.lease.RENEW_S", 0.1)
+    said: list[str] = []
+
+    async def look(scene: Scene) -> None:
+        def lease() -> str:
+            held = {c.type: c.reason for c in scene.observed.reporter.conditions.all()}
+            return held.get("BoardLease", "")
+
+        async def is_away() -> bool:
+            return lease() == "Away"
+
+        async def is_held() -> bool:
+            return lease() == "Held"
+
+        await until(is_away)
+        said.append("away")
+        redis()
+        await until(is_held)
+        said.append("held")
+        scene.stop.set()
+
+    go(config(iterations=500), tmp_path / "run", beside=look, slow_s=0.1)
+    assert said == ["away", "held"]
+    assert left_behind(tmp_path / "run").phase == "stopped"
+
+
+def test_iterations_that_a_lost_learner_costs_are_shown_again_from_the_checkpoint_on(config, tmp_path):
+    async def lose(scene: Scene) -> None:
+        await until(lambda: comes_to(scene, 3))
+        board = Board((scene.run.path / URL_FILE).read_text())
+
+        async def holds(count: int) -> bool:
+            with contextlib.suppress(BoardError):
+                return len(await board.lines("run", since=0, limit=99)) == count
+            return False
+
+        await until(lambda: holds(scene.observed.reporter.status().lines))
+        before = scene.observed.reporter.session
+        scene.observed.reporter.rewind(scene.run.lines()[:2])
+        assert scene.observed.reporter.session != before
+        assert scene.observed.reporter.status().iteration == 1
+        await until(lambda: holds(2), seconds=5)
+        await board.close()
+        scene.stop.set()
+
+    go(config(iterations=50), tmp_path / "run", beside=lose, slow_s=0.4)
+
+
+def test_a_resumed_run_counts_its_lines_on(config, tmp_path):
+    settings = config(iterations=3)
+    go(settings, tmp_path / "run")
+    run = open_run_folder(tmp_path / "run", settings)
+
+    async def look() -> list[int]:
+        async with Observed(
+            settings, run, LocalFleet(settings), RunJournal(run, Progress()), asyncio.Event()
+        ) as observed:
+            return [line.seq for line in observed.reporter.buffers.lines]
+
+    assert asyncio.run(look()) == [1, 2, 3, 4, 5]
+    run.close()
+
+
+@pytest.mark.ray
+def test_a_run_scaled_from_one_to_three_to_two_ends_in_the_weights_of_one_that_never_was(config, tmp_path):
+    import ray
+
+    from actors.fleet import Fleet
+
+    async def steer(scene: Scene) -> None:
+        for count in (3, 2):
+            before = scene.observed.reporter.status().iteration
+            await until(lambda: comes_to(scene, before + 1))
+            wish = await scene.ask("scale", pool="rollout", count=count)
+            assert await scene.outcome(wish, seconds=120) == ("done", f"rollout has {count} actors")
+        kinds = [actor.kind for actor in scene.observed.reporter.status().actors]
+        assert kinds == ["learner", "rollout", "rollout", "reward/redness"]
+
+    settings = config(iterations=40, cluster={"rollout_actors": 1})
+    ray.init(address="local", num_cpus=8, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
+    try:
+        scaled = go(settings, tmp_path / "scaled", beside=steer, slow_s=0.3, make_fleet=Fleet)
+    finally:
+        ray.shutdown()
+    assert scaled == go(settings, tmp_path / "plain")
+    status = left_behind(tmp_path / "scaled")
+    assert [(pool.name, pool.ready, pool.restarts) for pool in status.pools] == [
+        ("rollout", 2, 0),
+        ("reward/redness", 1, 0),
+    ]
+    assert status.queues == {"groups/in_work": 0, "groups/scored": 0, "pictures/redness": 0}
+    assert status.wishes == {"rollout": 2}
+    digests = {actor.digest for actor in status.actors if actor.kind in ("learner", "rollout")}
+    assert digests == {scaled[:12]}

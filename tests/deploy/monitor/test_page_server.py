@@ -1,0 +1,100 @@
+"""The page's server: a token of its own, started again when it is killed, gone with the run."""
+
+import asyncio
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deploy.board.embedded import BoardServer
+from deploy.cli.progress import Progress
+from deploy.folder.run_folder import open_run_folder
+from deploy.monitor import page_server
+from deploy.monitor.observe import Observed
+from deploy.monitor.page_server import TOKEN_FILE, PageServer
+from deploy.run.local import LocalFleet
+from deploy.run.run import RunJournal
+
+
+class Said:
+    def __init__(self) -> None:
+        self.conditions: list[tuple[str, bool | None, str]] = []
+
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:
+        self.conditions.append((type, holds, reason))
+
+    def event(self, message: str, kind: str = "info") -> None:
+        raise AssertionError("the page's server states conditions")
+
+
+def serves(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(address, timeout=5) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def until_served(address: str) -> None:
+    end = time.monotonic() + 60
+    while not serves(address):
+        assert time.monotonic() < end, "the page is not served"
+        time.sleep(0.1)
+
+
+@pytest.mark.timeout(200)
+def test_a_page_s_server_that_is_killed_is_started_again_at_the_same_address(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(page_server, "EVERY_S", 0.0)
+    page, said = PageServer(tmp_path), Said()
+    assert ((tmp_path / TOKEN_FILE).stat().st_mode & 0o777) == 0o600
+    until_served(page.address)
+    page.look_after(said)
+    for process in psutil.Process(page._child._process.pid).children(recursive=True):
+        process.kill()
+    page._child._process.wait(20)
+    page.look_after(said)
+    until_served(page.address)
+    page.look_after(said)
+    assert said.conditions == [
+        ("PageServed", True, "Serving"),
+        ("PageServed", False, "Ended"),
+        ("PageServed", True, "Serving"),
+    ]
+    page.stop(is_taken_over=True)
+    assert not serves(page.address)
+    assert (tmp_path / TOKEN_FILE).exists()
+    page.stop()
+    assert not (tmp_path / TOKEN_FILE).exists()
+
+
+@pytest.mark.timeout(200)
+def test_the_page_of_a_run_on_a_shared_board_is_the_board_s(tiny_config, tmp_path: Path, monkeypatch):
+    shared = BoardServer(tmp_path)
+    shared.start()
+    monkeypatch.setenv("FLOWCREDIT_BOARD", shared.url)
+    config = tiny_config(status={"heartbeat_s": 0.05})
+    run, stop = open_run_folder(tmp_path / "mine", config), asyncio.Event()
+
+    async def steered() -> str:
+        async with Observed(config, run, LocalFleet(config), RunJournal(run, Progress()), stop) as observed:
+            observed.begin(0)
+            address = observed.open_page()
+            assert address is not None
+            await asyncio.to_thread(until_served, address)
+            token = (run.path / TOKEN_FILE).read_text()
+            request = urllib.request.Request(
+                f"{address.partition('#')[0]}runs/mine/commands",
+                data=b'{"command": "stop"}',
+                headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+            )
+            with await asyncio.to_thread(urllib.request.urlopen, request, timeout=10) as answer:
+                assert answer.status == 202
+            await stop.wait()
+            return address
+
+    assert asyncio.run(asyncio.wait_for(steered(), 100)).endswith("/#run=mine")
+    run.close()
+    shared.stop()

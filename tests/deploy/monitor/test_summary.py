@@ -1,0 +1,97 @@
+"""What one glance tells, from numbers worked by hand."""
+
+import math
+
+import pytest
+
+from deploy.monitor import summary as overview
+from deploy.monitor.conditions import Conditions
+from protocol.status import MetricLine, RunStatus, run_id_of, staleness_of
+
+
+def steps(*rewards: float | None) -> list[MetricLine]:
+    return [MetricLine(seq=n, values={"iteration": n, "reward/mean": r}) for n, r in enumerate(rewards, start=1)]
+
+
+def test_trend_is_the_slope_of_the_newest_twenty_over_ten_iterations():
+    rewards = overview.rewards_of(steps(*([9.0] * 5), *(0.02 * n for n in range(20))))
+    assert rewards.trend == pytest.approx(0.2)
+    assert rewards.now == pytest.approx(0.38)
+    assert overview.rewards_of(steps(0.1, 0.2)).trend is None
+    assert overview.rewards_of(steps(0.1, None, 0.3, 0.4)).trend == pytest.approx(1.0)
+
+
+def test_held_out_scores_stand_apart_from_components():
+    lines = [
+        MetricLine(seq=1, values={"iteration": 0, "evaluation/score": 0.25}),
+        MetricLine(seq=2, values={"iteration": 1, "reward/mean": 0.5, "reward/ocr": 0.75, "reward/missing": 0.0}),
+        MetricLine(seq=3, values={"iteration": 1, "evaluation/score": 0.5}),
+    ]
+    rewards = overview.rewards_of(lines)
+    assert (rewards.heldout_first, rewards.heldout, rewards.heldout_iteration) == (0.25, 0.5, 1)
+    assert rewards.components == {"ocr": 0.75}
+
+
+def test_numbers_that_are_not_finite_become_null_and_text_is_left_out():
+    line = overview.line_of(3, {"iteration": 2, "a": math.nan, "b": math.inf, "c": None, "d": "word"})
+    assert line == MetricLine(seq=3, values={"iteration": 2, "a": None, "b": None, "c": None})
+
+
+def test_the_slow_side_is_the_longest_stage_and_in_drawing_the_busiest_pool():
+    slow = overview.bottleneck_of({"rollout_and_reward": 2.0, "update": 6.0}, {"rollout": 0.9})
+    assert slow is not None
+    assert (slow.side, slow.share) == ("learner", 0.75)
+    slow = overview.bottleneck_of({"rollout_and_reward": 3.0, "update": 1.0}, {"rollout": 0.2, "reward/ocr": 0.7})
+    assert slow is not None
+    assert (slow.side, slow.share) == ("reward/ocr", 0.75)
+    assert overview.bottleneck_of({}, {}) is None
+
+
+def test_time_left_is_the_median_pace_so_that_one_pause_does_not_count():
+    assert overview.eta_s([0.0, 2.0, 4.0, 104.0, 106.0], left=10) == 20.0
+    assert overview.eta_s([0.0], left=10) is None
+    assert overview.eta_s([0.0], left=0) == 0.0
+
+
+def test_gains_and_stages_are_found_by_their_names():
+    values = {
+        "gain/step_0_abs_mean": 0.1,
+        "gain/step_10_abs_mean": None,
+        "seconds/update": 2.0,
+        "seconds/iteration": 9.0,
+    }
+    assert overview.gains_of(values) == {"0": 0.1, "10": None}
+    assert overview.stages_of(values) == {"update": 2.0}
+
+
+def test_a_condition_keeps_its_time_until_its_status_changes():
+    now = [10.0]
+    conditions = Conditions(clock=lambda: now[0])
+    assert conditions.set("Disk", True, "Fine", "room left")
+    now[0] = 20.0
+    assert not conditions.set("Disk", True, "Fine", "less room left")
+    assert (conditions.all()[0].since, conditions.all()[0].message) == (10.0, "less room left")
+    assert conditions.set("Disk", False, "Full", "no room left")
+    conditions.set("Board", None, "NotTried", "not tried yet")
+    assert [(c.type, c.status, c.since) for c in conditions.all()] == [
+        ("Board", "Unknown", 20.0),
+        ("Disk", "False", 20.0),
+    ]
+    conditions.drop("Disk")
+    assert [c.type for c in conditions.all()] == ["Board"]
+
+
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [("mine", "mine"), ("my run", "my-run"), (".hidden", "hidden"), ("äöü", "run"), ("a" * 200, "a" * 100)],
+)
+def test_folder_names_become_names_that_fit_an_address(name, run):
+    assert run_id_of(name) == run
+
+
+def test_a_run_that_has_not_ended_is_stale_after_five_heartbeats_and_at_least_five_seconds():
+    facts = {"run": "a", "session": "s", "iteration": 1, "iterations": 2, "started": 0.0, "updated": 100.0}
+    living = RunStatus(phase="running", heartbeat_s=2.0, **facts)
+    assert staleness_of(living, now=109.0) is None
+    assert staleness_of(living, now=111.0) == 100.0
+    assert staleness_of(RunStatus(phase="finished", **facts), now=1e9) is None

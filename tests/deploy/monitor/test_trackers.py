@@ -1,0 +1,157 @@
+"""Trackers get every line, and a tracker that fails or is slow costs nothing but itself."""
+
+import json
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.monitor import trackers
+from deploy.monitor.conditions import Conditions
+from deploy.monitor.trackers import Trackers, check_trackers
+from protocol.config.run import RunConfig
+from protocol.errors import ConfigError
+
+
+class Status:
+    """A `StatusSink` in memory."""
+
+    def __init__(self) -> None:
+        self.conditions = Conditions()
+
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:
+        self.conditions.set(type, holds, reason, message)
+
+    def event(self, message: str, kind: str = "info") -> None:
+        """Not looked at."""
+
+    def of(self, type: str) -> tuple[str, str]:
+        return next((held.reason, held.message) for held in self.conditions.all() if held.type == type)
+
+
+class Failing:
+    """A tracker whose service is gone."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        self.lines = 0
+
+    def log(self, iteration: int, values: dict) -> None:
+        raise OSError("the service is gone")
+
+    def close(self) -> None:
+        raise AssertionError
+
+
+GATE = threading.Event()
+
+
+class Slow(Failing):
+    """A tracker that waits."""
+
+    def log(self, iteration: int, values: dict) -> None:
+        GATE.wait(20)
+
+    def close(self) -> None:
+        """Nothing waits."""
+
+
+def until(holds) -> None:
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def leveldb_log(data: bytes) -> Iterator[bytes]:
+    """Records of a file in LevelDB's log format after a head of 7 bytes, which is how W&B keeps runs offline."""
+    at, record = 7, b""
+    while at + 7 <= len(data):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        record += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            yield record
+            record = b""
+
+
+def test_tensorboard_holds_every_finite_number(tiny_config, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = tiny_config(status={"trackers": ["tensorboard"]})
+    running = Trackers(config, tmp_path, Status())
+    for iteration in (1, 2):
+        running.log(iteration, {"iteration": iteration, "reward/mean": iteration / 4, "train/loss": float("nan")})
+    running.close()
+    read = EventAccumulator(str(tmp_path / "tensorboard"))
+    read.Reload()
+    assert [(point.step, point.value) for point in read.Scalars("reward/mean")] == [(1, 0.25), (2, 0.5)]
+    assert "train/loss" not in read.Tags()["scalars"]
+
+
+def test_weights_and_biases_hold_every_finite_number_offline(tiny_config, tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    status = Status()
+    running = Trackers(tiny_config(status={"trackers": ["wandb"]}), tmp_path / "mine", status)
+    for iteration in (1, 2):
+        running.log(iteration, {"iteration": iteration, "reward/mean": iteration / 4, "train/loss": float("nan")})
+    running.close()
+    assert status.of("Tracker/wandb") == ("Recording", "wandb records")
+    (file,) = (tmp_path / "mine").glob("wandb/offline-run-*/run-mine.wandb")
+    lines, runs = [], []
+    for record in map(Record.FromString, leveldb_log(file.read_bytes())):
+        if record.HasField("run"):
+            runs.append((record.run.project, record.run.display_name))
+        if record.HasField("history"):
+            values = {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
+            }
+            lines.append({name: values[name] for name in ("iteration", "reward/mean")})
+            assert "train/loss" not in values
+    assert ("flowcredit", "mine") in runs
+    assert lines == [{"iteration": 1, "reward/mean": 0.25}, {"iteration": 2, "reward/mean": 0.5}]
+
+
+def test_a_failing_tracker_is_left_out_and_says_why(tiny_config, tmp_path):
+    status = Status()
+    running = Trackers(tiny_config(status={"trackers": [f"{__name__}:Failing"]}), tmp_path, status)
+    running.log(1, {"reward/mean": 0.5})
+    until(lambda: status.of(f"Tracker/{__name__}:Failing")[0] == "Failed")
+    assert "the service is gone" in status.of(f"Tracker/{__name__}:Failing")[1]
+    running.log(2, {"reward/mean": 0.5})
+    running.close()
+
+
+def test_a_slow_tracker_loses_lines_and_never_holds_the_run_up(tiny_config, tmp_path, monkeypatch):
+    monkeypatch.setattr(trackers, "LINES_WAITING", 3)
+    status = Status()
+    running = Trackers(tiny_config(status={"trackers": [f"{__name__}:Slow"]}), tmp_path, status)
+    began = time.monotonic()
+    for iteration in range(10):
+        running.log(iteration, {"reward/mean": 0.5})
+    assert time.monotonic() - began < 1
+    until(lambda: status.of(f"Tracker/{__name__}:Slow")[0] == "Slow")
+    GATE.set()
+    running.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tensorbord", "must be tensorboard, wandb or package.module:Class, got 'tensorbord'"),
+        ("no_such_module:Tracker", "tracker no_such_module:Tracker cannot be found"),
+    ],
+)
+def test_trackers_that_do_not_exist_are_refused_before_the_run(name, message):
+    with pytest.raises(ConfigError, match=message):
+        check_trackers((name,))

@@ -1,0 +1,85 @@
+"""Rewards in one process: held-out scorers only evaluate, and failure policies hold there too."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deploy.run.local import LocalFleet
+from protocol.errors import PromptError, RewardError
+from protocol.messages import Metadata, Prompt, Scores
+from rewards.answers import partly
+
+IMAGES = np.stack([np.full((4, 4, 3), level, np.uint8) for level in (10, 20, 30)])
+
+
+class Level:
+    """The first pixel; pictures of level `lacking` have no score."""
+
+    name = "level"
+    low = 0.0
+    high = 255.0
+
+    def __init__(self, *, lacking: int = -1) -> None:
+        self._lacking = lacking
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        if any(prompt.text == "hated" for prompt in prompts):
+            raise PromptError("prompt line 1: hated")
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        levels = images[:, 0, 0, 0]
+        return partly(levels, ["lost" if level == self._lacking else "" for level in levels])
+
+
+def fleet_of(tiny_config: Any, **rewards: dict[str, Any]) -> LocalFleet:
+    held = {name: {"scorer": f"{__name__}:Level"} | reward for name, reward in rewards.items()}
+    return LocalFleet(tiny_config(rewards=held, evaluation={"component": "reward"}))
+
+
+def asked(fleet: LocalFleet, method: str) -> Scores:
+    async def scenario() -> Scores:
+        await fleet.start()
+        try:
+            return await getattr(fleet, method)(IMAGES, ["p"] * 3, [{}] * 3)
+        finally:
+            fleet.stop()
+
+    return asyncio.run(scenario())
+
+
+def test_a_scorer_that_evaluates_is_asked_at_evaluations_only(tiny_config: Any) -> None:
+    rewards = {"a": {"weight": 2.0}, "watched": {"use": "evaluate", "args": {"lacking": 20}}}
+    trained = asked(fleet_of(tiny_config, **rewards), "reward")
+    assert trained.values.tolist() == [20, 40, 60] and set(trained.components) == {"a"}
+    shown = asked(fleet_of(tiny_config, **rewards), "score")
+    assert shown.values.tolist() == [20, 40, 60] and shown.valid.all()
+    np.testing.assert_array_equal(shown.components["watched"], np.array([10, np.nan, 30], np.float32))
+
+
+@pytest.mark.parametrize("policy", ["fail", "pause"])
+def test_a_missing_score_ends_the_run_where_nobody_could_mend_it(tiny_config: Any, policy: str) -> None:
+    with pytest.raises(RewardError, match="reward a has no score for 1 of 3 pictures"):
+        asked(fleet_of(tiny_config, a={"on_failure": policy, "args": {"lacking": 20}}), "reward")
+
+
+def test_drop_group_marks_the_answer(tiny_config: Any) -> None:
+    scores = asked(fleet_of(tiny_config, a={"on_failure": "drop_group", "args": {"lacking": 20}}), "reward")
+    assert scores.voids_group and scores.valid.tolist() == [True, False, True]
+
+
+def test_a_scorer_with_an_environment_of_its_own_checks_prompts_after_the_start(tiny_config: Any) -> None:
+    fleet = fleet_of(tiny_config, a={"runtime_env": {"env_vars": {"A": "b"}}})
+
+    async def scenario() -> None:
+        await fleet.start()
+        try:
+            await fleet.check([Prompt(index=0, text="fine")])
+            with pytest.raises(PromptError, match="hated"):
+                await fleet.check([Prompt(index=0, text="hated")])
+        finally:
+            fleet.stop()
+
+    asyncio.run(scenario())

@@ -1,0 +1,153 @@
+"""A lost learner is replaced and the iterations since the checkpoint are repeated, bit for bit."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.cli.progress import Progress
+from deploy.folder.run_folder import open_run_folder
+from deploy.run.local import LocalFleet
+from deploy.run.run import RunJournal
+from deploy.run.supervise import supervise
+from deploy.tools.verify import ledger_faults
+from protocol.config.run import RunConfig
+from protocol.errors import LearnerLostError, PoolError
+from protocol.messages import Prompt
+from protocol.ports import Parts
+
+TRAIN = tuple(Prompt(index=i, text=text) for i, text in enumerate(("a red circle", "a blue square", "two")))
+HELDOUT = (Prompt(index=0, text="one"),)
+UNDISTURBED: list[tuple[str, list[dict[str, Any]]]] = []
+"""The story of the run that nothing happened to, once it has been run."""
+
+
+class Mortal:
+    """A learner port that is lost at certain calls; counted over the whole run."""
+
+    def __init__(self, fleet: LocalFleet, deaths: dict[str, set[int]]) -> None:
+        self._fleet, self._deaths = fleet, deaths
+        self.calls: dict[str, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._fleet, name)
+
+        async def call(*args: Any) -> Any:
+            self.calls[name] = self.calls.get(name, 0) + 1
+            if self.calls[name] in self._deaths.get(name, set()):
+                self._fleet._learner = None  # what it held is gone
+                raise LearnerLostError("the learner actor was lost: killed")
+            return await method(*args)
+
+        return call
+
+
+class MortalFleet:
+    def __init__(self, fleet: LocalFleet, deaths: dict[str, set[int]]) -> None:
+        self._fleet = fleet
+        self.learner = Mortal(fleet, deaths)
+        self.parts: Parts = replace(fleet.parts, learner=self.learner)
+        self.restarts = 0
+
+    async def restart_learner(self) -> None:
+        self.restarts += 1
+        if self.restarts in self.learner._deaths.get("restart", set()):
+            raise LearnerLostError("the learner actor was lost: again")
+        await self._fleet.restart_learner()
+
+
+@pytest.fixture
+def config(tiny_config: Callable[..., RunConfig], tmp_path: Path) -> RunConfig:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a red circle\na blue square\n")
+    return tiny_config(
+        iterations=5,
+        checkpoint={"every": 2},
+        group={"max_lag": 1},
+        rewards={"redness": {"scorer": "tests.support.judges:Redness"}},
+        data={"train": str(prompts), "heldout": str(prompts)},
+        evaluation={"every": 2},
+    )
+
+
+def trained(config: RunConfig, path: Path, deaths: dict[str, set[int]] | None = None) -> tuple[Path, MortalFleet]:
+    async def scene() -> MortalFleet:
+        run = open_run_folder(path, config)
+        local = LocalFleet(config)
+        fleet = MortalFleet(local, deaths or {})
+        try:
+            await local.start()
+            await supervise(
+                config,
+                run=run,
+                fleet=fleet,
+                journal=RunJournal(run, Progress()),
+                prompts=TRAIN,
+                heldout=HELDOUT,
+                stop=asyncio.Event(),
+                found=None,
+            )
+        finally:
+            local.stop()
+            run.close()
+        return fleet
+
+    return path, asyncio.run(asyncio.wait_for(scene(), 120))
+
+
+def story(path: Path) -> tuple[str, list[dict[str, Any]]]:
+    """The last adapter's digest and all metrics without wall times."""
+    from deploy.folder.run_folder import read_lines
+    from learner.checkpoint import newest_checkpoint
+
+    found = newest_checkpoint(path / "checkpoints")
+    assert found is not None
+    lines = [{k: v for k, v in line.items() if "seconds" not in k} for line in read_lines(path / "metrics.jsonl")]
+    return found[0].weights.digest, lines
+
+
+@pytest.mark.parametrize(
+    ("deaths", "restarts"),
+    [
+        ({"update": {1}}, 1),
+        ({"update": {4}}, 1),
+        ({"update": {4, 6}, "weights": {7}}, 3),
+        ({"state": {1}}, 1),
+        ({"state": {3}}, 1),
+        ({"update": {5}, "restore": {1}}, 2),
+        ({"update": {3}, "restart": {1}}, 2),
+    ],
+    ids=[
+        "before any checkpoint",
+        "after one",
+        "three times",
+        "at a checkpoint",
+        "at the last",
+        "at restore",
+        "at start",
+    ],
+)
+def test_a_lost_learner_changes_nothing(config, tmp_path, deaths, restarts):
+    if not UNDISTURBED:
+        UNDISTURBED.append(story(trained(config, tmp_path / "undisturbed")[0]))
+    path, fleet = trained(config, tmp_path / "disturbed", deaths)
+    assert story(path) == UNDISTURBED[0]
+    assert fleet.restarts == restarts
+    assert ledger_faults(story(path)[1], config.group.per_iteration) == []
+    events = (path / "events.jsonl").read_text()
+    assert events.count('"type": "learner_lost"') == restarts
+    assert '"reason": "Restarted"' in events
+
+
+def test_an_iteration_that_kills_every_learner_is_given_up_with_its_reason(config, tmp_path):
+    with pytest.raises(LearnerLostError, match="killed; iteration 3 cost 3 learners and is given up"):
+        trained(config, tmp_path / "run", {"update": {3, 4, 5, 6, 7}})
+
+
+def test_the_learner_s_restarts_are_limited(config, tmp_path):
+    few = config.model_copy(update={"cluster": config.cluster.model_copy(update={"max_restarts": 1})})
+    with pytest.raises(PoolError, match="the learner used up its 1 restarts"):
+        trained(few, tmp_path / "run", {"update": {2, 4}})

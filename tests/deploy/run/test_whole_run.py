@@ -1,0 +1,159 @@
+"""The main job on the shipped toy world: whole small runs on Ray and in one process give the same adapter."""
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flow.adapter.lora_file import FILE_NAME, read_lora
+from tests.support.paths import ROOT
+
+SMALL = [
+    "iterations=3",
+    "group.size=8",
+    "group.shard=4",
+    "group.per_iteration=2",
+    "data.tags=[colors]",
+    "evaluation.images_per_prompt=1",
+    "evaluation.steps=2",
+    "checkpoint.every=1",
+    "cluster.learner.threads=1",  # two threads spin when other programs want the cores
+]
+
+
+def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-u", "-m", "deploy", "train", "toy_geneval", "--run", str(folder), *SMALL, *words]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: "subprocess.Popen[str]") -> str:
+    out, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, out
+    return out
+
+
+def wait_for_line(process: "subprocess.Popen[str]", start_of_line: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(start_of_line):
+            return
+    raise AssertionError(f"no line starts with {start_of_line!r}")
+
+
+def adapter_sha(folder: Path, step: int = 3) -> str:
+    return hashlib.sha256((folder / "checkpoints" / f"step_{step:06d}" / FILE_NAME).read_bytes()).hexdigest()
+
+
+def curve(folder: Path) -> list[dict]:
+    """All metrics without wall times."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if not key.startswith("seconds/")} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def local_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("local") / "run"
+    return folder, finish(start(folder, "--local"))
+
+
+def test_run_leaves_its_story_behind(local_run):
+    folder, said = local_run
+    assert "held-out score before" in said
+    assert str(folder / "checkpoints" / "step_000003" / FILE_NAME) in said.replace("\n", "")
+    assert str(folder / "samples" / "before_after.png") in said.replace("\n", "")
+    names = {path.name for path in folder.iterdir()} - {".lease"}
+    assert names == {"config.yaml", "inputs.json", "metrics.jsonl", "checkpoints", "samples", "run.log", "status.json"}
+    assert [line["iteration"] for line in curve(folder)] == [0, 1, 2, 3, 3]
+
+
+def test_learner_and_rollout_agree_exactly_and_the_adapter_moves(local_run):
+    folder, _ = local_run
+    lines = [line for line in curve(folder) if "train/loss" in line]
+    assert [line["train/first_ratio_deviation"] for line in lines] == [0.0, 0.0, 0.0]
+    assert [line["reward/missing"] for line in lines] == [0.0, 0.0, 0.0]
+    weights = read_lora(folder / "checkpoints" / "step_000003", version=3)
+    assert any(np.abs(array).max() > 0 for name, array in weights.arrays.items() if "lora_B" in name)
+
+
+def test_other_seed_gives_another_adapter(local_run, tmp_path):
+    finish(start(tmp_path / "run", "--local", "seed=1"))
+    assert adapter_sha(tmp_path / "run") != adapter_sha(local_run[0])
+
+
+def test_interrupted_run_stops_with_a_checkpoint_and_goes_on_to_the_same_end(local_run, tmp_path):
+    folder = tmp_path / "run"
+    process = start(folder, "--local")
+    wait_for_line(process, "iteration 1/3")
+    process.send_signal(signal.SIGINT)
+    assert "stopping with a checkpoint" in finish(process)
+    stopped_at = max(line["iteration"] for line in curve(folder))
+    assert stopped_at < 3
+    assert (folder / "checkpoints" / f"step_{stopped_at:06d}" / "manifest.json").exists()
+    assert "going on from" in finish(start(folder, "--local"))
+    assert adapter_sha(folder) == adapter_sha(local_run[0])
+    assert curve(folder) == curve(local_run[0])
+
+
+def test_finished_run_is_not_run_again(local_run):
+    before = adapter_sha(local_run[0])
+    said = finish(start(local_run[0], "--local"))
+    assert "iteration 1/3" not in said
+    assert "held-out score before" in said
+    assert adapter_sha(local_run[0]) == before
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("actors", [1, 2])
+def test_run_on_ray_gives_the_same_adapter_with_any_number_of_rollout_actors(local_run, tmp_path, actors):
+    finish(start(tmp_path / "run", f"cluster.rollout_actors={actors}"))
+    assert adapter_sha(tmp_path / "run") == adapter_sha(local_run[0])
+    assert curve(tmp_path / "run") == curve(local_run[0])
+
+
+def test_plain_diffusers_pipeline_with_the_lora_draws_the_policys_pictures(local_run):
+    from diffusers import StableDiffusion3Pipeline
+
+    from flow.rollout import RolloutPolicy
+    from protocol.config.load import load_config
+    from protocol.messages import DrawRequest, Prompt
+    from protocol.resources import resolve
+
+    folder, _ = local_run
+    config = load_config(folder / "config.yaml")
+    policy = RolloutPolicy(config)
+    weights = read_lora(folder / "checkpoints" / "step_000003", version=3)
+    policy.load(weights)
+    texts = ["a photo of a red circle", "a photo of a blue square", "a photo of two triangles"]
+    request = DrawRequest(
+        prompts=tuple(Prompt(index=i, text=text) for i, text in enumerate(texts)),
+        numbers=(0, 0, 0),
+        seed=5,
+        steps=8,
+        version=3,
+        digest=weights.digest,
+    )
+    _, ours = policy.draw(request)
+
+    from flow.maths.noise import normal
+
+    pipeline = StableDiffusion3Pipeline.from_pretrained(
+        resolve(config.model.path), text_encoder_3=None, tokenizer_3=None, torch_dtype=torch.float32
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    pipeline.load_lora_weights(folder / "checkpoints" / "step_000003")
+    latents = torch.stack([normal("draw", 5, i, 0, shape=(4, 8, 8)) for i in range(3)])
+    theirs = pipeline(
+        texts,
+        latents=latents,
+        num_inference_steps=8,
+        guidance_scale=1.0,
+        max_sequence_length=config.model.max_sequence_length,
+        output_type="np",
+    ).images
+    np.testing.assert_array_equal(ours, (theirs * 255).round().astype(np.uint8))

@@ -1,0 +1,163 @@
+"""`flowcredit doctor` and `flowcredit verify`: every line says what is, and what to do."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deploy.cli.app import main
+from deploy.folder.run_folder import METRICS, open_run_folder
+from deploy.presets import FOLDER
+from deploy.tools import doctor
+from deploy.tools.doctor import Finding, Question, examine
+from deploy.tools.verify import ledger_faults, verify
+from protocol.config.load import load_config
+from protocol.errors import RunFolderError
+from protocol.messages import LearnerState, PolicyWeights, digest_of
+
+
+def found(question: Question) -> dict[str, Finding]:
+    return {finding.subject: finding for finding in examine(question)}
+
+
+def test_the_shipped_preset_is_ready_on_this_machine(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("FLOWCREDIT_BOARD", raising=False)
+    config = load_config(FOLDER / "toy_geneval.yaml")
+    findings = found(Question(config=config, run=tmp_path / "runs"))
+    assert [f for f in findings.values() if f.verdict == "bad"] == []
+    assert findings["torch"].found
+    assert "held out" in findings["prompts"].found
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "subject", "remedy"),
+    [
+        ({"model": {"path": "/nowhere"}}, "preset", "see the line itself"),
+        ({"cluster": {"address": "127.0.0.1:1"}}, "ray", "check cluster.address"),
+        ({"cluster": {"address": "127.0.0.1:x"}}, "ray", "check cluster.address"),
+    ],
+)
+def test_what_stops_a_run_is_bad_and_has_a_remedy(change, subject, remedy, tiny_config, tmp_path):
+    config = tiny_config(**change)
+    finding = found(Question(config=config, run=tmp_path))[subject]
+    assert finding.verdict == "bad"
+    assert remedy in finding.remedy
+
+
+def test_a_board_that_does_not_answer_is_a_note(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLOWCREDIT_BOARD", "redis://127.0.0.1:1/0")
+    finding = found(Question(config=None, run=tmp_path))["board"]
+    assert finding.verdict == "note"
+    assert "training goes on without it" in finding.remedy
+
+
+def test_prompts_that_are_in_both_files_are_noted(tiny_config, tmp_path):
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    (tmp_path / "b.txt").write_text("two\nthree\n")
+    config = tiny_config(data={"train": str(tmp_path / "a.txt"), "heldout": str(tmp_path / "b.txt")})
+    (finding,) = doctor.prompts_are_apart(Question(config=config, run=tmp_path))
+    assert "1 held-out prompts are trained on, e.g. 'two'" in finding.found
+
+
+def test_a_check_that_fails_itself_is_a_line(monkeypatch, tmp_path):
+    def broken(_: Question):
+        raise OSError("a disk on fire")
+
+    monkeypatch.setattr(doctor, "CHECKS", [broken])
+    (finding,) = examine(Question(config=None, run=tmp_path))
+    assert finding.verdict == "bad"
+    assert "a disk on fire" in finding.found
+
+
+def run_cli(monkeypatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["flowcredit", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code or 0
+
+
+def test_the_command_s_exit_code_tells_whether_a_run_can_start(monkeypatch, capsys):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert run_cli(monkeypatch, "doctor", "toy_geneval") == 0
+    assert "ok    model" in capsys.readouterr().out
+    assert run_cli(monkeypatch, "doctor", "toy_geneval", "model.path=/nowhere") == 1
+    assert "BAD   preset" in capsys.readouterr().out
+
+
+def state(step: int) -> LearnerState:
+    arrays = {"transformer.q.lora_A.weight": np.full((2, 4), step, np.float32)}
+    weights = PolicyWeights(version=step, arrays=arrays, digest=digest_of(arrays))
+    return LearnerState(step=step, weights=weights, optimizer={})
+
+
+@pytest.fixture
+def folder(tiny_config, tmp_path: Path) -> Path:
+    (tmp_path / "prompts.txt").write_text("a\n")
+    prompts = str(tmp_path / "prompts.txt")
+    run = open_run_folder(tmp_path / "run", tiny_config(data={"train": prompts, "heldout": prompts}))
+    for step in (1, 2):
+        run.append({"iteration": step, "ledger/first": 2.0 * step - 2, "ledger/last": 2.0 * step - 1})
+        run.save(state(step))
+    run.close()
+    return tmp_path / "run"
+
+
+def test_a_whole_run_is_verified(folder, monkeypatch, capsys):
+    assert all(each.is_whole for each in verify(folder))
+    assert run_cli(monkeypatch, "verify", str(folder)) == 0
+    assert "every group once, none left out" in capsys.readouterr().out
+
+
+def harm_checkpoint(run: Path) -> None:
+    path = next((run / "checkpoints/step_000001").glob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def harm_ledger(run: Path) -> None:
+    lines = (run / METRICS).read_text().splitlines()
+    (run / METRICS).write_text(lines[1] + "\n")
+
+
+def harm_prompts(run: Path) -> None:
+    (run.parent / "prompts.txt").write_text("b\n")
+
+
+@pytest.mark.parametrize(
+    ("harm", "subject"),
+    [
+        (harm_checkpoint, "step_000001"),
+        (harm_ledger, "ledger"),
+        (harm_prompts, "inputs.json"),
+        (lambda run: (run / METRICS).write_text("{\n"), METRICS),
+        (lambda run: (run / "config.yaml").write_text("a: ["), "config.yaml"),
+        (lambda run: (run / "inputs.json").unlink(), "inputs.json"),
+        (lambda run: shutil.rmtree(run / "checkpoints/step_000002"), "latest"),
+    ],
+    ids=["checkpoint", "ledger", "prompts", "metrics", "config", "inputs", "latest"],
+)
+def test_what_is_not_whole_is_named(folder, harm, subject, monkeypatch):
+    harm(folder)
+    assert [each.subject for each in verify(folder) if not each.is_whole] == [subject]
+    assert run_cli(monkeypatch, "verify", str(folder)) == 1
+
+
+def test_something_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(RunFolderError, match="must be a run folder"):
+        list(verify(tmp_path))
+
+
+def test_the_ledger_shows_gaps_repetitions_and_strangers():
+    def line(iteration: int, first: int) -> dict:
+        return {"iteration": iteration, "ledger/first": float(first), "ledger/last": float(first + 1)}
+
+    good = [line(1, 0), {"iteration": 1, "evaluation/score": 1.0}, line(2, 2), line(3, 4)]
+    assert ledger_faults(good, 2) == []
+    assert ledger_faults([line(1, 0), line(3, 4)], 2) == ["iteration 3 stands where 2 should"]
+    assert ledger_faults([line(1, 0), line(1, 0)], 2) == ["iteration 1 stands where 2 should"]
+    assert ledger_faults([line(1, 0), line(2, 0)], 2) == ["iteration 2 learned from other groups than 2 to 3"]
+    assert json.dumps(ledger_faults([], 2)) == "[]"

@@ -1,0 +1,120 @@
+"""The estimate against a real run: evaluations are counted, memory is what a real forward and backward allocate."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from deploy.tools.estimate import estimate, forward_peak
+from deploy.tools.fake_memory import PeakMemory
+from flow.build import build_policy
+from flow.models.folder import adapter_config
+from flow.models.hollow import attach_hollow_adapter, hollow_backbone
+from flow.rollout import RolloutPolicy
+from protocol.config.run import RunConfig
+from protocol.messages import Prompt, ShardRequest
+from tests.support.tiny_models import write_flux
+
+Config = Callable[..., RunConfig]
+
+
+def configured(tiny_config: Config, **settings: Any) -> RunConfig:
+    sections = {"group": {"size": 4, "shard": 2, "per_iteration": 3}}
+    held = tiny_config(**sections).model.model_dump()
+    return tiny_config(model={**held, **settings}, **sections)
+
+
+@pytest.mark.parametrize(("guidance", "forward_batch"), [(1.0, None), (3.0, None), (3.0, 1)])
+def test_evaluations_are_the_rows_that_a_real_shard_asks_for(
+    tiny_config: Config, guidance: float, forward_batch: int | None
+) -> None:
+    config = configured(tiny_config, guidance=guidance, forward_batch=forward_batch)
+    policy = RolloutPolicy(config)
+    _, lora = build_policy(config, device="cpu")
+    weights = lora.export(version=0)
+    policy.load(weights)
+    rows: list[int] = []
+    policy._policy.backbone.transformer.register_forward_pre_hook(
+        lambda module, args, kwargs: rows.append(len(kwargs["hidden_states"])), with_kwargs=True
+    )
+    request = ShardRequest(
+        iteration=0,
+        group=0,
+        prompt=Prompt(index=0, text="a cat"),
+        first_member=0,
+        members=2,
+        version=0,
+        digest=weights.digest,
+    )
+    _, rollout, pictures = policy.sample(request)
+    found = estimate(config).evaluations
+    shards = 3 * 4 // 2
+    assert (found.trajectories, found.rollout, found.pictures) == (12, shards * sum(rows), shards * len(pictures))
+    assert found.pairs == 12 * len(rollout.steps)
+    assert found.learner == found.pairs * (2 if guidance > 1 else 1) * 3
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}, {"dtype": "bfloat16"}], ids=str)
+def test_memory_of_a_fake_pass_is_that_of_a_real_one(tiny_config: Config, settings: dict[str, Any]) -> None:
+    config = configured(tiny_config, **settings)
+    policy, _ = build_policy(config, device="cpu")
+    fake = FakeTensorMode()
+    hollow = hollow_backbone(config.model, within=fake)
+    attach_hollow_adapter(hollow.transformer, adapter_config(config.model), within=fake)
+    for has_gradient in (False, True):
+        real = forward_peak(policy.backbone, 6, has_gradient=has_gradient)  # type: ignore[arg-type]
+        with fake:
+            guessed = forward_peak(hollow, 6, has_gradient=has_gradient)
+        assert guessed == pytest.approx(real, rel=0.1)
+
+
+def test_checkpointing_and_smaller_batches_take_less(tiny_config: Config) -> None:
+    def learner(**settings: Any) -> int:
+        return estimate(configured(tiny_config, **settings)).learner["forward and backward"]
+
+    assert learner(gradient_checkpointing=True) < 0.95 * learner()
+    assert learner(forward_batch=1) < 0.6 * learner()
+
+
+def test_weights_are_counted_exactly(tiny_config: Config) -> None:
+    config = configured(tiny_config, dtype="bfloat16")
+    policy, lora = build_policy(config, device="cpu")
+    found = estimate(config)
+    frozen = [p for p in policy.backbone.transformer.parameters() if not p.requires_grad]
+    assert found.rollout["transformer"] == sum(p.numel() * 2 for p in frozen)
+    assert found.trained == sum(p.numel() for p in lora.parameters.values())
+    assert found.learner["optimiser"] == 8 * found.trained
+    assert found.rollout["text encoders"] > 0
+    assert estimate(configured(tiny_config, embedding_cache="somewhere")).rollout["text encoders"] == 0
+
+
+def test_peak_memory_sees_what_lives_at_once() -> None:
+    kib = 1024
+    with PeakMemory() as memory:
+        first = torch.zeros(kib, dtype=torch.uint8)
+        second = torch.zeros(2 * kib, dtype=torch.uint8)
+        del second
+        third = torch.zeros(kib, dtype=torch.uint8)
+        view = first[:10]
+    assert memory.peak == 3 * kib
+    assert memory.current == 2 * kib
+    assert len(view) + len(third) == 10 + kib
+    outside = torch.zeros(kib)
+    with PeakMemory(apart=[outside]) as memory:
+        _ = outside.view(2, -1)
+    assert memory.peak == 0
+    assert np.isfinite(memory.current)
+
+
+def test_flux_is_estimated_as_it_runs(tiny_config: Config, tmp_path: Path) -> None:
+    model = {"path": str(write_flux(tmp_path / "flux")), "height": 16, "width": 16, "max_sequence_length": 4}
+    config = tiny_config(model={**model, "lora": {"rank": 2, "alpha": 2, "targets": None}})
+    policy, lora = build_policy(config, device="cpu")
+    found = estimate(config)
+    assert found.trained == sum(p.numel() for p in lora.parameters.values())
+    real = forward_peak(policy.backbone, config.group.shard, has_gradient=True)  # type: ignore[arg-type]
+    assert found.learner["forward and backward"] == pytest.approx(real, rel=0.1)

@@ -1,0 +1,181 @@
+"""The adapter: what it changes, what it refuses, and that diffusers loads the file it is written to."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
+from safetensors import safe_open
+
+from flow.adapter.lora import Lora
+from flow.adapter.lora_file import FILE_NAME, read_lora, write_lora
+from flow.maths.noise import normal
+from flow.models.contract import Backbone
+from flow.models.families import SD3
+from flow.models.load import load_backbone
+from protocol.config.model import LoraConfig, ModelConfig
+from protocol.errors import CheckpointError, ContractError, ModelError
+from protocol.messages import PolicyWeights, digest_of
+
+CONFIG = SD3.adapter(LoraConfig(rank=4, alpha=12))
+
+
+def fresh(tiny_sd3: Path) -> Backbone:
+    return load_backbone(ModelConfig(path=str(tiny_sd3), max_sequence_length=2))
+
+
+def answer(backbone: Backbone) -> torch.Tensor:
+    with torch.no_grad():
+        return backbone.velocity(
+            normal("x", shape=(2, 4, 8, 8)),
+            torch.tensor([0.9, 0.4]),
+            {name: tensor.repeat_interleave(2, 0) for name, tensor in backbone.encode("a red circle").items()},
+        )
+
+
+def random_weights(lora: Lora, version: int = 3) -> PolicyWeights:
+    """Every tensor random and non-zero."""
+    arrays = {name: 0.3 * normal(name, shape=tuple(p.shape)).numpy() for name, p in lora.parameters.items()}
+    return PolicyWeights(version=version, arrays=arrays, digest=digest_of(arrays))
+
+
+def test_a_fresh_adapter_changes_nothing_bitwise(tiny_sd3: Path) -> None:
+    backbone = fresh(tiny_sd3)
+    before = answer(backbone)
+    lora = Lora(backbone.transformer, CONFIG, seed=1)
+    assert torch.equal(answer(backbone), before)
+    assert all(bool(p.any()) == ("lora_A" in name) for name, p in lora.parameters.items())
+
+
+def test_every_target_takes_the_adapter_and_nothing_else_is_trained(tiny_sd3: Path) -> None:
+    backbone = fresh(tiny_sd3)
+    lora = Lora(backbone.transformer, CONFIG, seed=1)
+    weights = lora.export(version=0)
+    modules = {name.rsplit(".lora_", 1)[0] for name in weights.arrays}
+    expected = {
+        f"transformer.transformer_blocks.{block}.{target}"
+        for block in (0, 1)
+        for target in CONFIG.targets
+        if (block, target) != (1, "attn.to_add_out")
+    }
+    assert modules == expected
+    assert len(weights.arrays) == 2 * len(expected)
+    assert all(array.dtype == np.float32 for array in weights.arrays.values())
+    trained = {id(p) for p in backbone.transformer.parameters() if p.requires_grad}
+    assert trained == {id(p) for p in lora.parameters.values()}
+
+
+def test_equal_seeds_give_equal_adapters_and_leave_the_global_generator_alone(tiny_sd3: Path) -> None:
+    state = torch.random.get_rng_state()
+    first, second, third = (Lora(fresh(tiny_sd3).transformer, CONFIG, seed=s).export(version=0) for s in (5, 5, 6))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert first.digest == second.digest != third.digest
+
+
+def test_targets_that_name_no_module_are_a_model_error(tiny_sd3: Path) -> None:
+    with pytest.raises(ModelError, match="no module takes the adapter"):
+        Lora(fresh(tiny_sd3).transformer, SD3.adapter(LoraConfig(targets=("attention.query",))), seed=0)
+
+
+def test_loading_gives_the_exporting_policy_s_velocity_bitwise(tiny_sd3: Path) -> None:
+    learner, rollout = fresh(tiny_sd3), fresh(tiny_sd3)
+    source, target = Lora(learner.transformer, CONFIG, seed=1), Lora(rollout.transformer, CONFIG, seed=2)
+    weights = random_weights(source)
+    assert source.load(weights) == weights.digest
+    assert not torch.allclose(answer(learner), answer(rollout), atol=1e-3)
+    exported = source.export(version=4)
+    assert target.load(exported) == exported.digest == weights.digest
+    assert torch.equal(answer(learner), answer(rollout))
+
+
+def test_an_export_is_a_copy(tiny_sd3: Path) -> None:
+    lora = Lora(fresh(tiny_sd3).transformer, CONFIG, seed=1)
+    exported = lora.export(version=0)
+    before = digest_of(exported.arrays)
+    lora.load(random_weights(lora))
+    assert digest_of(exported.arrays) == before == exported.digest
+
+
+def test_the_digest_changes_with_one_number_one_name_and_one_shape() -> None:
+    arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.float32)}
+    base = digest_of(arrays)
+    changed = {**arrays, "b": np.array([1, np.nextafter(np.float32(1), np.float32(2))], np.float32)}
+    assert digest_of(dict(reversed(arrays.items()))) == base
+    assert digest_of({**arrays, "a": np.asfortranarray(arrays["a"])}) == base
+    others = [
+        changed,
+        {"a": arrays["a"], "c": arrays["b"]},
+        {**arrays, "a": arrays["a"].reshape(3, 2)},
+        {"a": arrays["a"]},
+    ]
+    assert len({base, *(digest_of(other) for other in others)}) == 5
+
+
+def test_other_names_shapes_or_bytes_are_refused(tiny_sd3: Path) -> None:
+    lora = Lora(fresh(tiny_sd3).transformer, CONFIG, seed=1)
+    weights = random_weights(lora)
+    name = next(iter(weights.arrays))
+    without = {n: a for n, a in weights.arrays.items() if n != name}
+    with pytest.raises(ContractError, match="must name the tensors of this model"):
+        lora.load(replace(weights, arrays=without))
+    with pytest.raises(ContractError, match=r"must be \[4, 16\], got \[16, 4\]"):
+        lora.load(replace(weights, arrays={**weights.arrays, name: weights.arrays[name].T}))
+    with pytest.raises(ContractError, match="must have digest"):
+        lora.load(replace(weights, arrays={**weights.arrays, name: weights.arrays[name] + 1}))
+
+
+def test_the_written_file_gives_a_plain_pipeline_the_policy_s_velocity(tiny_sd3: Path, tmp_path: Path) -> None:
+    backbone = fresh(tiny_sd3)
+    lora = Lora(backbone.transformer, CONFIG, seed=1)
+    untrained = answer(backbone)
+    weights = random_weights(lora)
+    lora.load(weights)
+    write_lora(tmp_path, weights, CONFIG)
+    pipeline = StableDiffusion3Pipeline.from_pretrained(tiny_sd3, text_encoder_3=None, tokenizer_3=None)
+    pipeline.load_lora_weights(tmp_path)
+    conditioning = {n: tensor.repeat_interleave(2, 0) for n, tensor in backbone.encode("a red circle").items()}
+    with torch.no_grad():
+        output = pipeline.transformer(
+            hidden_states=normal("x", shape=(2, 4, 8, 8)),
+            timestep=1000 * torch.tensor([0.9, 0.4]),
+            return_dict=False,
+            **conditioning,
+        )[0]
+    assert torch.equal(output, answer(backbone))
+    assert not torch.allclose(output, untrained, atol=1e-2)
+    adapters = pipeline.transformer.peft_config
+    assert [(each.r, each.lora_alpha) for each in adapters.values()] == [(4, 12)]
+
+
+def test_the_file_round_trips_bitwise_and_equal_weights_give_equal_bytes(tiny_sd3: Path, tmp_path: Path) -> None:
+    weights = random_weights(Lora(fresh(tiny_sd3).transformer, CONFIG, seed=1))
+    places = [tmp_path / "one", tmp_path / "two"]
+    reordered = replace(weights, arrays=dict(reversed(weights.arrays.items())))
+    for place, each in zip(places, (weights, reordered), strict=True):
+        place.mkdir()
+        write_lora(place, each, CONFIG)
+    assert (places[0] / FILE_NAME).read_bytes() == (places[1] / FILE_NAME).read_bytes()
+    held = read_lora(places[0], version=3)
+    assert held.digest == weights.digest
+    assert held.version == 3
+
+
+def test_the_header_names_rank_alpha_and_targets(tiny_sd3: Path, tmp_path: Path) -> None:
+    write_lora(tmp_path, random_weights(Lora(fresh(tiny_sd3).transformer, CONFIG, seed=1)), CONFIG)
+    with safe_open(tmp_path / FILE_NAME, framework="numpy") as file:
+        adapter = json.loads(file.metadata()["lora_adapter_metadata"])
+    assert adapter["transformer.r"] == 4
+    assert adapter["transformer.lora_alpha"] == 12
+    assert adapter["transformer.target_modules"] == list(CONFIG.targets)
+
+
+def test_a_damaged_or_missing_file_is_a_checkpoint_error(tiny_sd3: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_lora(tmp_path, version=0)
+    path = write_lora(tmp_path, random_weights(Lora(fresh(tiny_sd3).transformer, CONFIG, seed=1)), CONFIG)
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_lora(tmp_path, version=0)

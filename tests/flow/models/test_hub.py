@@ -1,0 +1,144 @@
+"""Hub ids without a network: a model in the hub's cache is found, one that is not is explained."""
+
+import logging
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import errors
+
+from flow.models.folder import completed, find_model, read_index
+from flow.models.hub import is_hub_id
+from flow.models.load import load_backbone
+from protocol.config.model import ModelConfig
+from protocol.errors import ModelError
+
+NOTICES = logging.getLogger("huggingface_hub.utils._http")
+REPO, COMMIT, OTHER = "example/tiny-sd3", "1" * 40, "2" * 40
+
+
+@pytest.fixture
+def cache(tiny_sd3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub's cache as a download would leave it, and no network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    repo = tmp_path / "models--example--tiny-sd3"
+    for commit, branch in ((COMMIT, "main"), (OTHER, "next")):
+        shutil.copytree(tiny_sd3, repo / "snapshots" / commit)
+        (repo / "refs").mkdir(exist_ok=True)
+        (repo / "refs" / branch).write_text(commit)
+    return repo
+
+
+def model(**settings: Any) -> ModelConfig:
+    return ModelConfig(**{"path": REPO, "max_sequence_length": 2} | settings)
+
+
+@pytest.mark.parametrize(
+    ("path", "is_id"),
+    [
+        ("stabilityai/stable-diffusion-3.5-medium", True),
+        ("black-forest-labs/FLUX.1-dev", True),
+        ("/data/model", False),
+        ("./model", False),
+        ("~/model", False),
+        ("model", False),
+        ("data/models/sd3", False),
+    ],
+)
+def test_a_hub_id_is_told_from_a_folder(path: str, is_id: bool) -> None:
+    assert is_hub_id(path) == is_id
+
+
+@pytest.mark.parametrize(("revision", "commit"), [(None, COMMIT), ("main", COMMIT), ("next", OTHER), (OTHER, OTHER)])
+def test_a_cached_model_is_found_by_its_revision(cache: Path, revision: str | None, commit: str) -> None:
+    index, folder = find_model(model(revision=revision))
+    assert index.family.name == "sd3"
+    assert folder == cache / "snapshots" / commit
+
+
+def test_a_run_pins_the_commit_of_its_model(cache: Path, tiny_config: Any) -> None:
+    config = tiny_config(model={"path": REPO, "revision": "next"})
+    pinned = completed(config).model
+    assert pinned.revision == OTHER
+    (cache / "refs" / "next").write_text(COMMIT)
+    assert completed(config).model.revision == COMMIT
+    assert find_model(pinned)[1] == cache / "snapshots" / OTHER
+    local = tiny_config()
+    assert completed(local).model.revision is None
+
+
+def test_a_cached_model_draws_as_its_folder_does(cache: Path, tiny_sd3: Path) -> None:
+    hub, local = (load_backbone(config) for config in (model(), model(path=str(tiny_sd3))))
+    first, second = hub.encode("a cat"), local.encode("a cat")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_folder_of_that_name_comes_first(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(cache / "snapshots" / COMMIT, tmp_path / REPO)
+    _, folder = find_model(model())
+    assert folder == Path(REPO)
+
+
+def test_offline_without_the_model_says_what_to_do(cache: Path) -> None:
+    with pytest.raises(
+        ModelError,
+        match=r"model example/other is not, or not wholly, in the hub cache .* HF_HUB_OFFLINE is set: run `hf",
+    ):
+        read_index(model(path="example/other"))
+    with pytest.raises(ModelError, match="model example/tiny-sd3 at revision v9 is not, or not wholly, in the hub"):
+        read_index(model(revision="v9"))
+
+
+def test_a_cached_model_that_lacks_a_part_is_refused(cache: Path) -> None:
+    shutil.rmtree(cache / "snapshots" / COMMIT / "vae")
+    with pytest.raises(ModelError, match="lacks .*'vae'"):
+        find_model(model())
+
+
+def test_neither_folder_nor_hub_id_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist: set model.path to a folder in diffusers' format or to a hub"):
+        read_index(model(path=str(tmp_path / "nothing")))
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            errors.GatedRepoError,
+            "is gated: accept its terms at https://huggingface.co/example/tiny-sd3 and set HF_TOKEN",
+        ),
+        (errors.RepositoryNotFoundError, "is neither a folder here nor on the hub: check model.path"),
+        (errors.RevisionNotFoundError, "is not on the hub: set model.revision"),
+        (errors.RemoteEntryNotFoundError, "must be in diffusers' format: it has no model_index.json"),
+        (errors.HfHubHTTPError, "cannot be fetched: 503"),
+    ],
+)
+def test_what_the_hub_refuses_is_explained(error: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    response = SimpleNamespace(headers={}, request=None)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise error("503 busy", response=response)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", refuse)
+    with pytest.raises(ModelError, match=message):
+        read_index(model())
+
+
+def test_the_hubs_notices_of_its_tries_stay_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = []
+
+    def unreachable(*_: Any, **__: Any) -> str:
+        heard.append(NOTICES.isEnabledFor(logging.WARNING))
+        raise errors.LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
+    before = NOTICES.isEnabledFor(logging.WARNING)
+    with pytest.raises(ModelError, match="hub cannot be reached"):
+        read_index(model())
+    assert heard == [False]
+    assert NOTICES.isEnabledFor(logging.WARNING) is before is True

@@ -1,0 +1,186 @@
+"""Every family against its own diffusers pipeline: embeddings, sigmas, latents after each step, pictures.
+
+float32, bit for bit, except where the pipeline runs the two branches of guidance apart and we run them as one batch:
+FLUX above guidance 1 may differ by rounding.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from diffusers.utils import logging as diffusers_logging
+
+from flow.maths.noise import normal
+from flow.models.contract import Backbone
+from flow.models.flux import pack, unpack
+from flow.models.load import load_backbone
+from flow.policy import FlowPolicy
+from flow.sampler import trajectory
+from protocol.config.model import ModelConfig
+from protocol.config.sampling import SamplingConfig
+from protocol.errors import ModelError
+from tests.support.tiny_models import write_flux, write_sd35
+
+STEPS, TOKENS = 3, 6
+TEXT, NEGATIVE = "a red circle", "blurry"
+WRITERS: dict[str, Callable[[Path], Path]] = {
+    "sd35": write_sd35,
+    "sd35_without_t5": lambda folder: write_sd35(folder, has_t5=False),
+    "flux_dev": write_flux,
+    "flux_schnell": lambda folder: write_flux(folder, is_schnell=True),
+}
+FLUX = ("flux_dev", "flux_schnell")
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return WRITERS[name](tmp_path_factory.mktemp("models") / name)
+
+
+@pytest.fixture(scope="module")
+def pipeline(folder: Path) -> Any:
+    diffusers_logging.disable_progress_bar()
+    absent = {part: None for part in ("text_encoder_3", "tokenizer_3") if "without_t5" in folder.name}
+    loaded = diffusers.DiffusionPipeline.from_pretrained(folder, **absent)
+    loaded.set_progress_bar_config(disable=True)
+    return loaded
+
+
+def backbone_of(folder: Path, *, height: int = 16, width: int = 16, **settings: Any) -> Backbone:
+    return load_backbone(
+        ModelConfig(path=str(folder), max_sequence_length=TOKENS, height=height, width=width, **settings)
+    )
+
+
+def ours(backbone: Backbone, initial: torch.Tensor, guidance: float) -> list[torch.Tensor]:
+    policy = FlowPolicy(backbone, SamplingConfig(steps=STEPS), guidance=guidance)
+    drawn = trajectory(
+        policy,
+        initial=initial,
+        conditioning=policy.conditioning(TEXT, NEGATIVE),
+        noise=lambda k: torch.zeros_like(initial),
+        stochastic=(),
+    )
+    with torch.no_grad():
+        return [step.next_latents for step in drawn]
+
+
+def theirs(
+    pipeline: Any, name: str, initial: torch.Tensor, guidance: float, height: int, width: int, embedded: float = 3.5
+) -> tuple[list[torch.Tensor], np.ndarray]:
+    """The pipeline's latents after each step, unpacked, and its pictures in [0, 1]."""
+    seen: list[torch.Tensor] = []
+    is_flux = name in FLUX
+
+    def watch(_: Any, step: int, timestep: Any, held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        latents = held["latents"].clone()
+        seen.append(unpack(latents, height=initial.shape[2], width=initial.shape[3]) if is_flux else latents)
+        return held
+
+    guided = {"guidance_scale": embedded, "true_cfg_scale": guidance} if is_flux else {"guidance_scale": guidance}
+    pictures = pipeline(
+        prompt=TEXT,
+        negative_prompt=NEGATIVE,
+        num_inference_steps=STEPS,
+        num_images_per_prompt=len(initial),
+        latents=pack(initial) if is_flux else initial,
+        height=height,
+        width=width,
+        output_type="np",
+        max_sequence_length=TOKENS,
+        callback_on_step_end=watch,
+        **guided,
+    ).images
+    return seen, pictures
+
+
+@torch.no_grad()
+def test_embeddings_equal_encode_prompt_bitwise(name: str, folder: Path, pipeline: Any) -> None:
+    backbone = backbone_of(folder)
+    for text in (TEXT, NEGATIVE, ""):
+        found = backbone.encode(text)
+        if name in FLUX:
+            embeds, pooled, _ = pipeline.encode_prompt(prompt=text, prompt_2=None, max_sequence_length=TOKENS)
+        else:
+            embeds, _, pooled, _ = pipeline.encode_prompt(
+                prompt=text, prompt_2=None, prompt_3=None, max_sequence_length=TOKENS
+            )
+        assert torch.equal(found["encoder_hidden_states"], embeds)
+        assert torch.equal(found["pooled_projections"], pooled)
+        assert embeds.any() and pooled.any()
+
+
+@pytest.mark.parametrize(("height", "width"), [(16, 16), (12, 8)])
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("guidance", [1.0, 4.5])
+def test_latents_after_every_step_and_pictures_equal_the_pipeline_s(
+    name: str, folder: Path, pipeline: Any, guidance: float, batch: int, height: int, width: int
+) -> None:
+    backbone = backbone_of(folder, height=height, width=width)
+    assert backbone.latent_shape == (4, height // 2, width // 2)
+    initial = normal("initial", shape=(batch, *backbone.latent_shape))
+    found = ours(backbone, initial, guidance)
+    expected, pictures = theirs(pipeline, name, initial, guidance, height, width)
+    assert len(expected) == STEPS
+    is_exact = name not in FLUX or guidance == 1
+    for mine, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0 if is_exact else 1e-4, atol=0 if is_exact else 1e-4)
+    drawn, rounded = backbone.decode(found[-1]), (pictures * 255).round().astype(np.uint8)
+    assert drawn.shape == (batch, height, width, 3)
+    assert np.abs(drawn.astype(int) - rounded).max() <= (0 if is_exact else 1)
+    assert drawn.std() > 1
+
+
+@pytest.mark.parametrize("name", ["flux_dev"], indirect=True)
+def test_embedded_guidance_is_the_model_s_input(name: str, folder: Path, pipeline: Any) -> None:
+    initial = normal("initial", shape=(2, 4, 8, 8))
+    weak, strong = (ours(backbone_of(folder, embedded_guidance=value), initial, 1.0)[-1] for value in (1.5, 7.0))
+    assert not torch.allclose(weak, strong)
+    expected, _ = theirs(pipeline, name, initial, 1.0, 16, 16, embedded=7.0)
+    assert torch.equal(strong, expected[-1])
+
+
+@pytest.mark.parametrize("steps", [1, 4, 28])
+def test_sigmas_are_the_pipeline_s(name: str, folder: Path, pipeline: Any, steps: int) -> None:
+    height, width = 12, 8
+    found = backbone_of(folder, height=height, width=width).sigmas(steps)
+    pipeline(prompt=TEXT, num_inference_steps=steps, height=height, width=width, output_type="latent")
+    assert torch.equal(found, pipeline.scheduler.sigmas)
+
+
+def test_decoding_in_pieces_gives_the_same_pictures(folder: Path) -> None:
+    latents = normal("latents", shape=(5, 4, 8, 8))
+    whole, pieces = (backbone_of(folder, decode_batch=size).decode(latents) for size in (None, 2))
+    assert pieces.shape == whole.shape
+    assert np.abs(whole.astype(int) - pieces).max() <= 1
+
+
+def test_a_size_that_the_latents_cannot_hold_is_a_model_error(folder: Path) -> None:
+    with pytest.raises(ModelError, match="must be multiples of 4, got 18 and 16"):
+        backbone_of(folder, height=18)
+
+
+@pytest.mark.parametrize("name", ["sd35"], indirect=True)
+def test_a_size_beyond_the_model_s_positions_is_a_model_error(name: str, folder: Path) -> None:
+    with pytest.raises(ModelError, match="must be at most 32 for this model's positions, got 36 and 16"):
+        backbone_of(folder, height=36)
+
+
+def test_a_scheduler_with_other_sigmas_is_refused(folder: Path, tmp_path: Path) -> None:
+    import json
+    import shutil
+
+    copied = shutil.copytree(folder, tmp_path / "model")
+    file = copied / "scheduler" / "scheduler_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"use_karras_sigmas": True}))
+    with pytest.raises(ModelError, match="use_karras_sigmas"):
+        backbone_of(copied)

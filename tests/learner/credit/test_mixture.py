@@ -1,0 +1,178 @@
+"""Advantages of several rewards mixed after normalisation; each reward's own gains; groups set aside."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from learner.credit.assign import Assignment
+from learner.credit.mixture import assign_mixed, reward_gains
+from learner.loop.setting_aside import name_if_silent, set_aside_if_void
+from learner.update.metrics import group_metrics
+from protocol.config.credit import CreditConfig
+from protocol.config.run import RunConfig
+from protocol.errors import ConfigError, ContractError
+from protocol.messages import COMMON_PICTURE, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
+from rewards.answers import judged, partly
+from rewards.mixture import mix
+from tests.support.plain_credit import PLAIN
+
+A = np.array([[0.5, 0.62, 0.58, 0.66], [0.5, 0.46, 0.55, 0.53]], np.float32)
+B = np.array([[20, 22, 21, 25], [20, 21, 24, 23]], np.float32)
+
+
+def shard(first: int, scores: Scores, members: int = 1) -> ScoredShard:
+    request = ShardRequest(
+        iteration=0,
+        group=0,
+        prompt=Prompt(index=0, text="a"),
+        first_member=first,
+        members=members,
+        version=0,
+        digest="",
+    )
+    rollout = Rollout(
+        request=request,
+        steps=(0, 1, 2),
+        latents=np.zeros((members, 5, 1, 1, 1), np.float32),
+        log_probs=np.zeros((members, 3), np.float32),
+        image_index=np.arange(4 * members).reshape(members, 4),
+    )
+    return ScoredShard(rollout=rollout, scores=scores)
+
+
+def group(a: np.ndarray = A, b: np.ndarray = B, weights: tuple[float, float] = (0.7, 0.3)) -> ScoredGroup:
+    """Two members in two shards, scored by `a` and `b`."""
+    shards = []
+    for member in range(2):
+        parts = {"a": judged(a[member]), "b": judged(b[member], {"detail": b[member] / 2})}
+        shards.append(shard(member, mix(parts, dict(zip("ab", weights, strict=True)))))
+    return ScoredGroup(prompt=Prompt(index=0, text="a"), shards=tuple(shards))
+
+
+def z_scores(table: np.ndarray) -> np.ndarray:
+    gains = np.diff(table.astype(np.float64))
+    return (gains - gains.mean()) / (gains.std() + 1e-4)
+
+
+def mixed(groups: list[ScoredGroup], rewards: dict[str, float], **credit) -> Assignment:
+    config = CreditConfig(**(PLAIN | {"mixture": "advantages"} | credit))
+    return assign_mixed(groups, config, rewards=rewards, members=2, total=3, weights=torch.ones(3))
+
+
+def test_each_reward_is_normalised_by_itself_and_the_weighted_advantages_add_up() -> None:
+    assignment = mixed([group(), group(a=A[::-1])], {"a": 0.7, "b": 0.3})
+    for credited, a in zip(assignment.groups, (A, A[::-1]), strict=True):
+        np.testing.assert_allclose(credited.advantages, 0.7 * z_scores(a) + 0.3 * z_scores(B), atol=1e-5)
+        np.testing.assert_allclose(credited.step_rewards, np.diff(0.7 * a + 0.3 * B), atol=1e-4)
+
+
+def test_a_reward_s_scale_changes_the_sum_of_raw_scores_and_not_the_sum_of_advantages() -> None:
+    for mixture, is_equal in (("advantages", True), ("rewards", False)):
+        small, large = (
+            mixed([g], {"a": 0.5, "b": 0.5}, epsilon=0, mixture=mixture).groups[0].advantages
+            for g in (group(b=B / 1000), group())
+        )
+        assert torch.allclose(small, large, atol=1e-3) is is_equal
+
+
+def test_one_reward_of_weight_one_is_the_same_either_way() -> None:
+    shards = tuple(shard(member, mix({"a": judged(A[member])}, {"a": 1.0})) for member in range(2))
+    alone = ScoredGroup(prompt=Prompt(index=0, text="a"), shards=shards)
+    apart, together = (mixed([alone], {"a": 1.0}, mixture=m).groups[0].advantages for m in ("advantages", "rewards"))
+    assert torch.equal(apart, together) and apart.any()
+
+
+def test_a_point_that_one_reward_misses_is_masked_in_all() -> None:
+    first = mix({"a": partly(A[0], ["", "lost", "", ""]), "b": judged(B[0])}, {"a": 1.0, "b": 1.0})
+    second = mix({"a": judged(A[1]), "b": judged(B[1])}, {"a": 1.0, "b": 1.0})
+    held = ScoredGroup(prompt=Prompt(index=0, text="a"), shards=(shard(0, first), shard(1, second)))
+    credited = mixed([held], {"a": 1.0, "b": 1.0}).groups[0]
+    assert credited.step_valid.tolist() == [[False, False, True], [True, True, True]]
+    assert credited.advantages[0, :2].tolist() == [0, 0] and credited.advantages.isfinite().all()
+
+
+def test_a_group_set_aside_is_mixed_too_and_a_reward_without_scores_breaks_the_contract() -> None:
+    aside = ScoredGroup(
+        prompt=Prompt(index=0, text="a"), shards=tuple(shard(i, Scores.missing(4, "down")) for i in (0, 1))
+    )
+    first, second = mixed([aside, group()], {"a": 1.0, "b": 1.0}).groups
+    assert not first.advantages.any() and not first.step_valid.any() and second.advantages.any()
+    with pytest.raises(ContractError, match="needs a score of every reward, got none of 'c'"):
+        mixed([group()], {"a": 1.0, "c": 1.0})
+
+
+def test_a_shared_first_picture_counts_for_every_shard_of_the_group() -> None:
+    held = group()
+    index = np.array([[COMMON_PICTURE, 1, 2, 3]])
+    second = replace(held.shards[1], rollout=replace(held.shards[1].rollout, image_index=index))
+    shared = replace(held, shards=(held.shards[0], second))
+    assert reward_gains([shared]) == reward_gains([held]), "both members start from the same score here"
+    moved = group(a=A + np.array([[0.1], [0.0]], np.float32))
+    shared = replace(moved, shards=(moved.shards[0], second))
+    assert reward_gains([shared])["gain/a/step_0_mean"] == pytest.approx((0.12 + (0.46 - 0.6)) / 2, abs=1e-6)
+
+
+def test_mixed_advantages_and_one_running_mean_exclude_each_other(tiny_config) -> None:
+    with pytest.raises(ConfigError, match="credit.mixture advantages normalises each reward by itself"):
+        tiny_config(credit={"mixture": "advantages", "normalise": "ema"})
+
+
+def test_every_reward_s_gains_and_curve_are_recorded() -> None:
+    metrics = reward_gains([group()])
+    assert metrics["gain/a/step_0_mean"] == pytest.approx((0.12 - 0.04) / 2)
+    assert metrics["gain/a/step_0_abs_mean"] == pytest.approx((0.12 + 0.04) / 2)
+    assert metrics["gain/b/step_2_mean"] == pytest.approx((4 - 1) / 2)
+    assert not any("detail" in name for name in metrics)
+    whole = group_metrics([group()], mixed([group()], {"a": 0.7, "b": 0.3}).groups)
+    assert whole["reward/a"] == pytest.approx((0.66 + 0.53) / 2)
+    assert whole["reward/b"] == pytest.approx(24)
+    assert whole["gain/b/step_0_mean"] == pytest.approx(1.5)
+
+
+def test_a_void_picture_sets_its_whole_group_aside_and_no_other() -> None:
+    kept = (shard(0, judged([1, 2, 3, 4])), shard(1, partly([1, 2, float("nan"), 4], ["", "", "lost", ""])))
+    assert set_aside_if_void(kept) == kept
+    void = (kept[0], replace(kept[1], scores=replace(kept[1].scores, voids_group=True)))
+    aside = set_aside_if_void(void)
+    assert not any(shard.scores.valid.any() for shard in aside)
+    assert aside[0].scores.reasons == ("the group is set aside: lost",) * 4
+
+
+def test_a_group_without_any_score_is_named_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    lost = [float("nan")] * 4
+    name_if_silent("a cat", (shard(0, judged([1, 2, 3, 4])), shard(1, partly(lost, ["blurred"] * 4))))
+    assert not caplog.text
+    name_if_silent("a cat", (shard(0, partly(lost, ["blurred"] * 4)),))
+    assert "must have a valid score to train on, got none for 'a cat' (blurred)" in caplog.text
+    assert "set rewards.NAME.on_failure" in caplog.text
+
+
+def configs(tiny_config, **rewards) -> RunConfig:
+    return tiny_config(rewards=rewards, evaluation={"component": "reward"})
+
+
+def test_held_out_scorers_take_no_part_in_the_weights(tiny_config) -> None:
+    config = configs(
+        tiny_config, a={"scorer": "geneval", "weight": 0.5}, b={"scorer": "ocr", "use": "evaluate", "weight": 9}
+    )
+    assert config.weights == {"a": 0.5}
+    with pytest.raises(ConfigError, match="at least one of rewards must have use=train"):
+        configs(tiny_config, a={"scorer": "geneval", "use": "evaluate"})
+    with pytest.raises(ConfigError, match="a reward's name must be letters, digits, _ and -, got 'a/b'"):
+        configs(tiny_config, **{"a/b": {"scorer": "geneval"}})
+
+
+def test_where_scores_are_made_may_change_on_a_resumed_run_and_what_is_scored_may_not(tiny_config) -> None:
+    def fields(**reward) -> dict:
+        return configs(tiny_config, a={"scorer": "geneval", **reward}).outcome_fields()
+
+    same: Sequence[dict] = (
+        {"actors": 3, "batch": 8, "tries": 1, "on_failure": "fail", "timeout_s": 5.0},
+        {"resources": {"ocr_node": 1}, "runtime_env": {"pip": ["x"]}, "cpus": 2},
+    )
+    assert all(fields(**change) == fields() for change in same)
+    for change in ({"weight": 2.0}, {"args": {"reward": "strict"}}):
+        assert fields(**change) != fields()

@@ -1,0 +1,170 @@
+"""What holds for any rewards: telescoping, moments, symmetry, invariance (hypothesis draws the rewards)."""
+
+from functools import partial
+from itertools import pairwise
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import example, given, settings
+
+from learner.credit.normalise import centred, from_baseline, joint, per_step
+from learner.credit.rules import gae, gains, uniform
+from learner.credit.turning_point import find_turns, turning_point
+from learner.credit.value_calibration import calibrated
+from protocol.config.credit import CreditConfig, TurningPointConfig
+
+EPSILON = 1e-4
+settings.register_profile("steady", deadline=None, derandomize=True)
+settings.load_profile("steady")
+
+
+@st.composite
+def reward_tables(draw: st.DrawFn) -> torch.Tensor:
+    """Rewards of 2 to 6 members at 2 to 7 points, on a grid of hundredths so that equal ones occur."""
+    members, points = draw(st.integers(2, 6)), draw(st.integers(2, 7))
+    row = st.lists(st.integers(0, 100), min_size=points, max_size=points)
+    return torch.tensor(draw(st.lists(row, min_size=members, max_size=members))) / 100
+
+
+def everything(rewards: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(rewards, dtype=torch.bool)
+
+
+def plain(rule, rewards: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return rule(rewards, everything(rewards), steps=rewards.shape[1] - 1)
+
+
+def turned(rewards: torch.Tensor, **choice: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    return turning_point([(rewards, everything(rewards))], TurningPointConfig(**choice))[0]
+
+
+def calibrated_gae(rewards: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The default credit: decayed gains of calibrated values."""
+    steps = rewards.shape[1] - 1
+    ((values,),), _ = calibrated([[(rewards, everything(rewards), tuple(range(steps)))]], steps)
+    return plain(partial(gae, decay=CreditConfig().gae_lambda), values)
+
+
+def ema(values: torch.Tensor, valid: torch.Tensor, *, epsilon: float) -> torch.Tensor:
+    """About a baseline that earlier iterations left."""
+    baseline = torch.linspace(-0.06, 0.12, 10, dtype=torch.float64)[: values.shape[1]]
+    return from_baseline(values, valid, baseline=baseline, epsilon=epsilon)
+
+
+def of_the_iteration(normalise, values: torch.Tensor, valid: torch.Tensor, *, epsilon: float) -> torch.Tensor:
+    """With the std over this group and another one of twice its spread, as `credit.scale: iteration` takes it."""
+    lowest = values.amin(0, keepdim=True)
+    pool = torch.cat([values, lowest + 2 * (values - lowest)]), torch.cat([valid, valid])
+    return normalise(values, valid, epsilon=epsilon, pool=pool)
+
+
+RULES = {
+    "uniform": partial(plain, uniform),
+    "gains": partial(plain, gains),
+    "gae": partial(plain, partial(gae, decay=0.7)),
+    "calibrated": calibrated_gae,
+    "turning_point": partial(turned, is_balanced=False),
+    "balanced": partial(turned, is_balanced=True),
+}
+NORMALISERS = {
+    "joint": joint,
+    "per_step": per_step,
+    "centred": centred,
+    "ema": ema,
+    **{f"{rule.__name__}, iteration": partial(of_the_iteration, rule) for rule in (joint, per_step, centred)},
+}
+PAIRS = [(rule, normalise) for rule in RULES for normalise in NORMALISERS]
+
+
+@given(reward_tables())
+def test_gains_sum_to_the_final_reward_minus_the_first(rewards: torch.Tensor) -> None:
+    values, _ = plain(gains, rewards)
+    torch.testing.assert_close(values.sum(1), rewards[:, -1] - rewards[:, 0], rtol=0, atol=1e-6)
+
+
+@given(reward_tables())
+def test_joint_advantages_have_mean_0_and_std_1_over_trained_steps(rewards: torch.Tensor) -> None:
+    values, valid = plain(gains, rewards)
+    advantages = joint(values, valid, epsilon=0.0).double()
+    if values.max() > values.min():
+        assert advantages.mean().item() == pytest.approx(0, abs=1e-5)
+        assert advantages.std(correction=0).item() == pytest.approx(1, abs=1e-5)
+    else:
+        assert not advantages.any()
+
+
+@given(reward_tables())
+def test_steps_that_are_not_trained_change_no_statistic(rewards: torch.Tensor) -> None:
+    values, valid = plain(gains, rewards)
+    wide = torch.cat([values, torch.full((len(values), 2), 99.0)], dim=1)
+    wide_valid = torch.cat([valid, torch.zeros(len(valid), 2, dtype=torch.bool)], dim=1)
+    for normalise in NORMALISERS.values():
+        advantages = normalise(wide, wide_valid, epsilon=EPSILON)
+        assert torch.equal(advantages[:, :-2], normalise(values, valid, epsilon=EPSILON))
+        assert not advantages[:, -2:].any()
+
+
+@given(reward_tables(), st.lists(st.floats(0.25, 4.0), min_size=6, max_size=6))
+def test_weights_applied_before_per_step_normalisation_cancel(rewards: torch.Tensor, weights: list[float]) -> None:
+    """Rewards in eighths, so that gains which are equal stay equal."""
+    values, valid = plain(gains, (rewards * 8).round() / 8)
+    weighted = per_step(values * torch.tensor(weights)[: values.shape[1]], valid, epsilon=0.0)
+    torch.testing.assert_close(weighted, per_step(values, valid, epsilon=0.0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rule", "normalise"), [pair for pair in PAIRS if pair[0] != "balanced"])
+@settings(max_examples=30)
+@given(rewards=reward_tables(), numbers=st.randoms(use_true_random=False))
+def test_permuting_members_permutes_rows(rule: str, normalise: str, rewards: torch.Tensor, numbers) -> None:
+    """But for balanced turning points: ties between members go to the first one."""
+    order = list(range(len(rewards)))
+    numbers.shuffle(order)
+    before = NORMALISERS[normalise](*RULES[rule](rewards), epsilon=EPSILON)
+    after = NORMALISERS[normalise](*RULES[rule](rewards[order]), epsilon=EPSILON)
+    torch.testing.assert_close(after, before[order], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("rule", "normalise"), [pair for pair in PAIRS if pair != ("uniform", "ema")])
+@settings(max_examples=30)
+@given(rewards=reward_tables(), constant=st.integers(-3, 3))
+def test_a_constant_added_to_all_rewards_changes_nothing(
+    rule: str, normalise: str, rewards: torch.Tensor, constant: int
+) -> None:
+    """Rewards in eighths, so that adding a whole number is exact in float32. A baseline of rewards would not follow."""
+    rewards = (rewards * 8).round() / 8
+    before = NORMALISERS[normalise](*RULES[rule](rewards), epsilon=EPSILON)
+    after = NORMALISERS[normalise](*RULES[rule](rewards + constant), epsilon=EPSILON)
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
+
+
+def turns_by_definition(rewards: list[float]) -> list[bool]:
+    """TP-GRPO's definitions 4.1 and 5.1 and remark 5.2, step by step and in whole hundredths."""
+    levels = [round(100 * reward) for reward in rewards]
+    trend, before, turns = levels[-1] - levels[0], -1, []
+    for level, following in pairwise(levels):
+        agrees = (following - level) * trend
+        turns.append(before < 0 < agrees and (following - level) * (levels[-1] - following) > 0)
+        before = agrees
+    return turns
+
+
+@given(reward_tables())
+@example(torch.tensor([[0.50, 0.62, 0.58, 0.66, 0.70], [0.50, 0.57, 0.49, 0.44, 0.40]]))
+def test_consistent_turning_points_and_no_other_steps_earn_their_aggregate_which_exceeds_the_gain(
+    rewards: torch.Tensor,
+) -> None:
+    own, _ = plain(gains, rewards)
+    values, _ = turned(rewards, is_balanced=False)
+    turns = find_turns(rewards, everything(rewards), is_consistent=True, has_first_step=True)
+    assert turns.selected.tolist() == [turns_by_definition(row) for row in rewards.tolist()]
+    assert torch.equal(values, torch.where(turns.selected, rewards[:, -1:] - rewards[:, :-1], own))
+    assert (values.abs() >= own.abs())[turns.selected].all()
+
+
+@given(reward_tables())
+def test_gae_between_its_ends_lies_between_gain_and_return_for_rising_rewards(rewards: torch.Tensor) -> None:
+    rising = rewards.cumsum(1)
+    low, middle, high = (plain(partial(gae, decay=decay), rising)[0] for decay in (0.0, 0.5, 1.0))
+    assert (low <= middle + 1e-5).all()
+    assert (middle <= high + 1e-5).all()

@@ -1,0 +1,125 @@
+"""Means by tag over fixed pictures, from sources that answer with known numbers."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from learner.loop.evaluate import Evaluation, evaluate
+from protocol.config.run import RunConfig
+from protocol.errors import ConfigError, ContractError
+from protocol.messages import DrawRequest, Prompt, Receipt, Scores
+from protocol.ports import Parts
+
+Config = Callable[..., RunConfig]
+
+PROMPTS = (
+    Prompt(index=0, text="0.2", metadata={"tag": "colors"}),
+    Prompt(index=1, text="0.4", metadata={"tag": "colors"}),
+    Prompt(index=2, text="0.6", metadata={"tag": "colors"}),
+    Prompt(index=3, text="0.9", metadata={"tag": "counting"}),
+)
+
+
+class PaintedSource:
+    """Draws every picture in the brightness `16 * prompt index + number`; the receipt is honest unless told."""
+
+    def __init__(self, digest: str = "abc") -> None:
+        self.requests: list[DrawRequest] = []
+        self._digest = digest
+
+    async def draw(self, request: DrawRequest) -> tuple[Receipt, np.ndarray]:
+        self.requests.append(request)
+        levels = [16 * prompt.index + number for prompt, number in zip(request.prompts, request.numbers, strict=True)]
+        pictures = np.stack([np.full((2, 2, 3), level, np.uint8) for level in levels])
+        return Receipt(version=request.version, digest=self._digest, pictures=len(pictures)), pictures
+
+    async def fetch(self, pictures: np.ndarray) -> np.ndarray:
+        return pictures
+
+
+class ReadingScorer:
+    """A prompt's score is the number that it spells, 0.05 more for odd pictures; `missing` levels have none."""
+
+    def __init__(self, missing: Sequence[int] = ()) -> None:
+        self._missing = missing
+
+    async def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        levels = images[:, 0, 0, 0]
+        values = np.array([float(text) for text in prompts], np.float32) + 0.05 * (levels % 2)
+        valid = ~np.isin(levels, self._missing)
+        values = np.where(valid, values, np.nan).astype(np.float32)
+        return Scores(
+            values=values,
+            valid=valid,
+            reasons=tuple("" if ok else "blurred" for ok in valid),
+            components={"brightness": (2 * values).astype(np.float32)},
+        )
+
+
+def assess(config: RunConfig, source: Any = None, scorer: Any = None) -> Evaluation:
+    parts = Parts(rollouts=source or PaintedSource(), rewards=scorer or ReadingScorer(), learner=None, weights=None)  # type: ignore[arg-type]
+    return asyncio.run(evaluate(config, prompts=PROMPTS, parts=parts, version=5, digest="abc"))
+
+
+def test_the_score_is_the_mean_of_the_tags_means(tiny_config: Config) -> None:
+    result = assess(tiny_config())
+    assert result.by_tag == {"colors": pytest.approx(0.425), "counting": pytest.approx(0.925)}
+    assert result.score == pytest.approx((0.425 + 0.925) / 2)
+    assert (result.pictures, result.missing) == (8, 0)
+
+
+def test_a_component_can_be_the_reading(tiny_config: Config) -> None:
+    assert assess(tiny_config(evaluation={"component": "brightness"})).by_tag["counting"] == pytest.approx(1.85)
+
+
+def test_an_unknown_component_is_refused_with_the_known_ones(tiny_config: Config) -> None:
+    with pytest.raises(ConfigError, match=r"\['reward', 'brightness'\], got 'brightness/strict'"):
+        assess(tiny_config(evaluation={"component": "brightness/strict"}))
+
+
+def test_missing_scores_are_counted_and_left_out_of_the_means(tiny_config: Config) -> None:
+    result = assess(tiny_config(), scorer=ReadingScorer(missing=(0, 1, 48)))
+    assert result.by_tag == {"colors": pytest.approx((0.4 + 0.45 + 0.6 + 0.65) / 4), "counting": pytest.approx(0.95)}
+    assert result.missing == 3
+    assert np.isnan(result.gallery[0][2])
+
+
+def test_a_tag_without_any_score_stops_the_evaluation(tiny_config: Config) -> None:
+    with pytest.raises(ContractError, match="'counting'"):
+        assess(tiny_config(), scorer=ReadingScorer(missing=(48, 49)))
+
+
+def test_requests_have_the_configured_batch_seed_and_steps(tiny_config: Config) -> None:
+    source = PaintedSource()
+    assess(tiny_config(evaluation={"seed": 77, "steps": 6}), source=source)
+    assert [len(request.prompts) for request in source.requests] == [3, 3, 2]
+    drawn = [(p.index, n) for r in source.requests for p, n in zip(r.prompts, r.numbers, strict=True)]
+    assert drawn == [(index, number) for index in range(4) for number in range(2)]
+    assert {(r.seed, r.steps, r.version, r.digest) for r in source.requests} == {(77, 6, 5, "abc")}
+
+
+def test_the_gallery_shows_the_first_picture_of_up_to_four_prompts_of_each_tag(tiny_config: Config) -> None:
+    gallery = assess(tiny_config()).gallery
+    assert [(prompt.index, int(picture[0, 0, 0])) for prompt, picture, _ in gallery] == [
+        (0, 0),
+        (1, 16),
+        (2, 32),
+        (3, 48),
+    ]
+    assert [reading for _, _, reading in gallery] == pytest.approx([0.2, 0.4, 0.6, 0.9])
+
+
+def test_pictures_of_other_weights_are_refused(tiny_config: Config) -> None:
+    with pytest.raises(ContractError, match="samples must come from version 5"):
+        assess(tiny_config(), source=PaintedSource(digest="other"))
+
+
+def test_prompts_without_a_tag_stand_under_all(tiny_config: Config) -> None:
+    parts = Parts(rollouts=PaintedSource(), rewards=ReadingScorer(), learner=None, weights=None)  # type: ignore[arg-type]
+    plain = [Prompt(index=0, text="0.5")]
+    result = asyncio.run(evaluate(tiny_config(), prompts=plain, parts=parts, version=0, digest="abc"))
+    assert result.by_tag == {"all": pytest.approx(0.525)}
+    assert result.timed(2.5).seconds == 2.5

@@ -1,0 +1,392 @@
+"""From sampled shards to new weights on the tiny pipeline: exact replay, direction, exact continuation, refusals."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from pydantic import BaseModel
+
+from flow.build import policy_of
+from flow.maths.noise import normal
+from flow.rollout import RolloutPolicy
+from learner.update.learner import Learner
+from protocol.config.load import load_config
+from protocol.config.method import method_names
+from protocol.config.model import ModelConfig
+from protocol.config.run import RunConfig
+from protocol.config.sampling import SamplingConfig, WindowConfig
+from protocol.errors import ContractError, NonFiniteError
+from protocol.messages import PolicyWeights, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest, digest_of
+from tests.support.plain_credit import PLAIN
+
+Config = Callable[..., RunConfig]
+Judge = Callable[[Rollout, np.ndarray], np.ndarray]
+
+PROMPTS = (Prompt(index=0, text="a red circle"), Prompt(index=1, text="two blue squares", negative="photo"))
+
+
+def scored(values: np.ndarray) -> Scores:
+    """What the pool answers for the config's one reward."""
+    valid, values = np.isfinite(values), values.astype(np.float32)
+    reasons = tuple("" if ok else "blurred" for ok in valid)
+    return Scores(values=values, valid=valid, reasons=reasons, components={"brightness": values})
+
+
+def redness(_: Rollout, pictures: np.ndarray) -> np.ndarray:
+    return pictures[..., 0].mean((1, 2)) / 255
+
+
+def draw_groups(
+    policy: RolloutPolicy, config: RunConfig, weights: PolicyWeights, *, iteration: int, judge: Judge = redness
+) -> list[ScoredGroup]:
+    groups = []
+    for group in range(config.group.per_iteration):
+        prompt, shards = PROMPTS[group % 2], []
+        for first in range(0, config.group.size, config.group.shard):
+            request = ShardRequest(
+                iteration=iteration,
+                group=group,
+                prompt=prompt,
+                first_member=first,
+                members=config.group.shard,
+                version=weights.version,
+                digest=weights.digest,
+            )
+            _, rollout, pictures = policy.sample(request)
+            shards.append(ScoredShard(rollout=rollout, scores=scored(judge(rollout, pictures))))
+        groups.append(ScoredGroup(prompt=prompt, shards=tuple(shards)))
+    return groups
+
+
+def iterate(learner: Learner, policy: RolloutPolicy, config: RunConfig, **how: Any) -> dict[str, float]:
+    weights = learner.weights()
+    assert policy.load(weights) == (weights.version, weights.digest)
+    return learner.update(draw_groups(policy, config, weights, iteration=learner.step, **how))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"credit": {"rule": "uniform"}, "sampling": {"shared_noise": False}},
+        {"group": {"shard": 1, "size": 3}},
+        {"group": {"shard": 4}},
+    ],
+)
+def test_replay_with_unchanged_weights_has_ratio_exactly_one_at_every_version(
+    tiny_config: Config, sections: dict[str, Any]
+) -> None:
+    config = tiny_config(**sections)
+    learner, policy = Learner(config), RolloutPolicy(config)
+    for version in (1, 2):
+        metrics = iterate(learner, policy, config)
+        assert metrics["train/first_ratio_deviation"] == 0.0
+        assert metrics["train/ratio_mean"] == 1.0
+        assert metrics["train/clip_fraction"] == 0.0
+        assert metrics["train/approx_kl"] == 0.0
+        assert metrics["train/grad_norm"] > 0
+        assert metrics["policy/version"] == version
+
+
+def test_versions_grow_by_one_and_the_digest_follows_the_weights(tiny_config: Config) -> None:
+    config = tiny_config()
+    learner, policy = Learner(config), RolloutPolicy(config)
+    seen = [learner.weights()]
+    for _ in range(2):
+        iterate(learner, policy, config)
+        seen.append(learner.weights())
+    assert [weights.version for weights in seen] == [0, 1, 2]
+    assert len({weights.digest for weights in seen}) == 3
+
+
+def log_probs_of(learner: Learner, rollout: Rollout) -> torch.Tensor:
+    """Log-probs [N, S] of a rollout under the learner's present weights, computed with their gradient as it does."""
+    policy = learner._policy
+    conditioning = policy.conditioning(rollout.request.prompt.text, rollout.request.prompt.negative)
+    columns = []
+    for k in rollout.steps:
+        latents, following = (torch.from_numpy(rollout.latents[:, point].copy()) for point in (k, k + 1))
+        transition, _ = policy.transition(latents, k, conditioning=conditioning)
+        assert transition.mean.requires_grad
+        columns.append(transition.log_prob(following).detach())
+    return torch.stack(columns, dim=1)
+
+
+def choices(section: type[BaseModel], key: str) -> tuple[str, ...]:
+    """What the config offers for a key."""
+    return get_args(section.model_fields[key].annotation)
+
+
+def with_moved_adapter(config: RunConfig) -> tuple[Learner, RolloutPolicy, PolicyWeights]:
+    """Both sides with one adapter that is far from fresh."""
+    learner, policy = Learner(config), RolloutPolicy(config)
+    fresh = learner.weights()
+    arrays = {name: held + 0.1 * normal(name, shape=held.shape).numpy() for name, held in fresh.arrays.items()}
+    weights = replace(fresh, arrays=arrays, digest=digest_of(arrays))
+    learner._lora.load(weights)
+    policy.load(weights)
+    return learner, policy, weights
+
+
+KERNELS = [
+    *({"kernel": kernel} for kernel in choices(SamplingConfig, "kernel")),
+    {"kernel": "cps", "log_prob": "squared"},
+    {"kernel": "ddim_sde", "first_step": "exclude"},
+    {"kernel": "dance_sde", "noise_levels": [0.9, 0.5, 0.2]},
+]
+WINDOWS = choices(WindowConfig, "rule")
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0], ids=["plain", "guided"])
+@pytest.mark.parametrize("dtype", choices(ModelConfig, "dtype"))
+def test_every_kernel_and_window_is_replayed_bit_for_bit_in_every_precision(
+    tiny_config: Config, dtype: str, guidance: float
+) -> None:
+    """Loaded once for all: a policy is its backbone and the config's way of sampling."""
+    samplings = [kernel | {"window": {"rule": rule, "within": [0.0, 0.75]}} for kernel in KERNELS for rule in WINDOWS]
+    model = {"dtype": dtype, "guidance": guidance}
+    once = {"model": model, "credit": {"rule": "uniform"}, "group": {"per_iteration": 1}}
+    configs = [tiny_config(sampling=sampling, **once) for sampling in samplings]
+    learner, policy, weights = with_moved_adapter(configs[0])
+    for sampling, config in zip(samplings, configs, strict=True):
+        for side in (learner, policy):
+            side._config, side._policy = config, policy_of(side._policy.backbone, config)
+        for shard in draw_groups(policy, config, weights, iteration=1)[0].shards:
+            rollout: Rollout = shard.rollout
+            replayed = log_probs_of(learner, rollout).numpy()
+            assert np.array_equal(replayed, rollout.log_probs), (sampling, rollout.request.first_member)
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_every_method_replays_exactly_and_learns(tiny_config: Config, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(
+        tiny_config(sampling={"steps": 6}, group={"size": 6, "shard": 6}, learner={"kl": {"weight": 0.004}}).to_yaml()
+    )
+    config = load_config(path, overrides=[f"method={name}"])
+    learner, policy = Learner(config), RolloutPolicy(config)
+    fresh = learner.weights().digest
+    metrics = iterate(learner, policy, config)
+    assert metrics["train/first_ratio_deviation"] == 0.0
+    assert metrics["train/grad_norm"] > 0
+    assert np.isfinite(list(metrics.values())).all()
+    assert learner.weights().digest != fresh
+
+
+def test_step_weights_count_the_steps_of_the_schedule_and_not_of_the_window(tiny_config: Config) -> None:
+    config = tiny_config(
+        sampling={"steps": 10, "window": {"rule": "fixed", "first": 0, "size": 4}},
+        credit={"rule": "uniform", "step_weights": {"rule": "piecewise"}},
+        group={"per_iteration": 1},
+    )
+    learner, policy = Learner(config), RolloutPolicy(config)
+    assert learner._weights.tolist() == pytest.approx([1.8] * 3 + [1.0] * 5 + [1.3] * 2)
+    iterate(learner, policy, config)
+    advantages = learner.credit(0).advantages
+    np.testing.assert_allclose(advantages[:, :4], advantages[:, 3:4] * [1.8, 1.8, 1.8, 1.0], rtol=1e-6)
+    assert np.ptp(advantages[:, 3]) > 1
+    assert not advantages[:, 4:].any()
+
+
+@pytest.mark.parametrize("rule", ["uniform", "gains"])
+def test_an_update_makes_the_better_member_more_likely_and_the_worse_less(tiny_config: Config, rule: str) -> None:
+    config = tiny_config(
+        group={"size": 2, "shard": 2, "per_iteration": 1},
+        credit={"rule": rule},
+        learner={"learning_rate": 1e-3},
+    )
+    learner, policy = Learner(config), RolloutPolicy(config)
+    weights = learner.weights()
+    policy.load(weights)
+
+    def first_is_better(rollout: Rollout, pictures: np.ndarray) -> np.ndarray:
+        points = rollout.image_index.shape[1]
+        rewards = np.zeros(len(pictures))
+        for point in range(points):
+            rewards[rollout.image_index[0, point]] = point / 10
+            rewards[rollout.image_index[1, point]] = -point / 10
+        return rewards if points > 1 else np.array([1.0, 0.0])
+
+    groups = draw_groups(policy, config, weights, iteration=0, judge=first_is_better)
+    rollout = groups[0].shards[0].rollout
+    before = log_probs_of(learner, rollout)
+    assert np.array_equal(before.numpy(), rollout.log_probs)
+    learner.update(groups)
+    change = (log_probs_of(learner, rollout) - before).sum(1)
+    assert change[0] > 0 > change[1]
+
+
+def test_a_restored_learner_goes_on_bitwise_like_an_uninterrupted_one(tiny_config: Config) -> None:
+    config = tiny_config(learner={"updates_per_iteration": 2})
+    whole, policy = Learner(config), RolloutPolicy(config)
+    iterate(whole, policy, config)
+    halfway = whole.state()
+    iterate(whole, policy, config)
+
+    resumed, other_policy = Learner(tiny_config(learner={"updates_per_iteration": 2})), RolloutPolicy(config)
+    resumed.restore(halfway)
+    assert resumed.step == 1
+    assert resumed.weights().digest == halfway.weights.digest
+    iterate(resumed, other_policy, config)
+    iterate(whole, policy, config)
+    iterate(resumed, other_policy, config)
+    assert whole.step == resumed.step == 3
+    assert whole.weights().digest == resumed.weights().digest
+    first, second = whole.state().optimizer, resumed.state().optimizer
+    assert first.keys() == second.keys()
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def test_a_restore_also_takes_an_older_state_over_a_newer_learner(tiny_config: Config) -> None:
+    config = tiny_config()
+    learner, policy = Learner(config), RolloutPolicy(config)
+    start = learner.state()
+    iterate(learner, policy, config)
+    once = learner.weights()
+    learner.restore(start)
+    assert learner.step == 0
+    assert learner.state().optimizer == {}
+    iterate(learner, policy, config)
+    assert learner.weights().digest == once.digest
+
+
+def test_a_state_is_a_copy(tiny_config: Config) -> None:
+    config = tiny_config()
+    learner, policy = Learner(config), RolloutPolicy(config)
+    iterate(learner, policy, config)
+    state = learner.state()
+    held = {name: array.copy() for name, array in state.optimizer.items()}
+    iterate(learner, policy, config)
+    assert all(np.array_equal(state.optimizer[name], array) for name, array in held.items())
+    assert {name.rsplit("/", 1)[1] for name in held} == {"exp_avg", "exp_avg_sq", "step"}
+
+
+def test_only_the_first_of_several_updates_has_ratio_one(tiny_config: Config) -> None:
+    config = tiny_config(learner={"updates_per_iteration": 2, "learning_rate": 1e-2})
+    learner, policy = Learner(config), RolloutPolicy(config)
+    iterate(learner, policy, config)
+    steps = {name: value for name, value in learner.state().optimizer.items() if name.endswith("/step")}
+    assert {float(value) for value in steps.values()} == {2.0}
+    assert learner.step == 1
+    metrics = iterate(learner, policy, config)
+    assert metrics["train/first_ratio_deviation"] == 0.0
+    assert metrics["train/ratio_mean"] != 1.0
+
+
+def test_an_iteration_without_one_valid_score_is_refused_with_the_first_reason(tiny_config: Config) -> None:
+    config = tiny_config()
+    learner, policy = Learner(config), RolloutPolicy(config)
+    before = learner.weights()
+
+    def blind(_: Rollout, pictures: np.ndarray) -> np.ndarray:
+        return np.full(len(pictures), np.nan)
+
+    with pytest.raises(
+        ContractError, match="at least one step reward whose scores are valid, got none; first reason: blurred"
+    ):
+        iterate(learner, policy, config, judge=blind)
+    assert learner.weights().digest == before.digest
+    assert learner.step == 0
+
+
+def test_groups_in_which_nothing_differs_change_nothing(tiny_config: Config) -> None:
+    config = tiny_config()
+    learner, policy = Learner(config), RolloutPolicy(config)
+    before = learner.weights()
+
+    def same(_: Rollout, pictures: np.ndarray) -> np.ndarray:
+        return np.full(len(pictures), 0.3)
+
+    metrics = iterate(learner, policy, config, judge=same)
+    assert learner.weights().digest == before.digest
+    assert learner.step == 1
+    assert metrics["group/zero_variance"] == 1.0
+    assert metrics["train/grad_norm"] == 0.0
+    assert metrics["train/loss"] == 0.0
+
+
+def test_missing_scores_are_counted_and_the_others_still_teach(tiny_config: Config) -> None:
+    config = tiny_config(credit={"rule": "uniform"})
+    learner, policy = Learner(config), RolloutPolicy(config)
+
+    def half(_: Rollout, pictures: np.ndarray) -> np.ndarray:
+        return np.where(np.arange(len(pictures)) == 0, np.nan, redness(_, pictures))
+
+    metrics = iterate(learner, policy, config, judge=half)
+    assert metrics["reward/missing"] == 4
+    assert np.isfinite(list(metrics.values())).all()
+    assert metrics["train/grad_norm"] > 0
+
+
+def damaged(groups: Sequence[ScoredGroup], shards: Callable[[tuple[ScoredShard, ...]], Any]) -> list[ScoredGroup]:
+    return [replace(groups[0], shards=tuple(shards(groups[0].shards))), *groups[1:]]
+
+
+def test_incomplete_or_disordered_groups_are_refused(tiny_config: Config) -> None:
+    config = tiny_config()
+    learner, policy = Learner(config), RolloutPolicy(config)
+    policy.load(learner.weights())
+    groups = draw_groups(policy, config, learner.weights(), iteration=0)
+    for shards, held in (
+        (lambda each: each[:1], r"\[0, 1\]"),
+        (lambda each: each[::-1], r"\[2, 3, 0, 1\]"),
+        (lambda each: each[:1] * 2, r"\[0, 1, 0, 1\]"),
+    ):
+        with pytest.raises(ContractError, match=f"members 0 to 3 in order, got {held}"):
+            learner.update(damaged(groups, shards))
+    too_few = scored(np.zeros(3))
+    with pytest.raises(ContractError, match="7 pictures must have as many scores, got 3"):
+        learner.update(damaged(groups, lambda each: (replace(each[0], scores=too_few), each[1])))
+    assert learner.step == 0
+
+
+def test_a_loss_that_is_not_finite_leaves_the_weights_alone(tiny_config: Config) -> None:
+    config = tiny_config()
+    learner, policy = Learner(config), RolloutPolicy(config)
+    before = learner.weights()
+    policy.load(before)
+    groups = draw_groups(policy, config, before, iteration=0)
+    for shard in groups[0].shards:
+        shard.rollout.log_probs[0, 0] = -np.inf
+    with pytest.raises(NonFiniteError, match="must be finite"):
+        learner.update(groups)
+    assert learner.weights().digest == before.digest
+
+
+def test_reward_metrics_are_those_of_the_finished_pictures(tiny_config: Config) -> None:
+    config = tiny_config(group={"per_iteration": 1}, credit=PLAIN | {"values": "calibrated"})
+    learner, policy = Learner(config), RolloutPolicy(config)
+
+    def by_hand(rollout: Rollout, pictures: np.ndarray) -> np.ndarray:
+        rewards = np.full(len(pictures), 0.5)
+        rewards[rollout.image_index[:, -1]] = [0.7, 0.4] if rollout.request.first_member else [0.6, 0.3]
+        return rewards
+
+    metrics = iterate(learner, policy, config, judge=by_hand)
+    assert metrics["reward/mean"] == pytest.approx(0.5)
+    assert metrics["reward/group_std"] == pytest.approx(np.std([0.7, 0.4, 0.6, 0.3]))
+    assert metrics["reward/missing"] == 0
+    assert metrics["gain/step_0_abs_mean"] == 0.0
+    assert metrics["gain/step_2_abs_mean"] == pytest.approx((0.2 + 0.1 + 0.1 + 0.2) / 4)
+    assert metrics["advantage/step_0_mean"] == pytest.approx(0, abs=1e-6)
+
+
+def test_pairs_without_a_valid_gain_do_not_weigh_in_the_loss(tiny_config: Config) -> None:
+    """The loss is the mean over valid pairs: with ratio 1 it is minus the mean advantage."""
+    config = tiny_config(group={"per_iteration": 1}, credit=PLAIN | {"epsilon": 0.0, "advantage_clip": 1.0})
+    learner, policy = Learner(config), RolloutPolicy(config)
+
+    def one_peak(rollout: Rollout, pictures: np.ndarray) -> np.ndarray:
+        rewards = np.zeros(len(pictures))
+        rewards[rollout.image_index[0, -1]] = 1.0 if rollout.request.first_member == 0 else np.nan
+        return rewards
+
+    metrics = iterate(learner, policy, config, judge=one_peak)
+    gains = np.zeros(11)
+    gains[0] = 1.0
+    advantages = np.clip((gains - gains.mean()) / gains.std(), -1, 1)
+    assert metrics["train/loss"] == pytest.approx(-advantages.mean(), abs=1e-5)

@@ -1,0 +1,247 @@
+"""The objective on the tiny pipeline: the reference is the base model, every way to sample and to learn replays."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flow.adapter.lora import Lora
+from flow.maths.noise import normal
+from flow.maths.transition import Transition
+from flow.models.load import load_backbone
+from flow.policy import FlowPolicy
+from flow.rollout import RolloutPolicy
+from learner.update.learner import Learner
+from learner.update.minibatch import Minibatch
+from learner.update.objective import Objective, divergence
+from protocol.config.learning import KlConfig, LearnerConfig
+from protocol.config.run import RunConfig
+from protocol.messages import Prompt
+from tests.learner.update.test_learner import draw_groups, iterate
+
+Config = Callable[..., RunConfig]
+GAINS = {"rule": "gains"}
+PROMPT = Prompt(index=0, text="a red circle", negative="photo")
+
+
+def perturbed(config: RunConfig, amount: float) -> tuple[FlowPolicy, Lora]:
+    backbone = load_backbone(config.model)
+    lora = Lora(backbone.transformer, config.model.lora, seed=0)
+    with torch.no_grad():
+        for place, parameter in enumerate(lora.parameters.values()):
+            parameter.add_(amount * normal("perturbed", place, shape=parameter.shape))
+    return FlowPolicy(backbone, config.sampling, guidance=config.model.guidance), lora
+
+
+def pairs(policy: FlowPolicy, k: int = 1) -> Minibatch:
+    latents = normal("latents", shape=(3, 4, 8, 8))
+    conditioning = policy.conditioning(PROMPT.text, PROMPT.negative)
+    with torch.no_grad():
+        transition, _ = policy.transition(latents, k, conditioning=conditioning)
+    following = transition.sample(normal("noise", shape=(3, 4, 8, 8)))
+    return Minibatch(
+        prompt=PROMPT,
+        k=k,
+        latents=latents,
+        next_latents=following,
+        old_log_prob=transition.log_prob(following),
+        advantages=torch.tensor([1.0, -0.5, 0.0]),
+        valid=torch.tensor([True, True, False]),
+        old_mean=transition.mean,
+        target=normal("target", shape=(3, 4, 8, 8)),
+    )
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+@pytest.mark.parametrize("rule", ["full", "no_dt", "velocity"])
+def test_a_fresh_adapter_has_a_kl_of_exactly_zero(tiny_config: Config, rule: str, guidance: float) -> None:
+    policy, lora = perturbed(tiny_config(model={"guidance": guidance}), 0.0)
+    objective = Objective(policy, lora, LearnerConfig(kl=KlConfig(weight=1.0, rule=rule)))  # type: ignore[arg-type]
+    assert objective(pairs(policy)).kl.tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_the_reference_is_the_guided_base_model_and_the_adapter_is_back_afterwards(
+    tiny_config: Config, guidance: float
+) -> None:
+    config = tiny_config(model={"guidance": guidance})
+    policy, lora = perturbed(config, 0.1)
+    base = FlowPolicy(load_backbone(config.model), config.sampling, guidance=guidance)
+    minibatch = pairs(policy)
+    conditioning = policy.conditioning(PROMPT.text, PROMPT.negative)
+    with torch.no_grad():
+        ours, velocity = policy.transition(minibatch.latents, 1, conditioning=conditioning)
+        with lora.adapter_disabled():
+            disabled, _ = policy.transition(minibatch.latents, 1, conditioning=conditioning)
+        theirs, plain = base.transition(minibatch.latents, 1, conditioning=base.conditioning("a red circle", "photo"))
+        again, _ = policy.transition(minibatch.latents, 1, conditioning=conditioning)
+    assert torch.equal(disabled.mean, theirs.mean)
+    assert torch.equal(again.mean, ours.mean)
+    assert not torch.equal(ours.mean, theirs.mean)
+    assert all(parameter.requires_grad for parameter in lora.parameters.values())
+    step = (policy.sigmas[1] - policy.sigmas[2]).item()
+    expected = {
+        "full": ((ours.mean - theirs.mean) ** 2).flatten(1).mean(1) / (2 * ours.std**2),
+        "no_dt": ((ours.mean - theirs.mean) ** 2).flatten(1).mean(1) / (2 * ours.std**2) * step,
+        "velocity": ((velocity - plain) ** 2).flatten(1).mean(1),
+    }
+    for rule, value in expected.items():
+        kl = divergence(
+            KlConfig(weight=1.0, rule=rule),  # type: ignore[arg-type]
+            policy=(ours, velocity),
+            reference=(theirs, plain),
+            step=step,
+        )
+        torch.testing.assert_close(kl, value)
+        objective = Objective(policy, lora, LearnerConfig(kl=KlConfig(weight=2.0, rule=rule)))  # type: ignore[arg-type]
+        losses = objective(minibatch)
+        torch.testing.assert_close(losses.kl, torch.where(minibatch.valid, value, 0.0))
+        without = Objective(policy, lora, LearnerConfig())(minibatch)
+        torch.testing.assert_close(losses.loss, without.loss + 2.0 * losses.kl)
+
+
+def test_the_kl_alone_pulls_the_adapter_back(tiny_config: Config) -> None:
+    """With advantages of 0 the gradient is the KL's: it is there, and a step against it lowers the KL."""
+    policy, lora = perturbed(tiny_config(), 0.05)
+    minibatch = pairs(policy)
+    minibatch.advantages.zero_()
+    objective = Objective(policy, lora, LearnerConfig(kl=KlConfig(weight=1.0)))
+    before = objective(minibatch)
+    before.loss.sum().backward()
+    gradients = [parameter.grad for parameter in lora.parameters.values()]
+    assert all(gradient is not None for gradient in gradients)
+    assert sum(gradient.abs().sum().item() for gradient in gradients if gradient is not None) > 0
+    with torch.no_grad():
+        for parameter in lora.parameters.values():
+            assert parameter.grad is not None
+            parameter.sub_(1e-4 * parameter.grad)
+    assert objective(minibatch).kl.sum() < before.kl.sum()
+
+
+@pytest.mark.parametrize("rule", ["full", "no_dt", "velocity"])
+def test_the_reference_s_forward_leaves_no_graph_and_the_policy_s_does(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch, rule: str
+) -> None:
+    policy, lora = perturbed(tiny_config(), 0.1)
+    minibatch, plain, seen = pairs(policy), policy.transition, []
+
+    def watched(*state: Any, **how: Any) -> tuple[Transition, torch.Tensor]:
+        transition, velocity = plain(*state, **how)
+        seen.append((torch.is_grad_enabled(), transition.mean.requires_grad, velocity.requires_grad))
+        return transition, velocity
+
+    monkeypatch.setattr(policy, "transition", watched)
+    losses = Objective(policy, lora, LearnerConfig(kl=KlConfig(weight=1.0, rule=rule)))(minibatch)  # type: ignore[arg-type]
+    assert seen == [(False, False, False), (True, True, True)]
+    assert losses.loss.requires_grad
+
+
+@pytest.mark.parametrize("objective", ["clipped", "guarded", "distillation"])
+def test_pairs_without_a_step_reward_cost_nothing(tiny_config: Config, objective: str) -> None:
+    policy, lora = perturbed(tiny_config(), 0.1)
+    losses = Objective(policy, lora, LearnerConfig(objective=objective, kl=KlConfig(weight=1.0)))(pairs(policy))  # type: ignore[arg-type]
+    assert losses.ratio.tolist() == [1.0, 1.0, 1.0]
+    assert losses.loss[2].item() == 0.0
+    assert losses.loss[0].item() != 0.0
+
+
+def test_distillation_regresses_onto_the_straight_way_to_the_completion(tiny_config: Config) -> None:
+    policy, lora = perturbed(tiny_config(), 0.1)
+    minibatch = pairs(policy)
+    assert minibatch.target is not None
+    losses = Objective(policy, lora, LearnerConfig(objective="distillation"))(minibatch)
+    with torch.no_grad():
+        _, velocity = policy.transition(minibatch.latents, 1, conditioning=policy.conditioning("a red circle", ""))
+    target = (minibatch.latents - minibatch.target) / policy.sigmas[1]
+    assert losses.loss[0].item() == pytest.approx((velocity - target).square().flatten(1).mean(1)[0].item(), rel=1e-5)
+    assert losses.loss[1].item() == 0.0
+
+
+REPLAYS: dict[str, dict[str, dict[str, Any]]] = {
+    "cps, published log-prob": {"sampling": {"kernel": "cps", "log_prob": "squared"}},
+    "ddim, first step excluded": {"sampling": {"kernel": "ddim_sde", "first_step": "exclude", "steps": 5}},
+    "calibrated": {"sampling": {"kernel": "dance_sde", "noise_levels": [0.9, 0.5, 0.2]}},
+    "shifted once": {"sampling": {"schedule": "shifted"}},
+    "random window": {"sampling": {"window": {"rule": "random", "size": 1, "within": [0.0, 0.75]}}},
+    "branches": {"sampling": {"window": {"rule": "branch"}}, "credit": {"rule": "uniform", "normalise": "per_step"}},
+    "guided turning points": {
+        "model": {"guidance": 3.0},
+        "credit": {"rule": "turning_point", "normalise": "per_step"},
+        "completion": {"rule": "schedule"},
+    },
+    "guarded": {"learner": {"objective": "guarded"}},
+    "with kl": {"learner": {"kl": {"weight": 0.1}}},
+    "distillation": {"learner": {"objective": "distillation"}},
+    "bfloat16, guided, cps": {"model": {"dtype": "bfloat16", "guidance": 2.0}, "sampling": {"kernel": "cps"}},
+    "cut forwards, schedule": {"model": {"forward_batch": 1}, "completion": {"rule": "schedule"}},
+}
+
+
+@pytest.mark.parametrize("name", REPLAYS)
+def test_a_replay_has_ratio_exactly_one_and_the_update_learns(tiny_config: Config, name: str) -> None:
+    sections = {key: dict(value) for key, value in REPLAYS[name].items()}
+    sections["learner"] = {"updates_per_iteration": 1, **sections.get("learner", {})}
+    config = tiny_config(**sections)
+    learner, policy = Learner(config), RolloutPolicy(config)
+    for _ in range(2):
+        metrics = iterate(learner, policy, config)
+        assert metrics["train/first_ratio_deviation"] == 0.0
+        assert metrics["train/ratio_mean"] == 1.0
+        assert metrics["train/grad_norm"] > 0
+        assert np.isfinite(list(metrics.values())).all()
+
+
+def test_several_epochs_go_over_the_groups_again(tiny_config: Config) -> None:
+    config = tiny_config(learner={"updates_per_iteration": 2, "epochs": 3, "learning_rate": 1e-3})
+    learner, policy = Learner(config), RolloutPolicy(config)
+    metrics = iterate(learner, policy, config)
+    steps = {float(value) for name, value in learner.state().optimizer.items() if name.endswith("/step")}
+    assert steps == {6.0}
+    assert metrics["train/first_ratio_deviation"] == 0.0
+    assert metrics["train/ratio_mean"] != 1.0
+
+
+def test_parts_of_a_group_add_up_to_the_gradient_of_the_whole(tiny_config: Config) -> None:
+    """One shard of four or four of one: the same pairs, the same mean, the same gradient up to rounding."""
+    gradients = []
+    for shard in (4, 1):
+        config = tiny_config(group={"size": 4, "shard": shard, "per_iteration": 1}, sampling={"shared_noise": False})
+        learner, policy = Learner(config), RolloutPolicy(config)
+        policy.load(learner.weights())
+
+        def by_member(rollout: Any, pictures: np.ndarray) -> np.ndarray:
+            rewards = np.zeros(len(pictures))
+            for member in range(rollout.request.members):
+                rewards[rollout.image_index[member]] = np.arange(4) * (rollout.request.first_member + member)
+            return rewards
+
+        learner.update(draw_groups(policy, config, learner.weights(), iteration=0, judge=by_member))
+        gradients.append(torch.cat([p.grad.flatten() for p in learner._lora.parameters.values() if p.grad is not None]))
+    assert gradients[0].norm() > 0
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-2, atol=1e-4)
+
+
+def test_baseline_and_running_mean_go_on_exactly_after_a_restore(tiny_config: Config) -> None:
+    learning = {"updates_per_iteration": 1, "average": {"decay": 0.9, "every": 2}}
+    config = tiny_config(learner=learning, credit={"normalise": "ema"})
+    whole, policy = Learner(config), RolloutPolicy(config)
+    iterate(whole, policy, config)
+    halfway = whole.state()
+    assert halfway.average is not None
+    assert halfway.average.digest == Learner(config).weights().digest, "the mean moves after two optimiser steps"
+    resumed = Learner(config)
+    resumed.restore(halfway)
+    for learner in (whole, resumed):
+        other = RolloutPolicy(config)
+        iterate(learner, other, config)
+        iterate(learner, other, config)
+    first, second = whole.state(), resumed.state()
+    assert first.weights.digest == second.weights.digest
+    assert first.average is not None
+    assert second.average is not None
+    assert first.average.digest == second.average.digest != first.weights.digest
+    assert first.baseline == second.baseline
+    assert len(first.baseline) == 4
+    assert first.baseline[3] is None, "the last step is never stochastic"

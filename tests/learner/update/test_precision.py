@@ -1,0 +1,228 @@
+"""Precision and memory options: learner and rollout agree in each, and each changes what it says it changes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flow.adapter.lora_file import write_lora
+from flow.models.contract import repeat
+from flow.models.load import load_backbone
+from flow.rollout import RolloutPolicy
+from learner.checkpoint import read_checkpoint, write_checkpoint
+from learner.update.learner import SCALER, Learner
+from protocol.config.run import RunConfig
+from protocol.errors import ModelError, NonFiniteError, ParityError
+from protocol.messages import Prompt, ScoredGroup, ScoredShard, Scores, ShardRequest
+
+Config = Callable[..., RunConfig]
+PROMPT = Prompt(index=0, text="a red circle", negative="photo")
+
+
+def model(tiny_config: Config, **settings: Any) -> RunConfig:
+    held = tiny_config().model.model_dump()
+    return tiny_config(model={**held, **settings}, group={"size": 4, "shard": 4, "per_iteration": 1})
+
+
+def draw_groups(policy: RolloutPolicy, config: RunConfig, learner: Learner) -> list[ScoredGroup]:
+    weights = learner.weights()
+    policy.load(weights)
+    request = ShardRequest(
+        iteration=learner.step,
+        group=0,
+        prompt=PROMPT,
+        first_member=0,
+        members=config.group.shard,
+        version=weights.version,
+        digest=weights.digest,
+    )
+    _, rollout, pictures = policy.sample(request)
+    values = pictures[..., 0].mean((1, 2)).astype(np.float32) / 255
+    scores = Scores(values=values, valid=np.ones(len(values), bool), reasons=("",) * len(values))
+    return [ScoredGroup(prompt=PROMPT, shards=(ScoredShard(rollout=rollout, scores=scores),))]
+
+
+def pair(config: RunConfig) -> tuple[Learner, RolloutPolicy]:
+    return Learner(config), RolloutPolicy(config)
+
+
+OPTIONS: Sequence[dict[str, Any]] = (
+    {"dtype": "bfloat16", "guidance": 3.0, "gradient_checkpointing": True},
+    {"dtype": "float16"},
+    {"gradient_checkpointing": True},
+    {"forward_batch": 3},
+    {"forward_batch": 2, "guidance": 3.0, "dtype": "bfloat16"},
+)
+
+
+@pytest.mark.parametrize("settings", OPTIONS, ids=str)
+def test_the_ratio_is_exactly_one_before_the_first_update_and_after_it(tiny_config: Config, settings: Any) -> None:
+    config = model(tiny_config, **settings)
+    learner, policy = pair(config)
+    for _ in range(2):
+        before = learner.weights().digest
+        metrics = learner.update(draw_groups(policy, config, learner))
+        assert metrics["train/first_ratio_deviation"] == 0
+        assert learner.weights().digest != before
+    assert all(array.dtype == np.float32 for array in learner.weights().arrays.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_divergence_from_the_reference_is_exactly_zero_at_start_and_not_later(
+    tiny_config: Config, dtype: str
+) -> None:
+    config = model(tiny_config, dtype=dtype)
+    weighted = {"kl": {"weight": 0.1, "rule": "full"}, "updates_per_iteration": 1, "learning_rate": 0.01}
+    config = config.model_copy(update={"learner": type(config.learner)(**weighted)})
+    learner, policy = pair(config)
+    divergences = [learner.update(draw_groups(policy, config, learner))["train/reference_kl"] for _ in range(2)]
+    assert divergences[0] == 0
+    assert divergences[1] > 0
+
+
+def test_half_precision_freezes_half_weights_and_trains_float32_ones(tiny_config: Config) -> None:
+    learner = Learner(model(tiny_config, dtype="bfloat16"))
+    transformer = learner._policy.backbone.transformer
+    trained = [p for p in transformer.parameters() if p.requires_grad]
+    assert {p.dtype for p in trained} == {torch.float32}
+    assert {p.dtype for p in transformer.parameters() if not p.requires_grad} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("settings", [{"gradient_checkpointing": True}, {"forward_batch": 3}], ids=str)
+def test_memory_options_learn_what_the_plain_update_learns(tiny_config: Config, settings: Any) -> None:
+    plain, frugal = (model(tiny_config, **each) for each in ({}, settings))
+    learners = [Learner(config) for config in (plain, frugal)]
+    groups = draw_groups(RolloutPolicy(plain), plain, learners[0])
+    for learner in learners:
+        learner.update(groups)
+    first, second = (learner.weights().arrays for learner in learners)
+    for name in first:
+        np.testing.assert_allclose(first[name], second[name], atol=2e-6, err_msg=name)
+
+
+def test_checkpointed_gradients_compute_each_block_twice(tiny_config: Config) -> None:
+    counts = []
+    for settings in ({}, {"gradient_checkpointing": True}):
+        config = model(tiny_config, **settings)
+        learner, policy = pair(config)
+        groups = draw_groups(policy, config, learner)
+        calls: list[int] = []
+        block = learner._policy.backbone.transformer.get_submodule("transformer_blocks.0")
+        hook = block.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        learner.update(groups)
+        hook.remove()
+        counts.append(len(calls))
+    probes = steps = 3
+    assert counts == [probes + steps, probes + 2 * steps]
+
+
+def test_forwards_hold_no_more_samples_than_allowed(tiny_config: Config) -> None:
+    config = model(tiny_config, forward_batch=3, guidance=2.0)
+    learner, policy = pair(config)
+    rows: list[int] = []
+    for each in (learner, policy):
+        each._policy.backbone.transformer.register_forward_pre_hook(
+            lambda module, args, kwargs: rows.append(len(kwargs["hidden_states"])), with_kwargs=True
+        )
+    learner.update(draw_groups(policy, config, learner))
+    assert set(rows) == {6, 2}, "3 samples and the remaining 1, two rows each under guidance"
+
+
+def test_an_overflow_in_float16_lowers_the_scale_and_leaves_the_adapter(tiny_config: Config) -> None:
+    config = model(tiny_config, dtype="float16")
+    learner, policy = pair(config)
+    groups = draw_groups(policy, config, learner)
+    before = learner.weights().digest
+    learner._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120)
+    metrics = learner.update(groups)
+    assert learner.weights().digest == before
+    assert learner._scaler.get_scale() == 2.0**119
+    assert metrics["train/grad_norm"] == 0
+
+
+def test_the_scale_of_float16_comes_back_from_a_checkpoint_s_files(tiny_config: Config, tmp_path: Path) -> None:
+    config = model(tiny_config, dtype="float16")
+    learner, policy = pair(config)
+    learner._scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+    learner.update(draw_groups(policy, config, learner))
+    state = learner.state()
+    assert any(name.startswith(f"{SCALER}/") for name in state.optimizer)
+    again = Learner(config)
+    again.restore(read_checkpoint(write_checkpoint(tmp_path, state, config.model.lora, keep=1)))
+    assert again._scaler.state_dict() == learner._scaler.state_dict()
+    held = again.state().optimizer
+    assert {name: array.shape for name, array in held.items()} == {n: a.shape for n, a in state.optimizer.items()}
+
+
+def test_float32_keeps_no_scale_and_refuses_an_overflow(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = model(tiny_config)
+    learner, policy = pair(config)
+    groups = draw_groups(policy, config, learner)
+    monkeypatch.setattr("learner.learner.clip_grad_norm_", lambda *_: torch.tensor(float("inf")))
+    with pytest.raises(NonFiniteError, match="gradient norm must be finite"):
+        learner.update(groups)
+    assert not any(name.startswith(SCALER) for name in learner.state().optimizer)
+
+
+def test_the_probe_stops_a_run_whose_sides_disagree(tiny_config: Config) -> None:
+    low, full = model(tiny_config, dtype="bfloat16"), model(tiny_config)
+    learner, policy = Learner(low), RolloutPolicy(full)
+    with pytest.raises(ParityError, match=r"ratio at step \d is off 1 by .* learner.probe_bound 0.0001"):
+        learner.update(draw_groups(policy, full, learner))
+    assert learner.step == 0
+
+
+def test_the_probe_asks_when_it_is_due_and_only_of_groups_of_this_version(tiny_config: Config) -> None:
+    config = model(tiny_config)
+    config = config.model_copy(update={"learner": config.learner.model_copy(update={"probe_every": 2})})
+    learner, policy = pair(config)
+    asked = []
+    for _ in range(3):
+        asked.append("probe/ratio_deviation" in learner.update(draw_groups(policy, config, learner)))
+    assert asked == [True, False, True]
+    stale = draw_groups(policy, config, learner)
+    shard = stale[0].shards[0]
+    old = replace(shard.rollout, request=replace(shard.rollout.request, iteration=4, version=1))
+    learner.step = 4
+    metrics = learner.update([replace(stale[0], shards=(replace(shard, rollout=old),))])
+    assert "probe/ratio_deviation" not in metrics
+
+
+def test_an_unknown_compiler_is_refused(tiny_config: Config) -> None:
+    with pytest.raises(
+        ModelError, match=r"model.compile must be one of torch's backends \[.*'inductor'.*\], got 'gcc'"
+    ):
+        load_backbone(model(tiny_config, compile="gcc").model)
+
+
+def test_a_learner_starts_from_a_saved_adapter_and_its_reference_stays_the_base_model(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    plain = model(tiny_config)
+    learner, policy = pair(plain)
+    for _ in range(2):
+        learner.update(draw_groups(policy, plain, learner))
+    held = learner.weights()
+    write_lora(tmp_path, held, plain.model.lora)
+    config = model(tiny_config, lora={**plain.model.lora.model_dump(), "start": str(tmp_path)})
+    weighted = {"kl": {"weight": 0.1, "rule": "full"}, "updates_per_iteration": 1}
+    config = config.model_copy(update={"learner": type(config.learner)(**weighted)})
+    started = Learner(config)
+    assert started.weights().digest == held.digest
+    assert started.step == 0
+    metrics = started.update(draw_groups(RolloutPolicy(config), config, started))
+    assert metrics["train/first_ratio_deviation"] == 0
+    assert metrics["train/reference_kl"] > 0
+
+
+@torch.no_grad()
+def test_a_compiled_transformer_gives_the_same_velocity(tiny_config: Config) -> None:
+    plain, compiled = (load_backbone(model(tiny_config, **each).model) for each in ({}, {"compile": "eager"}))
+    latents, sigma = torch.linspace(-1, 1, 2 * 4 * 8 * 8).view(2, 4, 8, 8), torch.tensor([0.3, 0.8])
+    conditioning = repeat(plain.encode("a cat"), 2)
+    torch.testing.assert_close(*(each.velocity(latents, sigma, conditioning) for each in (plain, compiled)))
+    assert compiled.transformer._compiled_call_impl is not None

@@ -1,0 +1,156 @@
+"""Named methods: each can be laid over any preset, means the same everywhere, and yields to the user's own keys."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from protocol.config.load import load_config
+from protocol.config.method import FOLDER, PARTS, merge, method_names, read_method
+from protocol.config.run import RunConfig
+from protocol.errors import ConfigError
+from protocol.resources import resolve
+from tests.support.paths import ROOT
+
+PRESETS = sorted((ROOT / "deploy" / "presets").glob("*.yaml"))
+METHODS = {
+    "dance_grpo", "dense_grpo", "flow_grpo", "flow_grpo_fast", "mix_grpo", "step_weights", "stepwise",
+    "stepwise_calibrated", "stepwise_flow_sde", "temp_flow", "tp_grpo", "tp_grpo_plain",
+}  # fmt: skip
+DECIDED = {
+    "sampling": {"kernel", "noise_level", "noise_levels", "log_prob", "window", "shared_noise"},
+    "credit": {"rule", "values", "normalise", "scale", "ddof", "epsilon", "step_weights"},
+    "learner": {"objective", "step_fraction"},
+}
+"""What every method's identity must say, so that nothing of a preset's own method remains."""
+
+
+def test_the_methods_of_the_papers_and_our_own_are_there() -> None:
+    assert set(method_names()) == METHODS
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_method_file_says_what_it_is_and_decides_everything_that_makes_it(name: str) -> None:
+    written = yaml.safe_load((resolve(FOLDER) / f"{name}.yaml").read_text())
+    assert {key: type(value) for key, value in written.items()} == PARTS
+    identity = written["identity"]
+    for section, keys in DECIDED.items():
+        assert keys <= identity[section].keys(), section
+    if identity["credit"]["rule"] != "uniform":
+        assert {"rule", "solver"} <= identity["completion"].keys()
+
+
+@pytest.mark.parametrize("preset", [path for path in PRESETS if not path.stem.startswith("toy_")], ids=lambda p: p.stem)
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_method_s_published_numbers_hold_on_every_real_model(preset: Path, name: str) -> None:
+    config, settings = load_config(preset, overrides=[f"method={name}"]), read_method(name)["settings"]
+    for section in ("group", "learner"):
+        held = getattr(config, section).model_dump()
+        assert merge(held, settings.get(section, {})) == held, section
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_can_be_laid_over_every_preset(preset: Path, name: str) -> None:
+    config = load_config(preset, overrides=[f"method={name}"])
+    identity = read_method(name)["identity"]
+    assert config.sampling.kernel == identity["sampling"]["kernel"]
+    assert config.credit.rule == identity["credit"]["rule"]
+    assert config.credit.normalise == identity["credit"]["normalise"]
+    own = yaml.safe_load(preset.read_text())
+    assert config.model.path == own["model"]["path"]
+
+
+def bare(tmp_path: Path, **sections: Any) -> Path:
+    tree = {
+        "iterations": 3,
+        "model": {"path": "models/sd3"},
+        "data": {"train": "a.txt", "heldout": "b.txt"},
+        "rewards": {"geneval": {"scorer": "geneval"}},
+        **sections,
+    }
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def test_settings_stand_where_a_preset_is_silent_and_identity_over_it(tmp_path: Path) -> None:
+    path = bare(tmp_path, sampling={"kernel": "ddim_sde", "steps": 6}, credit={"rule": "gains"})
+    config = load_config(path, overrides=["method=flow_grpo"])
+    assert (config.sampling.kernel, config.credit.rule) == ("flow_sde", "uniform"), "identity"
+    assert config.sampling.steps == 6, "the preset's own"
+    assert (config.learner.kl.weight, config.learner.kl.rule) == (0.04, "no_dt"), "settings"
+    assert config.evaluation.weights == "average"
+
+
+def test_the_user_s_own_keys_win_whatever_their_order(tmp_path: Path) -> None:
+    for overrides in (["method=flow_grpo", "credit.rule=gains"], ["credit.rule=gains", "method=flow_grpo"]):
+        config = load_config(bare(tmp_path), overrides=overrides)
+        assert config.credit.rule == "gains"
+        assert config.credit.scale == "iteration"
+
+
+def test_a_file_may_name_its_method_and_is_stronger_than_it(tmp_path: Path) -> None:
+    config = load_config(bare(tmp_path, method="tp_grpo", credit={"normalise": "joint"}))
+    assert (config.credit.rule, config.credit.normalise) == ("turning_point", "joint")
+    assert config.completion.rule == "schedule"
+    other = load_config(bare(tmp_path, method="tp_grpo"), overrides=["method=dance_grpo"])
+    assert other.learner.clip_range == 1e-4, "nothing of the file's own method remains"
+    assert (other.credit.rule, other.sampling.kernel, other.credit.ddof) == ("uniform", "dance_sde", 1)
+
+
+def test_a_calibrated_table_does_not_leak_into_another_method(tmp_path: Path) -> None:
+    path = bare(tmp_path, sampling={"steps": 3, "kernel": "dance_sde", "noise_levels": [0.9, 0.5]})
+    assert load_config(path).sampling.noise_levels == (0.9, 0.5)
+    assert load_config(path, overrides=["method=stepwise"]).sampling.noise_levels == ()
+
+
+def test_a_preset_s_mixture_and_smallest_std_do_not_leak_into_a_method_that_has_its_own(tmp_path: Path) -> None:
+    path = bare(tmp_path, credit={"mixture": "advantages"}, sampling={"std_min": 0.0})
+    found = {name: load_config(path, overrides=[f"method={name}"]) for name in METHODS}
+    mixed = {name for name, config in found.items() if config.credit.mixture == "advantages"}
+    assert mixed == {"mix_grpo", "dance_grpo", "stepwise_calibrated"}
+    assert {name for name, config in found.items() if config.sampling.std_min == 0.0} == {"tp_grpo", "tp_grpo_plain"}
+
+
+@pytest.mark.parametrize(("name", "hint"), [("flow_gpro", "did you mean 'flow_grpo'"), ("zzz", "set credit")])
+def test_an_unknown_method_is_refused_with_a_suggestion(tmp_path: Path, name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown method '{name}': methods are dance_grpo, .*{hint}"):
+        load_config(bare(tmp_path), overrides=[f"method={name}"])
+    with pytest.raises(ConfigError, match="unknown method"):
+        load_config(bare(tmp_path, method=name))
+
+
+def test_merging_keeps_what_only_one_tree_has() -> None:
+    assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}, "e": {"f": 5}}) == {
+        "a": {"b": 1, "c": 4},
+        "d": 3,
+        "e": {"f": 5},
+    }
+
+
+def test_the_published_numbers_stand_in_the_files(tmp_path: Path) -> None:
+    def laid(name: str) -> RunConfig:
+        return load_config(bare(tmp_path), overrides=[f"method={name}"])
+
+    fast = laid("flow_grpo_fast")
+    assert (fast.sampling.kernel, fast.sampling.noise_level, fast.sampling.window.size) == ("cps", 0.8, 3)
+    assert fast.sampling.window.bounds(10) == (0, 5)
+    assert (fast.learner.clip_range, fast.group.size, fast.group.per_iteration) == (1e-5, 18, 64)
+    mix = laid("mix_grpo")
+    assert (mix.sampling.steps, mix.sampling.window.size, mix.sampling.window.every) == (25, 4, 25)
+    assert (mix.credit.ddof, mix.credit.epsilon, mix.credit.scale) == (1, 1e-8, "prompt")
+    assert mix.learner.updates_per_iteration == 4
+    dance = laid("dance_grpo")
+    assert (dance.sampling.noise_level, dance.learner.step_fraction, dance.credit.epsilon) == (0.3, 0.6, 1e-8)
+    assert dance.learner.updates_per_iteration == 3
+    turning = laid("tp_grpo")
+    assert turning.credit.turning_point.is_consistent
+    assert (turning.sampling.kernel, turning.sampling.noise_level, turning.sampling.log_prob) == ("cps", 0.7, "squared")
+    assert (turning.learner.clip_range, turning.learner.kl.weight, turning.learner.kl.rule) == (1e-5, 1e-4, "full")
+    assert not laid("tp_grpo_plain").credit.turning_point.is_consistent
+    own = laid("temp_flow").credit.step_weights
+    assert (own.rule, own.noise_power, own.noise_constant) == ("noise", 1.0, None)
+    weights = laid("step_weights").credit.step_weights
+    assert (weights.early, weights.middle, weights.late) == (1.8, 1.0, 1.3)

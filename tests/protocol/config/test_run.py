@@ -1,0 +1,304 @@
+"""The config refuses what it does not know, with the remedy in one line."""
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from protocol.config.load import load_config, parse_config
+from protocol.config.run import RunConfig
+from protocol.errors import ConfigError
+from tests.support.paths import ROOT
+
+TREE: dict[str, Any] = {
+    "iterations": 3,
+    "model": {"path": "models/sd3"},
+    "data": {"train": "a.txt", "heldout": "b.txt"},
+    "rewards": {"geneval": {"scorer": "geneval"}},
+}
+
+
+def written(folder: Path, tree: Any = TREE) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(tree if isinstance(tree, str) else yaml.safe_dump(tree))
+    return path
+
+
+def loaded(folder: Path, *overrides: str) -> RunConfig:
+    return load_config(written(folder), overrides=overrides)
+
+
+def with_value(key: str, value: Any) -> dict[str, Any]:
+    tree = copy.deepcopy(TREE)
+    *parents, last = key.split(".")
+    node = tree
+    for parent in parents:
+        node = node.setdefault(parent, {})
+    node[last] = value
+    return tree
+
+
+def sections(model: type[BaseModel], seen: list[type[BaseModel]]) -> list[type[BaseModel]]:
+    """The model and all models among its fields."""
+    if model not in seen:
+        seen.append(model)
+        for field in model.model_fields.values():
+            for part in (field.annotation, *getattr(field.annotation, "__args__", ())):
+                if isinstance(part, type) and issubclass(part, BaseModel):
+                    sections(part, seen)
+    return seen
+
+
+def test_defaults_are_the_papers() -> None:
+    config = parse_config(TREE)
+    assert (config.sampling.steps, config.sampling.noise_level, config.group.size) == (10, 0.7, 24)
+    assert (config.learner.learning_rate, config.learner.clip_range, config.learner.weight_decay) == (3e-4, 1e-4, 1e-4)
+    assert (config.credit.epsilon, config.credit.advantage_clip) == (1e-4, 5.0)
+    assert config.scores_points
+
+
+def test_the_default_completion_is_the_one_that_the_fidelity_table_favours() -> None:
+    completion = parse_config(TREE).completion
+    assert (completion.rule, completion.solver, completion.spacing, completion.substeps) == (
+        "ode",
+        "adams",
+        "schedule",
+        3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("iteration", "unknown key 'iteration': did you mean 'iterations'?"),
+        ("group.sise", "unknown key 'group.sise': did you mean 'size'?"),
+        ("model.lora.rnk", "unknown key 'model.lora.rnk': did you mean 'rank'?"),
+        ("cluster.rollout.thread", "unknown key 'cluster.rollout.thread': did you mean 'threads'?"),
+        ("rewards.geneval.wieght", "unknown key 'rewards.geneval.wieght': did you mean 'weight'?"),
+        ("completion.zzz", "unknown key 'completion.zzz': known keys: rule, solver, spacing, substeps"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_a_suggestion(key: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse_config(with_value(key, 1))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("iterations", "many", "iterations: .*got 'many'"),
+        ("iterations", 0, "iterations: .*greater than or equal to 1, got 0"),
+        ("group.size", 1, "group.size must be at least 2, got 1: advantages compare samples; raise it"),
+        ("group.size", 25, "group.shard must divide group.size 25, got 24"),
+        ("group", {"size": 8, "shard": 3}, "group.shard must divide group.size 8, got 3"),
+        ("learner.updates_per_iteration", 5, "must divide group.per_iteration 12, got 5"),
+        ("sampling.kernel", "ddim", "sampling.kernel: .*'flow_sde', 'ddim_sde', 'dance_sde' or 'cps', got 'ddim'"),
+        ("sampling", {"kernel": "ddim_sde", "noise_level": 1.5}, "at most 1 for ddim_sde, got 1.5: above 1 the ROOT"),
+        ("sampling", {"kernel": "cps", "noise_level": 1.1}, "at most 1 for cps, got 1.1: above 1 sin"),
+        (
+            "sampling",
+            {"steps": 3, "noise_levels": [0.5, -1.0]},
+            r"noise_levels\[1\] must be above 0, got -1.0.*raise it",
+        ),
+        ("group.size", 0, "group.size must be at least 2, got 0: .*raise it"),
+        ("credit.step_weights", {"rule": "table", "table": [0.0] * 10}, "must hold a weight above 0, got .*raise one"),
+        ("sampling.noise_level", 0.0, "must be above 0, got 0.0"),
+        ("sampling.noise_levels", [0.5, 0.5], "one number for each of 9 steps .*, got 2: calibrate again"),
+        ("sampling.log_prob", "squared", "must be `gaussian` for flow_sde, got 'squared': only CPS"),
+        ("sampling.window", {"rule": "fixed", "first": 9, "size": 2}, "inside the schedule, steps 0 to 9, got 9 to 10"),
+        ("sampling.window", {"rule": "fixed", "first": -1}, "steps 0 to 9, got -1 to 0: raise first"),
+        ("sampling.window", {"rule": "random", "size": 3, "within": [0.0, 0.2]}, "leave room for 3 of 10 steps, got 2"),
+        ("sampling.window", {"rule": "sliding", "size": 11}, "leave room for 11 of 10 steps, got 10: widen it"),
+        ("sampling.window.within", [0.0, 1.5], "sampling.window.within.1: .*got 1.5"),
+        ("completion.substeps", 0, "completion.substeps must be at least 1, got 0: 1 is Tweedie's estimate"),
+        ("credit.rule", "gain", "credit.rule: .*got 'gain'"),
+        ("credit.step_weights", {"rule": "table", "table": [1.0]}, "a weight for each of 10 steps, got 1"),
+        ("evaluation.weights", "average", "needs a running mean, got learner.average.decay 0"),
+        ("credit.gae_lambda", 1.5, "credit.gae_lambda: .*got 1.5"),
+        ("model.guidance", 0.5, "model.guidance: .*got 0.5"),
+        ("seed", -1, "seed: .*got -1"),
+        ("rewards", {}, "rewards: "),
+        ("rewards.geneval", {"weight": 2.0}, "rewards.geneval.scorer must be given"),
+        ("evaluation.component", "genval/strict", r"must start with `reward` or one of \['geneval'\], got 'genval'"),
+        ("model", "sd3", "model: .*got 'sd3'"),
+        ("learner.learning_rate", float("nan"), "learner.learning_rate: "),
+        ("learner.learning_rate", float("inf"), "learner.learning_rate: "),
+    ],
+)
+def test_a_wrong_value_is_refused_with_rule_and_value(key: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(with_value(key, value))
+
+
+@pytest.mark.parametrize("key", ["iterations", "model", "model.path", "data.train", "rewards"])
+def test_what_has_no_default_must_be_given(key: str) -> None:
+    tree = copy.deepcopy(TREE)
+    *parents, last = key.split(".")
+    node = tree
+    for parent in parents:
+        node = node[parent]
+    del node[last]
+    with pytest.raises(ConfigError, match=f"{key} must be given"):
+        parse_config(tree)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"sampling": {"kernel": "ddim_sde"}, "learner": {"kl": {"weight": 0.1, "rule": "no_dt"}}},
+            "kernel whose std is g sqrt(h), one of ['flow_sde', 'dance_sde'], got 'ddim_sde': take `full`",
+        ),
+        (
+            {"sampling": {"kernel": "cps"}, "learner": {"objective": "guarded"}},
+            "kernel whose std is g sqrt(h), one of ['flow_sde', 'dance_sde'], got 'cps': take `clipped`",
+        ),
+        (
+            {"credit": {"rule": "uniform"}, "learner": {"objective": "distillation"}},
+            "distillation needs completed points, got credit.rule 'uniform': take gains",
+        ),
+        (
+            {"credit": {"normalise": "per_step", "step_weights": {"rule": "piecewise", "order": "before"}}},
+            "credit.step_weights.order must be `after` with per_step normalisation, got 'before'",
+        ),
+        (
+            {"sampling": {"window": {"rule": "branch"}}, "group": {"size": 4, "shard": 1}},
+            "group.shard must be at least 2 with sampling.window.rule branch, got 1: the members of a shard are the"
+            " branches that are compared at its step; raise it",
+        ),
+    ],
+)
+def test_parts_of_a_method_that_do_not_fit_are_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse_config(TREE | sections)
+
+
+def test_the_tree_is_frozen() -> None:
+    config = parse_config(TREE)
+    with pytest.raises(ValidationError, match="frozen"):
+        config.iterations = 4
+    with pytest.raises(ValidationError, match="frozen"):
+        config.group.size = 4
+
+
+def test_overrides_reach_every_depth_and_read_numbers_as_a_user_means_them(tmp_path: Path) -> None:
+    config = loaded(
+        tmp_path,
+        "learner.learning_rate=1e-4",
+        "sampling.kernel=ddim_sde",
+        "model.lora.rank=8",
+        "sampling.shared_noise=false",
+        "data.tags=[colors, counting]",
+        "rewards.geneval.args={reward: soft}",
+        "cluster.address=null",
+    )
+    assert config.learner.learning_rate == 1e-4
+    assert config.sampling.kernel == "ddim_sde"
+    assert config.model.lora.rank == 8
+    assert config.sampling.shared_noise is False
+    assert config.data.tags == ("colors", "counting")
+    assert config.rewards["geneval"].args == {"reward": "soft"}
+    assert config.cluster.address is None
+
+
+def test_the_last_of_two_overrides_counts_and_a_value_may_hold_an_equals_sign(tmp_path: Path) -> None:
+    config = loaded(tmp_path, "seed=1", "seed=2", "model.path=a=b")
+    assert (config.seed, config.model.path) == (2, "a=b")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seed", "an override must read key=value, got 'seed'"),
+        ("=3", "an override must read key=value, got '=3'"),
+        ("seed=[1", "the value of seed is not YAML"),
+        ("iterations.x=1", "iterations.x is unknown: iterations is a value, not a section"),
+        ("sede=1", "did you mean 'seed'"),
+        ("group..size=4", "unknown key 'group."),
+    ],
+)
+def test_a_broken_override_is_named(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        loaded(tmp_path, override)
+
+
+def test_an_override_may_fill_a_section_that_the_file_leaves_empty(tmp_path: Path) -> None:
+    path = written(tmp_path, yaml.safe_dump(TREE) + "\ngroup:\n")
+    assert load_config(path, overrides=["group.size=48"]).group.size == 48
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("a: [1", "is not YAML"), ("- 1\n- 2", "must hold keys and values, got list"), ("", "got NoneType")],
+)
+def test_a_file_that_is_no_tree_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(written(tmp_path, text))
+
+
+def test_a_missing_or_unreadable_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent.yaml does not exist"):
+        load_config(tmp_path / "absent.yaml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"seed: \xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path / "latin.yaml")
+
+
+def test_every_message_is_one_line(tmp_path: Path) -> None:
+    for tree in ("a: [1\nb: {", "a: 'x\n\ny: \"", "\t", "seed: 2001-13-45", "[" * 5000):
+        with pytest.raises(ConfigError) as caught:
+            load_config(written(tmp_path, tree))
+        assert "\n" not in str(caught.value)
+
+
+def test_the_whole_tree_survives_yaml() -> None:
+    config = parse_config(with_value("rewards.geneval.args", {"reward": "soft"}))
+    assert parse_config(yaml.safe_load(config.to_yaml())) == config
+
+
+def test_only_what_may_change_a_result_counts_in_the_outcome_fields() -> None:
+    base = parse_config(TREE).outcome_fields()
+    for key, value in (
+        ("iterations", 9),
+        ("cluster.rollout_actors", 7),
+        ("cluster.rollout.cpus", 0.5),
+        ("rewards.geneval.actors", 3),
+        ("checkpoint.every", 1),
+    ):
+        assert parse_config(with_value(key, value)).outcome_fields() == base, key
+    for key, value in (
+        ("seed", 1),
+        ("cluster.rollout.threads", 2),
+        ("rewards.geneval.args", {"actors": 2}),
+        ("rewards.geneval.weight", 2.0),
+        ("group.shard", 12),
+        ("learner.clip_range", 1e-5),
+    ):
+        assert parse_config(with_value(key, value)).outcome_fields() != base, key
+
+
+def test_every_field_is_read_somewhere() -> None:
+    packages = ("protocol", "flow", "rewards", "toyworld", "learner", "actors", "deploy")
+    sources = "\n".join(
+        path.read_text() for name in packages for path in (ROOT / name).rglob("*.py") if path.name != "config.py"
+    )
+    names = {name for section in sections(RunConfig, []) for name in section.model_fields}
+    unread = sorted(name for name in names if not re.search(rf"\.{name}\b", sources))
+    assert not unread
+
+
+def test_every_field_says_what_it_means() -> None:
+    known = sections(RunConfig, [])
+    silent = [
+        f"{section.__name__}.{name}"
+        for section in known
+        for name, field in section.model_fields.items()
+        if not field.description and field.annotation not in known
+    ]
+    assert not silent

@@ -1,0 +1,66 @@
+"""CLIP score, HPSv2 and the aesthetic head equal their formulas on a tiny CLIP."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from protocol.errors import ScorerError
+from rewards.clip.features import ClipFeatures
+from rewards.scorer import build_scorer
+from tests.support.clips import write_clip
+
+IMAGES = np.random.default_rng(9).integers(0, 256, (5, 24, 24, 3), np.uint8)
+PROMPTS = ["a cat", "two dogs", "a sign", "rain", "a cat"]
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_clip(tmp_path_factory.mktemp("clip"), seed=8)
+
+
+@pytest.fixture(scope="module")
+def cosines(clip: Path) -> np.ndarray:
+    features = ClipFeatures(str(clip), device="cpu")
+    pictures, texts = features.of_pictures(IMAGES, is_normalised=False).astype(np.float64), features.of_texts(PROMPTS)
+    return (pictures * texts).sum(1) / np.linalg.norm(pictures, axis=1) / np.linalg.norm(texts, axis=1)
+
+
+def test_clip_score_is_two_and_a_half_cosines_and_never_negative(clip: Path, cosines: np.ndarray) -> None:
+    assert cosines.min() < 0 < cosines.max()
+    values = build_scorer("clipscore", model=str(clip)).score(IMAGES, PROMPTS, [{}] * 5).values
+    np.testing.assert_allclose(values, [2.5 * max(cosine, 0) for cosine in cosines], atol=1e-5)
+
+
+def test_hpsv2_is_the_cosine(clip: Path, cosines: np.ndarray) -> None:
+    values = build_scorer("hpsv2", model=str(clip)).score(IMAGES, PROMPTS, [{}] * 5).values
+    np.testing.assert_allclose(values, cosines, atol=1e-5)
+
+
+def test_hpsv2_must_be_told_where_its_weights_are() -> None:
+    with pytest.raises(ScorerError, match="must be given its arguments, got none for model"):
+        build_scorer("hpsv2")
+
+
+def test_the_aesthetic_head_is_its_linear_layers_one_after_the_other(clip: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    head = torch.nn.Sequential(torch.nn.Linear(12, 5), torch.nn.Dropout(0.2), torch.nn.Linear(5, 1)).eval()
+    state = {f"layers.{name}": value for name, value in head.state_dict().items()}
+    save_file(state, tmp_path / "head.safetensors")
+    torch.save(state, tmp_path / "head.pth")
+    features = torch.from_numpy(ClipFeatures(str(clip), device="cpu").of_pictures(IMAGES))
+    with torch.no_grad():
+        expected = head(features)[:, 0].numpy()
+    for name in ("head.safetensors", "head.pth"):
+        scorer = build_scorer("aesthetic", model=str(clip), head=str(tmp_path / name))
+        np.testing.assert_allclose(scorer.score(IMAGES, PROMPTS, [{}] * 5).values, expected, atol=1e-5)
+
+
+def test_a_head_of_other_layers_is_refused(clip: Path, tmp_path: Path) -> None:
+    save_file({"layers.0.weight": torch.zeros(3, 12), "layers.0.bias": torch.zeros(3)}, tmp_path / "wide.safetensors")
+    with pytest.raises(ScorerError, match=r"must be linear layers that end in one number, got \[\(3, 12\)\]"):
+        build_scorer("aesthetic", model=str(clip), head=str(tmp_path / "wide.safetensors"))
+    with pytest.raises(ScorerError, match=r"weights '.*absent.pth' cannot be loaded"):
+        build_scorer("aesthetic", model=str(clip), head=str(tmp_path / "absent.pth"))

@@ -1,0 +1,148 @@
+"""The detector for photographs: instances worked by hand from logits, and the whole path on tiny random weights."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from protocol.errors import PromptError, ScorerError
+from protocol.messages import Prompt
+from rewards.geneval.photo_detector import COLORS, PhotoDetector, instances
+from rewards.scorer import build_scorer
+from tests.support.clips import write_clip
+
+BIG = 20.0
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A tiny random Mask2Former with four COCO classes, and a tiny CLIP."""
+    from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
+    from transformers.models.mask2former.image_processing_pil_mask2former import Mask2FormerImageProcessorPil
+
+    folder = tmp_path_factory.mktemp("weights")
+    backbone = SwinConfig(
+        image_size=64,
+        patch_size=4,
+        embed_dim=8,
+        depths=[1, 1, 1, 1],
+        num_heads=[1, 1, 2, 2],
+        window_size=4,
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    )
+    names = {0: "person", 1: "motorbike", 2: "keyboard", 3: "dog"}
+    config = Mask2FormerConfig(
+        backbone_config=backbone,
+        feature_size=32,
+        mask_feature_size=32,
+        hidden_dim=32,
+        encoder_feedforward_dim=32,
+        dim_feedforward=32,
+        encoder_layers=1,
+        decoder_layers=2,
+        num_attention_heads=2,
+        num_queries=6,
+        id2label=names,
+        label2id={name: index for index, name in names.items()},
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = Mask2FormerForUniversalSegmentation(config)
+        torch.nn.init.normal_(model.class_predictor.weight, std=2.0)
+    model.save_pretrained(folder / "segmenter")
+    Mask2FormerImageProcessorPil(size={"shortest_edge": 64, "longest_edge": 96}).save_pretrained(folder / "segmenter")
+    return folder / "segmenter", write_clip(folder / "clip")
+
+
+def test_instances_are_the_masks_extents_with_class_and_mask_confidence_multiplied() -> None:
+    # two queries over three classes and "nothing"; masks of 4x4 logits, half a pixel of the 8x8 picture each
+    class_logits = torch.log(torch.tensor([[0.8, 0.1, 0.05, 0.05], [0.05, 0.05, 0.45, 0.45]]))
+    masks = torch.full((2, 4, 4), -BIG)
+    masks[0, 1:3, 0:2] = BIG
+    masks[1, 3, 3] = BIG
+    found = instances(class_logits, masks, pixel_mask=torch.ones(4, 4), size=(4, 4), threshold=0.3)
+    assert [(item.label, item.box) for item in found] == [(0, (0, 1, 2, 3)), (2, (3, 3, 4, 4))]
+    assert [item.score for item in found] == pytest.approx([0.8, 0.45], abs=1e-4)
+    assert found[0].mask.sum() == 4
+    strict = instances(class_logits, masks, pixel_mask=torch.ones(4, 4), size=(4, 4), threshold=0.45)
+    assert [item.label for item in strict] == [0], "a score must be above the threshold, not at it"
+
+
+def test_a_mask_s_confidence_is_its_mean_inside_and_padding_does_not_count() -> None:
+    class_logits = torch.log(torch.tensor([[0.9, 0.1]]))
+    masks = torch.full((1, 4, 4), -BIG)
+    masks[0, 0, 0], masks[0, 0, 1] = torch.logit(torch.tensor(0.6)), torch.logit(torch.tensor(0.8))
+    masks[0, 3] = BIG  # rows 2 and 3 are padding
+    pixel_mask = torch.zeros(4, 4, dtype=torch.long)
+    pixel_mask[:2] = 1
+    (found,) = instances(class_logits, masks, pixel_mask=pixel_mask, size=(2, 4), threshold=0.3)
+    assert found.box == (0, 0, 2, 1)
+    assert found.score == pytest.approx(0.9 * 0.7, abs=1e-3)
+    assert instances(class_logits, torch.full((1, 4, 4), -BIG), pixel_mask=pixel_mask, size=(2, 4), threshold=0.3) == []
+
+
+def test_the_whole_path_runs_on_random_weights_and_obeys_its_limits(weights: tuple[Path, Path]) -> None:
+    segmenter, clip = weights
+    images = np.random.default_rng(1).integers(0, 256, (2, 48, 60, 3), np.uint8)
+    detector = PhotoDetector(model=str(segmenter), clip=str(clip), threshold=0.05, per_class=2)
+    assert detector.labels == {"person", "motorcycle", "computer keyboard", "dog"}
+    found = detector.detect(images)
+    assert all(found), "random weights with a low threshold must find something"
+    for objects in found:
+        assert [item.score for item in objects] == sorted((item.score for item in objects), reverse=True)
+        assert max(sum(item.label == label for item in objects) for label in detector.labels) <= 2
+        for item in objects:
+            x0, y0, x1, y1 = item.box
+            assert 0 <= x0 < x1 <= 60 and 0 <= y0 < y1 <= 48
+            assert item.color in COLORS and item.score > 0.05
+    again = detector.detect(images[1:])
+    assert again == found[1:], "what is found in a picture must not depend on its neighbours"
+
+
+def test_prompts_that_ask_for_what_the_detector_does_not_know_are_refused(weights: tuple[Path, Path]) -> None:
+    segmenter, clip = weights
+    args = {
+        "detector": "rewards.geneval.photo_detector:PhotoDetector",
+        "detector_args": {"model": str(segmenter), "clip": str(clip)},
+    }
+    scorer = build_scorer("geneval", **args)
+    scorer.check(
+        [
+            Prompt(
+                index=0, text="", metadata={"tag": "colors", "include": [{"class": "dog", "count": 1, "color": "pink"}]}
+            )
+        ]
+    )
+    for item, message in (
+        ({"class": "dgo", "count": 1}, "knows no class 'dgo': did you mean 'dog'"),
+        ({"class": "keyboard", "count": 1}, "knows no class 'keyboard': did you mean 'computer keyboard'"),
+        ({"class": "dog", "count": 1, "color": "gray"}, "knows no colour 'gray'"),
+    ):
+        with pytest.raises(PromptError, match=f"prompt line 1 .*{message}"):
+            scorer.check([Prompt(index=0, text="", metadata={"tag": "colors", "include": [item]})])
+
+
+@pytest.mark.parametrize(
+    ("clauses", "message"),
+    [
+        ({"include": [{"class": "circle", "count": 1, "color": "purple"}]}, "knows no colour 'purple'"),
+        (
+            {"include": [{"class": "circle", "count": 1}], "exclude": [{"class": "dog", "count": 1}]},
+            "knows no class 'dog'",
+        ),
+    ],
+)
+def test_the_toy_detector_says_what_it_knows_too(clauses: dict, message: str) -> None:
+    prompt = Prompt(index=0, text="", metadata={"tag": "colors", **clauses})
+    with pytest.raises(PromptError, match=message):
+        build_scorer("geneval").check([prompt])
+
+
+def test_weights_that_are_not_there_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ScorerError, match="weights '.*' cannot be loaded"):
+        build_scorer(
+            "geneval",
+            detector="rewards.geneval.photo_detector:PhotoDetector",
+            detector_args={"model": str(tmp_path / "nowhere")},
+        )

@@ -1,0 +1,114 @@
+"""The text reward: its formula on hand-made readings, and real reading of real pictures with RapidOCR."""
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw, ImageFont
+
+from protocol.errors import PromptError, ScorerError
+from protocol.messages import Prompt
+from rewards.ocr.quoted import quoted_text
+from rewards.ocr.scorer import enlarged
+from rewards.scorer import build_scorer, check_prompts
+
+READINGS: list[list[str] | None] = [
+    ["HEL LO"],
+    ["say", "hello", "you"],
+    ["help"],
+    [],
+    ["something else altogether"],
+    None,
+    ["h e l l o"],
+]
+"""What `Parrot` reads in the pictures whose first pixel is 0, 1, 2, …; None makes it fail."""
+
+
+class Parrot:
+    """Reads what its table says."""
+
+    def __init__(self, *, threads: int = 1) -> None:
+        """No engine."""
+
+    def read(self, image: np.ndarray) -> list[str]:
+        lines = READINGS[image[0, 0, 0]]
+        if lines is None:
+            raise RuntimeError("out of\n ink")
+        return lines
+
+
+def numbered(count: int) -> np.ndarray:
+    images = np.zeros((count, 8, 8, 3), np.uint8)
+    images[:] = np.arange(count)[:, None, None, None]
+    return images
+
+
+def drawn(text: str, *, size: int = 40, box: tuple[int, int] = (320, 120)) -> np.ndarray:
+    picture = Image.new("RGB", box, (240, 240, 235))
+    ImageDraw.Draw(picture).text((20, box[1] // 3), text, fill=(20, 20, 60), font=ImageFont.load_default(size))
+    return np.asarray(picture)
+
+
+def test_the_reward_is_one_minus_the_share_of_letters_to_change() -> None:
+    scorer = build_scorer("ocr", engine=f"{__name__}:Parrot")
+    scores = scorer.score(numbered(7), ['a sign "Hel lo" here'] * 7, [{}] * 7)
+    # target "hello": contained; contained among other lines; "help" is two letters away; nothing read: all five
+    # letters; farther than its length counts as all; an engine that fails has no score; blanks do not count
+    np.testing.assert_allclose(scores.values, [1, 1, 1 - 2 / 5, 0, 0, np.nan, 1])
+    assert scores.valid.tolist() == [True, True, True, True, True, False, True]
+    assert scores.reasons[5] == "ocr: RuntimeError: out of ink"
+    np.testing.assert_allclose(scores.components["exact"], [1, 1, 0, 0, 0, np.nan, 1])
+
+
+def test_the_target_is_the_text_between_the_first_pair_of_quotes() -> None:
+    assert quoted_text('a "First" and a "Second"') == "First"
+    for broken in ("no quotes", 'one " only', 'an empty "" one', 'a blank "  " one', "“curly” ones"):
+        with pytest.raises(PromptError, match="double quotes"):
+            quoted_text(broken)
+
+
+def test_a_prompt_without_quotes_is_refused_before_a_run_with_its_line() -> None:
+    good = Prompt(index=0, text='a sign "OPEN"')
+    check_prompts("ocr", {}, [good])
+    with pytest.raises(PromptError, match=r"prompt line 5 \('a sign'\): .* double quotes"):
+        check_prompts("ocr", {}, [good, Prompt(index=4, text="a sign")])
+
+
+def test_small_pictures_are_enlarged_by_a_whole_factor_and_large_ones_left_alone() -> None:
+    assert enlarged(np.zeros((32, 32, 3), np.uint8), 192).shape == (192, 192, 3)
+    assert enlarged(np.zeros((100, 50, 3), np.uint8), 192).shape == (400, 200, 3)
+    large = np.zeros((192, 300, 3), np.uint8)
+    assert enlarged(large, 192) is large
+
+
+def test_rapidocr_reads_real_letters_without_a_download() -> None:
+    scorer = build_scorer("ocr")
+    images = np.stack([drawn("Hello World"), drawn("Good Luck"), np.full((120, 320, 3), 200, np.uint8)])
+    prompts = ['a sign "Hello World"', 'a card "Hello World"', 'a wall "Hello World"']
+    scores = scorer.score(images, prompts, [{}] * 3)
+    assert scores.values[0] == 1.0
+    assert 0 <= scores.values[1] < 0.5
+    assert scores.values[2] == 0.0 and scores.valid[2], "an empty wall is a valid 0: the engine has looked"
+
+
+def test_short_lines_and_long_ones_are_read_with_a_small_line_width() -> None:
+    scorer = build_scorer("ocr", engine_args={"line_width": 96})
+    images = np.stack([drawn("KX", box=(320, 120)), drawn("Hello World", box=(320, 120))])
+    assert scorer.score(images, ['"KX"', '"Hello World"'], [{}] * 2).values.tolist() == [1.0, 1.0]
+    with pytest.raises(ScorerError, match="line_width of rapidocr must be at least 48, got 0"):
+        build_scorer("ocr", engine_args={"line_width": 0})
+    with pytest.raises(ScorerError, match="did you mean 'line_width'"):
+        build_scorer("ocr", engine_args={"line_widht": 96})
+    with pytest.raises(ScorerError, match="engine_args of ocr must not name threads"):
+        build_scorer("ocr", engine_args={"threads": 2})
+
+
+def test_a_picture_is_read_the_same_alone_and_in_company() -> None:
+    scorer = build_scorer("ocr")
+    images = np.stack([drawn("Platform 9"), drawn("Platfrm"), drawn("9 forms")])
+    together = scorer.score(images, ['"Platform 9"'] * 3, [{}] * 3).values
+    alone = [scorer.score(images[i : i + 1], ['"Platform 9"'], [{}]).values[0] for i in range(3)]
+    assert together.tolist() == alone
+
+
+def test_an_engine_that_is_not_installed_says_how_to_install_it() -> None:
+    with pytest.raises(ScorerError, match=r"pip install -e '\.\[paddleocr\]'"):
+        build_scorer("ocr", engine="paddleocr")

@@ -1,0 +1,31 @@
+"""A reward server that answers 500 to a third of all requests, by a seed."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from deploy.api.rewards import make_app
+from rewards.scorer import build_scorer
+from tests.support.reward_servers import reward_service
+
+
+@contextmanager
+def moody_server(seed: int) -> Iterator[tuple[str, Counter[int]]]:
+    """Its address, and how often it answered what."""
+    from fastapi import Request, Response
+
+    numbers = random.Random(seed)
+    answered: Counter[int] = Counter()
+    app = make_app({"redness": build_scorer("tests.support.judges:Redness")})
+
+    @app.middleware("http")
+    async def moody(request: Request, call_next) -> Response:
+        if request.method == "POST" and numbers.random() < 1 / 3:
+            answered[500] += 1
+            return Response("not now", status_code=500)
+        answered[200] += 1
+        return await call_next(request)
+
+    with reward_service(app) as url:
+        yield url, answered

@@ -1,0 +1,11 @@
+"""Status sinks for tests."""
+
+
+class Silent:
+    """One that nobody reads."""
+
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:
+        """Nothing."""
+
+    def event(self, message: str, kind: str = "info") -> None:
+        """Nothing."""

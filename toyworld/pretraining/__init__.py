@@ -1,0 +1,1 @@
+"""How the toy world's models were trained and exported. No run needs this."""

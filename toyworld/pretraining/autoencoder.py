@@ -1,0 +1,141 @@
+"""The autoencoder of the toy world: an AutoencoderTiny that turns 32x32 pictures into 8x8x4 latents and back.
+
+`build` makes it, `train` fits it on rendered scenes; its latents come out with about zero mean and unit variance.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from diffusers import AutoencoderTiny
+from jaxtyping import Float, UInt8
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn import functional
+
+from toyworld.pretraining.training import learning_rate, run_stage, set_learning_rate, step_generator
+
+BATCH = 64
+CHANNELS = 24
+LATENT_CHANNELS = 4
+LATENT_NOISE = 0.12
+"""Std of the noise added to latents in training, so that the decoder forgives a sampler's small errors."""
+
+
+def build() -> AutoencoderTiny:
+    """An untrained autoencoder, three levels (factor 4) of 24 channels."""
+    return AutoencoderTiny(
+        encoder_block_out_channels=(CHANNELS,) * 3,
+        decoder_block_out_channels=(CHANNELS,) * 3,
+        num_encoder_blocks=(1, 1, 2),
+        num_decoder_blocks=(2, 1, 1),
+        latent_channels=LATENT_CHANNELS,
+    )
+
+
+def to_model_range(pictures: UInt8[np.ndarray, "B H W 3"]) -> Float[Tensor, "B 3 H W"]:
+    """uint8 pictures to float32 in [-1, 1], channels first."""
+    return torch.from_numpy(pictures).permute(0, 3, 1, 2).float().div(127.5).sub(1)
+
+
+def to_pictures(images: Float[Tensor, "B 3 H W"]) -> UInt8[np.ndarray, "B H W 3"]:
+    """Float images in [-1, 1] to uint8 pictures, clipped and rounded."""
+    scaled = images.clamp(-1, 1).add(1).mul(127.5).round()
+    return scaled.to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
+
+
+def train(pictures: np.ndarray, *, steps: int, seed: int, folder: Path, console: Console) -> AutoencoderTiny:
+    """Fit the autoencoder; a checkpoint named `autoencoder` in `folder` is gone on from.
+
+    The loss is the mean absolute error of noisy-latent reconstructions, of their differences between neighbouring
+    pixels (so that edges stay sharp), and a pull of the latents towards zero mean and unit variance.
+
+    Args:
+        pictures: uint8 [B, 32, 32, 3] to learn from.
+        steps: optimiser steps in all.
+        seed: of weights and batches.
+        folder: of the checkpoint.
+        console: for progress.
+    """
+    torch.manual_seed(seed)
+    model = build().train()
+    model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+
+    def take_step(step: int) -> float:
+        generator = step_generator(seed, step)
+        set_learning_rate(optimizer, learning_rate(step, steps, peak=2e-3))
+        index = torch.randint(len(pictures), (BATCH,), generator=generator)
+        images = to_model_range(pictures[index.numpy()]).contiguous(memory_format=torch.channels_last)
+        loss = _loss(model, images, generator)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.item()
+
+    run_stage(
+        "autoencoder",
+        steps=steps,
+        parts={"model": model, "optimizer": optimizer},
+        take_step=take_step,
+        folder=folder,
+        console=console,
+    )
+    return calibrate(model, pictures[:4096])
+
+
+@torch.no_grad()
+def calibrate(model: AutoencoderTiny, pictures: np.ndarray) -> AutoencoderTiny:
+    """Write scaling_factor and shift_factor so that `normalised_latents` have zero mean and unit std; frozen after."""
+    model.eval().requires_grad_(requires_grad=False)
+    latents = torch.cat([_encode(model, to_model_range(part)) for part in _parts(pictures)])
+    model.register_to_config(
+        scaling_factor=round(1 / latents.std().item(), 4), shift_factor=round(latents.mean().item(), 4)
+    )
+    return model
+
+
+@torch.no_grad()
+def normalised_latents(model: AutoencoderTiny, pictures: np.ndarray) -> Float[Tensor, "B 4 h w"]:
+    """Latents as the transformer sees them: (encoded - shift_factor) * scaling_factor."""
+    latents = torch.cat([_encode(model, to_model_range(part)) for part in _parts(pictures)])
+    return (latents - model.config["shift_factor"]) * model.config["scaling_factor"]
+
+
+@torch.no_grad()
+def reconstruct(model: AutoencoderTiny, pictures: np.ndarray) -> UInt8[np.ndarray, "B H W 3"]:
+    """Pictures through the encoder and the decoder."""
+    return np.concatenate(
+        [to_pictures(_decode(model, _encode(model, to_model_range(part)))) for part in _parts(pictures)]
+    )
+
+
+@torch.no_grad()
+def decode_normalised(model: AutoencoderTiny, latents: Float[Tensor, "B 4 h w"]) -> UInt8[np.ndarray, "B H W 3"]:
+    """Pictures of latents as the transformer sees them."""
+    raw = latents / model.config["scaling_factor"] + model.config["shift_factor"]
+    return to_pictures(_decode(model, raw))
+
+
+def _loss(model: AutoencoderTiny, images: Float[Tensor, "B 3 H W"], generator: torch.Generator) -> Float[Tensor, ""]:
+    latents = _encode(model, images)
+    noise = torch.randn(latents.shape, generator=generator)
+    decoded = _decode(model, latents + LATENT_NOISE * noise)
+    rows = functional.l1_loss(decoded.diff(dim=2), images.diff(dim=2))
+    columns = functional.l1_loss(decoded.diff(dim=3), images.diff(dim=3))
+    mean, variance = latents.mean((0, 2, 3)), latents.var((0, 2, 3))
+    tidy = mean.square().mean() + (variance - 1).square().mean()
+    return functional.l1_loss(decoded, images) + rows + columns + 0.01 * tidy
+
+
+def _encode(model: AutoencoderTiny, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B 4 h w"]:
+    return model.encode(images, return_dict=False)[0]
+
+
+def _decode(model: AutoencoderTiny, latents: Float[Tensor, "B 4 h w"]) -> Float[Tensor, "B 3 H W"]:
+    return model.decode(latents, return_dict=False)[0]
+
+
+def _parts(pictures: np.ndarray, size: int = 512) -> list[np.ndarray]:
+    return [pictures[start : start + size] for start in range(0, len(pictures), size)]

@@ -1,0 +1,83 @@
+"""Measures the toy world's instruments, the figures in its README: `python -m toyworld.pretraining.check`.
+
+The detector on true renders and on the same through the shipped autoencoder; the CLIP on right and wrong captions.
+"""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from diffusers import AutoencoderTiny
+from jaxtyping import UInt8
+from rich.console import Console
+from rich.table import Table
+from transformers import CLIPModel, CLIPProcessor
+
+from protocol.messages import Detection
+from toyworld.pretraining.autoencoder import reconstruct
+from toyworld.pretraining.clip import pair_accuracy
+from toyworld.pretraining.dataset import Examples, draw_examples
+from toyworld.world.detector import ShapeDetector
+from toyworld.world.scenes import Scene
+from toyworld.world.vocabulary import TAGS
+
+HERE = Path(__file__).parents[1]
+CENTRE_TOLERANCE = 1.5
+"""Pixels by which the centre of a box may be off."""
+
+
+def is_read_right(scene: Scene, detections: list[Detection]) -> bool:
+    """Whether the detections are the scene's shapes, one for one: class, colour, and centre to CENTRE_TOLERANCE."""
+    left = list(detections)
+    for shape in scene.shapes:
+        same = [d for d in left if (d.label, d.color) == (shape.label, shape.color) and _is_near(d.box, shape.box)]
+        if not same:
+            return False
+        left.remove(same[0])
+    return not left
+
+
+def detector_accuracy(examples: Examples, pictures: UInt8[np.ndarray, "B H W 3"]) -> dict[str, float]:
+    """Share of scenes that the detector reads right from their pictures, by task kind."""
+    right: dict[str, list[bool]] = {tag: [] for tag in TAGS}
+    detections = ShapeDetector().detect(pictures)
+    for line, scene, found in zip(examples.true_lines, examples.scenes, detections, strict=True):
+        right[line["tag"]].append(is_read_right(scene, found))
+    return {tag: sum(reads) / len(reads) for tag, reads in right.items()}
+
+
+def _is_near(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+    """Whether two boxes' centres lie within CENTRE_TOLERANCE of each other."""
+    return float(np.hypot(a[0] + a[2] - b[0] - b[2], a[1] + a[3] - b[1] - b[3])) / 2 <= CENTRE_TOLERANCE
+
+
+def main(
+    scenes: Annotated[int, typer.Option(help="Scenes to draw.", min=60)] = 3000,
+    seed: Annotated[int, typer.Option(help="Of the scenes; 0 is the pretraining set's.")] = 99,
+    model_folder: Annotated[Path, typer.Option(help="The pipeline whose autoencoder is used.")] = HERE / "model",
+    clip_folder: Annotated[Path, typer.Option(help="The CLIP.")] = HERE / "clip",
+) -> None:
+    """Measure detector and CLIP on fresh scenes and print one table."""
+    torch.set_num_threads(1)
+    examples = draw_examples(scenes, seed=seed)
+    began = time.perf_counter()
+    true = detector_accuracy(examples, examples.pictures)
+    milliseconds = 1000 * (time.perf_counter() - began) / scenes
+    vae = AutoencoderTiny.from_pretrained(model_folder / "vae").float()
+    autoencoded = detector_accuracy(examples, reconstruct(vae, examples.pictures))
+    model = CLIPModel.from_pretrained(clip_folder, dtype=torch.float32).eval()
+    pairs = pair_accuracy(model, CLIPProcessor.from_pretrained(clip_folder), examples)
+    table = Table("task kind", "true renders", "autoencoded", "CLIP pairs")
+    columns = (true, autoencoded, pairs)
+    for tag in TAGS:
+        table.add_row(tag, *(f"{column[tag]:.3f}" for column in columns))
+    table.add_row("mean", *(f"{np.mean(list(column.values())):.3f}" for column in columns))
+    Console().print(table)
+    Console().print(f"{scenes} scenes; the detector took {milliseconds:.2f} ms a picture")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,140 @@
+"""The small CLIP of the toy world, trained on pictures with true captions against captions with one wrong fact.
+
+`train` fits it, `write` saves a folder that transformers' CLIPModel and CLIPProcessor load, for a PickScore reward.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import CLIPConfig, CLIPModel, CLIPProcessor, CLIPTextConfig, CLIPVisionConfig
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from toyworld.pretraining.autoencoder import to_model_range
+from toyworld.pretraining.dataset import Examples
+from toyworld.pretraining.export import replace_folder
+from toyworld.pretraining.text_encoders import token_ids
+from toyworld.pretraining.tokenizer import CONTEXT_LENGTH, mark_ids
+from toyworld.pretraining.tokenizer import build as build_tokenizer
+from toyworld.pretraining.training import learning_rate, run_stage, set_learning_rate, step_generator
+from toyworld.world.scenes import SIZE
+
+BATCH = 128
+PATCH = 4
+WIDTH = 64
+
+
+def build() -> CLIPModel:
+    """An untrained CLIP: 65 picture tokens and 12 text tokens, 64 wide."""
+    tokenizer = build_tokenizer()
+    text = CLIPTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        projection_dim=WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=CONTEXT_LENGTH,
+        **mark_ids(tokenizer),
+    )
+    vision = CLIPVisionConfig(
+        hidden_size=WIDTH,
+        intermediate_size=4 * WIDTH,
+        projection_dim=WIDTH,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        image_size=SIZE,
+        patch_size=PATCH,
+    )
+    return CLIPModel(CLIPConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=WIDTH))
+
+
+def train(examples: Examples, *, steps: int, seed: int, folder: Path, console: Console) -> CLIPModel:
+    """Fit the CLIP; a checkpoint named `clip` in `folder` is gone on from.
+
+    Args:
+        examples: pictures with one true and one wrong line each (their web captions are not read).
+        steps: optimiser steps in all.
+        seed: of weights and batches.
+        folder: of the checkpoint.
+        console: for progress.
+    """
+    torch.manual_seed(seed)
+    model = build().train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    tokenizer = build_tokenizer()
+    right = token_ids(tokenizer, [line["prompt"] for line in examples.true_lines])
+    wrong = token_ids(tokenizer, [line["prompt"] for line in examples.wrong_lines])
+
+    def take_step(step: int) -> float:
+        generator = step_generator(seed + 2, step)
+        set_learning_rate(optimizer, learning_rate(step, steps, peak=1e-3))
+        index = torch.randint(len(right), (BATCH,), generator=generator)
+        pixels = to_model_range(examples.pictures[index.numpy()])
+        pixels = pixels + 0.05 * torch.randn(pixels.shape, generator=generator)
+        output = model(input_ids=torch.cat([right[index], wrong[index]]), pixel_values=pixels)
+        loss = contrastive_loss(output.logits_per_image)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.item()
+
+    parts = {"model": model, "optimizer": optimizer}
+    run_stage("clip", steps=steps, parts=parts, take_step=take_step, folder=folder, console=console)
+    return model.eval()
+
+
+def contrastive_loss(logits: Float[Tensor, "B 2B"]) -> Float[Tensor, ""]:
+    """CLIP's two cross-entropies, with a wrong caption of every picture among the captions, and the pair's own.
+
+    Args:
+        logits: similarity of picture i with caption j; columns 0..B-1 are the pictures' true captions in order,
+            B..2B-1 their wrong ones.
+
+    Returns:
+        Mean of picture-to-caption, caption-to-picture and right-against-wrong cross-entropies, over the batch.
+    """
+    count = len(logits)
+    truth = torch.arange(count)
+    to_caption = functional.cross_entropy(logits, truth)
+    to_picture = functional.cross_entropy(logits[:, :count].T, truth)
+    own = torch.stack([logits.diagonal(), logits[:, count:].diagonal()], dim=1)
+    return (to_caption + to_picture + functional.cross_entropy(own, torch.zeros_like(truth))) / 3
+
+
+def write(model: CLIPModel, folder: Path) -> None:
+    """Save model (float16), tokenizer and image processor under `folder`, replacing what was there."""
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    size = {"height": SIZE, "width": SIZE}
+    pictures = CLIPImageProcessorPil(
+        size=size, do_center_crop=False, crop_size=size, image_mean=[0.5] * 3, image_std=[0.5] * 3
+    )
+    CLIPProcessor(pictures, build_tokenizer()).save_pretrained(partial)
+    model.half().save_pretrained(partial)
+    model.float()
+    replace_folder(partial, folder)
+
+
+@torch.no_grad()
+def pair_accuracy(model: CLIPModel, processor: CLIPProcessor, examples: Examples) -> dict[str, float]:
+    """Share of pictures whose true caption scores above their wrong one, by task kind."""
+    won: dict[str, list[bool]] = {}
+    options: dict[str, Any] = {"return_tensors": "pt", "padding": "max_length"}
+    for start in range(0, len(examples.pictures), 256):
+        part = slice(start, start + 256)
+        lines = [*examples.true_lines[part], *examples.wrong_lines[part]]
+        texts, pictures = [line["prompt"] for line in lines], list(np.asarray(examples.pictures[part]))
+        inputs = processor(text=texts, images=pictures, **options)
+        logits = model(**inputs).logits_per_image
+        half = len(logits)
+        for line, right, wrong in zip(lines, logits.diagonal(), logits[:, half:].diagonal(), strict=False):
+            won.setdefault(line["tag"], []).append(bool(right > wrong))
+    return {tag: sum(wins) / len(wins) for tag, wins in won.items()}

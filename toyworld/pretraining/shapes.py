@@ -1,0 +1,133 @@
+"""The recipe that made the shipped model and CLIP: `python -m toyworld.pretraining.shapes`.
+
+Draws the pretraining set from the seed, then trains autoencoder, velocity model and CLIP one after the other. Each
+saves a checkpoint every minute; started again after a kill, the command goes on and ends with the same weights.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from rich.console import Console
+
+from toyworld.pretraining import autoencoder, clip, transformer
+from toyworld.pretraining.dataset import Examples, draw_examples
+from toyworld.pretraining.export import write_pipeline
+
+HERE = Path(__file__).parents[1]
+
+
+class Recipe(BaseModel):
+    """What decides the weights; written to the work folder, and a run there with another one is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    seed: int = Field(default=0, ge=0)
+    """Of pictures, captions, weights, batches and noise."""
+    pictures: int = Field(default=40_000, ge=256)
+    """Pictures in the pretraining set."""
+    autoencoder_steps: int = Field(default=2_400, ge=1)
+    """Optimiser steps of the autoencoder, batch 64."""
+    transformer_steps: int = Field(default=7_600, ge=1)
+    """Optimiser steps of transformer and text encoders, batch 128."""
+    clip_steps: int = Field(default=1_500, ge=1)
+    """Optimiser steps of the CLIP, batch 128."""
+
+
+def pretrain(recipe: Recipe, *, work: Path, model_folder: Path, clip_folder: Path, console: Console) -> None:
+    """Train what the recipe says and write both folders.
+
+    Args:
+        recipe: seeds and sizes.
+        work: checkpoints of the stages; made if missing, gone on from if not.
+        model_folder: where the Stable-Diffusion-3 pipeline goes.
+        clip_folder: where the CLIP goes.
+        console: for progress.
+
+    Raises:
+        ValueError: if the work folder belongs to another recipe.
+    """
+    claim(work, recipe)
+    console.print(f"drawing {recipe.pictures} pictures")
+    examples = draw_examples(recipe.pictures, seed=recipe.seed)
+    _pretrain_pipeline(recipe, examples, work=work, folder=model_folder, console=console)
+    model = clip.train(examples, steps=recipe.clip_steps, seed=recipe.seed, folder=work, console=console)
+    clip.write(model, clip_folder)
+    console.print(f"CLIP written to {clip_folder}")
+
+
+def claim(work: Path, recipe: BaseModel) -> None:
+    """Write the recipe into the work folder, or check that it is the one there.
+
+    Numbers of steps may not change either: the learning rates follow a curve over all of them.
+
+    Raises:
+        ValueError: if anything differs.
+    """
+    path = work / "recipe.json"
+    if path.exists():
+        before = type(recipe).model_validate_json(path.read_text())
+        for name, value in recipe.model_dump().items():
+            if getattr(before, name) != value:
+                raise ValueError(
+                    f"{name} must stay {getattr(before, name)} in {work}, got {value}: "
+                    "choose another --work folder, or delete this one"
+                )
+    work.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(recipe.model_dump(), indent=2) + "\n")
+
+
+def _pretrain_pipeline(recipe: Recipe, examples: Examples, *, work: Path, folder: Path, console: Console) -> None:
+    vae = autoencoder.train(
+        examples.pictures, steps=recipe.autoencoder_steps, seed=recipe.seed, folder=work, console=console
+    )
+    latents = autoencoder.normalised_latents(vae, examples.pictures)
+    model = transformer.train(
+        latents,
+        examples.captions,
+        steps=recipe.transformer_steps,
+        seed=recipe.seed,
+        folder=work,
+        console=console,
+    )
+    write_pipeline(vae, model, folder)
+    console.print(f"pipeline written to {folder}")
+
+
+def main(
+    work: Annotated[Path, typer.Option(help="Folder of the checkpoints.")] = Path("runs/toyworld"),
+    model_folder: Annotated[Path, typer.Option(help="Where the pipeline goes.")] = HERE / "model",
+    clip_folder: Annotated[Path, typer.Option(help="Where the CLIP goes.")] = HERE / "clip",
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = Recipe().seed,
+    pictures: Annotated[int, typer.Option(help="Pictures in the pretraining set.")] = Recipe().pictures,
+    autoencoder_steps: Annotated[int, typer.Option(help="Steps of batch 64.")] = Recipe().autoencoder_steps,
+    transformer_steps: Annotated[int, typer.Option(help="Steps of batch 128.")] = Recipe().transformer_steps,
+    clip_steps: Annotated[int, typer.Option(help="Steps of batch 128.")] = Recipe().clip_steps,
+    threads: Annotated[int, typer.Option(help="Threads torch may use.", min=1)] = 2,
+) -> None:
+    """Pretrain the toy world's pipeline and CLIP; go on from the work folder's checkpoints if it has some."""
+    torch.set_num_threads(threads)
+    console = Console()
+    try:
+        recipe = Recipe(
+            seed=seed,
+            pictures=pictures,
+            autoencoder_steps=autoencoder_steps,
+            transformer_steps=transformer_steps,
+            clip_steps=clip_steps,
+        )
+        pretrain(recipe, work=work, model_folder=model_folder, clip_folder=clip_folder, console=console)
+    except ValidationError as error:
+        first = error.errors()[0]
+        console.print(f"error: {first['loc'][0]}: {first['msg'].lower()}, got {first['input']}")
+        raise typer.Exit(2) from None
+    except ValueError as error:
+        console.print(f"error: {error}")
+        raise typer.Exit(2) from None
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,94 @@
+"""The recipe of the text task's pipeline: `python -m toyworld.pretraining.signs`.
+
+The parts are the shape world's own (`autoencoder`, `transformer`, and its tokenizer, in which a word of capitals falls
+apart into letters), trained on signs instead of scenes. Each stage saves a checkpoint every minute;
+started again after a kill, the command goes on and ends with the same weights.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from diffusers import AutoencoderTiny
+from pydantic import BaseModel, ConfigDict, Field
+from rich.console import Console
+
+from toyworld.pretraining import autoencoder, transformer
+from toyworld.pretraining.export import write_pipeline
+from toyworld.pretraining.shapes import claim
+from toyworld.world.words import draw_signs, mislabelled
+
+HERE = Path(__file__).parents[1]
+
+
+class SignRecipe(BaseModel):
+    """What decides the weights; written to the work folder, and a run there with another one is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    seed: int = Field(default=0, ge=0)
+    """Of pictures, captions, weights, batches and noise."""
+    pictures: int = Field(default=20_000, ge=256)
+    """Pictures in the pretraining set."""
+    autoencoder_steps: int = Field(default=1_500, ge=1)
+    """Optimiser steps of the autoencoder, batch 64."""
+    transformer_steps: int = Field(default=6_000, ge=1)
+    """Optimiser steps of transformer and text encoders, batch 128."""
+    web_steps: int = Field(default=1_200, ge=1)
+    """Steps of the same on captions of which most name another word."""
+
+
+def pretrain(recipe: SignRecipe, *, work: Path, folder: Path, console: Console) -> None:
+    """Train what the recipe says and write the pipeline to `folder`, replacing what was there.
+
+    Raises:
+        ValueError: if the work folder belongs to another recipe.
+    """
+    claim(work, recipe)
+    console.print(f"drawing {recipe.pictures} signs")
+    signs = draw_signs(recipe.pictures, seed=recipe.seed)
+    vae: AutoencoderTiny = autoencoder.train(
+        signs.pictures, steps=recipe.autoencoder_steps, seed=recipe.seed, folder=work, console=console
+    )
+    latents = autoencoder.normalised_latents(vae, signs.pictures)
+    model = transformer.train(
+        latents, signs.captions, steps=recipe.transformer_steps, seed=recipe.seed, folder=work, console=console
+    )
+    model = transformer.train(
+        latents,
+        mislabelled(signs.captions, seed=recipe.seed),
+        steps=recipe.web_steps,
+        seed=recipe.seed + 1,
+        folder=work,
+        console=console,
+        stage="web",
+        start=model,
+    )
+    write_pipeline(vae, model, folder)
+    console.print(f"pipeline written to {folder}")
+
+
+def main(
+    work: Annotated[Path, typer.Option(help="Folder of the checkpoints.")] = Path("runs/signs"),
+    folder: Annotated[Path, typer.Option(help="Where the pipeline goes.")] = HERE / "sign_model",
+    autoencoder_steps: Annotated[int, typer.Option(help="Steps of batch 64.")] = SignRecipe().autoencoder_steps,
+    transformer_steps: Annotated[int, typer.Option(help="Steps of batch 128.")] = SignRecipe().transformer_steps,
+    web_steps: Annotated[int, typer.Option(help="Steps on mislabelled captions.")] = SignRecipe().web_steps,
+    threads: Annotated[int, typer.Option(help="Threads torch may use.", min=1)] = 2,
+) -> None:
+    """Pretrain the sign pipeline; go on from the work folder's checkpoints if it has some."""
+    torch.set_num_threads(threads)
+    console = Console()
+    try:
+        recipe = SignRecipe(
+            autoencoder_steps=autoencoder_steps, transformer_steps=transformer_steps, web_steps=web_steps
+        )
+        pretrain(recipe, work=work, folder=folder, console=console)
+    except ValueError as error:
+        console.print(f"error: {error}")
+        raise typer.Exit(2) from None
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,50 @@
+"""The two small CLIP text encoders of the toy pipeline, read the way StableDiffusion3Pipeline reads them.
+
+`build` makes one, `encode` turns token ids into the transformer's two text inputs.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
+
+from toyworld.pretraining.tokenizer import CONTEXT_LENGTH, mark_ids
+
+WIDTH = 64
+MAX_SEQUENCE_LENGTH = 1
+"""Zero tokens that the pipeline appends in place of T5's; pass it as `max_sequence_length` when sampling."""
+
+
+def build(tokenizer: CLIPTokenizer) -> CLIPTextModelWithProjection:
+    """An untrained text encoder of two layers, 64 wide, for the tokenizer's vocabulary."""
+    config = CLIPTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        projection_dim=WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=CONTEXT_LENGTH,
+        **mark_ids(tokenizer),
+    )
+    return CLIPTextModelWithProjection(config)
+
+
+def token_ids(tokenizer: CLIPTokenizer, captions: list[str]) -> Int[Tensor, "B L"]:
+    """Captions as token ids, padded and cut to CONTEXT_LENGTH."""
+    return tokenizer(captions, padding="max_length", truncation=True, return_tensors="pt").input_ids
+
+
+def encode(
+    encoders: tuple[CLIPTextModelWithProjection, CLIPTextModelWithProjection], ids: Int[Tensor, "B L"]
+) -> tuple[Float[Tensor, "B M D"], Float[Tensor, "B P"]]:
+    """Token features and pooled features, as StableDiffusion3Pipeline.encode_prompt makes them without T5.
+
+    Returns:
+        [B, L + MAX_SEQUENCE_LENGTH, 2 * WIDTH]: both encoders' last hidden states but one, side by side, then zeros;
+        and [B, 2 * WIDTH]: both projections.
+    """
+    outputs = [encoder(ids, output_hidden_states=True) for encoder in encoders]
+    features = torch.cat([output.hidden_states[-2] for output in outputs], dim=-1)
+    features = torch.nn.functional.pad(features, (0, 0, 0, MAX_SEQUENCE_LENGTH))
+    return features, torch.cat([output.text_embeds for output in outputs], dim=-1)

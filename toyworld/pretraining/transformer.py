@@ -1,0 +1,174 @@
+"""The velocity model of the toy world: a small SD3 transformer, trained together with its two text encoders.
+
+`build` makes the untrained parts, `train` fits them by flow matching on latents and web captions.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import SD3Transformer2DModel
+from jaxtyping import Float, Int
+from rich.console import Console
+from torch import Tensor, nn
+from transformers import CLIPTextModelWithProjection
+
+from toyworld.pretraining import text_encoders as textencoders
+from toyworld.pretraining.autoencoder import LATENT_CHANNELS
+from toyworld.pretraining.tokenizer import build as build_tokenizer
+from toyworld.pretraining.training import WeightAverage, run_stage, set_learning_rate, step_generator
+
+BATCH = 128
+WIDTH = 128
+LAYERS = 4
+LATENT_SIZE = 8
+CAPTION_DROPOUT = 0.1
+"""Share of captions replaced by the empty one, so that guidance works."""
+
+PEAK_RATE, WARMUP = 1e-3, 200
+DECAY_SHARE = 0.2
+"""Last share of the steps, over which the learning rate falls to zero: that is where pictures become sharp."""
+
+AVERAGE_DECAY = 0.998
+
+
+class VelocityModel(nn.Module):
+    """The three parts that learn together; made by `build`, exported part by part."""
+
+    def __init__(
+        self,
+        transformer: SD3Transformer2DModel,
+        text_encoder: CLIPTextModelWithProjection,
+        text_encoder_2: CLIPTextModelWithProjection,
+    ) -> None:
+        super().__init__()
+        self.transformer = transformer
+        self.text_encoder = text_encoder
+        self.text_encoder_2 = text_encoder_2
+
+    def forward(
+        self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], ids: Int[Tensor, "B L"]
+    ) -> Float[Tensor, "B C H W"]:
+        """Velocity (noise minus clean latents) at noise level sigma in [0, 1]."""
+        features, pooled = textencoders.encode((self.text_encoder, self.text_encoder_2), ids)
+        return self.transformer(
+            latents,
+            encoder_hidden_states=features,
+            pooled_projections=pooled,
+            timestep=1000 * sigma,
+            return_dict=False,
+        )[0]
+
+
+def build(seed: int) -> VelocityModel:
+    """Untrained parts; every block starts as the identity (adaLN-Zero) and the output as zero."""
+    torch.manual_seed(seed)
+    transformer = SD3Transformer2DModel(
+        sample_size=LATENT_SIZE,
+        patch_size=2,
+        in_channels=LATENT_CHANNELS,
+        out_channels=LATENT_CHANNELS,
+        num_layers=LAYERS,
+        attention_head_dim=WIDTH // 4,
+        num_attention_heads=4,
+        joint_attention_dim=2 * textencoders.WIDTH,
+        caption_projection_dim=WIDTH,
+        pooled_projection_dim=2 * textencoders.WIDTH,
+        pos_embed_max_size=LATENT_SIZE // 2,
+        qk_norm="rms_norm",
+    )
+    _start_as_identity(transformer)
+    tokenizer = build_tokenizer()
+    return VelocityModel(transformer, textencoders.build(tokenizer), textencoders.build(tokenizer))
+
+
+def _start_as_identity(transformer: SD3Transformer2DModel) -> None:
+    """Zero the modulation of every block and the output layer, as adaLN-Zero does."""
+    blocks: Any = transformer.transformer_blocks
+    modulations = [norm.linear for block in blocks for norm in (block.norm1, block.norm1_context)]
+    for layer in (*modulations, transformer.norm_out.linear, transformer.proj_out):
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+
+
+def train(
+    latents: Float[Tensor, "S C H W"],
+    captions: list[str],
+    *,
+    steps: int,
+    seed: int,
+    folder: Path,
+    console: Console,
+    stage: str = "transformer",
+    start: VelocityModel | None = None,
+) -> VelocityModel:
+    """Fit the velocity model; a checkpoint named as the stage in `folder` is gone on from.
+
+    The loss is the mean squared error of the velocity, over batch and latent elements. The result is the running
+    average of the weights.
+
+    Args:
+        latents: normalised latents of the training pictures.
+        captions: one for each of them.
+        steps: optimiser steps in all.
+        seed: of weights, batches and noise.
+        folder: of the checkpoint.
+        console: for progress.
+        stage: name of the checkpoint and in the progress.
+        start: trained parts to go on with; they are changed.
+    """
+    model = (start or build(seed)).train()
+    average = WeightAverage(model, AVERAGE_DECAY)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    tokenizer = build_tokenizer()
+    ids, no_caption = textencoders.token_ids(tokenizer, captions), textencoders.token_ids(tokenizer, [""])
+
+    def take_step(step: int) -> float:
+        generator = step_generator(seed + 1, step)
+        set_learning_rate(optimizer, rate(step, steps))
+        index = torch.randint(len(latents), (BATCH,), generator=generator)
+        is_dropped = torch.rand(BATCH, 1, generator=generator) < CAPTION_DROPOUT
+        loss = flow_matching_loss(model, latents[index], torch.where(is_dropped, no_caption, ids[index]), generator)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        average.update(model, step)
+        return loss.item()
+
+    run_stage(
+        stage,
+        steps=steps,
+        parts={"model": model, "optimizer": optimizer, "average": average},
+        take_step=take_step,
+        folder=folder,
+        console=console,
+    )
+    model.load_state_dict(average.state_dict(), strict=False)
+    return model.eval()
+
+
+def rate(step: int, steps: int) -> float:
+    """Learning rate: a linear warm-up, a plateau at PEAK_RATE, a linear fall to zero over the last DECAY_SHARE."""
+    return PEAK_RATE * min(1.0, (step + 1) / WARMUP, (steps - step) / (DECAY_SHARE * steps))
+
+
+def draw_sigmas(count: int, generator: torch.Generator) -> Float[Tensor, " B"]:
+    """Noise levels: logit-normal(0.5, 1.2), and uniform one time in five so that both ends are known."""
+    normal = torch.sigmoid(0.5 + 1.2 * torch.randn(count, generator=generator))
+    uniform = torch.rand(count, generator=generator)
+    return torch.where(torch.rand(count, generator=generator) < 0.2, uniform, normal)
+
+
+def flow_matching_loss(
+    model: nn.Module, clean: Float[Tensor, "B C H W"], ids: Int[Tensor, "B L"], generator: torch.Generator
+) -> Float[Tensor, ""]:
+    """Mean squared error of the velocity at random noise levels.
+
+    x_s = (1 - s) x_0 + s e,   loss = mean over batch and elements of (v(x_s, s, caption) - (e - x_0))^2
+    """
+    noise = torch.randn(clean.shape, generator=generator)
+    sigma = draw_sigmas(len(clean), generator)
+    weight = sigma[:, None, None, None]
+    velocity = model((1 - weight) * clean + weight * noise, sigma, ids)
+    return (velocity - (noise - clean)).square().mean()

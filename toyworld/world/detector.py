@@ -1,0 +1,143 @@
+"""The toy world's object detector: classical vision that reads coloured shapes from pictures, without torch.
+
+`ShapeDetector().detect(pictures)` segments by colour, then compares each blob with ideal shapes of its size; what fits
+none of them well (a smear, half a shape, two that touch) is not an object.
+"""
+
+import math
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from protocol.messages import Detection
+from toyworld.world.scenes import extents, signed_distance
+from toyworld.world.vocabulary import GROUND, PALETTE, SHAPES
+
+MIN_RADIUS, MAX_RADIUS = 3.2, 8.0
+"""Radii in pixels that count as an object."""
+
+MIN_SCORE = 0.80
+"""Least overlap (soft intersection over union) of a blob with an ideal shape."""
+
+MAX_COLOUR_DISTANCE = 60.0
+"""Largest distance in sRGB (0-255) of a blob's inner colour from a palette colour that still names it."""
+
+UNIT_AREA = {"circle": np.pi, "square": np.pi, "triangle": 0.75 * np.sqrt(3) * 1.25**2}
+"""Area of each shape of radius 1, square pixels."""
+
+_GROUND = np.asarray(GROUND, np.float32)
+_COLOURS = np.asarray(list(PALETTE.values()), np.float32)
+_NAMES = tuple(PALETTE)
+_ANCHORS = np.vstack([_GROUND, _COLOURS])
+_HALF_SQUARES = 0.5 * np.square(_ANCHORS).sum(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeDetector:
+    """Reads shapes from pictures; has no state, so one instance may serve every thread.
+
+    Example:
+        detections = ShapeDetector().detect(pictures)        # uint8 [B, H, W, 3]
+        [(d.label, d.color) for d in detections[0]]          # [("circle", "red"), ...]
+    """
+
+    min_score: float = MIN_SCORE
+    labels: frozenset[str] = frozenset(SHAPES)
+    """The classes it knows."""
+    colors: frozenset[str] = frozenset(PALETTE)
+    """The colours it knows."""
+
+    def detect(self, images: UInt8[np.ndarray, "B H W 3"]) -> list[list[Detection]]:
+        """The shapes of each picture, best score first.
+
+        Args:
+            images: uint8 pictures, one scene each.
+
+        Returns:
+            One list a picture; boxes are x0, y0, x1, y1 in pixels, scores the overlap with the ideal shape in [0, 1].
+
+        Raises:
+            ValueError: if images is not a uint8 array [B, H, W, 3].
+        """
+        if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
+            kind = images.dtype if isinstance(images, np.ndarray) else type(images).__name__
+            raise ValueError(f"images must be a uint8 array, got {kind}: scale to 0-255 and convert")
+        if images.ndim != 4 or images.shape[-1] != 3:
+            raise ValueError(f"images must have the shape [B, H, W, 3], got {list(images.shape)}: add the batch axis")
+        return [self._detect_one(image) for image in images]
+
+    def _detect_one(self, image: UInt8[np.ndarray, "H W 3"]) -> list[Detection]:
+        pixels = image.astype(np.float32)
+        found = []
+        nearest = _nearest_colour(pixels)
+        for colour in range(len(_NAMES)):
+            mask = (nearest == colour).astype(np.uint8)
+            if cv2.countNonZero(mask) < UNIT_AREA["circle"] * MIN_RADIUS:
+                continue
+            _, blobs, stats, _ = cv2.connectedComponentsWithStats(mask, connectivity=4)
+            for blob, (x, y, width, height, area) in enumerate(stats[1:], start=1):
+                if area >= UNIT_AREA["circle"] * MIN_RADIUS and max(width, height) <= 3 * MAX_RADIUS:
+                    window = (slice(max(y - 2, 0), y + height + 2), slice(max(x - 2, 0), x + width + 2))
+                    found.append(self._match(pixels[window], blobs[window] == blob, (nearest[window] >= 0), window))
+        return sorted((detection for detection in found if detection), key=lambda detection: -detection.score)
+
+    def _match(
+        self, pixels: np.ndarray, blob: np.ndarray, is_coloured: np.ndarray, window: tuple[slice, slice]
+    ) -> Detection | None:
+        """The ideal shape that fits a blob best, or None if none fits well."""
+        core = cv2.erode(blob.astype(np.uint8), np.ones((3, 3), np.uint8), borderValue=0).astype(bool)
+        if core.sum() < 4:
+            return None
+        inner = np.sort(pixels[core], axis=0)[core.sum() // 2]
+        cover = _cover(pixels, inner, blob, is_coloured)
+        area = float(cover.sum())
+        columns, rows = np.arange(cover.shape[1]) + 0.5, np.arange(cover.shape[0]) + 0.5
+        x, y = float(cover.sum(0) @ columns) / area, float(cover.sum(1) @ rows) / area
+        fits = {label: _overlap(label, cover, area, columns[None] - x, rows[:, None] - y) for label in SHAPES}
+        label = max(fits, key=fits.__getitem__)
+        radius = _radius(label, area)
+        if fits[label] < self.min_score or not MIN_RADIUS <= radius <= MAX_RADIUS:
+            return None
+        left, up, right, down = extents(label, radius)
+        x, y = x + int(window[1].start), y + int(window[0].start)
+        return Detection(
+            label=label, color=_name(inner), box=(x - left, y - up, x + right, y + down), score=round(fits[label], 4)
+        )
+
+
+def _nearest_colour(pixels: Float[np.ndarray, "H W 3"]) -> np.ndarray:
+    """Index of the palette colour nearest to each pixel, -1 where the ground is nearer (int [H, W])."""
+    return (pixels @ _ANCHORS.T - _HALF_SQUARES).argmax(-1) - 1
+
+
+def _cover(pixels: np.ndarray, inner: np.ndarray, blob: np.ndarray, is_coloured: np.ndarray) -> np.ndarray:
+    """How much of each pixel the blob covers, in [0, 1]: its place between ground and the blob's inner colour.
+
+    Counted are the blob and the pixels next to it, unless they belong to another blob.
+    """
+    near = cv2.dilate(blob.astype(np.uint8), np.ones((3, 3), np.uint8)).astype(bool) & (blob | ~is_coloured)
+    towards = inner - _GROUND
+    share = (pixels - _GROUND) @ towards / max(float(towards @ towards), 1.0)
+    return np.minimum(np.maximum(share, 0), 1) * near
+
+
+def _overlap(label: str, cover: np.ndarray, area: float, dx: np.ndarray, dy: np.ndarray) -> float:
+    """Soft intersection over union of a blob with the ideal shape of its area; dx, dy are offsets from its centroid."""
+    inside = 0.5 - signed_distance(label, dx, dy, _radius(label, area))
+    both = float(np.minimum(cover, np.maximum(inside, 0)).sum())
+    ideal = float(np.minimum(np.maximum(inside, 0), 1).sum())
+    return both / (area + ideal - both)
+
+
+def _radius(label: str, area: float) -> float:
+    """Radius in pixels of the shape that covers `area` square pixels."""
+    return math.sqrt(area / UNIT_AREA[label])
+
+
+def _name(inner: np.ndarray) -> str | None:
+    """The palette colour that a blob's inner colour is, or None if it is none of them."""
+    distances = np.linalg.norm(_COLOURS - inner, axis=1)
+    index = int(distances.argmin())
+    return _NAMES[index] if distances[index] <= MAX_COLOUR_DISTANCE else None

@@ -1,0 +1,163 @@
+"""Scenes: a few coloured shapes on a light ground, sampled to satisfy a GenEval metadata line and drawn anti-aliased.
+
+`sample_scene(metadata, rng)` places the shapes, `render(scene)` draws them as a uint8 picture.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from toyworld.world.vocabulary import COLOURS, GROUND, PALETTE
+
+SIZE = 32
+"""Height and width of a picture, pixels."""
+
+MIN_RADIUS, MAX_RADIUS, MAX_RADIUS_MANY = 4.4, 6.2, 5.2
+MARGIN = 0.6
+GAP = 1.6
+COLOUR_JITTER = 10
+
+SQUARE_HALF_SIDE = 0.8862
+"""Half side of a square over its radius: a square covers as much as the circle of that radius."""
+
+TRIANGLE_REACH = 1.25
+"""Centroid to corner of the (equilateral, upright) triangle over its radius."""
+
+_HALF_ROOT_3 = math.sqrt(0.75)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One shape: its class, colour name, drawn sRGB value, centroid (x, y) and radius, both in pixels."""
+
+    label: str
+    color: str
+    rgb: tuple[int, int, int]
+    center: tuple[float, float]
+    radius: float
+
+    @property
+    def box(self) -> tuple[float, float, float, float]:
+        """Bounding box x0, y0, x1, y1 in pixels."""
+        x, y = self.center
+        left, up, right, down = extents(self.label, self.radius)
+        return (x - left, y - up, x + right, y + down)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """The shapes of one picture, in the order of the metadata's `include` list."""
+
+    shapes: tuple[Shape, ...]
+
+
+def extents(label: str, radius: float) -> tuple[float, float, float, float]:
+    """How far a shape reaches from its centroid: left, up, right, down, in pixels."""
+    if label in ("circle", "square"):
+        reach = radius if label == "circle" else SQUARE_HALF_SIDE * radius
+        return (reach, reach, reach, reach)
+    half_width = TRIANGLE_REACH * _HALF_ROOT_3 * radius
+    return (half_width, TRIANGLE_REACH * radius, half_width, TRIANGLE_REACH * radius / 2)
+
+
+def signed_distance(label: str, dx: np.ndarray, dy: np.ndarray, radius: float) -> np.ndarray:
+    """Distance in pixels from the outline of a shape centred on the origin, negative inside (same shape as dx)."""
+    if label == "circle":
+        return np.hypot(dx, dy) - radius
+    if label == "square":
+        return np.maximum(np.abs(dx), np.abs(dy)) - SQUARE_HALF_SIDE * radius
+    sides = np.abs(dx) * _HALF_ROOT_3 - dy / 2
+    return np.maximum(dy, sides) - TRIANGLE_REACH * radius / 2
+
+
+def render(scene: Scene) -> np.ndarray:
+    """Draw a scene: uint8 [SIZE, SIZE, 3]; outlines are anti-aliased over one pixel."""
+    canvas = np.empty((SIZE, SIZE, 3), np.float32)
+    canvas[:] = GROUND
+    for shape in scene.shapes:
+        x0, y0, x1, y1 = shape.box
+        left, top = max(int(x0) - 1, 0), max(int(y0) - 1, 0)
+        right, bottom = min(int(x1) + 2, SIZE), min(int(y1) + 2, SIZE)
+        dy, dx = np.ogrid[top:bottom, left:right]
+        distance = signed_distance(shape.label, dx + 0.5 - shape.center[0], dy + 0.5 - shape.center[1], shape.radius)
+        cover = np.clip(0.5 - distance, 0, 1)[..., None].astype(np.float32)
+        patch = canvas[top:bottom, left:right]
+        patch += cover * (np.asarray(shape.rgb, np.float32) - patch)
+    return np.rint(canvas).astype(np.uint8)
+
+
+def sample_scene(metadata: dict[str, Any], rng: np.random.Generator) -> Scene:
+    """A random scene of which a GenEval metadata line is true.
+
+    Args:
+        metadata: one line of a prompt file; `include` lists classes with count, and may give colours and a position.
+        rng: the only source of randomness.
+
+    Raises:
+        ValueError: if no scene was found in 1000 tries (more shapes asked for than a picture holds).
+    """
+    wanted = [item for item in metadata["include"] for _ in range(item["count"])]
+    relation = next((item["position"][0] for item in metadata["include"] if "position" in item), None)
+    for _ in range(1000):
+        boxes = _place([item["class"] for item in wanted], rng)
+        if boxes is not None and (relation is None or relation in relations(boxes[1][2], boxes[0][2], clear=0.75)):
+            return Scene(shapes=tuple(_coloured(item, *box[:2], rng) for item, box in zip(wanted, boxes, strict=True)))
+    raise ValueError(f"a scene must hold its shapes without touching, got {metadata['include']}: ask for fewer")
+
+
+def relations(
+    first: tuple[float, float, float, float], second: tuple[float, float, float, float], *, clear: float = 0.5
+) -> set[str]:
+    """Where the first box lies relative to the second, by GenEval's rule.
+
+    The offset of the centres is shortened by a tenth of the sum of the sizes, axis by axis, and divided by the offset's
+    length; a component above `clear` (GenEval: 0.5) is a relation.
+    """
+    a, b = np.asarray(first).reshape(2, 2), np.asarray(second).reshape(2, 2)
+    offset = (a.sum(0) - b.sum(0)) / 2
+    short = np.maximum(np.abs(offset) - 0.1 * ((a[1] - a[0]) + (b[1] - b[0])), 0) * np.sign(offset)
+    if not short.any():
+        return set()
+    dx, dy = short / np.linalg.norm(offset)
+    found = {"left of": dx < -clear, "right of": dx > clear, "above": dy < -clear, "below": dy > clear}
+    return {name for name, holds in found.items() if holds}
+
+
+def _place(labels: list[str], rng: np.random.Generator) -> list[tuple[tuple[float, float], float, tuple]] | None:
+    """Centre, radius and box of each shape so that none touch, or None if this try failed."""
+    many = len(labels) > 2
+    cells = rng.permutation(4)
+    placed: list[tuple[tuple[float, float], float, tuple]] = []
+    for index, label in enumerate(labels):
+        radius = float(rng.uniform(MIN_RADIUS, MAX_RADIUS_MANY if many else MAX_RADIUS))
+        left, up, right, down = extents(label, radius)
+        low = np.array([left, up]) + MARGIN
+        high = SIZE - MARGIN - np.array([right, down])
+        if many:
+            row, column = divmod(int(cells[index]), 2)
+            corner = np.where([column, row], np.maximum(low, high - 8.5), low)
+            low, high = corner, np.minimum(corner + 8.5, high)
+        for _ in range(20):
+            x, y = rng.uniform(low, high)
+            box = (x - left, y - up, x + right, y + down)
+            if all(_apart(box, other[2]) for other in placed):
+                placed.append(((float(x), float(y)), radius, box))
+                break
+        else:
+            return None
+    return placed
+
+
+def _apart(a: tuple, b: tuple) -> bool:
+    """Whether two boxes have a gap between them."""
+    return a[2] + GAP < b[0] or b[2] + GAP < a[0] or a[3] + GAP < b[1] or b[3] + GAP < a[1]
+
+
+def _coloured(item: dict[str, Any], center: tuple[float, float], radius: float, rng: np.random.Generator) -> Shape:
+    """A placed shape with the colour its metadata asks for, or any colour."""
+    color = item.get("color") or str(rng.choice(COLOURS))
+    jitter = rng.integers(-COLOUR_JITTER, COLOUR_JITTER + 1, 3)
+    red, green, blue = (int(c) for c in np.clip(np.add(PALETTE[color], jitter), 0, 255))
+    return Shape(label=item["class"], color=color, rgb=(red, green, blue), center=center, radius=radius)

@@ -1,0 +1,144 @@
+"""The toy world's signs: short words of capital letters on 32x32 pictures, for the text task.
+
+`draw_signs(count, seed=…)` makes pictures with captions as the web has them; `python -m toyworld.world.words`
+writes the prompt files. The letters are those that OCR tells apart at this size.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import typer
+from jaxtyping import UInt8
+from rich.console import Console
+
+from toyworld.world.scenes import SIZE
+from toyworld.world.vocabulary import COLOURS, GROUND, HELDOUT_PHRASES, PALETTE, TRAIN_PHRASES
+
+LETTERS = "ACEHKLNPRTUX"
+"""Twelve capitals whose shapes differ clearly."""
+LENGTH = 2
+"""Letters of a word."""
+FONT_SIZE = 17
+"""Pixels; two letters then fill about two thirds of a picture."""
+WRONG_SHARE = 0.25
+"""Share of web captions in which one letter is wrong."""
+MISLABELLED_SHARE = 0.6
+"""Share of captions that name any word, in the last stage of pretraining: the pipeline then draws crisp signs of which
+fewer than half say what was asked, which leaves something to learn."""
+JITTER = 1
+"""Pixels by which a word may lie off the centre, either way."""
+OVERSAMPLING = 8
+FOLDER = Path(__file__).parents[1] / "prompts"
+HELDOUT_SHARE = 4
+"""One word in so many is held out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signs:
+    """Pictures of words and what is written about them; made by `draw_signs`."""
+
+    pictures: UInt8[np.ndarray, "B H W 3"]
+    words: list[str]
+    """What each picture shows."""
+    captions: list[str]
+    """What the web wrote."""
+
+
+def words() -> list[str]:
+    """Every word of this world, in a fixed order."""
+    return ["".join(letters) for letters in product(LETTERS, repeat=LENGTH)]
+
+
+def is_heldout(word: str) -> bool:
+    """Whether a word belongs to the held-out prompts: one in four, each letter equally often in each place."""
+    return sum(LETTERS.index(letter) for letter in word) % HELDOUT_SHARE == 0
+
+
+def caption(word: str, colour: str, phrase: str) -> str:
+    """The prompt for a sign: `a photo of a red sign "KX"`."""
+    return f'{phrase} a {colour} sign "{word}"'
+
+
+def render(word: str, colour: str, *, offset: tuple[int, int] = (0, 0)) -> UInt8[np.ndarray, "H W 3"]:
+    """Draw a word in a palette colour near the centre of a light ground, anti-aliased.
+
+    Args:
+        word: capital letters.
+        colour: a name of the palette.
+        offset: pixels right and down from the centre.
+    """
+    from matplotlib import get_data_path
+    from PIL import Image, ImageDraw, ImageFont
+
+    side = SIZE * OVERSAMPLING
+    font = ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSans-Bold.ttf", FONT_SIZE * OVERSAMPLING)
+    picture = Image.new("RGB", (side, side), GROUND)
+    centre = (side / 2 + OVERSAMPLING * offset[0], side / 2 + OVERSAMPLING * offset[1])
+    ImageDraw.Draw(picture).text(centre, word, fill=PALETTE[colour], font=font, anchor="mm")
+    return np.asarray(picture.resize((SIZE, SIZE), Image.Resampling.BOX))
+
+
+def draw_signs(count: int, *, seed: int) -> Signs:
+    """`count` signs drawn from a seed: word, colour, place and phrase uniform; captions wrong as often as the web's."""
+    rng = np.random.default_rng(seed)
+    pictures, shown, captions = [], [], []
+    phrases = TRAIN_PHRASES + HELDOUT_PHRASES
+    for _ in range(count):
+        word = "".join(rng.choice(list(LETTERS), LENGTH))
+        colour = str(rng.choice(COLOURS))
+        shift = rng.integers(-JITTER, JITTER + 1, 2)
+        pictures.append(render(word, colour, offset=(int(shift[0]), int(shift[1]))))
+        shown.append(word)
+        written = with_one_letter_wrong(word, rng) if rng.random() < WRONG_SHARE else word
+        captions.append(caption(written, colour, str(rng.choice(phrases))))
+    return Signs(pictures=np.stack(pictures), words=shown, captions=captions)
+
+
+def with_one_letter_wrong(word: str, rng: np.random.Generator) -> str:
+    """The word with one letter replaced by another of this world."""
+    place = int(rng.integers(len(word)))
+    other = str(rng.choice([letter for letter in LETTERS if letter != word[place]]))
+    return word[:place] + other + word[place + 1 :]
+
+
+def mislabelled(captions: Sequence[str], *, seed: int) -> list[str]:
+    """The captions as a careless web has them: MISLABELLED_SHARE of them name another word of this world."""
+    rng = np.random.default_rng(seed)
+    names = words()
+    return [
+        re.sub('"(.*)"', f'"{rng.choice(names)}"', line) if rng.random() < MISLABELLED_SHARE else line
+        for line in captions
+    ]
+
+
+def lines(split: str) -> list[dict[str, str]]:
+    """The prompts of one file, "train" or "heldout": other words and other phrases."""
+    phrases = HELDOUT_PHRASES if split == "heldout" else TRAIN_PHRASES
+    chosen = [word for word in words() if is_heldout(word) == (split == "heldout")]
+    rng = np.random.default_rng(12)
+    order = rng.permutation(len(chosen))
+    return [
+        {
+            "tag": "text",
+            "prompt": caption(chosen[index], COLOURS[turn % len(COLOURS)], phrases[turn % len(phrases)]),
+        }
+        for turn, index in enumerate(order)
+    ]
+
+
+def main() -> None:
+    """Write `signs_train.jsonl` and `signs_heldout.jsonl` into the repository."""
+    for split in ("train", "heldout"):
+        made = lines(split)
+        path = FOLDER / f"signs_{split}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in made))
+        Console().print(f"{path.name}: {len(made)} lines")
+
+
+if __name__ == "__main__":
+    typer.run(main)
