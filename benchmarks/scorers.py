@@ -30,8 +30,8 @@ class Redness:
     def score(
         self,
         images: np.ndarray,
-        prompts: Sequence[str],
-        metadata: Sequence[Metadata],
+        prompts: Sequence[str],  # noqa: ARG002
+        metadata: Sequence[Metadata],  # noqa: ARG002
     ) -> Scores:
         """float32 [B]."""
         channels = images.astype(np.float32).mean((1, 2)) / 255

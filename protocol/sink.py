@@ -10,7 +10,7 @@ from typing import Protocol
 class StatusSink(Protocol):
     """Served by `deploy.run.events`. Never waits and never fails."""
 
-    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002, FBT001
         """State that something holds (good), does not, or is unknown (None); saying it again changes nothing."""
         ...
 

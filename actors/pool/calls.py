@@ -30,7 +30,7 @@ BROKEN = ("AcceleratorError", "OutOfMemoryError", "MemoryError")
 """Names of exceptions after which a process is of no further use: CUDA keeps its error state, memory its fragments."""
 
 
-class ActorLost(Exception):
+class ActorLost(Exception):  # noqa: N818
     """The actor is gone or useless; the same call may succeed on another one."""
 
 
@@ -105,6 +105,6 @@ def _line(error: Any) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def whereabouts(actor: object) -> tuple[str, str, int]:
+def whereabouts(actor: object) -> tuple[str, str, int]:  # noqa: ARG001
     """Host name, cluster node and process of the actor; `actor.__ray_call__.remote(whereabouts)` runs it there."""
     return socket.gethostname(), ray.get_runtime_context().get_node_id(), os.getpid()

@@ -116,7 +116,7 @@ class RewardQueue:
                 if not was_called:
                     self._give_up(str(error))
                 continue
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this picture has no score
                 while self._pending:
                     _fail(self._pending.popleft(), error)
             return
@@ -135,7 +135,7 @@ class RewardQueue:
             for part in parts:
                 _answer(part, Scores.missing(len(part.piece.rows), f"reward actor lost: {reason}"))
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this picture has no score
             for part in parts:
                 _fail(part, error)
             return

@@ -141,7 +141,7 @@ def main(
     prompts: Annotated[int, typer.Option(min=1, help="Prompts, one group each.")] = 12,
     members: Annotated[int, typer.Option(min=3, help="Members of a group.")] = 24,
     out: Annotated[Path, typer.Option(help="JSON file; a plot beside it.")] = Path("runs/completion_fidelity.json"),
-    is_plot: Annotated[bool, typer.Option("--plot", help="Only draw the plot of the JSON file again.")] = False,
+    is_plot: Annotated[bool, typer.Option("--plot", help="Only draw the plot of the JSON file again.")] = False,  # noqa: FBT002
 ) -> None:
     """Measure, print the table, write JSON and plot."""
     if is_plot:

@@ -48,7 +48,7 @@ class Numbered:
     def check(prompts: Sequence[Prompt]) -> None:
         """Any prompt will do."""
 
-    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Score B pictures, or fail as a whole."""
         time.sleep(self._pause_s * len(images))
         if self._chance.random() < self._failing:
@@ -60,7 +60,7 @@ class Numbered:
 class Quiet:
     """A status sink that nobody reads."""
 
-    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002
         """Nothing."""
 
     def event(self, message: str, kind: str = "info") -> None:
@@ -86,14 +86,14 @@ def scorers() -> dict[str, Callable[[int], tuple[Any, np.ndarray, list[str], lis
     texts = [str(line["prompt"]) for line in lines]
     quoted = [caption(word, "red", "a photo of") for word in signs.words]
     return {
-        "geneval (shapes)": lambda size: (build_scorer("geneval"), shapes.pictures, texts, lines),
+        "geneval (shapes)": lambda size: (build_scorer("geneval"), shapes.pictures, texts, lines),  # noqa: ARG005
         "pickscore (toy CLIP)": lambda size: (
             build_scorer("pickscore", model="pkg://toyworld/clip", batch=size, device="cpu"),
             shapes.pictures,
             texts,
             lines,
         ),
-        "ocr (RapidOCR)": lambda size: (build_scorer("ocr"), signs.pictures, quoted, lines),
+        "ocr (RapidOCR)": lambda size: (build_scorer("ocr"), signs.pictures, quoted, lines),  # noqa: ARG005
     }
 
 

@@ -64,7 +64,7 @@ def make_app(source: Source, access: Access) -> FastAPI:
     """The application over a source of status."""
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001
         yield
         await source.close()
 

@@ -25,7 +25,7 @@ class ProblemDetails(BaseModel):
     detail: str
 
 
-class Problem(Exception):
+class Problem(Exception):  # noqa: N818
     """An answer that is an error."""
 
     def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
@@ -64,22 +64,22 @@ def add_problem_handlers(app: FastAPI) -> None:
     """Every error of the application becomes a problem."""
 
     @app.exception_handler(Problem)
-    async def on_problem(request: Request, problem: Problem) -> JSONResponse:
+    async def on_problem(request: Request, problem: Problem) -> JSONResponse:  # noqa: ARG001
         return problem.response()
 
     @app.exception_handler(BoardError)
-    async def on_board(request: Request, error: BoardError) -> JSONResponse:
+    async def on_board(request: Request, error: BoardError) -> JSONResponse:  # noqa: ARG001
         log.warning("%s", error)
         return Problem(503, "the board does not answer; the run itself may well go on").response()
 
     @app.exception_handler(RequestValidationError)
-    async def on_input(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def on_input(request: Request, error: RequestValidationError) -> JSONResponse:  # noqa: ARG001
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         return Problem(422, f"{place}: {first['msg']}").response()
 
     @app.exception_handler(HTTPException)
-    async def on_http(request: Request, error: HTTPException) -> JSONResponse:
+    async def on_http(request: Request, error: HTTPException) -> JSONResponse:  # noqa: ARG001
         return Problem(error.status_code, str(error.detail), dict(error.headers or {})).response()
 
     @app.exception_handler(Exception)

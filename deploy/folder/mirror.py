@@ -115,7 +115,7 @@ class Mirror:
         while (copy := self._waiting.get()) and not self._is_left:
             try:
                 self._push(*copy)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this picture has no score
                 log.warning("a checkpoint could not be copied to %s: %s", self._url, error)
 
     def _push(self, checkpoint: Path, beside: Sequence[Path]) -> None:

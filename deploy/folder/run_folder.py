@@ -295,5 +295,5 @@ def _log_to(path: Path) -> logging.Handler:
 class _LogFile(logging.FileHandler):
     """A log that a full disk leaves with gaps, in silence: its other readers are told by conditions."""
 
-    def handleError(self, record: logging.LogRecord) -> None:
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802
         return

@@ -21,7 +21,7 @@ class Conditions:
         self._clock = clock
         self._held: dict[str, Condition] = {}
 
-    def set(self, type: str, holds: bool | None, reason: str, message: str) -> bool:
+    def set(self, type: str, holds: bool | None, reason: str, message: str) -> bool:  # noqa: A002, FBT001
         """State a condition; returns whether its status is another than before."""
         status = "Unknown" if holds is None else "True" if holds else "False"
         held = self._held.get(type)
@@ -30,7 +30,7 @@ class Conditions:
         self._held[type] = Condition(type=type, status=status, reason=reason, message=message, since=since)
         return has_changed
 
-    def drop(self, type: str) -> None:
+    def drop(self, type: str) -> None:  # noqa: A002
         """Say nothing more about this type."""
         self._held.pop(type, None)
 

@@ -73,7 +73,7 @@ class Reporter(logging.Handler):
         self._mark()
         self.event(f"the run goes on from iteration {iteration}" if iteration else "the run begins")
 
-    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002, FBT001
         """State a condition; a change to what is not good is an event too."""
         if self._is_elsewhere(self.condition, type, holds, reason, message):
             return

@@ -40,7 +40,7 @@ class Tracker(Protocol):
 class TensorBoard:
     """Event files in `tensorboard/` of the run folder; `tensorboard --logdir runs` shows them."""
 
-    def __init__(self, config: RunConfig, folder: Path) -> None:
+    def __init__(self, config: RunConfig, folder: Path) -> None:  # noqa: ARG002
         from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
         from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
         from tensorboard.summary.writer.event_file_writer import EventFileWriter

@@ -22,11 +22,11 @@ class Relay:
 
     def join(self, sink: StatusSink) -> None:
         """Hand on to this one too."""
-        for type, (holds, reason, message) in self._said.items():
+        for type, (holds, reason, message) in self._said.items():  # noqa: A001
             sink.condition(type, holds, reason, message)
         self._sinks.append(sink)
 
-    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002, FBT001
         """To all."""
         self._said[type] = (holds, reason, message)
         for sink in self._sinks:
@@ -49,7 +49,7 @@ class Events:
         self._may_write = may_write
         self._held: dict[str, tuple[bool | None, str]] = {}
 
-    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002, FBT001
         """One line when a condition's status or reason changes; what is well from the start is not worth one."""
         before = self._held.get(type)
         self._held[type] = (holds, reason)

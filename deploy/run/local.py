@@ -178,7 +178,7 @@ class LocalFleet:
         """Not here: there is one process (PoolError)."""
         raise PoolError(f"a run with --local is one process and cannot be scaled, got {size} for {pool}")
 
-    def shortage(self, pool: str) -> str:
+    def shortage(self, pool: str) -> str:  # noqa: ARG002
         """Nothing waits for a place."""
         return ""
 

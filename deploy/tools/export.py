@@ -81,6 +81,6 @@ def _stored_dtype(folder: Path) -> str:
     """dtype of the first tensor on disk."""
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="numpy") as file:
-            for name in file.keys():
+            for name in file.keys():  # noqa: SIM118
                 return DTYPES.get(file.get_slice(name).get_dtype(), "float32")
     return "float32"

@@ -51,7 +51,7 @@ def read_lora(folder: Path, *, version: int) -> PolicyWeights:
     path = folder / FILE_NAME
     try:
         with safe_open(path, framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"adapter {path} cannot be read: {error}") from error
     return PolicyWeights(version=version, arrays=arrays, digest=digest_of(arrays))

@@ -54,7 +54,7 @@ class PickScore:
     def check(prompts: Sequence[Prompt]) -> None:
         """Any prompt will do."""
 
-    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Score B pictures uint8 [B, H, W, 3], each against its own prompt."""
         cosines = (self._clip.of_pictures(images) * self._clip.of_texts(prompts)).sum(-1)
         return judged(self._factor * cosines)

@@ -38,7 +38,7 @@ class ClipScore:
     def check(prompts: Sequence[Prompt]) -> None:
         """Any prompt will do."""
 
-    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Score B pictures uint8 [B, H, W, 3], each against its own prompt."""
         return judged(2.5 * np.maximum(_cosines(self._clip, images, prompts), 0.0))
 
@@ -62,7 +62,7 @@ class HPSv2:
     def check(prompts: Sequence[Prompt]) -> None:
         """Any prompt will do."""
 
-    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Score B pictures uint8 [B, H, W, 3], each against its own prompt."""
         return judged(_cosines(self._clip, images, prompts))
 
@@ -98,7 +98,7 @@ class Aesthetic:
     def check(prompts: Sequence[Prompt]) -> None:
         """Any prompt will do."""
 
-    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Score B pictures uint8 [B, H, W, 3]; prompts are not read."""
         features = self._clip.of_pictures(images).astype(np.float64)
         for weight, bias in self._layers:

@@ -87,7 +87,7 @@ class GenEval:
             except PromptError as error:
                 raise PromptError(f"prompt line {prompt.index + 1} ({prompt.text!r}): {error}") from None
 
-    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Judge B pictures uint8 [B, H, W, 3], each by its own metadata; the prompts' words are not read.
 
         Raises:

@@ -92,7 +92,7 @@ class VlmJudge:
     def check(prompts: Sequence[Prompt]) -> None:
         """Any prompt will do."""
 
-    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Score B pictures uint8 [B, H, W, 3], each in a request of its own."""
         answers = list(self._threads.map(self._judge, images, prompts))
         return partly([value for value, _ in answers], [reason for _, reason in answers])

@@ -86,7 +86,7 @@ class Ocr:
             except PromptError as error:
                 raise PromptError(f"prompt line {prompt.index + 1} ({prompt.text!r}): {error}") from None
 
-    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Score B pictures uint8 [B, H, W, 3], each against its own prompt; component `exact` is 1 for a full hit."""
         answers = [self._score_one(image, prompt) for image, prompt in zip(images, prompts, strict=True)]
         values = np.array([value for value, _ in answers], np.float32)
@@ -97,7 +97,7 @@ class Ocr:
         target = plain(quoted_text(prompt))
         try:
             lines = self._engine.read(enlarged(image, self._min_side))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this picture has no score
             return float("nan"), f"ocr: {type(error).__name__}: {' '.join(str(error).split())}"
         read = plain("".join(lines))
         distance = 0 if target in read else min(self._distance(read, target), len(target))

@@ -65,7 +65,7 @@ class HungryScorer(BrightnessScorer):
     """Needs a library that nobody has."""
 
     def __init__(self) -> None:
-        import a_library_nobody_has  # type: ignore[import-not-found]
+        import a_library_nobody_has  # type: ignore[import-not-found]  # noqa: F401
 
 
 class NamelessScorer:

@@ -128,7 +128,7 @@ def test_a_paused_reward_says_why_and_goes_on_by_itself(tiny_config: Any, tmp_pa
     source = pools(tiny_config, on_failure="pause", tries=1, args={"needs": str(needs)})
 
     async def mend() -> str:
-        while not (reason := source.health()["moody"].paused_because):
+        while not (reason := source.health()["moody"].paused_because):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         (status,) = source.statuses()
         needs.touch()
@@ -185,7 +185,7 @@ def test_a_size_wished_while_a_paused_pool_is_made_anew_is_kept(tiny_config: Any
         await first.start()
         images = ray.put(np.full((1, 2, 2, 3), 5, np.uint8))
         scoring = asyncio.ensure_future(source.reward(images, ["p"], [{"once": str(tmp_path / "die"), "does": "die"}]))
-        while not first.has_failed:
+        while not first.has_failed:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         monkeypatch.setattr(ActorPool, "wish_at_start", lambda pool, size: first.wish(3))
         try:
@@ -226,7 +226,7 @@ def test_no_further_shard_is_drawn_while_too_many_pictures_wait(tiny_config: Any
                 await source.reward(images, ["p"] * 6, [{}] * 6)
 
             first = asyncio.ensure_future(draw())
-            while source.health()["moody"].waiting < 6:
+            while source.health()["moody"].waiting < 6:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             await asyncio.gather(first, draw())
         finally:

@@ -554,7 +554,7 @@ def test_a_run_scaled_from_one_to_three_to_two_ends_in_the_weights_of_one_that_n
     async def steer(scene: Scene) -> None:
         for count in (3, 2):
             before = scene.observed.reporter.status().iteration
-            await until(lambda: comes_to(scene, before + 1))
+            await until(lambda: comes_to(scene, before + 1))  # noqa: B023
             wish = await scene.ask("scale", pool="rollout", count=count)
             assert await scene.outcome(wish, seconds=120) == ("done", f"rollout has {count} actors")
         kinds = [actor.kind for actor in scene.observed.reporter.status().actors]

@@ -23,7 +23,7 @@ class Said:
     def __init__(self) -> None:
         self.conditions: list[tuple[str, bool | None, str]] = []
 
-    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002
         self.conditions.append((type, holds, reason))
 
     def event(self, message: str, kind: str = "info") -> None:

@@ -22,13 +22,13 @@ class Status:
     def __init__(self) -> None:
         self.conditions = Conditions()
 
-    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002
         self.conditions.set(type, holds, reason, message)
 
     def event(self, message: str, kind: str = "info") -> None:
         """Not looked at."""
 
-    def of(self, type: str) -> tuple[str, str]:
+    def of(self, type: str) -> tuple[str, str]:  # noqa: A002
         return next((held.reason, held.message) for held in self.conditions.all() if held.type == type)
 
 

@@ -59,7 +59,7 @@ class Story:
     def save(self, state: LearnerState) -> None:
         self.saved.append(state)
 
-    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002
         self.conditions.append((type, holds))
 
 
