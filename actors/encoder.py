@@ -6,7 +6,7 @@ from typing import Any
 import ray
 import torch
 
-from actors.pool.calls import DEAD, answer
+from actors.pool.calls import ActorFailedError, answer
 from flow.models.load import open_embeddings
 from flow.runtime.device import device_of
 from protocol.config.run import RunConfig
@@ -43,7 +43,7 @@ async def encode_on_ray(config: RunConfig, batches: Sequence[Sequence[str]]) -> 
     try:
         await answer(actor.prepare.remote(), timeout_s=role.timeout_s)
         return sum([await answer(actor.fill.remote(batch), timeout_s=role.timeout_s) for batch in batches])
-    except DEAD as error:
+    except ActorFailedError as error:
         reason = " ".join(str(error).split())[:200] or "no answer before its deadline"
         raise PoolError(
             f"the text encoders were lost: {reason}; raise cluster.learner.timeout_s or try again"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import ray
 
 from actors.learners import RemoteLearner
-from actors.pool.nodes import NodeLosses
+from actors.pool.nodes import NodeFailures
 from actors.pool.pool import ActorPool
 from actors.rewards.source import RewardPools
 from actors.rollouts import RolloutPool
@@ -16,7 +16,7 @@ from protocol.errors import PoolError
 from protocol.messages import (
     Prompt,
 )
-from protocol.ports import Parts
+from protocol.ports import Ports
 from protocol.sink import StatusSink
 from protocol.status import ActorStatus, PoolStatus
 
@@ -28,11 +28,11 @@ class Fleet:
 
     def __init__(self, config: RunConfig, sink: StatusSink) -> None:
         self._config = config
-        nodes = NodeLosses(within_s=config.cluster.restart_window_s)
+        nodes = NodeFailures(within_s=config.cluster.restart_window_s)
         self.rewards = RewardPools(config, nodes, sink)
         self.rollouts = RolloutPool(config, nodes, sink, room=self.rewards.room)
         self.learner = RemoteLearner(config, nodes)
-        self.parts = Parts(rollouts=self.rollouts, rewards=self.rewards, learner=self.learner, weights=self.rollouts)
+        self.ports = Ports(rollouts=self.rollouts, rewards=self.rewards, learner=self.learner, adapters=self.rollouts)
 
     async def start(self) -> None:
         """Returns when every actor is ready."""
@@ -66,10 +66,10 @@ class Fleet:
         return {name: pool.busy_s for name, pool in self._pools.items()} | {"learner": self.learner.busy_s}
 
     def queues(self) -> dict[str, int]:
-        """Pictures that wait for each reward."""
-        return {f"pictures/{name}": health.waiting for name, health in self.rewards.health().items()}
+        """Images that wait for each reward."""
+        return {f"images/{name}": health.waiting for name, health in self.rewards.health().items()}
 
-    def wish(self, pool: str, size: int) -> None:
+    def scale(self, pool: str, size: int) -> None:
         """Grow or shrink a pool without waiting for it.
 
         Raises:
@@ -77,7 +77,7 @@ class Fleet:
         """
         if pool not in self._pools:
             raise PoolError(f"the pools are {', '.join(self._pools)}, got {pool!r}")
-        self._pools[pool].wish(size)
+        self._pools[pool].scale(size)
 
     def shortage(self, pool: str) -> str:
         """Why actors of this pool wait for a place; asks the cluster, so call it from a thread."""

@@ -7,18 +7,18 @@ from typing import Any
 import ray
 import torch
 
-from actors.pool.calls import DEAD, ActorLost, answer, whereabouts
+from actors.pool.calls import ActorFailedError, answer, whereabouts
 from actors.pool.heartbeat import HEARTBEAT, Alive
 from actors.pool.member import ActorHandle, Member
-from actors.pool.nodes import NodeLosses
+from actors.pool.nodes import NodeFailures
 from flow.runtime.device import device_of
 from learner.update.learner import Learner
 from protocol.config.run import RunConfig
-from protocol.errors import LearnerLostError
+from protocol.errors import LearnerFailedError
 from protocol.messages import (
+    Adapter,
     Credit,
     LearnerState,
-    PolicyWeights,
     ScoredGroup,
 )
 from protocol.ports import Metrics
@@ -26,7 +26,7 @@ from protocol.ports import Metrics
 
 @ray.remote(**HEARTBEAT)
 class LearnerActor(Alive):
-    """Owns the trained weights. One call at a time; the caller ends a call that overruns its deadline."""
+    """Owns the trained adapter. One call at a time; the caller ends a call that overruns its deadline."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -48,9 +48,9 @@ class LearnerActor(Alive):
         return self._learner.update(fetched)
 
     @ray.method
-    def weights(self) -> PolicyWeights:
+    def adapter(self) -> Adapter:
         """The current adapter."""
-        return self._learner.weights()
+        return self._learner.adapter()
 
     @ray.method
     def credit(self, group: int) -> Credit:
@@ -69,9 +69,9 @@ class LearnerActor(Alive):
 
 
 class RemoteLearner:
-    """The learner actor. Its loss is a `LearnerLostError`; `restart` makes a new one in the state of iteration 0."""
+    """The learner actor. Its loss is a `LearnerFailedError`; `restart` makes a new one in the state of iteration 0."""
 
-    def __init__(self, config: RunConfig, nodes: NodeLosses) -> None:
+    def __init__(self, config: RunConfig, nodes: NodeFailures) -> None:
         self._config = config
         self._role = config.cluster.learner
         self._nodes = nodes
@@ -88,7 +88,7 @@ class RemoteLearner:
             self._nodes.joined(self._actor, await answer(self._actor.ping.remote(), timeout_s=self._role.timeout_s))
             await answer(self._actor.prepare.remote(), timeout_s=self._role.timeout_s)
             self.member.state = "idle"
-        except DEAD as error:
+        except ActorFailedError as error:
             raise self._lost(error) from error
 
     async def restart(self) -> None:
@@ -102,11 +102,11 @@ class RemoteLearner:
         """Learn from one iteration's groups."""
         return await self._call(self._actor.update.remote(groups))
 
-    async def weights(self) -> PolicyWeights:
+    async def adapter(self) -> Adapter:
         """The current adapter."""
-        weights: PolicyWeights = await self._call(self._actor.weights.remote())
-        self.member.hold(weights.version, weights.digest)
-        return weights
+        adapter: Adapter = await self._call(self._actor.adapter.remote())
+        self.member.hold(adapter.version, adapter.digest)
+        return adapter
 
     async def credit(self, group: int) -> Credit:
         """What the steps of one group of the newest update earned."""
@@ -136,9 +136,9 @@ class RemoteLearner:
             result = await answer(reference, timeout_s=self._role.timeout_s, actor=self._actor, heartbeat_s=beat_s)
             self.busy_s += self.member.end()
             return result
-        except DEAD as error:
+        except ActorFailedError as error:
             raise self._lost(error) from error
 
-    def _lost(self, error: ActorLost) -> LearnerLostError:
-        self._nodes.lost(self._actor)
-        return LearnerLostError(f"the learner actor was lost: {error}")
+    def _lost(self, error: ActorFailedError) -> LearnerFailedError:
+        self._nodes.failed(self._actor)
+        return LearnerFailedError(f"the learner actor was lost: {error}")

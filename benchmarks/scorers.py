@@ -15,7 +15,7 @@ THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 class Redness:
-    """How red a picture is: mean of red minus the mean of green and blue, in [-1, 1]; a smooth score without ties.
+    """How red an image is: mean of red minus the mean of green and blue, in [-1, 1]; a smooth score without ties.
 
     rewards.redness.scorer=benchmarks.scorers:Redness
     """

@@ -1,6 +1,6 @@
-"""Drawing: one SDE trajectory as a generator, a whole shard with its completed points, and plain ODE pictures.
+"""Drawing: one SDE trajectory as a generator, a whole shard with its completed points, and plain ODE images.
 
-request -> initial noise -> T transitions, velocities kept -> completions of the points in one batch -> pictures
+request -> initial noise -> T transitions, velocities kept -> completions of the points in one batch -> images
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ from flow.models.contract import Conditioning, stack
 from flow.policy import FlowPolicy
 from protocol.config.run import RunConfig
 from protocol.errors import NonFiniteError
-from protocol.messages import COMMON_PICTURE, DrawRequest, Rollout, ShardRequest
+from protocol.messages import COMMON_IMAGE, GenerateRequest, Rollout, ShardRequest
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ def trajectory(
 
 
 @torch.no_grad()
-def sample_shard(
+def rollout_shard(
     policy: FlowPolicy, request: ShardRequest, config: RunConfig
 ) -> tuple[Rollout, UInt8[np.ndarray, "I H W 3"]]:
-    """Draw a shard's trajectories and the pictures to be scored.
+    """Draw a shard's trajectories and the images to be scored.
 
-    Pictures are the completed points of the stochastic steps (when the credit rule compares them), then the
-    finished pictures: after the last stochastic step the finished picture itself stands for the point, not an
+    Images are the completed points of the stochastic steps (when the credit rule compares them), then the
+    finished images: after the last stochastic step the finished image itself stands for the point, not an
     estimate. With shared initial noise the first point is the same for all members: the group's first shard completes
     it once, the other shards refer to it.
 
@@ -112,8 +112,8 @@ def sample_shard(
 
 
 @torch.no_grad()
-def draw(policy: FlowPolicy, request: DrawRequest) -> UInt8[np.ndarray, "B H W 3"]:
-    """Pictures by the probability-flow ODE, one for each (prompt, number) of the request."""
+def generate(policy: FlowPolicy, request: GenerateRequest) -> UInt8[np.ndarray, "B H W 3"]:
+    """Images by the probability-flow ODE, one for each (prompt, number) of the request."""
     device = next(policy.backbone.transformer.parameters()).device
     pairs = [policy.conditioning(prompt.text, prompt.negative) for prompt in request.prompts]
     conditioning = tuple(stack(rows) for rows in zip(*pairs, strict=True))
@@ -138,7 +138,7 @@ def _points(
     *,
     is_first: bool,
 ) -> tuple[Float[Tensor, "B C H W"], Int[Tensor, "N P"]]:
-    """Clean latents of all points, each point's completions and then the finished ones, and every point's picture.
+    """Clean latents of all points, each point's completions and then the finished ones, and every point's image.
 
     Args:
         is_first: the group's first shard, which completes the point that all members share.
@@ -148,7 +148,7 @@ def _points(
     first_rows = 0 if is_elsewhere else 1 if shared else members
     rows = [first_rows] + [members] * (len(stochastic) - 1)
     own = torch.arange(members)
-    first = torch.full_like(own, COMMON_PICTURE) if is_elsewhere else torch.zeros_like(own) if shared else own
+    first = torch.full_like(own, COMMON_IMAGE) if is_elsewhere else torch.zeros_like(own) if shared else own
     later = [first_rows + members * place + own for place in range(len(stochastic))]
     index = torch.stack([first, *later], dim=1)
     if not sum(rows):

@@ -1,6 +1,6 @@
 """Checkpoints: everything a learner needs to go on exactly, in folders that appear whole or not at all.
 
-    checkpoints/step_000040/
+    checkpoints/iteration_000040/
         pytorch_lora_weights.safetensors    the adapter, as diffusers loads it
         optimizer.safetensors               AdamW's moments
         recent.safetensors                  with `group.max_lag`: the adapters that groups in flight are drawn with
@@ -8,7 +8,7 @@
                                             library versions
         average/                            the adapter's running mean in the same form, where the run keeps one
         manifest.json                       sha256 of each file above, written last
-    checkpoints/latest -> step_000040
+    checkpoints/latest -> iteration_000040
 
 A folder is written under a temporary name, synced and renamed. Reading checks every digest first; a folder that is
 partial, truncated or altered is refused with its reason. `latest` is for people; reading looks for the newest itself.
@@ -35,7 +35,7 @@ from safetensors.numpy import load_file, save_file
 from flow.adapter.lora_file import FILE_NAME, read_lora, write_lora
 from protocol.config.model import LoraConfig
 from protocol.errors import CheckpointError
-from protocol.messages import LearnerState, PolicyWeights, digest_of
+from protocol.messages import Adapter, LearnerState, digest_of
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def write_checkpoint(
     keep_hours: float = 0.0,
     facts: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write `root/step_NNNNNN` atomically; of the others up to this step the newest `keep` stay, and the young ones.
+    """Write `root/iteration_NNNNNN` atomically; of the earlier ones the newest `keep` stay, and the young ones.
 
     A folder of a later step was damaged when the run went on from before it; it does not count, and is replaced in
     its turn.
@@ -66,9 +66,9 @@ def write_checkpoint(
         keep_hours: checkpoints that are younger stay as well.
         facts: what else `state.json` tells, in JSON's types.
     """
-    folder = root / f"step_{state.step:06d}"
+    folder = root / f"iteration_{state.iteration:06d}"
     partial = root / f".{folder.name}.partial"
-    for leftover in root.glob(".step_*.partial"):
+    for leftover in root.glob(".iteration_*.partial"):
         shutil.rmtree(leftover)
     try:
         _write(partial, state, config, facts or {})
@@ -83,7 +83,7 @@ def write_checkpoint(
     shutil.rmtree(replaced, ignore_errors=True)
     _point_to(folder)
     youngest = time.time() - 3600 * keep_hours
-    for old in [held for held in _folders(root) if _step(held) <= state.step][keep:]:
+    for old in [held for held in _folders(root) if _iteration(held) <= state.iteration][keep:]:
         if old.stat().st_mtime <= youngest:
             dropped = root / f".{old.name}.dropped.partial"
             os.rename(old, dropped)
@@ -111,20 +111,20 @@ def read_checkpoint(folder: Path) -> LearnerState:
     try:
         facts = json.loads((folder / STATE).read_text(encoding="utf-8"))
         optimizer = load_file(folder / OPTIMIZER)
-        step, digest, baseline = int(facts["step"]), facts["digest"], tuple(facts.get("baseline", ()))
+        iteration, digest, baseline = int(facts["iteration"]), facts["digest"], tuple(facts.get("baseline", ()))
         broken = {name: int(times) for name, times in facts.get("broken", {}).items()}
         recent = {int(version): digest for version, digest in facts.get("recent", {}).items()}
         older = load_file(folder / RECENT) if RECENT in manifest else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {folder} cannot be read: {error}") from error
-    weights = read_lora(folder, version=step)
-    if weights.digest != digest:
-        raise CheckpointError(f"checkpoint {folder} must hold adapter {digest}, got {weights.digest}")
+    adapter = read_lora(folder, version=iteration)
+    if adapter.digest != digest:
+        raise CheckpointError(f"checkpoint {folder} must hold adapter {digest}, got {adapter.digest}")
     return LearnerState(
-        step=step,
-        weights=weights,
+        iteration=iteration,
+        adapter=adapter,
         optimizer=optimizer,
-        average=read_lora(folder / AVERAGE, version=step) if AVERAGE_FILE in manifest else None,
+        average=read_lora(folder / AVERAGE, version=iteration) if AVERAGE_FILE in manifest else None,
         baseline=baseline,
         recent=_recent(folder, recent, older),
         broken=broken,
@@ -166,7 +166,7 @@ def _contiguous(array: np.ndarray) -> np.ndarray:
 
 def _write(partial: Path, state: LearnerState, config: LoraConfig, facts: Mapping[str, Any]) -> None:
     partial.mkdir(parents=True)
-    write_lora(partial, state.weights, config)
+    write_lora(partial, state.adapter, config)
     save_file({name: _contiguous(a) for name, a in state.optimizer.items()}, partial / OPTIMIZER)
     names: list[str] = list(FILES)
     if state.recent:
@@ -178,11 +178,11 @@ def _write(partial: Path, state: LearnerState, config: LoraConfig, facts: Mappin
         write_lora(partial / AVERAGE, state.average, config)
         names.append(AVERAGE_FILE)
     told = {
-        "step": state.step,
-        "digest": state.weights.digest,
+        "iteration": state.iteration,
+        "digest": state.adapter.digest,
         "baseline": state.baseline,
         "broken": dict(state.broken),
-        "recent": {str(weights.version): weights.digest for weights in state.recent},
+        "recent": {str(adapter.version): adapter.digest for adapter in state.recent},
     }
     (partial / STATE).write_text(json.dumps({**facts, **told}), encoding="utf-8")
     manifest = {name: _sha256(partial / name) for name in names}
@@ -192,17 +192,17 @@ def _write(partial: Path, state: LearnerState, config: LoraConfig, facts: Mappin
     _sync(partial)
 
 
-def _recent(folder: Path, digests: Mapping[int, str], arrays: Mapping[str, np.ndarray]) -> tuple[PolicyWeights, ...]:
+def _recent(folder: Path, digests: Mapping[int, str], arrays: Mapping[str, np.ndarray]) -> tuple[Adapter, ...]:
     """The older adapters, each checked against its own digest."""
     adapters = []
     for version in sorted(digests):
         own = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith(f"{version}/")}
-        weights = PolicyWeights(version=version, arrays=own, digest=digest_of(own))
-        if weights.digest != digests[version]:
+        adapter = Adapter(version=version, arrays=own, digest=digest_of(own))
+        if adapter.digest != digests[version]:
             raise CheckpointError(
-                f"checkpoint {folder} must hold adapter {digests[version]} of version {version}, got {weights.digest}"
+                f"checkpoint {folder} must hold adapter {digests[version]} of version {version}, got {adapter.digest}"
             )
-        adapters.append(weights)
+        adapters.append(adapter)
     return tuple(adapters)
 
 
@@ -216,13 +216,13 @@ def _point_to(folder: Path) -> None:
 
 
 def _folders(root: Path) -> list[Path]:
-    """Newest first. Another name, such as a person's own copy `step_000040_best`, is neither read nor dropped."""
-    held = [each for each in root.glob("step_*") if re.fullmatch(r"step_\d{6,}", each.name)]
-    return sorted(held, key=_step, reverse=True)
+    """Newest first. Another name, such as a person's own copy `iteration_000040_best`, is neither read nor dropped."""
+    held = [each for each in root.glob("iteration_*") if re.fullmatch(r"iteration_\d{6,}", each.name)]
+    return sorted(held, key=_iteration, reverse=True)
 
 
-def _step(folder: Path) -> int:
-    return int(folder.name.removeprefix("step_"))
+def _iteration(folder: Path) -> int:
+    return int(folder.name.removeprefix("iteration_"))
 
 
 def _sha256(path: Path) -> str:

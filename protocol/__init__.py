@@ -6,6 +6,6 @@ Letters used in array shapes everywhere in this project:
     T  denoising steps; a trajectory has T+1 points, point 0 is pure noise, point T the finished latents
     S  stochastic (trained) steps, S <= T
     B  a batch of whatever the docstring says
-    C H W  latent channels, height, width (pictures are H W 3, uint8)
+    C H W  latent channels, height, width (images are H W 3, uint8)
     L D  text tokens, embedding width
 """

@@ -10,15 +10,15 @@ FlowcreditError
 ├── LeaseLostError       another process took this run over while this one was silent
 ├── BoardError           the status board does not answer, or refuses what was asked
 ├── ContractError        a part of the program broke its promise: wrong length, NaN, out of range, digest differs
-├── ParityError          learner and rollout compute different log-probs from equal weights
+├── ParityError          learner and rollout compute different log-probs from equal adapter
 ├── CheckpointError      a checkpoint that is partial, truncated or altered
 ├── NonFiniteError       latents, rewards, loss or gradient hold NaN or infinity
 ├── PoolError            a pool of remote actors used up its restarts, or a call its deadline
-├── RewardError          a picture got no score after all tries, and the policy is to fail
-├── LearnerLostError     the learner died or hangs: the run goes on from its newest checkpoint
-├── ShardLostError       trajectories or pictures went down with their node: they are drawn again
+├── RewardError          an image got no score after all tries, and the policy is to fail
+├── LearnerFailedError     the learner died or hangs: the run goes on from its newest checkpoint
+├── ShardLostError       trajectories or images went down with their node: they are drawn again
 ├── GuardError           a guard against silent wrongness stops the run
-└── StaleWeightsError    a rollout actor holds another policy version than the request asks for
+└── StaleAdapterError    a rollout actor holds another policy version than the request asks for
 """
 
 
@@ -63,7 +63,7 @@ class ContractError(FlowcreditError):
 
 
 class ParityError(FlowcreditError):
-    """Learner and rollout compute different log-probs from equal weights."""
+    """Learner and rollout compute different log-probs from equal adapter."""
 
 
 class CheckpointError(FlowcreditError):
@@ -79,20 +79,20 @@ class PoolError(FlowcreditError):
 
 
 class RewardError(FlowcreditError):
-    """A picture got no score after all tries, and the failure policy is to fail."""
+    """An image got no score after all tries, and the failure policy is to fail."""
 
 
-class LearnerLostError(FlowcreditError):
+class LearnerFailedError(FlowcreditError):
     """The learner died or hangs; a new one goes on from the newest checkpoint."""
 
 
 class ShardLostError(FlowcreditError):
-    """Trajectories or pictures were lost with the node that held them; the same request draws them again."""
+    """Trajectories or images were lost with the node that held them; the same request draws them again."""
 
 
 class GuardError(FlowcreditError):
     """A guard against silent wrongness stops the run; the message names the guard, its rule and the value."""
 
 
-class StaleWeightsError(FlowcreditError):
+class StaleAdapterError(FlowcreditError):
     """A rollout actor holds another policy version than the request asks for."""

@@ -23,7 +23,7 @@ def _require(holds: object, message: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detection:
-    """One object that a detector found in a picture; written by detectors, read by the GenEval scorer."""
+    """One object that a detector found in an image; written by detectors, read by the GenEval scorer."""
 
     label: str
     color: str | None
@@ -44,11 +44,11 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyWeights:
+class Adapter:
     """The adapter at one version: made by the learner, loaded by every rollout actor, written to checkpoints."""
 
     version: int
-    """The number of learner updates behind these weights; grows by one per published update."""
+    """The number of learner updates behind these adapter; grows by one per published update."""
     arrays: Mapping[str, np.ndarray]
     """Adapter tensors by their diffusers name, float32."""
     digest: str
@@ -81,11 +81,11 @@ class ShardRequest:
     members: int
     version: int
     digest: str
-    """Version and digest of the weights that must draw this shard."""
+    """Version and digest of the adapter that must draw this shard."""
 
 
-COMMON_PICTURE = -1
-"""In `Rollout.image_index`: the picture that the group's first shard has at place 0."""
+COMMON_IMAGE = -1
+"""In `Rollout.image_index`: the image that the group's first shard has at place 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +100,8 @@ class Rollout:
     log_probs: np.ndarray
     """float32 [N, S], mean over latent elements"""
     image_index: np.ndarray
-    """int64 [N, P]: which picture of the shard's image array shows point p; P = S+1, or 1 for final pictures only.
-    `COMMON_PICTURE` stands for the first picture of the group's first shard: the point that all members share."""
+    """int64 [N, P]: which image of the shard's image array shows point p; P = S+1, or 1 for final images only.
+    `COMMON_IMAGE` stands for the first image of the group's first shard: the point that all members share."""
     means: np.ndarray | None = None
     """float32 [N, S, C, H, W]: means of the stochastic steps, for objectives that compare them."""
     targets: np.ndarray | None = None
@@ -128,15 +128,15 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """A rollout actor's small answer beside the large arrays: which weights drew how many pictures."""
+    """A rollout actor's small answer beside the large arrays: which adapter drew how many images."""
 
     version: int
     digest: str
-    pictures: int
-    """Number of pictures that came with it."""
+    images: int
+    """Number of images that came with it."""
 
     def require(self, *, version: int, digest: str) -> None:
-        """Samples count only when the weights that drew them are the ones that were asked for (ContractError)."""
+        """Samples count only when the adapter that drew them are the ones that were asked for (ContractError)."""
         _require(
             (self.version, self.digest) == (version, digest),
             f"samples must come from version {version} ({digest[:12]}), got {self.version} ({self.digest[:12]})",
@@ -145,18 +145,18 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """What one scorer says of B pictures. A failed score is invalid with a reason, never 0."""
+    """What one scorer says of B images. A failed score is invalid with a reason, never 0."""
 
     values: np.ndarray
     """float32 [B]; NaN where invalid"""
     valid: np.ndarray
     """bool [B]"""
     reasons: tuple[str, ...]
-    """Per picture; empty where valid."""
+    """Per image; empty where valid."""
     components: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Further float32 [B] readings by name, e.g. `strict`; NaN where invalid."""
     voids_group: bool = False
-    """A picture is missing and the failure policy sets its whole group aside; written by reward pools."""
+    """An image is missing and the failure policy sets its whole group aside; written by reward pools."""
 
     def __post_init__(self) -> None:
         size = len(self.reasons)
@@ -173,7 +173,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredShard:
-    """One shard's trajectories with the scores of its pictures. Made by the loop, read by the learner."""
+    """One shard's trajectories with the scores of its images. Made by the loop, read by the learner."""
 
     rollout: Any
     """A `Rollout`, or a handle to one that the learner's shell resolves."""
@@ -206,19 +206,19 @@ class Excerpt:
 
     request: ShardRequest
     steps: tuple[int, ...]
-    pictures: np.ndarray
+    images: np.ndarray
     """uint8 [M, P, h, w, 3], the longer side at most 128"""
     image_index: np.ndarray
-    """int64 [M, P], as in `Rollout`: which score of the shard is a picture's"""
+    """int64 [M, P], as in `Rollout`: which score of the shard is an image's"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawRequest:
-    """Pictures without exploration: ODE from keyed noise. Written by the evaluation, read by a rollout actor."""
+class GenerateRequest:
+    """Images without exploration: ODE from keyed noise. Written by the evaluation, read by a rollout actor."""
 
     prompts: tuple[Prompt, ...]
     numbers: tuple[int, ...]
-    """Which of its prompt's pictures each one is; with seed and prompt it keys the noise."""
+    """Which of its prompt's images each one is; with seed and prompt it keys the noise."""
     seed: int
     steps: int
     """Euler steps of the ODE."""
@@ -230,15 +230,16 @@ class DrawRequest:
 class LearnerState:
     """Everything a learner needs to go on exactly: made by the learner, written to and read from checkpoints."""
 
-    step: int
-    weights: PolicyWeights
+    iteration: int
+    """Iterations done; the version of the adapter."""
+    adapter: Adapter
     optimizer: Mapping[str, np.ndarray]
     """float32 arrays named `<parameter>/exp_avg`, `<parameter>/exp_avg_sq`, `<parameter>/step`."""
-    average: PolicyWeights | None = None
+    average: Adapter | None = None
     """The adapter's running mean, when the config asks for one."""
     baseline: tuple[float | None, ...] = ()
     """Running mean gain of each step, None where none was seen; empty unless the normalisation keeps one."""
-    recent: tuple[PolicyWeights, ...] = ()
+    recent: tuple[Adapter, ...] = ()
     """Adapters of the versions before, oldest first, that groups in flight are drawn with: at most `max_lag`. Added
     and read by the loop; the learner does not look at them."""
     broken: Mapping[str, int] = field(default_factory=dict)

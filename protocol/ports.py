@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from protocol.messages import (
+    Adapter,
     Credit,
-    DrawRequest,
     Excerpt,
+    GenerateRequest,
     LearnerState,
     Metadata,
-    PolicyWeights,
     Receipt,
     ScoredGroup,
     Scores,
@@ -33,31 +33,33 @@ Metrics = Mapping[str, float]
 class RolloutSource(Protocol):
     """Draws trajectories. Every call ends: in an answer, or in `PoolError` after the source's own deadline."""
 
-    async def sample(self, request: ShardRequest) -> tuple[Receipt, Handle, Handle]:
-        """One shard: receipt, handle of the `Rollout`, handle of its pictures uint8 [I, H, W, 3]."""
+    async def rollout(self, request: ShardRequest) -> tuple[Receipt, Handle, Handle]:
+        """One shard: receipt, handle of the `Rollout`, handle of its images uint8 [I, H, W, 3]."""
         ...
 
-    async def draw(self, request: DrawRequest) -> tuple[Receipt, Handle]:
-        """Pictures without exploration: receipt, handle of uint8 [len(prompts), H, W, 3]."""
+    async def generate(self, request: GenerateRequest) -> tuple[Receipt, Handle]:
+        """Images without exploration: receipt, handle of uint8 [len(prompts), H, W, 3]."""
         ...
 
-    async def fetch(self, pictures: Handle) -> np.ndarray:
-        """The pictures behind a handle, to show a few of them."""
+    async def fetch(self, images: Handle) -> np.ndarray:
+        """The images behind a handle, to show a few of them."""
         ...
 
-    async def excerpt(self, rollout: Handle, pictures: Handle, *, members: int) -> Excerpt:
-        """The first members of a shard with their pictures made small, to show them."""
+    async def excerpt(self, rollout: Handle, images: Handle, *, members: int) -> Excerpt:
+        """The first members of a shard with their images made small, to show them."""
         ...
 
 
 class RewardSource(Protocol):
-    """Judges pictures. Every call ends in scores; what could not be scored is missing with its reason."""
+    """Judges images. Every call ends in scores; what could not be scored is missing with its reason."""
 
-    async def reward(self, images: Handle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """Mixture of the scorers that train over B pictures, one prompt and one metadata each."""
+    async def score_for_training(self, images: Handle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """Mixture of the scorers that train over B images, one prompt and one metadata each."""
         ...
 
-    async def score(self, images: Handle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    async def score_for_evaluation(
+        self, images: Handle, prompts: Sequence[str], metadata: Sequence[Metadata]
+    ) -> Scores:
         """The same mixture, and beside it the readings of the scorers that only evaluate."""
         ...
 
@@ -67,13 +69,13 @@ class RewardSource(Protocol):
 
 
 class LearnerPort(Protocol):
-    """Owns the trained weights."""
+    """Owns the trained adapter."""
 
     async def update(self, groups: Sequence[ScoredGroup]) -> Metrics:
         """Learn from one iteration's groups; the version grows by one."""
         ...
 
-    async def weights(self) -> PolicyWeights:
+    async def adapter(self) -> Adapter:
         """The current adapter with version and digest."""
         ...
 
@@ -90,10 +92,10 @@ class LearnerPort(Protocol):
         ...
 
 
-class WeightSink(Protocol):
-    """Brings new weights to every rollout actor."""
+class AdapterSink(Protocol):
+    """Brings new adapter to every rollout actor."""
 
-    async def publish(self, weights: PolicyWeights) -> None:
+    async def publish(self, adapter: Adapter) -> None:
         """Returns when every rollout actor has answered with this version and digest, or was replaced.
 
         Raises ContractError when an actor's digest differs.
@@ -102,19 +104,19 @@ class WeightSink(Protocol):
 
 
 @dataclass(frozen=True)
-class Parts:
+class Ports:
     """The four ports of one run."""
 
     rollouts: RolloutSource
     rewards: RewardSource
     learner: LearnerPort
-    weights: WeightSink
+    adapters: AdapterSink
 
 
 class FleetPort(Protocol):
     """All actors of one run: what can be seen of them, and their number."""
 
-    parts: Parts
+    ports: Ports
 
     async def start(self) -> None:
         """Returns when every actor is ready."""
@@ -144,7 +146,7 @@ class FleetPort(Protocol):
         """What waits inside the fleet, by the names of docs/metrics.md."""
         ...
 
-    def wish(self, pool: str, size: int) -> None:
+    def scale(self, pool: str, size: int) -> None:
         """Grow or shrink a pool without waiting for it (PoolError: it cannot be resized at all)."""
         ...
 

@@ -72,7 +72,7 @@ class PoolStatus(Document):
     """A set of like actors."""
 
     name: str
-    wished: int
+    desired: int
     """Size that is asked for."""
     ready: int
     """Actors that take work."""
@@ -173,16 +173,16 @@ class RunStatus(Document):
     """Wall seconds of the newest iteration by stage."""
     bottleneck: Bottleneck | None = None
     queues: dict[str, int] = {}
-    """What waits, by the names of docs/metrics.md: `groups/scored`, `pictures/<scorer>` …"""
-    wishes: dict[str, int] = {}
+    """What waits, by the names of docs/metrics.md: `groups/scored`, `images/<scorer>` …"""
+    desired_sizes: dict[str, int] = {}
     """Sizes that were asked for while the run goes, by pool."""
-    is_pause_wished: bool = False
+    is_pause_requested: bool = False
     pools: list[PoolStatus] = []
     actors: list[ActorStatus] = []
     conditions: list[Condition] = []
     errors: list[Event] = []
     """The newest warnings and errors."""
-    samples: list[int] = []
+    trajectories: list[int] = []
     """Iterations with recorded trajectories."""
     lines: int = 0
     """Lines of the metric stream so far."""
@@ -196,10 +196,10 @@ class MetricLine(Document):
     values: dict[str, float | None]
 
 
-class Strip(Document):
-    """One trajectory: its clean-picture estimates, what they scored and what each step earned.
+class RecordedTrajectory(Document):
+    """One trajectory: its clean-image estimates, what they scored and what each step earned.
 
-    With S trained steps it shows P = S + 1 points, or 1 (the finished picture) when the credit rule needs no others.
+    With S trained steps it shows P = S + 1 points, or 1 (the finished image) when the credit rule needs no others.
     """
 
     member: int
@@ -211,17 +211,17 @@ class Strip(Document):
     """[S] what the learner weighted each step with."""
 
 
-class Sample(Document):
-    """A few trajectories of one group; their pictures are one PNG, a row a trajectory, a column a point."""
+class TrajectoryRecord(Document):
+    """A few trajectories of one group; their images are one PNG, a row a trajectory, a column a point."""
 
     iteration: int
     prompt: str
     steps: list[int]
     """The trained denoising steps k, [S]."""
     width: int
-    """Of one picture, pixels."""
+    """Of one image, pixels."""
     height: int
-    strips: list[Strip]
+    trajectories: list[RecordedTrajectory]
     png: str
     """Base64."""
 

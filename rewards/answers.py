@@ -1,4 +1,4 @@
-"""Building a scorer's answer: all pictures judged, or some of them missing with a reason.
+"""Building a scorer's answer: all images judged, or some of them missing with a reason.
 
 return judged([0.2, 0.9])
 return partly([0.2, nan], ["", "the engine failed"])
@@ -14,12 +14,12 @@ Numbers = Sequence[float] | np.ndarray
 
 
 def judged(values: Numbers, components: Mapping[str, Numbers] | None = None) -> Scores:
-    """Scores of B pictures that are all valid; `components` are further readings [B] by name."""
+    """Scores of B images that are all valid; `components` are further readings [B] by name."""
     return partly(values, [""] * len(values), components)
 
 
 def partly(values: Numbers, reasons: Sequence[str], components: Mapping[str, Numbers] | None = None) -> Scores:
-    """Scores of B pictures, missing where `reasons` says why; a missing picture's numbers become NaN."""
+    """Scores of B images, missing where `reasons` says why; a missing image's numbers become NaN."""
     valid = np.array([not reason for reason in reasons], bool)
 
     def kept(numbers: Numbers) -> np.ndarray:
@@ -34,7 +34,7 @@ def partly(values: Numbers, reasons: Sequence[str], components: Mapping[str, Num
 
 
 def rows_of(scores: Scores, rows: Sequence[int] | slice) -> Scores:
-    """The answer about some of the pictures."""
+    """The answer about some of the images."""
     places = range(len(scores.reasons))[rows] if isinstance(rows, slice) else rows
     index = np.asarray(list(places), np.int64)
     return Scores(
@@ -47,14 +47,14 @@ def rows_of(scores: Scores, rows: Sequence[int] | slice) -> Scores:
 
 
 def patched(scores: Scores, rows: Sequence[int], answer: Scores) -> Scores:
-    """The same answer with some of its pictures judged anew."""
+    """The same answer with some of its images judged anew."""
     order = np.arange(len(scores.reasons))
     order[np.asarray(rows)] = len(order) + np.arange(len(rows))
     return rows_of(joined([scores, answer]), order.tolist())
 
 
 def joined(parts: Sequence[Scores]) -> Scores:
-    """Answers about consecutive pictures as one; a component that one part lacks is NaN there."""
+    """Answers about consecutive images as one; a component that one part lacks is NaN there."""
     names = dict.fromkeys(name for part in parts for name in part.components)
     return Scores(
         values=np.concatenate([part.values for part in parts]),

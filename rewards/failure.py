@@ -1,7 +1,7 @@
-"""What happens to pictures that got no score after all tries; never do they get 0.
+"""What happens to images that got no score after all tries; never do they get 0.
 
-`missing` masks the gains that touch such a picture, `drop_group` sets its whole group aside, `fail` ends the run. What
-`pause` could not wait for (a single picture that the scorer cannot judge while it judges others) is missing.
+`missing` masks the gains that touch such an image, `drop_group` sets its whole group aside, `fail` ends the run. What
+`pause` could not wait for (a single image that the scorer cannot judge while it judges others) is missing.
 """
 
 import logging
@@ -26,8 +26,8 @@ def settle(name: str, config: RewardConfig, scores: Scores) -> Scores:
     reason = next(filter(None, scores.reasons))
     if config.on_failure == "fail":
         raise RewardError(
-            f"reward {name} has no score for {count} of {len(scores.reasons)} pictures after {config.tries} tries:"
+            f"reward {name} has no score for {count} of {len(scores.reasons)} images after {config.tries} tries:"
             f" {reason}; mend the scorer, or set rewards.{name}.on_failure to missing, drop_group or pause"
         )
-    log.warning("reward %s: %d of %d pictures without a score: %s", name, count, len(scores.reasons), reason)
+    log.warning("reward %s: %d of %d images without a score: %s", name, count, len(scores.reasons), reason)
     return replace(scores, voids_group=config.on_failure == "drop_group")

@@ -1,7 +1,7 @@
-"""Scoring around a picture that makes its scorer raise: it alone is missing, the others of its batch are scored.
+"""Scoring around an image that makes its scorer raise: it alone is missing, the others of its batch are scored.
 
 A batch that raises is halved; a half that raises is halved again. Where both halves raise, the scorer itself fails and
-everything there is missing, so a broken scorer costs three calls and one bad picture among B about 2 log2(B).
+everything there is missing, so a broken scorer costs three calls and one bad image among B about 2 log2(B).
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ Score = Callable[[np.ndarray, Sequence[str], Sequence[Metadata]], Scores]
 def score_around_failures(
     score: Score, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata], *, name: str
 ) -> tuple[Scores, Exception | None]:
-    """Scores of all B pictures, missing where `score` raises; and the first exception, if there was one.
+    """Scores of all B images, missing where `score` raises; and the first exception, if there was one.
 
     Raises:
         ContractError: `score` raised it: it is never taken for a failure.
@@ -30,7 +30,7 @@ def score_around_failures(
             return score(images[rows], prompts[rows], metadata[rows])
         except ContractError:
             raise
-        except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this picture has no score
+        except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this image has no score
             errors.append(error)
             return None
 

@@ -1,4 +1,4 @@
-"""Several scorers' answers about the same pictures as one: the weighted sum, each part beside it.
+"""Several scorers' answers about the same images as one: the weighted sum, each part beside it.
 
 reward = mix({"ocr": a, "pickscore": b}, {"ocr": 0.8, "pickscore": 0.2})
 shown = with_observed(reward, {"aesthetic": c})        # read, but no part of the reward
@@ -14,7 +14,7 @@ from protocol.messages import Scores
 
 
 def mix(scores: Mapping[str, Scores], weights: Mapping[str, float]) -> Scores:
-    """Weighted sum of several scorers' answers about the same B pictures: value_b = sum_s weights[s] values[s]_b.
+    """Weighted sum of several scorers' answers about the same B images: value_b = sum_s weights[s] values[s]_b.
 
     Valid only where every scorer is valid; elsewhere NaN, and the reasons of all failed scorers joined by "; ".
     Components: each scorer's value under its name, its components under `<scorer>/<component>`. Raw scores are summed,

@@ -1,7 +1,7 @@
 """Pieces of requests, scored together: what one call to a reward actor holds.
 
-A piece is some pictures of one request. Pieces of several requests go through the scorer in one batch when their
-pictures have one size, and the answer comes back in the order of the pieces.
+A piece is some images of one request. Pieces of several requests go through the scorer in one batch when their
+images have one size, and the answer comes back in the order of the pieces.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from rewards.scorer import CheckedScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Which pictures of a request's array are asked for, each with its prompt and metadata.
+    """Which images of a request's array are asked for, each with its prompt and metadata.
 
     Written by the reward queue, read by a reward actor.
     """
@@ -30,14 +30,14 @@ def score_pieces(scorer: CheckedScorer, pieces: Sequence[Piece], images: Sequenc
     """The scores of all pieces in their order.
 
     Args:
-        scorer: asked once for each size of pictures.
+        scorer: asked once for each size of images.
         pieces: at least one.
         images: each piece's whole array, uint8 [I, H, W, 3].
     """
     chosen = [array[list(piece.rows)] for piece, array in zip(pieces, images, strict=True)]
     by_size: dict[tuple[int, ...], list[int]] = {}
-    for place, pictures in enumerate(chosen):
-        by_size.setdefault(pictures.shape[1:], []).append(place)
+    for index, rows in enumerate(chosen):
+        by_size.setdefault(rows.shape[1:], []).append(index)
     answers: dict[int, Scores] = {}
     for places in by_size.values():
         scores = scorer.score(

@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 
 
 class Scorer(Protocol):
-    """Judges pictures. Made once in each reward actor (heavy imports go into the constructor), then only asked.
+    """Judges images. Made once in each reward actor (heavy imports go into the constructor), then only asked.
 
-    A picture's score may depend on the picture, its prompt and its metadata, and on nothing else: reward actors join
+    An image's score may depend on the image, its prompt and its metadata, and on nothing else: reward actors join
     and cut requests, and a run's result must not depend on how.
     """
 
@@ -43,9 +43,9 @@ class Scorer(Protocol):
         ...
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """Score B pictures uint8 [B, H, W, 3] (read-only), each against its own prompt and metadata.
+        """Score B images uint8 [B, H, W, 3] (read-only), each against its own prompt and metadata.
 
-        A picture that cannot be judged gets NaN, `valid` false and a reason; it never gets 0. When this raises, it is
+        An image that cannot be judged gets NaN, `valid` false and a reason; it never gets 0. When this raises, it is
         asked again for parts of the batch, and what it raises at is missing.
         """
         ...
@@ -132,7 +132,7 @@ class CheckedScorer:
         self._scorer.check(prompts)
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """Score B pictures; one at which the scorer raises is missing, with the exception as reason.
+        """Score B images; one at which the scorer raises is missing, with the exception as reason.
 
         Raises:
             ContractError: wrong input, or an answer that breaks the contract: names the scorer, the rule, the value.
@@ -143,9 +143,7 @@ class CheckedScorer:
         scores, error = score_around_failures(self._ask, read_only, prompts, metadata, name=self.name)
         if error is not None:
             missing = int((~scores.valid).sum())
-            logger.warning(
-                "scorer %s raised: %d of %d pictures missing", self.name, missing, len(images), exc_info=error
-            )
+            logger.warning("scorer %s raised: %d of %d images missing", self.name, missing, len(images), exc_info=error)
         return scores
 
     def _ask(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
@@ -165,13 +163,13 @@ class CheckedScorer:
         for what, items in (("prompts", prompts), ("metadata", metadata)):
             if isinstance(items, str | Mapping) or len(items) != len(images):
                 got = f"a single {type(items).__name__}" if isinstance(items, str | Mapping) else len(items)
-                self._break(f"{what} must be one a picture, {len(images)}, got {got}")
+                self._break(f"{what} must be one an image, {len(images)}, got {got}")
 
     def _check_answer(self, scores: Scores, size: int) -> None:
         if not isinstance(scores, Scores):
             self._break(f"the answer must be Scores, got {type(scores).__name__}")
         if len(scores.reasons) != size:
-            self._break(f"the answer must hold one score a picture, {size}, got {len(scores.reasons)}")
+            self._break(f"the answer must hold one score an image, {size}, got {len(scores.reasons)}")
         if not isinstance(scores.valid, np.ndarray) or scores.valid.dtype != np.bool_:
             self._break(f"valid must be a bool array, got {_kind(scores.valid)}")
         self._check_numbers("values", scores.values, scores.valid)
@@ -193,8 +191,8 @@ class CheckedScorer:
 
     def _check_each(self, holds: np.ndarray, rule: str, shown: Sequence[Any]) -> None:
         if not holds.all():
-            picture = int(np.argmin(holds))
-            self._break(f"{rule}, got {shown[picture]!r} for picture {picture}")
+            image = int(np.argmin(holds))
+            self._break(f"{rule}, got {shown[image]!r} for image {image}")
 
     def _break(self, message: str) -> NoReturn:
         raise ContractError(f"scorer {self.name}: {message}; mend the scorer (docs/rewards.md has the contract)")

@@ -1,1 +1,1 @@
-"""The embedded default: a small world of pictures, captions and a small pretrained Stable-Diffusion-3 pipeline."""
+"""The embedded default: a small world of images, captions and a small pretrained Stable-Diffusion-3 pipeline."""

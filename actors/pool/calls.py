@@ -2,7 +2,7 @@
 
 | what the caller sees | what happened                                                | what helps       |
 |----------------------|--------------------------------------------------------------|------------------|
-| `ActorLost`          | the actor died, hangs, or has no memory or a broken GPU      | another actor    |
+| `ActorFailedError`          | the actor died, hangs, or has no memory or a broken GPU      | another actor    |
 | `ShardLostError`     | an argument or the answer went down with the node it was on  | drawing it again |
 | anything else        | the remote code raised it                                    | nothing          |
 """
@@ -30,12 +30,8 @@ BROKEN = ("AcceleratorError", "OutOfMemoryError", "MemoryError")
 """Names of exceptions after which a process is of no further use: CUDA keeps its error state, memory its fragments."""
 
 
-class ActorLost(Exception):  # noqa: N818
+class ActorFailedError(Exception):
     """The actor is gone or useless; the same call may succeed on another one."""
-
-
-DEAD = (ActorLost,)
-"""What a call ends with when the same call may succeed on another actor."""
 
 
 async def answer(
@@ -48,7 +44,7 @@ async def answer(
         actor: who was called; with `heartbeat_s` its `ping` must be answered within as many seconds at any time.
 
     Raises:
-        ActorLost: no answer in time, no sign of life, or the actor died.
+        ActorFailedError: no answer in time, no sign of life, or the actor died.
         ShardLostError: something the call needs was lost with its node.
     """
     call = asyncio.wrap_future(reference.future())
@@ -59,14 +55,14 @@ async def answer(
         if isinstance(error.cause, ObjectLostError):
             raise ShardLostError(_line(error.cause)) from error
         if _is_broken(error.cause):
-            raise ActorLost(f"{type(error.cause).__name__}: {_line(error.cause)}") from error
+            raise ActorFailedError(f"{type(error.cause).__name__}: {_line(error.cause)}") from error
         if isinstance(error.cause, Exception):
             raise error.cause from error
         raise
     except ObjectLostError as error:
         raise ShardLostError(_line(error)) from error
     except GONE as error:
-        raise ActorLost(_line(error)) from error
+        raise ActorFailedError(_line(error)) from error
     finally:
         call.cancel()
 
@@ -80,7 +76,7 @@ async def _until_done(call: "asyncio.Future[Any]", *, timeout_s: float, actor: A
         if call.done():
             return
         if clock() >= deadline:
-            raise ActorLost(f"no answer within {timeout_s:g} s")
+            raise ActorFailedError(f"no answer within {timeout_s:g} s")
         if actor is not None and heartbeat_s:
             await _require_beat(call, actor, heartbeat_s)
 
@@ -90,7 +86,7 @@ async def _require_beat(call: "asyncio.Future[Any]", actor: Any, heartbeat_s: fl
     try:
         await asyncio.wait({call, ping}, timeout=heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
         if not call.done() and not ping.done():
-            raise ActorLost(f"no sign of life within {heartbeat_s:g} s")
+            raise ActorFailedError(f"no sign of life within {heartbeat_s:g} s")
         if ping.done():
             ping.result()
     finally:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import ray
 
-from actors.pool.calls import DEAD, ActorLost, answer, whereabouts
+from actors.pool.calls import ActorFailedError, answer, whereabouts
 from actors.pool.member import ActorHandle, Member
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 RETRY_S = (5.0, 60.0)
 """Seconds until a wished member that failed is tried again: at first, and at most (doubling)."""
 Work = Callable[[ActorHandle], Awaitable[Result]]
-"""One call on one actor; raises one of `DEAD` when the actor is gone."""
+"""One call on one actor; raises `ActorFailedError` when the actor is gone."""
 
 
 class Host(Protocol):
@@ -70,7 +70,7 @@ class Joining:
 
     def begin(self, member: Member, *, is_needed: bool, pause_s: float = 0.0) -> "asyncio.Task[None]":
         """Start an actor for this place; the task ends when the pool has admitted it, or with its error."""
-        joining = self._join_needed(member, pause_s) if is_needed else self._join_wished(member)
+        joining = self._join_needed(member, pause_s) if is_needed else self._join_desired(member)
         task = asyncio.ensure_future(joining)
         self._tasks[task] = member
         if is_needed:
@@ -100,11 +100,11 @@ class Joining:
             try:
                 await self._admit(member, is_needed=True)
                 return
-            except DEAD as error:
+            except ActorFailedError as error:
                 member.restarts += 1
                 pause_s = self._pool.count_restart(member.handle, error)
 
-    async def _join_wished(self, member: Member) -> None:
+    async def _join_desired(self, member: Member) -> None:
         pause_s, longest_s = RETRY_S
         while not self._pool.has_failed:
             try:
@@ -141,7 +141,7 @@ class Joining:
             while not running.done():
                 await asyncio.wait({running}, timeout=self._patience_s)
                 if not running.done() and is_needed and self._pool.is_empty:
-                    raise ActorLost(f"no node had room for it within {self._patience_s:g} s")
+                    raise ActorFailedError(f"no node had room for it within {self._patience_s:g} s")
         finally:
             running.cancel()
         member.live_at(await answer(reference, timeout_s=self._patience_s))

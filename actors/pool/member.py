@@ -47,7 +47,7 @@ class Member:
         return now - self._began
 
     def hold(self, version: int, digest: str) -> None:
-        """It proved that it holds these weights."""
+        """It proved that it holds these adapter."""
         self.version, self.digest, self.seen = version, digest, time.time()
 
     def status(self, kind: str) -> ActorStatus:

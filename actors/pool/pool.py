@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import ray
 
-from actors.pool.calls import DEAD
+from actors.pool.calls import ActorFailedError
 from actors.pool.joining import Joining, Work, reason_of
 from actors.pool.member import ActorHandle, Member
 from actors.pool.restarts import RestartBudget
@@ -22,7 +22,7 @@ from protocol.status import ActorStatus, PoolStatus
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
-LOSSES_PER_CALL = 3
+FAILURES_PER_CALL = 3
 """Members that one call may cost before it is given up: what kills every actor must not use up the whole pool."""
 
 
@@ -31,8 +31,8 @@ class ActorPool:
 
     pool = ActorPool("rollout", spawn, size=2, max_restarts=10, welcome=load_newest_weights)
     await pool.start()
-    result = await pool.call(lambda actor: answer(actor.sample.remote(request), timeout_s=60))
-    pool.wish(4)                   # they join when they are ready
+    result = await pool.call(lambda actor: answer(actor.rollout.remote(request), timeout_s=60))
+    pool.scale(4)                   # they join when they are ready
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class ActorPool:
         welcome: Work[Any],
         restart_window_s: float = 3600.0,
         patience_s: float = 600.0,
-        on_loss: Callable[[ActorHandle, str], None] | None = None,
+        on_failure: Callable[[ActorHandle, str], None] | None = None,
     ) -> None:
-        """`on_loss` is told of every member that was lost, with the reason, before its successor is started."""
+        """`on_failure` is told of every member that was lost, with the reason, before its successor is started."""
         self.name = name
         self.busy_s = 0.0
         self._size = size
         self._max_restarts = max_restarts
         self._budget = RestartBudget(f"pool {name}", limit=max_restarts, within_s=restart_window_s)
-        self._on_loss = on_loss
+        self._on_failure = on_failure
         self._members: dict[ActorHandle, Member] = {}
         self._idle: asyncio.Queue[ActorHandle] = asyncio.Queue()
         self._patience_s = patience_s
@@ -69,7 +69,7 @@ class ActorPool:
         return self._budget.total
 
     @property
-    def wished(self) -> int:
+    def desired(self) -> int:
         """The size that is asked for."""
         return self._size
 
@@ -83,7 +83,7 @@ class ActorPool:
         """Whether no member is ready."""
         return not self._members
 
-    def wish_at_start(self, size: int) -> None:
+    def start_with(self, size: int) -> None:
         """Begin with this many members instead of those of the config; before `start`."""
         self._size = size
 
@@ -101,14 +101,14 @@ class ActorPool:
         """Run `work` on the next idle member; on another one when that one dies.
 
         Raises:
-            PoolError: the pool used up its restarts, or this work alone cost `LOSSES_PER_CALL` members.
+            PoolError: the pool used up its restarts, or this work alone cost `FAILURES_PER_CALL` members.
         """
-        for _ in range(LOSSES_PER_CALL):
+        for _ in range(FAILURES_PER_CALL):
             handle = await self._take()
             task = asyncio.ensure_future(work(handle))
             try:
                 result = await asyncio.shield(task)
-            except DEAD as error:
+            except ActorFailedError as error:
                 self._replace(handle, error)
                 continue
             except asyncio.CancelledError:
@@ -119,7 +119,7 @@ class ActorPool:
                 raise
             self._give_back(handle)
             return result
-        raise PoolError(f"pool {self.name} lost {LOSSES_PER_CALL} actors to one call, which is given up")
+        raise PoolError(f"pool {self.name} lost {FAILURES_PER_CALL} actors to one call, which is given up")
 
     async def each(self, work: Work[Any]) -> None:
         """Run `work` once on every member; one that dies is replaced, and its successor is welcomed instead."""
@@ -127,13 +127,13 @@ class ActorPool:
         async def once(handle: ActorHandle) -> None:
             try:
                 await work(handle)
-            except DEAD as error:
+            except ActorFailedError as error:
                 self._replace(handle, error)
 
         await asyncio.gather(*(once(handle) for handle in list(self._members)))
         self._require_alive()
 
-    def wish(self, size: int) -> None:
+    def scale(self, size: int) -> None:
         """Grow or shrink towards `size` members, without waiting; a busy member finishes its call before it leaves."""
         if size < 1:
             raise PoolError(f"pool {self.name} must keep at least 1 actor, got {size}")
@@ -146,7 +146,7 @@ class ActorPool:
 
     async def resize(self, size: int) -> None:
         """Wish for `size` members and wait until there are so many: the joins and the calls in progress end that."""
-        self.wish(size)
+        self.scale(size)
         while len(self._members) != self._size:
             self._require_alive()
             await asyncio.sleep(0.02)
@@ -160,7 +160,7 @@ class ActorPool:
             self._dismiss(handle)
 
     def tell(self, handle: ActorHandle, *, version: int, digest: str) -> None:
-        """A member proved that it holds these weights."""
+        """A member proved that it holds these adapter."""
         for member in self._known:
             if member.handle is handle:
                 member.hold(version, digest)
@@ -169,7 +169,7 @@ class ActorPool:
         """For the board."""
         return PoolStatus(
             name=self.name,
-            wished=self._size,
+            desired=self._size,
             ready=len(self._members),
             busy=sum(member.state == "busy" for member in self._members.values()),
             waiting=sum(member.state == "waiting" for member in self._joining.members),
@@ -192,8 +192,8 @@ class ActorPool:
         """An actor was lost: seconds to wait before its successor."""
         reason = reason_of(error)
         log.warning("%s actor lost (%s), restart %d", self.name, reason, self.restarts + 1)
-        if self._on_loss:
-            self._on_loss(handle, reason)
+        if self._on_failure:
+            self._on_failure(handle, reason)
         try:
             return self._budget.spend(reason)
         except PoolError as failure:
@@ -251,7 +251,7 @@ class ActorPool:
             self._abandoned.discard(task)
             if task.cancelled():
                 return
-            if isinstance(error := task.exception(), DEAD):
+            if isinstance(error := task.exception(), ActorFailedError):
                 self._replace(handle, error)
             else:
                 self._give_back(handle)

@@ -22,7 +22,7 @@ class RestartBudget:
         self._limit = limit
         self._within_s = within_s
         self._clock = clock
-        self._losses: deque[float] = deque()
+        self._failures: deque[float] = deque()
 
     def spend(self, reason: str) -> float:
         """Count a loss and say how many seconds to wait: 0, then 0.5, 1, 2 … up to 30.
@@ -32,10 +32,10 @@ class RestartBudget:
         """
         now = self._clock()
         self.total += 1
-        self._losses.append(now)
-        while now - self._losses[0] > self._within_s:
-            self._losses.popleft()
-        recent = len(self._losses)
+        self._failures.append(now)
+        while now - self._failures[0] > self._within_s:
+            self._failures.popleft()
+        recent = len(self._failures)
         if recent > self._limit:
             raise PoolError(
                 f"{self._name} used up its {self._limit} restarts within {self._within_s:g} s; last loss: {reason}"

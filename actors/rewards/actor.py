@@ -15,7 +15,7 @@ from rewards.scorer import build_scorer
 
 @ray.remote(**HEARTBEAT)
 class RewardActor(Alive):
-    """Scores pictures with one scorer; it holds no state, so any actor of its pool gives the same answer."""
+    """Scores images with one scorer; it holds no state, so any actor of its pool gives the same answer."""
 
     def __init__(self, config: RewardConfig, threads: int = 1) -> None:
         self._config = config

@@ -35,16 +35,16 @@ class RewardHealth:
     """How one reward's pool is doing; counts since the start of the run."""
 
     waiting: int
-    """Pictures that wait or are being scored."""
-    pictures: int
-    """Pictures asked for."""
+    """Images that wait or are being scored."""
+    images: int
+    """Images asked for."""
     calls: int
     retried: int
-    """Pictures that were tried again."""
+    """Images that were tried again."""
     lost: int
     """Calls lost with their actor or overrunning their deadline."""
     missing: int
-    """Pictures that stayed without a score."""
+    """Images that stayed without a score."""
     dropped: int
     """Requests whose group was set aside."""
     paused_s: float
@@ -78,7 +78,7 @@ class RewardPool:
             call=lambda work: self.pool.call(work),
             ask=self._ask,
         )
-        self._pictures = self._retried = self._missing = self._dropped = 0
+        self._images = self._retried = self._missing = self._dropped = 0
         self._paused_s = 0.0
         self._worked = -math.inf
         self._paused_since: float | None = None
@@ -94,19 +94,19 @@ class RewardPool:
         await self._queue.room()
 
     async def score(self, images: Handle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """Scores of all pictures, after all tries; what is then missing is so by the failure policy.
+        """Scores of all images, after all tries; what is then missing is so by the failure policy.
 
         Raises:
             RewardError: the policy is `fail`.
             ContractError: the scorer broke its contract.
         """
-        self._pictures += len(prompts)
+        self._images += len(prompts)
         asked = time.monotonic()
         scores = await self._tried(images, prompts, metadata)
         failed, waits = time.monotonic(), _pauses()
         while self._config.on_failure == "pause" and not scores.valid.any():
             if failed < self._worked < asked:
-                break  # it scores others' pictures: these are what it cannot judge
+                break  # it scores others' images: these are what it cannot judge
             await self._pause(scores.reasons[0], next(waits))
             asked = time.monotonic()
             scores = await self._tried(images, prompts, metadata)
@@ -123,7 +123,7 @@ class RewardPool:
         pausing = time.monotonic() - self._paused_since if self._paused_since is not None else 0.0
         return RewardHealth(
             waiting=self._queue.waiting,
-            pictures=self._pictures,
+            images=self._images,
             calls=self._queue.calls,
             retried=self._retried,
             lost=self._queue.lost,
@@ -165,15 +165,15 @@ class RewardPool:
             if self.pool.has_failed:
                 self.pool.stop()
                 fresh = self._make()
-                fresh.wish_at_start(self.pool.wished)
+                fresh.start_with(self.pool.desired)
                 try:
                     await fresh.start()
                 except FlowcreditError as error:
                     fresh.stop()
                     self._paused_because = str(error)
                 else:
-                    if fresh.wished != self.pool.wished:
-                        fresh.wish(self.pool.wished)
+                    if fresh.desired != self.pool.desired:
+                        fresh.scale(self.pool.desired)
                     self.pool = fresh
 
     def _resume(self) -> None:

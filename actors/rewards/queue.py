@@ -3,7 +3,7 @@
     queue = RewardQueue(batch=64, delay_s=0.0, call=pool.call, ask=ask)
     scores = await queue.score(images, piece)
 
-A call is formed when an actor is free: it takes what has waited longest, up to `batch` pictures, from any request. So
+A call is formed when an actor is free: it takes what has waited longest, up to `batch` images, from any request. So
 no actor waits while there is work (least-loaded dispatch), and under load calls fill up by themselves. A call that is
 lost with its actor gives missing scores; whoever asked decides whether to ask again.
 
@@ -11,8 +11,8 @@ lost with its actor gives missing scores; whoever asked decides whether to ask a
 |--------------------|---------------------------------|------------------------------------------------------|
 | `score`            | its pieces' answers             | the call's deadline, or the pool's end               |
 | a call             | an idle actor                   | the calls before it, each with a deadline            |
-| a call on an actor | more pictures                   | `delay_s`                                            |
-| `room`             | fewer than `limit` pictures     | the answers of those that wait                       |
+| a call on an actor | more images                   | `delay_s`                                            |
+| `room`             | fewer than `limit` images     | the answers of those that wait                       |
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from actors.pool.calls import DEAD
+from actors.pool.calls import ActorFailedError
 from protocol.errors import PoolError
 from protocol.messages import Scores
 from protocol.ports import Handle
@@ -29,11 +29,11 @@ from rewards.pieces import Piece
 
 ActorHandle = Any
 Ask = Callable[[ActorHandle, Sequence[Piece], Sequence[Handle]], Awaitable[Scores]]
-"""One call on one actor; raises one of `DEAD` when the actor is gone or overran its deadline."""
+"""One call on one actor; raises `ActorFailedError` when the actor is gone or overran its deadline."""
 
 
 class Waiting:
-    """A piece with its pictures' handle and the future of its answer."""
+    """A piece with its images' handle and the future of its answer."""
 
     def __init__(self, piece: Piece, images: Handle, *, is_alone: bool) -> None:
         self.piece = piece
@@ -56,10 +56,10 @@ class RewardQueue:
     ) -> None:
         """
         Args:
-            batch: most pictures of one call.
+            batch: most images of one call.
             delay_s: seconds that a call which is not full waits for more.
-            limit: pictures that may wait before `room` holds.
-            call: runs a coroutine function on an idle actor, on another one if it raises one of `DEAD`; raises
+            limit: images that may wait before `room` holds.
+            call: runs a coroutine function on an idle actor, on another one if it raises `ActorFailedError`; raises
                 PoolError when it gives up.
             ask: the remote call.
         """
@@ -94,7 +94,7 @@ class RewardQueue:
             self._changed.set()
 
     async def room(self) -> None:
-        """Returns when fewer than `limit` pictures wait."""
+        """Returns when fewer than `limit` images wait."""
         while self.waiting >= self._limit:
             self._changed.clear()
             await self._changed.wait()
@@ -116,7 +116,7 @@ class RewardQueue:
                 if not was_called:
                     self._give_up(str(error))
                 continue
-            except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this picture has no score
+            except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this image has no score
                 while self._pending:
                     _fail(self._pending.popleft(), error)
             return
@@ -129,13 +129,13 @@ class RewardQueue:
         self.calls += 1
         try:
             scores = await self._ask(actor, [part.piece for part in parts], [part.images for part in parts])
-        except DEAD as error:
+        except ActorFailedError as error:
             self.lost += 1
             reason = " ".join(str(error).split())[:200] or "no answer before its deadline"
             for part in parts:
                 _answer(part, Scores.missing(len(part.piece.rows), f"reward actor lost: {reason}"))
             raise
-        except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this picture has no score
+        except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this image has no score
             for part in parts:
                 _fail(part, error)
             return

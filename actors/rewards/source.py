@@ -7,7 +7,7 @@ from typing import Any
 
 from actors.pool.calls import answer
 from actors.pool.member import ActorHandle
-from actors.pool.nodes import NodeLosses, loss_reporter
+from actors.pool.nodes import NodeFailures, failure_reporter
 from actors.pool.pool import ActorPool
 from actors.rewards.actor import RewardActor
 from actors.rewards.pool import RewardHealth, RewardPool
@@ -26,7 +26,7 @@ TROUBLES = ("retried", "lost", "missing", "dropped", "paused_s")
 class RewardPools:
     """One pool of reward actors for each scorer; the scores of those that train are mixed."""
 
-    def __init__(self, config: RunConfig, nodes: NodeLosses, sink: StatusSink) -> None:
+    def __init__(self, config: RunConfig, nodes: NodeFailures, sink: StatusSink) -> None:
         self._config = config
         self._role = config.cluster.reward
         self._nodes = nodes
@@ -38,16 +38,18 @@ class RewardPools:
         """The actors of each reward by its name; a pool that was paused may be another one afterwards."""
         return {name: reward.pool for name, reward in self.rewards.items()}
 
-    async def reward(self, images: Handle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    async def score_for_training(self, images: Handle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         """The mixture of the scorers that train."""
-        answers = await self._ask(self._config.weights, images, prompts, metadata)
-        return mix(answers, self._config.weights)
+        answers = await self._ask(self._config.reward_weights, images, prompts, metadata)
+        return mix(answers, self._config.reward_weights)
 
-    async def score(self, images: Handle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    async def score_for_evaluation(
+        self, images: Handle, prompts: Sequence[str], metadata: Sequence[Metadata]
+    ) -> Scores:
         """The mixture, and beside it the readings of the scorers that only evaluate."""
         answers = await self._ask(self.rewards, images, prompts, metadata)
-        trained = {name: answers.pop(name) for name in self._config.weights}
-        return with_observed(mix(trained, self._config.weights), answers)
+        trained = {name: answers.pop(name) for name in self._config.reward_weights}
+        return with_observed(mix(trained, self._config.reward_weights), answers)
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
         """Ask the scorers that only their own environment can make whether they can score these prompts."""
@@ -56,7 +58,7 @@ class RewardPools:
 
     async def room(self) -> None:
         """Returns when every reward's queue has room for another shard; the rewards' own deadlines end the wait."""
-        for name in self._config.weights:
+        for name in self._config.reward_weights:
             await self.rewards[name].room()
 
     def health(self) -> dict[str, RewardHealth]:
@@ -99,7 +101,7 @@ class RewardPools:
                 welcome=self._welcome,
                 restart_window_s=cluster.restart_window_s,
                 patience_s=timeout_s,
-                on_loss=loss_reporter(f"reward/{name}", self._nodes, self._sink),
+                on_failure=failure_reporter(f"reward/{name}", self._nodes, self._sink),
             )
 
         return RewardPool(name, reward, make, timeout_s=timeout_s, heartbeat_s=cluster.heartbeat_s)

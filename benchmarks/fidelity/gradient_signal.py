@@ -7,7 +7,7 @@ sum of a few parts, v[k, j] = mean over the members of (lead over the group at p
 These are drawn once for each group, kept as count sketches (inner products survive), and put together afterwards.
 
 With u a rule's gradient from one group and g the one of uniform credit, which is unbiased for the mean reward, from
-another group with another prompt, `signal` = mean <u_i, g_j> / (|u| |g|) over all pairs. An optimiser step of a given
+another group with another prompt, `signal` = mean <u_i, g_j> / (|u| |g|) over all pairs. An optimizer step of a given
 length climbs in proportion to it, so where noise rules, twice the signal is half the steps. Errors are a jackknife's
 over groups. Every member has its own initial noise, and statistics (slopes of the calibrated values, the std of each
 step) are those of all groups.
@@ -83,7 +83,7 @@ class Collector:
     scorer: CheckedScorer
 
     def group(self, number: int, prompt: Prompt) -> tuple[Float[Tensor, "N P"], Float[Tensor, "S P sketch"]]:
-        """Rewards of its points, the finished pictures' last, and the parts v[k, j]."""
+        """Rewards of its points, the finished images' last, and the parts v[k, j]."""
         size = self.config.group.size
         group = draw_group(self.policy, self.config, number=number, prompt=prompt, members=size)
         with torch.no_grad():

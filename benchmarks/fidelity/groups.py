@@ -51,10 +51,10 @@ class Group:
     def scores(
         self, latents: Float[Tensor, "N C H W"], scorers: Mapping[str, CheckedScorer]
     ) -> dict[str, Float[np.ndarray, " N"]]:
-        """What every scorer gives the pictures of clean latents."""
-        pictures = self.policy.backbone.decode(latents)
-        texts, facts = [self.prompt.text] * len(pictures), [self.prompt.metadata] * len(pictures)
-        return {name: scorer.score(pictures, texts, facts).values for name, scorer in scorers.items()}
+        """What every scorer gives the images of clean latents."""
+        images = self.policy.backbone.decode(latents)
+        texts, facts = [self.prompt.text] * len(images), [self.prompt.metadata] * len(images)
+        return {name: scorer.score(images, texts, facts).values for name, scorer in scorers.items()}
 
 
 @torch.no_grad()

@@ -20,14 +20,14 @@ class Watched:
     """A reward source that notes the CPU seconds of its scoring."""
 
     def __init__(self, inner: Any) -> None:
-        self.inner, self.seconds, self.pictures = inner, 0.0, 0
+        self.inner, self.seconds, self.images = inner, 0.0, 0
 
     async def reward(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         """The mixture, timed; nothing else may run meanwhile."""
         began = time.process_time()
         scores = await self.inner.reward(images, prompts, metadata)
         self.seconds += time.process_time() - began
-        self.pictures += len(prompts)
+        self.images += len(prompts)
         return scores
 
 
@@ -39,12 +39,12 @@ def share(preset: str, groups: int = 2) -> str:
     async def scenario() -> tuple[Watched, float]:
         fleet = LocalFleet(config)
         await fleet.start()
-        watched = Watched(fleet.parts.rewards)
-        parts: Any = replace(fleet.parts, rewards=watched)
-        drawn = Groups(config, read_prompts(config.data, config.data.train), parts)
+        watched = Watched(fleet.ports.rewards)
+        ports: Any = replace(fleet.ports, rewards=watched)
+        drawn = Groups(config, read_prompts(config.data, config.data.train), ports)
         await drawn.begin([])
         await drawn.produce(0)
-        watched.seconds, watched.pictures = 0.0, 0
+        watched.seconds, watched.images = 0.0, 0
         began = time.process_time()
         await fleet.update([await drawn.produce(place) for place in range(groups)])
         seconds = time.process_time() - began
@@ -54,5 +54,5 @@ def share(preset: str, groups: int = 2) -> str:
     watched, seconds = asyncio.run(scenario())
     return (
         f"{preset}: scoring takes {watched.seconds / seconds:.1%} of an iteration's CPU time"
-        f" ({watched.pictures} pictures in {watched.seconds:.2f} of {seconds:.2f} s, {groups} groups)"
+        f" ({watched.images} images in {watched.seconds:.2f} of {seconds:.2f} s, {groups} groups)"
     )

@@ -1,4 +1,4 @@
-"""The pictures of docs/method.md, made from the code that they explain.
+"""The images of docs/method.md, made from the code that they explain.
 
 python -m benchmarks.figures.method --out docs/method
 """
@@ -72,7 +72,7 @@ def kernels() -> Figure:
 
 
 def schedules() -> Figure:
-    """Sigma against the step; a picture of 512 pixels has 1024 packed tokens for FLUX, one of 1024 pixels 4096."""
+    """Sigma against the step; an image of 512 pixels has 1024 packed tokens for FLUX, one of 1024 pixels 4096."""
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     panel = figure.subplots()
     grids = {
@@ -271,7 +271,7 @@ def _log_ratios(samples: int = 4000, elements: int = 256) -> dict[str, list[torc
     return found
 
 
-PICTURES: dict[str, Callable[[], Figure]] = {
+IMAGES: dict[str, Callable[[], Figure]] = {
     "schedules": schedules,
     "kernels": kernels,
     "windows": weights_and_windows,
@@ -281,10 +281,10 @@ PICTURES: dict[str, Callable[[], Figure]] = {
 }
 
 
-def main(out: Annotated[Path, typer.Option(help="Folder of the pictures.")] = Path("docs/method")) -> None:
-    """Write all pictures."""
+def main(out: Annotated[Path, typer.Option(help="Folder of the images.")] = Path("docs/method")) -> None:
+    """Write all images."""
     out.mkdir(parents=True, exist_ok=True)
-    for name, draw in PICTURES.items():
+    for name, draw in IMAGES.items():
         figure = draw()
         FigureCanvasAgg(figure)
         figure.savefig(out / f"{name}.png", dpi=110)

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 COMMON = (
     "learner.kl.weight=0",
     "learner.average.decay=0",
-    "evaluation.weights=trained",
+    "evaluation.adapter=trained",
     "evaluation.images_per_prompt=8",
     "learner.epochs=1",
     "cluster.learner.threads=1",
     "checkpoint.keep=1",
 )
 REWARDS: Mapping[str, tuple[str, ...]] = {
-    # Verdicts are coarse: three times the pictures, for a standard error of 0.015.
+    # Verdicts are coarse: three times the images, for a standard error of 0.015.
     "geneval": ("evaluation.images_per_prompt=24",),
-    # Trains on the detector's confidence; held-out pictures are judged by the strict verdict, too.
+    # Trains on the detector's confidence; held-out images are judged by the strict verdict, too.
     "graded": (
         "rewards={geneval: {scorer: 'benchmarks.scorers:GradedGenEval'}}",
         "evaluation.images_per_prompt=24",

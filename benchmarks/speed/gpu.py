@@ -5,7 +5,7 @@
     python -m benchmarks.speed.gpu --tiny --device cpu   # a tiny architecture: whether it runs at all
     python -m benchmarks.speed.gpu --estimate            # what it would take, computed without a GPU
 
-Reported: pictures per second drawn plainly and with every point completed (T' = 2 and 5), learner pairs per second and
+Reported: images per second drawn plainly and with every point completed (T' = 2 and 5), learner pairs per second and
 their share of the card's bf16 peak, peak memory beside the estimate, seconds to export and load the adapter.
 """
 
@@ -31,7 +31,7 @@ from flow.maths.noise import normal
 from flow.models.families import SD3
 from flow.models.pipeline import PipelineBackbone
 from flow.policy import FlowPolicy
-from flow.sampler import sample_shard
+from flow.sampler import rollout_shard
 from learner.update.loss import clipped_surrogate
 from protocol.config.load import parse_config
 from protocol.config.run import RunConfig
@@ -58,7 +58,7 @@ def main(words: Sequence[str] | None = None) -> dict[str, float]:
         figures |= _rollout(config, backbone, substeps, args.device)
     for substeps in SUBSTEPS:
         figures[f"completion T'={substeps}, times plain"] = (
-            figures["plain, pictures/s"] / figures[f"T'={substeps}, pictures/s"]
+            figures["plain, images/s"] / figures[f"T'={substeps}, images/s"]
         )
     figures |= _learner(config, policy_of(backbone, config), lora, args)
     figures |= _publication(lora)
@@ -79,7 +79,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--members", type=int, default=24, help="samples of a shard")
     parser.add_argument("--forward-batch", type=int, default=24, help="most samples of one forward")
     parser.add_argument("--learner-batch", type=int, default=8, help="samples of one forward and backward")
-    parser.add_argument("--decode-batch", type=int, default=8, help="pictures that the VAE decodes at once")
+    parser.add_argument("--decode-batch", type=int, default=8, help="images that the VAE decodes at once")
     parser.add_argument("--guidance", type=float, default=1.0)
     parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing in the learner")
     parser.add_argument("--compile", help="torch.compile backend, such as inductor")
@@ -116,7 +116,7 @@ def _config(args: argparse.Namespace) -> RunConfig:
 
 
 def _rollout(config: RunConfig, backbone: PipelineBackbone, substeps: int, device: str) -> dict[str, float]:
-    """Pictures per second of finished trajectories, decoding of everything that is scored included."""
+    """Images per second of finished trajectories, decoding of everything that is scored included."""
     tree = config.model_dump(mode="json")
     tree["credit"]["rule"] = "gains" if substeps else "uniform"
     tree["completion"]["substeps"] = max(1, substeps)
@@ -132,13 +132,13 @@ def _rollout(config: RunConfig, backbone: PipelineBackbone, substeps: int, devic
         digest="",
     )
     with _peak(device) as memory:
-        seconds = _seconds(lambda: sample_shard(policy, request, drawn), device)
+        seconds = _seconds(lambda: rollout_shard(policy, request, drawn), device)
     name = f"T'={substeps}" if substeps else "plain"
-    return {f"{name}, pictures/s": drawn.group.shard / seconds, f"{name}, peak GiB": memory["gib"]}
+    return {f"{name}, images/s": drawn.group.shard / seconds, f"{name}, peak GiB": memory["gib"]}
 
 
 def _learner(config: RunConfig, policy: FlowPolicy, lora: Lora, args: argparse.Namespace) -> dict[str, float]:
-    """Forward and backward of (trajectory, step) pairs, and an optimiser step for every eight batches."""
+    """Forward and backward of (trajectory, step) pairs, and an optimizer step for every eight batches."""
     batch = min(args.learner_batch, args.members)
     shape = policy.backbone.latent_shape
     latents, following = (normal(name, shape=(batch, *shape)).to(args.device) for name in ("now", "next"))

@@ -4,7 +4,7 @@ speed   images per second of each scorer by batch size, in this process
 share   the share of a toy iteration's CPU time that is spent in scoring
 actors  images per second of each scorer by the number of reward actors on Ray
 faults  throughput when one request in five fails
-soak    10,000 pictures while reward actors are killed at random: every score once, none lost, none doubled
+soak    10,000 images while reward actors are killed at random: every score once, none lost, none doubled
 """
 
 import asyncio
@@ -31,7 +31,7 @@ BATCHES = (1, 4, 16, 64)
 
 
 class Numbered:
-    """Reads back the number that a picture's first pixels spell, after `pause_s` a picture; fails when told to.
+    """Reads back the number that an image's first pixels spell, after `pause_s` an image; fails when told to.
 
     For `soak` and `faults`: a score that was lost, doubled or exchanged cannot look right.
     """
@@ -49,7 +49,7 @@ class Numbered:
         """Any prompt will do."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B pictures, or fail as a whole."""
+        """Score B images, or fail as a whole."""
         time.sleep(self._pause_s * len(images))
         if self._chance.random() < self._failing:
             raise ConnectionError("this request fails")
@@ -60,15 +60,15 @@ class Numbered:
 class Quiet:
     """A status sink that nobody reads."""
 
-    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002, FBT001
         """Nothing."""
 
     def event(self, message: str, kind: str = "info") -> None:
         """Nothing."""
 
 
-def numbered_pictures(first: int, count: int) -> np.ndarray:
-    """Pictures whose first pixel spells their number."""
+def numbered_images(first: int, count: int) -> np.ndarray:
+    """Images whose first pixel spells their number."""
     numbers = np.arange(first, first + count)
     images = np.zeros((count, 4, 4, 3), np.uint8)
     for channel in range(3):
@@ -77,7 +77,7 @@ def numbered_pictures(first: int, count: int) -> np.ndarray:
 
 
 def scorers() -> dict[str, Callable[[int], tuple[Any, np.ndarray, list[str], list[Metadata]]]]:
-    """Each scorer with pictures to score, by batch size."""
+    """Each scorer with images to score, by batch size."""
     from toyworld.pretraining.dataset import draw_examples
     from toyworld.world.words import caption, draw_signs
 
@@ -86,14 +86,14 @@ def scorers() -> dict[str, Callable[[int], tuple[Any, np.ndarray, list[str], lis
     texts = [str(line["prompt"]) for line in lines]
     quoted = [caption(word, "red", "a photo of") for word in signs.words]
     return {
-        "geneval (shapes)": lambda size: (build_scorer("geneval"), shapes.pictures, texts, lines),  # noqa: ARG005
+        "geneval (shapes)": lambda size: (build_scorer("geneval"), shapes.images, texts, lines),  # noqa: ARG005
         "pickscore (toy CLIP)": lambda size: (
             build_scorer("pickscore", model="pkg://toyworld/clip", batch=size, device="cpu"),
-            shapes.pictures,
+            shapes.images,
             texts,
             lines,
         ),
-        "ocr (RapidOCR)": lambda size: (build_scorer("ocr"), signs.pictures, quoted, lines),  # noqa: ARG005
+        "ocr (RapidOCR)": lambda size: (build_scorer("ocr"), signs.images, quoted, lines),  # noqa: ARG005
     }
 
 
@@ -125,7 +125,7 @@ def speed(seconds: float) -> None:
 
 def source_of(reward: dict[str, Any], *, max_restarts: int = 10_000) -> Any:
     """Reward actors of one scorer, as a run has them."""
-    from actors.pool.nodes import NodeLosses
+    from actors.pool.nodes import NodeFailures
     from actors.rewards.source import RewardPools
 
     tree = {
@@ -136,13 +136,13 @@ def source_of(reward: dict[str, Any], *, max_restarts: int = 10_000) -> Any:
         "evaluation": {"component": "reward"},
         "cluster": {"max_restarts": max_restarts},
     }
-    return RewardPools(parse_config(tree), NodeLosses(within_s=60.0), Quiet())
+    return RewardPools(parse_config(tree), NodeFailures(within_s=60.0), Quiet())
 
 
 async def drive(
     source: Any, images: np.ndarray, texts: list[str], lines: Sequence[Metadata], *, request: int
 ) -> np.ndarray:
-    """Score all pictures in requests of `request`, as groups ask: all at once, images by reference."""
+    """Score all images in requests of `request`, as groups ask: all at once, images by reference."""
     import ray
 
     starts = range(0, len(images), request)
@@ -156,7 +156,7 @@ ACTED: dict[str, tuple[dict[str, Any], int]] = {
     "pickscore (toy CLIP)": ({"scorer": "pickscore", "args": {"model": "pkg://toyworld/clip", "device": "cpu"}}, 50),
     "ocr (RapidOCR)": ({"scorer": "ocr", "batch": 8}, 3),
 }
-"""Reward of each scorer for `actors`, and how often its 64 pictures are scored: some seconds of work."""
+"""Reward of each scorer for `actors`, and how often its 64 images are scored: some seconds of work."""
 
 
 def actors() -> None:
@@ -185,7 +185,7 @@ async def _rate(reward: dict[str, Any], work: tuple[np.ndarray, list[str], list[
 
 def faults(count: int) -> None:
     """Throughput with one request in five failing, against none."""
-    images = numbered_pictures(0, count)
+    images = numbered_images(0, count)
     rates = {}
     for failing in (0.0, 0.2):
 
@@ -219,7 +219,7 @@ def faults(count: int) -> None:
 
 
 def soak(count: int, kill_every_s: float) -> None:
-    """Every picture's score exactly once while actors are killed at random."""
+    """Every image's score exactly once while actors are killed at random."""
 
     async def scenario() -> None:
         source = source_of(
@@ -238,7 +238,7 @@ def soak(count: int, kill_every_s: float) -> None:
                     kills += 1
 
         killer = asyncio.ensure_future(kill())
-        images = numbered_pictures(0, count)
+        images = numbered_images(0, count)
         began = time.perf_counter()
         values = await drive(source, images, [""] * count, [{}] * count, request=100)
         killer.cancel()
@@ -246,8 +246,8 @@ def soak(count: int, kill_every_s: float) -> None:
         source.pools["reward"].stop()
         right = int((values == np.arange(count)).sum())
         console.print(
-            f"{count} pictures in {time.perf_counter() - began:.0f} s, {kills} actors killed, {health.lost} calls lost,"
-            f" {health.retried} pictures tried again: {right} right scores, {int(np.isnan(values).sum())} lost,"
+            f"{count} images in {time.perf_counter() - began:.0f} s, {kills} actors killed, {health.lost} calls lost,"
+            f" {health.retried} images tried again: {right} right scores, {int(np.isnan(values).sum())} lost,"
             f" {count - right} wrong"
         )
         if right != count:
@@ -270,7 +270,7 @@ def reward_actor_pids() -> list[int]:
 def main(
     part: Annotated[str, typer.Argument(help="speed, share, actors, faults, soak or all.")] = "all",
     seconds: Annotated[float, typer.Option(help="Seconds of each measurement of `speed`.")] = 3.0,
-    pictures: Annotated[int, typer.Option(help="Pictures of `soak`.", min=100)] = 10_000,
+    images: Annotated[int, typer.Option(help="Images of `soak`.", min=100)] = 10_000,
     kill_every_s: Annotated[float, typer.Option(help="Seconds between two kills of `soak`.")] = 1.5,
 ) -> None:
     """Measure scoring; every line says what it is of."""
@@ -290,7 +290,7 @@ def main(
         if part in ("faults", "all"):
             faults(2000)
         if part in ("soak", "all"):
-            soak(pictures, kill_every_s)
+            soak(images, kill_every_s)
     finally:
         ray.shutdown()
 

@@ -33,7 +33,7 @@ RUN = [
     "cluster.rollout.threads=1",
     "learner.learning_rate=1e-9",
     "checkpoint.every=100000",
-    "status.strips_every=100000",
+    "status.trajectories_every=100000",
     "iterations=100000",
 ]
 """Nothing comes in between: no evaluation, checkpoint or recording after the start; and the policy stays what it is."""

@@ -26,18 +26,18 @@ def main(
 ) -> None:
     """Print the share of words read exactly and the mean reward."""
     signs = words.draw_signs(count, seed=77)
-    rows = {"true signs": signs.pictures}
+    rows = {"true signs": signs.images}
     folder = vae or Path(words.__file__).parents[1] / "sign_model" / "vae"
     if folder.exists():
         model = AutoencoderTiny.from_pretrained(folder).float().eval()
-        rows["autoencoded"] = autoencoder.reconstruct(model, signs.pictures)
-        latents = autoencoder.normalised_latents(model, signs.pictures)
+        rows["autoencoded"] = autoencoder.reconstruct(model, signs.images)
+        latents = autoencoder.normalised_latents(model, signs.images)
         generator = torch.Generator().manual_seed(0)
         noisy = latents + noise * torch.randn(latents.shape, generator=generator)
         rows[f"with latent noise {noise:g}"] = autoencoder.decode_normalised(model, noisy)
     reader, prompts = Ocr(), [f'"{word}"' for word in signs.words]
-    for name, pictures in rows.items():
-        scores = reader.score(pictures, prompts, [{}] * count)
+    for name, images in rows.items():
+        scores = reader.score(images, prompts, [{}] * count)
         exact = float(np.mean(scores.components["exact"]))
         Console().print(f"{name:26} exact {exact:.3f}, reward {scores.values.mean():.3f}")
 

@@ -25,7 +25,7 @@ from deploy.api.source import Source
 from deploy.api.sse import LINES_AT_ONCE, event_stream
 from deploy.monitor.trajectories import sheet
 from protocol.commands import Command, CommandKind, Count, new_command
-from protocol.status import ENDED, POOL, RUN_ID, MetricLine, RunStatus, RunSummary, Sample, summary_of
+from protocol.status import ENDED, POOL, RUN_ID, MetricLine, RunStatus, RunSummary, TrajectoryRecord, summary_of
 
 PAGE = FilePath(__file__).parent / "page"
 FILES = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*") if path.is_file()}
@@ -198,17 +198,19 @@ async def events(
         yield event
 
 
-@_reading.get("/runs/{run}/samples/{iteration}", responses={**problems(404, 422), 200: {"content": {"image/png": {}}}})
-async def sample_sheet(request: Request, run: RunName, iteration: Iteration) -> Response:
-    """A PNG: each recorded trajectory a row of clean-picture estimates, with rewards below and gains between them."""
-    sample = await _sample(request, run, iteration)
-    return Response(await asyncio.to_thread(sheet, sample), media_type="image/png")
+@_reading.get(
+    "/runs/{run}/trajectories/{iteration}", responses={**problems(404, 422), 200: {"content": {"image/png": {}}}}
+)
+async def trajectory_sheet(request: Request, run: RunName, iteration: Iteration) -> Response:
+    """A PNG: each recorded trajectory a row of clean-image estimates, with rewards below and gains between them."""
+    record = await _record(request, run, iteration)
+    return Response(await asyncio.to_thread(sheet, record), media_type="image/png")
 
 
-@_reading.get("/runs/{run}/samples/{iteration}/strips", responses=problems(404, 422))
-async def sample_strips(request: Request, run: RunName, iteration: Iteration) -> Sample:
-    """The same as data: rewards, gains and advantages, and the pictures without writing on them."""
-    return await _sample(request, run, iteration)
+@_reading.get("/runs/{run}/trajectories/{iteration}/record", responses=problems(404, 422))
+async def trajectory_record(request: Request, run: RunName, iteration: Iteration) -> TrajectoryRecord:
+    """The same as data: rewards, gains and advantages, and the images without writing on them."""
+    return await _record(request, run, iteration)
 
 
 @_reading.get("/runs/{run}/commands/{command}", responses=problems(404, 422))
@@ -274,12 +276,12 @@ async def _going(request: Request, run: str) -> RunStatus:
     return status
 
 
-async def _sample(request: Request, run: str, iteration: int) -> Sample:
+async def _record(request: Request, run: str, iteration: int) -> TrajectoryRecord:
     await request.app.state.glance.status(run)
-    found = await request.app.state.source.sample(run, iteration)
+    found = await request.app.state.source.record(run, iteration)
     if found is None:
         raise Problem(
-            404, "no trajectories were recorded at this iteration; `samples` of the run lists those that were"
+            404, "no trajectories were recorded at this iteration; `trajectories` of the run lists those that were"
         )
     return found
 

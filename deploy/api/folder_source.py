@@ -15,11 +15,11 @@ from deploy.board.embedded import URL_FILE
 from deploy.folder.run_folder import CONFIG, METRICS, STATUS
 from deploy.folder.status_json import StatusFile, read_status
 from deploy.monitor import summary as overview
-from deploy.monitor.trajectories import read_samples
+from deploy.monitor.trajectories import read_records
 from protocol.commands import Command
 from protocol.config.load import load_config
 from protocol.errors import BoardError, ConfigError
-from protocol.status import Event, MetricLine, RunStatus, Sample, run_id_of
+from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord, run_id_of
 
 SCAN_S = 2.0
 """Seconds between two looks at the folder."""
@@ -91,13 +91,13 @@ class FolderSource:
         file = await asyncio.to_thread(self._filed, run, found)
         return [event for event in file.events if event.number > since][:limit] if file else []
 
-    async def sample(self, run: str, iteration: int) -> Sample | None:
+    async def record(self, run: str, iteration: int) -> TrajectoryRecord | None:
         """The trajectories recorded at an iteration."""
         found = self._scan().get(run)
         if found is None:
             return None
-        samples = await asyncio.to_thread(read_samples, found.path / "samples")
-        return next((sample for sample in samples if sample.iteration == iteration), None)
+        trajectories = await asyncio.to_thread(read_records, found.path / "trajectories")
+        return next((record for record in trajectories if record.iteration == iteration), None)
 
     async def command(self, run: str, command: str) -> Command | None:
         """One command with its outcome."""

@@ -48,7 +48,7 @@ PROBLEMS: dict[int, dict[str, Any]] = {
     for status, description in {
         401: "the bearer token is missing or wrong",
         403: "the server was started without a token, so it controls nothing",
-        404: "no such run, pool, command or sample",
+        404: "no such run, pool, command or record",
         409: "the run cannot do this now",
         411: "the body does not say its length",
         413: "the body is too large",

@@ -81,7 +81,7 @@ class _Runs(Collector):
         restarts = CounterMetricFamily("flowcredit_pool_restarts", "Actors that were lost.", labels=labels)
         for status in self._statuses:
             for pool in status.pools:
-                for state in ("wished", "ready", "busy", "waiting"):
+                for state in ("desired", "ready", "busy", "waiting"):
                     actors.add_metric([status.run, pool.name, state], getattr(pool, state))
                 queue.add_metric([status.run, pool.name], pool.queue)
                 restarts.add_metric([status.run, pool.name], pool.restarts)

@@ -2,8 +2,8 @@
 
     app = make_app({"ocr": build_scorer("ocr")})            # what `flowcredit serve-rewards ocr` runs
 
-A scorer scores one request at a time, on a thread of its own; requests beyond `max_waiting` pictures are sent away with
-status 503, which the client takes as "later". A picture that cannot be read or scored fails alone.
+A scorer scores one request at a time, on a thread of its own; requests beyond `max_waiting` images are sent away with
+status 503, which the client takes as "later". An image that cannot be read or scored fails alone.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from rewards.http.wire import (
     read_message,
     write_message,
 )
-from rewards.images import PictureError, decode_picture
+from rewards.images import ImageError, decode_image
 from rewards.pieces import Piece, score_pieces
 from rewards.scorer import CheckedScorer
 
@@ -60,14 +60,14 @@ class ServedScorer:
         self._turn = asyncio.Lock()
 
     async def score(self, call: ScoreCall) -> Scores:
-        """Scores of a call's pictures, when it is this call's turn.
+        """Scores of a call's images, when it is this call's turn.
 
         Raises:
-            RefusalError: too many pictures wait already.
+            RefusalError: too many images wait already.
         """
         size = len(call.items)
         if self.waiting and self.waiting + size > self._max_waiting:
-            raise RefusalError(f"{self.waiting} pictures wait for {call.scorer} already: come again later", 503)
+            raise RefusalError(f"{self.waiting} images wait for {call.scorer} already: come again later", 503)
         self.waiting += size
         try:
             async with self._turn:
@@ -86,7 +86,7 @@ def make_app(
 
     Args:
         scorers: what it serves, by name.
-        max_waiting: pictures that may wait for one scorer.
+        max_waiting: images that may wait for one scorer.
         max_body_mib: size of one request.
         token: bearer token that callers must show; none asks for none.
     """
@@ -101,7 +101,7 @@ def make_app(
 
     @app.get("/v1/health", tags=["status"])
     async def health() -> dict[str, Any]:
-        """Each scorer's waiting, scored and missing pictures; asks for no token."""
+        """Each scorer's waiting, scored and missing images; asks for no token."""
         counts = {
             name: {"waiting": item.waiting, "scored": item.scored, "missing": item.missing}
             for name, item in served.items()
@@ -129,7 +129,7 @@ def make_app(
 
     @app.post("/v1/score", response_model=ScoreReply, openapi_extra=_body(ScoreCall))
     async def score(request: Request) -> Response:
-        """Scores of pictures, one answer each."""
+        """Scores of images, one answer each."""
         _require_token(request, token)
         call = await _read(ScoreCall, request, max_body_mib)
         scores = await _find(served, call.scorer).score(call)
@@ -139,13 +139,13 @@ def make_app(
 
 
 def _score_items(scorer: CheckedScorer, call: ScoreCall) -> Scores:
-    """Scores of all pictures; those that cannot be read are missing, and so are all when the scorer breaks its word."""
+    """Scores of all images; those that cannot be read are missing, and so are all when the scorer breaks its word."""
     images: dict[int, np.ndarray] = {}
     reasons = [""] * len(call.items)
     for row, item in enumerate(call.items):
         try:
-            images[row] = decode_picture(item.image)
-        except PictureError as error:
+            images[row] = decode_image(item.image)
+        except ImageError as error:
             reasons[row] = str(error)
     nothing = partly([float("nan")] * len(reasons), [reason or "not scored" for reason in reasons])
     if not images:
@@ -179,7 +179,7 @@ async def _read(cls: type[Read], request: Request, max_body_mib: int) -> Read:
         size += len(part)
         if size > max_body_mib * MIB:
             raise RefusalError(
-                f"a request must have at most {max_body_mib} MiB, got more: send fewer pictures at once", 413
+                f"a request must have at most {max_body_mib} MiB, got more: send fewer images at once", 413
             )
         parts.append(part)
     return read_message(cls, b"".join(parts), request.headers.get("content-type", "").split(";")[0])

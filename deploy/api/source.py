@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from protocol.commands import Command
-from protocol.status import Event, MetricLine, RunStatus, Sample
+from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
 
 
 class Source(Protocol):
@@ -25,7 +25,7 @@ class Source(Protocol):
         """Events with a number above `since`, oldest first."""
         ...
 
-    async def sample(self, run: str, iteration: int) -> Sample | None:
+    async def record(self, run: str, iteration: int) -> TrajectoryRecord | None:
         """The trajectories recorded at an iteration."""
         ...
 

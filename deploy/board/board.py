@@ -5,7 +5,7 @@
     flowcredit:run:ID:session       which process wrote what stands here
     flowcredit:run:ID:metrics       stream of `MetricLine`, newest `LINES_KEPT`; entry `SEQ-0`
     flowcredit:run:ID:events        stream of `Event`, newest `EVENTS_KEPT`; entry `NUMBER-0`
-    flowcredit:run:ID:samples       hash: iteration, `Sample`
+    flowcredit:run:ID:trajectories       hash: iteration, `TrajectoryRecord`
     flowcredit:run:ID:commands      hash: command id, `Command` with its outcome
     flowcredit:run:ID:queue         list: ids of commands that the run has not seen to
     flowcredit:run:ID:lease         who may write, see `deploy.board.lease`
@@ -31,9 +31,9 @@ from redis.exceptions import RedisError, ResponseError, WatchError
 
 from protocol.commands import Command
 from protocol.errors import BoardError, ConfigError
-from protocol.status import Document, Event, MetricLine, RunStatus, Sample
+from protocol.status import Document, Event, MetricLine, RunStatus, TrajectoryRecord
 
-LINES_KEPT, EVENTS_KEPT, SAMPLES_KEPT, COMMANDS_KEPT = 10_000, 1_000, 20, 100
+LINES_KEPT, EVENTS_KEPT, RECORDS_KEPT, COMMANDS_KEPT = 10_000, 1_000, 20, 100
 RENEWALS = 3
 """Tries of one write: a lease that is renewed just then voids it."""
 OPEN_COMMANDS = 50
@@ -53,7 +53,7 @@ class Update:
     status: RunStatus
     lines: Sequence[MetricLine] = ()
     events: Sequence[Event] = ()
-    samples: Sequence[Sample] = ()
+    trajectories: Sequence[TrajectoryRecord] = ()
     commands: Sequence[Command] = ()
     is_rewrite: bool = False
     """Drop what an earlier process left of the run; open commands stay."""
@@ -78,7 +78,7 @@ class Held:
     session: str | None
     line: int = 0
     event: int = 0
-    samples: set[int] = field(default_factory=set)
+    trajectories: set[int] = field(default_factory=set)
 
 
 class Board:
@@ -123,9 +123,9 @@ class Board:
             pipe.get(self._key(run, "session"))
             pipe.xrevrange(self._key(run, "metrics"), count=1)
             pipe.xrevrange(self._key(run, "events"), count=1)
-            pipe.hkeys(self._key(run, "samples"))
-            session, lines, events, samples = await pipe.execute()
-        return Held(session, _top(lines), _top(events), {int(iteration) for iteration in samples})
+            pipe.hkeys(self._key(run, "trajectories"))
+            session, lines, events, trajectories = await pipe.execute()
+        return Held(session, _top(lines), _top(events), {int(iteration) for iteration in trajectories})
 
     async def write(self, update: Update, *, keep_s: float, fence: Fence | None = None) -> list[Command]:
         """Write all or nothing; returns the commands that wait for the run. Writing the same twice does no harm.
@@ -170,10 +170,10 @@ class Board:
         """Events with a number above `since`, oldest first."""
         return await self._stream(run, "events", Event, since=since, limit=limit)
 
-    async def sample(self, run: str, iteration: int) -> Sample | None:
+    async def record(self, run: str, iteration: int) -> TrajectoryRecord | None:
         """The trajectories recorded at an iteration."""
         with _answering(self.url):
-            return _parsed(Sample, await self._redis.hget(self._key(run, "samples"), str(iteration)))
+            return _parsed(TrajectoryRecord, await self._redis.hget(self._key(run, "trajectories"), str(iteration)))
 
     async def command(self, run: str, command: str) -> Command | None:
         """One command with its outcome."""
@@ -213,11 +213,11 @@ class Board:
         """All commands of a write; the last one lists the commands that wait for the run."""
         status, run = update.status, update.status.run
         if update.is_rewrite:
-            pipe.delete(*(self._key(run, part) for part in ("metrics", "events", "samples")))
+            pipe.delete(*(self._key(run, part) for part in ("metrics", "events", "trajectories")))
         self._add_streams(pipe, run, update)
-        oldest = [str(iteration) for iteration in status.samples[:-SAMPLES_KEPT]]
+        oldest = [str(iteration) for iteration in status.trajectories[:-RECORDS_KEPT]]
         if oldest:
-            pipe.hdel(self._key(run, "samples"), *oldest)
+            pipe.hdel(self._key(run, "trajectories"), *oldest)
         for command in update.commands:
             pipe.hset(self._key(run, "commands"), command.id, command.model_dump_json())
             if not command.is_open:
@@ -226,7 +226,7 @@ class Board:
         pipe.set(self._key(run, "session"), status.session)
         pipe.zadd(self._prefix + "runs", {run: status.updated})
         pipe.zremrangebyscore(self._prefix + "runs", "-inf", status.updated - keep)
-        for part in ("status", "session", "metrics", "events", "samples", "commands", "queue"):
+        for part in ("status", "session", "metrics", "events", "trajectories", "commands", "queue"):
             pipe.expire(self._key(run, part), keep)
         pipe.lrange(self._key(run, "queue"), 0, -1)
 
@@ -237,8 +237,8 @@ class Board:
         for event in update.events:
             entry = {"json": event.model_dump_json()}
             pipe.xadd(self._key(run, "events"), entry, id=f"{event.number}-0", maxlen=EVENTS_KEPT, approximate=True)
-        for sample in update.samples:
-            pipe.hset(self._key(run, "samples"), str(sample.iteration), sample.model_dump_json())
+        for record in update.trajectories:
+            pipe.hset(self._key(run, "trajectories"), str(record.iteration), record.model_dump_json())
 
     def _key(self, run: str, part: str) -> str:
         return f"{self._prefix}run:{run}:{part}"

@@ -1,7 +1,7 @@
 """Brings a run's status to its board, in a task of its own: the run never waits for it and never fails with it.
 
-While the board is away all is kept in bounded buffers and written when it is back: the newest `LINES_KEPT` metric
-lines, `EVENTS_KEPT` events, `SAMPLES_KEPT` samples and `COMMANDS_KEPT` outcomes, which is as much as the board holds.
+While the board is away, bounded buffers keep what it should hold and write it when the board is back: the newest
+`LINES_KEPT` metric lines, `EVENTS_KEPT` events, `RECORDS_KEPT` trajectory records and `COMMANDS_KEPT` outcomes.
 """
 
 import asyncio
@@ -9,11 +9,11 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from deploy.board.board import COMMANDS_KEPT, EVENTS_KEPT, LINES_KEPT, SAMPLES_KEPT, Board, FencedOutError, Held, Update
+from deploy.board.board import COMMANDS_KEPT, EVENTS_KEPT, LINES_KEPT, RECORDS_KEPT, Board, FencedOutError, Held, Update
 from deploy.board.lease import BoardLease
 from protocol.commands import Command
 from protocol.errors import BoardError
-from protocol.status import Event, MetricLine, RunStatus, Sample
+from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
 
 log = logging.getLogger(__name__)
 LONGEST_PAUSE_S = 5.0
@@ -28,13 +28,13 @@ class Buffers:
     def __init__(self, lines: Sequence[MetricLine] = ()) -> None:
         self.lines = deque(lines, maxlen=LINES_KEPT)
         self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
-        self.samples: dict[int, Sample] = {}
+        self.trajectories: dict[int, TrajectoryRecord] = {}
         self.commands: dict[str, Command] = {}
 
-    def add_sample(self, sample: Sample) -> None:
-        """Keep a sample, and of all the newest `SAMPLES_KEPT`."""
-        self.samples[sample.iteration] = sample
-        self.samples = dict(sorted(self.samples.items())[-SAMPLES_KEPT:])
+    def add_record(self, record: TrajectoryRecord) -> None:
+        """Keep a record, and of all the newest `RECORDS_KEPT`."""
+        self.trajectories[record.iteration] = record
+        self.trajectories = dict(sorted(self.trajectories.items())[-RECORDS_KEPT:])
 
 
 class Publisher:
@@ -105,7 +105,9 @@ class Publisher:
             status,
             lines=[line for line in buffers.lines if line.seq > held.line],
             events=[event for event in buffers.events if event.number > held.event],
-            samples=[sample for iteration, sample in buffers.samples.items() if iteration not in held.samples],
+            trajectories=[
+                record for iteration, record in buffers.trajectories.items() if iteration not in held.trajectories
+            ],
             commands=[c for c in buffers.commands.values() if self._written.get(c.id) != c.state],
             is_rewrite=is_rewrite,
         )
@@ -133,7 +135,7 @@ class Publisher:
             held.line = update.lines[-1].seq
         if update.events:
             held.event = update.events[-1].number
-        held.samples |= {sample.iteration for sample in update.samples}
+        held.trajectories |= {record.iteration for record in update.trajectories}
         self._written |= {command.id: command.state for command in update.commands}
 
     async def _forget_old(self) -> None:

@@ -59,7 +59,7 @@ def train(
 
 @app.command()
 def demo(overrides: Overrides = None, is_local: IsLocal = False, has_page: HasPage = True) -> None:
-    """Train the toy world with stepwise gains and show held-out scores and pictures before and after."""
+    """Train the toy world with stepwise gains and show held-out scores and images before and after."""
     config = load_config(find_preset("toy_geneval"), overrides=overrides or [])
     _train(config, Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}", is_local=is_local, has_page=has_page)
 
@@ -84,7 +84,7 @@ def evaluate(
         typer.echo(f"{tag:14} {value:.3f}")
     for name, value in result.readings.items():
         typer.echo(f"{'reward/' + name:14} {value:.3f}")
-    typer.echo(f"{'overall':14} {result.score:.3f}  ({result.pictures} pictures, {result.missing} without a score)")
+    typer.echo(f"{'overall':14} {result.score:.3f}  ({result.images} images, {result.missing} without a score)")
 
 
 register_model_commands(app)
@@ -123,8 +123,8 @@ def _train(config: RunConfig, folder: Path, *, fork: Path | None = None, is_loca
         progress.say(f"held-out score before {outcome.before:.3f}, after {outcome.after:.3f}")
     if outcome.lora is not None:
         progress.say(f"LoRA      {outcome.lora}")
-    if outcome.picture is not None:
-        progress.say(f"pictures  {outcome.picture}")
+    if outcome.image is not None:
+        progress.say(f"images  {outcome.image}")
     progress.say(f"page      flowcredit serve {folder}")
     if not outcome.finished:
         progress.say(f"stopped at iteration {outcome.iteration} of {config.iterations}; the same command goes on")

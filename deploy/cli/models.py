@@ -1,4 +1,4 @@
-"""Commands about models: encode prompts, draw pictures, export, estimate."""
+"""Commands about models: encode prompts, draw images, export, estimate."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,33 +10,33 @@ from protocol.config.run import RunConfig
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
 IsBase = Annotated[bool, typer.Option("--base", help="Leave the adapter out.")]
 IsAverage = Annotated[bool, typer.Option("--average", help="Take the adapter's running mean (learner.average).")]
-Step = Annotated[int | None, typer.Option(help="Step of the checkpoint; default: the newest.")]
+Iteration = Annotated[int | None, typer.Option(help="Iteration of the checkpoint; default: the newest.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command()(sample)
+    app.command()(generate)
     app.command()(export)
     app.command()(encode)
 
 
-def sample(
+def generate(
     run: Run,
-    prompt: Annotated[str, typer.Argument(help="What the pictures show.")],
+    prompt: Annotated[str, typer.Argument(help="What the images show.")],
     negative: Annotated[str, typer.Option(help="Negative prompt; counts when model.guidance is above 1.")] = "",
-    count: Annotated[int, typer.Option(min=1, help="Pictures.")] = 4,
+    count: Annotated[int, typer.Option(min=1, help="Images.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Of the noise.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Euler steps; default: evaluation.steps.")] = None,
-    step: Step = None,
+    iteration: Iteration = None,
     is_base: IsBase = False,
     is_average: IsAverage = False,
-    out: Annotated[Path, typer.Option(help="Folder of the pictures.")] = Path("samples"),
+    out: Annotated[Path, typer.Option(help="Folder of the images.")] = Path("images"),
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU where there is one.")] = None,
 ) -> None:
-    """Draw pictures of a prompt with a run's adapter."""
-    from deploy.tools.generate import draw_pictures
+    """Draw images of a prompt with a run's adapter."""
+    from deploy.tools.generate import generate_images
 
-    for path in draw_pictures(
+    for path in generate_images(
         run,
         prompt,
         out=out,
@@ -44,7 +44,7 @@ def sample(
         seed=seed,
         negative=negative,
         steps=steps,
-        step=step,
+        iteration=iteration,
         is_base=is_base,
         is_average=is_average,
         device=device,
@@ -55,7 +55,7 @@ def sample(
 def export(
     run: Run,
     folder: Annotated[Path, typer.Argument(help="New folder of the whole model.")],
-    step: Step = None,
+    iteration: Iteration = None,
     is_average: IsAverage = False,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: the model's own.")] = None,
 ) -> None:
@@ -65,7 +65,7 @@ def export(
 
     if dtype not in (None, "float32", "bfloat16", "float16"):
         raise ConfigError(f"--dtype must be float32, bfloat16 or float16, got {dtype!r}")
-    typer.echo(export_model(run, folder, step=step, dtype=dtype, is_average=is_average))
+    typer.echo(export_model(run, folder, iteration=iteration, dtype=dtype, is_average=is_average))
 
 
 def encode(

@@ -64,5 +64,5 @@ class Progress:
         missing = f", {evaluation.missing} without a score" if evaluation.missing else ""
         self.say(
             f"held-out score at iteration {iteration}: {evaluation.score:.3f}"
-            f" ({by_tag}; {evaluation.pictures} pictures{missing}, {evaluation.seconds:.0f} s)"
+            f" ({by_tag}; {evaluation.images} images{missing}, {evaluation.seconds:.0f} s)"
         )

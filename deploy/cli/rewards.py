@@ -40,7 +40,7 @@ def serve_rewards(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8100,
-    max_waiting: Annotated[int, typer.Option(help="Pictures that may wait for one scorer.", min=1)] = 1024,
+    max_waiting: Annotated[int, typer.Option(help="Images that may wait for one scorer.", min=1)] = 1024,
     token_env: Annotated[
         str | None, typer.Option(help="Environment variable with the bearer token that callers must show.")
     ] = None,

@@ -1,4 +1,4 @@
-"""Beginning a new run with another run's weights."""
+"""Beginning a new run with another run's adapter."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,10 +7,10 @@ from deploy.folder.same_config import CONFIG, require_same
 from learner.checkpoint import newest_checkpoint
 from protocol.config.run import RunConfig
 from protocol.errors import CheckpointError, RunFolderError
-from protocol.messages import PolicyWeights
+from protocol.messages import Adapter
 
 
-def weights_to_fork(source: Path, folder: Path, config: RunConfig) -> PolicyWeights | None:
+def weights_to_fork(source: Path, folder: Path, config: RunConfig) -> Adapter | None:
     """The newest adapter of the run `source` as version 0; None when `folder` is a run already and just goes on.
 
     Raises:
@@ -25,4 +25,4 @@ def weights_to_fork(source: Path, folder: Path, config: RunConfig) -> PolicyWeig
         raise RunFolderError(f"run folder {source} cannot be forked: {error}") from None
     if found is None:
         raise RunFolderError(f"run folder {source} must hold a checkpoint to be forked, got none")
-    return replace(found[0].weights, version=0)
+    return replace(found[0].adapter, version=0)

@@ -1,4 +1,4 @@
-"""Pictures for people: the gallery of an evaluation, and before beside after at the same seeds."""
+"""Images for people: the gallery of an evaluation, and before beside after at the same seeds."""
 
 import os
 from pathlib import Path
@@ -13,45 +13,43 @@ PASS, FAIL = "#2e7d32", "#c62828"
 COLUMNS = 4
 
 
-def write_gallery(samples: Path, iteration: int, evaluation: Evaluation) -> Path:
-    """`iteration_NNNNNN.png`, and `.npz` with the same pictures, prompts and readings."""
+def write_gallery(gallery: Path, iteration: int, evaluation: Evaluation) -> Path:
+    """`iteration_NNNNNN.png`, and `.npz` with the same images, prompts and readings."""
     prompts = np.array([prompt.text for prompt, _, _ in evaluation.gallery])
-    pictures = np.stack([picture for _, picture, _ in evaluation.gallery])
+    images = np.stack([image for _, image, _ in evaluation.gallery])
     readings = np.array([reading for _, _, reading in evaluation.gallery], np.float32)
-    data = samples / f"iteration_{iteration:06d}.npz"
-    partial = samples / ".gallery.partial.npz"
-    np.savez(partial, prompts=prompts, pictures=pictures, readings=readings)
+    data = gallery / f"iteration_{iteration:06d}.npz"
+    partial = gallery / ".gallery.partial.npz"
+    np.savez(partial, prompts=prompts, images=images, readings=readings)
     os.replace(partial, data)
-    cells = [
-        (prompt, [picture], [reading]) for prompt, picture, reading in zip(prompts, pictures, readings, strict=True)
-    ]
+    cells = [(prompt, [image], [reading]) for prompt, image, reading in zip(prompts, images, readings, strict=True)]
     title = f"held-out prompts at iteration {iteration}: score {evaluation.score:.3f}"
-    return _write(samples / f"{data.stem}.png", cells, title)
+    return _write(gallery / f"{data.stem}.png", cells, title)
 
 
-def write_before_after(samples: Path, *, first: int, last: int) -> Path:
-    """`before_after.png`: the pictures of two evaluations side by side, each pair from the same noise.
+def write_before_after(gallery: Path, *, first: int, last: int) -> Path:
+    """`before_after.png`: the images of two evaluations side by side, each pair from the same noise.
 
     Prompts that only one of the two galleries shows are left out.
     """
-    before, after = (_read_gallery(samples, iteration) for iteration in (first, last))
+    before, after = (_read_gallery(gallery, iteration) for iteration in (first, last))
     cells = [
         (prompt, [before[prompt][0], after[prompt][0]], [before[prompt][1], after[prompt][1]])
         for prompt in before
         if prompt in after
     ]
-    return _write(samples / "before_after.png", cells, f"same prompts, same noise: iteration {first} and {last}")
+    return _write(gallery / "before_after.png", cells, f"same prompts, same noise: iteration {first} and {last}")
 
 
-def _read_gallery(samples: Path, iteration: int) -> dict[str, tuple[np.ndarray, float]]:
-    """Picture and reading by prompt."""
-    held = np.load(samples / f"iteration_{iteration:06d}.npz", allow_pickle=False)
-    rows = zip(held["pictures"], held["readings"].tolist(), strict=True)
+def _read_gallery(gallery: Path, iteration: int) -> dict[str, tuple[np.ndarray, float]]:
+    """Image and reading by prompt."""
+    held = np.load(gallery / f"iteration_{iteration:06d}.npz", allow_pickle=False)
+    rows = zip(held["images"], held["readings"].tolist(), strict=True)
     return dict(zip(held["prompts"].tolist(), rows, strict=True))
 
 
 def _write(path: Path, cells: list[tuple[str, list[np.ndarray], list[float]]], title: str) -> Path:
-    """A grid of prompts; verdicts (0 or 1) are the colour of a picture's frame, other scores stand below it."""
+    """A grid of prompts; verdicts (0 or 1) are the colour of an image's frame, other scores stand below it."""
     rows = -(-len(cells) // COLUMNS)
     wide = len(cells[0][1])
     figure = Figure(figsize=(COLUMNS * (0.5 + 1.1 * wide), 0.5 + 1.6 * rows), layout="constrained")
@@ -60,12 +58,10 @@ def _write(path: Path, cells: list[tuple[str, list[np.ndarray], list[float]]], t
     legend = "green: right, red: wrong, grey: no score" if is_verdict else "score below each"
     figure.suptitle(f"{title} ({legend})", fontsize=9)
     subfigures = figure.subfigures(rows, COLUMNS, squeeze=False).flat
-    for subfigure, (prompt, pictures, readings) in zip(subfigures, cells, strict=False):
+    for subfigure, (prompt, images, readings) in zip(subfigures, cells, strict=False):
         subfigure.suptitle(prompt.replace("$", r"\$"), fontsize=7, wrap=True)  # wrapping ignores parse_math
-        for axes, picture, reading in zip(
-            subfigure.subplots(1, wide, squeeze=False).flat, pictures, readings, strict=True
-        ):
-            axes.imshow(picture, interpolation="nearest")
+        for axes, image, reading in zip(subfigure.subplots(1, wide, squeeze=False).flat, images, readings, strict=True):
+            axes.imshow(image, interpolation="nearest")
             axes.set(xticks=[], yticks=[])
             if not is_verdict:
                 axes.set_xlabel("no score" if np.isnan(reading) else f"{reading:.3f}", fontsize=7)

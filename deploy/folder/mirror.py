@@ -115,7 +115,7 @@ class Mirror:
         while (copy := self._waiting.get()) and not self._is_left:
             try:
                 self._push(*copy)
-            except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this picture has no score
+            except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this image has no score
                 log.warning("a checkpoint could not be copied to %s: %s", self._url, error)
 
     def _push(self, checkpoint: Path, beside: Sequence[Path]) -> None:
@@ -147,5 +147,5 @@ class Mirror:
 
 
 def _age(name: str) -> tuple[int, str]:
-    """Orders `step_999999` before `step_1000000`."""
+    """Orders `iteration_999999` before `iteration_1000000`."""
     return len(name), name

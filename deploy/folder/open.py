@@ -9,7 +9,7 @@ from learner.checkpoint import newest_checkpoint, read_checkpoint
 from protocol.config.load import parse_config
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, RunFolderError
-from protocol.messages import LearnerState, PolicyWeights
+from protocol.messages import Adapter, LearnerState
 
 
 def config_of(run: Path) -> RunConfig:
@@ -28,7 +28,7 @@ def config_of(run: Path) -> RunConfig:
         raise RunFolderError(f"run folder {run} holds no readable {CONFIG}: {' '.join(str(error).split())}") from None
 
 
-def average_of(state: LearnerState, run: Path) -> PolicyWeights:
+def average_of(state: LearnerState, run: Path) -> Adapter:
     """The running mean of a checkpoint's adapter.
 
     Raises:
@@ -41,18 +41,18 @@ def average_of(state: LearnerState, run: Path) -> PolicyWeights:
     return state.average
 
 
-def checkpoint_of(run: Path, step: int | None) -> tuple[LearnerState, Path]:
-    """A run's checkpoint of this step, or its newest.
+def checkpoint_of(run: Path, iteration: int | None) -> tuple[LearnerState, Path]:
+    """A run's checkpoint of this iteration, or its newest.
 
     Raises:
         RunFolderError: it has none, or not this one.
         CheckpointError: it is damaged.
     """
     root = run / "checkpoints"
-    if step is not None:
-        folder = root / f"step_{step:06d}"
+    if iteration is not None:
+        folder = root / f"iteration_{iteration:06d}"
         if not folder.is_dir():
-            held = sorted(each.name for each in root.glob("step_*"))
+            held = sorted(each.name for each in root.glob("iteration_*"))
             raise RunFolderError(f"run folder {run} must hold the checkpoint {folder.name}, got {held}")
         return read_checkpoint(folder), folder
     found = newest_checkpoint(root)

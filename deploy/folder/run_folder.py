@@ -4,7 +4,8 @@ config.yaml         the whole config
 inputs.json         sha256 of the prompt files and of the model folder's files
 metrics.jsonl       one line an iteration, and one an evaluation
 checkpoints/        see `learner.checkpoint`
-samples/            pictures of the evaluations, and recorded trajectories
+gallery/            images of the evaluations
+trajectories/       recorded trajectories
 status.json         the newest status, for `flowcredit serve` when the run is over
 events.jsonl        conditions and events, see `deploy.run.events`
 run.log             what happened, with times
@@ -51,7 +52,8 @@ class RunFolder:
         self.path = path
         self.config = config
         self.checkpoints = path / "checkpoints"
-        self.samples = path / "samples"
+        self.gallery = path / "gallery"
+        self.trajectories = path / "trajectories"
         self._is_made = not path.exists()
         self._lease: Lease | None = None
         self.board_lease: BoardLease | None = None
@@ -70,7 +72,8 @@ class RunFolder:
             self._lease = Lease.take(self.path, say=say)
             self.board_lease = lease_on_board(self.config, self.path, self._lease, say)
             self.checkpoints.mkdir(exist_ok=True)
-            self.samples.mkdir(exist_ok=True)
+            self.gallery.mkdir(exist_ok=True)
+            self.trajectories.mkdir(exist_ok=True)
             self._fill_from_mirror()
             self._require_same_inputs()
             self._replace(CONFIG, self.config.to_yaml())
@@ -101,7 +104,7 @@ class RunFolder:
             for name in (INPUTS, f".{INPUTS}.partial", f".{CONFIG}.partial"):
                 (self.path / name).unlink(missing_ok=True)
             self._lease.clear()
-        for folder in (self.checkpoints, self.samples, self.path / LEASE, self.path):
+        for folder in (self.checkpoints, self.gallery, self.trajectories, self.path / LEASE, self.path):
             if folder.exists():
                 folder.rmdir()
 
@@ -121,13 +124,15 @@ class RunFolder:
 
     def discard_if_unused(self, *, is_forked: bool = False) -> None:
         """Remove a folder in which nothing was drawn or learned, so that a mended config can take its name."""
-        learned = {path.name for path in self.checkpoints.iterdir()} - ({"step_000000", LATEST} if is_forked else set())
-        if not self.is_writer() or self.lines() or learned or any(self.samples.iterdir()):
+        learned = {path.name for path in self.checkpoints.iterdir()} - (
+            {"iteration_000000", LATEST} if is_forked else set()
+        )
+        if not self.is_writer() or self.lines() or learned or any(self.gallery.iterdir()):
             return
         with suppress(OSError):
             for name in (CONFIG, INPUTS, METRICS, EVENTS, LOG, STATUS):
                 (self.path / name).unlink(missing_ok=True)
-            for folder in (self.checkpoints, self.samples):
+            for folder in (self.checkpoints, self.gallery, self.trajectories):
                 shutil.rmtree(folder)
             if self._lease:
                 self._lease.discard()

@@ -1,6 +1,6 @@
 """The run's conditions: one statement of each type, with the time since which it holds.
 
-Parts of a run state them through `protocol.sink.StatusSink`.
+Ports of a run state them through `protocol.sink.StatusSink`.
 """
 
 import time

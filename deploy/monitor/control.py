@@ -1,8 +1,8 @@
 """What people ask of a run while it goes: pool sizes, pause, resume, checkpoint, stop; each with an outcome.
 
-Commands come from the board. Sizes are wishes: they hold until they are met or replaced by another wish, and one that
-cannot be met is a condition with its reason. Sizes and a pause outlive a process that died, not one that ended;
-commands that an earlier process did not see to are not carried out.
+Commands come from the board. A desired size holds until it is met or replaced by a newer one; a condition says why a
+size cannot be met. Desired sizes and a pause survive a crash but not a normal exit. Commands that an earlier process
+left open are not carried out.
 """
 
 import asyncio
@@ -41,12 +41,15 @@ class Control:
 
     def take_over(self, earlier: RunStatus) -> None:
         """Go on with the sizes and the pause that were asked of a process of this run that died."""
-        wished = [new_command("scale", pool=pool, count=count) for pool, count in earlier.wishes.items()]
-        wished += [new_command("pause")] if earlier.is_pause_wished else []
-        if wished:
-            self._early += wished
-            self._reporter.wishes, self._reporter.is_pause_wished = dict(earlier.wishes), earlier.is_pause_wished
-            words = ", ".join(map(_words, wished))
+        commands = [new_command("scale", pool=pool, count=count) for pool, count in earlier.desired_sizes.items()]
+        commands += [new_command("pause")] if earlier.is_pause_requested else []
+        if commands:
+            self._early += commands
+            self._reporter.desired_sizes, self._reporter.is_pause_requested = (
+                dict(earlier.desired_sizes),
+                earlier.is_pause_requested,
+            )
+            words = ", ".join(map(_words, commands))
             self._sink.event(f"the process before this one died; what was asked of it still holds: {words}")
 
     def take(self, command: Command) -> None:
@@ -68,7 +71,7 @@ class Control:
             self._stop.set()
             self._reporter.phase = "stopping"
         elif command.kind in ("pause", "resume"):
-            self._reporter.is_pause_wished = command.kind == "pause"
+            self._reporter.is_pause_requested = command.kind == "pause"
         if command.kind == "resume":
             self._close_all("resume", "the run goes on")
         self._changed.set()
@@ -79,13 +82,13 @@ class Control:
         A `resume` or a stop ends the wait.
         """
         await self._save_if_asked(save)
-        if not self._reporter.is_pause_wished or self._stop.is_set():
+        if not self._reporter.is_pause_requested or self._stop.is_set():
             return
         self._reporter.phase = "paused"
         self._sink.event("paused")
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
-            while self._reporter.is_pause_wished and not self._stop.is_set():
+            while self._reporter.is_pause_requested and not self._stop.is_set():
                 self._close_all("pause", "paused between two iterations")
                 self._changed.clear()
                 changing = asyncio.ensure_future(self._changed.wait())
@@ -103,7 +106,7 @@ class Control:
         for command in early:
             self.take(command)
         for pool in self._fleet.pools():
-            is_settled = pool.ready == pool.wished
+            is_settled = pool.ready == pool.desired
             if is_settled:
                 self._unmet_since.pop(pool.name, None)
                 self._close_all("scale", f"{pool.name} has {pool.ready} actors", pool=pool.name)
@@ -120,7 +123,7 @@ class Control:
             self._close(command, "failed", "the run ended before it was met")
 
     async def _why(self, pool: PoolStatus) -> dict[str, str]:
-        have = f"{pool.ready} of {pool.wished} actors"
+        have = f"{pool.ready} of {pool.desired} actors"
         if pool.trouble:
             return {"reason": "ActorsFail", "message": f"{have}; the next one failed: {pool.trouble}"}
         if pool.waiting:
@@ -129,7 +132,7 @@ class Control:
                 "reason": "NoPlace",
                 "message": f"{have}; {pool.waiting} wait for a place and a process: {shortage}",
             }
-        reason = "Starting" if pool.ready < pool.wished else "Leaving"
+        reason = "Starting" if pool.ready < pool.desired else "Leaving"
         return {"reason": reason, "message": f"{have}; actors load their models or finish their calls"}
 
     def _state(self, pool: PoolStatus, *, holds: bool, reason: str, message: str) -> None:
@@ -139,11 +142,11 @@ class Control:
         assert command.pool is not None
         assert command.count is not None
         try:
-            self._fleet.wish(command.pool, command.count)
+            self._fleet.scale(command.pool, command.count)
         except PoolError as error:
             self._close(command, "failed", str(error))
         else:
-            self._reporter.wishes[command.pool] = command.count
+            self._reporter.desired_sizes[command.pool] = command.count
 
     async def _save_if_asked(self, save: Save) -> None:
         if not any(command.kind == "checkpoint" for command in self._open):

@@ -20,7 +20,7 @@ from deploy.monitor.control import Control
 from deploy.monitor.page_server import PageServer
 from deploy.monitor.reporter import Reporter
 from deploy.monitor.trackers import Trackers
-from deploy.monitor.trajectories import StripRecorder, read_samples, write_sample
+from deploy.monitor.trajectories import TrajectoryRecorder, read_records, write_record
 from deploy.run.signals import end_all
 from learner.loop.evaluate import Evaluation
 from learner.loop.guards import guard_of
@@ -32,7 +32,7 @@ from protocol.errors import FlowcreditError, LeaseLostError
 from protocol.messages import LearnerState
 from protocol.ports import FleetPort, Metrics
 from protocol.sink import StatusSink
-from protocol.status import ENDED, Sample
+from protocol.status import ENDED, TrajectoryRecord
 
 log = logging.getLogger(__name__)
 STARTING_S = 5.0
@@ -69,8 +69,8 @@ class Observed:
         self._sink = journal
         journal.join(self.reporter)
         self.control = Control(fleet, self.reporter, journal, stop)
-        self._recorder = StripRecorder(config, fleet.parts, sink=self._sampled)
-        self.parts = self._recorder.parts
+        self._recorder = TrajectoryRecorder(config, fleet.ports, sink=self._recorded)
+        self.ports = self._recorder.ports
         self._trackers = Trackers(config, run.path, self.reporter)
         self.journal = ObservedJournal(journal, self.reporter, self._trackers, self._recorder)
         self._server: BoardServer | None = None
@@ -82,8 +82,8 @@ class Observed:
     async def __aenter__(self) -> "Observed":
         logging.getLogger().addHandler(self.reporter)
         with _harmless("the status is not shown"):
-            for sample in read_samples(self._run.samples):
-                self.reporter.sampled(sample)
+            for record in read_records(self._run.trajectories):
+                self.reporter.recorded_trajectories(record)
             if (earlier := read_status(self._run.path)) and earlier.status.phase not in ENDED:
                 self.control.take_over(earlier.status)
             self._open_board()
@@ -178,10 +178,10 @@ class Observed:
         message = trouble or "the board answers"
         self._sink.condition("BoardConnected", not trouble, "Away" if trouble else "Connected", message)
 
-    def _sampled(self, sample: Sample) -> None:
-        self.reporter.sampled(sample)
+    def _recorded(self, record: TrajectoryRecord) -> None:
+        self.reporter.recorded_trajectories(record)
         self._run.require_writer()
-        write_sample(self._run.samples, sample)
+        write_record(self._run.trajectories, record)
 
     async def _tick(self) -> None:
         heartbeat_s = self._config.status.heartbeat_s
@@ -197,7 +197,7 @@ class Observed:
                 with _harmless("the page is not looked after"):
                     self._page.look_after(self._sink)
             until_file -= heartbeat_s
-            wished = (dict(self.reporter.wishes), self.reporter.is_pause_wished)
+            wished = (dict(self.reporter.desired_sizes), self.reporter.is_pause_requested)
             if until_file <= 0 or wished != filed:
                 until_file, filed = FILE_EVERY_S, wished
                 await self._write_file()
@@ -256,7 +256,7 @@ class ObservedJournal:
     """The loop's journal; first the run folder, then whoever looks on."""
 
     def __init__(
-        self, inner: "RelayingJournal", reporter: Reporter, trackers: Trackers, recorder: StripRecorder
+        self, inner: "RelayingJournal", reporter: Reporter, trackers: Trackers, recorder: TrajectoryRecorder
     ) -> None:
         self._inner = inner
         self._reporter = reporter
@@ -285,7 +285,7 @@ class ObservedJournal:
         """A checkpoint."""
         self._inner.save(state)
         with _harmless("a checkpoint is not shown"):
-            self._reporter.saved(state.step)
+            self._reporter.saved(state.iteration)
 
 
 @contextlib.contextmanager

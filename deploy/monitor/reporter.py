@@ -18,7 +18,7 @@ from learner.loop.stream import GroupStream
 from protocol.commands import Command
 from protocol.config.run import RunConfig
 from protocol.ports import FleetPort
-from protocol.status import Event, Phase, PoolStatus, RunStatus, Sample, run_id_of
+from protocol.status import Event, Phase, PoolStatus, RunStatus, TrajectoryRecord, run_id_of
 
 log = logging.getLogger(__name__)
 OURS = ("actors", "deploy", "flow", "learner", "rewards", "protocol", "toyworld")
@@ -49,8 +49,8 @@ class Reporter(logging.Handler):
         self.buffers = Buffers()
         self.staleness: int | None = None
         self.groups: GroupStream | None = None
-        self.wishes: dict[str, int] = {}
-        self.is_pause_wished = False
+        self.desired_sizes: dict[str, int] = {}
+        self.is_pause_requested = False
         self._number = 0
         self._iteration = self._checkpoint = 0
         self._started = time.time()
@@ -111,9 +111,9 @@ class Reporter(logging.Handler):
         self._checkpoint = iteration
         self.event(f"checkpoint of iteration {iteration}")
 
-    def sampled(self, sample: Sample) -> None:
+    def recorded_trajectories(self, record: TrajectoryRecord) -> None:
         """Recorded trajectories."""
-        self.buffers.add_sample(sample)
+        self.buffers.add_record(record)
 
     def status(self) -> RunStatus:
         """One glance, now."""
@@ -140,13 +140,13 @@ class Reporter(logging.Handler):
             stages=stages,
             bottleneck=overview.bottleneck_of(stages, self._busy_share),
             queues=self._queues(),
-            wishes=self.wishes,
-            is_pause_wished=self.is_pause_wished,
+            desired_sizes=self.desired_sizes,
+            is_pause_requested=self.is_pause_requested,
             pools=self._pools(),
             actors=actors,
             conditions=self.conditions.all(),
             errors=[event for event in self.buffers.events if event.kind != "info"][-ERRORS_SHOWN:],
-            samples=list(self.buffers.samples),
+            trajectories=list(self.buffers.trajectories),
             lines=self._seq,
         )
 

@@ -77,7 +77,7 @@ def eta_s(finished_at: Sequence[float], *, left: int) -> float | None:
 def bottleneck_of(stages: Mapping[str, float], busy: Mapping[str, float]) -> Bottleneck | None:
     """Which side an iteration waits for most.
 
-    The longest stage names the side; inside the stage in which pictures are drawn and scored it is the pool whose
+    The longest stage names the side; inside the stage in which images are drawn and scored it is the pool whose
     actors worked the largest share of the time.
 
     Args:

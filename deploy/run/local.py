@@ -23,12 +23,12 @@ from protocol.config.cluster import RoleConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, PoolError
 from protocol.messages import (
+    Adapter,
     Credit,
-    DrawRequest,
     Excerpt,
+    GenerateRequest,
     LearnerState,
     Metadata,
-    PolicyWeights,
     Prompt,
     Receipt,
     Rollout,
@@ -36,7 +36,7 @@ from protocol.messages import (
     Scores,
     ShardRequest,
 )
-from protocol.ports import Metrics, Parts
+from protocol.ports import Metrics, Ports
 from protocol.status import ActorStatus, PoolStatus
 from rewards.failure import settle
 from rewards.mixture import mix, with_observed
@@ -55,7 +55,7 @@ class LocalFleet:
         self._calls = dict.fromkeys(self._busy_s, 0)
         self._working = ""
         self._held: tuple[int, str] | None = None
-        self.parts = Parts(rollouts=self, rewards=self, learner=self, weights=self)
+        self.ports = Ports(rollouts=self, rewards=self, learner=self, adapters=self)
 
     async def start(self) -> None:
         """Load the model twice, as rollout actor and learner would, and the scorers."""
@@ -77,21 +77,21 @@ class LocalFleet:
         """Let the computation in progress end, and no other begin."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    async def sample(self, request: ShardRequest) -> tuple[Receipt, Rollout, np.ndarray]:
-        """One shard's receipt, trajectories and pictures."""
-        return await self._run("rollout", self._config.cluster.rollout, lambda: self._rollout.sample(request))
+    async def rollout(self, request: ShardRequest) -> tuple[Receipt, Rollout, np.ndarray]:
+        """One shard's receipt, trajectories and images."""
+        return await self._run("rollout", self._config.cluster.rollout, lambda: self._rollout.rollout(request))
 
-    async def draw(self, request: DrawRequest) -> tuple[Receipt, np.ndarray]:
-        """Evaluation pictures."""
-        return await self._run("rollout", self._config.cluster.rollout, lambda: self._rollout.draw(request))
+    async def generate(self, request: GenerateRequest) -> tuple[Receipt, np.ndarray]:
+        """Evaluation images."""
+        return await self._run("rollout", self._config.cluster.rollout, lambda: self._rollout.generate(request))
 
-    async def fetch(self, pictures: np.ndarray) -> np.ndarray:
-        """The handle is the pictures."""
-        return pictures
+    async def fetch(self, images: np.ndarray) -> np.ndarray:
+        """The handle is the images."""
+        return images
 
-    async def excerpt(self, rollout: Rollout, pictures: np.ndarray, *, members: int) -> Excerpt:
-        """The first members' pictures."""
-        return excerpt_of(rollout, pictures, members=members)
+    async def excerpt(self, rollout: Rollout, images: np.ndarray, *, members: int) -> Excerpt:
+        """The first members' images."""
+        return excerpt_of(rollout, images, members=members)
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
         """Ask the scorers that are not made before the run whether they can score these prompts."""
@@ -99,15 +99,19 @@ class LocalFleet:
             if reward.runtime_env:
                 self._scorers[name].check(prompts)
 
-    async def reward(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    async def score_for_training(
+        self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]
+    ) -> Scores:
         """The mixture of the scorers that train."""
-        return mix(await self._ask(self._config.weights, images, prompts, metadata), self._config.weights)
+        return mix(await self._ask(self._config.reward_weights, images, prompts, metadata), self._config.reward_weights)
 
-    async def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    async def score_for_evaluation(
+        self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]
+    ) -> Scores:
         """The mixture, and beside it the readings of the scorers that only evaluate."""
         answers = await self._ask(self._scorers, images, prompts, metadata)
-        trained = {name: answers.pop(name) for name in self._config.weights}
-        return with_observed(mix(trained, self._config.weights), answers)
+        trained = {name: answers.pop(name) for name in self._config.reward_weights}
+        return with_observed(mix(trained, self._config.reward_weights), answers)
 
     def troubles(self) -> Metrics:
         """A scorer in this process is asked once; what it cannot score stands in the rewards' own metrics."""
@@ -117,9 +121,9 @@ class LocalFleet:
         """Learn from one iteration's groups."""
         return await self._run("learner", self._config.cluster.learner, lambda: self._learner.update(groups))
 
-    async def weights(self) -> PolicyWeights:
+    async def adapter(self) -> Adapter:
         """The current adapter."""
-        return self._learner.weights()
+        return self._learner.adapter()
 
     async def credit(self, group: int) -> Credit:
         """What the steps of one group of the newest update earned."""
@@ -133,17 +137,17 @@ class LocalFleet:
         """Take over a saved state."""
         self._learner.restore(state)
 
-    async def publish(self, weights: PolicyWeights) -> None:
-        """Load the weights into the rollout policy and compare what it then holds."""
-        held = await self._run("rollout", self._config.cluster.rollout, lambda: self._rollout.load(weights))
-        if held != (weights.version, weights.digest):
-            raise ContractError(f"the rollout policy must hold version {weights.version}, got {held}")
+    async def publish(self, adapter: Adapter) -> None:
+        """Load the adapter into the rollout policy and compare what it then holds."""
+        held = await self._run("rollout", self._config.cluster.rollout, lambda: self._rollout.load(adapter))
+        if held != (adapter.version, adapter.digest):
+            raise ContractError(f"the rollout policy must hold version {adapter.version}, got {held}")
         self._held = held
 
     def pools(self) -> list[PoolStatus]:
         """One of each kind, all in this process."""
         return [
-            PoolStatus(name=name, wished=1, ready=1, busy=int(name == self._working), is_resizable=False)
+            PoolStatus(name=name, desired=1, ready=1, busy=int(name == self._working), is_resizable=False)
             for name in self._busy_s
             if name != "learner"
         ]
@@ -171,10 +175,10 @@ class LocalFleet:
         return dict(self._busy_s)
 
     def queues(self) -> dict[str, int]:
-        """Pictures are scored as soon as they are drawn."""
+        """Images are scored as soon as they are drawn."""
         return {}
 
-    def wish(self, pool: str, size: int) -> None:
+    def scale(self, pool: str, size: int) -> None:
         """Not here: there is one process (PoolError)."""
         raise PoolError(f"a run with --local is one process and cannot be scaled, got {size} for {pool}")
 

@@ -61,7 +61,7 @@ class Outcome:
     """False when it was stopped before its last iteration."""
     iteration: int
     lora: Path | None
-    picture: Path | None
+    image: Path | None
     before: float | None
     """Held-out score before the first iteration."""
     after: float | None
@@ -80,7 +80,7 @@ def run_training(
     """Train, or go on training, in a run folder. A mistake in the input leaves no folder behind.
 
     Args:
-        fork: another run's folder; a new run begins with its newest weights, at iteration 0 with a fresh optimiser.
+        fork: another run's folder; a new run begins with its newest adapter, at iteration 0 with a fresh optimizer.
         has_page: serve the run's page on loopback while it goes.
 
     Raises:
@@ -89,11 +89,11 @@ def run_training(
     """
     config = completed(config)
     prompts, heldout = check_inputs(config)
-    weights = weights_to_fork(fork, folder, config) if fork else None
+    adapter = weights_to_fork(fork, folder, config) if fork else None
     run = open_run_folder(folder, config, say=progress.say)
     try:
-        if weights:
-            run.save(LearnerState(step=0, weights=weights, optimizer={}))
+        if adapter:
+            run.save(LearnerState(iteration=0, adapter=adapter, optimizer={}))
         return _run(
             Order(
                 config=config,
@@ -107,7 +107,7 @@ def run_training(
         )
     except InputError as error:
         log.error("the run ends: %s", error)
-        run.discard_if_unused(is_forked=weights is not None)
+        run.discard_if_unused(is_forked=adapter is not None)
         raise
     except Exception:
         log.exception("the run failed")
@@ -132,7 +132,7 @@ def check_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
 
 
 class RunJournal:
-    """Writes a run's story: metrics and checkpoints into the run folder, progress to the terminal, pictures."""
+    """Writes a run's story: metrics and checkpoints into the run folder, progress to the terminal, images."""
 
     def __init__(self, run: RunFolder, progress: Progress) -> None:
         self._run = run
@@ -149,7 +149,7 @@ class RunJournal:
         log.info("iteration %d done, reward %.4f", iteration, metrics["reward/mean"])
 
     def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
-        """One evaluation, its pictures as a file; whatever fails in drawing them, the score is kept."""
+        """One evaluation, its images as a file; whatever fails in drawing them, the score is kept."""
         self._draw(iteration, evaluation)
         self._append(evaluation.line(iteration))
         self._progress.evaluation(iteration, evaluation)
@@ -158,25 +158,25 @@ class RunJournal:
     def save(self, state: LearnerState) -> None:
         """A checkpoint."""
         path = self._run.save(state)
-        log.info("checkpoint %s, adapter %s", path, state.weights.digest)
+        log.info("checkpoint %s, adapter %s", path, state.adapter.digest)
 
     def _draw(self, iteration: int, evaluation: Evaluation) -> None:
         from deploy.folder.gallery import write_gallery
 
-        kind = "SamplesWritten"
+        kind = "GalleryWritten"
         try:
             with self._run.writing():
-                write_gallery(self._run.samples, iteration, evaluation)
+                write_gallery(self._run.gallery, iteration, evaluation)
         except RunFolderError as error:
             self.condition(kind, holds=False, reason="WriteFailed", message=str(error))
         except LeaseLostError:
             raise
         except Exception as error:
-            log.exception("the pictures of iteration %d cannot be drawn", iteration)
-            message = f"the pictures of iteration {iteration} cannot be drawn: {' '.join(str(error).split())[:200]}"
+            log.exception("the images of iteration %d cannot be drawn", iteration)
+            message = f"the images of iteration {iteration} cannot be drawn: {' '.join(str(error).split())[:200]}"
             self.condition(kind, holds=False, reason="DrawingFailed", message=message)
         else:
-            self.condition(kind, holds=True, reason="Written", message="samples/ is written again")
+            self.condition(kind, holds=True, reason="Written", message="gallery/ is written again")
 
     def _append(self, line: Metrics) -> None:
         kind = "MetricsWritten"
@@ -192,7 +192,7 @@ def _run(order: Order) -> Outcome:
     """Ray is started outside the event loop, where Ctrl-C ends it at once."""
     config, run, say = order.config, order.run, order.progress.say
     found = run.newest()
-    start = found[0].step if found else 0
+    start = found[0].iteration if found else 0
     run.rewind(start if found else -1)
     journal = RunJournal(run, order.progress)
     journal.iteration = start
@@ -221,7 +221,7 @@ async def _train(order: Order, journal: RunJournal, found: LearnerState | None) 
                 if not await finished_before(stop, fleet.start()):
                     return
                 await fleet.check(order.all_prompts)
-                start = found.step if found else 0
+                start = found.iteration if found else 0
                 observed.begin(start)
                 with progress.bar(start, config.iterations):
                     await supervise(
@@ -264,7 +264,7 @@ def _outcome(config: RunConfig, run: RunFolder, journal: RunJournal) -> Outcome:
         finished=journal.iteration >= config.iterations,
         iteration=journal.iteration,
         lora=newest[1] / FILE_NAME if newest else None,
-        picture=_before_after(run, last) if last else None,
+        image=_before_after(run, last) if last else None,
         before=scores.get(0),
         after=scores.get(last) if last else None,
     )
@@ -274,7 +274,7 @@ def _before_after(run: RunFolder, last: int) -> Path | None:
     """None when a person has tidied the galleries away."""
     from deploy.folder.gallery import write_before_after
 
-    if not all((run.samples / f"iteration_{iteration:06d}.npz").exists() for iteration in (0, last)):
+    if not all((run.gallery / f"iteration_{iteration:06d}.npz").exists() for iteration in (0, last)):
         return None
     with run.writing():
-        return write_before_after(run.samples, first=0, last=last)
+        return write_before_after(run.gallery, first=0, last=last)

@@ -15,12 +15,12 @@ from actors.pool.restarts import RestartBudget
 from deploy.folder.run_folder import RunFolder
 from learner.loop.loop import Journal, Rest, Watch, no_rest, no_watch, train
 from protocol.config.run import RunConfig
-from protocol.errors import LearnerLostError
+from protocol.errors import LearnerFailedError
 from protocol.messages import LearnerState, Prompt
-from protocol.ports import Parts
+from protocol.ports import Ports
 
 log = logging.getLogger(__name__)
-LOSSES_PER_ITERATION = 3
+FAILURES_PER_ITERATION = 3
 """Learners that one iteration may cost: what kills every learner, such as too little memory, is no accident."""
 
 
@@ -28,7 +28,7 @@ class Fleet(Protocol):
     """What supervision needs of a fleet."""
 
     @property
-    def parts(self) -> Parts:
+    def ports(self) -> Ports:
         """The four ports; the same objects before and after a restart."""
         ...
 
@@ -53,10 +53,10 @@ async def supervise(
     """Train to the end, or until `stop`; `found` is the checkpoint that the run goes on from.
 
     Raises:
-        LearnerLostError: one iteration cost `LOSSES_PER_ITERATION` learners.
+        LearnerFailedError: one iteration cost `FAILURES_PER_ITERATION` learners.
         PoolError: the learner used up `cluster.max_restarts`.
     """
-    losses = Losses(config)
+    losses = LearnerFailures(config)
     is_lost = False
     while True:
         try:
@@ -64,23 +64,23 @@ async def supervise(
                 await fleet.restart_learner()
                 journal.condition("LearnerReady", holds=True, reason="Restarted", message="the learner works again")
             if found:
-                await fleet.parts.learner.restore(found)
+                await fleet.ports.learner.restore(found)
             return await train(
                 config,
                 prompts=prompts,
                 heldout=heldout,
-                parts=fleet.parts,
+                ports=fleet.ports,
                 journal=journal,
                 stop=stop,
                 rest=rest,
                 watch=watch,
                 found=found,
-                is_evaluated=(found.step if found else 0) in run.evaluation_scores(),
+                is_evaluated=(found.iteration if found else 0) in run.evaluation_scores(),
             )
-        except LearnerLostError as error:
+        except LearnerFailedError as error:
             pause_s = losses.bear(error, reached=max((line["iteration"] for line in run.lines()), default=0))
             is_lost, found = True, _newest(run)
-            again = found.step if found else 0
+            again = found.iteration if found else 0
             _tell(journal, f"{error}; a new one goes on from iteration {again}")
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), pause_s)
@@ -89,7 +89,7 @@ async def supervise(
             run.rewind(again)
 
 
-class Losses:
+class LearnerFailures:
     """How many learners a run has lost, and how many it may lose."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -97,24 +97,24 @@ class Losses:
         self._budget = RestartBudget("the learner", limit=cluster.max_restarts, within_s=cluster.restart_window_s)
         self._at: Counter[int] = Counter()
 
-    def bear(self, error: LearnerLostError, *, reached: int) -> float:
+    def bear(self, error: LearnerFailedError, *, reached: int) -> float:
         """Seconds to wait before the next learner; `reached` is the last iteration that was done.
 
         Raises:
-            LearnerLostError: one iteration cost `LOSSES_PER_ITERATION` learners.
+            LearnerFailedError: one iteration cost `FAILURES_PER_ITERATION` learners.
             PoolError: the learner used up `cluster.max_restarts`.
         """
         self._at[reached] += 1
-        if self._at[reached] >= LOSSES_PER_ITERATION:
-            raise LearnerLostError(
-                f"{error}; iteration {reached + 1} cost {LOSSES_PER_ITERATION} learners and is given up: if memory"
+        if self._at[reached] >= FAILURES_PER_ITERATION:
+            raise LearnerFailedError(
+                f"{error}; iteration {reached + 1} cost {FAILURES_PER_ITERATION} learners and is given up: if memory"
                 " is short, make group.shard or the model smaller; the same command goes on from the checkpoint"
             ) from error
         return self._budget.spend(str(error))
 
 
 def _tell(journal: Journal, message: str) -> None:
-    journal.event(message, "learner_lost")
+    journal.event(message, "learner_failed")
     journal.condition("LearnerReady", holds=False, reason="Lost", message=message)
 
 

@@ -1,4 +1,4 @@
-"""What an iteration of a config will cost: velocity evaluations, pictures, memory of rollout actor and learner.
+"""What an iteration of a config will cost: velocity evaluations, images, memory of rollout actor and learner.
 
 Evaluations are counted by running the sampler itself on a stand-in of one latent; memory by running the transformer's
 forward and backward and the VAE with shapes only (`deploy.tools.fake_memory`). Neither needs weights or a GPU.
@@ -21,7 +21,7 @@ from flow.models.folder import adapter_config
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone, hollow_encoders
 from flow.models.pipeline import PipelineBackbone
 from flow.policy import FlowPolicy
-from flow.sampler import sample_shard
+from flow.sampler import rollout_shard
 from protocol.config.model import LoraConfig
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt, ShardRequest
@@ -38,8 +38,8 @@ class Evaluations:
     trajectories: int
     rollout: int
     """Evaluations that draw the trajectories and complete their points."""
-    pictures: int
-    """Pictures that are decoded and scored."""
+    images: int
+    """Images that are decoded and scored."""
     pairs: int
     """(trajectory, step) pairs that the learner takes a gradient of, at most."""
     learner: int
@@ -48,7 +48,7 @@ class Evaluations:
     largest_forward: int
     """Samples of the largest forward of a rollout actor, evaluation included."""
     largest_decoding: int
-    """Pictures of the largest decoding."""
+    """Images of the largest decoding."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Estimate:
         """For a person."""
         counts = self.evaluations
         yield (
-            f"an iteration draws {counts.trajectories} trajectories and scores {counts.pictures} pictures:"
+            f"an iteration draws {counts.trajectories} trajectories and scores {counts.images} images:"
             f" {counts.rollout} velocity evaluations"
         )
         yield f"it trains at most {counts.pairs} pairs, as costly as {counts.learner} evaluations"
@@ -116,7 +116,7 @@ def estimate_of(
     return Estimate(
         evaluations=counts,
         rollout={**static, "largest step": max(forward, decoding)},
-        learner={**static, "optimiser": 8 * trained, "forward and backward": backward},
+        learner={**static, "optimizer": 8 * trained, "forward and backward": backward},
         trained=trained,
     )
 
@@ -134,7 +134,7 @@ def count_evaluations(config: RunConfig, backbone: PipelineBackbone) -> Evaluati
         version=0,
         digest="",
     )
-    rollout, pictures = sample_shard(policy, request, config)
+    rollout, images = rollout_shard(policy, request, config)
     shards = config.group.per_iteration * config.group.size // config.group.shard
     trained = math.ceil(config.learner.step_fraction * len(rollout.steps))
     pairs = config.learner.epochs * shards * config.group.shard * trained
@@ -143,11 +143,11 @@ def count_evaluations(config: RunConfig, backbone: PipelineBackbone) -> Evaluati
     return Evaluations(
         trajectories=shards * config.group.shard,
         rollout=shards * counter.rows,
-        pictures=shards * len(pictures),
+        images=shards * len(images),
         pairs=pairs,
         learner=pairs * branches * each,
         largest_forward=max(counter.largest // branches, config.evaluation.batch),
-        largest_decoding=max(len(pictures), config.evaluation.batch),
+        largest_decoding=max(len(images), config.evaluation.batch),
     )
 
 
@@ -182,7 +182,7 @@ class Counter:
         return torch.zeros_like(latents)
 
     def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
-        """Black pictures of one pixel."""
+        """Black images of one pixel."""
         return np.zeros((len(latents), 1, 1, 3), np.uint8)
 
 
@@ -198,8 +198,8 @@ def forward_peak(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -
 
 
 @torch.no_grad()
-def _decoding_peak(backbone: PipelineBackbone, pictures: int) -> int:
-    latents = torch.zeros(pictures, *backbone.latent_shape)
+def _decoding_peak(backbone: PipelineBackbone, images: int) -> int:
+    latents = torch.zeros(images, *backbone.latent_shape)
     with PeakMemory(apart=backbone.vae.parameters()) as memory:
         backbone.vae.decode(latents, return_dict=False)
     return memory.peak

@@ -34,12 +34,12 @@ def assess(config: RunConfig, run: Path | None) -> Evaluation:
             await fleet.start()
             if found:
                 await fleet.restore(found[0])
-            weights = await fleet.weights()
-            if found and found[0].average and config.evaluation.weights == "average":
-                weights = found[0].average
-            await fleet.publish(weights)
+            adapter = await fleet.adapter()
+            if found and found[0].average and config.evaluation.adapter == "average":
+                adapter = found[0].average
+            await fleet.publish(adapter)
             return await evaluate(
-                config, prompts=heldout, parts=fleet.parts, version=weights.version, digest=weights.digest
+                config, prompts=heldout, ports=fleet.ports, version=adapter.version, digest=adapter.digest
             )
         finally:
             fleet.stop()

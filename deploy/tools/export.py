@@ -20,12 +20,12 @@ DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def export_model(
-    run: Path, folder: Path, *, step: int | None = None, dtype: str | None = None, is_average: bool = False
+    run: Path, folder: Path, *, iteration: int | None = None, dtype: str | None = None, is_average: bool = False
 ) -> Path:
     """Write the model of `run` with its adapter merged to `folder`, which appears whole or not at all.
 
     Args:
-        step: of the checkpoint; the newest without one.
+        iteration: of the checkpoint; the newest without one.
         dtype: of the written weights; without one that of the model's own transformer.
         is_average: merge the adapter's running mean.
 
@@ -35,7 +35,7 @@ def export_model(
     """
     if folder.exists():
         raise RunFolderError(f"folder {folder} must not exist yet: name a new one")
-    state, checkpoint = checkpoint_of(run, step)
+    state, checkpoint = checkpoint_of(run, iteration)
     if is_average:
         average_of(state, run)
         checkpoint /= AVERAGE

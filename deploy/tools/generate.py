@@ -1,13 +1,13 @@
-"""Pictures of any prompt by a run's adapter, drawn as the run's evaluation draws."""
+"""Images of any prompt by a run's adapter, drawn as the run's evaluation draws."""
 
 from pathlib import Path
 
 from deploy.folder.open import average_of, checkpoint_of, config_of
 from protocol.errors import ConfigError, RunFolderError
-from protocol.messages import DrawRequest, Prompt
+from protocol.messages import GenerateRequest, Prompt
 
 
-def draw_pictures(
+def generate_images(
     run: Path,
     text: str,
     *,
@@ -16,16 +16,16 @@ def draw_pictures(
     seed: int,
     negative: str = "",
     steps: int | None = None,
-    step: int | None = None,
+    iteration: int | None = None,
     is_base: bool = False,
     is_average: bool = False,
     device: str | None = None,
 ) -> list[Path]:
-    """Draw `count` pictures of a prompt to `out/NNN.png`; equal arguments give equal pictures.
+    """Draw `count` images of a prompt to `out/NNN.png`; equal arguments give equal images.
 
     Args:
         steps: Euler steps of the ODE; the run's `evaluation.steps` without them.
-        step: of the checkpoint; the newest without one.
+        iteration: of the checkpoint; the newest without one.
         is_base: leave the adapter out.
         is_average: draw with the adapter's running mean.
         device: torch's name; a GPU where there is one.
@@ -39,14 +39,14 @@ def draw_pictures(
 
     from flow.build import build_policy
     from flow.runtime.device import best_device
-    from flow.sampler import draw
+    from flow.sampler import generate
 
     config = config_of(run)
-    state = None if is_base else checkpoint_of(run, step)[0]
+    state = None if is_base else checkpoint_of(run, iteration)[0]
     policy, lora = build_policy(config, device=_usable(device or best_device()))
     if state is not None:
-        lora.load(average_of(state, run) if is_average else state.weights)
-    request = DrawRequest(
+        lora.load(average_of(state, run) if is_average else state.adapter)
+    request = GenerateRequest(
         prompts=(Prompt(index=0, text=text, negative=negative),) * count,
         numbers=tuple(range(count)),
         seed=seed,
@@ -54,12 +54,12 @@ def draw_pictures(
         version=0,
         digest="",
     )
-    pictures = draw(policy, request)
+    images = generate(policy, request)
     paths = [out / f"{number:03d}.png" for number in range(count)]
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for path, picture in zip(paths, pictures, strict=True):
-            Image.fromarray(picture).save(path)
+        for path, image in zip(paths, images, strict=True):
+            Image.fromarray(image).save(path)
     except OSError as error:
         raise RunFolderError(f"folder {out} cannot be written: {error.strerror or error}") from error
     return paths

@@ -182,12 +182,13 @@ class _Trajectories:
 
         self._config, self._kernel, self._backbone, self._prompts = config, kernel, backbone, prompts
         self._scorers = {
-            name: build_scorer(config.rewards[name].scorer, **config.rewards[name].args) for name in config.weights
+            name: build_scorer(config.rewards[name].scorer, **config.rewards[name].args)
+            for name in config.reward_weights
         }
 
     def __call__(self, levels: Sequence[float], number: int) -> np.ndarray:
         from flow.build import policy_of
-        from flow.sampler import sample_shard
+        from flow.sampler import rollout_shard
         from rewards.mixture import mix
 
         config = _with_levels(self._config, self._kernel, levels, std_min=0.0)
@@ -203,10 +204,10 @@ class _Trajectories:
                 version=0,
                 digest="",
             )
-            rollout, pictures = sample_shard(policy, request, config)
-            texts, metadata = [prompt.text] * len(pictures), [prompt.metadata] * len(pictures)
-            answers = {name: scorer.score(pictures, texts, metadata) for name, scorer in self._scorers.items()}
-            scores = mix(answers, config.weights)
+            rollout, images = rollout_shard(policy, request, config)
+            texts, metadata = [prompt.text] * len(images), [prompt.metadata] * len(images)
+            answers = {name: scorer.score(images, texts, metadata) for name, scorer in self._scorers.items()}
+            scores = mix(answers, config.reward_weights)
             points = np.where(scores.valid, scores.values, np.nan)[rollout.image_index]
             gains = np.full((len(points), config.sampling.steps - 1), np.nan)
             gains[:, list(rollout.steps)] = np.diff(points, axis=1)

@@ -98,7 +98,7 @@ def _checkpoints(root: Path) -> Iterator[Verified]:
     for folder in folders:
         try:
             state = read_checkpoint(folder)
-            yield Verified(folder.name, f"whole, adapter {state.weights.digest[:12]}")
+            yield Verified(folder.name, f"whole, adapter {state.adapter.digest[:12]}")
         except CheckpointError as error:
             yield Verified(folder.name, str(error), is_whole=False)
     latest = root / LATEST

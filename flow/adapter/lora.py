@@ -1,4 +1,4 @@
-"""The trained adapter: attaching it to a transformer, and adapter tensors <-> `PolicyWeights`."""
+"""The trained adapter: attaching it to a transformer, and adapter tensors <-> `Adapter`."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from torch import nn
 from flow.adapter.lora_file import PREFIX, read_foreign_lora
 from protocol.config.model import LoraConfig
 from protocol.errors import ContractError, ModelError
-from protocol.messages import PolicyWeights, digest_of
+from protocol.messages import Adapter, digest_of
 
 ADAPTER = "default"
 
@@ -25,8 +25,8 @@ class Lora:
     the frozen weights are; `model.dtype`'s autocast casts it where it is used.
 
         lora = Lora(transformer, adapter_config(config.model), seed=config.seed)
-        weights = lora.export(version=0)      # in the learner
-        lora.load(weights)                    # in a rollout actor
+        adapter = lora.export(version=0)      # in the learner
+        lora.load(adapter)                    # in a rollout actor
     """
 
     def __init__(self, transformer: nn.Module, config: LoraConfig, *, seed: int) -> None:
@@ -57,24 +57,24 @@ class Lora:
         if idle:
             raise ModelError(f"each of model.lora.targets must name modules of the transformer, got none for {idle}")
 
-    def export(self, *, version: int) -> PolicyWeights:
+    def export(self, *, version: int) -> Adapter:
         """A copy of the adapter with its digest."""
         arrays = {name: parameter.detach().cpu().numpy().copy() for name, parameter in self.parameters.items()}
-        return PolicyWeights(version=version, arrays=arrays, digest=digest_of(arrays))
+        return Adapter(version=version, arrays=arrays, digest=digest_of(arrays))
 
-    def load(self, weights: PolicyWeights) -> str:
+    def load(self, adapter: Adapter) -> str:
         """Take over an adapter and return the digest of what the transformer then holds.
 
         Raises:
             ContractError: names or shapes are not those of this adapter, or the digest differs after loading.
         """
-        self._check(weights.arrays)
+        self._check(adapter.arrays)
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                parameter.copy_(torch.from_numpy(np.array(weights.arrays[name])))
-        held = self.export(version=weights.version).digest
-        if held != weights.digest:
-            raise ContractError(f"adapter version {weights.version} must have digest {weights.digest}, got {held}")
+                parameter.copy_(torch.from_numpy(np.array(adapter.arrays[name])))
+        held = self.export(version=adapter.version).digest
+        if held != adapter.digest:
+            raise ContractError(f"adapter version {adapter.version} must have digest {adapter.digest}, got {held}")
         return held
 
     @contextmanager
@@ -112,7 +112,7 @@ class Lora:
             self._check(merged)
         except ContractError as error:
             raise ModelError(f"model.lora.start {path} belongs to another model: {error}") from None
-        self.load(PolicyWeights(version=0, arrays=merged, digest=digest_of(merged)))
+        self.load(Adapter(version=0, arrays=merged, digest=digest_of(merged)))
 
     def _check(self, arrays: Mapping[str, np.ndarray]) -> None:
         if arrays.keys() != self.parameters.keys():

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from protocol.config.model import LoraConfig
 from protocol.errors import CheckpointError, ContractError, ModelError
-from protocol.messages import PolicyWeights, digest_of
+from protocol.messages import Adapter, digest_of
 
 FILE_NAME = "pytorch_lora_weights.safetensors"
 """diffusers' own default name."""
@@ -22,27 +22,27 @@ PREFIX = "transformer."
 """diffusers' name of the part of the pipeline that the adapter belongs to."""
 
 
-def write_lora(folder: Path, weights: PolicyWeights, config: LoraConfig) -> Path:
+def write_lora(folder: Path, adapter: Adapter, config: LoraConfig) -> Path:
     """Write the adapter in float32 with rank, alpha and targets in the header.
 
-    The header has this one entry only: safetensors writes several in no fixed order, and equal weights must give
+    The header has this one entry only: safetensors writes several in no fixed order, and equal adapters must give
     equal files.
     """
     if config.rank is None or config.alpha is None:
         raise ContractError(f"a LoRA file must say rank and alpha, got {config.rank} and {config.alpha}")
-    modules = sorted({name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in weights.arrays})
-    adapter = {
+    modules = sorted({name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in adapter.arrays})
+    metadata = {
         "transformer.r": config.rank,
         "transformer.lora_alpha": config.alpha,
         "transformer.target_modules": list(config.targets or modules),
     }
     path = folder / FILE_NAME
-    arrays = {name: np.ascontiguousarray(array) for name, array in weights.arrays.items()}
-    save_file(arrays, path, metadata={METADATA_KEY: json.dumps(adapter, sort_keys=True)})
+    arrays = {name: np.ascontiguousarray(array) for name, array in adapter.arrays.items()}
+    save_file(arrays, path, metadata={METADATA_KEY: json.dumps(metadata, sort_keys=True)})
     return path
 
 
-def read_lora(folder: Path, *, version: int) -> PolicyWeights:
+def read_lora(folder: Path, *, version: int) -> Adapter:
     """Read an adapter that `write_lora` wrote.
 
     Raises:
@@ -54,7 +54,7 @@ def read_lora(folder: Path, *, version: int) -> PolicyWeights:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"adapter {path} cannot be read: {error}") from error
-    return PolicyWeights(version=version, arrays=arrays, digest=digest_of(arrays))
+    return Adapter(version=version, arrays=arrays, digest=digest_of(arrays))
 
 
 def read_foreign_lora(path: str) -> tuple[dict[str, np.ndarray], float | None]:

@@ -1,4 +1,4 @@
-"""Clean-picture estimates at a point of a trajectory: what the picture would be if exploration ended here.
+"""Clean-image estimates at a point of a trajectory: what the image would be if exploration ended here.
 
 Every estimate follows the probability-flow ODE from the point's sigma down to 0 along its own grid of sigmas; Tweedie's
 x - sigma v is the grid of one step. `substep_grid` makes a point's grid, `complete` walks all points of a shard, each

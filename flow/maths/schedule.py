@@ -52,13 +52,13 @@ def flux_sigmas(
     base_shift: float = 0.5,
     max_shift: float = 1.15,
 ) -> Float[Tensor, " points"]:
-    """FLUX's grid, whose shift grows with the picture.
+    """FLUX's grid, whose shift grows with the image.
 
         mu = base_shift + (max_shift - base_shift) (tokens - base_tokens) / (max_tokens - base_tokens)
         sigma_k = e^mu / (e^mu + 1 / u_k - 1),  u = linspace(1, 1/T, T);  sigma_T = 0
 
     Args:
-        tokens: packed latent tokens of a picture, (height / 16) (width / 16).
+        tokens: packed latent tokens of an image, (height / 16) (width / 16).
         base_tokens, max_tokens, base_shift, max_shift: of the scheduler's config.
     """
     slope = (max_shift - base_shift) / (max_tokens - base_tokens)

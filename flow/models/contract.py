@@ -35,7 +35,7 @@ class Backbone(Protocol):
         ...
 
     def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
-        """Pictures of clean latents, as the family's pipeline makes them."""
+        """Images of clean latents, as the family's pipeline makes them."""
         ...
 
 

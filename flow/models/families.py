@@ -17,7 +17,7 @@ ATTENTION = (
     "attn.add_v_proj",
     "attn.to_add_out",
 )
-"""The attention projections of a transformer with two streams, picture and text."""
+"""The attention projections of a transformer with two streams, image and text."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class PipelineBackbone(ABC):
 
     family: ClassVar[Family]
     has_dynamic_shift: ClassVar[bool] = False
-    """Whether the family's schedule depends on the size of the picture."""
+    """Whether the family's schedule depends on the size of the image."""
 
     def __init__(self, pipeline: Any, config: ModelConfig, embeddings: Embeddings, *, device: torch.device) -> None:
         self._pipeline = pipeline
@@ -102,7 +102,7 @@ class PipelineBackbone(ABC):
 
     @abstractmethod
     def _latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
-        """C, H, W of the latents of a picture of this size in pixels; ModelError when the model cannot draw it."""
+        """C, H, W of the latents of an image of this size in pixels; ModelError when the model cannot draw it."""
 
     @abstractmethod
     def example(self, count: int) -> Conditioning:
@@ -123,12 +123,12 @@ class PipelineBackbone(ABC):
     def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
         """VAE decoding, `decode_batch` at once, and the pipeline's own rounding to 8 bits."""
         chunks = latents.split(self._config.decode_batch or len(latents))
-        return np.concatenate([self._pictures(chunk) for chunk in chunks])
+        return np.concatenate([self._images(chunk) for chunk in chunks])
 
-    def _pictures(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
+    def _images(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
         scaled = latents / self.vae.config.scaling_factor + self.vae.config.shift_factor
-        pictures = self.vae.decode(scaled, return_dict=False)[0]
-        unit = cast(np.ndarray, self._pipeline.image_processor.postprocess(pictures, output_type="np"))
+        images = self.vae.decode(scaled, return_dict=False)[0]
+        unit = cast(np.ndarray, self._pipeline.image_processor.postprocess(images, output_type="np"))
         return (unit * 255).round().astype(np.uint8)
 
     def _compile(self, backend: str) -> None:
@@ -148,7 +148,7 @@ class PipelineBackbone(ABC):
             raise ModelError(f"the model's scheduler must leave {', '.join(unknown)} off: its sigmas would be others")
 
     def _divided(self, height: int, width: int, *, by: int) -> tuple[int, int]:
-        """Latent height and width of a picture: both sides must be multiples of `by` pixels."""
+        """Latent height and width of an image: both sides must be multiples of `by` pixels."""
         if height % by or width % by:
             raise ModelError(f"model.height and model.width must be multiples of {by}, got {height} and {width}")
         scale = self._pipeline.vae_scale_factor

@@ -19,7 +19,7 @@ from learner.credit.turning_point import turning_point
 from learner.credit.value_calibration import calibrated
 from protocol.config.credit import CreditConfig
 from protocol.errors import ContractError
-from protocol.messages import COMMON_PICTURE, Prompt, Rollout, ScoredGroup, Scores
+from protocol.messages import COMMON_IMAGE, Prompt, Rollout, ScoredGroup, Scores
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def assign_credit(
     *,
     members: int,
     total: int,
-    weights: Float[Tensor, " T"],
+    step_weights: Float[Tensor, " T"],
     baseline: Float[Tensor, " T"] | None = None,
 ) -> Assignment:
     """Advantages of all groups of an iteration.
@@ -74,7 +74,7 @@ def assign_credit(
     Args:
         members: N, the size that every group must have.
         total: T.
-        weights: of the steps, from `learner.credit.step_weights`.
+        step_weights: one for each step, from `learner.credit.step_weights`.
         baseline: of the iterations before, for `ema`.
 
     Raises:
@@ -85,7 +85,7 @@ def assign_credit(
     values, slopes = _calibrated(shards, total) if is_calibrated else (shards, None)
     tables = _step_rewards(values, config, total)
     if config.step_weights.order == "before":
-        tables = [(values * weights, valid) for values, valid in tables]
+        tables = [(values * step_weights, valid) for values, valid in tables]
     pool = torch.cat([values for values, _ in tables]), torch.cat([valid for _, valid in tables])
     after = updated_baseline(baseline, *pool, decay=config.ema_decay) if config.normalise == "ema" else None
     normalise = _normaliser(config, pool, _in_use(baseline, after))
@@ -93,7 +93,7 @@ def assign_credit(
     for group, parts, (values, valid) in zip(groups, shards, tables, strict=True):
         advantages = normalise(values, valid).clamp(-config.advantage_clip, config.advantage_clip)
         if config.step_weights.order == "after" and config.step_weights.rule != "none":
-            advantages = advantages * weights
+            advantages = advantages * step_weights
         credited.append(
             CreditedGroup(
                 prompt=group.prompt,
@@ -176,11 +176,11 @@ def _shards(group: ScoredGroup, members: int) -> list[_Shard]:
 
 
 def _point_rewards(scores: Scores, rollout: Rollout, first: Scores) -> _Shard:
-    """The rewards of a shard's points; those that refer to the common picture have the score of the first shard's."""
-    pictures = int(rollout.image_index.max()) + 1
-    if len(scores.reasons) != pictures:
-        raise ContractError(f"a shard of {pictures} pictures must have as many scores, got {len(scores.reasons)}")
-    is_common = rollout.image_index == COMMON_PICTURE
+    """The rewards of a shard's points; those that refer to the common image have the score of the first shard's."""
+    images = int(rollout.image_index.max()) + 1
+    if len(scores.reasons) != images:
+        raise ContractError(f"a shard of {images} images must have as many scores, got {len(scores.reasons)}")
+    is_common = rollout.image_index == COMMON_IMAGE
     values = np.where(is_common, first.values[0], scores.values[rollout.image_index]).astype(np.float32)
     valid = np.where(is_common, first.valid[0], scores.valid[rollout.image_index])
     return _Shard(rollout=rollout, rewards=torch.from_numpy(values), valid=torch.from_numpy(valid))

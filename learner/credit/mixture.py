@@ -15,7 +15,7 @@ import torch
 from learner.credit.assign import Assignment, assign_credit
 from protocol.config.credit import CreditConfig
 from protocol.errors import ContractError
-from protocol.messages import COMMON_PICTURE, ScoredGroup, Scores
+from protocol.messages import COMMON_IMAGE, ScoredGroup, Scores
 
 
 def assign_mixed(
@@ -55,7 +55,7 @@ def of_reward(group: ScoredGroup, name: str) -> ScoredGroup:
     """The same group as if reward `name` were all there is.
 
     Raises:
-        ContractError: its pictures were scored, but not by that reward.
+        ContractError: its images were scored, but not by that reward.
     """
     shards = tuple(replace(shard, scores=_alone(shard.scores, name)) for shard in group.shards)
     return replace(group, shards=shards)
@@ -64,7 +64,7 @@ def of_reward(group: ScoredGroup, name: str) -> ScoredGroup:
 def reward_gains(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     """Mean and mean size of each reward's gains by step, `gain/<reward>/step_<k>_mean` and `_abs_mean`.
 
-    Nothing for a single reward, whose gains the mixture's metrics show, and where only final pictures were scored.
+    Nothing for a single reward, whose gains the mixture's metrics show, and where only final images were scored.
     """
     shards = [(shard, group.shards[0].scores) for group in groups for shard in group.shards]
     names = sorted({name for shard, _ in shards for name in shard.scores.components if "/" not in name})
@@ -94,8 +94,8 @@ def _alone(scores: Scores, name: str) -> Scores:
 
 
 def _points(scores: Scores, first: Scores, name: str, index: np.ndarray) -> np.ndarray:
-    """One reward at each point [N, P], NaN where missing; `COMMON_PICTURE` is the first shard's first picture."""
+    """One reward at each point [N, P], NaN where missing; `COMMON_IMAGE` is the first shard's first image."""
     values, common = (
         part.components.get(name, np.full(len(part.reasons), np.nan, np.float32)) for part in (scores, first)
     )
-    return np.where(index == COMMON_PICTURE, common[0], values[index])
+    return np.where(index == COMMON_IMAGE, common[0], values[index])

@@ -1,4 +1,4 @@
-"""Credit rules: from the rewards of a group's pictures to one step reward for every stochastic step.
+"""Credit rules: from the rewards of a group's images to one step reward for every stochastic step.
 
 Every rule has the signature `rule(rewards [N, P], valid [N, P], steps=S) -> (values [N, S], valid [N, S])`; a step
 reward is valid only when every reward it is made of is. Worked numbers stand in `docs/method.md` and the tests.
@@ -16,10 +16,10 @@ CreditRule = Callable[..., StepRewards]
 
 
 def uniform(rewards: Float[Tensor, "N P"], valid: Bool[Tensor, "N P"], *, steps: int) -> StepRewards:
-    """Flow-GRPO (arXiv 2505.05470): every step earns the final picture's reward, r_S.
+    """Flow-GRPO (arXiv 2505.05470): every step earns the final image's reward, r_S.
 
     Args:
-        rewards: P is 1 (final pictures only) or S + 1; the last column counts.
+        rewards: P is 1 (final images only) or S + 1; the last column counts.
         steps: S.
     """
     return rewards[:, -1:].repeat(1, steps), valid[:, -1:].repeat(1, steps)
@@ -32,7 +32,7 @@ def gains(rewards: Float[Tensor, "N P"], valid: Bool[Tensor, "N P"], *, steps: i
     that touch it.
 
     Args:
-        rewards: P = S + 1, reward of the clean-picture estimate at every point; the last is the final picture's.
+        rewards: P = S + 1, reward of the clean-image estimate at every point; the last is the final image's.
         steps: S.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Calibrated values: how much of a completed point's lead will still be there in the finished picture?
+"""Calibrated values: how much of a completed point's lead will still be there in the finished image?
 
 A completion is one deterministic guess at what a point is worth. Rule-based scores turn it into a coin flip, and early
 guesses say little; taken as they are, neighbouring gains then mostly cancel. Scaled by the slope with which the final
@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 Points = tuple[Float[Tensor, "N P"], Bool[Tensor, "N P"], tuple[int, ...]]
-"""Rewards at a shard's points, the finished pictures' last; which are valid; the steps before which the points lie."""
+"""Rewards at a shard's points, the finished images' last; which are valid; the steps before which the points lie."""
 
 
 def calibrated(
@@ -50,7 +50,7 @@ def calibrated(
 
 
 def _columns(shards: Sequence[Points]) -> dict[int, tuple[Float[Tensor, " M"], Float[Tensor, " M"]]]:
-    """By step: rewards of the point and of the finished picture, of the members that have both."""
+    """By step: rewards of the point and of the finished image, of the members that have both."""
     found: dict[int, list[tuple[Tensor, Tensor]]] = {}
     for rewards, valid, steps in shards:
         for place, k in enumerate(steps):

@@ -1,4 +1,4 @@
-"""Scores on held-out prompts at fixed seeds, drawn without exploration; the same pictures at every evaluation."""
+"""Scores on held-out prompts at fixed seeds, drawn without exploration; the same images at every evaluation."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -7,11 +7,11 @@ from functools import partial
 
 import numpy as np
 
-from learner.loop.lost import again_if_lost
+from learner.loop.redraw import redraw_if_lost
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, ContractError
-from protocol.messages import DrawRequest, Prompt, Scores
-from protocol.ports import Parts
+from protocol.messages import GenerateRequest, Prompt, Scores
+from protocol.ports import Ports
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,15 @@ class Evaluation:
     score: float
     """Mean over tags of `by_tag`, as GenEval's overall score is defined."""
     by_tag: Mapping[str, float]
-    """Mean reading of each prompt tag over its scored pictures; prompts without a tag stand under `all`."""
+    """Mean reading of each prompt tag over its scored images; prompts without a tag stand under `all`."""
     missing: int
-    """Pictures without a score; they are left out of the means."""
-    pictures: int
+    """Images without a score; they are left out of the means."""
+    images: int
     readings: Mapping[str, float] = field(default_factory=dict)
-    """Mean of every scorer's reading over its scored pictures, also of scorers that never train."""
+    """Mean of every scorer's reading over its scored images, also of scorers that never train."""
     seconds: float = 0.0
     gallery: tuple[tuple[Prompt, np.ndarray, float], ...] = field(default=(), repr=False)
-    """Some prompts, the first picture of each, uint8 [H, W, 3], and its reading (NaN: no score)."""
+    """Some prompts, the first image of each, uint8 [H, W, 3], and its reading (NaN: no score)."""
 
     def line(self, iteration: int) -> dict[str, float]:
         """Its line of metrics."""
@@ -48,13 +48,13 @@ class Evaluation:
 
 
 async def evaluate(
-    config: RunConfig, *, prompts: Sequence[Prompt], parts: Parts, version: int, digest: str
+    config: RunConfig, *, prompts: Sequence[Prompt], ports: Ports, version: int, digest: str
 ) -> Evaluation:
-    """Draw `images_per_prompt` pictures of every prompt with this version and read `evaluation.component`.
+    """Draw `images_per_prompt` images of every prompt with this version and read `evaluation.component`.
 
     Raises:
         ConfigError: no scorer gives the wanted reading.
-        ContractError: not one picture of a tag has a score.
+        ContractError: not one image of a tag has a score.
     """
     settings = config.evaluation
     wanted = [(prompt, number) for prompt in prompts for number in range(settings.images_per_prompt)]
@@ -62,7 +62,7 @@ async def evaluate(
 
     async def read(start: int) -> tuple[Scores, dict[int, np.ndarray]]:
         batch = wanted[start : start + settings.batch]
-        request = DrawRequest(
+        request = GenerateRequest(
             prompts=tuple(prompt for prompt, _ in batch),
             numbers=tuple(number for _, number in batch),
             seed=settings.seed,
@@ -70,25 +70,27 @@ async def evaluate(
             version=version,
             digest=digest,
         )
-        receipt, handle = await parts.rollouts.draw(request)
+        receipt, handle = await ports.rollouts.generate(request)
         receipt.require(version=version, digest=digest)
-        scores = await parts.rewards.score(handle, [p.text for p, _ in batch], [p.metadata for p, _ in batch])
+        scores = await ports.rewards.score_for_evaluation(
+            handle, [p.text for p, _ in batch], [p.metadata for p, _ in batch]
+        )
         here = [place for place in shown if start <= place < start + len(batch)]
-        pictures = await parts.rollouts.fetch(handle) if here else None
-        return scores, {place: pictures[place - start] for place in here if pictures is not None}
+        images = await ports.rollouts.fetch(handle) if here else None
+        return scores, {place: images[place - start] for place in here if images is not None}
 
     starts = range(0, len(wanted), settings.batch)
-    parts_read = await asyncio.gather(*(again_if_lost(partial(read, start)) for start in starts))
+    parts_read = await asyncio.gather(*(redraw_if_lost(partial(read, start)) for start in starts))
     readings = np.concatenate([_reading(scores, settings.component) for scores, _ in parts_read])
-    pictures = {place: picture for _, held in parts_read for place, picture in held.items()}
+    images = {place: image for _, held in parts_read for place, image in held.items()}
     by_tag = _means([prompt for prompt, _ in wanted], readings)
     return Evaluation(
         score=float(np.mean(list(by_tag.values()))),
         by_tag=by_tag,
         missing=int(np.isnan(readings).sum()),
-        pictures=len(readings),
+        images=len(readings),
         readings=_component_means([scores for scores, _ in parts_read]),
-        gallery=tuple((wanted[place][0], pictures[place], float(readings[place])) for place in shown),
+        gallery=tuple((wanted[place][0], images[place], float(readings[place])) for place in shown),
     )
 
 
@@ -97,7 +99,7 @@ def _tag(prompt: Prompt) -> str:
 
 
 def _places_to_show(wanted: Sequence[tuple[Prompt, int]], each: int = 4) -> list[int]:
-    """The first pictures of the first `each` prompts of every tag."""
+    """The first images of the first `each` prompts of every tag."""
     places: dict[str, list[int]] = {}
     for place, (prompt, number) in enumerate(wanted):
         held = places.setdefault(_tag(prompt), [])

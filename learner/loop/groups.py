@@ -11,13 +11,13 @@ from functools import partial
 
 import numpy as np
 
-from learner.loop.lost import DRAWS, again_if_lost
+from learner.loop.redraw import DRAWS, redraw_if_lost
 from learner.loop.setting_aside import name_if_silent, set_aside_if_void
 from learner.loop.stream import GroupStream
 from protocol.config.run import RunConfig
 from protocol.errors import CheckpointError, ShardLostError
-from protocol.messages import LearnerState, PolicyWeights, Prompt, ScoredGroup, ScoredShard, ShardRequest
-from protocol.ports import Metrics, Parts
+from protocol.messages import Adapter, LearnerState, Prompt, ScoredGroup, ScoredShard, ShardRequest
+from protocol.ports import Metrics, Ports
 
 
 @dataclass
@@ -26,22 +26,22 @@ class Groups:
 
     config: RunConfig
     prompts: Sequence[Prompt]
-    parts: Parts
-    policies: dict[int, PolicyWeights] = field(default_factory=dict)
+    ports: Ports
+    policies: dict[int, Adapter] = field(default_factory=dict)
 
     @property
-    def policy(self) -> PolicyWeights:
+    def policy(self) -> Adapter:
         """The newest published version."""
         return self.policies[max(self.policies)]
 
-    async def begin(self, recent: Sequence[PolicyWeights]) -> None:
+    async def begin(self, recent: Sequence[Adapter]) -> None:
         """Publish the versions that the first groups are drawn with.
 
         Raises:
             CheckpointError: `recent` lacks one of them.
         """
-        for weights in recent:
-            await self._publish(weights)
+        for adapter in recent:
+            await self._publish(adapter)
         await self.publish()
         newest = self.policy.version
         lacking = sorted(set(range(max(0, newest - self.config.group.max_lag), newest)) - set(self.policies))
@@ -50,13 +50,13 @@ class Groups:
 
     async def publish(self) -> None:
         """Publish the learner's version, and forget the one that no group is drawn with any more."""
-        await self._publish(await self.parts.learner.weights())
+        await self._publish(await self.ports.learner.adapter())
         self.policies.pop(self.policy.version - self.config.group.max_lag - 1, None)
 
     async def state(self) -> LearnerState:
         """The learner's state with the older versions that groups in flight are drawn with."""
-        state = await self.parts.learner.state()
-        older = [self.policies[version] for version in sorted(self.policies) if version < state.step]
+        state = await self.ports.learner.state()
+        older = [self.policies[version] for version in sorted(self.policies) if version < state.iteration]
         return replace(state, recent=tuple(older))
 
     def stream(self, start: int) -> GroupStream:
@@ -88,7 +88,7 @@ class Groups:
             for first in range(0, self.config.group.size, members)
         ]
         shards = await asyncio.gather(
-            *(again_if_lost(partial(_score_shard, self.parts, request)) for request in requests)
+            *(redraw_if_lost(partial(_score_shard, self.ports, request)) for request in requests)
         )
         name_if_silent(prompt.text, shards)
         return ScoredGroup(prompt=prompt, shards=set_aside_if_void(shards))
@@ -98,14 +98,14 @@ class Groups:
         first = iteration * self.config.group.per_iteration
         for _ in range(DRAWS - 1):
             try:
-                return await self.parts.learner.update(batch)
+                return await self.ports.learner.update(batch)
             except ShardLostError:
                 batch = await asyncio.gather(*(self.produce(first + group) for group in range(len(batch))))
-        return await self.parts.learner.update(batch)
+        return await self.ports.learner.update(batch)
 
-    async def _publish(self, weights: PolicyWeights) -> None:
-        await self.parts.weights.publish(weights)
-        self.policies[weights.version] = weights
+    async def _publish(self, adapter: Adapter) -> None:
+        await self.ports.adapters.publish(adapter)
+        self.policies[adapter.version] = adapter
 
 
 def prompt_at(prompts: Sequence[Prompt], place: int, *, seed: int) -> Prompt:
@@ -115,9 +115,9 @@ def prompt_at(prompts: Sequence[Prompt], place: int, *, seed: int) -> Prompt:
     return prompts[order[offset]]
 
 
-async def _score_shard(parts: Parts, request: ShardRequest) -> ScoredShard:
-    receipt, rollout, images = await parts.rollouts.sample(request)
+async def _score_shard(ports: Ports, request: ShardRequest) -> ScoredShard:
+    receipt, rollout, images = await ports.rollouts.rollout(request)
     receipt.require(version=request.version, digest=request.digest)
-    prompt, count = request.prompt, receipt.pictures
-    scores = await parts.rewards.reward(images, [prompt.text] * count, [prompt.metadata] * count)
+    prompt, count = request.prompt, receipt.images
+    scores = await ports.rewards.score_for_training(images, [prompt.text] * count, [prompt.metadata] * count)
     return ScoredShard(rollout=rollout, scores=scores)

@@ -17,13 +17,13 @@ from protocol.errors import (
     GuardError,
     NonFiniteError,
     ParityError,
-    StaleWeightsError,
+    StaleAdapterError,
 )
-from protocol.messages import PolicyWeights
+from protocol.messages import Adapter
 from protocol.sink import StatusSink
 
 BY_ERROR: Mapping[type[FlowcreditError], str] = {
-    StaleWeightsError: "weights_echo",
+    StaleAdapterError: "adapter_echo",
     ParityError: "parity_probe",
     NonFiniteError: "finite_numbers",
     ContractError: "contract",
@@ -58,13 +58,13 @@ class Guards:
         """Iterations in a row, of each rule that is broken now."""
         return {name: times for name, times in self._broken.items() if times}
 
-    def check(self, iteration: int, metrics: Mapping[str, float], weights: PolicyWeights) -> None:
-        """Look at the numbers of one iteration and at the weights that it made.
+    def check(self, iteration: int, metrics: Mapping[str, float], adapter: Adapter) -> None:
+        """Look at the numbers of one iteration and at the adapter that it made.
 
         Raises:
             GuardError: a rule has been broken for as long as it bears.
         """
-        numbers = {**metrics, **adapter_metrics(weights, had_contrast=metrics.get("group/zero_variance", 0.0) < 1.0)}
+        numbers = {**metrics, **adapter_metrics(adapter, had_contrast=metrics.get("group/zero_variance", 0.0) < 1.0)}
         for guard in self._guards:
             value = numbers.get(guard.metric)
             if value is None:
@@ -96,10 +96,10 @@ def guard_of(error: BaseException) -> str | None:
     return next((name for kind, name in BY_ERROR.items() if isinstance(error, kind)), None)
 
 
-def adapter_metrics(weights: PolicyWeights, *, had_contrast: bool) -> dict[str, float]:
+def adapter_metrics(adapter: Adapter, *, had_contrast: bool) -> dict[str, float]:
     """`adapter/not_finite`: elements that are NaN or infinite; `adapter/idle`: 1 when every B is exactly 0 although
     the iteration had something to learn (absent when it had not)."""
-    arrays = weights.arrays
+    arrays = adapter.arrays
     second = [array for name, array in arrays.items() if "lora_B" in name]
     metrics = {"adapter/not_finite": float(sum(np.count_nonzero(~np.isfinite(array)) for array in arrays.values()))}
     if second and had_contrast:
@@ -126,7 +126,7 @@ def guards_of(config: RunConfig) -> tuple[Guard, ...]:
             remedy="lower learner.learning_rate and go on from a checkpoint with --fork",
         ),
         Guard(
-            name="distinct_samples",
+            name="distinct_members",
             metric="group/duplicates",
             is_broken=lambda value: value > 0,
             rule="be 0: no two members of a group end in the same latents",
@@ -138,7 +138,7 @@ def guards_of(config: RunConfig) -> tuple[Guard, ...]:
             metric="group/zero_variance",
             is_broken=lambda value: value >= 1.0,
             rule="be below 1: some group has rewards that differ",
-            remedy="the reward does not tell the pictures apart: look at samples/, other prompts or another reward",
+            remedy="the reward does not tell the images apart: look at gallery/, other prompts or another reward",
             patience=limits.zero_variance_iterations,
         ),
         Guard(

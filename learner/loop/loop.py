@@ -1,14 +1,14 @@
 """The algorithm on one page. It knows ports, not Ray and not torch; large arrays pass through it as handles.
 
-    prompts ──► GroupStream ──► rollouts.sample ──► rewards.score ──► learner.update ──► weights.publish ──┐
-                    ▲                (shards)          (pictures)        (groups)                          │
-                    └──────────────────────────────── slots are released ◄────────────────────────────────┘
+    prompts ─► GroupStream ─► rollouts.rollout ─► rewards.score_for_training ─► learner.update ─► adapters.publish ─┐
+                   ▲              (shards)                (images)                 (groups)                         │
+                   └──────────────────────────── slots are released ◄───────────────────────────────────────────────┘
 
 | who waits                | for what                      | who ends it                                   |
 |--------------------------|-------------------------------|-----------------------------------------------|
 | the loop                 | the oldest groups             | their production, or `stop`                   |
 | a group                  | its shards, then their scores | the sources' deadlines                        |
-| the loop                 | update, weights, publish      | the ports' deadlines                          |
+| the loop                 | update, adapter, publish      | the ports' deadlines                          |
 | the loop, paused         | somebody who lets it go on    | `resume` or `stop`                            |
 """
 
@@ -24,8 +24,8 @@ from learner.loop.guards import Guards
 from learner.loop.stream import GroupStream
 from protocol.config.run import RunConfig
 from protocol.errors import RunFolderError
-from protocol.messages import LearnerState, PolicyWeights, Prompt
-from protocol.ports import Metrics, Parts
+from protocol.messages import Adapter, LearnerState, Prompt
+from protocol.ports import Metrics, Ports
 from protocol.sink import StatusSink
 
 Result = TypeVar("Result")
@@ -68,7 +68,7 @@ async def train(
     *,
     prompts: Sequence[Prompt],
     heldout: Sequence[Prompt],
-    parts: Parts,
+    ports: Ports,
     journal: Journal,
     stop: asyncio.Event,
     rest: Rest = no_rest,
@@ -87,11 +87,11 @@ async def train(
         found: the checkpoint that the run goes on from; the learner holds it already.
         is_evaluated: whether the evaluation at its step stands already.
     """
-    done = found.step if found else 0
-    groups = Groups(config, prompts, parts)
+    done = found.iteration if found else 0
+    groups = Groups(config, prompts, ports)
     await groups.begin(found.recent if found else ())
     guards = Guards(config, journal, broken=found.broken if found else {})
-    evaluator = Evaluator(config, heldout, parts, journal, stop)
+    evaluator = Evaluator(config, heldout, ports, journal, stop)
     saver = Saver(groups, guards, journal, every=config.checkpoint.every, saved=done)
     if not is_evaluated:
         await evaluator.assess_if_due(done, groups.policy)
@@ -110,7 +110,7 @@ async def train(
             stream.release(per_iteration)
             clock.lap("publish")
             done += 1
-            journal.record(done, metrics | dict(parts.rewards.troubles()) | clock.seconds())
+            journal.record(done, metrics | dict(ports.rewards.troubles()) | clock.seconds())
             guards.check(done, metrics, groups.policy)
             await evaluator.assess_if_due(done, groups.policy)
             if done < config.iterations:
@@ -168,11 +168,11 @@ class Evaluator:
 
     config: RunConfig
     heldout: Sequence[Prompt]
-    parts: Parts
+    ports: Ports
     journal: Journal
     stop: asyncio.Event
 
-    async def assess_if_due(self, iteration: int, policy: PolicyWeights) -> None:
+    async def assess_if_due(self, iteration: int, policy: Adapter) -> None:
         """At the start, at the end and every `evaluation.every`; a stop ends it without a result."""
         every = self.config.evaluation.every
         if iteration not in (0, self.config.iterations) and not (every and iteration % every == 0):
@@ -182,14 +182,14 @@ class Evaluator:
         if result is not None:
             self.journal.evaluated(iteration, result.timed(time.monotonic() - began))
 
-    async def _assess(self, policy: PolicyWeights) -> Evaluation:
-        if self.config.evaluation.weights == "average":
-            state = await self.parts.learner.state()
+    async def _assess(self, policy: Adapter) -> Evaluation:
+        if self.config.evaluation.adapter == "average":
+            state = await self.ports.learner.state()
             assert state.average is not None, "the config refuses this evaluation without a running mean"
             policy = state.average
-            await self.parts.weights.publish(policy)
+            await self.ports.adapters.publish(policy)
         return await evaluate(
-            self.config, prompts=self.heldout, parts=self.parts, version=policy.version, digest=policy.digest
+            self.config, prompts=self.heldout, ports=self.ports, version=policy.version, digest=policy.digest
         )
 
 

@@ -1,4 +1,4 @@
-"""Groups that teach nothing: one picture has no score where the failure policy is `drop_group`, or none has one."""
+"""Groups that teach nothing: one image has no score where the failure policy is `drop_group`, or none has one."""
 
 import logging
 from collections.abc import Sequence

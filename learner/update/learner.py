@@ -1,4 +1,4 @@
-"""The learner: owns the trained adapter and its optimiser; turns one iteration's groups into the next version."""
+"""The learner: owns the trained adapter and its optimizer; turns one iteration's groups into the next version."""
 
 import math
 from collections.abc import Sequence
@@ -17,13 +17,12 @@ from learner.credit.step_weights import step_weights
 from learner.update.ema import AdapterAverage
 from learner.update.ledger import duplicates, ledger
 from learner.update.metrics import group_metrics, slope_metrics
-from learner.update.microbatch import micro_batches
-from learner.update.minibatch import count_pairs, minibatches
+from learner.update.micro_batches import count_pairs, micro_batches, split_micro_batches
 from learner.update.objective import Objective, PairLosses
 from learner.update.probe import probe_parity
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, NonFiniteError
-from protocol.messages import Credit, LearnerState, PolicyWeights, ScoredGroup
+from protocol.messages import Adapter, Credit, LearnerState, ScoredGroup
 
 SLOTS = ("exp_avg", "exp_avg_sq", "step")
 """AdamW's state of one parameter."""
@@ -42,7 +41,7 @@ class UpdateStatistics:
     grad_norms: list[float] = field(default_factory=list)
 
     def add(self, pairs: PairLosses, total: float, *, is_first: bool) -> None:
-        """One minibatch of the iteration; `total` is its part of the loss."""
+        """One micro-batch of the iteration; `total` is its part of the loss."""
         self.losses.append(total)
         self.ratios.append(pairs.ratio.detach().cpu())
         self.divergences.append(pairs.kl.cpu())
@@ -66,11 +65,11 @@ class UpdateStatistics:
 
 
 class Learner:
-    """Made once in the learner's process; `step` counts iterations and is the version of the weights.
+    """Made once in the learner's process; `step` counts iterations and is the version of the adapter.
 
     learner = Learner(config)
     metrics = learner.update(groups)
-    weights = learner.weights()
+    adapter = learner.adapter()
     """
 
     def __init__(self, config: RunConfig, *, device: str = "cpu") -> None:
@@ -84,7 +83,7 @@ class Learner:
         self._objective = Objective(self._policy, self._lora, settings)
         self._average = AdapterAverage(self._lora.parameters, settings.average) if settings.average.decay else None
         self._baseline: torch.Tensor | None = None
-        self._weights = step_weights(
+        self._step_weights = step_weights(
             config.credit.step_weights,
             total=self._policy.total_steps,
             stds={k: self._policy.std(k) for k in self._policy.steps},
@@ -96,24 +95,24 @@ class Learner:
             eps=settings.adam_epsilon,
             weight_decay=settings.weight_decay,
         )
-        self.step = 0
+        self.iteration = 0
         self._credits: list[Credit] = []
 
     def update(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
-        """Learn from one iteration's groups in `epochs` passes of `updates_per_iteration` optimiser steps.
+        """Learn from one iteration's groups in `epochs` passes of `updates_per_iteration` optimizer steps.
 
         Raises:
             ContractError: a group is incomplete or another iteration's, or no step reward of the iteration is valid.
-            NonFiniteError: loss or gradient is not finite; the weights are then unchanged by that optimiser step.
+            NonFiniteError: loss or gradient is not finite; the adapter are then unchanged by that optimizer step.
         """
-        places = ledger(groups, iteration=self.step)
+        places = ledger(groups, iteration=self.iteration)
         assignment = assign_mixed(
             groups,
             self._config.credit,
-            rewards=self._config.weights,
+            rewards=self._config.reward_weights,
             members=self._config.group.size,
             total=self._policy.total_steps,
-            weights=self._weights,
+            step_weights=self._step_weights,
             baseline=self._baseline,
         )
         credited = assignment.groups
@@ -131,8 +130,8 @@ class Learner:
             for start in range(0, len(credited), size):
                 self._optimise(credited[start : start + size], statistics, epoch=epoch, is_first=epoch == start == 0)
         self._baseline = assignment.baseline
-        self.step += 1
-        self._credits = [_credit(group, version=self.step) for group in credited]
+        self.iteration += 1
+        self._credits = [_credit(group, version=self.iteration) for group in credited]
         return {
             **places,
             **group_metrics(groups, credited),
@@ -140,19 +139,19 @@ class Learner:
             "group/duplicates": float(sum(duplicates(group.rollouts) for group in credited)),
             **statistics.metrics(self._config.learner.clip_range),
             **probed,
-            "policy/version": float(self.step),
+            "policy/version": float(self.iteration),
         }
 
-    def weights(self) -> PolicyWeights:
+    def adapter(self) -> Adapter:
         """A copy of the adapter; its version is `step`."""
-        return self._lora.export(version=self.step)
+        return self._lora.export(version=self.iteration)
 
     def credit(self, group: int) -> Credit:
         """What the steps of one group of the newest update earned."""
         return self._credits[group]
 
     def state(self) -> LearnerState:
-        """Adapter, optimiser and step."""
+        """Adapter, optimizer and step."""
         optimizer: dict[str, np.ndarray] = {}
         for name, parameter in self._lora.parameters.items():
             for slot, value in self._optimizer.state.get(parameter, {}).items():
@@ -161,16 +160,16 @@ class Learner:
             optimizer[f"{SCALER}/{slot}"] = np.array(value, np.float32)
         baseline = [] if self._baseline is None else self._baseline.tolist()
         return LearnerState(
-            step=self.step,
-            weights=self.weights(),
+            iteration=self.iteration,
+            adapter=self.adapter(),
             optimizer=optimizer,
-            average=self._average.export(version=self.step) if self._average else None,
+            average=self._average.export(version=self.iteration) if self._average else None,
             baseline=tuple(None if math.isnan(value) else value for value in baseline),
         )
 
     def restore(self, state: LearnerState) -> None:
         """Go on exactly where `state` was taken."""
-        self._lora.load(state.weights)
+        self._lora.load(state.adapter)
         self._optimizer.state.clear()
         for name, parameter in self._lora.parameters.items():
             if f"{name}/step" in state.optimizer:
@@ -185,17 +184,17 @@ class Learner:
         if now and len(held) == len(now):
             self._scaler.load_state_dict({slot: type(now[slot])(value.item()) for slot, value in held.items()})
         if self._average:
-            self._average.load(state.average or state.weights)
+            self._average.load(state.average or state.adapter)
         baseline = [math.nan if value is None else value for value in state.baseline]
         self._baseline = torch.tensor(baseline, dtype=torch.float64) if baseline else None
-        self.step = state.step
+        self.iteration = state.iteration
 
     def _probe(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         every = self._config.learner.probe_every
-        if not every or self.step % every:
+        if not every or self.iteration % every:
             return {}
         return probe_parity(
-            self._policy, groups, version=self.step, bound=self._config.learner.probe_bound, device=self._device
+            self._policy, groups, version=self.iteration, bound=self._config.learner.probe_bound, device=self._device
         )
 
     def _optimise(
@@ -205,12 +204,12 @@ class Learner:
         choice = {"step_fraction": settings.step_fraction, "seed": self._config.seed, "epoch": epoch}
         pairs = count_pairs(groups, **choice)
         self._optimizer.zero_grad(set_to_none=True)
-        in_order = minibatches(groups, device=self._device, keeps_idle=settings.kl.weight > 0, **choice)
-        for minibatch in micro_batches(in_order, most=self._config.model.forward_batch):
-            losses = self._objective(minibatch)
+        in_order = micro_batches(groups, device=self._device, keeps_idle=settings.kl.weight > 0, **choice)
+        for micro_batch in split_micro_batches(in_order, most=self._config.model.forward_batch):
+            losses = self._objective(micro_batch)
             total = losses.loss.sum() / pairs
             if not torch.isfinite(total):
-                raise NonFiniteError(f"the loss of step {minibatch.k} must be finite, got {total.item()}")
+                raise NonFiniteError(f"the loss of step {micro_batch.k} must be finite, got {total.item()}")
             self._scaler.scale(total).backward()
             statistics.add(losses, total.item(), is_first=is_first)
         if all(parameter.grad is None for parameter in self._lora.parameters.values()):
@@ -229,7 +228,7 @@ class Learner:
             self._average.update(self._optimizer_steps() - 1)
 
     def _optimizer_steps(self) -> int:
-        """Optimiser steps so far; part of AdamW's state, and so of every checkpoint."""
+        """Optimizer steps so far; part of AdamW's state, and so of every checkpoint."""
         return max(int(slots["step"].item()) for slots in self._optimizer.state.values())
 
 

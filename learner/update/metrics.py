@@ -14,9 +14,9 @@ from protocol.messages import ScoredGroup
 
 
 def group_metrics(groups: Sequence[ScoredGroup], credited: Sequence[CreditedGroup]) -> dict[str, float]:
-    """Rewards of the finished pictures, missing scores, gains and advantages by step.
+    """Rewards of the finished images, missing scores, gains and advantages by step.
 
-    `reward/*` are means over valid finished pictures; `reward/missing` counts pictures without a score;
+    `reward/*` are means over valid finished images; `reward/missing` counts images without a score;
     `group/zero_variance` is the share of groups in which nothing differs, `group/unscored` of those without a step
     reward.
     """

@@ -1,4 +1,4 @@
-"""What one minibatch costs: the policy term by the config's objective and the KL term to the model without adapter."""
+"""The loss of one micro-batch: the policy term of the configured objective, and the KL to the model without adapter."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,14 @@ from flow.maths.transition import Transition
 from flow.models.contract import Conditioning
 from flow.policy import FlowPolicy
 from learner.update.loss import clipped_surrogate, guarded_log_ratio, guarded_surrogate, weighted_regression
-from learner.update.minibatch import Minibatch
+from learner.update.micro_batches import MicroBatch
 from protocol.config.learning import KlConfig, LearnerConfig
 from protocol.errors import ContractError
 
 
 @dataclass(frozen=True)
 class PairLosses:
-    """Of one minibatch's pairs."""
+    """Of one micro-batch's pairs."""
 
     loss: Float[Tensor, " N"]
     """What is minimised, carries the gradient; 0 where the pair does not count."""
@@ -40,66 +40,66 @@ class Objective:
     lora: Lora
     config: LearnerConfig
 
-    def __call__(self, minibatch: Minibatch) -> PairLosses:
-        """The losses of one minibatch."""
-        conditioning = self.policy.conditioning(minibatch.prompt.text, minibatch.prompt.negative)
-        reference = self._reference(minibatch, conditioning) if self.config.kl.weight else None
-        transition, velocity = self.policy.transition(minibatch.latents, minibatch.k, conditioning=conditioning)
-        loss, ratio = self._policy_term(minibatch, transition, velocity)
+    def __call__(self, micro_batch: MicroBatch) -> PairLosses:
+        """The losses of one micro_batch."""
+        conditioning = self.policy.conditioning(micro_batch.prompt.text, micro_batch.prompt.negative)
+        reference = self._reference(micro_batch, conditioning) if self.config.kl.weight else None
+        transition, velocity = self.policy.transition(micro_batch.latents, micro_batch.k, conditioning=conditioning)
+        loss, ratio = self._policy_term(micro_batch, transition, velocity)
         kl = torch.zeros_like(loss)
         if reference is not None:
             kl = divergence(
                 self.config.kl,
                 policy=(transition, velocity),
                 reference=reference,
-                step=self._step_size(minibatch.k),
+                step=self._step_size(micro_batch.k),
             )
             loss = loss + self.config.kl.weight * kl
-        return PairLosses(loss=loss * minibatch.valid, ratio=ratio, kl=kl.detach() * minibatch.valid)
+        return PairLosses(loss=loss * micro_batch.valid, ratio=ratio, kl=kl.detach() * micro_batch.valid)
 
     def _policy_term(
-        self, minibatch: Minibatch, transition: Transition, velocity: Tensor
+        self, micro_batch: MicroBatch, transition: Transition, velocity: Tensor
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-        log_prob = transition.log_prob(minibatch.next_latents)
+        log_prob = transition.log_prob(micro_batch.next_latents)
         if self.config.objective == "distillation":
-            target = self._target(minibatch)
-            loss = weighted_regression(velocity=velocity, target=target, advantages=minibatch.advantages)
-            return loss, (log_prob.detach() - minibatch.old_log_prob).exp()
+            target = self._target(micro_batch)
+            loss = weighted_regression(velocity=velocity, target=target, advantages=micro_batch.advantages)
+            return loss, (log_prob.detach() - micro_batch.old_log_prob).exp()
         if self.config.objective == "guarded":
-            if minibatch.old_mean is None:
+            if micro_batch.old_mean is None:
                 raise ContractError("objective guarded needs the means of the rollout, got none")
             log_ratio = guarded_log_ratio(
                 log_prob=log_prob,
-                old_log_prob=minibatch.old_log_prob,
+                old_log_prob=micro_batch.old_log_prob,
                 mean=transition.mean,
-                old_mean=minibatch.old_mean,
+                old_mean=micro_batch.old_mean,
                 std=transition.std,
             )
             return guarded_surrogate(
                 log_ratio=log_ratio,
-                advantages=minibatch.advantages,
+                advantages=micro_batch.advantages,
                 clip_range=self.config.clip_range,
-                step=self._step_size(minibatch.k),
+                step=self._step_size(micro_batch.k),
             )
         return clipped_surrogate(
             log_prob=log_prob,
-            old_log_prob=minibatch.old_log_prob,
-            advantages=minibatch.advantages,
+            old_log_prob=micro_batch.old_log_prob,
+            advantages=micro_batch.advantages,
             clip_range=self.config.clip_range,
         )
 
     @torch.no_grad()
     def _reference(
-        self, minibatch: Minibatch, conditioning: tuple[Conditioning, ...]
+        self, micro_batch: MicroBatch, conditioning: tuple[Conditioning, ...]
     ) -> tuple[Transition, Float[Tensor, "N C H W"]]:
         with self.lora.adapter_disabled():
-            return self.policy.transition(minibatch.latents, minibatch.k, conditioning=conditioning)
+            return self.policy.transition(micro_batch.latents, micro_batch.k, conditioning=conditioning)
 
-    def _target(self, minibatch: Minibatch) -> Float[Tensor, "N C H W"]:
-        if minibatch.target is None:
+    def _target(self, micro_batch: MicroBatch) -> Float[Tensor, "N C H W"]:
+        if micro_batch.target is None:
             raise ContractError("objective distillation needs the completions of the rollout, got none")
-        sigma = self.policy.sigmas[minibatch.k].expand(len(minibatch.latents)).to(minibatch.latents.device)
-        return (minibatch.latents - minibatch.target) / per_sample(sigma, minibatch.latents)
+        sigma = self.policy.sigmas[micro_batch.k].expand(len(micro_batch.latents)).to(micro_batch.latents.device)
+        return (micro_batch.latents - micro_batch.target) / per_sample(sigma, micro_batch.latents)
 
     def _step_size(self, k: int) -> float:
         return (self.policy.sigmas[k] - self.policy.sigmas[k + 1]).item()

@@ -1,4 +1,4 @@
-"""Does the learner compute the log-probs that the rollout actors computed? Asked before an update, with equal weights.
+"""Does the learner compute the log-probs that the rollout actors computed? Asked before an update, with equal adapter.
 
 Rollout and learner run the same code on the same numbers, so the ratio is exactly 1 on equal machines. Another
 precision, another attention kernel or a wrong adapter on one side shows here as a number, not weeks later as a flat

@@ -44,7 +44,7 @@ class AverageConfig(Section):
     decay: Decay = 0.0
     """Largest share of the old mean that an update keeps; early updates keep less. 0 switches it off."""
     every: Positive = 8
-    """Optimiser steps between updates of the mean."""
+    """Optimizer steps between updates of the mean."""
 
 
 class LearnerConfig(Section):
@@ -63,7 +63,7 @@ class LearnerConfig(Section):
     clip_range: float = Field(default=1e-4, gt=0.0)
     """c of the clipped surrogate; ratios of log-prob means are close to 1, hence the small number."""
     updates_per_iteration: Positive = 2
-    """Optimiser steps of one pass, each over an equal part of the iteration's groups; gradients of its pairs add up."""
+    """Optimizer steps of one pass, each over an equal part of the iteration's groups; gradients of its pairs add up."""
     epochs: Positive = 1
     """Passes over the groups of one iteration."""
     step_fraction: float = Field(default=1.0, gt=0.0, le=1.0)

@@ -44,9 +44,9 @@ class ModelConfig(Section):
     forward_batch: Positive | None = None
     """Most samples of one transformer forward, in rollout and learner alike, so that the ratio stays exactly 1."""
     decode_batch: Positive | None = None
-    """Most pictures that the VAE decodes at once; none decodes all."""
+    """Most images that the VAE decodes at once; none decodes all."""
     vae_tiling: bool = False
-    """Decode in overlapping tiles: less memory for large pictures, slightly other pixels."""
+    """Decode in overlapping tiles: less memory for large images, slightly other pixels."""
     gradient_checkpointing: bool = False
     """The learner keeps one tensor a block and computes the rest again: far less memory, one more forward."""
     compile: str | None = None

@@ -19,22 +19,22 @@ class RewardConfig(Section):
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the scorer's constructor."""
     use: Literal["train", "evaluate"] = "train"
-    """`train`: part of the reward; `evaluate`: scores held-out pictures only and never trains."""
+    """`train`: part of the reward; `evaluate`: scores held-out images only and never trains."""
     actors: Positive = 1
     """Reward actors that score in parallel."""
     batch: Positive = 64
-    """Most pictures of one call; what waits is joined across groups, and larger requests are cut."""
+    """Most images of one call; what waits is joined across groups, and larger requests are cut."""
     batch_delay_s: float = Field(default=0.0, ge=0.0)
     """Seconds that an idle actor waits for a full batch; 0 takes at once what is there."""
     queue: Positive = 4096
-    """Pictures that may wait for this scorer; while more do, no further shard is drawn."""
+    """Images that may wait for this scorer; while more do, no further shard is drawn."""
     timeout_s: float | None = Field(default=None, gt=0.0)
     """Seconds after which one call counts as failed and the actor is replaced; none: `cluster.reward.timeout_s`,
     which is also how long an actor may take to load its scorer."""
     tries: Positive = 3
-    """Times that a picture is tried, each time by another actor if there is one, before `on_failure` decides."""
+    """Times that an image is tried, each time by another actor if there is one, before `on_failure` decides."""
     on_failure: Literal["missing", "drop_group", "pause", "fail"] = "missing"
-    """A picture without a score after all tries: `missing` masks the gains that touch it, `drop_group` sets its whole
+    """An image without a score after all tries: `missing` masks the gains that touch it, `drop_group` sets its whole
     group aside, `pause` waits until the scorer answers again, `fail` ends the run."""
     cpus: float | None = Field(default=None, ge=0.0)
     """CPUs that Ray reserves for one actor; none takes `cluster.reward.cpus`."""

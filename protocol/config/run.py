@@ -38,14 +38,14 @@ class EvaluationConfig(Section):
     steps: Positive = 10
     """Euler steps of the ODE."""
     images_per_prompt: Positive = 4
-    """Pictures of each held-out prompt."""
+    """Images of each held-out prompt."""
     seed: int = 1234
     """Noise seed of the evaluation; apart from the run's seed."""
     component: str = "geneval/strict"
     """The reading that is reported as the score: `reward`, `<reward>` or `<reward>/<component>`."""
     batch: Positive = 48
-    """Pictures of one request."""
-    weights: Literal["trained", "average"] = "trained"
+    """Images of one request."""
+    adapter: Literal["trained", "average"] = "trained"
     """Which adapter draws: the trained one, or its running mean (`learner.average`)."""
 
 
@@ -138,25 +138,25 @@ class RunConfig(Section):
                 f"credit.step_weights.table must hold a weight for each of {self.sampling.steps} steps,"
                 f" got {len(weights.table)}"
             )
-        if self.evaluation.weights == "average" and not learner.average.decay:
+        if self.evaluation.adapter == "average" and not learner.average.decay:
             raise ValueError(
-                "evaluation.weights average needs a running mean, got learner.average.decay 0: set it, 0.9 for instance"
+                "evaluation.adapter average needs a running mean, got learner.average.decay 0: set it, 0.9 for instance"
             )
 
     @property
-    def weights(self) -> dict[str, float]:
+    def reward_weights(self) -> dict[str, float]:
         """The weight of each reward that trains."""
         return trained_weights(self.rewards)
 
     @property
     def scores_points(self) -> bool:
-        """Whether the credit rule needs a reward at every point, not only at the final picture."""
+        """Whether the credit rule needs a reward at every point, not only at the final image."""
         return self.credit.rule in CREDIT_RULES_OF_POINTS
 
     @property
-    def held_versions(self) -> int:
+    def held_adapters(self) -> int:
         """Adapters that a rollout actor keeps: those that admitted groups may name, and their running means."""
-        return (self.group.max_lag + 1) * (2 if self.evaluation.weights == "average" else 1)
+        return (self.group.max_lag + 1) * (2 if self.evaluation.adapter == "average" else 1)
 
     def to_yaml(self) -> str:
         """The whole tree, defaults included."""

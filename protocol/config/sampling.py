@@ -8,7 +8,7 @@ from protocol.config.section import Positive, Section, Share
 
 
 class WindowConfig(Section):
-    """Which of the steps that can be stochastic are: the others run as ODE, whose picture nobody trains."""
+    """Which of the steps that can be stochastic are: the others run as ODE, whose image nobody trains."""
 
     rule: Literal["all", "fixed", "random", "sliding", "branch"] = "all"
     """`fixed`: `size` steps from `first`; `random`: drawn for each iteration; `sliding`: moves by one step; `branch`:
@@ -100,7 +100,7 @@ class SamplingConfig(Section):
 
 
 class CompletionConfig(Section):
-    """How the clean picture at a point of a trajectory is estimated."""
+    """How the clean image at a point of a trajectory is estimated."""
 
     rule: Literal["tweedie", "ode", "schedule"] = "ode"
     """`tweedie`: x - sigma v, no further forward; `ode`: to sigma 0 in `substeps` substeps; `schedule`: the steps that

@@ -23,9 +23,9 @@ class StatusConfig(Section):
     """Seconds between two looks at the board: writing the status, reading what is asked for."""
     keep_days: float = Field(default=7.0, gt=0.0)
     """Days that a board keeps a run after its last sign of life."""
-    strips: int = Field(default=2, ge=0, le=16)
-    """Trajectories whose pictures are recorded; 0 records none."""
-    strips_every: int = Field(default=5, ge=1)
+    trajectories: int = Field(default=2, ge=0, le=16)
+    """Trajectories whose images are recorded; 0 records none."""
+    trajectories_every: int = Field(default=5, ge=1)
     """Iterations between two recordings; the first iteration is recorded too."""
     trackers: tuple[str, ...] = ()
     """`tensorboard`, `wandb`, or `package.module:Class` of your own."""

@@ -1,6 +1,6 @@
-"""Features of a CLIP, such that a picture's features never depend on what it is scored with.
+"""Features of a CLIP, such that an image's features never depend on what it is scored with.
 
-Pictures go through the model in batches of one fixed shape (the last is filled up), texts one by one, and a text's
+Images go through the model in batches of one fixed shape (the last is filled up), texts one by one, and a text's
 features are kept: the prompts of a run come again and again.
 """
 
@@ -20,7 +20,7 @@ class ClipFeatures:
     """A CLIP with its processor, float32, frozen. Made by a scorer; has no state but the kept texts.
 
     clip = ClipFeatures("openai/clip-vit-large-patch14")
-    cosines = (clip.of_pictures(images) * clip.of_texts(prompts)).sum(-1)
+    cosines = (clip.of_images(images) * clip.of_texts(prompts)).sum(-1)
     """
 
     def __init__(self, model: str, *, processor: str | None = None, device: str | None = None, batch: int = 16) -> None:
@@ -28,9 +28,9 @@ class ClipFeatures:
 
         Args:
             model: CLIP folder in transformers' format, `pkg://` path or hub id.
-            processor: where tokenizer and picture processor come from; default `model`.
+            processor: where tokenizer and image processor come from; default `model`.
             device: torch device; default the GPU if there is one.
-            batch: pictures of one forward.
+            batch: images of one forward.
 
         Raises:
             ScorerError: weights or processor cannot be loaded.
@@ -45,7 +45,7 @@ class ClipFeatures:
         self._device = device or default_device()
         loaded: Any = load_pretrained(CLIPModel.from_pretrained, model, dtype=torch.float32)
         self._model = loaded.to(self._device).eval().requires_grad_(requires_grad=False)
-        self._pictures: Any = load_pretrained(CLIPImageProcessorPil.from_pretrained, processor or model)
+        self._images: Any = load_pretrained(CLIPImageProcessorPil.from_pretrained, processor or model)
         self._tokenizer: Any = load_pretrained(CLIPTokenizer.from_pretrained, processor or model)
         self._length = loaded.config.text_config.max_position_embeddings
         self._batch = batch
@@ -56,9 +56,9 @@ class ClipFeatures:
         """exp(logit_scale), the factor CLIP puts on its cosines."""
         return float(self._model.logit_scale.exp())
 
-    def of_pictures(self, images: np.ndarray, *, is_normalised: bool = True) -> np.ndarray:
+    def of_images(self, images: np.ndarray, *, is_normalised: bool = True) -> np.ndarray:
         """Features float32 [B, D] of uint8 [B, H, W, 3], of length 1 unless told otherwise."""
-        pixels = self._pictures(images=list(images), return_tensors="pt").pixel_values
+        pixels = self._images(images=list(images), return_tensors="pt").pixel_values
         filling = -len(pixels) % self._batch
         filled = self._torch.cat([pixels, pixels.new_zeros(filling, *pixels.shape[1:])])
         with self._torch.inference_mode():

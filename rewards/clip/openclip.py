@@ -1,6 +1,6 @@
 """Turning an open_clip checkpoint into a CLIP folder of transformers: `python -m rewards.clip.openclip FILE FOLDER`.
 
-HPSv2 is published as such a checkpoint (`HPS_v2.1_compressed.pt`, ViT-H/14). Sizes, tokenizer and picture processor
+HPSv2 is published as such a checkpoint (`HPS_v2.1_compressed.pt`, ViT-H/14). Sizes, tokenizer and image processor
 come from a CLIP folder or hub id of the same architecture.
 """
 

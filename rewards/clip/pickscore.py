@@ -1,4 +1,4 @@
-"""PickScore: which picture would people pick for this prompt? (Kirstain et al. 2023, arXiv 2305.01569)
+"""PickScore: which image would people pick for this prompt? (Kirstain et al. 2023, arXiv 2305.01569)
 
 scorer = build_scorer("pickscore")                               # the published weights
 scorer = build_scorer("pickscore", model="pkg://toyworld/clip")  # any CLIP
@@ -21,7 +21,7 @@ ROUNDING = 1e-4
 
 
 class PickScore:
-    """Scores a picture by exp(logit_scale) <text, picture> / 26, features in float32 and of length 1.
+    """Scores an image by exp(logit_scale) <text, image> / 26, features in float32 and of length 1.
 
     Weights: `yuvalkirstain/PickScore_v1` (3.9 GB), processor of `laion/CLIP-ViT-H-14-laion2B-s32B-b79K`; or any
     CLIP. The range is plus or minus exp(logit_scale) / 26, read from the weights.
@@ -36,10 +36,10 @@ class PickScore:
 
         Args:
             model: CLIP folder, `pkg://` path or hub id.
-            processor: where tokenizer and picture processor come from; default the model's own, and for the
+            processor: where tokenizer and image processor come from; default the model's own, and for the
                 published weights those it was trained with.
             device: torch device; default the GPU if there is one.
-            batch: pictures of one forward; a picture's score depends on it in the last bits, never on its neighbours.
+            batch: images of one forward; an image's score depends on it in the last bits, never on its neighbours.
 
         Raises:
             ScorerError: the weights cannot be loaded.
@@ -55,6 +55,6 @@ class PickScore:
         """Any prompt will do."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B pictures uint8 [B, H, W, 3], each against its own prompt."""
-        cosines = (self._clip.of_pictures(images) * self._clip.of_texts(prompts)).sum(-1)
+        """Score B images uint8 [B, H, W, 3], each against its own prompt."""
+        cosines = (self._clip.of_images(images) * self._clip.of_texts(prompts)).sum(-1)
         return judged(self._factor * cosines)

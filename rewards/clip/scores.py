@@ -21,7 +21,7 @@ ROUNDING = 1e-4
 
 
 class ClipScore:
-    """CLIPScore (Hessel et al. 2021, arXiv 2104.08718): 2.5 max(cos(text, picture), 0), in [0, 2.5].
+    """CLIPScore (Hessel et al. 2021, arXiv 2104.08718): 2.5 max(cos(text, image), 0), in [0, 2.5].
 
     Weights: a CLIP, by default `openai/clip-vit-large-patch14` (1.7 GB).
     """
@@ -39,12 +39,12 @@ class ClipScore:
         """Any prompt will do."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B pictures uint8 [B, H, W, 3], each against its own prompt."""
+        """Score B images uint8 [B, H, W, 3], each against its own prompt."""
         return judged(2.5 * np.maximum(_cosines(self._clip, images, prompts), 0.0))
 
 
 class HPSv2:
-    """Human Preference Score v2 (Wu et al. 2023, arXiv 2306.09341): cos(text, picture), in [-1, 1].
+    """Human Preference Score v2 (Wu et al. 2023, arXiv 2306.09341): cos(text, image), in [-1, 1].
 
     Weights: HPSv2's ViT-H/14 as a CLIP folder of transformers. The authors publish an open_clip checkpoint;
     `python -m rewards.clip.openclip HPS_v2.1_compressed.pt FOLDER` turns it into such a folder.
@@ -63,12 +63,12 @@ class HPSv2:
         """Any prompt will do."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B pictures uint8 [B, H, W, 3], each against its own prompt."""
+        """Score B images uint8 [B, H, W, 3], each against its own prompt."""
         return judged(_cosines(self._clip, images, prompts))
 
 
 class Aesthetic:
-    """LAION's aesthetic predictor: a small network on CLIP's picture features of length 1; about 1 to 10, unbounded.
+    """LAION's aesthetic predictor: a small network on CLIP's image features of length 1; about 1 to 10, unbounded.
 
     Weights: `openai/clip-vit-large-patch14` (1.7 GB), and the head `sac+logos+ava1-l14-linearMSE` (4 MB) as a
     `.safetensors` or `.pth` file with `layers.N.weight` and `layers.N.bias`. The head is linear layers one after the
@@ -86,7 +86,7 @@ class Aesthetic:
             head: the file of the head.
             model: the CLIP whose features it reads.
             device: torch device; default the GPU if there is one.
-            batch: pictures of one forward.
+            batch: images of one forward.
 
         Raises:
             ScorerError: a file that cannot be read, or whose layers do not fit.
@@ -99,15 +99,15 @@ class Aesthetic:
         """Any prompt will do."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B pictures uint8 [B, H, W, 3]; prompts are not read."""
-        features = self._clip.of_pictures(images).astype(np.float64)
+        """Score B images uint8 [B, H, W, 3]; prompts are not read."""
+        features = self._clip.of_images(images).astype(np.float64)
         for weight, bias in self._layers:
             features = features @ weight.T + bias
         return judged(features[:, 0])
 
 
 def _cosines(clip: ClipFeatures, images: np.ndarray, prompts: Sequence[str]) -> np.ndarray:
-    return (clip.of_pictures(images) * clip.of_texts(prompts)).sum(-1)
+    return (clip.of_images(images) * clip.of_texts(prompts)).sum(-1)
 
 
 def _read_head(path: str) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -1,6 +1,6 @@
 """What a GenEval prompt asks for: its metadata line read into checked clauses.
 
-`read_clauses(metadata)` is asked before a run for every prompt, and again when a picture is judged.
+`read_clauses(metadata)` is asked before a run for every prompt, and again when an image is judged.
 """
 
 from collections import Counter

@@ -4,7 +4,7 @@
 
 - the soft score's terms are 1 - |found - n| / n without a floor, so twice too many objects give less than 0;
 - an item with a wrong count gets one 0 more when a colour or a position is asked for (one, even if both are), and then
-  neither is looked at; so the number of terms depends on the picture;
+  neither is looked at; so the number of terms depends on the image;
 - a position that does not hold adds a 0 and a 1, one that holds a 1; if the reference object was not matched, a 0;
 - `strict` asks for the exact counts, colours and positions of `include`; it does not look at `exclude`;
 - a class that stands twice in `include` is counted once for each item, all its objects each time.
@@ -21,10 +21,10 @@ MOST_OBJECTS = 16
 
 
 def judge_original(detections: Sequence[Detection], metadata: Metadata) -> Verdict:
-    """Judge one picture as the original code does; `correct` is GenEval's official verdict.
+    """Judge one image as the original code does; `correct` is GenEval's official verdict.
 
     Args:
-        detections: what was found in the picture, in any order.
+        detections: what was found in the image, in any order.
         metadata: the prompt's GenEval line.
 
     Raises:

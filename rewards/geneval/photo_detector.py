@@ -45,7 +45,7 @@ class Instance(NamedTuple):
 
 
 class PhotoDetector:
-    """Mask2Former (Swin-S, COCO instances) with CLIP ViT-L/14; weights are loaded when the first picture comes.
+    """Mask2Former (Swin-S, COCO instances) with CLIP ViT-L/14; weights are loaded when the first image comes.
 
     Weights: `facebook/mask2former-swin-small-coco-instance` (0.3 GB), `openai/clip-vit-large-patch14` (1.7 GB).
     """
@@ -89,7 +89,7 @@ class PhotoDetector:
         self._colour_texts: dict[str, np.ndarray] = {}
 
     def detect(self, images: np.ndarray) -> list[list[Detection]]:
-        """The objects of each picture uint8 [B, H, W, 3], best score first, with their colours."""
+        """The objects of each image uint8 [B, H, W, 3], best score first, with their colours."""
         return [self._detect_one(image) for image in images]
 
     @cached_property
@@ -141,7 +141,7 @@ class PhotoDetector:
             self._colour_texts[label] = np.stack([self._sentences(color, label) for color in COLORS])
         left, top, right, bottom = (int(edge) for edge in item.box)
         alone = np.where(item.mask[..., None], image, np.uint8(GREY))[top:bottom, left:right]
-        return COLORS[int((self._colour_texts[label] @ self._clip.of_pictures(alone[None])[0]).argmax())]
+        return COLORS[int((self._colour_texts[label] @ self._clip.of_images(alone[None])[0]).argmax())]
 
     def _sentences(self, color: str, label: str) -> np.ndarray:
         """Mean direction of the templates for one colour of one class, of length 1."""
@@ -161,8 +161,8 @@ def instances(
     Args:
         class_logits: float [Q, C + 1], the last class being "nothing".
         mask_logits: float [Q, h, w] over the padded input.
-        pixel_mask: int [H', W'], 1 where the input is picture and not padding.
-        size: H, W of the picture.
+        pixel_mask: int [H', W'], 1 where the input is image and not padding.
+        size: H, W of the image.
         threshold: scores must be above it.
     """
     from torch.nn import functional

@@ -1,4 +1,4 @@
-"""The GenEval scorer: does the picture hold the objects, counts, colours and positions that its prompt asks for?
+"""The GenEval scorer: does the image hold the objects, counts, colours and positions that its prompt asks for?
 
     scorer = build_scorer("geneval", detector="toyworld.world.detector:ShapeDetector", reward="soft")
     scorer = build_scorer("geneval", detector="rewards.geneval.photo_detector:PhotoDetector")       # photographs
@@ -23,22 +23,22 @@ JUDGES = {"sound": judge, "original": judge_original}
 
 
 class Detector(Protocol):
-    """Finds objects in pictures; made by the scorer with `detector_args`.
+    """Finds objects in images; made by the scorer with `detector_args`.
 
     It may also declare what it knows, so that prompts which ask for more are refused before a run starts: `labels` and
     `colors`, sets of names; and `counting_threshold`, the score that an object needs where a prompt asks to count.
     """
 
     def detect(self, images: np.ndarray) -> list[list[Detection]]:
-        """For each picture of uint8 [B, H, W, 3] the objects in it, in any order; an empty list if there are none."""
+        """For each image of uint8 [B, H, W, 3] the objects in it, in any order; an empty list if there are none."""
         ...
 
 
 class GenEval:
-    """Scores pictures by GenEval metadata (Ghosh et al. 2023, arXiv 2310.11513), in [0, 1].
+    """Scores images by GenEval metadata (Ghosh et al. 2023, arXiv 2310.11513), in [0, 1].
 
     The value is the soft score (the training reward of Flow-GRPO, arXiv 2505.05470) or the strict verdict; components
-    are `strict` and the official `correct`, each 1 or 0. The formulas stand in `geneval_verdict.judge`. A picture in
+    are `strict` and the official `correct`, each 1 or 0. The formulas stand in `geneval_verdict.judge`. An image in
     which nothing is found scores 0 and is valid: the detector has looked. With `compat="original"` the soft score and
     the strict verdict are the original code's, quirks included; the soft score then has no lower bound.
     """
@@ -79,7 +79,7 @@ class GenEval:
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Raises PromptError, naming the line, for the first prompt whose metadata is not a sound GenEval line.
 
-        Nor may it ask for a class or a colour that the detector does not know: no picture could ever show it.
+        Nor may it ask for a class or a colour that the detector does not know: no image could ever show it.
         """
         for prompt in prompts:
             try:
@@ -88,10 +88,10 @@ class GenEval:
                 raise PromptError(f"prompt line {prompt.index + 1} ({prompt.text!r}): {error}") from None
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Judge B pictures uint8 [B, H, W, 3], each by its own metadata; the prompts' words are not read.
+        """Judge B images uint8 [B, H, W, 3], each by its own metadata; the prompts' words are not read.
 
         Raises:
-            ContractError: the detector's answer is not one list of detections a picture.
+            ContractError: the detector's answer is not one list of detections an image.
         """
         found = self._detector.detect(images)
         _check_detections(found, len(images))
@@ -132,12 +132,12 @@ class GenEval:
 
 def _check_detections(found: list[list[Detection]], size: int) -> None:
     if len(found) != size:
-        raise ContractError(f"the detector must answer with one list a picture, {size}, got {len(found)}")
-    for picture, objects in enumerate(found):
+        raise ContractError(f"the detector must answer with one list an image, {size}, got {len(found)}")
+    for image, objects in enumerate(found):
         for item in objects:
             if not isinstance(item, Detection):
-                raise ContractError(f"the detector must find Detections, got {item!r} in picture {picture}")
+                raise ContractError(f"the detector must find Detections, got {item!r} in image {image}")
             x0, y0, x1, y1 = item.box
             if not (np.isfinite((*item.box, item.score)).all() and x0 <= x1 and y0 <= y1):
-                got = f"box {item.box} with score {item.score} in picture {picture}"
+                got = f"box {item.box} with score {item.score} in image {image}"
                 raise ContractError(f"a box must be finite with x0 <= x1 and y0 <= y1, and so its score, got {got}")

@@ -1,4 +1,4 @@
-"""GenEval's judgement of one picture as a pure function: what a detector found, against what the prompt asks for.
+"""GenEval's judgement of one image as a pure function: what a detector found, against what the prompt asks for.
 
 Sources: the official verdict and the spatial rule are those of GenEval (Ghosh et al. 2023, arXiv 2310.11513); the
 soft score is the training reward of Flow-GRPO (arXiv 2505.05470), kept within [0, 1]. Each clause has exactly one grade
@@ -25,7 +25,7 @@ Ranked = dict[str, list[Detection]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Three readings of one picture."""
+    """Three readings of one image."""
 
     soft: float
     """Mean grade of the clauses, in [0, 1]."""
@@ -36,7 +36,7 @@ class Verdict:
 
 
 def judge(detections: Sequence[Detection], metadata: Metadata) -> Verdict:
-    """Judge one picture. With n the count asked for, the grades of the clauses are
+    """Judge one image. With n the count asked for, the grades of the clauses are
 
         count      of each included class     max(0, 1 - |found - n| / n)
         colour     of each coloured item      max(0, 1 - |found with this class and colour - n| / n)
@@ -54,14 +54,14 @@ def judge(detections: Sequence[Detection], metadata: Metadata) -> Verdict:
         color_attr     2 x {count, colour}         colours swapped: 1/2
 
     Objects of classes that the prompt does not mention are ignored in all three readings, as in GenEval: "a red circle"
-    is strictly right beside a square. A picture with none of the included objects has soft score 0 whatever it avoids.
+    is strictly right beside a square. An image with none of the included objects has soft score 0 whatever it avoids.
 
     `correct` (official): each item finds its n objects among the best-scored boxes of its class, as many as are asked
     for, all of the asked colour; each placed item stands so to each reference object; fewer than `count` of each
     excluded class. `strict` asks for the exact number of each included class on top.
 
     Args:
-        detections: what was found in the picture, in any order.
+        detections: what was found in the image, in any order.
         metadata: the prompt's GenEval line.
 
     Raises:

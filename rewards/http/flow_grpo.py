@@ -2,7 +2,7 @@
 
     scorer = build_scorer("flow_grpo", url="http://10.0.0.7:18085", send="meta_datas")
 
-That protocol posts a pickled dict, `images` (a list of picture files) with `prompts` or `meta_datas`, and answers with
+That protocol posts a pickled dict, `images` (a list of image files) with `prompts` or `meta_datas`, and answers with
 one. Reading a pickle can run any code, so a reply is read only as JSON or msgpack unless `unpickle: true` is given; and
 then by a reader that builds plain data and NumPy arrays and nothing else.
 """
@@ -71,7 +71,7 @@ class FlowGrpoServer:
         tries: int = 4,
         deadline_s: float = 300.0,
     ) -> None:
-        """Check the settings; the server is asked first when pictures come.
+        """Check the settings; the server is asked first when images come.
 
         Args:
             url: where it takes posts.
@@ -81,7 +81,7 @@ class FlowGrpoServer:
             high: largest.
             only_strict: sent along when given (GenEval's servers ask for it).
             unpickle: read a pickled reply, building plain data and arrays only.
-            batch: pictures of one request.
+            batch: images of one request.
             timeout_s: seconds for one try.
             tries: of one request.
             deadline_s: seconds for all tries of one request together.
@@ -106,10 +106,10 @@ class FlowGrpoServer:
         """The server has no way to be asked."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """Score B pictures uint8 [B, H, W, 3] in requests of `batch`; a request that fails is missing.
+        """Score B images uint8 [B, H, W, 3] in requests of `batch`; a request that fails is missing.
 
         Raises:
-            ContractError: a reply that cannot be read, or without one score a picture.
+            ContractError: a reply that cannot be read, or without one score an image.
         """
         parts = []
         for start in range(0, len(images), self._batch):

@@ -1,4 +1,4 @@
-"""A scorer that another machine serves with `flowcredit serve-rewards`: pictures go there as PNG.
+"""A scorer that another machine serves with `flowcredit serve-rewards`: images go there as PNG.
 
 scorer = build_scorer("remote", url="http://10.0.0.7:8100", scorer="ocr")
 """
@@ -37,7 +37,7 @@ KINDS = {"msgpack": MSGPACK, "json": JSON}
 class RemoteScorer:
     """Asks a reward service; name and range are the served scorer's own.
 
-    A request that fails for good makes its own pictures missing, with the reason, and no others.
+    A request that fails for good makes its own images missing, with the reason, and no others.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class RemoteScorer:
             timeout_s: seconds for one try of one request.
             tries: of one request.
             deadline_s: seconds for all tries of one request together.
-            batch: pictures of one request.
+            batch: images of one request.
             parallel: requests under way at once.
             wire: `msgpack` or `json`.
             token_env: environment variable that holds the service's token.
@@ -99,7 +99,7 @@ class RemoteScorer:
             raise PromptError(reply.problem)
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """Score B pictures uint8 [B, H, W, 3] in requests of `batch`.
+        """Score B images uint8 [B, H, W, 3] in requests of `batch`.
 
         Raises:
             ContractError: an answer that breaks the protocol.

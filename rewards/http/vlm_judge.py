@@ -22,16 +22,16 @@ from rewards.images import encode_png
 
 PATTERN = r"(?m)^\s*Final Score:\s*(-?\d+(?:\.\d+)?)\s*$"
 INSTRUCTION = (
-    "You see a picture that was generated from this description:\n\n{prompt}\n\n"
-    "Judge how well the picture shows what the description says: every object, its number, colours, places and texts,"
-    " and whether the picture is free of errors. Give a score from {low} (shows nothing of it) to {high} (shows all of"
+    "You see an image that was generated from this description:\n\n{prompt}\n\n"
+    "Judge how well the image shows what the description says: every object, its number, colours, places and texts,"
+    " and whether the image is free of errors. Give a score from {low} (shows nothing of it) to {high} (shows all of"
     " it without fault). Write one short sentence of reasons, and end with a line of exactly this form:\n"
     "Final Score: <number>"
 )
 
 
 class VlmJudge:
-    """Asks for one judgement a picture at temperature 0; value = number / high, in [low / high, 1].
+    """Asks for one judgement an image at temperature 0; value = number / high, in [low / high, 1].
 
     UnifiedReward (arXiv 2503.05236) was trained with an instruction of its own: give that as `instruction`.
     """
@@ -54,7 +54,7 @@ class VlmJudge:
         deadline_s: float = 300.0,
         token_env: str | None = None,
     ) -> None:
-        """Check the settings; the endpoint is asked first when pictures come.
+        """Check the settings; the endpoint is asked first when images come.
 
         Args:
             url: of the endpoint, up to and with `/v1`.
@@ -93,7 +93,7 @@ class VlmJudge:
         """Any prompt will do."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B pictures uint8 [B, H, W, 3], each in a request of its own."""
+        """Score B images uint8 [B, H, W, 3], each in a request of its own."""
         answers = list(self._threads.map(self._judge, images, prompts))
         return partly([value for value, _ in answers], [reason for _, reason in answers])
 
@@ -109,8 +109,8 @@ class VlmJudge:
 
     def _question(self, image: np.ndarray, prompt: str) -> dict[str, Any]:
         words = self._instruction.format(prompt=prompt, low=f"{self._low:g}", high=f"{self._high:g}")
-        picture = f"data:image/png;base64,{base64.b64encode(encode_png(image)).decode()}"
-        content = [{"type": "image_url", "image_url": {"url": picture}}, {"type": "text", "text": words}]
+        url = f"data:image/png;base64,{base64.b64encode(encode_png(image)).decode()}"
+        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": words}]
         return {
             "model": self._model,
             "temperature": 0,

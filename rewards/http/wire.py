@@ -4,7 +4,7 @@
     POST /v1/check    CheckCall -> CheckReply
     GET  /v1/scorers  ScorerList
 
-In msgpack a picture is a byte string, in JSON it is base64. A number that there is not is null, never NaN and never 0.
+In msgpack an image is a byte string, in JSON it is base64. A number that there is not is null, never NaN and never 0.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Message(BaseModel):
 
 
 class Item(Message):
-    """One picture to score."""
+    """One image to score."""
 
     image: bytes
     """A PNG, JPEG or WebP file."""
@@ -37,14 +37,14 @@ class Item(Message):
 
 
 class ScoreCall(Message):
-    """Score these pictures."""
+    """Score these images."""
 
     scorer: str
     items: tuple[Item, ...] = Field(min_length=1)
 
 
 class ItemAnswer(Message):
-    """One picture's score, or why there is none."""
+    """One image's score, or why there is none."""
 
     value: float | None = Field(default=None, allow_inf_nan=False)
     reason: str = ""
@@ -149,7 +149,7 @@ def scores_of(answers: Sequence[ItemAnswer]) -> Scores:
     for row, item in enumerate(answers):
         if (item.value is None) != bool(item.reason):
             got = f"value {item.value}, reason {item.reason!r}"
-            raise ContractError(f"an answer must have a value or a reason, got {got} for picture {row}")
+            raise ContractError(f"an answer must have a value or a reason, got {got} for image {row}")
     names = dict.fromkeys(name for item in answers for name in item.components)
     return partly(
         [_nan(item.value) for item in answers],

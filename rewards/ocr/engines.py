@@ -7,7 +7,7 @@ import numpy as np
 from protocol.errors import ScorerError
 
 LONGEST_SIDE = 960
-"""Pixels to which a larger picture is scaled down for text detection; smaller ones are not scaled up."""
+"""Pixels to which a larger image is scaled down for text detection; smaller ones are not scaled up."""
 LINE_HEIGHT = 48
 """Pixels to which the recognition models scale a line of text."""
 

@@ -1,4 +1,4 @@
-"""Text rendering: does the picture show the words that its prompt puts in double quotes?
+"""Text rendering: does the image show the words that its prompt puts in double quotes?
 
 scorer = build_scorer("ocr")                         # RapidOCR, its models come with the package
 scorer = build_scorer("ocr", engine="paddleocr")
@@ -24,7 +24,7 @@ class TextReader(Protocol):
     """Reads text; made by the scorer with the argument `threads`."""
 
     def read(self, image: np.ndarray) -> list[str]:
-        """The lines of one picture uint8 [H, W, 3] from top to bottom; an empty list if there is none."""
+        """The lines of one image uint8 [H, W, 3] from top to bottom; an empty list if there is none."""
         ...
 
 
@@ -34,8 +34,8 @@ class Ocr:
         r = 1 - min(d, |target|) / |target|,   d = 0 if target is part of what was read, else Levenshtein's distance
 
     `target` is the text between the prompt's first double quotes. Both texts are compared in lower case and without
-    blanks; |target| is counted after that. A picture in which nothing is read scores 0 and is valid: the engine has
-    looked. A picture on which the engine fails has no score.
+    blanks; |target| is counted after that. An image in which nothing is read scores 0 and is valid: the engine has
+    looked. An image on which the engine fails has no score.
 
     Weights: none to fetch for `rapidocr`, whose detection and recognition models come inside the package.
     """
@@ -56,7 +56,7 @@ class Ocr:
 
         Args:
             engine: `rapidocr`, `paddleocr`, or the import path of a `TextReader`.
-            min_side: pictures whose shorter side is less are enlarged to at least this many pixels, by a whole factor.
+            min_side: images whose shorter side is less are enlarged to at least this many pixels, by a whole factor.
             threads: CPU threads of the engine; parallel work is better shared among reward actors.
             engine_args: further arguments of the engine, such as `{line_width: 96}` for short words with RapidOCR.
 
@@ -87,7 +87,7 @@ class Ocr:
                 raise PromptError(f"prompt line {prompt.index + 1} ({prompt.text!r}): {error}") from None
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B pictures uint8 [B, H, W, 3], each against its own prompt; component `exact` is 1 for a full hit."""
+        """Score B images uint8 [B, H, W, 3], each against its own prompt; component `exact` is 1 for a full hit."""
         answers = [self._score_one(image, prompt) for image, prompt in zip(images, prompts, strict=True)]
         values = np.array([value for value, _ in answers], np.float32)
         exact = np.where(np.isnan(values), np.nan, values == 1.0)
@@ -97,7 +97,7 @@ class Ocr:
         target = plain(quoted_text(prompt))
         try:
             lines = self._engine.read(enlarged(image, self._min_side))
-        except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this picture has no score
+        except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this image has no score
             return float("nan"), f"ocr: {type(error).__name__}: {' '.join(str(error).split())}"
         read = plain("".join(lines))
         distance = 0 if target in read else min(self._distance(read, target), len(target))
@@ -110,7 +110,7 @@ def plain(text: str) -> str:
 
 
 def enlarged(image: np.ndarray, min_side: int) -> np.ndarray:
-    """A small picture bicubically enlarged by the least whole factor that brings its shorter side to `min_side`."""
+    """A small image bicubically enlarged by the least whole factor that brings its shorter side to `min_side`."""
     height, width = image.shape[:2]
     factor = -(-min_side // min(height, width))
     if factor <= 1:

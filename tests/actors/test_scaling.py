@@ -90,10 +90,10 @@ def test_work_in_progress_is_finished_while_the_pool_grows_and_shrinks():
         pool = make_pool(1)
         await pool.start()
         calls = [double(pool, number) for number in range(24)]
-        pool.wish(3)
+        pool.scale(3)
         await until(lambda: pool.status().busy == 3)
         assert pool.status().queue > 0
-        pool.wish(1)
+        pool.scale(1)
         answers = await asyncio.gather(*calls)
         await until(lambda: pool.status().ready == 1)
         status = pool.status()
@@ -102,7 +102,7 @@ def test_work_in_progress_is_finished_while_the_pool_grows_and_shrinks():
 
     answers, status = asyncio.run(scenario())
     assert answers == [2 * number for number in range(24)]
-    assert (status.wished, status.ready, status.restarts, status.queue) == (1, 1, 0, 0)
+    assert (status.desired, status.ready, status.restarts, status.queue) == (1, 1, 0, 0)
 
 
 def test_busy_member_finishes_its_call_before_it_leaves():
@@ -111,7 +111,7 @@ def test_busy_member_finishes_its_call_before_it_leaves():
         await pool.start()
         calls = [double(pool, 1, 1.0), double(pool, 2, 1.0)]
         await until(lambda: pool.status().busy == 2)
-        pool.wish(1)
+        pool.scale(1)
         assert pool.status().ready == 2
         answers = await asyncio.gather(*calls)
         await until(lambda: pool.status().ready == 1)
@@ -125,22 +125,22 @@ def test_members_without_a_place_are_seen_waiting_and_the_wish_can_be_taken_back
     async def scenario():
         pool = make_pool(1, cpus=1.0)
         await pool.start()
-        pool.wish(5)
+        pool.scale(5)
         await until(lambda: pool.status().ready == 2)
         await asyncio.sleep(0.5)
         unmet = pool.status()
         assert [actor.state for actor in pool.actors()].count("waiting") == 3
         answered = await double(pool, 4)
-        pool.wish(1)
+        pool.scale(1)
         await until(lambda: pool.status().ready == 1)
         settled = pool.status()
         pool.stop()
         return unmet, answered, settled
 
     unmet, answered, settled = asyncio.run(scenario())
-    assert (unmet.wished, unmet.ready, unmet.waiting, unmet.restarts) == (5, 2, 3, 0)
+    assert (unmet.desired, unmet.ready, unmet.waiting, unmet.restarts) == (5, 2, 3, 0)
     assert answered == 8
-    assert (settled.wished, settled.ready, settled.waiting) == (1, 1, 0)
+    assert (settled.desired, settled.ready, settled.waiting) == (1, 1, 0)
 
 
 def test_wished_member_that_cannot_begin_costs_no_restart_and_joins_later(tmp_path, monkeypatch):
@@ -151,7 +151,7 @@ def test_wished_member_that_cannot_begin_costs_no_restart_and_joins_later(tmp_pa
         pool = make_pool(1, marker=str(marker))
         await pool.start()
         marker.touch()
-        pool.wish(2)
+        pool.scale(2)
         await until(lambda: pool.status().trouble != "")
         trouble = pool.status()
         marker.unlink()
@@ -199,15 +199,15 @@ def test_a_pool_whose_cluster_is_too_small_begins_with_those_who_found_a_place()
         await asyncio.wait_for(pool.start(), 60)
         begun = pool.status()
         answers = await asyncio.gather(*(double(pool, number) for number in range(4)))
-        pool.wish(2)
+        pool.scale(2)
         settled = pool.status()
         pool.stop()
         return begun, answers, settled
 
     begun, answers, settled = asyncio.run(scenario())
-    assert (begun.wished, begun.ready, begun.waiting, begun.restarts) == (3, 2, 1, 0)
+    assert (begun.desired, begun.ready, begun.waiting, begun.restarts) == (3, 2, 1, 0)
     assert answers == [0, 2, 4, 6]
-    assert (settled.wished, settled.ready, settled.waiting) == (2, 2, 0)
+    assert (settled.desired, settled.ready, settled.waiting) == (2, 2, 0)
 
 
 def test_a_smaller_wish_calls_off_whom_it_wished_for_before_whom_the_pool_needs():

@@ -60,7 +60,7 @@ def _survives(folder: Path, model: Path, seed: int, expected: Story) -> bool:
     lost = Counter(event["type"] for event in events(kept))
     _say(
         f"seed {seed}: {', '.join(done)}: the same {expected[0][:12]} after {time.monotonic() - began:.0f} s,"
-        f" {lost['actor_lost']} actors and {lost['learner_lost']} learners lost,"
+        f" {lost['actor_failed']} actors and {lost['learner_failed']} learners lost,"
         f" {answered[500]} of {answered.total()} requests answered 500"
     )
     return True

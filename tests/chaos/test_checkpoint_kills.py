@@ -16,7 +16,7 @@ import pytest
 from deploy.folder.run_folder import open_run_folder
 from deploy.tools.verify import ledger_faults
 from protocol.config.run import RunConfig
-from protocol.messages import LearnerState, PolicyWeights, digest_of
+from protocol.messages import Adapter, LearnerState, digest_of
 
 pytestmark = pytest.mark.chaos
 STEPS, KILLS = 2000, 50
@@ -25,20 +25,20 @@ NAMES = [f"transformer.q{i}.lora_{x}.weight" for i in range(4) for x in "AB"]
 
 def started() -> LearnerState:
     arrays = {name: np.zeros((64, 64), np.float32) for name in NAMES}
-    weights = PolicyWeights(version=0, arrays=arrays, digest=digest_of(arrays))
-    return LearnerState(step=0, weights=weights, optimizer=arrays)
+    weights = Adapter(version=0, arrays=arrays, digest=digest_of(arrays))
+    return LearnerState(iteration=0, adapter=weights, optimizer=arrays)
 
 
 def learned(state: LearnerState) -> LearnerState:
     """The next state: all that it depends on is the one before and its number."""
-    step = state.step + 1
+    step = state.iteration + 1
     arrays = {
         name: np.float32(0.9) * array + np.float32(step % 7 + index)
-        for index, (name, array) in enumerate(state.weights.arrays.items())
+        for index, (name, array) in enumerate(state.adapter.arrays.items())
     }
     moments = {name: state.optimizer[name] + arrays[name] for name in NAMES}
-    weights = PolicyWeights(version=step, arrays=arrays, digest=digest_of(arrays))
-    return LearnerState(step=step, weights=weights, optimizer=moments)
+    weights = Adapter(version=step, arrays=arrays, digest=digest_of(arrays))
+    return LearnerState(iteration=step, adapter=weights, optimizer=moments)
 
 
 def work(config: RunConfig, path: Path) -> None:
@@ -46,12 +46,12 @@ def work(config: RunConfig, path: Path) -> None:
     run = open_run_folder(path, config)
     found = run.newest()
     state = found[0] if found else started()
-    run.rewind(state.step if found else -1)
-    while state.step < STEPS:
+    run.rewind(state.iteration if found else -1)
+    while state.iteration < STEPS:
         state = learned(state)
-        place = 2.0 * (state.step - 1)
-        run.append({"iteration": state.step, "ledger/first": place, "ledger/last": place + 1})
-        if state.step % 2 == 0:
+        place = 2.0 * (state.iteration - 1)
+        run.append({"iteration": state.iteration, "ledger/first": place, "ledger/last": place + 1})
+        if state.iteration % 2 == 0:
             run.save(state)
     run.close()
 
@@ -81,8 +81,8 @@ def test_fifty_kills_around_checkpoints_change_nothing(tiny_config, tmp_path):
     lines = run.lines()
     run.close()
     assert found is not None
-    assert found[0].step == STEPS
-    assert found[0].weights.digest == expected.weights.digest
+    assert found[0].iteration == STEPS
+    assert found[0].adapter.digest == expected.adapter.digest
     assert digest_of(found[0].optimizer) == digest_of(expected.optimizer)
     assert ledger_faults(lines, config.group.per_iteration) == []
     assert len(lines) == STEPS

@@ -18,8 +18,8 @@ def test_every_fault_in_one_run_changes_nothing(undisturbed, tmp_path, tiny_sd3)
     assert sorted(done) == sorted(FAULTS)
     require_undisturbed(tmp_path / "run", undisturbed)
     kinds = [event["type"] for event in events(tmp_path / "run")]
-    assert kinds.count("learner_lost") >= 2
-    assert kinds.count("actor_lost") >= 4
+    assert kinds.count("learner_failed") >= 2
+    assert kinds.count("actor_failed") >= 4
 
 
 def test_sigterm_stops_with_a_checkpoint_and_exit_code_0_and_a_second_driver_is_kept_out(
@@ -55,8 +55,8 @@ def test_what_went_down_with_a_node_is_told_as_lost_and_not_as_a_dead_actor():
         def draw(self) -> np.ndarray:
             return np.ones((64, 64, 64))
 
-        def look(self, picture: np.ndarray) -> float:
-            return float(picture.sum())
+        def look(self, image: np.ndarray) -> float:
+            return float(image.sum())
 
     with two_nodes() as nodes:
         ray.init(address=nodes.address, log_to_driver=False)
@@ -65,13 +65,13 @@ def test_what_went_down_with_a_node_is_told_as_lost_and_not_as_a_dead_actor():
             make = ray.remote(Artist).options
             painter = make(label_selector={NODE_LABEL: there}, num_cpus=0).remote()
             critic = make(label_selector={NODE_LABEL: f"!{there}"}, num_cpus=0).remote()
-            picture = painter.draw.remote()
-            ray.wait([picture], timeout=60, fetch_local=False)
+            image = painter.draw.remote()
+            ray.wait([image], timeout=60, fetch_local=False)
             assert asyncio.run(answer(critic.look.remote(np.ones(3)), timeout_s=60)) == 3.0
             nodes.harm_worker_raylet(signal.SIGKILL)
             with pytest.raises(ShardLostError):
-                asyncio.run(answer(critic.look.remote(picture), timeout_s=120))
+                asyncio.run(answer(critic.look.remote(image), timeout_s=120))
             with pytest.raises(ShardLostError):
-                asyncio.run(answer(picture, timeout_s=120))
+                asyncio.run(answer(image, timeout_s=120))
         finally:
             ray.shutdown()

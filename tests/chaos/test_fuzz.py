@@ -22,7 +22,7 @@ from protocol.config.load import load_config, parse_config
 from protocol.config.model import LoraConfig
 from protocol.config.run import DataConfig, RunConfig
 from protocol.errors import CheckpointError, ConfigError, ContractError, PromptError, RunFolderError
-from protocol.messages import LearnerState, PolicyWeights, Prompt, Rollout, Scores, ShardRequest, digest_of
+from protocol.messages import Adapter, LearnerState, Prompt, Rollout, Scores, ShardRequest, digest_of
 from protocol.prompts import read_prompts
 from tests.support.fuzz import ODD, damage, mutated
 
@@ -97,17 +97,17 @@ def learner_state(step: int) -> LearnerState:
     held = {f"transformer.q.lora_{x}.weight": numbers.normal(size=(2, 3)).astype(np.float32) for x in "AB"}
     older = {name: array * 0.5 for name, array in held.items()}
     return LearnerState(
-        step=step,
-        weights=PolicyWeights(version=step, arrays=held, digest=digest_of(held)),
+        iteration=step,
+        adapter=Adapter(version=step, arrays=held, digest=digest_of(held)),
         optimizer={f"{name}/exp_avg": array + 1 for name, array in held.items()},
-        recent=(PolicyWeights(version=step - 1, arrays=older, digest=digest_of(older)),),
+        recent=(Adapter(version=step - 1, arrays=older, digest=digest_of(older)),),
     )
 
 
 def identity(state: LearnerState) -> tuple[int, str, str, str]:
     return (
-        state.step,
-        digest_of(state.weights.arrays),
+        state.iteration,
+        digest_of(state.adapter.arrays),
         digest_of(state.optimizer),
         digest_of(state.recent[0].arrays),
     )
@@ -125,8 +125,8 @@ def test_five_hundred_damaged_checkpoints_are_refused_and_the_one_before_is_take
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(whole, root, symlinks=True)
         harmed = numbers.choice(((3,), (3,), (3, 2), (2,), (1, 2, 3)))
-        for step in harmed:
-            damage(root / f"step_{step:06d}" / numbers.choice((*FILES, RECENT, MANIFEST)), numbers)
+        for iteration in harmed:
+            damage(root / f"iteration_{iteration:06d}" / numbers.choice((*FILES, RECENT, MANIFEST)), numbers)
         caplog.clear()
         try:
             found = newest_checkpoint(root)
@@ -136,8 +136,8 @@ def test_five_hundred_damaged_checkpoints_are_refused_and_the_one_before_is_take
             refused += 1
             continue
         assert found is not None
-        assert identity(found[0]) == known[found[0].step], f"trial {trial}: an altered state was taken"
-        if found[0].step < 3:
+        assert identity(found[0]) == known[found[0].iteration], f"trial {trial}: an altered state was taken"
+        if found[0].iteration < 3:
             assert "checkpoint refused" in caplog.text
             refused += 1
     assert refused > 350

@@ -56,9 +56,9 @@ def test_a_disk_that_becomes_read_only_keeps_the_run_alive_and_heals(undisturbed
     with read_only(run):
         line = driver.wait_for(lambda line: "cannot be written: Read-only file system" in line)
         assert str(run) in line
-        held = sorted(each.name for each in (run / "checkpoints").glob("step_*"))
+        held = sorted(each.name for each in (run / "checkpoints").glob("iteration_*"))
         driver.wait_for_iteration(10)
-        assert sorted(each.name for each in (run / "checkpoints").glob("step_*")) == held
+        assert sorted(each.name for each in (run / "checkpoints").glob("iteration_*")) == held
         assert driver.process.poll() is None
     driver.finish()
     require_undisturbed(run, undisturbed)

@@ -37,7 +37,7 @@ def test_real_models_follow_the_papers(name: str) -> None:
     assert (learner.average.decay, learner.average.every) == (0.9, 8)
     assert (learner.kl.weight, learner.kl.rule) == (0.004, "full")
     assert (config.model.height, config.model.width) == (512, 512)
-    assert config.evaluation.weights == "average"
+    assert config.evaluation.adapter == "average"
     assert config.model.embedding_cache
     family = FLUX if name.startswith("flux") else SD3
     adapter = family.adapter(config.model.lora)

@@ -1,4 +1,4 @@
-"""Shards: how pictures are laid out, that trajectories chain, and that nothing depends on who else is drawn."""
+"""Shards: how images are laid out, that trajectories chain, and that nothing depends on who else is drawn."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +17,11 @@ from flow.models.contract import Backbone
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy
 from flow.rollout import RolloutPolicy
-from flow.sampler import draw, sample_shard
+from flow.sampler import rollout_shard
 from protocol.config.model import ModelConfig
 from protocol.config.run import RunConfig
-from protocol.errors import NonFiniteError, StaleWeightsError
-from protocol.messages import DrawRequest, PolicyWeights, Prompt, Rollout, ShardRequest
+from protocol.errors import NonFiniteError, StaleAdapterError
+from protocol.messages import Adapter, GenerateRequest, Prompt, Rollout, ShardRequest
 
 PROMPT = Prompt(index=0, text="a red circle")
 Config = Callable[..., RunConfig]
@@ -39,40 +39,40 @@ def request(**changes: Any) -> ShardRequest:
 
 def sample(backbone: Backbone, config: RunConfig, **changes: Any) -> tuple[Rollout, np.ndarray]:
     policy = policy_of(backbone, config)
-    return sample_shard(policy, request(**changes), config)
+    return rollout_shard(policy, request(**changes), config)
 
 
-def test_with_shared_noise_the_first_point_is_one_picture_and_the_last_point_the_finished_one(
+def test_with_shared_noise_the_first_point_is_one_image_and_the_last_point_the_finished_one(
     backbone: Backbone, tiny_config: Config
 ) -> None:
-    rollout, pictures = sample(backbone, tiny_config(sampling={"shared_noise": True}))
+    rollout, images = sample(backbone, tiny_config(sampling={"shared_noise": True}))
     assert rollout.steps == (0, 1, 2)
     assert rollout.image_index.tolist() == [[0, 1, 4, 7], [0, 2, 5, 8], [0, 3, 6, 9]]
-    assert pictures.shape == (10, 16, 16, 3)
+    assert images.shape == (10, 16, 16, 3)
     assert np.array_equal(rollout.latents[0, 0], rollout.latents[2, 0])
     assert not np.array_equal(rollout.latents[0, 1], rollout.latents[2, 1])
 
 
 def test_without_shared_noise_every_member_has_its_own_first_point(backbone: Backbone, tiny_config: Config) -> None:
-    rollout, pictures = sample(backbone, tiny_config(sampling={"shared_noise": False}))
+    rollout, images = sample(backbone, tiny_config(sampling={"shared_noise": False}))
     assert rollout.image_index.tolist() == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
-    assert len(pictures) == 12
+    assert len(images) == 12
     assert not np.array_equal(rollout.latents[0, 0], rollout.latents[1, 0])
 
 
-def test_uniform_credit_makes_only_finished_pictures(backbone: Backbone, tiny_config: Config) -> None:
+def test_uniform_credit_makes_only_finished_images(backbone: Backbone, tiny_config: Config) -> None:
     uniform, finished = sample(backbone, tiny_config(credit={"rule": "uniform"}))
-    gains, pictures = sample(backbone, tiny_config(credit={"rule": "gains"}))
+    gains, images = sample(backbone, tiny_config(credit={"rule": "gains"}))
     assert uniform.image_index.tolist() == [[0], [1], [2]]
-    assert np.array_equal(finished, pictures[-3:])
+    assert np.array_equal(finished, images[-3:])
     assert np.array_equal(uniform.latents, gains.latents)
     assert np.array_equal(uniform.log_probs, gains.log_probs)
 
 
 @pytest.mark.parametrize("rule", ["tweedie", "ode", "schedule"])
-def test_pictures_are_the_completions_of_their_points(backbone: Backbone, tiny_config: Config, rule: str) -> None:
+def test_images_are_the_completions_of_their_points(backbone: Backbone, tiny_config: Config, rule: str) -> None:
     config = tiny_config(completion={"rule": rule, "substeps": 3})
-    rollout, pictures = sample(backbone, config)
+    rollout, images = sample(backbone, config)
     policy = FlowPolicy(backbone, config.sampling, guidance=1.0)
     conditioning = policy.conditioning(PROMPT.text, "")
     with torch.no_grad():
@@ -89,17 +89,17 @@ def test_pictures_are_the_completions_of_their_points(backbone: Backbone, tiny_c
                     solver=config.completion.solver,
                 )
             expected = backbone.decode(clean).astype(int)
-            assert np.abs(pictures[rollout.image_index[:, place]] - expected).max() <= 1
+            assert np.abs(images[rollout.image_index[:, place]] - expected).max() <= 1
     final = backbone.decode(torch.from_numpy(rollout.latents[:, -1].copy())).astype(int)
-    assert np.abs(pictures[rollout.image_index[:, -1]] - final).max() <= 1
+    assert np.abs(images[rollout.image_index[:, -1]] - final).max() <= 1
 
 
 def test_points_after_the_last_stochastic_step_are_not_completed(backbone: Backbone, tiny_config: Config) -> None:
     config = tiny_config(sampling={"steps": 6, "kernel": "ddim_sde", "first_step": "exclude", "std_min": 0.02})
-    rollout, pictures = sample(backbone, config)
+    rollout, images = sample(backbone, config)
     assert rollout.steps == (1, 2, 3)
     assert np.array_equal(rollout.latents[0, 1], rollout.latents[2, 1]), "the excluded step is the same for all"
-    assert len(pictures) == 1 + 3 + 3 + 3
+    assert len(images) == 1 + 3 + 3 + 3
     assert rollout.latents.shape == (3, 7, 4, 8, 8)
     assert rollout.image_index.shape == (3, 4)
 
@@ -127,12 +127,12 @@ def test_the_same_request_gives_the_same_bits_whatever_was_drawn_before(
     backbone: Backbone, tiny_config: Config
 ) -> None:
     config = tiny_config(model={"guidance": 2.0})
-    rollout, pictures = sample(backbone, config)
+    rollout, images = sample(backbone, config)
     sample(backbone, config, first_member=3, group=5)
-    again, same_pictures = sample(backbone, config)
+    again, same_images = sample(backbone, config)
     assert np.array_equal(rollout.latents, again.latents)
     assert np.array_equal(rollout.log_probs, again.log_probs)
-    assert np.array_equal(pictures, same_pictures)
+    assert np.array_equal(images, same_images)
 
 
 def test_a_member_is_the_same_in_another_shard_up_to_rounding(backbone: Backbone, tiny_config: Config) -> None:
@@ -160,10 +160,10 @@ def test_nan_from_the_model_stops_the_shard_and_the_drawing(tiny_sd3: Path, tiny
         sample(broken, config)
     policy = FlowPolicy(broken, config.sampling, guidance=1.0)
     with pytest.raises(NonFiniteError, match="policy version 5"):
-        draw(policy, DrawRequest(prompts=(PROMPT,), numbers=(0,), seed=0, steps=2, version=5, digest=""))
+        draw(policy, GenerateRequest(prompts=(PROMPT,), numbers=(0,), seed=0, steps=2, version=5, digest=""))
 
 
-def adapter(config: RunConfig, *, seed: int, version: int) -> PolicyWeights:
+def adapter(config: RunConfig, *, seed: int, version: int) -> Adapter:
     backbone = load_backbone(config.model)
     return Lora(backbone.transformer, config.model.lora, seed=seed).export(version=version)
 
@@ -174,13 +174,13 @@ def test_a_rollout_policy_draws_only_with_the_weights_that_a_request_names(tiny_
     policy = RolloutPolicy(config)
     for weights in versions:
         assert policy.load(weights) == (weights.version, weights.digest)
-    newest = policy.sample(request(version=2, digest=versions[2].digest))[1]
-    held = policy.sample(request(version=1, digest=versions[1].digest))[1]
+    newest = policy.rollout(request(version=2, digest=versions[2].digest))[1]
+    held = policy.rollout(request(version=1, digest=versions[1].digest))[1]
     assert (newest.request.version, held.request.version) == (2, 1)
-    with pytest.raises(StaleWeightsError, match="version 0"):
-        policy.sample(request(version=0, digest=versions[0].digest))
-    with pytest.raises(StaleWeightsError, match="version 2"):
-        policy.sample(request(version=2, digest=versions[1].digest))
+    with pytest.raises(StaleAdapterError, match="version 0"):
+        policy.rollout(request(version=0, digest=versions[0].digest))
+    with pytest.raises(StaleAdapterError, match="version 2"):
+        policy.rollout(request(version=2, digest=versions[1].digest))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_outside_the_window_a_trajectory_is_the_ode_s(
     backbone: Backbone, tiny_config: Config, window: dict[str, Any]
 ) -> None:
     config = tiny_config(sampling={"steps": 5, "window": window})
-    rollout, pictures = sample(backbone, config)
+    rollout, images = sample(backbone, config)
     policy = FlowPolicy(backbone, config.sampling, guidance=1.0)
     assert rollout.steps == policy.steps_of(seed=7, iteration=1, shard=0)
     assert rollout.log_probs.shape == (3, len(rollout.steps))
@@ -206,27 +206,27 @@ def test_outside_the_window_a_trajectory_is_the_ode_s(
     way = rollout.latents[:, first]
     assert np.array_equal(way[0], way[2]), "the way to the window is one row's"
     assert not np.array_equal(rollout.latents[0, first + 1], rollout.latents[2, first + 1])
-    assert len(pictures) == 1 + 3 * len(rollout.steps)
+    assert len(images) == 1 + 3 * len(rollout.steps)
 
 
 def test_only_the_first_shard_of_a_group_shows_the_point_that_all_share(
     backbone: Backbone, tiny_config: Config
 ) -> None:
     config = tiny_config()
-    first, pictures = sample(backbone, config, members=2)
+    first, images = sample(backbone, config, members=2)
     second, others = sample(backbone, config, first_member=2, members=2)
     assert first.image_index.tolist() == [[0, 1, 3, 5], [0, 2, 4, 6]]
     assert second.image_index.tolist() == [[-1, 0, 2, 4], [-1, 1, 3, 5]]
-    assert (len(pictures), len(others)) == (7, 6)
+    assert (len(images), len(others)) == (7, 6)
 
 
-def test_a_shard_of_one_step_that_shares_its_point_shows_the_finished_pictures_only(
+def test_a_shard_of_one_step_that_shares_its_point_shows_the_finished_images_only(
     backbone: Backbone, tiny_config: Config
 ) -> None:
     config = tiny_config(sampling={"window": {"rule": "fixed", "first": 1, "size": 1}})
-    rollout, pictures = sample(backbone, config, first_member=2, members=2)
+    rollout, images = sample(backbone, config, first_member=2, members=2)
     assert rollout.image_index.tolist() == [[-1, 0], [-1, 1]]
-    assert len(pictures) == 2
+    assert len(images) == 2
 
 
 def test_branches_share_their_trunk_and_complete_their_own_point(backbone: Backbone, tiny_config: Config) -> None:
@@ -240,7 +240,7 @@ def test_branches_share_their_trunk_and_complete_their_own_point(backbone: Backb
     assert all(shard.image_index.tolist() == [[0, 1], [0, 2]] for shard in shards)
 
 
-def test_a_bound_on_the_batch_gives_the_same_pictures(backbone: Backbone, tiny_config: Config) -> None:
+def test_a_bound_on_the_batch_gives_the_same_images(backbone: Backbone, tiny_config: Config) -> None:
     whole = sample(backbone, tiny_config(completion={"rule": "schedule"}))[1].astype(int)
     config = tiny_config(completion={"rule": "schedule"}, model={"forward_batch": 4, "decode_batch": 3})
     parts = sample(load_backbone(config.model), config)[1].astype(int)
@@ -249,7 +249,7 @@ def test_a_bound_on_the_batch_gives_the_same_pictures(backbone: Backbone, tiny_c
 
 @pytest.mark.parametrize("shared_noise", [True, False])
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
-def test_without_noise_every_completed_point_is_the_finished_picture(
+def test_without_noise_every_completed_point_is_the_finished_image(
     backbone: Backbone, tiny_config: Config, guidance: float, shared_noise: bool
 ) -> None:
     """Completing from the trajectory's own latents, not from another draw: the gains of a quiet trajectory are 0."""
@@ -258,8 +258,8 @@ def test_without_noise_every_completed_point_is_the_finished_picture(
         sampling={"kernel": "dance_sde", "noise_level": 1e-6, "std_min": 0.0, "shared_noise": shared_noise},
         completion={"rule": "schedule", "solver": "euler"},
     )
-    rollout, pictures = sample(backbone, config)
-    shown = pictures.astype(int)[rollout.image_index]
+    rollout, images = sample(backbone, config)
+    shown = images.astype(int)[rollout.image_index]
     assert np.abs(shown - shown[:, -1:]).max() <= 1
     between = np.abs(shown[0, -1] - shown[1, -1]).max()
     assert between <= 1 if shared_noise else between > 1

@@ -25,7 +25,7 @@ from learner.checkpoint import (
 )
 from protocol.config.model import LoraConfig
 from protocol.errors import CheckpointError
-from protocol.messages import LearnerState, PolicyWeights, digest_of
+from protocol.messages import Adapter, LearnerState, digest_of
 
 LORA = LoraConfig(rank=2, alpha=4)
 
@@ -36,8 +36,8 @@ def state(step: int) -> LearnerState:
     optimizer = {f"{name}/{slot}": numbers.normal(size=(2, 3)).astype(np.float32) for name in arrays for slot in "mv"}
     optimizer |= {f"{name}/step": np.array(float(step), np.float32) for name in arrays}
     return LearnerState(
-        step=step,
-        weights=PolicyWeights(version=step, arrays=arrays, digest=digest_of(arrays)),
+        iteration=step,
+        adapter=Adapter(version=step, arrays=arrays, digest=digest_of(arrays)),
         optimizer=optimizer,
     )
 
@@ -53,22 +53,22 @@ def held(root: Path) -> list[str]:
 
 def same(first: LearnerState, second: LearnerState) -> bool:
     return (
-        first.step == second.step
-        and first.weights.version == second.weights.version
-        and first.weights.digest == second.weights.digest == digest_of(second.weights.arrays)
+        first.iteration == second.iteration
+        and first.adapter.version == second.adapter.version
+        and first.adapter.digest == second.adapter.digest == digest_of(second.adapter.arrays)
         and digest_of(first.optimizer) == digest_of(second.optimizer)
     )
 
 
 def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
     folder = write(tmp_path, 7)
-    assert folder == tmp_path / "step_000007"
+    assert folder == tmp_path / "iteration_000007"
     assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES, MANIFEST])
     assert same(read_checkpoint(folder), state(7))
 
 
-def test_a_state_without_optimiser_moments_comes_back(tmp_path: Path) -> None:
-    fresh = LearnerState(step=0, weights=state(0).weights, optimizer={})
+def test_a_state_without_optimizer_moments_comes_back(tmp_path: Path) -> None:
+    fresh = LearnerState(iteration=0, adapter=state(0).adapter, optimizer={})
     assert read_checkpoint(write_checkpoint(tmp_path, fresh, LORA, keep=1)).optimizer == {}
 
 
@@ -91,7 +91,7 @@ def test_the_newest_whole_checkpoint_is_taken(tmp_path: Path) -> None:
         write(tmp_path, step)
     newest = newest_checkpoint(tmp_path)
     assert newest is not None
-    assert newest[1].name == "step_000010"
+    assert newest[1].name == "iteration_000010"
     assert same(newest[0], state(10))
 
 
@@ -152,14 +152,14 @@ def test_files_of_two_checkpoints_cannot_be_mixed(tmp_path: Path) -> None:
 def test_when_none_is_whole_the_run_stops(tmp_path: Path) -> None:
     for step in (1, 2):
         truncate(write(tmp_path, step) / OPTIMIZER)
-    with pytest.raises(CheckpointError, match="no checkpoint under .* is whole; the newest: .*step_000002"):
+    with pytest.raises(CheckpointError, match="no checkpoint under .* is whole; the newest: .*iteration_000002"):
         newest_checkpoint(tmp_path)
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         write(tmp_path, step, keep=2)
-    assert held(tmp_path) == ["step_000003", "step_000004"]
+    assert held(tmp_path) == ["iteration_000003", "iteration_000004"]
 
 
 def test_a_damaged_later_checkpoint_does_not_push_out_the_ones_that_a_resumed_run_writes(tmp_path: Path) -> None:
@@ -170,17 +170,17 @@ def test_a_damaged_later_checkpoint_does_not_push_out_the_ones_that_a_resumed_ru
     assert newest is not None
     assert same(newest[0], state(35))
     write(tmp_path, 40, keep=1)
-    assert held(tmp_path) == ["step_000040"]
+    assert held(tmp_path) == ["iteration_000040"]
 
 
 def test_a_copy_that_a_person_made_is_neither_read_nor_dropped(tmp_path: Path) -> None:
-    shutil.copytree(write(tmp_path, 2), tmp_path / "step_000002_best")
-    (tmp_path / "step_000002_best" / STATE).write_text("{}")
+    shutil.copytree(write(tmp_path, 2), tmp_path / "iteration_000002_best")
+    (tmp_path / "iteration_000002_best" / STATE).write_text("{}")
     write(tmp_path, 3, keep=1)
     newest = newest_checkpoint(tmp_path)
     assert newest is not None
     assert same(newest[0], state(3))
-    assert held(tmp_path) == ["step_000002_best", "step_000003"]
+    assert held(tmp_path) == ["iteration_000002_best", "iteration_000003"]
 
 
 def test_the_millionth_step_is_newer_than_the_one_before(tmp_path: Path) -> None:
@@ -192,12 +192,12 @@ def test_the_millionth_step_is_newer_than_the_one_before(tmp_path: Path) -> None
 
 
 def test_a_leftover_of_an_interrupted_write_is_never_read_and_is_removed_by_the_next(tmp_path: Path) -> None:
-    leftover = tmp_path / ".step_000009.partial"
+    leftover = tmp_path / ".iteration_000009.partial"
     leftover.mkdir()
     (leftover / STATE).write_text("{}")
     assert newest_checkpoint(tmp_path) is None
     write(tmp_path, 1)
-    assert held(tmp_path) == ["step_000001"]
+    assert held(tmp_path) == ["iteration_000001"]
 
 
 @pytest.mark.parametrize("broken", ["rename", "fsync"])
@@ -216,7 +216,7 @@ def test_a_write_that_fails_midway_leaves_the_older_checkpoints_as_they_were(
     assert newest is not None
     assert same(newest[0], state(1))
     write(tmp_path, 2)
-    assert held(tmp_path) == ["step_000001", "step_000002"]
+    assert held(tmp_path) == ["iteration_000001", "iteration_000002"]
 
 
 def test_a_rewrite_of_the_same_step_that_fails_keeps_a_whole_checkpoint(
@@ -236,7 +236,7 @@ def test_a_rewrite_of_the_same_step_that_fails_keeps_a_whole_checkpoint(
 
 
 def with_average(step: int) -> LearnerState:
-    return replace(state(step), average=state(step + 100).weights, baseline=(0.1, None, -0.25))
+    return replace(state(step), average=state(step + 100).adapter, baseline=(0.1, None, -0.25))
 
 
 def test_a_running_mean_and_a_baseline_come_back_bit_for_bit(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_damaged_running_mean_is_named(tmp_path: Path, damage: object, reason:
 
 
 def test_older_adapters_that_groups_in_flight_need_come_back(tmp_path: Path) -> None:
-    recent = (state(5).weights, state(6).weights)
+    recent = (state(5).adapter, state(6).adapter)
     folder = write_checkpoint(tmp_path, replace(state(7), recent=recent), LORA, keep=1)
     back = read_checkpoint(folder).recent
     assert [(weights.version, weights.digest) for weights in back] == [(w.version, w.digest) for w in recent]
@@ -271,7 +271,7 @@ def test_older_adapters_that_groups_in_flight_need_come_back(tmp_path: Path) -> 
 def test_latest_leads_to_the_newest(tmp_path: Path) -> None:
     for step in (1, 2, 10):
         write(tmp_path, step)
-        assert (tmp_path / "latest").resolve().name == f"step_{step:06d}"
+        assert (tmp_path / "latest").resolve().name == f"iteration_{iteration:06d}"
     assert same(read_checkpoint(tmp_path / "latest"), state(10))
 
 
@@ -281,7 +281,7 @@ def test_young_checkpoints_are_kept_beyond_the_count(tmp_path: Path) -> None:
         if step <= 2:
             hours_ago = time.time() - 2 * 3600
             os.utime(folder, (hours_ago, hours_ago))
-    assert held(tmp_path) == ["step_000003", "step_000004", "step_000005"]
+    assert held(tmp_path) == ["iteration_000003", "iteration_000004", "iteration_000005"]
 
 
 def test_facts_stand_beside_the_step(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from protocol import errors, messages
 from protocol.errors import ContractError, FlowcreditError
-from protocol.messages import PolicyWeights, Prompt, Receipt, Rollout, Scores, ShardRequest, digest_of
+from protocol.messages import Adapter, Prompt, Receipt, Rollout, Scores, ShardRequest, digest_of
 
 REQUEST = ShardRequest(
     iteration=0, group=0, prompt=Prompt(index=0, text="a"), first_member=0, members=2, version=1, digest="d"
@@ -70,7 +70,7 @@ def test_missing_scores_are_nan_invalid_and_say_why() -> None:
 
 
 def test_a_receipt_must_name_the_wanted_weights() -> None:
-    receipt = Receipt(version=3, digest="abc", pictures=1)
+    receipt = Receipt(version=3, digest="abc", images=1)
     receipt.require(version=3, digest="abc")
     for version, digest in ((2, "abc"), (3, "abd")):
         with pytest.raises(ContractError, match="samples must come from version"):
@@ -102,7 +102,7 @@ def test_a_digest_is_sha256_over_names_types_shapes_and_bytes() -> None:
     assert digest_of(arrays) == by_hand.hexdigest()
     assert digest_of(arrays) != digest_of({**arrays, "a": np.array([[3]], np.int32)})
     assert digest_of({}) == hashlib.sha256().hexdigest()
-    assert PolicyWeights(version=0, arrays=arrays, digest=digest_of(arrays)).version == 0
+    assert Adapter(version=0, arrays=arrays, digest=digest_of(arrays)).version == 0
 
 
 def test_every_error_belongs_to_the_tree_pickles_and_is_drawn() -> None:

@@ -1,4 +1,4 @@
-"""One bad picture costs itself; a broken scorer costs three calls."""
+"""One bad image costs itself; a broken scorer costs three calls."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from rewards.scorer import CheckedScorer
 
 
 class Fussy:
-    """The first pixel is the score; raises when `bad` pictures are in the batch."""
+    """The first pixel is the score; raises when `bad` images are in the batch."""
 
     name = "fussy"
     low = 0.0
@@ -28,7 +28,7 @@ class Fussy:
         levels = images[:, 0, 0, 0]
         if set(levels.tolist()) & set(self.bad):
             raise ValueError("cannot look at this")
-        assert [str(level) for level in levels] == list(prompts), "prompts stay with their pictures"
+        assert [str(level) for level in levels] == list(prompts), "prompts stay with their images"
         return judged(levels)
 
 
@@ -39,7 +39,7 @@ def ask(scorer: Fussy, count: int = 16) -> Scores:
 
 
 @pytest.mark.parametrize("bad", range(16))
-def test_one_bad_picture_is_missing_alone(bad: int) -> None:
+def test_one_bad_image_is_missing_alone(bad: int) -> None:
     scorer = Fussy(bad)
     scores = ask(scorer)
     assert scores.valid.tolist() == [place != bad for place in range(16)]

@@ -16,7 +16,7 @@ NAN = float("nan")
 
 
 class SizeAndPixel:
-    """First pixel plus a hundredth of the picture's width; notes how many pictures each call held."""
+    """First pixel plus a hundredth of the image's width; notes how many images each call held."""
 
     name = "size_and_pixel"
     low = 0.0
@@ -80,7 +80,7 @@ def test_pieces_of_one_size_share_a_call_and_answers_keep_the_pieces_order() -> 
     assert answer.components["words"].tolist()[:2] == [1, 1] and np.isnan(answer.components["words"][2])
 
 
-def test_pictures_judged_anew_take_their_places() -> None:
+def test_images_judged_anew_take_their_places() -> None:
     old = partly([1, NAN, NAN, 4], ["", "x", "y", ""], {"c": [1, 1, 1, 1]})
     new = patched(old, [1, 2], partly([2, NAN], ["", "again y"], {"c": [5, 5]}))
     np.testing.assert_array_equal(new.values, np.array([1, 2, NAN, 4], np.float32))
@@ -96,5 +96,5 @@ def test_each_failure_policy_leaves_what_it_says_and_never_a_zero() -> None:
         settled = settle("r", kept[name], scores)
         assert np.isnan(settled.values[1]) and settled.voids_group is is_void
         assert mix({"r": settled}, {"r": 1.0}).voids_group is is_void
-    with pytest.raises(RewardError, match="reward r has no score for 1 of 2 pictures after 3 tries: no answer; mend"):
+    with pytest.raises(RewardError, match="reward r has no score for 1 of 2 images after 3 tries: no answer; mend"):
         settle("r", kept["fail"], scores)

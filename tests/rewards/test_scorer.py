@@ -54,7 +54,7 @@ class BrightnessScorer:
 
 
 class ScribblingScorer(BrightnessScorer):
-    """Writes into the pictures that others will score."""
+    """Writes into the images that others will score."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         images[:] = 0
@@ -109,28 +109,28 @@ def test_bounds_themselves_are_inside_the_range() -> None:
     ("answer", "message"),
     [
         (lambda: [0.0, 1.0], "the answer must be Scores, got list"),
-        (lambda: scores_of(0.5), "one score a picture, 2, got 1"),
-        (lambda: scores_of(0.5, 1.5), r"values must lie in \[0.0, 1.0\], got 1.5 for picture 1"),
-        (lambda: scores_of(-0.25, 0.5), r"values must lie in \[0.0, 1.0\], got -0.25 for picture 0"),
+        (lambda: scores_of(0.5), "one score an image, 2, got 1"),
+        (lambda: scores_of(0.5, 1.5), r"values must lie in \[0.0, 1.0\], got 1.5 for image 1"),
+        (lambda: scores_of(-0.25, 0.5), r"values must lie in \[0.0, 1.0\], got -0.25 for image 0"),
         (
             lambda: Scores(values=np.array([0.5, np.nan], np.float32), valid=np.ones(2, bool), reasons=("", "")),
-            "values must be finite where valid, got nan for picture 1",
+            "values must be finite where valid, got nan for image 1",
         ),
         (
             lambda: Scores(values=np.array([np.inf, 0.5], np.float32), valid=np.ones(2, bool), reasons=("", "")),
-            "values must be finite where valid, got inf for picture 0",
+            "values must be finite where valid, got inf for image 0",
         ),
         (
             lambda: Scores(values=np.zeros(2, np.float32), valid=np.array([True, False]), reasons=("", "lost")),
-            "values must be NaN where invalid, got 0.0 for picture 1",
+            "values must be NaN where invalid, got 0.0 for image 1",
         ),
         (
             lambda: Scores(values=np.full(2, np.nan, np.float32), valid=np.zeros(2, bool), reasons=("lost", "")),
-            "reasons must say why a score is invalid, got '' for picture 1",
+            "reasons must say why a score is invalid, got '' for image 1",
         ),
         (
             lambda: Scores(values=np.zeros(2, np.float32), valid=np.ones(2, bool), reasons=("", "maybe")),
-            "reasons must be empty where valid, got 'maybe' for picture 1",
+            "reasons must be empty where valid, got 'maybe' for image 1",
         ),
         (
             lambda: Scores(values=np.zeros(2), valid=np.ones(2, bool), reasons=("", "")),
@@ -158,7 +158,7 @@ def test_a_breach_is_caught_with_scorer_rule_and_value(answer: Callable[[], Any]
         (IMAGES.transpose(0, 3, 1, 2), r"images must be \[B, H, W, 3\] without empty axes, got \[2, 3, 4, 4\]"),
         (IMAGES[0], r"images must be \[B, H, W, 3\] without empty axes, got \[4, 4, 3\]"),
         (IMAGES[:0], r"images must be \[B, H, W, 3\] without empty axes, got \[0, 4, 4, 3\]"),
-        (IMAGES[:1], "prompts must be one a picture, 1, got 2"),
+        (IMAGES[:1], "prompts must be one an image, 1, got 2"),
     ],
 )
 def test_wrong_input_is_stopped_at_the_door(images: Any, message: str) -> None:
@@ -166,21 +166,21 @@ def test_wrong_input_is_stopped_at_the_door(images: Any, message: str) -> None:
         ask(lambda: scores_of(0.0, 0.0), images)
 
 
-def test_one_prompt_for_all_pictures_is_not_guessed_at() -> None:
+def test_one_prompt_for_all_images_is_not_guessed_at() -> None:
     door = CheckedScorer(FixedScorer(lambda: scores_of(0.0, 0.0)))
-    with pytest.raises(ContractError, match="prompts must be one a picture, 2, got a single str"):
+    with pytest.raises(ContractError, match="prompts must be one an image, 2, got a single str"):
         door.score(IMAGES, "ab", [{}, {}])
-    with pytest.raises(ContractError, match="metadata must be one a picture, 2, got a single dict"):
+    with pytest.raises(ContractError, match="metadata must be one an image, 2, got a single dict"):
         door.score(IMAGES, ["a", "b"], {"tag": 1, "include": 2})  # type: ignore[arg-type]
 
 
 def test_an_exception_becomes_missing_scores_never_zero() -> None:
     def fail() -> Scores:
-        raise ValueError("broken\npicture")
+        raise ValueError("broken\nimage")
 
     scores = ask(fail)
     assert np.isnan(scores.values).all() and not scores.valid.any()
-    assert scores.reasons == ("fixed: ValueError: broken picture",) * 2
+    assert scores.reasons == ("fixed: ValueError: broken image",) * 2
 
 
 def test_an_interrupt_is_not_a_missing_score() -> None:
@@ -191,7 +191,7 @@ def test_an_interrupt_is_not_a_missing_score() -> None:
         ask(interrupt)
 
 
-def test_a_scorer_cannot_change_the_pictures() -> None:
+def test_a_scorer_cannot_change_the_images() -> None:
     images = np.full((1, 4, 4, 3), 7, np.uint8)
     scores = CheckedScorer(ScribblingScorer(gain=1)).score(images, ["a"], [{}])
     assert "read-only" in scores.reasons[0]
@@ -221,7 +221,7 @@ def test_any_import_path_builds_with_its_arguments() -> None:
         ("rewards.genevil:GenEval", {}, r"module 'rewards\.genevil' of .* does not exist"),
         ("nowhere.at_all:Scorer", {}, "module 'nowhere' of .* does not exist"),
         ("rewards.geneval.scorer:GenEvil", {}, r"has no 'GenEvil': did you mean 'GenEval'\?"),
-        ("rewards.geneval:judge", {}, "has a function, not a class, named 'judge'"),
+        ("rewards.geneval.scorer:judge", {}, "has a function, not a class, named 'judge'"),
         ("geneval", {"detectr": "x:Y"}, r"takes no argument 'detectr': did you mean 'detector'\?"),
         (f"{__name__}:BrightnessScorer", {}, "must be given its arguments, got none for gain"),
         (f"{__name__}:BrightnessScorer", {"gain": "much"}, r"does not accept the arguments \{'gain': 'much'\}"),

@@ -8,7 +8,7 @@ SIZE = 24
 
 
 def write_clip(folder: Path, *, seed: int = 3, size: int = SIZE, hidden_act: str = "quick_gelu") -> Path:
-    """A random CLIP with its tokenizer and picture processor, 16 wide; `logit_scale` is that of exp(...) = 100."""
+    """A random CLIP with its tokenizer and image processor, 16 wide; `logit_scale` is that of exp(...) = 100."""
     import torch
     from transformers import CLIPConfig, CLIPModel, CLIPTextConfig, CLIPVisionConfig
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil

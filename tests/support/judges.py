@@ -1,4 +1,4 @@
-"""Scorers of the chaos tests: quick, and different for every picture."""
+"""Scorers of the chaos tests: quick, and different for every image."""
 
 from collections.abc import Sequence
 

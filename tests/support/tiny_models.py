@@ -30,12 +30,12 @@ LETTERS = [chr(code) for code in range(33, 127)]
 
 
 def write_sd3(folder: Path) -> Path:
-    """SD3-Medium's shape without T5: latents 4x8x8, pictures of 16x16. The pipeline of most tests."""
+    """SD3-Medium's shape without T5: latents 4x8x8, images of 16x16. The pipeline of most tests."""
     return _write_sd3(folder, seed=20, latents=SD3_LATENTS)
 
 
 def write_sd35(folder: Path, *, has_t5: bool = True) -> Path:
-    """SD3.5-Medium's shape: dual attention in the first block, qk-norm, three text encoders; pictures of 16x16."""
+    """SD3.5-Medium's shape: dual attention in the first block, qk-norm, three text encoders; images of 16x16."""
     return _write_sd3(folder, seed=30, has_t5=has_t5, dual_attention_layers=(0,), qk_norm="rms_norm")
 
 

@@ -30,7 +30,7 @@ def one_shape(label: str, color: str, x: float = 16.0, y: float = 16.0, radius: 
 
 
 def test_true_renders_are_read_right_in_98_percent_of_scenes_of_every_kind(examples: Examples) -> None:
-    accuracy = check.detector_accuracy(examples, examples.pictures)
+    accuracy = check.detector_accuracy(examples, examples.images)
     assert set(accuracy) == set(TAGS)
     assert min(accuracy.values()) >= 0.98
 
@@ -38,7 +38,7 @@ def test_true_renders_are_read_right_in_98_percent_of_scenes_of_every_kind(examp
 def test_autoencoded_renders_are_read_right_in_95_percent_of_scenes_of_every_kind(examples: Examples) -> None:
     torch.set_num_threads(1)
     vae = AutoencoderTiny.from_pretrained(MODEL / "vae").float()
-    accuracy = check.detector_accuracy(examples, reconstruct(vae, examples.pictures))
+    accuracy = check.detector_accuracy(examples, reconstruct(vae, examples.images))
     assert min(accuracy.values()) >= 0.95
 
 
@@ -55,16 +55,16 @@ def test_each_shape_in_each_colour_is_named_and_boxed_to_half_a_pixel(label: str
 @pytest.mark.parametrize("color", COLOURS)
 def test_half_a_shape_is_not_that_shape(color: str) -> None:
     for label in SHAPES:
-        picture = render(one_shape(label, color))
-        picture[:, 16:] = GROUND
-        assert [d.label for d in ShapeDetector().detect(picture[None])[0] if d.label == label] == []
+        image = render(one_shape(label, color))
+        image[:, 16:] = GROUND
+        assert [d.label for d in ShapeDetector().detect(image[None])[0] if d.label == label] == []
 
 
 def test_half_a_circle_and_half_a_square_are_no_objects() -> None:
     for label in ("circle", "square"):
-        picture = render(one_shape(label, "red"))
-        picture[:, 16:] = GROUND
-        assert ShapeDetector().detect(picture[None]) == [[]]
+        image = render(one_shape(label, "red"))
+        image[:, 16:] = GROUND
+        assert ShapeDetector().detect(image[None]) == [[]]
 
 
 def test_smears_and_stripes_are_no_objects() -> None:
@@ -79,8 +79,8 @@ def test_smears_and_stripes_are_no_objects() -> None:
 
 
 def test_a_pale_shape_has_no_colour_name() -> None:
-    picture = render(one_shape("circle", "red")).astype(float)
-    pale = (0.5 * picture + 0.5 * np.array(GROUND)).astype(np.uint8)
+    image = render(one_shape("circle", "red")).astype(float)
+    pale = (0.5 * image + 0.5 * np.array(GROUND)).astype(np.uint8)
     assert all(found.color is None for found in ShapeDetector().detect(pale[None])[0])
 
 

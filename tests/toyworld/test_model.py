@@ -66,7 +66,7 @@ def test_pipeline_reads_captions_exactly_as_the_training_code_did(pipeline: Stab
 
 
 def test_latents_have_about_zero_mean_and_unit_std(pipeline: StableDiffusion3Pipeline) -> None:
-    latents = normalised_latents(pipeline.vae, draw_examples(256, seed=77).pictures)
+    latents = normalised_latents(pipeline.vae, draw_examples(256, seed=77).images)
     assert latents.shape == (256, 4, 8, 8)
     assert abs(latents.mean().item()) < 0.05
     assert latents.std().item() == pytest.approx(1.0, abs=0.05)

@@ -12,7 +12,7 @@ from toyworld.pretraining import training
 from toyworld.pretraining.shapes import Recipe, claim, pretrain
 from toyworld.pretraining.training import WeightAverage, learning_rate
 
-TINY = Recipe(seed=5, pictures=256, autoencoder_steps=3, transformer_steps=3, clip_steps=3)
+TINY = Recipe(seed=5, images=256, autoencoder_steps=3, transformer_steps=3, clip_steps=3)
 
 
 class KilledConsole(Console):

@@ -16,9 +16,9 @@ def test_every_sign_is_read_right() -> None:
 
     shown = [first + second for first, second in zip(words.LETTERS, reversed(words.LETTERS), strict=True)]
     colours = list(words.COLOURS) * 3
-    pictures = np.stack([words.render(word, colour) for word, colour in zip(shown, colours, strict=True)])
+    images = np.stack([words.render(word, colour) for word, colour in zip(shown, colours, strict=True)])
     prompts = [words.caption(word, colour, "a photo of") for word, colour in zip(shown, colours, strict=True)]
-    assert Ocr().score(pictures, prompts, [{}] * len(shown)).values.tolist() == [1.0] * len(shown)
+    assert Ocr().score(images, prompts, [{}] * len(shown)).values.tolist() == [1.0] * len(shown)
 
 
 def test_captions_spell_the_word_letter_by_letter_and_fit_the_context() -> None:
@@ -30,7 +30,7 @@ def test_captions_spell_the_word_letter_by_letter_and_fit_the_context() -> None:
 
 def test_signs_come_from_their_seed_and_a_quarter_of_captions_is_wrong() -> None:
     signs, again = words.draw_signs(400, seed=3), words.draw_signs(400, seed=3)
-    assert np.array_equal(signs.pictures, again.pictures) and signs.captions == again.captions
+    assert np.array_equal(signs.images, again.images) and signs.captions == again.captions
     wrong = [f'"{word}"' not in caption for word, caption in zip(signs.words, signs.captions, strict=True)]
     assert 0.18 < np.mean(wrong) < 0.32
 
@@ -52,7 +52,7 @@ def test_one_word_in_four_is_held_out() -> None:
 def test_the_recipe_makes_a_pipeline_that_diffusers_loads(tmp_path: Path) -> None:
     from diffusers import StableDiffusion3Pipeline
 
-    recipe = SignRecipe(pictures=256, autoencoder_steps=2, transformer_steps=2, web_steps=2)
+    recipe = SignRecipe(images=256, autoencoder_steps=2, transformer_steps=2, web_steps=2)
     pretrain(recipe, work=tmp_path / "work", folder=tmp_path / "model", console=Console(quiet=True))
     pipe = StableDiffusion3Pipeline.from_pretrained(tmp_path / "model", text_encoder_3=None, tokenizer_3=None)
     assert pipe.transformer.config.sample_size == 8

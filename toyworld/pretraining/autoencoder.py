@@ -1,4 +1,4 @@
-"""The autoencoder of the toy world: an AutoencoderTiny that turns 32x32 pictures into 8x8x4 latents and back.
+"""The autoencoder of the toy world: an AutoencoderTiny that turns 32x32 images into 8x8x4 latents and back.
 
 `build` makes it, `train` fits it on rendered scenes; its latents come out with about zero mean and unit variance.
 """
@@ -33,26 +33,26 @@ def build() -> AutoencoderTiny:
     )
 
 
-def to_model_range(pictures: UInt8[np.ndarray, "B H W 3"]) -> Float[Tensor, "B 3 H W"]:
-    """uint8 pictures to float32 in [-1, 1], channels first."""
-    return torch.from_numpy(pictures).permute(0, 3, 1, 2).float().div(127.5).sub(1)
+def to_model_range(images: UInt8[np.ndarray, "B H W 3"]) -> Float[Tensor, "B 3 H W"]:
+    """uint8 images to float32 in [-1, 1], channels first."""
+    return torch.from_numpy(images).permute(0, 3, 1, 2).float().div(127.5).sub(1)
 
 
-def to_pictures(images: Float[Tensor, "B 3 H W"]) -> UInt8[np.ndarray, "B H W 3"]:
-    """Float images in [-1, 1] to uint8 pictures, clipped and rounded."""
+def to_images(images: Float[Tensor, "B 3 H W"]) -> UInt8[np.ndarray, "B H W 3"]:
+    """Float images in [-1, 1] to uint8 images, clipped and rounded."""
     scaled = images.clamp(-1, 1).add(1).mul(127.5).round()
     return scaled.to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
 
 
-def train(pictures: np.ndarray, *, steps: int, seed: int, folder: Path, console: Console) -> AutoencoderTiny:
+def train(images: np.ndarray, *, steps: int, seed: int, folder: Path, console: Console) -> AutoencoderTiny:
     """Fit the autoencoder; a checkpoint named `autoencoder` in `folder` is gone on from.
 
     The loss is the mean absolute error of noisy-latent reconstructions, of their differences between neighbouring
     pixels (so that edges stay sharp), and a pull of the latents towards zero mean and unit variance.
 
     Args:
-        pictures: uint8 [B, 32, 32, 3] to learn from.
-        steps: optimiser steps in all.
+        images: uint8 [B, 32, 32, 3] to learn from.
+        steps: optimizer steps in all.
         seed: of weights and batches.
         folder: of the checkpoint.
         console: for progress.
@@ -65,9 +65,9 @@ def train(pictures: np.ndarray, *, steps: int, seed: int, folder: Path, console:
     def take_step(step: int) -> float:
         generator = step_generator(seed, step)
         set_learning_rate(optimizer, learning_rate(step, steps, peak=2e-3))
-        index = torch.randint(len(pictures), (BATCH,), generator=generator)
-        images = to_model_range(pictures[index.numpy()]).contiguous(memory_format=torch.channels_last)
-        loss = _loss(model, images, generator)
+        index = torch.randint(len(images), (BATCH,), generator=generator)
+        batch = to_model_range(images[index.numpy()]).contiguous(memory_format=torch.channels_last)
+        loss = _loss(model, batch, generator)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -82,14 +82,14 @@ def train(pictures: np.ndarray, *, steps: int, seed: int, folder: Path, console:
         folder=folder,
         console=console,
     )
-    return calibrate(model, pictures[:4096])
+    return calibrate(model, images[:4096])
 
 
 @torch.no_grad()
-def calibrate(model: AutoencoderTiny, pictures: np.ndarray) -> AutoencoderTiny:
+def calibrate(model: AutoencoderTiny, images: np.ndarray) -> AutoencoderTiny:
     """Write scaling_factor and shift_factor so that `normalised_latents` have zero mean and unit std; frozen after."""
     model.eval().requires_grad_(requires_grad=False)
-    latents = torch.cat([_encode(model, to_model_range(part)) for part in _parts(pictures)])
+    latents = torch.cat([_encode(model, to_model_range(part)) for part in _parts(images)])
     model.register_to_config(
         scaling_factor=round(1 / latents.std().item(), 4), shift_factor=round(latents.mean().item(), 4)
     )
@@ -97,25 +97,23 @@ def calibrate(model: AutoencoderTiny, pictures: np.ndarray) -> AutoencoderTiny:
 
 
 @torch.no_grad()
-def normalised_latents(model: AutoencoderTiny, pictures: np.ndarray) -> Float[Tensor, "B 4 h w"]:
+def normalised_latents(model: AutoencoderTiny, images: np.ndarray) -> Float[Tensor, "B 4 h w"]:
     """Latents as the transformer sees them: (encoded - shift_factor) * scaling_factor."""
-    latents = torch.cat([_encode(model, to_model_range(part)) for part in _parts(pictures)])
+    latents = torch.cat([_encode(model, to_model_range(part)) for part in _parts(images)])
     return (latents - model.config["shift_factor"]) * model.config["scaling_factor"]
 
 
 @torch.no_grad()
-def reconstruct(model: AutoencoderTiny, pictures: np.ndarray) -> UInt8[np.ndarray, "B H W 3"]:
-    """Pictures through the encoder and the decoder."""
-    return np.concatenate(
-        [to_pictures(_decode(model, _encode(model, to_model_range(part)))) for part in _parts(pictures)]
-    )
+def reconstruct(model: AutoencoderTiny, images: np.ndarray) -> UInt8[np.ndarray, "B H W 3"]:
+    """Images through the encoder and the decoder."""
+    return np.concatenate([to_images(_decode(model, _encode(model, to_model_range(part)))) for part in _parts(images)])
 
 
 @torch.no_grad()
 def decode_normalised(model: AutoencoderTiny, latents: Float[Tensor, "B 4 h w"]) -> UInt8[np.ndarray, "B H W 3"]:
-    """Pictures of latents as the transformer sees them."""
+    """Images of latents as the transformer sees them."""
     raw = latents / model.config["scaling_factor"] + model.config["shift_factor"]
-    return to_pictures(_decode(model, raw))
+    return to_images(_decode(model, raw))
 
 
 def _loss(model: AutoencoderTiny, images: Float[Tensor, "B 3 H W"], generator: torch.Generator) -> Float[Tensor, ""]:
@@ -137,5 +135,5 @@ def _decode(model: AutoencoderTiny, latents: Float[Tensor, "B 4 h w"]) -> Float[
     return model.decode(latents, return_dict=False)[0]
 
 
-def _parts(pictures: np.ndarray, size: int = 512) -> list[np.ndarray]:
-    return [pictures[start : start + size] for start in range(0, len(pictures), size)]
+def _parts(images: np.ndarray, size: int = 512) -> list[np.ndarray]:
+    return [images[start : start + size] for start in range(0, len(images), size)]

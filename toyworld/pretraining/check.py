@@ -40,10 +40,10 @@ def is_read_right(scene: Scene, detections: list[Detection]) -> bool:
     return not left
 
 
-def detector_accuracy(examples: Examples, pictures: UInt8[np.ndarray, "B H W 3"]) -> dict[str, float]:
-    """Share of scenes that the detector reads right from their pictures, by task kind."""
+def detector_accuracy(examples: Examples, images: UInt8[np.ndarray, "B H W 3"]) -> dict[str, float]:
+    """Share of scenes that the detector reads right from their images, by task kind."""
     right: dict[str, list[bool]] = {tag: [] for tag in TAGS}
-    detections = ShapeDetector().detect(pictures)
+    detections = ShapeDetector().detect(images)
     for line, scene, found in zip(examples.true_lines, examples.scenes, detections, strict=True):
         right[line["tag"]].append(is_read_right(scene, found))
     return {tag: sum(reads) / len(reads) for tag, reads in right.items()}
@@ -64,10 +64,10 @@ def main(
     torch.set_num_threads(1)
     examples = draw_examples(scenes, seed=seed)
     began = time.perf_counter()
-    true = detector_accuracy(examples, examples.pictures)
+    true = detector_accuracy(examples, examples.images)
     milliseconds = 1000 * (time.perf_counter() - began) / scenes
     vae = AutoencoderTiny.from_pretrained(model_folder / "vae").float()
-    autoencoded = detector_accuracy(examples, reconstruct(vae, examples.pictures))
+    autoencoded = detector_accuracy(examples, reconstruct(vae, examples.images))
     model = CLIPModel.from_pretrained(clip_folder, dtype=torch.float32).eval()
     pairs = pair_accuracy(model, CLIPProcessor.from_pretrained(clip_folder), examples)
     table = Table("task kind", "true renders", "autoencoded", "CLIP pairs")
@@ -76,7 +76,7 @@ def main(
         table.add_row(tag, *(f"{column[tag]:.3f}" for column in columns))
     table.add_row("mean", *(f"{np.mean(list(column.values())):.3f}" for column in columns))
     Console().print(table)
-    Console().print(f"{scenes} scenes; the detector took {milliseconds:.2f} ms a picture")
+    Console().print(f"{scenes} scenes; the detector took {milliseconds:.2f} ms an image")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The small CLIP of the toy world, trained on pictures with true captions against captions with one wrong fact.
+"""The small CLIP of the toy world, trained on images with true captions against captions with one wrong fact.
 
 `train` fits it, `write` saves a folder that transformers' CLIPModel and CLIPProcessor load, for a PickScore reward.
 """
@@ -31,7 +31,7 @@ WIDTH = 64
 
 
 def build() -> CLIPModel:
-    """An untrained CLIP: 65 picture tokens and 12 text tokens, 64 wide."""
+    """An untrained CLIP: 65 image tokens and 12 text tokens, 64 wide."""
     tokenizer = build_tokenizer()
     text = CLIPTextConfig(
         vocab_size=len(tokenizer),
@@ -59,8 +59,8 @@ def train(examples: Examples, *, steps: int, seed: int, folder: Path, console: C
     """Fit the CLIP; a checkpoint named `clip` in `folder` is gone on from.
 
     Args:
-        examples: pictures with one true and one wrong line each (their web captions are not read).
-        steps: optimiser steps in all.
+        examples: images with one true and one wrong line each (their web captions are not read).
+        steps: optimizer steps in all.
         seed: of weights and batches.
         folder: of the checkpoint.
         console: for progress.
@@ -76,7 +76,7 @@ def train(examples: Examples, *, steps: int, seed: int, folder: Path, console: C
         generator = step_generator(seed + 2, step)
         set_learning_rate(optimizer, learning_rate(step, steps, peak=1e-3))
         index = torch.randint(len(right), (BATCH,), generator=generator)
-        pixels = to_model_range(examples.pictures[index.numpy()])
+        pixels = to_model_range(examples.images[index.numpy()])
         pixels = pixels + 0.05 * torch.randn(pixels.shape, generator=generator)
         output = model(input_ids=torch.cat([right[index], wrong[index]]), pixel_values=pixels)
         loss = contrastive_loss(output.logits_per_image)
@@ -92,21 +92,21 @@ def train(examples: Examples, *, steps: int, seed: int, folder: Path, console: C
 
 
 def contrastive_loss(logits: Float[Tensor, "B 2B"]) -> Float[Tensor, ""]:
-    """CLIP's two cross-entropies, with a wrong caption of every picture among the captions, and the pair's own.
+    """CLIP's two cross-entropies, with a wrong caption of every image among the captions, and the pair's own.
 
     Args:
-        logits: similarity of picture i with caption j; columns 0..B-1 are the pictures' true captions in order,
+        logits: similarity of image i with caption j; columns 0..B-1 are the images' true captions in order,
             B..2B-1 their wrong ones.
 
     Returns:
-        Mean of picture-to-caption, caption-to-picture and right-against-wrong cross-entropies, over the batch.
+        Mean of image-to-caption, caption-to-image and right-against-wrong cross-entropies, over the batch.
     """
     count = len(logits)
     truth = torch.arange(count)
     to_caption = functional.cross_entropy(logits, truth)
-    to_picture = functional.cross_entropy(logits[:, :count].T, truth)
+    to_image = functional.cross_entropy(logits[:, :count].T, truth)
     own = torch.stack([logits.diagonal(), logits[:, count:].diagonal()], dim=1)
-    return (to_caption + to_picture + functional.cross_entropy(own, torch.zeros_like(truth))) / 3
+    return (to_caption + to_image + functional.cross_entropy(own, torch.zeros_like(truth))) / 3
 
 
 def write(model: CLIPModel, folder: Path) -> None:
@@ -114,10 +114,10 @@ def write(model: CLIPModel, folder: Path) -> None:
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     size = {"height": SIZE, "width": SIZE}
-    pictures = CLIPImageProcessorPil(
+    images = CLIPImageProcessorPil(
         size=size, do_center_crop=False, crop_size=size, image_mean=[0.5] * 3, image_std=[0.5] * 3
     )
-    CLIPProcessor(pictures, build_tokenizer()).save_pretrained(partial)
+    CLIPProcessor(images, build_tokenizer()).save_pretrained(partial)
     model.half().save_pretrained(partial)
     model.float()
     replace_folder(partial, folder)
@@ -125,14 +125,14 @@ def write(model: CLIPModel, folder: Path) -> None:
 
 @torch.no_grad()
 def pair_accuracy(model: CLIPModel, processor: CLIPProcessor, examples: Examples) -> dict[str, float]:
-    """Share of pictures whose true caption scores above their wrong one, by task kind."""
+    """Share of images whose true caption scores above their wrong one, by task kind."""
     won: dict[str, list[bool]] = {}
     options: dict[str, Any] = {"return_tensors": "pt", "padding": "max_length"}
-    for start in range(0, len(examples.pictures), 256):
+    for start in range(0, len(examples.images), 256):
         part = slice(start, start + 256)
         lines = [*examples.true_lines[part], *examples.wrong_lines[part]]
-        texts, pictures = [line["prompt"] for line in lines], list(np.asarray(examples.pictures[part]))
-        inputs = processor(text=texts, images=pictures, **options)
+        texts, images = [line["prompt"] for line in lines], list(np.asarray(examples.images[part]))
+        inputs = processor(text=texts, images=images, **options)
         logits = model(**inputs).logits_per_image
         half = len(logits)
         for line, right, wrong in zip(lines, logits.diagonal(), logits[:, half:].diagonal(), strict=False):

@@ -1,4 +1,4 @@
-"""The pretraining set: pictures with captions as the web has them, a quarter of which state one fact wrongly.
+"""The pretraining set: images with captions as the web has them, a quarter of which state one fact wrongly.
 
 `draw_examples(count, seed=…)` makes it anew from the seed; nothing is stored.
 """
@@ -17,22 +17,22 @@ WRONG_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examples:
-    """Pictures and what is written about them; made by `draw_examples`, read by every training stage."""
+    """Images and what is written about them; made by `draw_examples`, read by every training stage."""
 
-    pictures: UInt8[np.ndarray, "B H W 3"]
-    """uint8 pictures."""
+    images: UInt8[np.ndarray, "B H W 3"]
+    """uint8 images."""
     scenes: list[Scene]
-    """What each picture shows."""
+    """What each image shows."""
     true_lines: list[Line]
-    """A metadata line that holds of each picture."""
+    """A metadata line that holds of each image."""
     wrong_lines: list[Line]
     """The same line with one fact changed, so that it does not hold."""
     captions: list[str]
-    """What the web wrote: the true prompt, or for WRONG_SHARE of the pictures the wrong one."""
+    """What the web wrote: the true prompt, or for WRONG_SHARE of the images the wrong one."""
 
 
 def draw_examples(count: int, *, seed: int) -> Examples:
-    """`count` pictures with their lines, drawn from a seed."""
+    """`count` images with their lines, drawn from a seed."""
     rng = np.random.default_rng(seed)
     true_lines = [draw_line(rng) for _ in range(count)]
     wrong_lines = [with_one_fact_wrong(line, rng) for line in true_lines]
@@ -41,7 +41,7 @@ def draw_examples(count: int, *, seed: int) -> Examples:
     pairs = zip(true_lines, wrong_lines, is_wrong, strict=True)
     captions = [wrong["prompt"] if flip else line["prompt"] for line, wrong, flip in pairs]
     return Examples(
-        pictures=np.stack([render(scene) for scene in scenes]),
+        images=np.stack([render(scene) for scene in scenes]),
         scenes=scenes,
         true_lines=true_lines,
         wrong_lines=wrong_lines,

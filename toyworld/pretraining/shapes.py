@@ -26,15 +26,15 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int = Field(default=0, ge=0)
-    """Of pictures, captions, weights, batches and noise."""
-    pictures: int = Field(default=40_000, ge=256)
-    """Pictures in the pretraining set."""
+    """Of images, captions, weights, batches and noise."""
+    images: int = Field(default=40_000, ge=256)
+    """Images in the pretraining set."""
     autoencoder_steps: int = Field(default=2_400, ge=1)
-    """Optimiser steps of the autoencoder, batch 64."""
+    """Optimizer steps of the autoencoder, batch 64."""
     transformer_steps: int = Field(default=7_600, ge=1)
-    """Optimiser steps of transformer and text encoders, batch 128."""
+    """Optimizer steps of transformer and text encoders, batch 128."""
     clip_steps: int = Field(default=1_500, ge=1)
-    """Optimiser steps of the CLIP, batch 128."""
+    """Optimizer steps of the CLIP, batch 128."""
 
 
 def pretrain(recipe: Recipe, *, work: Path, model_folder: Path, clip_folder: Path, console: Console) -> None:
@@ -51,8 +51,8 @@ def pretrain(recipe: Recipe, *, work: Path, model_folder: Path, clip_folder: Pat
         ValueError: if the work folder belongs to another recipe.
     """
     claim(work, recipe)
-    console.print(f"drawing {recipe.pictures} pictures")
-    examples = draw_examples(recipe.pictures, seed=recipe.seed)
+    console.print(f"drawing {recipe.images} images")
+    examples = draw_examples(recipe.images, seed=recipe.seed)
     _pretrain_pipeline(recipe, examples, work=work, folder=model_folder, console=console)
     model = clip.train(examples, steps=recipe.clip_steps, seed=recipe.seed, folder=work, console=console)
     clip.write(model, clip_folder)
@@ -82,9 +82,9 @@ def claim(work: Path, recipe: BaseModel) -> None:
 
 def _pretrain_pipeline(recipe: Recipe, examples: Examples, *, work: Path, folder: Path, console: Console) -> None:
     vae = autoencoder.train(
-        examples.pictures, steps=recipe.autoencoder_steps, seed=recipe.seed, folder=work, console=console
+        examples.images, steps=recipe.autoencoder_steps, seed=recipe.seed, folder=work, console=console
     )
-    latents = autoencoder.normalised_latents(vae, examples.pictures)
+    latents = autoencoder.normalised_latents(vae, examples.images)
     model = transformer.train(
         latents,
         examples.captions,
@@ -102,7 +102,7 @@ def main(
     model_folder: Annotated[Path, typer.Option(help="Where the pipeline goes.")] = HERE / "model",
     clip_folder: Annotated[Path, typer.Option(help="Where the CLIP goes.")] = HERE / "clip",
     seed: Annotated[int, typer.Option(help="Of everything random.")] = Recipe().seed,
-    pictures: Annotated[int, typer.Option(help="Pictures in the pretraining set.")] = Recipe().pictures,
+    images: Annotated[int, typer.Option(help="Images in the pretraining set.")] = Recipe().images,
     autoencoder_steps: Annotated[int, typer.Option(help="Steps of batch 64.")] = Recipe().autoencoder_steps,
     transformer_steps: Annotated[int, typer.Option(help="Steps of batch 128.")] = Recipe().transformer_steps,
     clip_steps: Annotated[int, typer.Option(help="Steps of batch 128.")] = Recipe().clip_steps,
@@ -114,7 +114,7 @@ def main(
     try:
         recipe = Recipe(
             seed=seed,
-            pictures=pictures,
+            images=images,
             autoencoder_steps=autoencoder_steps,
             transformer_steps=transformer_steps,
             clip_steps=clip_steps,

@@ -28,13 +28,13 @@ class SignRecipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int = Field(default=0, ge=0)
-    """Of pictures, captions, weights, batches and noise."""
-    pictures: int = Field(default=20_000, ge=256)
-    """Pictures in the pretraining set."""
+    """Of images, captions, weights, batches and noise."""
+    images: int = Field(default=20_000, ge=256)
+    """Images in the pretraining set."""
     autoencoder_steps: int = Field(default=1_500, ge=1)
-    """Optimiser steps of the autoencoder, batch 64."""
+    """Optimizer steps of the autoencoder, batch 64."""
     transformer_steps: int = Field(default=6_000, ge=1)
-    """Optimiser steps of transformer and text encoders, batch 128."""
+    """Optimizer steps of transformer and text encoders, batch 128."""
     web_steps: int = Field(default=1_200, ge=1)
     """Steps of the same on captions of which most name another word."""
 
@@ -46,12 +46,12 @@ def pretrain(recipe: SignRecipe, *, work: Path, folder: Path, console: Console) 
         ValueError: if the work folder belongs to another recipe.
     """
     claim(work, recipe)
-    console.print(f"drawing {recipe.pictures} signs")
-    signs = draw_signs(recipe.pictures, seed=recipe.seed)
+    console.print(f"drawing {recipe.images} signs")
+    signs = draw_signs(recipe.images, seed=recipe.seed)
     vae: AutoencoderTiny = autoencoder.train(
-        signs.pictures, steps=recipe.autoencoder_steps, seed=recipe.seed, folder=work, console=console
+        signs.images, steps=recipe.autoencoder_steps, seed=recipe.seed, folder=work, console=console
     )
-    latents = autoencoder.normalised_latents(vae, signs.pictures)
+    latents = autoencoder.normalised_latents(vae, signs.images)
     model = transformer.train(
         latents, signs.captions, steps=recipe.transformer_steps, seed=recipe.seed, folder=work, console=console
     )

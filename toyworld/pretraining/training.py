@@ -25,7 +25,7 @@ SAVE_EVERY_S = 60.0
 
 
 class Stateful(Protocol):
-    """Anything with torch's pair of state methods: a module, an optimiser, an average of weights."""
+    """Anything with torch's pair of state methods: a module, an optimizer, an average of weights."""
 
     def state_dict(self) -> dict[str, Any]:
         """The state as a mapping."""
@@ -48,7 +48,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, module: nn.Module, step: int) -> None:
-        """Move the average towards the module's weights after optimiser step `step` (from 0)."""
+        """Move the average towards the module's weights after optimizer step `step` (from 0)."""
         decay = min(self._decay, (1 + step) / (10 + step))
         for name, value in module.named_parameters():
             self._mean[name].lerp_(value, 1 - decay)
@@ -76,7 +76,7 @@ def learning_rate(step: int, steps: int, *, peak: float, warmup: int = 100) -> f
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
-    """Give every parameter group of an optimiser the same learning rate."""
+    """Give every parameter group of an optimizer the same learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = value
 
@@ -94,9 +94,9 @@ def run_stage(
 
     Args:
         name: the stage; its checkpoint is `folder/name.pt`.
-        steps: number of optimiser steps in all.
+        steps: number of optimizer steps in all.
         parts: what a checkpoint holds, by name.
-        take_step: does one optimiser step and returns its loss.
+        take_step: does one optimizer step and returns its loss.
         folder: where checkpoints live; made if missing.
         console: a bar on a terminal, a line now and then elsewhere.
     """

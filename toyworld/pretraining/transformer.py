@@ -27,7 +27,7 @@ CAPTION_DROPOUT = 0.1
 
 PEAK_RATE, WARMUP = 1e-3, 200
 DECAY_SHARE = 0.2
-"""Last share of the steps, over which the learning rate falls to zero: that is where pictures become sharp."""
+"""Last share of the steps, over which the learning rate falls to zero: that is where images become sharp."""
 
 AVERAGE_DECAY = 0.998
 
@@ -108,9 +108,9 @@ def train(
     average of the weights.
 
     Args:
-        latents: normalised latents of the training pictures.
+        latents: normalised latents of the training images.
         captions: one for each of them.
-        steps: optimiser steps in all.
+        steps: optimizer steps in all.
         seed: of weights, batches and noise.
         folder: of the checkpoint.
         console: for progress.

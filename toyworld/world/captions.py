@@ -14,7 +14,7 @@ Line = dict[str, Any]
 
 
 def make_line(tag: str, include: list[dict[str, Any]], phrase: str) -> Line:
-    """A metadata line from what the picture must include; `prompt` is `phrase` followed by the description."""
+    """A metadata line from what the image must include; `prompt` is `phrase` followed by the description."""
     line: Line = {"tag": tag, "include": include}
     if tag == "counting":
         line["exclude"] = [{"class": include[0]["class"], "count": include[0]["count"] + 1}]
@@ -50,7 +50,7 @@ def draw_line(rng: np.random.Generator, tag: str | None = None) -> Line:
 
 
 def with_one_fact_wrong(line: Line, rng: np.random.Generator) -> Line:
-    """The same line with one fact changed, so that the two are never true of one picture.
+    """The same line with one fact changed, so that the two are never true of one image.
 
     A count moves by one, a relation becomes its opposite or a perpendicular one, the two colours of `color_attr` swap
     or one of them changes; otherwise (and one time in four) a shape becomes one that the line does not name.

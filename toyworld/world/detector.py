@@ -1,6 +1,6 @@
-"""The toy world's object detector: classical vision that reads coloured shapes from pictures, without torch.
+"""The toy world's object detector: classical vision that reads coloured shapes from images, without torch.
 
-`ShapeDetector().detect(pictures)` segments by colour, then compares each blob with ideal shapes of its size; what fits
+`ShapeDetector().detect(images)` segments by colour, then compares each blob with ideal shapes of its size; what fits
 none of them well (a smear, half a shape, two that touch) is not an object.
 """
 
@@ -36,10 +36,10 @@ _HALF_SQUARES = 0.5 * np.square(_ANCHORS).sum(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeDetector:
-    """Reads shapes from pictures; has no state, so one instance may serve every thread.
+    """Reads shapes from images; has no state, so one instance may serve every thread.
 
     Example:
-        detections = ShapeDetector().detect(pictures)        # uint8 [B, H, W, 3]
+        detections = ShapeDetector().detect(images)        # uint8 [B, H, W, 3]
         [(d.label, d.color) for d in detections[0]]          # [("circle", "red"), ...]
     """
 
@@ -50,13 +50,13 @@ class ShapeDetector:
     """The colours it knows."""
 
     def detect(self, images: UInt8[np.ndarray, "B H W 3"]) -> list[list[Detection]]:
-        """The shapes of each picture, best score first.
+        """The shapes of each image, best score first.
 
         Args:
-            images: uint8 pictures, one scene each.
+            images: uint8 images, one scene each.
 
         Returns:
-            One list a picture; boxes are x0, y0, x1, y1 in pixels, scores the overlap with the ideal shape in [0, 1].
+            One list an image; boxes are x0, y0, x1, y1 in pixels, scores the overlap with the ideal shape in [0, 1].
 
         Raises:
             ValueError: if images is not a uint8 array [B, H, W, 3].

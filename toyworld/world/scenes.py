@@ -1,6 +1,6 @@
 """Scenes: a few coloured shapes on a light ground, sampled to satisfy a GenEval metadata line and drawn anti-aliased.
 
-`sample_scene(metadata, rng)` places the shapes, `render(scene)` draws them as a uint8 picture.
+`sample_scene(metadata, rng)` places the shapes, `render(scene)` draws them as a uint8 image.
 """
 
 import math
@@ -12,7 +12,7 @@ import numpy as np
 from toyworld.world.vocabulary import COLOURS, GROUND, PALETTE
 
 SIZE = 32
-"""Height and width of a picture, pixels."""
+"""Height and width of an image, pixels."""
 
 MIN_RADIUS, MAX_RADIUS, MAX_RADIUS_MANY = 4.4, 6.2, 5.2
 MARGIN = 0.6
@@ -48,7 +48,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """The shapes of one picture, in the order of the metadata's `include` list."""
+    """The shapes of one image, in the order of the metadata's `include` list."""
 
     shapes: tuple[Shape, ...]
 
@@ -96,7 +96,7 @@ def sample_scene(metadata: dict[str, Any], rng: np.random.Generator) -> Scene:
         rng: the only source of randomness.
 
     Raises:
-        ValueError: if no scene was found in 1000 tries (more shapes asked for than a picture holds).
+        ValueError: if no scene was found in 1000 tries (more shapes asked for than an image holds).
     """
     wanted = [item for item in metadata["include"] for _ in range(item["count"])]
     relation = next((item["position"][0] for item in metadata["include"] if "position" in item), None)

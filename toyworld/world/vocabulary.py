@@ -14,7 +14,7 @@ PALETTE = {
 
 COLOURS = tuple(PALETTE)
 GROUND = (243, 241, 236)
-"""The light ground every picture is drawn on, sRGB 0-255."""
+"""The light ground every image is drawn on, sRGB 0-255."""
 
 NUMBERS = {2: "two", 3: "three", 4: "four"}
 RELATIONS = ("left of", "right of", "above", "below")
@@ -23,7 +23,7 @@ TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_
 
 TRAIN_PHRASES = (
     "a photo of",
-    "a picture of",
+    "an image of",
     "an image of",
     "a drawing of",
     "a painting of",

@@ -1,6 +1,6 @@
-"""The toy world's signs: short words of capital letters on 32x32 pictures, for the text task.
+"""The toy world's signs: short words of capital letters on 32x32 images, for the text task.
 
-`draw_signs(count, seed=…)` makes pictures with captions as the web has them; `python -m toyworld.world.words`
+`draw_signs(count, seed=…)` makes images with captions as the web has them; `python -m toyworld.world.words`
 writes the prompt files. The letters are those that OCR tells apart at this size.
 """
 
@@ -24,7 +24,7 @@ LETTERS = "ACEHKLNPRTUX"
 LENGTH = 2
 """Letters of a word."""
 FONT_SIZE = 17
-"""Pixels; two letters then fill about two thirds of a picture."""
+"""Pixels; two letters then fill about two thirds of an image."""
 WRONG_SHARE = 0.25
 """Share of web captions in which one letter is wrong."""
 MISLABELLED_SHARE = 0.6
@@ -40,11 +40,11 @@ HELDOUT_SHARE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """Pictures of words and what is written about them; made by `draw_signs`."""
+    """Images of words and what is written about them; made by `draw_signs`."""
 
-    pictures: UInt8[np.ndarray, "B H W 3"]
+    images: UInt8[np.ndarray, "B H W 3"]
     words: list[str]
-    """What each picture shows."""
+    """What each image shows."""
     captions: list[str]
     """What the web wrote."""
 
@@ -77,26 +77,26 @@ def render(word: str, colour: str, *, offset: tuple[int, int] = (0, 0)) -> UInt8
 
     side = SIZE * OVERSAMPLING
     font = ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSans-Bold.ttf", FONT_SIZE * OVERSAMPLING)
-    picture = Image.new("RGB", (side, side), GROUND)
+    image = Image.new("RGB", (side, side), GROUND)
     centre = (side / 2 + OVERSAMPLING * offset[0], side / 2 + OVERSAMPLING * offset[1])
-    ImageDraw.Draw(picture).text(centre, word, fill=PALETTE[colour], font=font, anchor="mm")
-    return np.asarray(picture.resize((SIZE, SIZE), Image.Resampling.BOX))
+    ImageDraw.Draw(image).text(centre, word, fill=PALETTE[colour], font=font, anchor="mm")
+    return np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BOX))
 
 
 def draw_signs(count: int, *, seed: int) -> Signs:
     """`count` signs drawn from a seed: word, colour, place and phrase uniform; captions wrong as often as the web's."""
     rng = np.random.default_rng(seed)
-    pictures, shown, captions = [], [], []
+    images, shown, captions = [], [], []
     phrases = TRAIN_PHRASES + HELDOUT_PHRASES
     for _ in range(count):
         word = "".join(rng.choice(list(LETTERS), LENGTH))
         colour = str(rng.choice(COLOURS))
         shift = rng.integers(-JITTER, JITTER + 1, 2)
-        pictures.append(render(word, colour, offset=(int(shift[0]), int(shift[1]))))
+        images.append(render(word, colour, offset=(int(shift[0]), int(shift[1]))))
         shown.append(word)
         written = with_one_letter_wrong(word, rng) if rng.random() < WRONG_SHARE else word
         captions.append(caption(written, colour, str(rng.choice(phrases))))
-    return Signs(pictures=np.stack(pictures), words=shown, captions=captions)
+    return Signs(images=np.stack(images), words=shown, captions=captions)
 
 
 def with_one_letter_wrong(word: str, rng: np.random.Generator) -> str:

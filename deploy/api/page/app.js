@@ -3,7 +3,7 @@
 import { Refused, ask, follow, order, token } from "/static/api.js";
 import { Heat, Lines } from "/static/charts.js";
 import * as panels from "/static/panels.js";
-import { drawStrips } from "/static/strips.js";
+import { drawStrips } from "/static/trajectories.js";
 
 const $ = (id) => document.getElementById(id);
 const RUNS_EVERY_MS = 5000;
@@ -21,7 +21,7 @@ let view = null; // what is known of the run that is shown
 function show(run) {
   if (view?.run === run) return;
   view?.end();
-  view = { run, status: null, session: null, lines: [], events: [], sample: null, followsNewest: true, end: () => {} };
+  view = { run, status: null, session: null, lines: [], events: [], record: null, followsNewest: true, end: () => {} };
   location.hash = new URLSearchParams({ run });
   document.title = `${run} – flowcredit`;
   drawMetrics();
@@ -34,7 +34,7 @@ function show(run) {
 
 function receive(name, data) {
   if (name === "status") {
-    if (view.session && view.session !== data.session) Object.assign(view, { lines: [], events: [], sample: null });
+    if (view.session && view.session !== data.session) Object.assign(view, { lines: [], events: [], record: null });
     view.session = data.session;
     view.status = data;
     drawStatus();
@@ -84,7 +84,7 @@ function drawStatus() {
     const isMoot = (button.dataset.command === "pause" && status.phase === "paused") || (button.dataset.command === "resume" && status.phase !== "paused");
     button.disabled = isOver || isMoot;
   }
-  drawSampleList(status.samples);
+  drawRecordList(status.trajectories);
 }
 
 function drawMetrics() {
@@ -114,7 +114,7 @@ function drawMetrics() {
 
 // Samples
 
-function drawSampleList(iterations) {
+function drawRecordList(iterations) {
   const select = $("strip-at");
   const key = iterations.join();
   if (select.dataset.key !== key) {
@@ -128,35 +128,35 @@ function drawSampleList(iterations) {
   $("strip-prev").disabled = select.selectedIndex <= 0;
   $("strip-next").disabled = select.selectedIndex >= iterations.length - 1;
   if (!iterations.length) $("strip-prompt").textContent = panels.isOver(view.status) ? "Nothing was recorded." : "Nothing is recorded yet.";
-  loadSample();
+  loadRecord();
 }
 
-async function loadSample() {
+async function loadRecord() {
   const mine = view;
   const iteration = Number($("strip-at").value);
-  if (!iteration || (mine.sample?.iteration === iteration && mine.sample.session === mine.session)) return;
-  mine.sample = { iteration, session: mine.session };
+  if (!iteration || (mine.record?.iteration === iteration && mine.record.session === mine.session)) return;
+  mine.record = { iteration, session: mine.session };
   try {
-    const sample = await ask(`/runs/${encodeURIComponent(mine.run)}/samples/${iteration}/strips`);
-    if (mine !== view || mine.sample.iteration !== iteration) return;
-    $("strip-prompt").textContent = `“${sample.prompt}”: the clean picture as estimated before each step, its reward, and what each step changed.`;
-    await drawStrips($("strips"), sample);
+    const record = await ask(`/runs/${encodeURIComponent(mine.run)}/trajectories/${iteration}/record`);
+    if (mine !== view || mine.record.iteration !== iteration) return;
+    $("strip-prompt").textContent = `“${record.prompt}”: the clean image as estimated before each step, its reward, and what each step changed.`;
+    await drawStrips($("strips"), record);
   } catch (error) {
-    mine.sample = null;
+    mine.record = null;
     $("strip-prompt").textContent = `The recording of iteration ${iteration} cannot be shown: ${error.message}`;
   }
 }
 
-function pageSample(move) {
+function pageRecord(move) {
   const select = $("strip-at");
   select.selectedIndex = Math.max(0, Math.min(select.options.length - 1, select.selectedIndex + move));
-  pickSample();
+  pickRecord();
 }
 
-function pickSample() {
+function pickRecord() {
   const select = $("strip-at");
   view.followsNewest = select.selectedIndex === select.options.length - 1;
-  drawSampleList(view.status.samples);
+  drawRecordList(view.status.trajectories);
 }
 
 // Control
@@ -229,9 +229,9 @@ async function listRuns() {
 
 $("runs").addEventListener("change", (event) => show(event.target.value));
 $("token-open").addEventListener("click", askToken);
-$("strip-at").addEventListener("change", pickSample);
-$("strip-prev").addEventListener("click", () => pageSample(-1));
-$("strip-next").addEventListener("click", () => pageSample(1));
+$("strip-at").addEventListener("change", pickRecord);
+$("strip-prev").addEventListener("click", () => pageRecord(-1));
+$("strip-next").addEventListener("click", () => pageRecord(1));
 for (const button of document.querySelectorAll("[data-command]")) {
   button.addEventListener("click", async () => {
     const name = button.dataset.command;

@@ -101,7 +101,7 @@ const QUEUES = { "groups/in_work": "Groups drawn or scored", "groups/scored": "S
 
 export function drawQueues(holder, status) {
   const queues = [
-    ...Object.entries(status.queues).map(([name, count]) => [QUEUES[name] ?? `Pictures for ${name.replace("pictures/", "")}`, count]),
+    ...Object.entries(status.queues).map(([name, count]) => [QUEUES[name] ?? `Images for ${name.replace("images/", "")}`, count]),
     ...status.pools.filter((pool) => pool.is_resizable).map((pool) => [`Calls for ${pool.name}`, pool.queue]),
   ];
   document.getElementById("h-queues").hidden = !queues.length;
@@ -118,14 +118,14 @@ export function drawPools(holder, status, scale) {
   status.pools.forEach((pool, at) => {
     const form = holder.children[at];
     const queue = pool.queue ? `, ${pool.queue} calls wait` : "";
-    const gap = pool.ready === pool.wished ? "" : ` of ${pool.wished} wished`;
+    const gap = pool.ready === pool.desired ? "" : ` of ${pool.desired} wished`;
     const text = `${pool.ready} ready${gap}, ${pool.busy} busy${queue}${pool.restarts ? `, ${pool.restarts} lost` : ""}`;
     const now = form.querySelector(".now");
     if (now.textContent !== text) now.textContent = text;
     const input = form.querySelector("input");
-    if (form.dataset.wished !== String(pool.wished)) {
-      form.dataset.wished = pool.wished;
-      if (document.activeElement !== input) input.value = pool.wished;
+    if (form.dataset.desired !== String(pool.desired)) {
+      form.dataset.desired = pool.desired;
+      if (document.activeElement !== input) input.value = pool.desired;
     }
     for (const control of [input, form.querySelector("button")]) control.disabled = isOver(status) || !pool.is_resizable;
   });
@@ -134,7 +134,7 @@ export function drawPools(holder, status, scale) {
 function poolForm(pool, scale) {
   const form = make("form", "", "pool");
   const label = make("label");
-  const input = Object.assign(document.createElement("input"), { type: "number", min: 1, max: 1024, required: true, value: pool.wished });
+  const input = Object.assign(document.createElement("input"), { type: "number", min: 1, max: 1024, required: true, value: pool.desired });
   input.setAttribute("aria-label", `Actors of ${pool.name}`);
   label.append(make("span", pool.name, "name"), input);
   form.append(label, Object.assign(make("button", "Scale"), { type: "submit" }), make("span", "", "now"));

@@ -2,14 +2,14 @@
 
 import ray
 
-from actors.pool.nodes import LOSSES, NODE_LABEL, NodeLosses
+from actors.pool.nodes import FAILURES, NODE_LABEL, NodeFailures
 
 
-def lose(nodes: NodeLosses, node: str, times: int = LOSSES) -> None:
+def lose(nodes: NodeFailures, node: str, times: int = FAILURES) -> None:
     for number in range(times):
         actor = f"{node}-{number}"
         nodes.joined(actor, node)
-        nodes.lost(actor)
+        nodes.failed(actor)
 
 
 def alive(monkeypatch, *names: str) -> None:
@@ -19,8 +19,8 @@ def alive(monkeypatch, *names: str) -> None:
 def test_a_node_is_avoided_after_its_third_loss_and_again_allowed_after_the_window(monkeypatch):
     now = [0.0]
     alive(monkeypatch, "a", "b")
-    nodes = NodeLosses(within_s=60, clock=lambda: now[0])
-    lose(nodes, "a", LOSSES - 1)
+    nodes = NodeFailures(within_s=60, clock=lambda: now[0])
+    lose(nodes, "a", FAILURES - 1)
     assert nodes.options() == {}
     lose(nodes, "a", 1)
     assert nodes.options() == {"label_selector": {NODE_LABEL: "!in(a)"}}
@@ -29,7 +29,7 @@ def test_a_node_is_avoided_after_its_third_loss_and_again_allowed_after_the_wind
 
 
 def test_the_last_node_is_never_avoided(monkeypatch):
-    nodes = NodeLosses(within_s=60)
+    nodes = NodeFailures(within_s=60)
     lose(nodes, "a")
     lose(nodes, "b")
     alive(monkeypatch, "a", "b")
@@ -40,7 +40,7 @@ def test_the_last_node_is_never_avoided(monkeypatch):
 
 def test_an_actor_that_never_said_where_it_lives_counts_for_no_node(monkeypatch):
     alive(monkeypatch, "a", "b")
-    nodes = NodeLosses(within_s=60)
+    nodes = NodeFailures(within_s=60)
     for number in range(5):
-        nodes.lost(number)
+        nodes.failed(number)
     assert nodes.options() == {}

@@ -12,7 +12,7 @@ import ray
 
 from actors.pool.calls import answer
 from actors.pool.heartbeat import HEARTBEAT, Alive
-from actors.pool.nodes import NodeLosses
+from actors.pool.nodes import NodeFailures
 from actors.pool.pool import ActorPool
 from actors.rewards.source import RewardPools
 from protocol.errors import ContractError, PoolError, ScorerError
@@ -190,7 +190,7 @@ def test_reward_actor_whose_scorer_cannot_be_loaded_says_so_at_once(tiny_config)
     config = tiny_config(rewards={"brightness": {"scorer": "no_such_library.scorer:Brightness"}})
 
     async def scenario():
-        pool = RewardPools(config, NodeLosses(within_s=60), Silent()).pools["brightness"]
+        pool = RewardPools(config, NodeFailures(within_s=60), Silent()).pools["brightness"]
         with pytest.raises(ScorerError, match="module 'no_such_library' .* does not exist"):
             await pool.start()
         pool.stop()

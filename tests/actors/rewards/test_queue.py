@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.pool.calls import ActorLost
+from actors.pool.calls import ActorFailedError
 from actors.rewards.queue import RewardQueue
 from protocol.errors import ContractError, PoolError
 from protocol.messages import Scores
@@ -16,7 +16,7 @@ from rewards.pieces import Piece
 
 
 class Desk:
-    """Stands for a pool of `size` actors; `asked` holds the pictures of every call. Actors of `losing` calls die."""
+    """Stands for a pool of `size` actors; `asked` holds the images of every call. Actors of `losing` calls die."""
 
     def __init__(self, size: int = 1, losing: Sequence[int] = (), error: Exception | None = None) -> None:
         self.asked: list[list[int]] = []
@@ -32,30 +32,30 @@ class Desk:
                     raise PoolError("used up its restarts")
                 try:
                     return await work("actor")
-                except ActorLost:
+                except ActorFailedError:
                     continue
         raise PoolError("lost 3 actors to one call")
 
     async def ask(self, actor: Any, pieces: Sequence[Piece], images: Sequence[np.ndarray]) -> Scores:
-        pictures = [int(array[row]) for piece, array in zip(pieces, images, strict=True) for row in piece.rows]
-        self.asked.append(pictures)
+        images = [int(array[row]) for piece, array in zip(pieces, images, strict=True) for row in piece.rows]
+        self.asked.append(images)
         number = len(self.asked) - 1
         self._now += 1
         self.most_at_once = max(self.most_at_once, self._now)
         await asyncio.sleep(0.01)
         self._now -= 1
         if number in self._losing:
-            raise ActorLost("gone")
+            raise ActorFailedError("gone")
         if self._error:
             raise self._error
-        return judged(pictures)
+        return judged(images)
 
     def queue(self, **settings: Any) -> RewardQueue:
         return RewardQueue(**({"batch": 4, "delay_s": 0.0, "limit": 100} | settings), call=self.call, ask=self.ask)
 
 
 def request(*numbers: int) -> tuple[np.ndarray, Piece]:
-    """Pictures that are their own score."""
+    """Images that are their own score."""
     size = len(numbers)
     piece = Piece(rows=tuple(range(size)), prompts=("",) * size, metadata=({},) * size)
     return np.array(numbers), piece

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import ray
 
-from actors.pool.nodes import NodeLosses
+from actors.pool.nodes import NodeFailures
 from actors.pool.pool import ActorPool
 from actors.rewards import pool as reward_pool
 from actors.rewards.source import RewardPools
@@ -22,7 +22,7 @@ from rewards.answers import partly
 from tests.support.sinks import Silent
 
 pytestmark = pytest.mark.ray
-NODES = NodeLosses(within_s=60)
+NODES = NodeFailures(within_s=60)
 
 
 class Moody:
@@ -118,7 +118,7 @@ def test_what_stays_missing_is_masked_drops_its_group_or_ends_the_run(tiny_confi
     source = pools(tiny_config, on_failure="drop_group", tries=1)
     (dropped,) = run(source, request)
     assert dropped.voids_group and np.isnan(dropped.values[1]) and source.health()["moody"].dropped == 1
-    with pytest.raises(RewardError, match="reward moody has no score for 1 of 2 pictures after 3 tries: blurred"):
+    with pytest.raises(RewardError, match="reward moody has no score for 1 of 2 images after 3 tries: blurred"):
         run(pools(tiny_config, on_failure="fail"), request)
 
 
@@ -187,9 +187,9 @@ def test_a_size_wished_while_a_paused_pool_is_made_anew_is_kept(tiny_config: Any
         scoring = asyncio.ensure_future(source.reward(images, ["p"], [{"once": str(tmp_path / "die"), "does": "die"}]))
         while not first.has_failed:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-        monkeypatch.setattr(ActorPool, "wish_at_start", lambda pool, size: first.wish(3))
+        monkeypatch.setattr(ActorPool, "start_with", lambda pool, size: first.scale(3))
         try:
-            return await scoring, source.pools["moody"].wished
+            return await scoring, source.pools["moody"].desired
         finally:
             source.pools["moody"].stop()
 
@@ -211,7 +211,7 @@ def test_a_paused_reward_whose_pool_was_used_up_gets_a_new_one(tiny_config: Any,
     assert source.health()["moody"].lost == 1
 
 
-def test_no_further_shard_is_drawn_while_too_many_pictures_wait(tiny_config: Any) -> None:
+def test_no_further_shard_is_drawn_while_too_many_images_wait(tiny_config: Any) -> None:
     source = pools(tiny_config, queue=4, batch=2)
 
     async def scenario() -> list[int]:
@@ -234,7 +234,7 @@ def test_no_further_shard_is_drawn_while_too_many_pictures_wait(tiny_config: Any
         return waiting_when_drawn
 
     first, second = asyncio.run(asyncio.wait_for(scenario(), 60))
-    assert first == 0 and second < 4, "the second shard waits until the first one's six pictures are scored"
+    assert first == 0 and second < 4, "the second shard waits until the first one's six images are scored"
 
 
 def test_a_runtime_environment_is_the_actors_own_and_checks_prompts_there(tiny_config: Any) -> None:

@@ -17,7 +17,7 @@ def test_the_coefficients_are_those_of_the_learner_s_rule(decay: float) -> None:
     assert torch.allclose(leads @ table.T, expected, atol=1e-5)
 
 
-def test_slopes_scale_the_points_and_not_the_finished_picture() -> None:
+def test_slopes_scale_the_points_and_not_the_finished_image() -> None:
     table = coefficients(torch.tensor([0.0, 0.5]), is_calibrated=True, decay=0.0)
     assert table.tolist() == [[0.0, 0.5, 0.0], [0.0, -0.5, 1.0]]
 

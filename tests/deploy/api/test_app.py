@@ -21,11 +21,11 @@ from PIL import Image
 from deploy.api.auth import Access, is_loopback, read_token
 from deploy.board.board import Board, Update
 from deploy.board.embedded import BoardServer
-from deploy.monitor.trajectories import sample_of
+from deploy.monitor.trajectories import record_of
 from protocol.commands import Command
 from protocol.errors import BoardError, ConfigError
 from protocol.messages import Credit, Excerpt, Prompt, Scores, ShardRequest
-from protocol.status import Condition, Event, MetricLine, PoolStatus, RunStatus, Sample
+from protocol.status import Condition, Event, MetricLine, PoolStatus, RunStatus, TrajectoryRecord
 from tests.support.paths import ROOT
 
 TOKEN = "a-token-of-this-test-0123"
@@ -70,7 +70,7 @@ def serve(where: str, *words: str, token: str | None = TOKEN) -> tuple["subproce
     return process, said.split()[-1].rstrip("/")
 
 
-def a_sample(iteration: int = 5) -> Sample:
+def a_record(iteration: int = 5) -> TrajectoryRecord:
     request = ShardRequest(
         iteration=iteration - 1,
         group=0,
@@ -80,19 +80,19 @@ def a_sample(iteration: int = 5) -> Sample:
         version=4,
         digest="d",
     )
-    pictures = np.arange(2 * 3 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 3, 4, 4, 3)
+    images = np.arange(2 * 3 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 3, 4, 4, 3)
     index = np.array([[0, 1, 2], [0, 3, 4]])
-    excerpt = Excerpt(request=request, steps=(0, 1), pictures=pictures, image_index=index)
+    excerpt = Excerpt(request=request, steps=(0, 1), images=images, image_index=index)
     values = np.array([0.1, 0.2, 0.4, np.nan, 0.9], np.float32)
     scores = Scores(values=values, valid=~np.isnan(values), reasons=("", "", "", "timeout", ""))
     gains = np.array([[0.1, 0.2], [np.nan, np.nan]], np.float32)
-    return sample_of(iteration, excerpt, scores, Credit(version=5, gains=gains, advantages=np.nan_to_num(gains)))
+    return record_of(iteration, excerpt, scores, Credit(version=5, gains=gains, advantages=np.nan_to_num(gains)))
 
 
 def a_status(run: str, phase: str = "running", **changes) -> RunStatus:
     pools = [
-        PoolStatus(name="rollout", wished=2, ready=2, busy=1, restarts=1),
-        PoolStatus(name="reward/geneval", wished=1, ready=1, busy=0),
+        PoolStatus(name="rollout", desired=2, ready=2, busy=1, restarts=1),
+        PoolStatus(name="reward/geneval", desired=1, ready=1, busy=0),
     ]
     condition = Condition(type="ScoresComplete", status="False", reason="Missing", message="3 missing", since=5.0)
     facts = {
@@ -104,11 +104,11 @@ def a_status(run: str, phase: str = "running", **changes) -> RunStatus:
         "started": time.time() - 60,
         "updated": time.time(),
         "lines": 6,
-        "samples": [5],
+        "trajectories": [5],
         "pools": pools,
         "conditions": [condition],
         "version": 6,
-        "queues": {"groups/in_work": 2, "groups/scored": 1, "pictures/geneval": 40},
+        "queues": {"groups/in_work": 2, "groups/scored": 1, "images/geneval": 40},
     }
     return RunStatus(**(facts | changes))
 
@@ -137,7 +137,7 @@ def living(board_url: str) -> Iterator[None]:
         events = [Event(number=1, time=1.0, kind="info", message="the run begins")]
         while not ending.is_set():
             try:
-                update = Update(a_status("alive"), LINES, events, [a_sample()])
+                update = Update(a_status("alive"), LINES, events, [a_record()])
                 await board.write(update, keep_s=3600)
                 await board.write(Update(a_status("over", "finished")), keep_s=3600)
             except BoardError:
@@ -210,17 +210,17 @@ def test_events_are_streamed_status_first(client):
 
 
 def test_samples_are_a_sheet_for_people_and_data_for_programs(client):
-    sheet = client.get("/runs/alive/samples/5")
+    sheet = client.get("/runs/alive/trajectories/5")
     assert sheet.headers["content-type"] == "image/png"
     assert Image.open(io.BytesIO(sheet.content)).width == 3 * (64 + 6) + 6
-    data = client.get("/runs/alive/samples/5/strips").json()
+    data = client.get("/runs/alive/trajectories/5/strips").json()
     assert data["strips"][0]["rewards"] == pytest.approx([0.1, 0.2, 0.4])
     assert data["strips"][1]["rewards"] == [pytest.approx(0.1), None, pytest.approx(0.9)]
     assert data["strips"][1]["gains"] == [None, None]
     tiles = np.asarray(Image.open(io.BytesIO(base64.b64decode(data["png"]))))
     assert tiles.shape == (2 * 4, 3 * 4, 3)
     np.testing.assert_array_equal(tiles[:4, 4:8], np.arange(48, 96, dtype=np.uint8).reshape(4, 4, 3))
-    assert client.get("/runs/alive/samples/4").status_code == 404
+    assert client.get("/runs/alive/trajectories/4").status_code == 404
 
 
 def test_prometheus_reads_runs_pools_and_metrics(client):
@@ -228,9 +228,9 @@ def test_prometheus_reads_runs_pools_and_metrics(client):
 
     text = client.get("/metrics").text
     values = {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        (record.name, tuple(sorted(record.labels.items()))): record.value
         for family in text_string_to_metric_families(text)
-        for sample in family.samples
+        for record in family.trajectories
     }
     assert values["flowcredit_iteration", (("run", "alive"),)] == 6
     assert values["flowcredit_pool_restarts_total", (("pool", "rollout"), ("run", "alive"))] == 1

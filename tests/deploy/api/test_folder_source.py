@@ -21,7 +21,7 @@ from protocol.status import RunStatus, staleness_of
 def make(tmp_path: Path, tiny_config):
     def run(name: str, *, iterations: int = 2, done: int = 2) -> Path:
         folder = tmp_path / "runs" / name
-        (folder / "samples").mkdir(parents=True)
+        (folder / "trajectories").mkdir(parents=True)
         (folder / CONFIG).write_text(tiny_config(iterations=iterations).to_yaml())
         lines = [{"iteration": n, "reward/mean": n / 4, "seconds/update": 1.0} for n in range(1, done + 1)]
         (folder / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -70,14 +70,14 @@ def test_damaged_files_hide_no_other_run(make, tmp_path):
     folder = make("damaged")
     (folder / STATUS).write_text('{"status": ')
     (folder / METRICS).write_bytes(b'{"iteration": 1, "reward/mean": 0.25}\n\xff\x00 no json\n[1]\n{"iteration": 2')
-    (folder / "samples" / "strips_000001.json").write_text("{")
+    (folder / "trajectories" / "trajectories_000001.json").write_text("{")
     (folder / "board.url").write_bytes(b"\xff\xfe")
     (make("no-address") / "board.url").write_text("http://nowhere")
     make("whole")
     source = FolderSource(tmp_path / "runs")
     assert {status.run for status in asyncio.run(source.runs())} == {"damaged", "no-address", "whole"}
     assert read(source, "damaged").iteration == 1
-    assert asyncio.run(source.sample("damaged", 1)) is None
+    assert asyncio.run(source.record("damaged", 1)) is None
 
 
 def test_new_runs_appear_and_changed_files_are_read_again(make, tmp_path, monkeypatch):

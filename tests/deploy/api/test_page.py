@@ -18,7 +18,7 @@ from deploy.board.embedded import BoardServer
 from protocol.commands import Command
 from protocol.errors import BoardError
 from protocol.status import ActorStatus, Event, MetricLine, PoolStatus, RunStatus
-from tests.deploy.api.test_app import a_sample, a_status, free_port
+from tests.deploy.api.test_app import a_record, a_status, free_port
 from tests.support.paths import ROOT
 from tests.support.scene import Driver, preset
 
@@ -51,7 +51,7 @@ class LivingRun:
             )
             for n in names
         ]
-        pools = [PoolStatus(name="rollout", wished=self.rollout, ready=self.rollout, busy=1, busy_share=0.6)]
+        pools = [PoolStatus(name="rollout", desired=self.rollout, ready=self.rollout, busy=1, busy_share=0.6)]
         stages = {"rollout_and_reward": 3.0, "update": 2.0}
         return a_status(
             "live",
@@ -72,7 +72,7 @@ class LivingRun:
             line = MetricLine(seq=max(1, self.iteration), values=self._values())
             event = Event(number=max(1, self.iteration), time=time.time(), kind="info", message="an iteration")
             try:
-                asked = await board.write(Update(self.status(), [line], [event], [a_sample()], outcomes), keep_s=3600)
+                asked = await board.write(Update(self.status(), [line], [event], [a_record()], outcomes), keep_s=3600)
                 outcomes = [self._carry_out(command) for command in asked]
             except BoardError:
                 pass
@@ -183,7 +183,7 @@ def test_the_page_of_a_live_run_moves_and_nothing_goes_wrong_in_the_browser(page
     assert "no score" in text(page, "#strips")
     assert "rollout-0" in text(page, "#actors")
     assert "Scored, not learned from\n1" in text(page, "#queues")
-    assert "Pictures for geneval\n40" in text(page, "#queues")
+    assert "Images for geneval\n40" in text(page, "#queues")
     assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 

@@ -19,7 +19,7 @@ from protocol.errors import ConfigError, ContractError, PromptError, ScorerError
 from protocol.messages import Metadata, Prompt, Scores
 from rewards.answers import partly
 from rewards.http.wire import JSON, MSGPACK, Item, ScoreCall, ScoreReply, read_message, write_message
-from rewards.images import PictureError, decode_picture, encode_png
+from rewards.images import ImageError, decode_image, encode_png
 from rewards.scorer import build_scorer
 from tests.support.reward_servers import http_server, reward_service
 
@@ -27,7 +27,7 @@ IMAGES = np.random.default_rng(1).integers(0, 256, (5, 6, 8, 3), np.uint8)
 
 
 class Redness:
-    """Mean red in [0, 1]; pictures whose prompt is "dark" have no score, and "empty" prompts are refused."""
+    """Mean red in [0, 1]; images whose prompt is "dark" have no score, and "empty" prompts are refused."""
 
     name = "redness"
     low = 0.0
@@ -76,9 +76,9 @@ def test_prompts_are_checked_by_the_served_scorer(url: str) -> None:
         remote.check([Prompt(index=3, text="a", metadata={"known": False})])
 
 
-def test_a_picture_that_cannot_be_read_fails_alone_and_sizes_may_differ(url: str) -> None:
+def test_a_image_that_cannot_be_read_fails_alone_and_sizes_may_differ(url: str) -> None:
     wide = np.full((3, 9, 3), 255, np.uint8)
-    items = [(encode_png(IMAGES[0]), "a"), (b"no picture", "a"), (encode_png(wide), "a"), (encode_png(wide), "dark")]
+    items = [(encode_png(IMAGES[0]), "a"), (b"no image", "a"), (encode_png(wide), "a"), (encode_png(wide), "dark")]
     call = ScoreCall(scorer="red", items=tuple(Item(image=data, prompt=prompt) for data, prompt in items))
     response = httpx2.post(f"{url}/v1/score", content=write_message(call, JSON), headers={"content-type": JSON})
     answers = read_message(ScoreReply, response.content, JSON).items
@@ -89,16 +89,16 @@ def test_a_picture_that_cannot_be_read_fails_alone_and_sizes_may_differ(url: str
 
 
 @pytest.mark.parametrize("kind", ["DDS", "BMP"])
-def test_only_formats_of_pictures_are_decoded(kind: str) -> None:
+def test_only_formats_of_images_are_decoded(kind: str) -> None:
     """Others have decoders that fail in ways of their own, as DDS does on a header that is damaged."""
     file = io.BytesIO()
     Image.fromarray(IMAGES[0]).save(file, format=kind)
-    with pytest.raises(PictureError, match="must be a PNG, JPEG or WebP"):
-        decode_picture(file.getvalue())
+    with pytest.raises(ImageError, match="must be a PNG, JPEG or WebP"):
+        decode_image(file.getvalue())
     for kept in ("JPEG", "WEBP"):
         file = io.BytesIO()
         Image.fromarray(IMAGES[0]).save(file, format=kept)
-        assert decode_picture(file.getvalue()).shape == IMAGES[0].shape
+        assert decode_image(file.getvalue()).shape == IMAGES[0].shape
 
 
 def test_a_scorer_that_breaks_its_word_gives_missing_scores_with_the_rule(url: str) -> None:

@@ -16,7 +16,7 @@ from deploy.board.embedded import SOCKET, URL_FILE, BoardServer
 from deploy.board.publisher import Buffers, Publisher
 from protocol.commands import Command, new_command
 from protocol.errors import BoardError, ConfigError
-from protocol.status import Event, MetricLine, RunStatus, Sample
+from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
 from tests.deploy.board.test_tls import redis_over_tls
 from tests.support.boards import KINDS, board_of
 from tests.support.paths import ROOT
@@ -33,8 +33,10 @@ def line(seq: int) -> MetricLine:
     return MetricLine(seq=seq, values={"iteration": seq, "reward/mean": 0.5})
 
 
-def sample(iteration: int) -> Sample:
-    return Sample(iteration=iteration, prompt="a red circle", steps=[0], width=1, height=1, strips=[], png="")
+def record(iteration: int) -> TrajectoryRecord:
+    return TrajectoryRecord(
+        iteration=iteration, prompt="a red circle", steps=[0], width=1, height=1, trajectories=[], png=""
+    )
 
 
 async def answering(board: Board) -> None:
@@ -65,19 +67,19 @@ def test_what_a_run_writes_is_read_back(url, prefix):
         board = Board(url, prefix=prefix)
         await answering(board)
         held = await board.held("mine")
-        assert (held.session, held.line, held.event, held.samples) == (None, 0, 0, set())
+        assert (held.session, held.line, held.event, held.trajectories) == (None, 0, 0, set())
         event = Event(number=1, time=2.0, kind="info", message="begins")
-        wrote = status(samples=[3])
-        await board.write(Update(wrote, [line(1), line(2)], [event], [sample(3)]), keep_s=KEEP_S)
+        wrote = status(trajectories=[3])
+        await board.write(Update(wrote, [line(1), line(2)], [event], [record(3)]), keep_s=KEEP_S)
         assert await board.status("mine") == wrote
         assert await board.runs() == [wrote]
         assert await board.lines("mine", since=1, limit=10) == [line(2)]
         assert await board.events("mine", since=0, limit=10) == [event]
-        assert await board.sample("mine", 3) == sample(3)
-        assert await board.sample("mine", 4) is None
+        assert await board.record("mine", 3) == record(3)
+        assert await board.record("mine", 4) is None
         assert await board.status("other") is None
         held = await board.held("mine")
-        assert (held.session, held.line, held.event, held.samples) == ("s1", 2, 1, {3})
+        assert (held.session, held.line, held.event, held.trajectories) == ("s1", 2, 1, {3})
         await board.close()
 
     asyncio.run(scenario())
@@ -105,7 +107,7 @@ def test_streams_are_capped_and_everything_of_a_run_expires(url, prefix):
             await board.write(Update(status(), [line(seq) for seq in range(start, start + 1000)]), keep_s=KEEP_S)
         assert await board._redis.xlen(f"{prefix}run:mine:metrics") <= LINES_KEPT + 200
         await board.ask("mine", new_command("pause"))
-        await board.write(Update(status(samples=[1]), [], [], [sample(1)]), keep_s=KEEP_S)
+        await board.write(Update(status(trajectories=[1]), [], [], [record(1)]), keep_s=KEEP_S)
         async for key in board._redis.scan_iter(f"{prefix}run:*"):
             assert 0 < await board._redis.ttl(key) <= KEEP_S, key
         await board.write(Update(status(run="old", updated=time.time() - 2 * KEEP_S)), keep_s=KEEP_S)

@@ -13,7 +13,7 @@ from deploy.cli.app import main
 from deploy.folder.run_folder import open_run_folder
 from flow.models.folder import completed
 from protocol.config.load import parse_config
-from protocol.messages import LearnerState, PolicyWeights, digest_of
+from protocol.messages import Adapter, LearnerState, digest_of
 
 
 def run_cli(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -138,9 +138,9 @@ def test_a_mistake_that_only_the_model_shows_leaves_no_folder_either(
 def test_a_fork_with_a_mistake_that_only_an_actor_finds_leaves_no_folder(preset, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     arrays = {"transformer.q.lora_A.weight": np.zeros((2, 4), np.float32)}
-    weights = PolicyWeights(version=1, arrays=arrays, digest=digest_of(arrays))
+    weights = Adapter(version=1, arrays=arrays, digest=digest_of(arrays))
     old = open_run_folder(tmp_path / "old", completed(parse_config(preset)))
-    old.save(LearnerState(step=1, weights=weights, optimizer={}))
+    old.save(LearnerState(iteration=1, adapter=weights, optimizer={}))
     old.close()
     words = ("--fork", str(tmp_path / "old"), "cluster.rollout.gpus=1")
     assert "gpus must be 0 where torch finds no GPU" in complaint(preset, tmp_path, monkeypatch, capsys, *words)

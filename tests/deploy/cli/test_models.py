@@ -1,4 +1,4 @@
-"""Commands about models, on a run of the tiny pipeline: pictures, a merged folder, prompts ahead, costs."""
+"""Commands about models, on a run of the tiny pipeline: images, a merged folder, prompts ahead, costs."""
 
 import json
 import shutil
@@ -68,7 +68,7 @@ def run(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "run"
 
 
-def pictures(folder: Path) -> np.ndarray:
+def images(folder: Path) -> np.ndarray:
     return np.stack([np.asarray(Image.open(path)) for path in sorted(folder.glob("*.png"))])
 
 
@@ -86,26 +86,26 @@ def test_a_run_keeps_the_family_s_adapter_and_encodes_its_prompts_once_ahead(
     assert "encoded 3 prompts" in capsys.readouterr().out
 
 
-def test_sample_draws_the_same_pictures_from_equal_arguments(
+def test_sample_draws_the_same_images_from_equal_arguments(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     def drawn(name: str, *words: str) -> np.ndarray:
         out = tmp_path / name
-        assert run_cli(monkeypatch, "sample", str(run), "a cat", "--count", "2", "--out", str(out), *words) == 0
-        return pictures(out)
+        assert run_cli(monkeypatch, "generate", str(run), "a cat", "--count", "2", "--out", str(out), *words) == 0
+        return images(out)
 
     first = drawn("first")
     assert first.shape == (2, 16, 16, 3)
     assert str(tmp_path / "first" / "001.png") in capsys.readouterr().out.split()
     assert np.array_equal(drawn("again"), first)
-    assert np.array_equal(drawn("named", "--step", "1"), first)
+    assert np.array_equal(drawn("named", "--iteration", "1"), first)
     for name, words in {"base": ["--base"], "seed": ["--seed", "1"], "negative": ["--negative", "x"]}.items():
         assert not np.array_equal(drawn(name, *words), first), name
 
 
 @pytest.mark.parametrize("device", ["banana", "meta"])
 def test_a_device_that_torch_cannot_use_is_one_line(device, run, tmp_path, monkeypatch, capsys) -> None:
-    assert run_cli(monkeypatch, "sample", str(run), "a cat", "--device", device, "--out", str(tmp_path / "out")) == 2
+    assert run_cli(monkeypatch, "generate", str(run), "a cat", "--device", device, "--out", str(tmp_path / "out")) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"flowcredit: --device must be one that torch can use here, such as cpu, got {device!r}: ")
     assert not (tmp_path / "out").exists()
@@ -120,7 +120,7 @@ def test_export_merges_what_the_adapter_adds(
     merged, adapted, base = (
         diffusers.StableDiffusion3Pipeline.from_pretrained(folder, **absent) for folder in (target, tiny_sd3, tiny_sd3)
     )
-    adapted.load_lora_weights(run / "checkpoints" / "step_000001")
+    adapted.load_lora_weights(run / "checkpoints" / "iteration_000001")
     with torch.no_grad():
         embeds, _, pooled, _ = base.encode_prompt("a cat", None, None, max_sequence_length=1)
         outputs = [
@@ -152,12 +152,15 @@ def test_export_in_half_precision_halves_the_weights(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["sample", "{run}", "a cat", "--step", "9"], "must hold the checkpoint step_000009, got ['step_000001']"),
-        (["sample", "{tmp}/nothing", "a cat"], "must hold config.yaml, got none"),
+        (
+            ["generate", "{run}", "a cat", "--iteration", "9"],
+            "must hold the checkpoint iteration_000009, got ['iteration_000001']",
+        ),
+        (["generate", "{tmp}/nothing", "a cat"], "must hold config.yaml, got none"),
         (["export", "{run}", "{tmp}"], "must not exist yet: name a new one"),
         (["export", "{run}", "{tmp}/file/model"], "cannot be written"),
         (["export", "{run}", "{tmp}/new", "--dtype", "int8"], "--dtype must be float32, bfloat16 or float16"),
-        (["sample", "{run}", "a cat", "--out", "{tmp}/file"], "cannot be written"),
+        (["generate", "{run}", "a cat", "--out", "{tmp}/file"], "cannot be written"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -177,7 +180,7 @@ def test_a_dry_run_counts_and_writes_nothing(
     assert run_cli(monkeypatch, "train", str(preset), "--dry-run", "--run", str(run)) == 0
     out = capsys.readouterr().out
     assert "2 prompts to train on, 2 held out" in out
-    assert "draws 8 trajectories and scores 20 pictures" in out
+    assert "draws 8 trajectories and scores 20 images" in out
     assert "GiB of GPU memory" in out
     assert not run.exists()
     assert not (tmp_path / "embeddings").exists()
@@ -225,11 +228,11 @@ def test_flux_trains_with_every_point_completed_and_its_adapter_loads_in_one_lin
     lora = yaml.safe_load((run / "config.yaml").read_text())["model"]["lora"]
     assert (lora["rank"], lora["alpha"]) == (64, 128)
     pipeline = diffusers.FluxPipeline.from_pretrained(flux)
-    pipeline.load_lora_weights(run / "checkpoints" / "step_000001")
+    pipeline.load_lora_weights(run / "checkpoints" / "iteration_000001")
     (adapter,) = pipeline.transformer.peft_config.values()
     assert (adapter.r, adapter.lora_alpha) == (64, 128)
-    assert run_cli(monkeypatch, "sample", str(run), "a cat", "--count", "1", "--out", str(tmp_path / "out")) == 0
-    assert pictures(tmp_path / "out").shape == (1, 12, 16, 3)
+    assert run_cli(monkeypatch, "generate", str(run), "a cat", "--count", "1", "--out", str(tmp_path / "out")) == 0
+    assert images(tmp_path / "out").shape == (1, 12, 16, 3)
 
 
 def test_a_hub_id_in_the_cache_is_checked_and_estimated_without_a_network(

@@ -1,4 +1,4 @@
-"""The pictures that people look at."""
+"""The images that people look at."""
 
 import json
 from dataclasses import replace
@@ -15,9 +15,9 @@ from protocol.messages import Prompt
 
 
 def evaluation(shade: int, reading: float) -> Evaluation:
-    picture = np.full((32, 32, 3), shade, np.uint8)
-    gallery = tuple((Prompt(index=i, text=f"a red circle {i}"), picture, reading) for i in range(5))
-    return Evaluation(score=0.5, by_tag={"colors": 0.5}, missing=0, pictures=5, gallery=gallery)
+    image = np.full((32, 32, 3), shade, np.uint8)
+    gallery = tuple((Prompt(index=i, text=f"a red circle {i}"), image, reading) for i in range(5))
+    return Evaluation(score=0.5, by_tag={"colors": 0.5}, missing=0, images=5, gallery=gallery)
 
 
 def test_before_and_after_stand_side_by_side_with_the_colour_of_their_verdict(tmp_path):
@@ -32,7 +32,7 @@ def test_before_and_after_stand_side_by_side_with_the_colour_of_their_verdict(tm
         assert (pixels == frame).all(1).sum() > 100
 
 
-def test_no_partial_picture_is_left(tmp_path):
+def test_no_partial_image_is_left(tmp_path):
     write_gallery(tmp_path, 3, evaluation(10, float("nan")))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["iteration_000003.npz", "iteration_000003.png"]
 
@@ -63,7 +63,7 @@ def test_a_prompt_is_drawn_as_it_stands_and_not_read_as_a_formula(tmp_path):
     assert write_before_after(tmp_path, first=0, last=9).is_file()
 
 
-def test_an_evaluation_whose_pictures_cannot_be_drawn_keeps_its_score(tiny_config, tmp_path):
+def test_an_evaluation_whose_images_cannot_be_drawn_keeps_its_score(tiny_config, tmp_path):
     held = evaluation(10, 1.0)
     run = open_run_folder(tmp_path / "run", tiny_config())
     journal = RunJournal(run, Progress())
@@ -73,6 +73,6 @@ def test_an_evaluation_whose_pictures_cannot_be_drawn_keeps_its_score(tiny_confi
     assert run.evaluation_scores() == {0: 0.5, 1: 0.5}
     said = [json.loads(line) for line in (run.path / "events.jsonl").read_text().splitlines()]
     assert [(line["type"], line["holds"], line["reason"]) for line in said] == [
-        ("SamplesWritten", False, "DrawingFailed"),
-        ("SamplesWritten", True, "Written"),
+        ("GalleryWritten", False, "DrawingFailed"),
+        ("GalleryWritten", True, "Written"),
     ]

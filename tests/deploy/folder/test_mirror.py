@@ -11,13 +11,13 @@ import pytest
 
 from deploy.folder.run_folder import open_run_folder
 from protocol.errors import CheckpointError, RunFolderError
-from protocol.messages import LearnerState, PolicyWeights, digest_of
+from protocol.messages import Adapter, LearnerState, digest_of
 
 
 def state(step: int) -> LearnerState:
     arrays = {"transformer.q.lora_A.weight": np.full((2, 4), step, np.float32)}
-    weights = PolicyWeights(version=step, arrays=arrays, digest=digest_of(arrays))
-    return LearnerState(step=step, weights=weights, optimizer={})
+    weights = Adapter(version=step, arrays=arrays, digest=digest_of(arrays))
+    return LearnerState(iteration=step, adapter=weights, optimizer={})
 
 
 @pytest.fixture
@@ -35,26 +35,26 @@ def test_an_empty_folder_is_filled_with_the_newest_copy(config, tmp_path):
         run.save(state(step))
     run.close()
     copies = sorted(path.name for path in (tmp_path / "store/run/checkpoints").iterdir())
-    assert copies == ["step_000002", "step_000003"]
+    assert copies == ["iteration_000002", "iteration_000003"]
     shutil.rmtree(tmp_path / "first")
 
     again = open_run_folder(tmp_path / "second", config)
     found = again.newest()
     assert found is not None
-    assert found[0].weights.digest == state(3).weights.digest
+    assert found[0].adapter.digest == state(3).adapter.digest
     assert [line["iteration"] for line in again.lines()] == [1, 2, 3]
     again.close()
 
 
 def test_a_running_mean_is_copied_with_its_checkpoint(config, tmp_path):
     run = open_run_folder(tmp_path / "first", config)
-    run.save(replace(state(1), average=state(7).weights))
+    run.save(replace(state(1), average=state(7).adapter))
     run.close()
     again = open_run_folder(tmp_path / "second", config)
     found = again.newest()
     assert found is not None
     assert found[0].average is not None
-    assert found[0].average.digest == state(7).weights.digest
+    assert found[0].average.digest == state(7).adapter.digest
     again.close()
 
 
@@ -64,15 +64,15 @@ def test_of_damaged_copies_the_one_before_is_taken_and_when_none_is_whole_the_ru
         run.save(state(step))
     run.close()
     store = tmp_path / "store/run/checkpoints"
-    (store / "step_000002/optimizer.safetensors").write_bytes(b"")
+    (store / "iteration_000002/optimizer.safetensors").write_bytes(b"")
     again = open_run_folder(tmp_path / "second", config)
     found = again.newest()
     assert found is not None
-    assert found[0].step == 1
+    assert found[0].iteration == 1
     assert "checkpoint refused" in caplog.text
     again.close()
-    (store / "step_000001/state.json").unlink()
-    with pytest.raises(CheckpointError, match=r"no checkpoint at file:.* is whole; the newest: .*step_000002"):
+    (store / "iteration_000001/state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no checkpoint at file:.* is whole; the newest: .*iteration_000002"):
         open_run_folder(tmp_path / "third", config)
     assert not (tmp_path / "third").exists()
 
@@ -82,11 +82,11 @@ def test_a_copy_without_its_manifest_does_not_count(config, tmp_path):
     for step in (1, 2):
         run.save(state(step))
     run.close()
-    (tmp_path / "store/run/checkpoints/step_000002/manifest.json").unlink()
+    (tmp_path / "store/run/checkpoints/iteration_000002/manifest.json").unlink()
     again = open_run_folder(tmp_path / "second", config)
     found = again.newest()
     assert found is not None
-    assert found[0].step == 1
+    assert found[0].iteration == 1
     again.close()
 
 
@@ -112,7 +112,7 @@ import sys, time
 from pathlib import Path
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
-from deploy import mirror
+from deploy.folder import mirror
 
 class Hanging(MemoryFileSystem):
     protocol = "hanging"
@@ -139,7 +139,7 @@ def test_a_checkpoint_from_before_the_first_metrics_is_copied(config, tmp_path, 
     run = open_run_folder(tmp_path / "first", config)
     run.save(state(0))
     run.close()
-    assert (tmp_path / "store/run/checkpoints/step_000000/manifest.json").is_file()
+    assert (tmp_path / "store/run/checkpoints/iteration_000000/manifest.json").is_file()
     assert "could not be copied" not in caplog.text
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from deploy.folder.run_folder import METRICS, RunFolder, open_run_folder
 from protocol.errors import LeaseLostError, RunFolderError
-from protocol.messages import LearnerState, PolicyWeights, digest_of
+from protocol.messages import Adapter, LearnerState, digest_of
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def test_damaged_metrics_are_named_and_a_cut_off_last_line_is_dropped(folder):
 
 def state(step: int, size: int = 4) -> LearnerState:
     arrays = {"transformer.q.lora_A.weight": np.zeros((size, 4), np.float32)}
-    weights = PolicyWeights(version=step, arrays=arrays, digest=digest_of(arrays))
-    return LearnerState(step=step, weights=weights, optimizer={})
+    weights = Adapter(version=step, arrays=arrays, digest=digest_of(arrays))
+    return LearnerState(iteration=step, adapter=weights, optimizer={})
 
 
 def test_a_full_disk_is_one_line_and_keeps_the_checkpoint_before(folder):

@@ -43,11 +43,13 @@ def exported(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def samples(exported: str) -> Samples:
+def trajectories(exported: str) -> Samples:
     from prometheus_client.parser import text_string_to_metric_families
 
     return [
-        (sample.name, sample.labels) for family in text_string_to_metric_families(exported) for sample in family.samples
+        (record.name, record.labels)
+        for family in text_string_to_metric_families(exported)
+        for record in family.trajectories
     ]
 
 
@@ -55,8 +57,8 @@ def queries() -> list[str]:
     return [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
 
 
-def finds(name: str, matchers: str, samples: Samples) -> bool:
-    """Whether a selector finds a sample, by Prometheus' rules: expressions are anchored, an absent label is empty."""
+def finds(name: str, matchers: str, trajectories: Samples) -> bool:
+    """Whether a selector finds a record, by Prometheus' rules: expressions are anchored, an absent label is empty."""
     tests = {
         "=": lambda held, wanted: held == wanted,
         "!=": lambda held, wanted: held != wanted,
@@ -66,32 +68,32 @@ def finds(name: str, matchers: str, samples: Samples) -> bool:
     found = MATCHER.findall(matchers)
     assert len(found) == matchers.count('"') // 2, matchers
     return any(
-        sample == name and all(tests[sign](labels.get(label, ""), wanted) for label, sign, wanted in found)
-        for sample, labels in samples
+        record == name and all(tests[sign](labels.get(label, ""), wanted) for label, sign, wanted in found)
+        for record, labels in trajectories
     )
 
 
-def test_every_query_finds_what_a_living_run_exports(samples):
+def test_every_query_finds_what_a_living_run_exports(trajectories):
     assert len(queries()) >= 12
     for query in queries():
         selectors = SELECTOR.findall(query)
         assert selectors, query
         for name, matchers in selectors:
             assert 'run=~"$run"' in matchers, query
-            assert finds(name, matchers.replace("$run", "run"), samples), query
+            assert finds(name, matchers.replace("$run", "run"), trajectories), query
 
 
-def test_a_query_for_what_is_not_exported_is_found_out(samples):
-    assert not finds("flowcredit_iterationz", 'run=~"run"', samples)
-    assert not finds("flowcredit_metric", 'run=~"run",name="reward/men"', samples)
-    assert not finds("flowcredit_pool_actors", 'run=~"run",state=~"wish"', samples)
+def test_a_query_for_what_is_not_exported_is_found_out(trajectories):
+    assert not finds("flowcredit_iterationz", 'run=~"run"', trajectories)
+    assert not finds("flowcredit_metric", 'run=~"run",name="reward/men"', trajectories)
+    assert not finds("flowcredit_pool_actors", 'run=~"run",state=~"wish"', trajectories)
 
 
-def test_every_name_that_a_legend_shows_is_a_label_of_its_query(samples):
+def test_every_name_that_a_legend_shows_is_a_label_of_its_query(trajectories):
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:
             ((name, _), *_) = SELECTOR.findall(target["expr"])
-            labels = next(labels for sample, labels in samples if sample == name)
+            labels = next(labels for record, labels in trajectories if record == name)
             assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= set(labels), target
 
 

@@ -72,8 +72,8 @@ def test_members_that_a_node_took_along_come_back_with_the_next_node(cluster):
         return lost, *found, {cluster.head_node.node_id, second.node_id}
 
     lost, status, homes, expected = asyncio.run(scenario())
-    assert (lost.wished, lost.ready, lost.restarts) == (3, 2, 1)
-    assert (status.wished, status.ready, status.restarts, status.trouble) == (3, 3, 1, "")
+    assert (lost.desired, lost.ready, lost.restarts) == (3, 2, 1)
+    assert (status.desired, status.ready, status.restarts, status.trouble) == (3, 3, 1, "")
     assert homes == expected
 
 
@@ -114,7 +114,7 @@ def test_a_wish_waits_for_a_node_and_outlives_it_and_the_weights_stay_the_same(
         assert settled(scene).message.startswith("1 of 2 actors; 1 wait for a place")
         assert "one more needs 1 CPU on one node, 0 CPU free in the cluster" in settled(scene).message
         pool = scene.observed.reporter.status().pools[0]
-        assert (pool.wished, pool.ready, pool.waiting) == (2, 1, 1)
+        assert (pool.desired, pool.ready, pool.waiting) == (2, 1, 1)
         assert homes(scene) == [head]
         done = scene.observed.reporter.status().iteration
         await until(lambda: comes_to(scene, done + 2))
@@ -135,5 +135,5 @@ def test_a_wish_waits_for_a_node_and_outlives_it_and_the_weights_stay_the_same(
 
     scaled = go(config(5000), tmp_path / "scaled", beside=steer, slow_s=0.5, make_fleet=Fleet)
     status = left_behind(tmp_path / "scaled")
-    assert (status.pools[0].wished, status.pools[0].restarts) == (2, 1)
+    assert (status.pools[0].desired, status.pools[0].restarts) == (2, 1)
     assert scaled == go(config(status.iteration), tmp_path / "plain")

@@ -42,7 +42,7 @@ OUTAGE_S = float(os.environ.get("FLOWCREDIT_TEST_OUTAGE_S", "2"))
 
 
 class Redness:
-    """Mean of the red channel; the first picture of each call has no score."""
+    """Mean of the red channel; the first image of each call has no score."""
 
     name = "redness"
     low = 0.0
@@ -137,7 +137,7 @@ def go(
                     config,
                     prompts=TRAIN,
                     heldout=HELDOUT,
-                    parts=observed.parts,
+                    ports=observed.ports,
                     journal=observed.journal,
                     stop=stop,
                     rest=rest,
@@ -145,7 +145,7 @@ def go(
                 )
                 if watching:
                     await watching
-            return (await fleet.parts.learner.weights()).digest
+            return (await fleet.ports.learner.adapter()).digest
         finally:
             fleet.stop()
             run.close()
@@ -157,7 +157,7 @@ def go(
 def config(tiny_config: Config) -> Callable[..., RunConfig]:
     def make(iterations: int = 6, status: dict | None = None, **sections: Any) -> RunConfig:
         rewards = {"redness": {"scorer": f"{__name__}:Redness"}}
-        settings = {"heartbeat_s": 0.05, "strips_every": 2} | (status or {})
+        settings = {"heartbeat_s": 0.05, "trajectories_every": 2} | (status or {})
         return tiny_config(iterations=iterations, rewards=rewards, status=settings, **sections)
 
     return make
@@ -169,13 +169,13 @@ def left_behind(folder: Path) -> RunStatus:
 
 def test_a_watched_run_ends_in_the_weights_of_one_that_nobody_sees(config, tmp_path):
     seen = go(config(), tmp_path / "seen")
-    unseen = go(config(status={"board": "off", "strips": 0}), tmp_path / "unseen")
+    unseen = go(config(status={"board": "off", "trajectories": 0}), tmp_path / "unseen")
     assert seen == unseen
-    assert not list((tmp_path / "unseen" / "samples").glob("strips_*"))
+    assert not list((tmp_path / "unseen" / "trajectories").glob("strips_*"))
     assert not (tmp_path / "seen" / URL_FILE).exists()
     status = left_behind(tmp_path / "seen")
     assert (status.phase, status.iteration, status.version, status.lines) == ("finished", 6, 6, 8)
-    assert status.samples == [1, 2, 4, 6]
+    assert status.trajectories == [1, 2, 4, 6]
     assert set(status.gains) == {"0", "1", "2"}
     assert status.diagnostics.first_ratio_deviation == 0.0
     assert status.diagnostics.staleness == 0
@@ -200,12 +200,12 @@ def test_recorded_strips_hold_rewards_gains_and_what_the_learner_made_of_them(co
     go(config(iterations=2, credit={"rule": "gains", "values": "raw"}), tmp_path / "run")
 
     async def read():
-        return await FolderSource(tmp_path / "run").sample("run", 2)
+        return await FolderSource(tmp_path / "run").record("run", 2)
 
-    sample = asyncio.run(read())
-    assert sample is not None
-    assert (sample.steps, sample.width, sample.height, len(sample.strips)) == ([0, 1, 2], 16, 16, 2)
-    for strip in sample.strips:
+    record = asyncio.run(read())
+    assert record is not None
+    assert (record.steps, record.width, record.height, len(record.trajectories)) == ([0, 1, 2], 16, 16, 2)
+    for strip in record.trajectories:
         differences = [later - earlier for earlier, later in zip(strip.rewards, strip.rewards[1:], strict=False)]
         assert strip.gains == pytest.approx(differences, abs=2e-6)
         assert len(strip.advantages) == 3
@@ -300,7 +300,7 @@ def test_a_pause_and_a_wished_size_outlive_a_process_that_died_but_not_one_that_
 
         async def is_written() -> bool:
             texts.append(json.loads((scene.run.path / "status.json").read_text()))
-            return texts[-1]["status"]["is_pause_wished"]
+            return texts[-1]["status"]["is_pause_requested"]
 
         await until(is_written, seconds=5)
         scene.stop.set()
@@ -316,7 +316,7 @@ def test_a_pause_and_a_wished_size_outlive_a_process_that_died_but_not_one_that_
             await until(lambda: comes_to(scene, 2))
             assert not held
             return
-        assert scene.observed.reporter.status().wishes == {"rollout": 2}
+        assert scene.observed.reporter.status().desired_sizes == {"rollout": 2}
 
         async def is_paused() -> bool:
             return scene.observed.reporter.phase == "paused"
@@ -327,7 +327,7 @@ def test_a_pause_and_a_wished_size_outlive_a_process_that_died_but_not_one_that_
         events = [event.message for event in scene.observed.reporter.buffers.events]
         assert any(message.endswith("still holds: rollout to 2 actors, pause") for message in events)
         await scene.outcome(await scene.ask("resume"))
-        assert not scene.observed.reporter.status().is_pause_wished
+        assert not scene.observed.reporter.status().is_pause_requested
 
     go(config(), tmp_path / "run", beside=look, slow_s=0.1)
     assert left_behind(tmp_path / "run").phase == "finished"
@@ -572,7 +572,7 @@ def test_a_run_scaled_from_one_to_three_to_two_ends_in_the_weights_of_one_that_n
         ("rollout", 2, 0),
         ("reward/redness", 1, 0),
     ]
-    assert status.queues == {"groups/in_work": 0, "groups/scored": 0, "pictures/redness": 0}
-    assert status.wishes == {"rollout": 2}
+    assert status.queues == {"groups/in_work": 0, "groups/scored": 0, "images/redness": 0}
+    assert status.desired_sizes == {"rollout": 2}
     digests = {actor.digest for actor in status.actors if actor.kind in ("learner", "rollout")}
     assert digests == {scaled[:12]}

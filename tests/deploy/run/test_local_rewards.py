@@ -16,7 +16,7 @@ IMAGES = np.stack([np.full((4, 4, 3), level, np.uint8) for level in (10, 20, 30)
 
 
 class Level:
-    """The first pixel; pictures of level `lacking` have no score."""
+    """The first pixel; images of level `lacking` have no score."""
 
     name = "level"
     low = 0.0
@@ -61,7 +61,7 @@ def test_a_scorer_that_evaluates_is_asked_at_evaluations_only(tiny_config: Any) 
 
 @pytest.mark.parametrize("policy", ["fail", "pause"])
 def test_a_missing_score_ends_the_run_where_nobody_could_mend_it(tiny_config: Any, policy: str) -> None:
-    with pytest.raises(RewardError, match="reward a has no score for 1 of 3 pictures"):
+    with pytest.raises(RewardError, match="reward a has no score for 1 of 3 images"):
         asked(fleet_of(tiny_config, a={"on_failure": policy, "args": {"lacking": 20}}), "reward")
 
 

@@ -15,9 +15,9 @@ from deploy.run.run import RunJournal
 from deploy.run.supervise import supervise
 from deploy.tools.verify import ledger_faults
 from protocol.config.run import RunConfig
-from protocol.errors import LearnerLostError, PoolError
+from protocol.errors import LearnerFailedError, PoolError
 from protocol.messages import Prompt
-from protocol.ports import Parts
+from protocol.ports import Ports
 
 TRAIN = tuple(Prompt(index=i, text=text) for i, text in enumerate(("a red circle", "a blue square", "two")))
 HELDOUT = (Prompt(index=0, text="one"),)
@@ -39,7 +39,7 @@ class Mortal:
             self.calls[name] = self.calls.get(name, 0) + 1
             if self.calls[name] in self._deaths.get(name, set()):
                 self._fleet._learner = None  # what it held is gone
-                raise LearnerLostError("the learner actor was lost: killed")
+                raise LearnerFailedError("the learner actor was lost: killed")
             return await method(*args)
 
         return call
@@ -49,13 +49,13 @@ class MortalFleet:
     def __init__(self, fleet: LocalFleet, deaths: dict[str, set[int]]) -> None:
         self._fleet = fleet
         self.learner = Mortal(fleet, deaths)
-        self.parts: Parts = replace(fleet.parts, learner=self.learner)
+        self.ports: Ports = replace(fleet.ports, learner=self.learner)
         self.restarts = 0
 
     async def restart_learner(self) -> None:
         self.restarts += 1
         if self.restarts in self.learner._deaths.get("restart", set()):
-            raise LearnerLostError("the learner actor was lost: again")
+            raise LearnerFailedError("the learner actor was lost: again")
         await self._fleet.restart_learner()
 
 
@@ -106,7 +106,7 @@ def story(path: Path) -> tuple[str, list[dict[str, Any]]]:
     found = newest_checkpoint(path / "checkpoints")
     assert found is not None
     lines = [{k: v for k, v in line.items() if "seconds" not in k} for line in read_lines(path / "metrics.jsonl")]
-    return found[0].weights.digest, lines
+    return found[0].adapter.digest, lines
 
 
 @pytest.mark.parametrize(
@@ -138,12 +138,12 @@ def test_a_lost_learner_changes_nothing(config, tmp_path, deaths, restarts):
     assert fleet.restarts == restarts
     assert ledger_faults(story(path)[1], config.group.per_iteration) == []
     events = (path / "events.jsonl").read_text()
-    assert events.count('"type": "learner_lost"') == restarts
+    assert events.count('"type": "learner_failed"') == restarts
     assert '"reason": "Restarted"' in events
 
 
 def test_an_iteration_that_kills_every_learner_is_given_up_with_its_reason(config, tmp_path):
-    with pytest.raises(LearnerLostError, match="killed; iteration 3 cost 3 learners and is given up"):
+    with pytest.raises(LearnerFailedError, match="killed; iteration 3 cost 3 learners and is given up"):
         trained(config, tmp_path / "run", {"update": {3, 4, 5, 6, 7}})
 
 

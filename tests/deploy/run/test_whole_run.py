@@ -47,7 +47,7 @@ def wait_for_line(process: "subprocess.Popen[str]", start_of_line: str) -> None:
 
 
 def adapter_sha(folder: Path, step: int = 3) -> str:
-    return hashlib.sha256((folder / "checkpoints" / f"step_{step:06d}" / FILE_NAME).read_bytes()).hexdigest()
+    return hashlib.sha256((folder / "checkpoints" / f"iteration_{iteration:06d}" / FILE_NAME).read_bytes()).hexdigest()
 
 
 def curve(folder: Path) -> list[dict]:
@@ -65,10 +65,10 @@ def local_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_run_leaves_its_story_behind(local_run):
     folder, said = local_run
     assert "held-out score before" in said
-    assert str(folder / "checkpoints" / "step_000003" / FILE_NAME) in said.replace("\n", "")
-    assert str(folder / "samples" / "before_after.png") in said.replace("\n", "")
+    assert str(folder / "checkpoints" / "iteration_000003" / FILE_NAME) in said.replace("\n", "")
+    assert str(folder / "gallery" / "before_after.png") in said.replace("\n", "")
     names = {path.name for path in folder.iterdir()} - {".lease"}
-    assert names == {"config.yaml", "inputs.json", "metrics.jsonl", "checkpoints", "samples", "run.log", "status.json"}
+    assert names == {"config.yaml", "inputs.json", "metrics.jsonl", "checkpoints", "gallery", "run.log", "status.json"}
     assert [line["iteration"] for line in curve(folder)] == [0, 1, 2, 3, 3]
 
 
@@ -77,7 +77,7 @@ def test_learner_and_rollout_agree_exactly_and_the_adapter_moves(local_run):
     lines = [line for line in curve(folder) if "train/loss" in line]
     assert [line["train/first_ratio_deviation"] for line in lines] == [0.0, 0.0, 0.0]
     assert [line["reward/missing"] for line in lines] == [0.0, 0.0, 0.0]
-    weights = read_lora(folder / "checkpoints" / "step_000003", version=3)
+    weights = read_lora(folder / "checkpoints" / "iteration_000003", version=3)
     assert any(np.abs(array).max() > 0 for name, array in weights.arrays.items() if "lora_B" in name)
 
 
@@ -116,21 +116,21 @@ def test_run_on_ray_gives_the_same_adapter_with_any_number_of_rollout_actors(loc
     assert curve(tmp_path / "run") == curve(local_run[0])
 
 
-def test_plain_diffusers_pipeline_with_the_lora_draws_the_policys_pictures(local_run):
+def test_plain_diffusers_pipeline_with_the_lora_draws_the_policys_images(local_run):
     from diffusers import StableDiffusion3Pipeline
 
     from flow.rollout import RolloutPolicy
     from protocol.config.load import load_config
-    from protocol.messages import DrawRequest, Prompt
+    from protocol.messages import GenerateRequest, Prompt
     from protocol.resources import resolve
 
     folder, _ = local_run
     config = load_config(folder / "config.yaml")
     policy = RolloutPolicy(config)
-    weights = read_lora(folder / "checkpoints" / "step_000003", version=3)
+    weights = read_lora(folder / "checkpoints" / "iteration_000003", version=3)
     policy.load(weights)
     texts = ["a photo of a red circle", "a photo of a blue square", "a photo of two triangles"]
-    request = DrawRequest(
+    request = GenerateRequest(
         prompts=tuple(Prompt(index=i, text=text) for i, text in enumerate(texts)),
         numbers=(0, 0, 0),
         seed=5,
@@ -146,7 +146,7 @@ def test_plain_diffusers_pipeline_with_the_lora_draws_the_policys_pictures(local
         resolve(config.model.path), text_encoder_3=None, tokenizer_3=None, torch_dtype=torch.float32
     )
     pipeline.set_progress_bar_config(disable=True)
-    pipeline.load_lora_weights(folder / "checkpoints" / "step_000003")
+    pipeline.load_lora_weights(folder / "checkpoints" / "iteration_000003")
     latents = torch.stack([normal("draw", 5, i, 0, shape=(4, 8, 8)) for i in range(3)])
     theirs = pipeline(
         texts,

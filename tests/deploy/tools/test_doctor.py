@@ -16,7 +16,7 @@ from deploy.tools.doctor import Finding, Question, examine
 from deploy.tools.verify import ledger_faults, verify
 from protocol.config.load import load_config
 from protocol.errors import RunFolderError
-from protocol.messages import LearnerState, PolicyWeights, digest_of
+from protocol.messages import Adapter, LearnerState, digest_of
 
 
 def found(question: Question) -> dict[str, Finding]:
@@ -91,8 +91,8 @@ def test_the_command_s_exit_code_tells_whether_a_run_can_start(monkeypatch, caps
 
 def state(step: int) -> LearnerState:
     arrays = {"transformer.q.lora_A.weight": np.full((2, 4), step, np.float32)}
-    weights = PolicyWeights(version=step, arrays=arrays, digest=digest_of(arrays))
-    return LearnerState(step=step, weights=weights, optimizer={})
+    weights = Adapter(version=step, arrays=arrays, digest=digest_of(arrays))
+    return LearnerState(iteration=step, adapter=weights, optimizer={})
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_whole_run_is_verified(folder, monkeypatch, capsys):
 
 
 def harm_checkpoint(run: Path) -> None:
-    path = next((run / "checkpoints/step_000001").glob("*.safetensors"))
+    path = next((run / "checkpoints/iteration_000001").glob("*.safetensors"))
     path.write_bytes(path.read_bytes()[:-1])
 
 
@@ -130,13 +130,13 @@ def harm_prompts(run: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "subject"),
     [
-        (harm_checkpoint, "step_000001"),
+        (harm_checkpoint, "iteration_000001"),
         (harm_ledger, "ledger"),
         (harm_prompts, "inputs.json"),
         (lambda run: (run / METRICS).write_text("{\n"), METRICS),
         (lambda run: (run / "config.yaml").write_text("a: ["), "config.yaml"),
         (lambda run: (run / "inputs.json").unlink(), "inputs.json"),
-        (lambda run: shutil.rmtree(run / "checkpoints/step_000002"), "latest"),
+        (lambda run: shutil.rmtree(run / "checkpoints/iteration_000002"), "latest"),
     ],
     ids=["checkpoint", "ledger", "prompts", "metrics", "config", "inputs", "latest"],
 )

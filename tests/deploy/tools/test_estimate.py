@@ -50,10 +50,10 @@ def test_evaluations_are_the_rows_that_a_real_shard_asks_for(
         version=0,
         digest=weights.digest,
     )
-    _, rollout, pictures = policy.sample(request)
+    _, rollout, images = policy.rollout(request)
     found = estimate(config).evaluations
     shards = 3 * 4 // 2
-    assert (found.trajectories, found.rollout, found.pictures) == (12, shards * sum(rows), shards * len(pictures))
+    assert (found.trajectories, found.rollout, found.images) == (12, shards * sum(rows), shards * len(images))
     assert found.pairs == 12 * len(rollout.steps)
     assert found.learner == found.pairs * (2 if guidance > 1 else 1) * 3
 
@@ -87,7 +87,7 @@ def test_weights_are_counted_exactly(tiny_config: Config) -> None:
     frozen = [p for p in policy.backbone.transformer.parameters() if not p.requires_grad]
     assert found.rollout["transformer"] == sum(p.numel() * 2 for p in frozen)
     assert found.trained == sum(p.numel() for p in lora.parameters.values())
-    assert found.learner["optimiser"] == 8 * found.trained
+    assert found.learner["optimizer"] == 8 * found.trained
     assert found.rollout["text encoders"] > 0
     assert estimate(configured(tiny_config, embedding_cache="somewhere")).rollout["text encoders"] == 0
 

@@ -22,7 +22,7 @@ from flow.policy import FlowPolicy
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.errors import ModelError
-from protocol.messages import PolicyWeights, digest_of
+from protocol.messages import Adapter, digest_of
 from tests.support.tiny_models import write_flux, write_sd35
 
 WRITERS: dict[str, Callable[[Path], Path]] = {"sd35": write_sd35, "flux": write_flux}
@@ -44,9 +44,9 @@ def loaded(folder: Path, **settings: Any) -> tuple[Backbone, Lora, LoraConfig]:
     return backbone, Lora(backbone.transformer, config, seed=1), config
 
 
-def random_weights(lora: Lora) -> PolicyWeights:
+def random_weights(lora: Lora) -> Adapter:
     arrays = {name: 0.3 * normal(name, shape=tuple(p.shape)).numpy() for name, p in lora.parameters.items()}
-    return PolicyWeights(version=3, arrays=arrays, digest=digest_of(arrays))
+    return Adapter(version=3, arrays=arrays, digest=digest_of(arrays))
 
 
 def mean_of(backbone: Backbone, guidance: float = 1.0) -> torch.Tensor:

@@ -18,7 +18,7 @@ from flow.models.families import SD3
 from flow.models.load import load_backbone
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.errors import CheckpointError, ContractError, ModelError
-from protocol.messages import PolicyWeights, digest_of
+from protocol.messages import Adapter, digest_of
 
 CONFIG = SD3.adapter(LoraConfig(rank=4, alpha=12))
 
@@ -36,10 +36,10 @@ def answer(backbone: Backbone) -> torch.Tensor:
         )
 
 
-def random_weights(lora: Lora, version: int = 3) -> PolicyWeights:
+def random_weights(lora: Lora, version: int = 3) -> Adapter:
     """Every tensor random and non-zero."""
     arrays = {name: 0.3 * normal(name, shape=tuple(p.shape)).numpy() for name, p in lora.parameters.items()}
-    return PolicyWeights(version=version, arrays=arrays, digest=digest_of(arrays))
+    return Adapter(version=version, arrays=arrays, digest=digest_of(arrays))
 
 
 def test_a_fresh_adapter_changes_nothing_bitwise(tiny_sd3: Path) -> None:

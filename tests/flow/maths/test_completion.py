@@ -1,4 +1,4 @@
-"""Clean-picture estimates against Tweedie's formula and the exact flow of the Gaussian world."""
+"""Clean-image estimates against Tweedie's formula and the exact flow of the Gaussian world."""
 
 from typing import Any
 

@@ -2,7 +2,7 @@
 
 A kernel's step is linear in the state there, so the variance after it follows from the variance before; 100,000 samples
 must agree within their own error. The moments can be carried without samples too, so that fine grids show what stays of
-the marginal's spread in the limit. A world of one single picture (spread 0) shows whether a kernel keeps the marginal:
+the marginal's spread in the limit. A world of one single image (spread 0) shows whether a kernel keeps the marginal:
 there x = (1 - sigma) x0 + sigma e exactly, so its spread must be sigma.
 """
 
@@ -71,7 +71,7 @@ def test_the_variance_at_every_sigma_is_the_predicted_one(name: str, spread: flo
 
 
 @pytest.mark.parametrize("name", ["ddim_sde", "cps", "ode"])
-def test_kernels_that_preserve_the_schedule_s_noise_keep_the_marginal_of_a_single_picture(name: str) -> None:
+def test_kernels_that_preserve_the_schedule_s_noise_keep_the_marginal_of_a_single_image(name: str) -> None:
     for k, latents in walk(name, 0.0):
         sigma = SIGMAS[k + 1].item()
         assert latents.std().item() == pytest.approx(sigma, abs=4 * sigma / math.sqrt(2 * SAMPLES) + 1e-6), k

@@ -1,4 +1,4 @@
-"""Every family against its own diffusers pipeline: embeddings, sigmas, latents after each step, pictures.
+"""Every family against its own diffusers pipeline: embeddings, sigmas, latents after each step, images.
 
 float32, bit for bit, except where the pipeline runs the two branches of guidance apart and we run them as one batch:
 FLUX above guidance 1 may differ by rounding.
@@ -77,7 +77,7 @@ def ours(backbone: Backbone, initial: torch.Tensor, guidance: float) -> list[tor
 def theirs(
     pipeline: Any, name: str, initial: torch.Tensor, guidance: float, height: int, width: int, embedded: float = 3.5
 ) -> tuple[list[torch.Tensor], np.ndarray]:
-    """The pipeline's latents after each step, unpacked, and its pictures in [0, 1]."""
+    """The pipeline's latents after each step, unpacked, and its images in [0, 1]."""
     seen: list[torch.Tensor] = []
     is_flux = name in FLUX
 
@@ -87,7 +87,7 @@ def theirs(
         return held
 
     guided = {"guidance_scale": embedded, "true_cfg_scale": guidance} if is_flux else {"guidance_scale": guidance}
-    pictures = pipeline(
+    images = pipeline(
         prompt=TEXT,
         negative_prompt=NEGATIVE,
         num_inference_steps=STEPS,
@@ -100,7 +100,7 @@ def theirs(
         callback_on_step_end=watch,
         **guided,
     ).images
-    return seen, pictures
+    return seen, images
 
 
 @torch.no_grad()
@@ -122,19 +122,19 @@ def test_embeddings_equal_encode_prompt_bitwise(name: str, folder: Path, pipelin
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (12, 8)])
 @pytest.mark.parametrize("batch", [1, 5])
 @pytest.mark.parametrize("guidance", [1.0, 4.5])
-def test_latents_after_every_step_and_pictures_equal_the_pipeline_s(
+def test_latents_after_every_step_and_images_equal_the_pipeline_s(
     name: str, folder: Path, pipeline: Any, guidance: float, batch: int, height: int, width: int
 ) -> None:
     backbone = backbone_of(folder, height=height, width=width)
     assert backbone.latent_shape == (4, height // 2, width // 2)
     initial = normal("initial", shape=(batch, *backbone.latent_shape))
     found = ours(backbone, initial, guidance)
-    expected, pictures = theirs(pipeline, name, initial, guidance, height, width)
+    expected, images = theirs(pipeline, name, initial, guidance, height, width)
     assert len(expected) == STEPS
     is_exact = name not in FLUX or guidance == 1
     for mine, other in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, other, rtol=0 if is_exact else 1e-4, atol=0 if is_exact else 1e-4)
-    drawn, rounded = backbone.decode(found[-1]), (pictures * 255).round().astype(np.uint8)
+    drawn, rounded = backbone.decode(found[-1]), (images * 255).round().astype(np.uint8)
     assert drawn.shape == (batch, height, width, 3)
     assert np.abs(drawn.astype(int) - rounded).max() <= (0 if is_exact else 1)
     assert drawn.std() > 1
@@ -157,7 +157,7 @@ def test_sigmas_are_the_pipeline_s(name: str, folder: Path, pipeline: Any, steps
     assert torch.equal(found, pipeline.scheduler.sigmas)
 
 
-def test_decoding_in_pieces_gives_the_same_pictures(folder: Path) -> None:
+def test_decoding_in_pieces_gives_the_same_images(folder: Path) -> None:
     latents = normal("latents", shape=(5, 4, 8, 8))
     whole, pieces = (backbone_of(folder, decode_batch=size).decode(latents) for size in (None, 2))
     assert pieces.shape == whole.shape

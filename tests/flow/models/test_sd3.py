@@ -1,4 +1,4 @@
-"""diffusers' own pipeline is the oracle: embeddings, trajectories and pictures are equal bit for bit."""
+"""diffusers' own pipeline is the oracle: embeddings, trajectories and images are equal bit for bit."""
 
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from flow.maths.noise import normal
 from flow.models.contract import Backbone, repeat
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy
-from flow.sampler import draw, trajectory
+from flow.sampler import trajectory
 from protocol.config.model import ModelConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.errors import ModelError
-from protocol.messages import DrawRequest, Prompt
+from protocol.messages import GenerateRequest, Prompt
 
 STEPS = 4
 TOKENS_OF_T5 = 2
@@ -44,14 +44,14 @@ def policy_of(backbone: Backbone, guidance: float) -> FlowPolicy:
 def run_pipeline(
     pipeline: StableDiffusion3Pipeline, text: str, latents: torch.Tensor, guidance: float
 ) -> tuple[list[torch.Tensor], np.ndarray]:
-    """The pipeline's latents after each step, and its pictures in [0, 1]."""
+    """The pipeline's latents after each step, and its images in [0, 1]."""
     seen: list[torch.Tensor] = []
 
     def watch(_: Any, step: int, timestep: Any, held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         seen.append(held["latents"].clone())
         return held
 
-    pictures = pipeline(
+    images = pipeline(
         prompt=text,
         negative_prompt="",
         num_inference_steps=STEPS,
@@ -62,7 +62,7 @@ def run_pipeline(
         max_sequence_length=TOKENS_OF_T5,
         callback_on_step_end=watch,
     ).images
-    return seen, pictures
+    return seen, images
 
 
 def test_embeddings_equal_encode_prompt_bitwise(pipeline: StableDiffusion3Pipeline, backbone: Backbone) -> None:
@@ -129,19 +129,19 @@ def test_trajectory_without_noise_equals_the_pipeline_s_bitwise(
                 stochastic=(),
             )
         )
-    seen, pictures = run_pipeline(pipeline, TEXTS[0], initial, guidance)
+    seen, images = run_pipeline(pipeline, TEXTS[0], initial, guidance)
     assert len(seen) == STEPS
     for step, expected in zip(steps, seen, strict=True):
         assert torch.equal(step.next_latents, expected)
-    assert np.array_equal(backbone.decode(steps[-1].next_latents), (pictures * 255).round().astype(np.uint8))
+    assert np.array_equal(backbone.decode(steps[-1].next_latents), (images * 255).round().astype(np.uint8))
 
 
 @pytest.mark.parametrize("guidance", [1.0, 4.5])
 @pytest.mark.parametrize("batch", [1, 5])
-def test_draw_equals_the_pipeline_s_pictures_bitwise(
+def test_draw_equals_the_pipeline_s_images_bitwise(
     pipeline: StableDiffusion3Pipeline, backbone: Backbone, guidance: float, batch: int
 ) -> None:
-    request = DrawRequest(
+    request = GenerateRequest(
         prompts=(Prompt(index=3, text=TEXTS[1]),) * batch,
         numbers=tuple(range(batch)),
         seed=11,
@@ -150,11 +150,11 @@ def test_draw_equals_the_pipeline_s_pictures_bitwise(
         digest="",
     )
     initial = torch.stack([normal("draw", 11, 3, number, shape=backbone.latent_shape) for number in range(batch)])
-    _, pictures = run_pipeline(pipeline, TEXTS[1], initial, guidance)
+    _, images = run_pipeline(pipeline, TEXTS[1], initial, guidance)
     drawn = draw(policy_of(backbone, guidance), request)
     assert drawn.dtype == np.uint8
     assert drawn.shape == (batch, 16, 16, 3)
-    assert np.array_equal(drawn, (pictures * 255).round().astype(np.uint8))
+    assert np.array_equal(drawn, (images * 255).round().astype(np.uint8))
     assert drawn.std() > 1
 
 
@@ -165,7 +165,7 @@ def test_a_request_of_several_prompts_gives_each_its_own_text(backbone: Backbone
     def drawn(*which: int) -> np.ndarray:
         return draw(
             policy,
-            DrawRequest(
+            GenerateRequest(
                 prompts=tuple(prompts[i] for i in which),
                 numbers=(0,) * len(which),
                 seed=1,

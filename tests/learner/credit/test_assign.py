@@ -11,10 +11,10 @@ from learner.credit.assign import Assignment, assign_credit
 from learner.credit.normalise import joint, per_step
 from learner.credit.rules import gains
 from learner.update.metrics import slope_metrics
-from learner.update.minibatch import count_pairs, minibatches
+from learner.update.micro_batches import count_pairs, micro_batches
 from protocol.config.credit import CreditConfig
 from protocol.errors import ContractError
-from protocol.messages import COMMON_PICTURE, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
+from protocol.messages import COMMON_IMAGE, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
 from tests.support.plain_credit import PLAIN
 
 REWARDS = np.array(
@@ -27,12 +27,12 @@ TOTAL = 6
 def shard(
     rewards: np.ndarray, steps: tuple[int, ...], *, first: int = 0, is_common: bool = False, group: int = 0
 ) -> ScoredShard:
-    """A shard whose pictures have these rewards [N, P], each point of each member with a picture of its own."""
+    """A shard whose images have these rewards [N, P], each point of each member with an image of its own."""
     members, points = rewards.shape
     index = np.arange(members * points).reshape(members, points)
     values = rewards.reshape(-1)
     if is_common:
-        index = np.concatenate([np.full((members, 1), COMMON_PICTURE), index[:, : points - 1]], axis=1)
+        index = np.concatenate([np.full((members, 1), COMMON_IMAGE), index[:, : points - 1]], axis=1)
         index[:, 1:] = np.arange(members * (points - 1)).reshape(members, points - 1)
         values = rewards[:, 1:].reshape(-1)
     valid = np.isfinite(values)
@@ -78,14 +78,14 @@ def test_advantages_stand_at_their_step_of_the_schedule() -> None:
     assert group.step_valid.sum(0).tolist() == [0, 3, 3, 3, 3, 0]
 
 
-def test_shards_that_refer_to_the_common_picture_take_the_first_shard_s_score() -> None:
+def test_shards_that_refer_to_the_common_image_take_the_first_shard_s_score() -> None:
     parts = shard(REWARDS[:1], (0, 1, 2, 3)), shard(REWARDS[1:], (0, 1, 2, 3), first=1, is_common=True)
     (group,) = assigned(group_of(*parts)).groups
     assert np.array_equal(group.rewards.numpy(), REWARDS)
     assert torch.equal(group.advantages[:, :4], expected(joint))
 
 
-def test_a_missing_score_of_the_common_picture_voids_every_first_gain() -> None:
+def test_a_missing_score_of_the_common_image_voids_every_first_gain() -> None:
     rewards = REWARDS.copy()
     rewards[0, 0] = np.nan
     parts = shard(rewards[:1], (0, 1, 2, 3)), shard(rewards[1:], (0, 1, 2, 3), first=1, is_common=True)
@@ -188,7 +188,7 @@ def test_a_group_without_any_score_trains_nothing() -> None:
     first, second = assigned(silent, group_of(shard(REWARDS, (0, 1, 2, 3), group=1))).groups
     assert not first.advantages.any()
     assert torch.equal(second.advantages[:, :4], expected(joint))
-    assert list(minibatches([first], device=torch.device("cpu"), keeps_idle=True)) == []
+    assert list(micro_batches([first], device=torch.device("cpu"), keeps_idle=True)) == []
 
 
 def test_a_share_of_the_steps_is_drawn_for_each_shard_and_epoch() -> None:
@@ -196,7 +196,7 @@ def test_a_share_of_the_steps_is_drawn_for_each_shard_and_epoch() -> None:
     credited = assigned(*groups).groups
 
     def trained(epoch: int, seed: int = 0) -> list[int]:
-        parts = minibatches(credited, device=torch.device("cpu"), step_fraction=0.6, seed=seed, epoch=epoch)
+        parts = micro_batches(credited, device=torch.device("cpu"), step_fraction=0.6, seed=seed, epoch=epoch)
         return [part.k for part in parts]
 
     assert len(trained(0)) == 24, "two of four steps of each group"
@@ -212,8 +212,8 @@ def test_pairs_of_an_idle_shard_come_only_for_a_kl_term() -> None:
     (group,) = assigned(group_of(shard(equal[:, :3], (0, 1)))).groups
     assert not group.has_contrast
     device = torch.device("cpu")
-    assert list(minibatches([group], device=device)) == []
-    assert [part.k for part in minibatches([group], device=device, keeps_idle=True)] == [0, 1]
+    assert list(micro_batches([group], device=device)) == []
+    assert [part.k for part in micro_batches([group], device=device, keeps_idle=True)] == [0, 1]
 
 
 def test_a_group_that_is_not_whole_is_refused() -> None:
@@ -251,7 +251,7 @@ def test_a_calibrated_point_without_a_slope_is_as_good_as_not_scored() -> None:
     (group,) = assignment.groups
     assert not group.step_valid.any() and not group.advantages.any()
     assert assignment.baseline is not None and assignment.baseline[1:5].isnan().all()
-    # A step whose only scored points have no finished picture leaves the others' std alone.
+    # A step whose only scored points have no finished image leaves the others' std alone.
     first, second = REWARDS.copy(), REWARDS.copy()
     first[0, 2:], second[:, 2] = (np.nan, 0.5, np.nan), np.nan
     first[1:, 2:4] = np.nan

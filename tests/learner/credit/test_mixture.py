@@ -14,7 +14,7 @@ from learner.update.metrics import group_metrics
 from protocol.config.credit import CreditConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, ContractError
-from protocol.messages import COMMON_PICTURE, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
+from protocol.messages import COMMON_IMAGE, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
 from rewards.answers import judged, partly
 from rewards.mixture import mix
 from tests.support.plain_credit import PLAIN
@@ -104,9 +104,9 @@ def test_a_group_set_aside_is_mixed_too_and_a_reward_without_scores_breaks_the_c
         mixed([group()], {"a": 1.0, "c": 1.0})
 
 
-def test_a_shared_first_picture_counts_for_every_shard_of_the_group() -> None:
+def test_a_shared_first_image_counts_for_every_shard_of_the_group() -> None:
     held = group()
-    index = np.array([[COMMON_PICTURE, 1, 2, 3]])
+    index = np.array([[COMMON_IMAGE, 1, 2, 3]])
     second = replace(held.shards[1], rollout=replace(held.shards[1].rollout, image_index=index))
     shared = replace(held, shards=(held.shards[0], second))
     assert reward_gains([shared]) == reward_gains([held]), "both members start from the same score here"
@@ -132,7 +132,7 @@ def test_every_reward_s_gains_and_curve_are_recorded() -> None:
     assert whole["gain/b/step_0_mean"] == pytest.approx(1.5)
 
 
-def test_a_void_picture_sets_its_whole_group_aside_and_no_other() -> None:
+def test_a_void_image_sets_its_whole_group_aside_and_no_other() -> None:
     kept = (shard(0, judged([1, 2, 3, 4])), shard(1, partly([1, 2, float("nan"), 4], ["", "", "lost", ""])))
     assert set_aside_if_void(kept) == kept
     void = (kept[0], replace(kept[1], scores=replace(kept[1].scores, voids_group=True)))
@@ -158,7 +158,7 @@ def test_held_out_scorers_take_no_part_in_the_weights(tiny_config) -> None:
     config = configs(
         tiny_config, a={"scorer": "geneval", "weight": 0.5}, b={"scorer": "ocr", "use": "evaluate", "weight": 9}
     )
-    assert config.weights == {"a": 0.5}
+    assert config.reward_weights == {"a": 0.5}
     with pytest.raises(ConfigError, match="at least one of rewards must have use=train"):
         configs(tiny_config, a={"scorer": "geneval", "use": "evaluate"})
     with pytest.raises(ConfigError, match="a reward's name must be letters, digits, _ and -, got 'a/b'"):

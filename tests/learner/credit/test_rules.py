@@ -32,7 +32,7 @@ def test_uniform_gives_every_step_the_final_reward_and_flow_grpo_s_advantages() 
     close(joint(values, valid, epsilon=EPSILON), [[1.068189] * 4, [0.267047] * 4, [-1.335236] * 4])
 
 
-def test_uniform_needs_final_pictures_only() -> None:
+def test_uniform_needs_final_images_only() -> None:
     full, short = uniform(REWARDS, ALL, steps=4), uniform(REWARDS[:, -1:], ALL[:, -1:], steps=4)
     assert torch.equal(full[0], short[0])
 
@@ -87,7 +87,7 @@ def test_without_epsilon_the_first_row_is_the_worked_one() -> None:
     assert advantages.std(correction=0).item() == pytest.approx(1, abs=1e-6)
 
 
-def test_three_stochastic_steps_whose_last_point_is_the_final_picture_give_the_worked_advantages() -> None:
+def test_three_stochastic_steps_whose_last_point_is_the_final_image_give_the_worked_advantages() -> None:
     points = REWARDS[:, [0, 1, 2, 4]]
     close(
         joint(*gains(points, ALL[:, :4], steps=3), epsilon=EPSILON),

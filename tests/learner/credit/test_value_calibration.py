@@ -26,7 +26,7 @@ def test_worked_example() -> None:
     assert advantages[0].tolist() == pytest.approx([0.3749, 0.5819, 1.8338, 0.3987], abs=1e-4)
 
 
-def test_gains_sum_to_the_lead_of_the_finished_picture_where_the_first_point_is_shared() -> None:
+def test_gains_sum_to_the_lead_of_the_finished_image_where_the_first_point_is_shared() -> None:
     ((values,),), _ = calibrated([[(REWARDS, VALID, STEPS)]], 4)
     sums = gains(values, VALID, steps=4)[0].sum(1)
     assert torch.allclose(sums, REWARDS[:, -1] - REWARDS[:, -1].mean())

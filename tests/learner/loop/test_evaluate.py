@@ -1,4 +1,4 @@
-"""Means by tag over fixed pictures, from sources that answer with known numbers."""
+"""Means by tag over fixed images, from sources that answer with known numbers."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +10,8 @@ import pytest
 from learner.loop.evaluate import Evaluation, evaluate
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, ContractError
-from protocol.messages import DrawRequest, Prompt, Receipt, Scores
-from protocol.ports import Parts
+from protocol.messages import GenerateRequest, Prompt, Receipt, Scores
+from protocol.ports import Ports
 
 Config = Callable[..., RunConfig]
 
@@ -24,24 +24,24 @@ PROMPTS = (
 
 
 class PaintedSource:
-    """Draws every picture in the brightness `16 * prompt index + number`; the receipt is honest unless told."""
+    """Draws every image in the brightness `16 * prompt index + number`; the receipt is honest unless told."""
 
     def __init__(self, digest: str = "abc") -> None:
-        self.requests: list[DrawRequest] = []
+        self.requests: list[GenerateRequest] = []
         self._digest = digest
 
-    async def draw(self, request: DrawRequest) -> tuple[Receipt, np.ndarray]:
+    async def generate(self, request: GenerateRequest) -> tuple[Receipt, np.ndarray]:
         self.requests.append(request)
         levels = [16 * prompt.index + number for prompt, number in zip(request.prompts, request.numbers, strict=True)]
-        pictures = np.stack([np.full((2, 2, 3), level, np.uint8) for level in levels])
-        return Receipt(version=request.version, digest=self._digest, pictures=len(pictures)), pictures
+        images = np.stack([np.full((2, 2, 3), level, np.uint8) for level in levels])
+        return Receipt(version=request.version, digest=self._digest, images=len(images)), images
 
-    async def fetch(self, pictures: np.ndarray) -> np.ndarray:
-        return pictures
+    async def fetch(self, images: np.ndarray) -> np.ndarray:
+        return images
 
 
 class ReadingScorer:
-    """A prompt's score is the number that it spells, 0.05 more for odd pictures; `missing` levels have none."""
+    """A prompt's score is the number that it spells, 0.05 more for odd images; `missing` levels have none."""
 
     def __init__(self, missing: Sequence[int] = ()) -> None:
         self._missing = missing
@@ -60,15 +60,15 @@ class ReadingScorer:
 
 
 def assess(config: RunConfig, source: Any = None, scorer: Any = None) -> Evaluation:
-    parts = Parts(rollouts=source or PaintedSource(), rewards=scorer or ReadingScorer(), learner=None, weights=None)  # type: ignore[arg-type]
-    return asyncio.run(evaluate(config, prompts=PROMPTS, parts=parts, version=5, digest="abc"))
+    ports = Ports(rollouts=source or PaintedSource(), rewards=scorer or ReadingScorer(), learner=None, adapters=None)  # type: ignore[arg-type]
+    return asyncio.run(evaluate(config, prompts=PROMPTS, ports=ports, version=5, digest="abc"))
 
 
 def test_the_score_is_the_mean_of_the_tags_means(tiny_config: Config) -> None:
     result = assess(tiny_config())
     assert result.by_tag == {"colors": pytest.approx(0.425), "counting": pytest.approx(0.925)}
     assert result.score == pytest.approx((0.425 + 0.925) / 2)
-    assert (result.pictures, result.missing) == (8, 0)
+    assert (result.images, result.missing) == (8, 0)
 
 
 def test_a_component_can_be_the_reading(tiny_config: Config) -> None:
@@ -101,9 +101,9 @@ def test_requests_have_the_configured_batch_seed_and_steps(tiny_config: Config) 
     assert {(r.seed, r.steps, r.version, r.digest) for r in source.requests} == {(77, 6, 5, "abc")}
 
 
-def test_the_gallery_shows_the_first_picture_of_up_to_four_prompts_of_each_tag(tiny_config: Config) -> None:
+def test_the_gallery_shows_the_first_image_of_up_to_four_prompts_of_each_tag(tiny_config: Config) -> None:
     gallery = assess(tiny_config()).gallery
-    assert [(prompt.index, int(picture[0, 0, 0])) for prompt, picture, _ in gallery] == [
+    assert [(prompt.index, int(image[0, 0, 0])) for prompt, image, _ in gallery] == [
         (0, 0),
         (1, 16),
         (2, 32),
@@ -112,14 +112,14 @@ def test_the_gallery_shows_the_first_picture_of_up_to_four_prompts_of_each_tag(t
     assert [reading for _, _, reading in gallery] == pytest.approx([0.2, 0.4, 0.6, 0.9])
 
 
-def test_pictures_of_other_weights_are_refused(tiny_config: Config) -> None:
+def test_images_of_other_weights_are_refused(tiny_config: Config) -> None:
     with pytest.raises(ContractError, match="samples must come from version 5"):
         assess(tiny_config(), source=PaintedSource(digest="other"))
 
 
 def test_prompts_without_a_tag_stand_under_all(tiny_config: Config) -> None:
-    parts = Parts(rollouts=PaintedSource(), rewards=ReadingScorer(), learner=None, weights=None)  # type: ignore[arg-type]
+    ports = Ports(rollouts=PaintedSource(), rewards=ReadingScorer(), learner=None, adapters=None)  # type: ignore[arg-type]
     plain = [Prompt(index=0, text="0.5")]
-    result = asyncio.run(evaluate(tiny_config(), prompts=plain, parts=parts, version=0, digest="abc"))
+    result = asyncio.run(evaluate(tiny_config(), prompts=plain, ports=ports, version=0, digest="abc"))
     assert result.by_tag == {"all": pytest.approx(0.525)}
     assert result.timed(2.5).seconds == 2.5

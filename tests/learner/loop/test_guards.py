@@ -7,7 +7,7 @@ import pytest
 
 from learner.loop.guards import Guards, adapter_metrics, guards_of
 from protocol.errors import GuardError
-from protocol.messages import PolicyWeights
+from protocol.messages import Adapter
 
 GOOD = {
     "group/zero_variance": 0.2,
@@ -31,12 +31,12 @@ class Said:
         raise AssertionError("guards state conditions")
 
 
-def adapter(b: float = 0.1) -> PolicyWeights:
+def adapter(b: float = 0.1) -> Adapter:
     arrays = {"q.lora_A.weight": np.ones((2, 3), np.float32), "q.lora_B.weight": np.full((3, 2), b, np.float32)}
-    return PolicyWeights(version=1, arrays=arrays, digest="d")
+    return Adapter(version=1, arrays=arrays, digest="d")
 
 
-def run(config: Any, *iterations: tuple[dict[str, float], PolicyWeights]) -> Said:
+def run(config: Any, *iterations: tuple[dict[str, float], Adapter]) -> Said:
     said = Said()
     guards = Guards(config, said)
     for number, (metrics, weights) in enumerate(iterations, 1):
@@ -51,7 +51,7 @@ def test_a_healthy_run_is_left_alone(tiny_config):
 @pytest.mark.parametrize(
     ("metrics", "weights", "name"),
     [
-        ({"group/duplicates": 1.0}, adapter(), "distinct_samples"),
+        ({"group/duplicates": 1.0}, adapter(), "distinct_members"),
         ({"train/first_ratio_deviation": 2e-4}, adapter(), "exact_replay"),
         ({"train/first_ratio_deviation": float("nan")}, adapter(), "exact_replay"),
         ({"train/approx_kl": 0.2}, adapter(), "approx_kl"),

@@ -17,7 +17,7 @@ from learner.loop.loop import train
 from protocol.config.run import RunConfig
 from protocol.errors import CheckpointError, ContractError, GuardError, RunFolderError, ShardLostError
 from protocol.messages import LearnerState, Metadata, Prompt, Receipt, Scores, ShardRequest
-from protocol.ports import Parts
+from protocol.ports import Ports
 
 Config = Callable[..., RunConfig]
 TRAIN = tuple(Prompt(index=index, text=text) for index, text in enumerate(("a red circle", "a blue square", "two")))
@@ -73,7 +73,7 @@ def run(
     *,
     stop: asyncio.Event | None = None,
     state: LearnerState | None = None,
-    wrap: Callable[[Parts], Parts] = lambda parts: parts,
+    wrap: Callable[[Ports], Ports] = lambda ports: ports,
 ) -> LearnerState:
     """One run, or the continuation of one; returns the learner's last state."""
 
@@ -82,17 +82,17 @@ def run(
         await fleet.start()
         try:
             if state is not None:
-                await fleet.parts.learner.restore(state)
+                await fleet.ports.learner.restore(state)
             await train(
                 config,
                 prompts=TRAIN,
                 heldout=HELDOUT,
-                parts=wrap(fleet.parts),
+                ports=wrap(fleet.ports),
                 journal=story,
                 stop=stop or asyncio.Event(),
                 found=state,
             )
-            return await fleet.parts.learner.state()
+            return await fleet.ports.learner.state()
         finally:
             fleet.stop()
 
@@ -105,9 +105,9 @@ def test_a_run_records_evaluates_and_saves_in_its_rhythm(tiny_config: Config) ->
     last = run(config, story)
     assert [iteration for iteration, _ in story.records] == [1, 2, 3, 4, 5]
     assert [iteration for iteration, _ in story.evaluations] == [0, 2, 4, 5]
-    assert [state.step for state in story.saved] == [3, 5]
-    assert last.step == 5
-    assert story.saved[-1].weights.digest == last.weights.digest
+    assert [state.iteration for state in story.saved] == [3, 5]
+    assert last.iteration == 5
+    assert story.saved[-1].adapter.digest == last.adapter.digest
     for _, metrics in story.records:
         assert metrics["train/first_ratio_deviation"] == 0.0
         assert metrics["seconds/iteration"] == pytest.approx(
@@ -119,9 +119,9 @@ def test_a_run_records_evaluates_and_saves_in_its_rhythm(tiny_config: Config) ->
 
 
 def test_two_runs_of_one_config_end_in_the_same_weights(tiny_config: Config) -> None:
-    digests = {run(red(tiny_config), Story()).weights.digest for _ in range(2)}
+    digests = {run(red(tiny_config), Story()).adapter.digest for _ in range(2)}
     assert len(digests) == 1
-    assert run(red(tiny_config, seed=8), Story()).weights.digest not in digests
+    assert run(red(tiny_config, seed=8), Story()).adapter.digest not in digests
 
 
 def test_a_run_resumed_from_its_checkpoint_ends_in_the_uninterrupted_run_s_weights(
@@ -135,12 +135,12 @@ def test_a_run_resumed_from_its_checkpoint_ends_in_the_uninterrupted_run_s_weigh
     resumed = run(config, story, state=read_checkpoint(folder))
     assert [iteration for iteration, _ in story.records] == [3, 4]
     assert [iteration for iteration, _ in story.evaluations] == [4], "the evaluation of the start is not repeated"
-    assert resumed.weights.digest == last.weights.digest
+    assert resumed.adapter.digest == last.adapter.digest
     assert story.evaluations[-1][1].score == whole.evaluations[-1][1].score
 
 
 class Same:
-    """Every picture is worth the same, so no group teaches anything."""
+    """Every image is worth the same, so no group teaches anything."""
 
     name = "same"
     low = 0.0
@@ -177,8 +177,8 @@ def test_a_stop_ends_the_run_after_the_update_in_progress_with_a_checkpoint(tiny
     story = Story(after=lambda iteration: stop.set() if iteration == 2 else None)
     last = run(red(tiny_config, iterations=50, checkpoint={"every": 50}), story, stop=stop)
     assert [iteration for iteration, _ in story.records] == [1, 2]
-    assert [state.step for state in story.saved] == [2]
-    assert last.step == 2
+    assert [state.iteration for state in story.saved] == [2]
+    assert last.iteration == 2
 
 
 def test_a_stop_while_groups_are_drawn_saves_what_was_learned(tiny_config: Config) -> None:
@@ -193,20 +193,20 @@ def test_a_stop_while_groups_are_drawn_saves_what_was_learned(tiny_config: Confi
         def __getattr__(self, name: str) -> Any:
             return getattr(self._inner, name)
 
-        async def sample(self, request: ShardRequest) -> Any:
+        async def rollout(self, request: ShardRequest) -> Any:
             if request.iteration == 2:
                 stop.set()
-            return await self._inner.sample(request)
+            return await self._inner.rollout(request)
 
     story = Story()
     run(
         red(tiny_config, iterations=50, checkpoint={"every": 50}),
         story,
         stop=stop,
-        wrap=lambda parts: replace(parts, rollouts=StopsInTheMiddle(parts.rollouts)),
+        wrap=lambda ports: replace(ports, rollouts=StopsInTheMiddle(ports.rollouts)),
     )
     assert [iteration for iteration, _ in story.records] == [1, 2]
-    assert [state.step for state in story.saved] == [2]
+    assert [state.iteration for state in story.saved] == [2]
 
 
 def test_a_stop_before_the_first_update_saves_nothing(tiny_config: Config) -> None:
@@ -227,12 +227,12 @@ def test_samples_of_other_weights_stop_the_run(tiny_config: Config) -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._inner, name)
 
-        async def sample(self, request: ShardRequest) -> tuple[Receipt, Any, Any]:
-            receipt, rollout, pictures = await self._inner.sample(request)
-            return replace(receipt, digest="0" * 64), rollout, pictures
+        async def rollout(self, request: ShardRequest) -> tuple[Receipt, Any, Any]:
+            receipt, rollout, images = await self._inner.rollout(request)
+            return replace(receipt, digest="0" * 64), rollout, images
 
     with pytest.raises(ContractError, match="samples must come from version 0"):
-        run(red(tiny_config), Story(), wrap=lambda parts: replace(parts, rollouts=Liar(parts.rollouts)))
+        run(red(tiny_config), Story(), wrap=lambda ports: replace(ports, rollouts=Liar(ports.rollouts)))
 
 
 def test_with_lag_groups_are_drawn_ahead_with_the_version_they_name(tiny_config: Config) -> None:
@@ -253,7 +253,7 @@ def test_with_lag_groups_are_drawn_ahead_with_the_version_they_name(tiny_config:
             return await self._inner.update(groups)
 
     config = red(tiny_config, iterations=4, group={"max_lag": 1})
-    run(config, Story(), wrap=lambda parts: replace(parts, learner=Watched(parts.learner)))
+    run(config, Story(), wrap=lambda ports: replace(ports, learner=Watched(ports.learner)))
     assert lags[0] == 0
     assert max(lags) == 1
 
@@ -295,8 +295,8 @@ def test_with_lag_a_resumed_run_draws_the_groups_in_flight_with_the_versions_of_
     def note(request: ShardRequest) -> None:
         drawn.append((request.iteration, request.version))
 
-    def watched(parts: Parts) -> Parts:
-        return replace(parts, rollouts=Wrapped(parts.rollouts, {"sample": note}))
+    def watched(ports: Ports) -> Ports:
+        return replace(ports, rollouts=Wrapped(ports.rollouts, {"rollout": note}))
 
     whole = Story()
     last = run(config, whole, wrap=watched)
@@ -308,7 +308,7 @@ def test_with_lag_a_resumed_run_draws_the_groups_in_flight_with_the_versions_of_
     story = Story()
     resumed = run(config, story, state=read_checkpoint(folder), wrap=watched)
     assert set(drawn) == {(3, 1), (4, 2), (5, 3)}
-    assert resumed.weights.digest == last.weights.digest
+    assert resumed.adapter.digest == last.adapter.digest
     timeless = [[{k: v for k, v in m.items() if "seconds" not in k} for _, m in s.records] for s in (whole, story)]
     assert timeless[1] == timeless[0][3:]
 
@@ -333,18 +333,18 @@ def test_what_was_lost_with_a_node_is_drawn_again_and_the_result_is_the_same(tin
 
         return before
 
-    def wrap(parts: Parts) -> Parts:
+    def wrap(ports: Ports) -> Ports:
         return replace(
-            parts,
+            ports,
             rewards=Wrapped(
-                parts.rewards, {"reward": losing("reward", lost={2, 5}), "score": losing("score", lost={1})}
+                ports.rewards, {"reward": losing("reward", lost={2, 5}), "score": losing("score", lost={1})}
             ),
-            learner=Wrapped(parts.learner, {"update": losing("update", lost={2})}),
+            learner=Wrapped(ports.learner, {"update": losing("update", lost={2})}),
         )
 
     story = Story()
     last = run(red(tiny_config, iterations=3), story, wrap=wrap)
-    assert last.weights.digest == expected.weights.digest
+    assert last.adapter.digest == expected.adapter.digest
     assert [metrics["ledger/first"] for _, metrics in story.records] == [0.0, 2.0, 4.0]
     assert calls["update"] == 4
 
@@ -366,8 +366,8 @@ class FullDisk(Story):
         self.tried: list[int] = []
 
     def save(self, state: LearnerState) -> None:
-        self.tried.append(state.step)
-        if state.step in self.full_at:
+        self.tried.append(state.iteration)
+        if state.iteration in self.full_at:
             raise RunFolderError("no space left")
         super().save(state)
 
@@ -376,7 +376,7 @@ def test_a_checkpoint_that_cannot_be_written_is_tried_again_with_each_iteration(
     story = FullDisk(2, 3)
     run(red(tiny_config, iterations=6, checkpoint={"every": 2}), story)
     assert story.tried == [2, 3, 4, 6]
-    assert [state.step for state in story.saved] == [4, 6]
+    assert [state.iteration for state in story.saved] == [4, 6]
     assert story.conditions == [("CheckpointsWritten", False)] * 2 + [("CheckpointsWritten", True)]
 
 
@@ -384,4 +384,4 @@ def test_a_run_whose_last_checkpoint_cannot_be_written_does_not_end_as_if_it_cou
     story = FullDisk(3)
     with pytest.raises(RunFolderError, match="no space left"):
         run(red(tiny_config, iterations=3, checkpoint={"every": 2}), story)
-    assert [state.step for state in story.saved] == [2]
+    assert [state.iteration for state in story.saved] == [2]

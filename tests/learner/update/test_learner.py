@@ -20,7 +20,7 @@ from protocol.config.model import ModelConfig
 from protocol.config.run import RunConfig
 from protocol.config.sampling import SamplingConfig, WindowConfig
 from protocol.errors import ContractError, NonFiniteError
-from protocol.messages import PolicyWeights, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest, digest_of
+from protocol.messages import Adapter, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest, digest_of
 from tests.support.plain_credit import PLAIN
 
 Config = Callable[..., RunConfig]
@@ -36,12 +36,12 @@ def scored(values: np.ndarray) -> Scores:
     return Scores(values=values, valid=valid, reasons=reasons, components={"brightness": values})
 
 
-def redness(_: Rollout, pictures: np.ndarray) -> np.ndarray:
-    return pictures[..., 0].mean((1, 2)) / 255
+def redness(_: Rollout, images: np.ndarray) -> np.ndarray:
+    return images[..., 0].mean((1, 2)) / 255
 
 
 def draw_groups(
-    policy: RolloutPolicy, config: RunConfig, weights: PolicyWeights, *, iteration: int, judge: Judge = redness
+    policy: RolloutPolicy, config: RunConfig, weights: Adapter, *, iteration: int, judge: Judge = redness
 ) -> list[ScoredGroup]:
     groups = []
     for group in range(config.group.per_iteration):
@@ -56,16 +56,16 @@ def draw_groups(
                 version=weights.version,
                 digest=weights.digest,
             )
-            _, rollout, pictures = policy.sample(request)
-            shards.append(ScoredShard(rollout=rollout, scores=scored(judge(rollout, pictures))))
+            _, rollout, images = policy.rollout(request)
+            shards.append(ScoredShard(rollout=rollout, scores=scored(judge(rollout, images))))
         groups.append(ScoredGroup(prompt=prompt, shards=tuple(shards)))
     return groups
 
 
 def iterate(learner: Learner, policy: RolloutPolicy, config: RunConfig, **how: Any) -> dict[str, float]:
-    weights = learner.weights()
+    weights = learner.adapter()
     assert policy.load(weights) == (weights.version, weights.digest)
-    return learner.update(draw_groups(policy, config, weights, iteration=learner.step, **how))
+    return learner.update(draw_groups(policy, config, weights, iteration=learner.iteration, **how))
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_replay_with_unchanged_weights_has_ratio_exactly_one_at_every_version(
 def test_versions_grow_by_one_and_the_digest_follows_the_weights(tiny_config: Config) -> None:
     config = tiny_config()
     learner, policy = Learner(config), RolloutPolicy(config)
-    seen = [learner.weights()]
+    seen = [learner.adapter()]
     for _ in range(2):
         iterate(learner, policy, config)
-        seen.append(learner.weights())
+        seen.append(learner.adapter())
     assert [weights.version for weights in seen] == [0, 1, 2]
     assert len({weights.digest for weights in seen}) == 3
 
@@ -121,10 +121,10 @@ def choices(section: type[BaseModel], key: str) -> tuple[str, ...]:
     return get_args(section.model_fields[key].annotation)
 
 
-def with_moved_adapter(config: RunConfig) -> tuple[Learner, RolloutPolicy, PolicyWeights]:
+def with_moved_adapter(config: RunConfig) -> tuple[Learner, RolloutPolicy, Adapter]:
     """Both sides with one adapter that is far from fresh."""
     learner, policy = Learner(config), RolloutPolicy(config)
-    fresh = learner.weights()
+    fresh = learner.adapter()
     arrays = {name: held + 0.1 * normal(name, shape=held.shape).numpy() for name, held in fresh.arrays.items()}
     weights = replace(fresh, arrays=arrays, digest=digest_of(arrays))
     learner._lora.load(weights)
@@ -169,12 +169,12 @@ def test_every_method_replays_exactly_and_learns(tiny_config: Config, tmp_path: 
     )
     config = load_config(path, overrides=[f"method={name}"])
     learner, policy = Learner(config), RolloutPolicy(config)
-    fresh = learner.weights().digest
+    fresh = learner.adapter().digest
     metrics = iterate(learner, policy, config)
     assert metrics["train/first_ratio_deviation"] == 0.0
     assert metrics["train/grad_norm"] > 0
     assert np.isfinite(list(metrics.values())).all()
-    assert learner.weights().digest != fresh
+    assert learner.adapter().digest != fresh
 
 
 def test_step_weights_count_the_steps_of_the_schedule_and_not_of_the_window(tiny_config: Config) -> None:
@@ -200,12 +200,12 @@ def test_an_update_makes_the_better_member_more_likely_and_the_worse_less(tiny_c
         learner={"learning_rate": 1e-3},
     )
     learner, policy = Learner(config), RolloutPolicy(config)
-    weights = learner.weights()
+    weights = learner.adapter()
     policy.load(weights)
 
-    def first_is_better(rollout: Rollout, pictures: np.ndarray) -> np.ndarray:
+    def first_is_better(rollout: Rollout, images: np.ndarray) -> np.ndarray:
         points = rollout.image_index.shape[1]
-        rewards = np.zeros(len(pictures))
+        rewards = np.zeros(len(images))
         for point in range(points):
             rewards[rollout.image_index[0, point]] = point / 10
             rewards[rollout.image_index[1, point]] = -point / 10
@@ -229,13 +229,13 @@ def test_a_restored_learner_goes_on_bitwise_like_an_uninterrupted_one(tiny_confi
 
     resumed, other_policy = Learner(tiny_config(learner={"updates_per_iteration": 2})), RolloutPolicy(config)
     resumed.restore(halfway)
-    assert resumed.step == 1
-    assert resumed.weights().digest == halfway.weights.digest
+    assert resumed.iteration == 1
+    assert resumed.adapter().digest == halfway.adapter.digest
     iterate(resumed, other_policy, config)
     iterate(whole, policy, config)
     iterate(resumed, other_policy, config)
-    assert whole.step == resumed.step == 3
-    assert whole.weights().digest == resumed.weights().digest
+    assert whole.iteration == resumed.iteration == 3
+    assert whole.adapter().digest == resumed.adapter().digest
     first, second = whole.state().optimizer, resumed.state().optimizer
     assert first.keys() == second.keys()
     assert all(np.array_equal(first[name], second[name]) for name in first)
@@ -246,12 +246,12 @@ def test_a_restore_also_takes_an_older_state_over_a_newer_learner(tiny_config: C
     learner, policy = Learner(config), RolloutPolicy(config)
     start = learner.state()
     iterate(learner, policy, config)
-    once = learner.weights()
+    once = learner.adapter()
     learner.restore(start)
-    assert learner.step == 0
+    assert learner.iteration == 0
     assert learner.state().optimizer == {}
     iterate(learner, policy, config)
-    assert learner.weights().digest == once.digest
+    assert learner.adapter().digest == once.digest
 
 
 def test_a_state_is_a_copy(tiny_config: Config) -> None:
@@ -271,7 +271,7 @@ def test_only_the_first_of_several_updates_has_ratio_one(tiny_config: Config) ->
     iterate(learner, policy, config)
     steps = {name: value for name, value in learner.state().optimizer.items() if name.endswith("/step")}
     assert {float(value) for value in steps.values()} == {2.0}
-    assert learner.step == 1
+    assert learner.iteration == 1
     metrics = iterate(learner, policy, config)
     assert metrics["train/first_ratio_deviation"] == 0.0
     assert metrics["train/ratio_mean"] != 1.0
@@ -280,30 +280,30 @@ def test_only_the_first_of_several_updates_has_ratio_one(tiny_config: Config) ->
 def test_an_iteration_without_one_valid_score_is_refused_with_the_first_reason(tiny_config: Config) -> None:
     config = tiny_config()
     learner, policy = Learner(config), RolloutPolicy(config)
-    before = learner.weights()
+    before = learner.adapter()
 
-    def blind(_: Rollout, pictures: np.ndarray) -> np.ndarray:
-        return np.full(len(pictures), np.nan)
+    def blind(_: Rollout, images: np.ndarray) -> np.ndarray:
+        return np.full(len(images), np.nan)
 
     with pytest.raises(
         ContractError, match="at least one step reward whose scores are valid, got none; first reason: blurred"
     ):
         iterate(learner, policy, config, judge=blind)
-    assert learner.weights().digest == before.digest
-    assert learner.step == 0
+    assert learner.adapter().digest == before.digest
+    assert learner.iteration == 0
 
 
 def test_groups_in_which_nothing_differs_change_nothing(tiny_config: Config) -> None:
     config = tiny_config()
     learner, policy = Learner(config), RolloutPolicy(config)
-    before = learner.weights()
+    before = learner.adapter()
 
-    def same(_: Rollout, pictures: np.ndarray) -> np.ndarray:
-        return np.full(len(pictures), 0.3)
+    def same(_: Rollout, images: np.ndarray) -> np.ndarray:
+        return np.full(len(images), 0.3)
 
     metrics = iterate(learner, policy, config, judge=same)
-    assert learner.weights().digest == before.digest
-    assert learner.step == 1
+    assert learner.adapter().digest == before.digest
+    assert learner.iteration == 1
     assert metrics["group/zero_variance"] == 1.0
     assert metrics["train/grad_norm"] == 0.0
     assert metrics["train/loss"] == 0.0
@@ -313,8 +313,8 @@ def test_missing_scores_are_counted_and_the_others_still_teach(tiny_config: Conf
     config = tiny_config(credit={"rule": "uniform"})
     learner, policy = Learner(config), RolloutPolicy(config)
 
-    def half(_: Rollout, pictures: np.ndarray) -> np.ndarray:
-        return np.where(np.arange(len(pictures)) == 0, np.nan, redness(_, pictures))
+    def half(_: Rollout, images: np.ndarray) -> np.ndarray:
+        return np.where(np.arange(len(images)) == 0, np.nan, redness(_, images))
 
     metrics = iterate(learner, policy, config, judge=half)
     assert metrics["reward/missing"] == 4
@@ -329,8 +329,8 @@ def damaged(groups: Sequence[ScoredGroup], shards: Callable[[tuple[ScoredShard, 
 def test_incomplete_or_disordered_groups_are_refused(tiny_config: Config) -> None:
     config = tiny_config()
     learner, policy = Learner(config), RolloutPolicy(config)
-    policy.load(learner.weights())
-    groups = draw_groups(policy, config, learner.weights(), iteration=0)
+    policy.load(learner.adapter())
+    groups = draw_groups(policy, config, learner.adapter(), iteration=0)
     for shards, held in (
         (lambda each: each[:1], r"\[0, 1\]"),
         (lambda each: each[::-1], r"\[2, 3, 0, 1\]"),
@@ -339,30 +339,30 @@ def test_incomplete_or_disordered_groups_are_refused(tiny_config: Config) -> Non
         with pytest.raises(ContractError, match=f"members 0 to 3 in order, got {held}"):
             learner.update(damaged(groups, shards))
     too_few = scored(np.zeros(3))
-    with pytest.raises(ContractError, match="7 pictures must have as many scores, got 3"):
+    with pytest.raises(ContractError, match="7 images must have as many scores, got 3"):
         learner.update(damaged(groups, lambda each: (replace(each[0], scores=too_few), each[1])))
-    assert learner.step == 0
+    assert learner.iteration == 0
 
 
 def test_a_loss_that_is_not_finite_leaves_the_weights_alone(tiny_config: Config) -> None:
     config = tiny_config()
     learner, policy = Learner(config), RolloutPolicy(config)
-    before = learner.weights()
+    before = learner.adapter()
     policy.load(before)
     groups = draw_groups(policy, config, before, iteration=0)
     for shard in groups[0].shards:
         shard.rollout.log_probs[0, 0] = -np.inf
     with pytest.raises(NonFiniteError, match="must be finite"):
         learner.update(groups)
-    assert learner.weights().digest == before.digest
+    assert learner.adapter().digest == before.digest
 
 
-def test_reward_metrics_are_those_of_the_finished_pictures(tiny_config: Config) -> None:
+def test_reward_metrics_are_those_of_the_finished_images(tiny_config: Config) -> None:
     config = tiny_config(group={"per_iteration": 1}, credit=PLAIN | {"values": "calibrated"})
     learner, policy = Learner(config), RolloutPolicy(config)
 
-    def by_hand(rollout: Rollout, pictures: np.ndarray) -> np.ndarray:
-        rewards = np.full(len(pictures), 0.5)
+    def by_hand(rollout: Rollout, images: np.ndarray) -> np.ndarray:
+        rewards = np.full(len(images), 0.5)
         rewards[rollout.image_index[:, -1]] = [0.7, 0.4] if rollout.request.first_member else [0.6, 0.3]
         return rewards
 
@@ -380,8 +380,8 @@ def test_pairs_without_a_valid_gain_do_not_weigh_in_the_loss(tiny_config: Config
     config = tiny_config(group={"per_iteration": 1}, credit=PLAIN | {"epsilon": 0.0, "advantage_clip": 1.0})
     learner, policy = Learner(config), RolloutPolicy(config)
 
-    def one_peak(rollout: Rollout, pictures: np.ndarray) -> np.ndarray:
-        rewards = np.zeros(len(pictures))
+    def one_peak(rollout: Rollout, images: np.ndarray) -> np.ndarray:
+        rewards = np.zeros(len(images))
         rewards[rollout.image_index[0, -1]] = 1.0 if rollout.request.first_member == 0 else np.nan
         return rewards
 

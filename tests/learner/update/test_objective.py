@@ -14,7 +14,7 @@ from flow.models.load import load_backbone
 from flow.policy import FlowPolicy
 from flow.rollout import RolloutPolicy
 from learner.update.learner import Learner
-from learner.update.minibatch import Minibatch
+from learner.update.micro_batches import MicroBatch
 from learner.update.objective import Objective, divergence
 from protocol.config.learning import KlConfig, LearnerConfig
 from protocol.config.run import RunConfig
@@ -35,13 +35,13 @@ def perturbed(config: RunConfig, amount: float) -> tuple[FlowPolicy, Lora]:
     return FlowPolicy(backbone, config.sampling, guidance=config.model.guidance), lora
 
 
-def pairs(policy: FlowPolicy, k: int = 1) -> Minibatch:
+def pairs(policy: FlowPolicy, k: int = 1) -> MicroBatch:
     latents = normal("latents", shape=(3, 4, 8, 8))
     conditioning = policy.conditioning(PROMPT.text, PROMPT.negative)
     with torch.no_grad():
         transition, _ = policy.transition(latents, k, conditioning=conditioning)
     following = transition.sample(normal("noise", shape=(3, 4, 8, 8)))
-    return Minibatch(
+    return MicroBatch(
         prompt=PROMPT,
         k=k,
         latents=latents,
@@ -69,14 +69,14 @@ def test_the_reference_is_the_guided_base_model_and_the_adapter_is_back_afterwar
     config = tiny_config(model={"guidance": guidance})
     policy, lora = perturbed(config, 0.1)
     base = FlowPolicy(load_backbone(config.model), config.sampling, guidance=guidance)
-    minibatch = pairs(policy)
+    micro_batch = pairs(policy)
     conditioning = policy.conditioning(PROMPT.text, PROMPT.negative)
     with torch.no_grad():
-        ours, velocity = policy.transition(minibatch.latents, 1, conditioning=conditioning)
+        ours, velocity = policy.transition(micro_batch.latents, 1, conditioning=conditioning)
         with lora.adapter_disabled():
-            disabled, _ = policy.transition(minibatch.latents, 1, conditioning=conditioning)
-        theirs, plain = base.transition(minibatch.latents, 1, conditioning=base.conditioning("a red circle", "photo"))
-        again, _ = policy.transition(minibatch.latents, 1, conditioning=conditioning)
+            disabled, _ = policy.transition(micro_batch.latents, 1, conditioning=conditioning)
+        theirs, plain = base.transition(micro_batch.latents, 1, conditioning=base.conditioning("a red circle", "photo"))
+        again, _ = policy.transition(micro_batch.latents, 1, conditioning=conditioning)
     assert torch.equal(disabled.mean, theirs.mean)
     assert torch.equal(again.mean, ours.mean)
     assert not torch.equal(ours.mean, theirs.mean)
@@ -96,19 +96,19 @@ def test_the_reference_is_the_guided_base_model_and_the_adapter_is_back_afterwar
         )
         torch.testing.assert_close(kl, value)
         objective = Objective(policy, lora, LearnerConfig(kl=KlConfig(weight=2.0, rule=rule)))  # type: ignore[arg-type]
-        losses = objective(minibatch)
-        torch.testing.assert_close(losses.kl, torch.where(minibatch.valid, value, 0.0))
-        without = Objective(policy, lora, LearnerConfig())(minibatch)
+        losses = objective(micro_batch)
+        torch.testing.assert_close(losses.kl, torch.where(micro_batch.valid, value, 0.0))
+        without = Objective(policy, lora, LearnerConfig())(micro_batch)
         torch.testing.assert_close(losses.loss, without.loss + 2.0 * losses.kl)
 
 
 def test_the_kl_alone_pulls_the_adapter_back(tiny_config: Config) -> None:
     """With advantages of 0 the gradient is the KL's: it is there, and a step against it lowers the KL."""
     policy, lora = perturbed(tiny_config(), 0.05)
-    minibatch = pairs(policy)
-    minibatch.advantages.zero_()
+    micro_batch = pairs(policy)
+    micro_batch.advantages.zero_()
     objective = Objective(policy, lora, LearnerConfig(kl=KlConfig(weight=1.0)))
-    before = objective(minibatch)
+    before = objective(micro_batch)
     before.loss.sum().backward()
     gradients = [parameter.grad for parameter in lora.parameters.values()]
     assert all(gradient is not None for gradient in gradients)
@@ -117,7 +117,7 @@ def test_the_kl_alone_pulls_the_adapter_back(tiny_config: Config) -> None:
         for parameter in lora.parameters.values():
             assert parameter.grad is not None
             parameter.sub_(1e-4 * parameter.grad)
-    assert objective(minibatch).kl.sum() < before.kl.sum()
+    assert objective(micro_batch).kl.sum() < before.kl.sum()
 
 
 @pytest.mark.parametrize("rule", ["full", "no_dt", "velocity"])
@@ -125,7 +125,7 @@ def test_the_reference_s_forward_leaves_no_graph_and_the_policy_s_does(
     tiny_config: Config, monkeypatch: pytest.MonkeyPatch, rule: str
 ) -> None:
     policy, lora = perturbed(tiny_config(), 0.1)
-    minibatch, plain, seen = pairs(policy), policy.transition, []
+    micro_batch, plain, seen = pairs(policy), policy.transition, []
 
     def watched(*state: Any, **how: Any) -> tuple[Transition, torch.Tensor]:
         transition, velocity = plain(*state, **how)
@@ -133,7 +133,7 @@ def test_the_reference_s_forward_leaves_no_graph_and_the_policy_s_does(
         return transition, velocity
 
     monkeypatch.setattr(policy, "transition", watched)
-    losses = Objective(policy, lora, LearnerConfig(kl=KlConfig(weight=1.0, rule=rule)))(minibatch)  # type: ignore[arg-type]
+    losses = Objective(policy, lora, LearnerConfig(kl=KlConfig(weight=1.0, rule=rule)))(micro_batch)  # type: ignore[arg-type]
     assert seen == [(False, False, False), (True, True, True)]
     assert losses.loss.requires_grad
 
@@ -149,12 +149,12 @@ def test_pairs_without_a_step_reward_cost_nothing(tiny_config: Config, objective
 
 def test_distillation_regresses_onto_the_straight_way_to_the_completion(tiny_config: Config) -> None:
     policy, lora = perturbed(tiny_config(), 0.1)
-    minibatch = pairs(policy)
-    assert minibatch.target is not None
-    losses = Objective(policy, lora, LearnerConfig(objective="distillation"))(minibatch)
+    micro_batch = pairs(policy)
+    assert micro_batch.target is not None
+    losses = Objective(policy, lora, LearnerConfig(objective="distillation"))(micro_batch)
     with torch.no_grad():
-        _, velocity = policy.transition(minibatch.latents, 1, conditioning=policy.conditioning("a red circle", ""))
-    target = (minibatch.latents - minibatch.target) / policy.sigmas[1]
+        _, velocity = policy.transition(micro_batch.latents, 1, conditioning=policy.conditioning("a red circle", ""))
+    target = (micro_batch.latents - micro_batch.target) / policy.sigmas[1]
     assert losses.loss[0].item() == pytest.approx((velocity - target).square().flatten(1).mean(1)[0].item(), rel=1e-5)
     assert losses.loss[1].item() == 0.0
 
@@ -209,15 +209,15 @@ def test_parts_of_a_group_add_up_to_the_gradient_of_the_whole(tiny_config: Confi
     for shard in (4, 1):
         config = tiny_config(group={"size": 4, "shard": shard, "per_iteration": 1}, sampling={"shared_noise": False})
         learner, policy = Learner(config), RolloutPolicy(config)
-        policy.load(learner.weights())
+        policy.load(learner.adapter())
 
-        def by_member(rollout: Any, pictures: np.ndarray) -> np.ndarray:
-            rewards = np.zeros(len(pictures))
+        def by_member(rollout: Any, images: np.ndarray) -> np.ndarray:
+            rewards = np.zeros(len(images))
             for member in range(rollout.request.members):
                 rewards[rollout.image_index[member]] = np.arange(4) * (rollout.request.first_member + member)
             return rewards
 
-        learner.update(draw_groups(policy, config, learner.weights(), iteration=0, judge=by_member))
+        learner.update(draw_groups(policy, config, learner.adapter(), iteration=0, judge=by_member))
         gradients.append(torch.cat([p.grad.flatten() for p in learner._lora.parameters.values() if p.grad is not None]))
     assert gradients[0].norm() > 0
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-2, atol=1e-4)
@@ -230,7 +230,7 @@ def test_baseline_and_running_mean_go_on_exactly_after_a_restore(tiny_config: Co
     iterate(whole, policy, config)
     halfway = whole.state()
     assert halfway.average is not None
-    assert halfway.average.digest == Learner(config).weights().digest, "the mean moves after two optimiser steps"
+    assert halfway.average.digest == Learner(config).adapter().digest, "the mean moves after two optimizer steps"
     resumed = Learner(config)
     resumed.restore(halfway)
     for learner in (whole, resumed):
@@ -238,10 +238,10 @@ def test_baseline_and_running_mean_go_on_exactly_after_a_restore(tiny_config: Co
         iterate(learner, other, config)
         iterate(learner, other, config)
     first, second = whole.state(), resumed.state()
-    assert first.weights.digest == second.weights.digest
+    assert first.adapter.digest == second.adapter.digest
     assert first.average is not None
     assert second.average is not None
-    assert first.average.digest == second.average.digest != first.weights.digest
+    assert first.average.digest == second.average.digest != first.adapter.digest
     assert first.baseline == second.baseline
     assert len(first.baseline) == 4
     assert first.baseline[3] is None, "the last step is never stochastic"

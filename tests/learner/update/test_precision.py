@@ -29,10 +29,10 @@ def model(tiny_config: Config, **settings: Any) -> RunConfig:
 
 
 def draw_groups(policy: RolloutPolicy, config: RunConfig, learner: Learner) -> list[ScoredGroup]:
-    weights = learner.weights()
+    weights = learner.adapter()
     policy.load(weights)
     request = ShardRequest(
-        iteration=learner.step,
+        iteration=learner.iteration,
         group=0,
         prompt=PROMPT,
         first_member=0,
@@ -40,8 +40,8 @@ def draw_groups(policy: RolloutPolicy, config: RunConfig, learner: Learner) -> l
         version=weights.version,
         digest=weights.digest,
     )
-    _, rollout, pictures = policy.sample(request)
-    values = pictures[..., 0].mean((1, 2)).astype(np.float32) / 255
+    _, rollout, images = policy.rollout(request)
+    values = images[..., 0].mean((1, 2)).astype(np.float32) / 255
     scores = Scores(values=values, valid=np.ones(len(values), bool), reasons=("",) * len(values))
     return [ScoredGroup(prompt=PROMPT, shards=(ScoredShard(rollout=rollout, scores=scores),))]
 
@@ -64,11 +64,11 @@ def test_the_ratio_is_exactly_one_before_the_first_update_and_after_it(tiny_conf
     config = model(tiny_config, **settings)
     learner, policy = pair(config)
     for _ in range(2):
-        before = learner.weights().digest
+        before = learner.adapter().digest
         metrics = learner.update(draw_groups(policy, config, learner))
         assert metrics["train/first_ratio_deviation"] == 0
-        assert learner.weights().digest != before
-    assert all(array.dtype == np.float32 for array in learner.weights().arrays.values())
+        assert learner.adapter().digest != before
+    assert all(array.dtype == np.float32 for array in learner.adapter().arrays.values())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -99,7 +99,7 @@ def test_memory_options_learn_what_the_plain_update_learns(tiny_config: Config, 
     groups = draw_groups(RolloutPolicy(plain), plain, learners[0])
     for learner in learners:
         learner.update(groups)
-    first, second = (learner.weights().arrays for learner in learners)
+    first, second = (learner.adapter().arrays for learner in learners)
     for name in first:
         np.testing.assert_allclose(first[name], second[name], atol=2e-6, err_msg=name)
 
@@ -136,10 +136,10 @@ def test_an_overflow_in_float16_lowers_the_scale_and_leaves_the_adapter(tiny_con
     config = model(tiny_config, dtype="float16")
     learner, policy = pair(config)
     groups = draw_groups(policy, config, learner)
-    before = learner.weights().digest
+    before = learner.adapter().digest
     learner._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120)
     metrics = learner.update(groups)
-    assert learner.weights().digest == before
+    assert learner.adapter().digest == before
     assert learner._scaler.get_scale() == 2.0**119
     assert metrics["train/grad_norm"] == 0
 
@@ -162,7 +162,7 @@ def test_float32_keeps_no_scale_and_refuses_an_overflow(tiny_config: Config, mon
     config = model(tiny_config)
     learner, policy = pair(config)
     groups = draw_groups(policy, config, learner)
-    monkeypatch.setattr("learner.learner.clip_grad_norm_", lambda *_: torch.tensor(float("inf")))
+    monkeypatch.setattr("learner.update.learner.clip_grad_norm_", lambda *_: torch.tensor(float("inf")))
     with pytest.raises(NonFiniteError, match="gradient norm must be finite"):
         learner.update(groups)
     assert not any(name.startswith(SCALER) for name in learner.state().optimizer)
@@ -173,7 +173,7 @@ def test_the_probe_stops_a_run_whose_sides_disagree(tiny_config: Config) -> None
     learner, policy = Learner(low), RolloutPolicy(full)
     with pytest.raises(ParityError, match=r"ratio at step \d is off 1 by .* learner.probe_bound 0.0001"):
         learner.update(draw_groups(policy, full, learner))
-    assert learner.step == 0
+    assert learner.iteration == 0
 
 
 def test_the_probe_asks_when_it_is_due_and_only_of_groups_of_this_version(tiny_config: Config) -> None:
@@ -187,7 +187,7 @@ def test_the_probe_asks_when_it_is_due_and_only_of_groups_of_this_version(tiny_c
     stale = draw_groups(policy, config, learner)
     shard = stale[0].shards[0]
     old = replace(shard.rollout, request=replace(shard.rollout.request, iteration=4, version=1))
-    learner.step = 4
+    learner.iteration = 4
     metrics = learner.update([replace(stale[0], shards=(replace(shard, rollout=old),))])
     assert "probe/ratio_deviation" not in metrics
 
@@ -206,14 +206,14 @@ def test_a_learner_starts_from_a_saved_adapter_and_its_reference_stays_the_base_
     learner, policy = pair(plain)
     for _ in range(2):
         learner.update(draw_groups(policy, plain, learner))
-    held = learner.weights()
+    held = learner.adapter()
     write_lora(tmp_path, held, plain.model.lora)
     config = model(tiny_config, lora={**plain.model.lora.model_dump(), "start": str(tmp_path)})
     weighted = {"kl": {"weight": 0.1, "rule": "full"}, "updates_per_iteration": 1}
     config = config.model_copy(update={"learner": type(config.learner)(**weighted)})
     started = Learner(config)
-    assert started.weights().digest == held.digest
-    assert started.step == 0
+    assert started.adapter().digest == held.digest
+    assert started.iteration == 0
     metrics = started.update(draw_groups(RolloutPolicy(config), config, started))
     assert metrics["train/first_ratio_deviation"] == 0
     assert metrics["train/reference_kl"] > 0

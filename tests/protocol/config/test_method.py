@@ -81,7 +81,7 @@ def test_settings_stand_where_a_preset_is_silent_and_identity_over_it(tmp_path: 
     assert (config.sampling.kernel, config.credit.rule) == ("flow_sde", "uniform"), "identity"
     assert config.sampling.steps == 6, "the preset's own"
     assert (config.learner.kl.weight, config.learner.kl.rule) == (0.04, "no_dt"), "settings"
-    assert config.evaluation.weights == "average"
+    assert config.evaluation.adapter == "average"
 
 
 def test_the_user_s_own_keys_win_whatever_their_order(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_an_unknown_key_is_refused_with_a_suggestion(key: str, message: str) -> 
         ("group", {"size": 8, "shard": 3}, "group.shard must divide group.size 8, got 3"),
         ("learner.updates_per_iteration", 5, "must divide group.per_iteration 12, got 5"),
         ("sampling.kernel", "ddim", "sampling.kernel: .*'flow_sde', 'ddim_sde', 'dance_sde' or 'cps', got 'ddim'"),
-        ("sampling", {"kernel": "ddim_sde", "noise_level": 1.5}, "at most 1 for ddim_sde, got 1.5: above 1 the ROOT"),
+        ("sampling", {"kernel": "ddim_sde", "noise_level": 1.5}, "at most 1 for ddim_sde, got 1.5: above 1 the root"),
         ("sampling", {"kernel": "cps", "noise_level": 1.1}, "at most 1 for cps, got 1.1: above 1 sin"),
         (
             "sampling",
@@ -117,7 +117,7 @@ def test_an_unknown_key_is_refused_with_a_suggestion(key: str, message: str) -> 
         ("completion.substeps", 0, "completion.substeps must be at least 1, got 0: 1 is Tweedie's estimate"),
         ("credit.rule", "gain", "credit.rule: .*got 'gain'"),
         ("credit.step_weights", {"rule": "table", "table": [1.0]}, "a weight for each of 10 steps, got 1"),
-        ("evaluation.weights", "average", "needs a running mean, got learner.average.decay 0"),
+        ("evaluation.adapter", "average", "needs a running mean, got learner.average.decay 0"),
         ("credit.gae_lambda", 1.5, "credit.gae_lambda: .*got 1.5"),
         ("model.guidance", 0.5, "model.guidance: .*got 0.5"),
         ("seed", -1, "seed: .*got -1"),

@@ -45,7 +45,7 @@ class Tower(nn.Module):
 
 
 class Visual(nn.Module):
-    """open_clip's picture encoder."""
+    """open_clip's image encoder."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,9 +105,9 @@ def test_features_are_those_of_the_open_clip_model(oracle: OpenClip, like: Path,
     )
     pixels = (torch.from_numpy(images).permute(0, 3, 1, 2) / 255 - mean) / std
     with torch.no_grad():
-        words, pictures = (nn.functional.normalize(x, dim=-1) for x in (oracle.encode_text(ids), oracle.visual(pixels)))
+        words, images = (nn.functional.normalize(x, dim=-1) for x in (oracle.encode_text(ids), oracle.visual(pixels)))
     np.testing.assert_allclose(clip.of_texts(texts), words, atol=2e-5)
-    np.testing.assert_allclose(clip.of_pictures(images), pictures, atol=2e-5)
+    np.testing.assert_allclose(clip.of_images(images), images, atol=2e-5)
     assert clip.scale == pytest.approx(np.exp(4.0))
 
 

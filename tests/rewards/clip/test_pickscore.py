@@ -38,16 +38,16 @@ def by_hand(clip: Path, image: np.ndarray, prompt: str) -> float:
     pixels = ((pixels - MEAN) / STD).permute(2, 0, 1)[None]
     ids = CLIPTokenizer.from_pretrained(clip)([prompt], truncation=True, max_length=CONTEXT, return_tensors="pt")
     with torch.no_grad():
-        picture = model.visual_projection(model.vision_model(pixels).pooler_output)[0]
+        image = model.visual_projection(model.vision_model(pixels).pooler_output)[0]
         text = model.text_projection(model.text_model(ids.input_ids).pooler_output)[0]
-        cosine = torch.nn.functional.cosine_similarity(picture, text, dim=0)
+        cosine = torch.nn.functional.cosine_similarity(image, text, dim=0)
         return float(model.logit_scale.exp() * cosine / 26)
 
 
 def test_scores_equal_the_formula_for_every_batch_from_1_to_33(clip: Path, images: np.ndarray) -> None:
     prompts = [PROMPTS[index % len(PROMPTS)] for index in range(33)]
     expected = [by_hand(clip, image, prompt) for image, prompt in zip(images, prompts, strict=True)]
-    assert max(expected) - min(expected) > 0.5, "the formula must tell pictures apart"
+    assert max(expected) - min(expected) > 0.5, "the formula must tell images apart"
     scorer = build_scorer("pickscore", model=str(clip), batch=8)
     for size in range(1, 34):
         scores = scorer.score(images[:size], prompts[:size], [{}] * size)
@@ -75,7 +75,7 @@ def test_right_captions_beat_wrong_ones_on_the_toy_world_in_9_of_10_pairs() -> N
     examples = draw_examples(600, seed=31)
     scorer = build_scorer("pickscore", model="pkg://toyworld/clip", batch=60)
     sides = [
-        scorer.score(examples.pictures, [line["prompt"] for line in lines], lines).values
+        scorer.score(examples.images, [line["prompt"] for line in lines], lines).values
         for lines in (examples.true_lines, examples.wrong_lines)
     ]
     assert (sides[0] > sides[1]).mean() >= 0.9

@@ -24,8 +24,8 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cosines(clip: Path) -> np.ndarray:
     features = ClipFeatures(str(clip), device="cpu")
-    pictures, texts = features.of_pictures(IMAGES, is_normalised=False).astype(np.float64), features.of_texts(PROMPTS)
-    return (pictures * texts).sum(1) / np.linalg.norm(pictures, axis=1) / np.linalg.norm(texts, axis=1)
+    images, texts = features.of_images(IMAGES, is_normalised=False).astype(np.float64), features.of_texts(PROMPTS)
+    return (images * texts).sum(1) / np.linalg.norm(images, axis=1) / np.linalg.norm(texts, axis=1)
 
 
 def test_clip_score_is_two_and_a_half_cosines_and_never_negative(clip: Path, cosines: np.ndarray) -> None:
@@ -50,7 +50,7 @@ def test_the_aesthetic_head_is_its_linear_layers_one_after_the_other(clip: Path,
     state = {f"layers.{name}": value for name, value in head.state_dict().items()}
     save_file(state, tmp_path / "head.safetensors")
     torch.save(state, tmp_path / "head.pth")
-    features = torch.from_numpy(ClipFeatures(str(clip), device="cpu").of_pictures(IMAGES))
+    features = torch.from_numpy(ClipFeatures(str(clip), device="cpu").of_images(IMAGES))
     with torch.no_grad():
         expected = head(features)[:, 0].numpy()
     for name in ("head.safetensors", "head.pth"):

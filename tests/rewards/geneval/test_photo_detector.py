@@ -56,7 +56,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_instances_are_the_masks_extents_with_class_and_mask_confidence_multiplied() -> None:
-    # two queries over three classes and "nothing"; masks of 4x4 logits, half a pixel of the 8x8 picture each
+    # two queries over three classes and "nothing"; masks of 4x4 logits, half a pixel of the 8x8 image each
     class_logits = torch.log(torch.tensor([[0.8, 0.1, 0.05, 0.05], [0.05, 0.05, 0.45, 0.45]]))
     masks = torch.full((2, 4, 4), -BIG)
     masks[0, 1:3, 0:2] = BIG
@@ -97,7 +97,7 @@ def test_the_whole_path_runs_on_random_weights_and_obeys_its_limits(weights: tup
             assert 0 <= x0 < x1 <= 60 and 0 <= y0 < y1 <= 48
             assert item.color in COLORS and item.score > 0.05
     again = detector.detect(images[1:])
-    assert again == found[1:], "what is found in a picture must not depend on its neighbours"
+    assert again == found[1:], "what is found in an image must not depend on its neighbours"
 
 
 def test_prompts_that_ask_for_what_the_detector_does_not_know_are_refused(weights: tuple[Path, Path]) -> None:

@@ -1,4 +1,4 @@
-"""The GenEval scorer through its door, with a detector whose finds are chosen by the pictures' first pixel."""
+"""The GenEval scorer through its door, with a detector whose finds are chosen by the images' first pixel."""
 
 import logging
 import subprocess
@@ -33,7 +33,7 @@ class BlindDetector:
 
 
 class ForgetfulDetector:
-    """Forgets the last picture."""
+    """Forgets the last image."""
 
     def detect(self, images: np.ndarray) -> list[list[Detection]]:
         return [[] for _ in images[1:]]
@@ -46,7 +46,7 @@ class InsideOutDetector:
         return [[Detection(label="circle", color=None, box=(9, 0, 1, 5), score=1.0)] for _ in images]
 
 
-def pictures(*first_pixels: int) -> np.ndarray:
+def images(*first_pixels: int) -> np.ndarray:
     images = np.zeros((len(first_pixels), 4, 4, 3), np.uint8)
     images[:, 0, 0, 0] = first_pixels
     return images
@@ -58,7 +58,7 @@ def ask(detector: str, images: np.ndarray, **args: Any) -> Any:
 
 
 def test_soft_scores_come_with_both_verdicts_and_nothing_else() -> None:
-    scores = ask("PixelDetector", pictures(0, 1, 2))
+    scores = ask("PixelDetector", images(0, 1, 2))
     assert scores.values.tolist() == [0.0, 0.5, 1.0]
     assert scores.valid.all() and scores.reasons == ("", "", "")
     assert {name: part.tolist() for name, part in scores.components.items()} == {
@@ -67,31 +67,31 @@ def test_soft_scores_come_with_both_verdicts_and_nothing_else() -> None:
     }
 
 
-def test_a_picture_without_shapes_is_a_valid_zero() -> None:
-    scores = ask("PixelDetector", pictures(0))
+def test_a_image_without_shapes_is_a_valid_zero() -> None:
+    scores = ask("PixelDetector", images(0))
     assert scores.values.tolist() == [0.0] and scores.valid.tolist() == [True]
 
 
 def test_strict_reward_is_the_strict_verdict() -> None:
-    assert ask("PixelDetector", pictures(1, 2), reward="strict").values.tolist() == [0.0, 1.0]
+    assert ask("PixelDetector", images(1, 2), reward="strict").values.tolist() == [0.0, 1.0]
 
 
 def test_a_failing_detector_makes_scores_missing_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        scores = ask("BlindDetector", pictures(1, 2))
+        scores = ask("BlindDetector", images(1, 2))
     assert np.isnan(scores.values).all() and not scores.valid.any()
     assert scores.reasons == ("geneval: RuntimeError: no memory",) * 2
     assert [record.name for record in caplog.records] == ["rewards.scorer"]
 
 
-def test_a_detector_that_forgets_a_picture_breaks_the_contract() -> None:
-    with pytest.raises(ContractError, match=r"scorer geneval: the detector must answer .* a picture, 2, got 1"):
-        ask("ForgetfulDetector", pictures(1, 2))
+def test_a_detector_that_forgets_a_image_breaks_the_contract() -> None:
+    with pytest.raises(ContractError, match=r"scorer geneval: the detector must answer .* an image, 2, got 1"):
+        ask("ForgetfulDetector", images(1, 2))
 
 
 def test_a_box_with_exchanged_corners_breaks_the_contract() -> None:
     with pytest.raises(ContractError, match=r"scorer geneval: a box must be .*\(9, 0, 1, 5\)"):
-        ask("InsideOutDetector", pictures(1))
+        ask("InsideOutDetector", images(1))
 
 
 def test_check_names_the_line_that_cannot_be_scored() -> None:

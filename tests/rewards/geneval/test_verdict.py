@@ -172,7 +172,7 @@ def test_avoiding_something_earns_nothing_without_an_included_object() -> None:
 
 
 @pytest.mark.parametrize("metadata", [ONE, TWO, THREE, RED, LEFT, PAIR], ids=lambda metadata: metadata["tag"])
-def test_an_empty_picture_scores_zero_for_each_kind(metadata: dict[str, Any]) -> None:
+def test_an_empty_image_scores_zero_for_each_kind(metadata: dict[str, Any]) -> None:
     assert judge([], metadata) == verdict(0, strict=False, correct=False)
 
 

@@ -26,7 +26,7 @@ def pickled(reply: object) -> Answer:
     return 200, "application/octet-stream", pickle.dumps(reply)
 
 
-def test_a_pickled_question_of_lossless_pictures_is_sent_in_batches() -> None:
+def test_a_pickled_question_of_lossless_images_is_sent_in_batches() -> None:
     def answer(asked: Asked) -> Answer:
         size = len(pickle.loads(asked.body)["images"])
         return 200, "application/json", json.dumps({"scores": [0.5] * size, "rewards": [1] * size}).encode()
@@ -69,7 +69,7 @@ def test_a_reply_that_would_run_code_is_refused_even_when_unpickling_was_asked_f
     assert not trace.exists()
 
 
-def test_replies_without_one_number_a_picture_break_the_contract() -> None:
+def test_replies_without_one_number_a_image_break_the_contract() -> None:
     for reply in ({"scores": [1, 2]}, {"rewards": [1, 2, 3]}, [1, 2, 3], {"scores": ["a", "b", "c"]}):
         body = json.dumps(reply).encode()
         with (

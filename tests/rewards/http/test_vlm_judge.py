@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from protocol.errors import ScorerError
-from rewards.images import decode_picture
+from rewards.images import decode_image
 from rewards.scorer import build_scorer
 from tests.support.reward_servers import Answer, Asked, http_server
 
@@ -23,7 +23,7 @@ def judged(url: str, images: np.ndarray = IMAGES, **args):
     return scorer.score(images, ["a red cat"] * len(images), [{}] * len(images))
 
 
-def test_the_question_holds_the_lossless_picture_the_prompt_and_temperature_0(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_question_holds_the_lossless_image_the_prompt_and_temperature_0(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", "secret")
     with http_server(lambda asked: completion("It is a cat.\nFinal Score: 4.5")) as (url, seen):
         scores = judged(url, token_env="JUDGE_KEY")
@@ -32,9 +32,9 @@ def test_the_question_holds_the_lossless_picture_the_prompt_and_temperature_0(mo
     question = json.loads(asked.body)
     assert (asked.path, question["model"], question["temperature"]) == ("/v1/chat/completions", "judge-1", 0)
     assert asked.headers["authorization"] == "Bearer secret"
-    picture, words = question["messages"][0]["content"]
-    data = base64.b64decode(picture["image_url"]["url"].removeprefix("data:image/png;base64,"))
-    assert np.array_equal(decode_picture(data), IMAGES[0])
+    image, words = question["messages"][0]["content"]
+    data = base64.b64decode(image["image_url"]["url"].removeprefix("data:image/png;base64,"))
+    assert np.array_equal(decode_image(data), IMAGES[0])
     assert "a red cat" in words["text"]
 
 
@@ -59,12 +59,12 @@ def test_an_answer_that_cannot_be_parsed_is_a_missing_score(text: object, reason
     assert re.search(reason, scores.reasons[0])
 
 
-def test_one_failing_picture_leaves_the_others_their_scores() -> None:
+def test_one_failing_image_leaves_the_others_their_scores() -> None:
     images = np.arange(3, dtype=np.uint8)[:, None, None, None].repeat(4, 1).repeat(4, 2).repeat(3, 3)
 
     def answer(asked: Asked) -> Answer:
         data = json.loads(asked.body)["messages"][0]["content"][0]["image_url"]["url"].split(",")[1]
-        level = int(decode_picture(base64.b64decode(data))[0, 0, 0])
+        level = int(decode_image(base64.b64decode(data))[0, 0, 0])
         return (400, "text/plain", b"too\ndark") if level == 1 else completion(f"Final Score: {level + 2}")
 
     with http_server(answer) as (url, seen):

@@ -1,4 +1,4 @@
-"""The text reward: its formula on hand-made readings, and real reading of real pictures with RapidOCR."""
+"""The text reward: its formula on hand-made readings, and real reading of real images with RapidOCR."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ READINGS: list[list[str] | None] = [
     None,
     ["h e l l o"],
 ]
-"""What `Parrot` reads in the pictures whose first pixel is 0, 1, 2, …; None makes it fail."""
+"""What `Parrot` reads in the images whose first pixel is 0, 1, 2, …; None makes it fail."""
 
 
 class Parrot:
@@ -42,9 +42,9 @@ def numbered(count: int) -> np.ndarray:
 
 
 def drawn(text: str, *, size: int = 40, box: tuple[int, int] = (320, 120)) -> np.ndarray:
-    picture = Image.new("RGB", box, (240, 240, 235))
-    ImageDraw.Draw(picture).text((20, box[1] // 3), text, fill=(20, 20, 60), font=ImageFont.load_default(size))
-    return np.asarray(picture)
+    image = Image.new("RGB", box, (240, 240, 235))
+    ImageDraw.Draw(image).text((20, box[1] // 3), text, fill=(20, 20, 60), font=ImageFont.load_default(size))
+    return np.asarray(image)
 
 
 def test_the_reward_is_one_minus_the_share_of_letters_to_change() -> None:
@@ -72,7 +72,7 @@ def test_a_prompt_without_quotes_is_refused_before_a_run_with_its_line() -> None
         check_prompts("ocr", {}, [good, Prompt(index=4, text="a sign")])
 
 
-def test_small_pictures_are_enlarged_by_a_whole_factor_and_large_ones_left_alone() -> None:
+def test_small_images_are_enlarged_by_a_whole_factor_and_large_ones_left_alone() -> None:
     assert enlarged(np.zeros((32, 32, 3), np.uint8), 192).shape == (192, 192, 3)
     assert enlarged(np.zeros((100, 50, 3), np.uint8), 192).shape == (400, 200, 3)
     large = np.zeros((192, 300, 3), np.uint8)
@@ -101,7 +101,7 @@ def test_short_lines_and_long_ones_are_read_with_a_small_line_width() -> None:
         build_scorer("ocr", engine_args={"threads": 2})
 
 
-def test_a_picture_is_read_the_same_alone_and_in_company() -> None:
+def test_a_image_is_read_the_same_alone_and_in_company() -> None:
     scorer = build_scorer("ocr")
     images = np.stack([drawn("Platform 9"), drawn("Platfrm"), drawn("9 forms")])
     together = scorer.score(images, ['"Platform 9"'] * 3, [{}] * 3).values

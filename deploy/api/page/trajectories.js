@@ -1,34 +1,34 @@
-// One recorded group: each trajectory a film strip, the reward under each picture, the credit between two of them.
+// One recorded group: each trajectory a film strip, the reward under each image, the credit between two of them.
 
-export async function drawStrips(holder, sample) {
+export async function drawStrips(holder, record) {
   const sheet = new Image();
-  sheet.src = `data:image/png;base64,${sample.png}`;
+  sheet.src = `data:image/png;base64,${record.png}`;
   await sheet.decode();
-  const largest = Math.max(1e-9, ...sample.strips.flatMap((strip) => strip.gains.map((gain) => Math.abs(gain ?? 0))));
-  holder.replaceChildren(...sample.strips.map((strip, row) => film(sample, strip, row, sheet, largest)));
+  const largest = Math.max(1e-9, ...record.trajectories.flatMap((strip) => strip.gains.map((gain) => Math.abs(gain ?? 0))));
+  holder.replaceChildren(...record.trajectories.map((strip, row) => film(record, strip, row, sheet, largest)));
 }
 
-function film(sample, strip, row, sheet, largest) {
+function film(record, strip, row, sheet, largest) {
   const list = document.createElement("ol");
   list.className = "strip";
   list.setAttribute("aria-label", `Trajectory ${strip.member}`);
-  const points = sheet.naturalWidth / sample.width;
+  const points = sheet.naturalWidth / record.width;
   for (let point = 0; point < points; point++) {
     const isFinal = point === points - 1;
-    const name = isFinal ? "finished" : `before step ${sample.steps[point]}`;
-    list.append(tile(sample, strip.rewards[point], row, point, sheet, name));
-    if (points > 1 && !isFinal) list.append(credit(sample.steps[point], strip.gains[point], strip.advantages[point], largest));
+    const name = isFinal ? "finished" : `before step ${record.steps[point]}`;
+    list.append(tile(record, strip.rewards[point], row, point, sheet, name));
+    if (points > 1 && !isFinal) list.append(credit(record.steps[point], strip.gains[point], strip.advantages[point], largest));
   }
   return list;
 }
 
-function tile(sample, reward, row, point, sheet, name) {
+function tile(record, reward, row, point, sheet, name) {
   const item = document.createElement("li");
   item.className = "tile";
-  const canvas = Object.assign(document.createElement("canvas"), { width: sample.width, height: sample.height });
-  canvas.getContext("2d").drawImage(sheet, point * sample.width, row * sample.height, sample.width, sample.height, 0, 0, sample.width, sample.height);
+  const canvas = Object.assign(document.createElement("canvas"), { width: record.width, height: record.height });
+  canvas.getContext("2d").drawImage(sheet, point * record.width, row * record.height, record.width, record.height, 0, 0, record.width, record.height);
   canvas.setAttribute("role", "img");
-  canvas.setAttribute("aria-label", `clean-picture estimate, ${name}`);
+  canvas.setAttribute("aria-label", `clean-image estimate, ${name}`);
   item.append(canvas, text("b", reward == null ? "no score" : reward.toFixed(3)), text("span", name));
   return item;
 }

@@ -1,12 +1,12 @@
 """From credited groups to the (trajectory, step) pairs that the update runs over.
 
-One `Minibatch` is one shard at one step: the same batch shape in which the rollout actor computed it, so that a
-replay with unchanged weights gives the same bits.
+One `MicroBatch` is one shard at one step: the same batch shape in which the rollout actor computed it, so that a
+replay with unchanged adapter gives the same bits.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from protocol.messages import Prompt, Rollout
 
 
 @dataclass(frozen=True)
-class Minibatch:
+class MicroBatch:
     """One shard at step k."""
 
     prompt: Prompt
@@ -35,7 +35,7 @@ class Minibatch:
     """Clean latents that the step led to, where the objective regresses on them."""
 
 
-def minibatches(
+def micro_batches(
     groups: Sequence[CreditedGroup],
     *,
     device: torch.device,
@@ -43,7 +43,7 @@ def minibatches(
     seed: int = 0,
     epoch: int = 0,
     keeps_idle: bool = False,
-) -> Iterator[Minibatch]:
+) -> Iterator[MicroBatch]:
     """The pairs in a fixed order: group, shard, step; those whose advantages are all 0 drop out.
 
     Args:
@@ -61,7 +61,7 @@ def minibatches(
                 is_idle = not advantages.any()
                 if column not in trained or (is_idle and not (keeps_idle and group.step_valid[rows, k].any())):
                     continue
-                yield Minibatch(
+                yield MicroBatch(
                     prompt=group.prompt,
                     k=k,
                     latents=_tensor(rollout.latents[:, k], device),
@@ -100,3 +100,23 @@ def _trained_columns(rollout: Rollout, fraction: float, *, seed: int, epoch: int
 
 def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(array.copy()).to(device)
+
+
+def split_micro_batches(micro_batches: Iterable[MicroBatch], *, most: int | None) -> Iterator[MicroBatch]:
+    """Every micro-batch in pieces of at most `most` samples; None leaves them whole.
+
+    `FlowPolicy.velocity` cuts its forwards at the same places, so that a piece is a batch that the rollout computed.
+    """
+    for micro_batch in micro_batches:
+        count = len(micro_batch.latents)
+        size = most or count
+        if count <= size:
+            yield micro_batch
+            continue
+        for start in range(0, count, size):
+            pieces = {
+                field.name: value[start : start + size]
+                for field in fields(micro_batch)
+                if isinstance(value := getattr(micro_batch, field.name), torch.Tensor) and len(value) == count
+            }
+            yield replace(micro_batch, **pieces)

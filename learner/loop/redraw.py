@@ -10,8 +10,8 @@ DRAWS = 3
 """How often the same thing is drawn before its loss ends the run."""
 
 
-async def again_if_lost(draw: Callable[[], Awaitable[Result]]) -> Result:
-    """What `draw` gives; it is called again when its trajectories or pictures were lost on the way.
+async def redraw_if_lost(draw: Callable[[], Awaitable[Result]]) -> Result:
+    """What `draw` gives; it is called again when its trajectories or images were lost on the way.
 
     Raises:
         ShardLostError: lost `DRAWS` times.
