@@ -1,10 +1,11 @@
-"""What the tests of the board share."""
+"""What the tests of the board and its server share."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.boards import KINDS, board_of
+from tests.support.serving import Serve, servers
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -12,3 +13,10 @@ def board_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     """A board of each kind."""
     with board_of(request.param, tmp_path_factory.mktemp("board")) as url:
         yield url
+
+
+@pytest.fixture(scope="module")
+def serve() -> Iterator[Serve]:
+    """Start servers that end with the test module."""
+    with servers() as start:
+        yield start

@@ -1,16 +1,18 @@
 """Boards to test against: the embedded Valkey and, where it is installed, Debian's Redis with a password."""
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
+import trustme
 
 from deploy.board.embedded import BoardServer
+from tests.support.programs import need
+from tests.support.serving import free_port
 
 KINDS = ("valkey", "redis with a password")
+PASSWORD = "secret-word"
 
 
 @contextmanager
@@ -22,12 +24,40 @@ def board_of(kind: str, folder: Path) -> Iterator[str]:
         yield server.url
         server.stop()
         return
-    program = shutil.which("redis-server")
-    if program is None:
-        pytest.skip("redis-server is not installed: apt-get install redis-server")
+    program = need("redis-server")
     socket = folder / "r.sock"
-    words = [program, "--port", "0", "--unixsocket", str(socket), "--requirepass", "secret-word", "--save", ""]
+    words = [program, "--port", "0", "--unixsocket", str(socket), "--requirepass", PASSWORD, "--save", ""]
     process = subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL)
-    yield f"unix://:secret-word@{socket}"
+    yield f"unix://:{PASSWORD}@{socket}"
     process.terminate()
     process.wait(10)
+
+
+@contextmanager
+def redis_over_tls(folder: Path) -> Iterator[str]:
+    """The address of a Redis that takes TLS connections only; `other.pem` is an authority that did not sign."""
+    program = need("redis-server")
+    authority, port = trustme.CA(), free_port()
+    certificate = authority.issue_cert("localhost")
+    certificate.private_key_pem.write_to_path(folder / "key.pem")
+    certificate.cert_chain_pems[0].write_to_path(folder / "certificate.pem")
+    authority.cert_pem.write_to_path(folder / "authority.pem")
+    trustme.CA().cert_pem.write_to_path(folder / "other.pem")
+    settings = {
+        "port": "0",
+        "tls-port": str(port),
+        "bind": "127.0.0.1",
+        "tls-cert-file": "certificate.pem",
+        "tls-key-file": "key.pem",
+        "tls-ca-cert-file": "authority.pem",
+        "tls-auth-clients": "no",
+        "requirepass": PASSWORD,
+        "save": "",
+    }
+    words = [program, *(word for name, value in settings.items() for word in (f"--{name}", value))]
+    process = subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL)
+    try:
+        yield f"rediss://:{PASSWORD}@localhost:{port}/0?ssl_ca_certs={folder / 'authority.pem'}"
+    finally:
+        process.kill()
+        process.wait()

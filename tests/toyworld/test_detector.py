@@ -7,6 +7,7 @@ import pytest
 import torch
 from diffusers import AutoencoderTiny
 
+from tests.support.shapes import one_shape
 from toyworld.pretraining import check
 from toyworld.pretraining.autoencoder import reconstruct
 from toyworld.pretraining.dataset import Examples, draw_examples
@@ -21,12 +22,6 @@ MODEL = Path(check.__file__).parents[1] / "model"
 def examples() -> Examples:
     """600 scenes of a seed that pretraining does not use."""
     return draw_examples(600, seed=1234)
-
-
-def one_shape(label: str, color: str, x: float = 16.0, y: float = 16.0, radius: float = 5.5) -> Scene:
-    """A scene of a single shape of the palette's exact colour."""
-    shape = Shape(label=label, color=color, rgb=PALETTE[color], center=(x, y), radius=radius)
-    return Scene(shapes=(shape,))
 
 
 def test_true_renders_are_read_right_in_98_percent_of_scenes_of_every_kind(examples: Examples) -> None:

@@ -4,9 +4,7 @@ import asyncio
 import base64
 import io
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,97 +19,12 @@ from PIL import Image
 from deploy.api.auth import Access, is_loopback, read_token
 from deploy.board.board import Board, Update
 from deploy.board.embedded import BoardServer
-from deploy.monitor.trajectories import record_of
 from protocol.commands import Command
 from protocol.errors import BoardError, ConfigError
-from protocol.messages import Credit, Excerpt, Prompt, Scores, ShardRequest
-from protocol.status import Condition, Event, MetricLine, PoolStatus, RunStatus, TrajectoryRecord
+from protocol.status import Event, MetricLine
 from tests.support.paths import ROOT
-
-TOKEN = "a-token-of-this-test-0123"
-AUTHORISED = {"Authorization": f"Bearer {TOKEN}"}
-
-
-SERVERS: list["subprocess.Popen[str]"] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_server_stays() -> Iterator[None]:
-    """Whatever a test does, its servers end with this module."""
-    yield
-    for process in SERVERS:
-        process.kill()
-        process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def serve(where: str, *words: str, token: str | None = TOKEN) -> tuple["subprocess.Popen[str]", str]:
-    port = free_port()
-    environment = {key: value for key, value in os.environ.items() if key != "FLOWCREDIT_TOKEN"}
-    if token:
-        environment["FLOWCREDIT_TOKEN"] = token
-    process = subprocess.Popen(
-        [sys.executable, "-m", "deploy", "serve", where, "--port", str(port), *words],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    SERVERS.append(process)
-    assert process.stdout is not None
-    said = process.stdout.readline()
-    assert said.startswith("page"), said
-    return process, said.split()[-1].rstrip("/")
-
-
-def a_record(iteration: int = 5) -> TrajectoryRecord:
-    request = ShardRequest(
-        iteration=iteration - 1,
-        group=0,
-        prompt=Prompt(index=0, text="a red circle"),
-        first_member=0,
-        members=2,
-        version=4,
-        digest="d",
-    )
-    images = np.arange(2 * 3 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 3, 4, 4, 3)
-    index = np.array([[0, 1, 2], [0, 3, 4]])
-    excerpt = Excerpt(request=request, steps=(0, 1), images=images, image_index=index)
-    values = np.array([0.1, 0.2, 0.4, np.nan, 0.9], np.float32)
-    scores = Scores(values=values, valid=~np.isnan(values), reasons=("", "", "", "timeout", ""))
-    gains = np.array([[0.1, 0.2], [np.nan, np.nan]], np.float32)
-    return record_of(iteration, excerpt, scores, Credit(version=5, gains=gains, advantages=np.nan_to_num(gains)))
-
-
-def a_status(run: str, phase: str = "running", **changes) -> RunStatus:
-    pools = [
-        PoolStatus(name="rollout", desired=2, ready=2, busy=1, restarts=1),
-        PoolStatus(name="reward/geneval", desired=1, ready=1, busy=0),
-    ]
-    condition = Condition(type="ScoresComplete", status="False", reason="Missing", message="3 missing", since=5.0)
-    facts = {
-        "run": run,
-        "session": "s1",
-        "phase": phase,
-        "iteration": 6,
-        "iterations": 60,
-        "started": time.time() - 60,
-        "updated": time.time(),
-        "lines": 6,
-        "trajectories": [5],
-        "pools": pools,
-        "conditions": [condition],
-        "version": 6,
-        "queues": {"groups/in_work": 2, "groups/scored": 1, "images/geneval": 40},
-    }
-    return RunStatus(**(facts | changes))
-
+from tests.support.serving import AUTHORISED, TOKEN, Serve
+from tests.support.statuses import a_record, a_status
 
 LINES = [
     MetricLine(seq=seq, values={"iteration": seq, "reward/mean": seq / 10, "train/loss": None, "seconds/update": 1.0})
@@ -153,7 +66,7 @@ def living(board_url: str) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def api(board_url: str, living: None) -> Iterator[str]:
+def api(board_url: str, living: None, serve: Serve) -> Iterator[str]:
     process, address = serve(board_url)
     with httpx2.Client() as client:
         for _ in range(100):
@@ -230,7 +143,7 @@ def test_prometheus_reads_runs_pools_and_metrics(client):
     values = {
         (record.name, tuple(sorted(record.labels.items()))): record.value
         for family in text_string_to_metric_families(text)
-        for record in family.trajectories
+        for record in family.samples
     }
     assert values["flowcredit_iteration", (("run", "alive"),)] == 6
     assert values["flowcredit_pool_restarts_total", (("pool", "rollout"), ("run", "alive"))] == 1
@@ -298,7 +211,7 @@ def test_browsers_may_load_nothing_from_elsewhere_and_no_other_site_may_ask(clie
         assert client.get(f"/static/{file}").status_code == 200
 
 
-def test_a_server_without_a_token_controls_nothing(board_url, living):
+def test_a_server_without_a_token_controls_nothing(board_url, living, serve):
     process, address = serve(board_url, token=None)
     answer = httpx2.post(f"{address}/runs/alive/commands", json={"command": "stop"}, headers=AUTHORISED)
     assert answer.status_code == 403
@@ -329,7 +242,7 @@ def test_loopback_is_told_from_the_rest(host, holds):
     assert is_loopback(host) is holds
 
 
-def test_the_last_known_status_is_shown_with_its_time_when_the_board_is_away(tmp_path):
+def test_the_last_known_status_is_shown_with_its_time_when_the_board_is_away(tmp_path, serve):
     server = BoardServer(tmp_path)
     server.start()
 
@@ -359,7 +272,7 @@ def test_the_last_known_status_is_shown_with_its_time_when_the_board_is_away(tmp
     process.wait(10)
 
 
-def test_ctrl_c_ends_a_server_quietly(tmp_path):
+def test_ctrl_c_ends_a_server_quietly(tmp_path, serve):
     process, _ = serve(str(tmp_path), token=None)
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=20)

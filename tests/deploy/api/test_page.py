@@ -2,10 +2,6 @@
 
 import asyncio
 import json
-import os
-import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,11 +14,10 @@ from deploy.board.embedded import BoardServer
 from protocol.commands import Command
 from protocol.errors import BoardError
 from protocol.status import ActorStatus, Event, MetricLine, PoolStatus, RunStatus
-from tests.deploy.api.test_app import a_record, a_status, free_port
-from tests.support.paths import ROOT
+from tests.support.programs import need
 from tests.support.scene import Driver, preset
-
-TOKEN = "a-token-of-this-test-0123"
+from tests.support.serving import TOKEN, free_port, start_server
+from tests.support.statuses import a_record, a_status
 
 
 class LivingRun:
@@ -102,15 +97,7 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "deploy", "serve", self._where, "--port", str(self.port)],
-            cwd=ROOT,
-            env=os.environ | {"FLOWCREDIT_TOKEN": TOKEN},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline().startswith("page")
+        self._process, _ = start_server(self._where, port=self.port)
 
     def stop(self) -> None:
         self._process.kill()
@@ -132,9 +119,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LivingRun,
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("chromium and its driver are not installed: apt-get install chromium chromium-driver")
+    chromium, driver = need("chromium"), need("chromedriver")
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()

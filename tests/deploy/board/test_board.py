@@ -17,8 +17,7 @@ from deploy.board.publisher import Buffers, Publisher
 from protocol.commands import Command, new_command
 from protocol.errors import BoardError, ConfigError
 from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
-from tests.deploy.board.test_tls import redis_over_tls
-from tests.support.boards import KINDS, board_of
+from tests.support.boards import KINDS, board_of, redis_over_tls
 from tests.support.paths import ROOT
 
 KEEP_S = 3600.0

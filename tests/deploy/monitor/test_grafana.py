@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import shutil
 import subprocess
 from itertools import combinations
 from pathlib import Path
@@ -12,10 +11,11 @@ import httpx2
 import pytest
 
 from protocol.config.load import load_config
-from tests.deploy.api.test_app import serve
-from tests.deploy.monitor.test_observe import Redness, Scene, comes_to, go, until
 from tests.support.paths import ROOT
+from tests.support.programs import need
 from tests.support.scene import preset
+from tests.support.serving import Serve
+from tests.support.watched import Scene, comes_to, go, until
 
 DASHBOARD = json.loads((ROOT / "deploy/grafana/flowcredit.json").read_text())
 SELECTOR = re.compile(r"(flowcredit_\w+)(?:\{([^}]*)\})?")
@@ -24,11 +24,10 @@ Samples = list[tuple[str, dict[str, str]]]
 
 
 @pytest.fixture(scope="module")
-def exported(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+def exported(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory, serve: Serve) -> str:
     """`/metrics` of a server over a run that is paused after some iterations."""
     folder, texts = tmp_path_factory.mktemp("grafana"), []
-    rewards = {"redness": {"scorer": f"{Redness.__module__}:Redness"}}
-    path = preset(folder, tiny_sd3, iterations=6, rewards=rewards, status={"heartbeat_s": 0.05})
+    path = preset(folder, tiny_sd3, iterations=6, status={"heartbeat_s": 0.05})
 
     async def look(scene: Scene) -> None:
         await until(lambda: comes_to(scene, 3))
@@ -47,9 +46,7 @@ def trajectories(exported: str) -> Samples:
     from prometheus_client.parser import text_string_to_metric_families
 
     return [
-        (record.name, record.labels)
-        for family in text_string_to_metric_families(exported)
-        for record in family.trajectories
+        (record.name, record.labels) for family in text_string_to_metric_families(exported) for record in family.samples
     ]
 
 
@@ -117,8 +114,6 @@ def test_the_dashboard_is_bound_to_its_variables_and_nothing_overlaps():
 
 
 def test_promtool_finds_nothing_wrong_with_the_exposition(exported):
-    program = shutil.which("promtool")
-    if program is None:
-        pytest.skip("promtool is not installed: apt-get install prometheus")
-    checked = subprocess.run([program, "check", "metrics"], input=exported, capture_output=True, text=True, check=False)
+    words = [need("promtool"), "check", "metrics"]
+    checked = subprocess.run(words, input=exported, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")

@@ -13,8 +13,8 @@ from actors.pool.calls import answer
 from actors.pool.pool import ActorPool
 from protocol.config.run import RunConfig
 from protocol.status import Condition
-from tests.deploy.monitor.test_observe import Redness, Scene, comes_to, go, left_behind, until
 from tests.support.paths import ROOT
+from tests.support.watched import REDNESS, Scene, comes_to, go, left_behind, until
 
 pytestmark = pytest.mark.ray
 QUICK = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
@@ -96,7 +96,7 @@ def test_a_wish_waits_for_a_node_and_outlives_it_and_the_weights_stay_the_same(
     def config(iterations: int) -> RunConfig:
         return tiny_config(
             iterations=iterations,
-            rewards={"redness": {"scorer": f"{Redness.__module__}:Redness"}},
+            rewards=REDNESS,
             status={"heartbeat_s": 0.05},
             cluster={"rollout_actors": 1, "reward": {"cpus": 0}},
         )

@@ -5,15 +5,12 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from redis import Redis
 
@@ -21,150 +18,29 @@ from deploy.api.folder_source import FolderSource
 from deploy.board.board import Board
 from deploy.board.embedded import URL_FILE
 from deploy.cli.progress import Progress
-from deploy.folder.run_folder import RunFolder, open_run_folder
+from deploy.folder.run_folder import open_run_folder
 from deploy.monitor.observe import Observed
 from deploy.run.local import LocalFleet
 from deploy.run.run import RunJournal
-from learner.loop.loop import Save, train
 from protocol.commands import new_command
 from protocol.config.run import RunConfig
 from protocol.errors import BoardError, LeaseLostError, NonFiniteError
-from protocol.messages import Metadata, Prompt, Scores
-from protocol.ports import FleetPort
-from protocol.sink import StatusSink
 from protocol.status import RunStatus
+from tests.support.programs import need
+from tests.support.watched import REDNESS, Scene, comes_to, go, left_behind, reaches, until
 
 Config = Callable[..., RunConfig]
-TRAIN = tuple(Prompt(index=index, text=text) for index, text in enumerate(("a red circle", "a blue square", "two")))
-HELDOUT = (Prompt(index=0, text="one"),)
 OUTAGE_S = float(os.environ.get("FLOWCREDIT_TEST_OUTAGE_S", "2"))
 """How long Redis is gone in the test of that; 20 in the measured run."""
-
-
-class Redness:
-    """Mean of the red channel; the first image of each call has no score."""
-
-    name = "redness"
-    low = 0.0
-    high = 1.0
-
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        """Any prompt will do."""
-
-    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        values = (images[..., 0].mean((1, 2)) / 255).astype(np.float32)
-        return Scores(values=values, valid=np.ones(len(values), bool), reasons=("",) * len(values))
-
-
-@dataclass
-class Scene:
-    """One run, and what a test may want of it."""
-
-    config: RunConfig
-    run: RunFolder
-    observed: Observed
-    stop: asyncio.Event
-
-    async def ask(self, kind: str, **facts: Any) -> str:
-        """Leave a command on the board; its id."""
-        board = Board((self.run.path / URL_FILE).read_text())
-        command = new_command(kind, **facts)  # pyright: ignore[reportArgumentType]
-        await until(lambda: reaches(board))
-        await board.ask(self.observed.reporter.run, command)
-        await board.close()
-        return command.id
-
-    async def outcome(self, command: str, seconds: float = 60.0) -> tuple[str, str]:
-        """State and message once it is no longer open."""
-        held = self.observed.reporter.buffers.commands
-        await until(lambda: settled(held, command), seconds)
-        return held[command].state, held[command].message
-
-
-async def reaches(board: Board) -> bool:
-    with contextlib.suppress(BoardError):
-        await board.ping()
-        return True
-    return False
-
-
-async def comes_to(scene: Scene, iteration: int) -> bool:
-    return scene.observed.reporter.status().iteration >= iteration
-
-
-async def settled(held: dict, command: str) -> bool:
-    return command in held and not held[command].is_open
-
-
-async def until(holds: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not await holds():
-        assert time.monotonic() < end, "it did not come about"
-        await asyncio.sleep(0.05)
-
-
-def go(
-    config: RunConfig,
-    folder: Path,
-    *,
-    beside: Callable[[Scene], Awaitable[None]] | None = None,
-    slow_s: float = 0.0,
-    fails_at: int = 0,
-    make_fleet: Callable[[RunConfig, StatusSink], FleetPort] = lambda config, sink: LocalFleet(config),
-) -> str:
-    """One run in this process; `beside` goes on while it does. Returns the digest of the last weights."""
-
-    async def scenario() -> str:
-        run = open_run_folder(folder, config)
-        journal, stop = RunJournal(run, Progress()), asyncio.Event()
-        fleet = make_fleet(config, journal)
-        try:
-            async with Observed(config, run, fleet, journal, stop) as observed:
-                await fleet.start()
-                observed.begin(0)
-                scene = Scene(config, run, observed, stop)
-                watching = asyncio.create_task(beside(scene)) if beside else None
-                if watching:
-                    watching.add_done_callback(lambda done: stop.set() if done.exception() else None)
-
-                async def rest(save: Save) -> None:
-                    await asyncio.sleep(slow_s)
-                    if fails_at and observed.reporter.status().iteration >= fails_at:
-                        raise NonFiniteError("the loss must be finite, got NaN")
-                    await observed.control.rest(save)
-
-                await train(
-                    config,
-                    prompts=TRAIN,
-                    heldout=HELDOUT,
-                    ports=observed.ports,
-                    journal=observed.journal,
-                    stop=stop,
-                    rest=rest,
-                    watch=observed.watch,
-                )
-                if watching:
-                    await watching
-            return (await fleet.ports.learner.adapter()).digest
-        finally:
-            fleet.stop()
-            run.close()
-
-    return asyncio.run(asyncio.wait_for(scenario(), 240))
 
 
 @pytest.fixture
 def config(tiny_config: Config) -> Callable[..., RunConfig]:
     def make(iterations: int = 6, status: dict | None = None, **sections: Any) -> RunConfig:
-        rewards = {"redness": {"scorer": f"{__name__}:Redness"}}
         settings = {"heartbeat_s": 0.05, "trajectories_every": 2} | (status or {})
-        return tiny_config(iterations=iterations, rewards=rewards, status=settings, **sections)
+        return tiny_config(iterations=iterations, rewards=REDNESS, status=settings, **sections)
 
     return make
-
-
-def left_behind(folder: Path) -> RunStatus:
-    return RunStatus.model_validate(json.loads((folder / "status.json").read_text())["status"])
 
 
 def test_a_watched_run_ends_in_the_weights_of_one_that_nobody_sees(config, tmp_path):
@@ -399,10 +275,7 @@ def test_a_killed_embedded_board_comes_back_by_itself(config, tmp_path):
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[Callable[[], "subprocess.Popen[bytes]"]]:
-    program = shutil.which("redis-server")
-    if program is None:
-        pytest.skip("redis-server is not installed: apt-get install redis-server")
-    running = []
+    program, running = need("redis-server"), []
 
     def start() -> "subprocess.Popen[bytes]":
         words = [program, "--port", "0", "--unixsocket", str(tmp_path / "r.sock"), "--save", ""]

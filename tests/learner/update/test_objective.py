@@ -19,7 +19,7 @@ from learner.update.objective import Objective, divergence
 from protocol.config.learning import KlConfig, LearnerConfig
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt
-from tests.learner.update.test_learner import draw_groups, iterate
+from tests.support.groups import draw_groups, iterate
 
 Config = Callable[..., RunConfig]
 GAINS = {"rule": "gains"}

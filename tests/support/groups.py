@@ -1,0 +1,54 @@
+"""Scored groups of the tiny pipeline, rolled out and scored in this process, and one iteration with them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from flow.rollout import RolloutPolicy
+from learner.update.learner import Learner
+from protocol.config.run import RunConfig
+from protocol.messages import Adapter, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
+
+Judge = Callable[[Rollout, np.ndarray], np.ndarray]
+
+PROMPTS = (Prompt(index=0, text="a red circle"), Prompt(index=1, text="two blue squares", negative="photo"))
+
+
+def scored(values: np.ndarray) -> Scores:
+    """What the pool answers for the config's one reward."""
+    valid, values = np.isfinite(values), values.astype(np.float32)
+    reasons = tuple("" if ok else "blurred" for ok in valid)
+    return Scores(values=values, valid=valid, reasons=reasons, components={"brightness": values})
+
+
+def redness(_: Rollout, images: np.ndarray) -> np.ndarray:
+    return images[..., 0].mean((1, 2)) / 255
+
+
+def draw_groups(
+    policy: RolloutPolicy, config: RunConfig, weights: Adapter, *, iteration: int, judge: Judge = redness
+) -> list[ScoredGroup]:
+    groups = []
+    for group in range(config.group.per_iteration):
+        prompt, shards = PROMPTS[group % 2], []
+        for first in range(0, config.group.size, config.group.shard):
+            request = ShardRequest(
+                iteration=iteration,
+                group=group,
+                prompt=prompt,
+                first_member=first,
+                members=config.group.shard,
+                version=weights.version,
+                digest=weights.digest,
+            )
+            _, rollout, images = policy.rollout(request)
+            shards.append(ScoredShard(rollout=rollout, scores=scored(judge(rollout, images))))
+        groups.append(ScoredGroup(prompt=prompt, shards=tuple(shards)))
+    return groups
+
+
+def iterate(learner: Learner, policy: RolloutPolicy, config: RunConfig, **how: Any) -> dict[str, float]:
+    weights = learner.adapter()
+    assert policy.load(weights) == (weights.version, weights.digest)
+    return learner.update(draw_groups(policy, config, weights, iteration=learner.iteration, **how))

@@ -1,0 +1,132 @@
+"""A run in this process that a test watches and steers while it goes on."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.board.board import Board
+from deploy.board.embedded import URL_FILE
+from deploy.cli.progress import Progress
+from deploy.folder.run_folder import RunFolder, open_run_folder
+from deploy.monitor.observe import Observed
+from deploy.run.local import LocalFleet
+from deploy.run.run import RunJournal
+from learner.loop.loop import Save, train
+from protocol.commands import new_command
+from protocol.config.run import RunConfig
+from protocol.errors import BoardError, NonFiniteError
+from protocol.messages import Prompt
+from protocol.ports import FleetPort
+from protocol.sink import StatusSink
+from protocol.status import RunStatus
+
+TRAIN = tuple(Prompt(index=index, text=text) for index, text in enumerate(("a red circle", "a blue square", "two")))
+HELDOUT = (Prompt(index=0, text="one"),)
+REDNESS = {"redness": {"scorer": "tests.support.judges:Redness"}}
+"""Section `rewards` of a config for `go`."""
+
+
+@dataclass
+class Scene:
+    """One run, and what a test may want of it."""
+
+    config: RunConfig
+    run: RunFolder
+    observed: Observed
+    stop: asyncio.Event
+
+    async def ask(self, kind: str, **facts: Any) -> str:
+        """Leave a command on the board; its id."""
+        board = Board((self.run.path / URL_FILE).read_text())
+        command = new_command(kind, **facts)  # pyright: ignore[reportArgumentType]
+        await until(lambda: reaches(board))
+        await board.ask(self.observed.reporter.run, command)
+        await board.close()
+        return command.id
+
+    async def outcome(self, command: str, seconds: float = 60.0) -> tuple[str, str]:
+        """State and message once it is no longer open."""
+        held = self.observed.reporter.buffers.commands
+        await until(lambda: settled(held, command), seconds)
+        return held[command].state, held[command].message
+
+
+async def reaches(board: Board) -> bool:
+    with contextlib.suppress(BoardError):
+        await board.ping()
+        return True
+    return False
+
+
+async def comes_to(scene: Scene, iteration: int) -> bool:
+    return scene.observed.reporter.status().iteration >= iteration
+
+
+async def settled(held: dict, command: str) -> bool:
+    return command in held and not held[command].is_open
+
+
+async def until(holds: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not await holds():
+        assert time.monotonic() < end, "it did not come about"
+        await asyncio.sleep(0.05)
+
+
+def go(
+    config: RunConfig,
+    folder: Path,
+    *,
+    beside: Callable[[Scene], Awaitable[None]] | None = None,
+    slow_s: float = 0.0,
+    fails_at: int = 0,
+    make_fleet: Callable[[RunConfig, StatusSink], FleetPort] = lambda config, sink: LocalFleet(config),
+) -> str:
+    """One run in this process; `beside` goes on while it does. Returns the digest of the last weights."""
+
+    async def scenario() -> str:
+        run = open_run_folder(folder, config)
+        journal, stop = RunJournal(run, Progress()), asyncio.Event()
+        fleet = make_fleet(config, journal)
+        try:
+            async with Observed(config, run, fleet, journal, stop) as observed:
+                await fleet.start()
+                observed.begin(0)
+                scene = Scene(config, run, observed, stop)
+                watching = asyncio.create_task(beside(scene)) if beside else None
+                if watching:
+                    watching.add_done_callback(lambda done: stop.set() if done.exception() else None)
+
+                async def rest(save: Save) -> None:
+                    await asyncio.sleep(slow_s)
+                    if fails_at and observed.reporter.status().iteration >= fails_at:
+                        raise NonFiniteError("the loss must be finite, got NaN")
+                    await observed.control.rest(save)
+
+                await train(
+                    config,
+                    prompts=TRAIN,
+                    heldout=HELDOUT,
+                    ports=observed.ports,
+                    journal=observed.journal,
+                    stop=stop,
+                    rest=rest,
+                    watch=observed.watch,
+                )
+                if watching:
+                    await watching
+            return (await fleet.ports.learner.adapter()).digest
+        finally:
+            fleet.stop()
+            run.close()
+
+    return asyncio.run(asyncio.wait_for(scenario(), 240))
+
+
+def left_behind(folder: Path) -> RunStatus:
+    return RunStatus.model_validate(json.loads((folder / "status.json").read_text())["status"])
