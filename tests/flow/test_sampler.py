@@ -17,7 +17,7 @@ from flow.models.contract import Backbone
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy
 from flow.rollout import RolloutPolicy
-from flow.sampler import rollout_shard
+from flow.sampler import generate, rollout_shard
 from protocol.config.model import ModelConfig
 from protocol.config.run import RunConfig
 from protocol.errors import NonFiniteError, StaleAdapterError
@@ -160,7 +160,7 @@ def test_nan_from_the_model_stops_the_shard_and_the_drawing(tiny_sd3: Path, tiny
         sample(broken, config)
     policy = FlowPolicy(broken, config.sampling, guidance=1.0)
     with pytest.raises(NonFiniteError, match="policy version 5"):
-        draw(policy, GenerateRequest(prompts=(PROMPT,), numbers=(0,), seed=0, steps=2, version=5, digest=""))
+        generate(policy, GenerateRequest(prompts=(PROMPT,), numbers=(0,), seed=0, steps=2, version=5, digest=""))
 
 
 def adapter(config: RunConfig, *, seed: int, version: int) -> Adapter:

@@ -131,7 +131,7 @@ def test_a_folder_without_a_full_manifest_is_refused(tmp_path: Path, content: st
         read_checkpoint(folder)
 
 
-@pytest.mark.parametrize("content", ['{"step": 2}', "[]", "3", '{"step": "x", "digest": "y"}'])
+@pytest.mark.parametrize("content", ['{"iteration": 2}', "[]", "3", '{"iteration": "x", "digest": "y"}'])
 def test_consistent_digests_over_wrong_content_are_refused(tmp_path: Path, content: str) -> None:
     folder = write(tmp_path, 2)
     (folder / STATE).write_text(content)
@@ -188,7 +188,7 @@ def test_the_millionth_step_is_newer_than_the_one_before(tmp_path: Path) -> None
     write(tmp_path, 1_000_000, keep=2)
     newest = newest_checkpoint(tmp_path)
     assert newest is not None
-    assert newest[0].step == 1_000_000
+    assert newest[0].iteration == 1_000_000
 
 
 def test_a_leftover_of_an_interrupted_write_is_never_read_and_is_removed_by_the_next(tmp_path: Path) -> None:
@@ -269,8 +269,8 @@ def test_older_adapters_that_groups_in_flight_need_come_back(tmp_path: Path) -> 
 
 
 def test_latest_leads_to_the_newest(tmp_path: Path) -> None:
-    for step in (1, 2, 10):
-        write(tmp_path, step)
+    for iteration in (1, 2, 10):
+        write(tmp_path, iteration)
         assert (tmp_path / "latest").resolve().name == f"iteration_{iteration:06d}"
     assert same(read_checkpoint(tmp_path / "latest"), state(10))
 
@@ -285,9 +285,9 @@ def test_young_checkpoints_are_kept_beyond_the_count(tmp_path: Path) -> None:
 
 
 def test_facts_stand_beside_the_step(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, state(3), LORA, keep=1, facts={"versions": {"torch": "2.9"}, "step": 77})
+    folder = write_checkpoint(tmp_path, state(3), LORA, keep=1, facts={"versions": {"torch": "2.9"}, "iteration": 77})
     assert read_facts(folder)["versions"] == {"torch": "2.9"}
-    assert read_checkpoint(folder).step == 3
+    assert read_checkpoint(folder).iteration == 3
 
 
 def test_a_write_that_fails_leaves_no_partial_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_latents_have_about_zero_mean_and_unit_std(pipeline: StableDiffusion3Pip
 def test_every_word_is_one_token_and_the_longest_caption_fits() -> None:
     built = tokenizer.build()
     assert all(len(built.tokenize(word)) == 1 for word in vocabulary.words())
-    longest = "an image of a red triangle and a yellow square"
+    longest = "a picture of a red triangle and a yellow square"
     ids = built(longest, padding="max_length").input_ids
     assert len(ids) == tokenizer.CONTEXT_LENGTH
     assert built.unk_token_id not in ids[:-1]

@@ -23,7 +23,7 @@ def test_every_sign_is_read_right() -> None:
 
 def test_captions_spell_the_word_letter_by_letter_and_fit_the_context() -> None:
     built = tokenizer.build()
-    longest = words.caption("KX", "yellow", "an image of")
+    longest = words.caption("KX", "yellow", "a picture of")
     assert built.tokenize(longest)[-4:] == ['"</w>', "k", "x</w>", '"</w>']
     assert len(built(longest).input_ids) == tokenizer.CONTEXT_LENGTH
 

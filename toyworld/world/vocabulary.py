@@ -23,7 +23,7 @@ TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_
 
 TRAIN_PHRASES = (
     "a photo of",
-    "an image of",
+    "a picture of",
     "an image of",
     "a drawing of",
     "a painting of",

@@ -13,7 +13,7 @@ from flow.maths.noise import normal
 from flow.models.contract import Backbone, repeat
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy
-from flow.sampler import trajectory
+from flow.sampler import generate, trajectory
 from protocol.config.model import ModelConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.errors import ModelError
@@ -151,7 +151,7 @@ def test_draw_equals_the_pipeline_s_images_bitwise(
     )
     initial = torch.stack([normal("draw", 11, 3, number, shape=backbone.latent_shape) for number in range(batch)])
     _, images = run_pipeline(pipeline, TEXTS[1], initial, guidance)
-    drawn = draw(policy_of(backbone, guidance), request)
+    drawn = generate(policy_of(backbone, guidance), request)
     assert drawn.dtype == np.uint8
     assert drawn.shape == (batch, 16, 16, 3)
     assert np.array_equal(drawn, (images * 255).round().astype(np.uint8))
@@ -163,7 +163,7 @@ def test_a_request_of_several_prompts_gives_each_its_own_text(backbone: Backbone
     policy = policy_of(backbone, 4.5)
 
     def drawn(*which: int) -> np.ndarray:
-        return draw(
+        return generate(
             policy,
             GenerateRequest(
                 prompts=tuple(prompts[i] for i in which),

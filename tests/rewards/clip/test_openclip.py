@@ -105,9 +105,9 @@ def test_features_are_those_of_the_open_clip_model(oracle: OpenClip, like: Path,
     )
     pixels = (torch.from_numpy(images).permute(0, 3, 1, 2) / 255 - mean) / std
     with torch.no_grad():
-        words, images = (nn.functional.normalize(x, dim=-1) for x in (oracle.encode_text(ids), oracle.visual(pixels)))
+        words, features = (nn.functional.normalize(x, dim=-1) for x in (oracle.encode_text(ids), oracle.visual(pixels)))
     np.testing.assert_allclose(clip.of_texts(texts), words, atol=2e-5)
-    np.testing.assert_allclose(clip.of_images(images), images, atol=2e-5)
+    np.testing.assert_allclose(clip.of_images(images), features, atol=2e-5)
     assert clip.scale == pytest.approx(np.exp(4.0))
 
 
