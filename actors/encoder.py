@@ -10,7 +10,7 @@ from actors.pool.calls import ActorFailedError, answer
 from flow.models.load import open_embeddings
 from flow.runtime.device import device_of
 from protocol.config.run import RunConfig
-from protocol.errors import PoolError
+from protocol.errors import PoolError, one_line
 
 
 @ray.remote
@@ -44,7 +44,7 @@ async def encode_on_ray(config: RunConfig, batches: Sequence[Sequence[str]]) -> 
         await answer(actor.prepare.remote(), timeout_s=role.timeout_s)
         return sum([await answer(actor.fill.remote(batch), timeout_s=role.timeout_s) for batch in batches])
     except ActorFailedError as error:
-        reason = " ".join(str(error).split())[:200] or "no answer before its deadline"
+        reason = one_line(error)
         raise PoolError(
             f"the text encoders were lost: {reason}; raise cluster.learner.timeout_s or try again"
         ) from error

@@ -1,9 +1,9 @@
 """Finding a preset: a name such as `toy_geneval`, or the path of a YAML file."""
 
-import difflib
 from pathlib import Path
 
 from protocol.errors import ConfigError
+from protocol.spelling import suggest
 
 FOLDER = Path(__file__).parent / "presets"
 
@@ -23,6 +23,4 @@ def find_preset(name: str) -> Path:
         return FOLDER / f"{name}.yaml"
     if name.endswith((".yaml", ".yml")):
         return Path(name)
-    close = difflib.get_close_matches(name, preset_names(), n=1)
-    hint = f"did you mean {close[0]!r}?" if close else "or give the path of a .yaml file"
-    raise ConfigError(f"unknown preset {name!r}: presets are {', '.join(preset_names())}; {hint}")
+    raise ConfigError(f"unknown preset {name!r}: {suggest(name, preset_names())}; or give the path of a .yaml file")

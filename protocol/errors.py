@@ -26,6 +26,15 @@ class FlowcreditError(Exception):
     """Root of everything this project raises on purpose."""
 
 
+LONGEST_LINE = 400
+"""Characters that `one_line` keeps: enough for a cause and its remedy, short enough for a condition or a log line."""
+
+
+def one_line(error: BaseException) -> str:
+    """Return an exception's message as one bounded line, or its type's name if it has no message."""
+    return " ".join(str(error).split())[:LONGEST_LINE] or type(error).__name__
+
+
 class InputError(FlowcreditError):
     """The user can mend this: shown as one line, exit code 2."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from protocol.errors import ContractError
+from protocol.errors import ContractError, one_line
 from protocol.messages import Metadata, Scores
 from rewards.answers import joined
 
@@ -42,7 +42,7 @@ def score_around_failures(
             answers = [attempt(half) for half in halves]
             if any(answer is not None for answer in answers):
                 return joined([answer or divided(half) for half, answer in zip(halves, answers, strict=True)])
-        return Scores.missing(size, f"{name}: {type(errors[-1]).__name__}: {' '.join(str(errors[-1]).split())}")
+        return Scores.missing(size, f"{name}: {type(errors[-1]).__name__}: {one_line(errors[-1])}")
 
     everything = slice(0, len(images))
     return attempt(everything) or divided(everything), errors[0] if errors else None

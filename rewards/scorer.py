@@ -15,8 +15,9 @@ import numpy as np
 
 from protocol.errors import ContractError, ScorerError
 from protocol.messages import Metadata, Prompt, Scores
+from protocol.spelling import suggest
 from rewards.isolation import score_around_failures
-from rewards.loading import build_from_path, find_class, needing, suggest
+from rewards.loading import build_from_path, load_class
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +97,7 @@ def check_prompts(spec: str, args: Mapping[str, Any], prompts: Sequence[Prompt])
         InputError: what `check` has against a prompt.
     """
     path, extra = _registered(spec)
-    with needing(path, extra):
-        cls = find_class(path, args)
+    cls = load_class(path, args=args, extra=extra)
     if isinstance(inspect.getattr_static(cls, "check", None), staticmethod):
         cls.check(prompts)
     else:

@@ -22,7 +22,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from protocol.errors import ShardLostError
+from protocol.errors import ShardLostError, one_line
 
 GONE = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
 """What Ray says of an actor that is gone."""
@@ -53,16 +53,16 @@ async def answer(
         return call.result()
     except RayTaskError as error:
         if isinstance(error.cause, ObjectLostError):
-            raise ShardLostError(_line(error.cause)) from error
+            raise ShardLostError(one_line(error.cause)) from error
         if _is_broken(error.cause):
-            raise ActorFailedError(f"{type(error.cause).__name__}: {_line(error.cause)}") from error
+            raise ActorFailedError(f"{type(error.cause).__name__}: {one_line(error.cause)}") from error
         if isinstance(error.cause, Exception):
             raise error.cause from error
         raise
     except ObjectLostError as error:
-        raise ShardLostError(_line(error)) from error
+        raise ShardLostError(one_line(error)) from error
     except GONE as error:
-        raise ActorFailedError(_line(error)) from error
+        raise ActorFailedError(one_line(error)) from error
     finally:
         call.cancel()
 
@@ -95,10 +95,6 @@ async def _require_beat(call: "asyncio.Future[Any]", actor: Any, heartbeat_s: fl
 
 def _is_broken(cause: Any) -> bool:
     return type(cause).__name__ in BROKEN or "CUDA error" in str(cause)
-
-
-def _line(error: Any) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def whereabouts(actor: object) -> tuple[str, str, int]:  # noqa: ARG001

@@ -17,6 +17,7 @@ import ray
 
 from actors.pool.calls import ActorFailedError, answer, whereabouts
 from actors.pool.member import ActorHandle, Member
+from protocol.errors import one_line
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -110,7 +111,7 @@ class Joining:
             try:
                 await self._admit(member, is_needed=False)
             except Exception as error:
-                self.trouble = reason_of(error)
+                self.trouble = one_line(error)
                 message = "no further %s actor yet (%s); again in %.0f s"
                 log.warning(message, self._pool.name, self.trouble, pause_s, exc_info=True)
                 await asyncio.sleep(pause_s)
@@ -145,8 +146,3 @@ class Joining:
         finally:
             running.cancel()
         member.live_at(await answer(reference, timeout_s=self._patience_s))
-
-
-def reason_of(error: BaseException) -> str:
-    """An error in one line."""
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import ray
 
 from actors.pool.calls import ActorFailedError
-from actors.pool.joining import Joining, Work, reason_of
+from actors.pool.joining import Joining, Work
 from actors.pool.member import ActorHandle, Member
 from actors.pool.restarts import RestartBudget
-from protocol.errors import PoolError
+from protocol.errors import PoolError, one_line
 from protocol.status import ActorStatus, PoolStatus
 
 log = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ class ActorPool:
 
     def count_restart(self, handle: ActorHandle, error: BaseException) -> float:
         """An actor was lost: seconds to wait before its successor."""
-        reason = reason_of(error)
+        reason = one_line(error)
         log.warning("%s actor lost (%s), restart %d", self.name, reason, self.restarts + 1)
         if self._on_failure:
             self._on_failure(handle, reason)

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from actors.pool.calls import ActorFailedError
-from protocol.errors import PoolError
+from protocol.errors import PoolError, one_line
 from protocol.messages import Scores
 from protocol.ports import Handle
 from rewards.answers import joined, rows_of
@@ -131,7 +131,7 @@ class RewardQueue:
             scores = await self._ask(actor, [part.piece for part in parts], [part.images for part in parts])
         except ActorFailedError as error:
             self.lost += 1
-            reason = " ".join(str(error).split())[:200] or "no answer before its deadline"
+            reason = one_line(error)
             for part in parts:
                 _answer(part, Scores.missing(len(part.piece.rows), f"reward actor lost: {reason}"))
             raise

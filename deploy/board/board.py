@@ -30,7 +30,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError, WatchError
 
 from protocol.commands import Command
-from protocol.errors import BoardError, ConfigError
+from protocol.errors import BoardError, ConfigError, one_line
 from protocol.status import Document, Event, MetricLine, RunStatus, TrajectoryRecord
 
 LINES_KEPT, EVENTS_KEPT, RECORDS_KEPT, COMMANDS_KEPT = 10_000, 1_000, 20, 100
@@ -255,7 +255,7 @@ def _answering(url: str) -> Iterator[None]:
     try:
         yield
     except (RedisError, OSError, TimeoutError) as error:
-        reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+        reason = one_line(error).rstrip(".")
         remedy = next((f"; {remedy}" for sign, remedy in REMEDIES.items() if sign in reason), "")
         raise BoardError(f"the board at {without_password(url)} does not answer: {reason}{remedy}") from error
 

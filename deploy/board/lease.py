@@ -33,7 +33,7 @@ from deploy.board.board import Fence, without_password
 from deploy.folder.lease import Lease
 from protocol.config.run import RunConfig
 from protocol.config.status import EMBEDDED, OFF, board_address
-from protocol.errors import LeaseLostError, RunFolderError
+from protocol.errors import LeaseLostError, RunFolderError, one_line
 from protocol.status import run_id_of
 
 log = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class BoardLease:
             try:
                 self._redis.eval(RELEASE, len(self._names), *self._names, self.fence.owner)
             except (RedisError, OSError) as error:
-                log.warning("the board's lease runs out by itself within %g s: %s", TTL_S, _reason(error))
+                log.warning("the board's lease runs out by itself within %g s: %s", TTL_S, one_line(error))
             self._redis.close()
 
     @contextmanager
@@ -232,7 +232,7 @@ class BoardLease:
         try:
             kind, *rest = self._redis.eval(CLAIM, len(self._names), *self._names, *words)
         except (RedisError, OSError) as error:
-            self.trouble = f"the board at {without_password(self._url)} does not answer: {_reason(error)}"
+            self.trouble = f"the board at {without_password(self._url)} does not answer: {one_line(error)}"
             return None
         if kind == "ours":
             self._confirmed = asked
@@ -277,7 +277,3 @@ def lease_on_board(config: RunConfig, run: Path, under: Lease, say: Callable[[st
 
 def _who(holder: Mapping[str, Any]) -> str:
     return f"process {holder.get('pid')} on {holder.get('host')}" if holder else "another process"
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

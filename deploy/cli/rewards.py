@@ -11,7 +11,7 @@ import yaml
 
 from protocol.config.load import parse_reward, read_value
 from protocol.config.reward import RewardConfig
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, one_line
 
 
 def register(app: typer.Typer) -> None:
@@ -102,7 +102,7 @@ def _rewards_section(path: Path) -> dict[str, Any]:
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"config file {path} cannot be read: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"config file {path} cannot be read: {one_line(error)}") from None
     section = tree.get("rewards") if isinstance(tree, dict) else None
     if not isinstance(section, dict):
         raise ConfigError(f"config file {path} must have a section `rewards`, got none")

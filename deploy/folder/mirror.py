@@ -16,7 +16,7 @@ import fsspec
 from fsspec.core import url_to_fs
 
 from learner.checkpoint import MANIFEST, checkpoint_folders, read_checkpoint
-from protocol.errors import CheckpointError, RunFolderError
+from protocol.errors import CheckpointError, RunFolderError, one_line
 
 log = logging.getLogger(__name__)
 CLOSE_S = 120.0
@@ -36,7 +36,7 @@ class Mirror:
             self._store: fsspec.AbstractFileSystem
             self._store, root = url_to_fs(url)
         except Exception as error:  # each store has exceptions of its own
-            reason = " ".join(str(error).split())
+            reason = one_line(error)
             remedy = "install its library" if isinstance(error, ImportError) else "name another"
             raise RunFolderError(f"checkpoint.url {url} cannot be opened: {reason}; {remedy}") from error
         self._root = root.rstrip("/")
@@ -142,7 +142,7 @@ class Mirror:
         return sorted((path.rstrip("/").rsplit("/", 1)[-1] for path in paths), key=_age)
 
     def _unreadable(self, error: Exception) -> RunFolderError:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = one_line(error)
         return RunFolderError(f"checkpoint.url {self._url} cannot be read: {reason}")
 
 

@@ -8,7 +8,7 @@ from deploy.folder.run_folder import CONFIG
 from learner.checkpoint import newest_checkpoint, read_checkpoint
 from protocol.config.load import parse_config
 from protocol.config.run import RunConfig
-from protocol.errors import ConfigError, RunFolderError
+from protocol.errors import ConfigError, RunFolderError, one_line
 from protocol.messages import Adapter, LearnerState
 
 
@@ -25,7 +25,7 @@ def config_of(run: Path) -> RunConfig:
             f"run folder {run} must hold {CONFIG}, got none: give the folder that `train` made"
         ) from None
     except (OSError, UnicodeDecodeError, TypeError, yaml.YAMLError, ConfigError) as error:
-        raise RunFolderError(f"run folder {run} holds no readable {CONFIG}: {' '.join(str(error).split())}") from None
+        raise RunFolderError(f"run folder {run} holds no readable {CONFIG}: {one_line(error)}") from None
 
 
 def average_of(state: LearnerState, run: Path) -> Adapter:

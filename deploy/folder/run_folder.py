@@ -36,7 +36,7 @@ from deploy.folder.mirror import Mirror
 from deploy.folder.same_config import CONFIG, require_equal, require_same
 from learner.checkpoint import LATEST, newest_checkpoint, read_facts, write_checkpoint
 from protocol.config.run import RunConfig
-from protocol.errors import LeaseLostError, RunFolderError
+from protocol.errors import LeaseLostError, RunFolderError, one_line
 from protocol.messages import LearnerState
 
 log = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ class RunFolder:
         try:
             yield
         except (OSError, SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+            reason = getattr(error, "strerror", None) or one_line(error)
             raise RunFolderError(
                 f"run folder {self.path} cannot be written: {reason}; mend that or set --run"
             ) from error

@@ -6,7 +6,7 @@ import yaml
 
 from protocol.config.load import parse_config
 from protocol.config.run import RunConfig
-from protocol.errors import ConfigError, RunFolderError
+from protocol.errors import ConfigError, RunFolderError, one_line
 
 CONFIG = "config.yaml"
 
@@ -29,7 +29,7 @@ def require_equal(where: object, text: str, config: RunConfig, *, section: str =
     try:
         held = parse_config(yaml.safe_load(text)).outcome_fields()
     except (yaml.YAMLError, ConfigError) as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise RunFolderError(f"run folder {where} holds no readable {CONFIG}: {reason}; {remedy}") from None
     wanted = config.outcome_fields()
     differing = [

@@ -28,7 +28,7 @@ from learner.loop.loop import Journal
 from learner.loop.stream import GroupStream
 from protocol.config.run import RunConfig
 from protocol.config.status import EMBEDDED, OFF, board_address
-from protocol.errors import FlowcreditError, LeaseLostError
+from protocol.errors import FlowcreditError, LeaseLostError, one_line
 from protocol.messages import LearnerState
 from protocol.ports import FleetPort, Metrics
 from protocol.sink import StatusSink
@@ -103,7 +103,7 @@ class Observed:
             reporter.phase = "failed"
             if guard := guard_of(error):
                 self._sink.condition(f"Guard/{guard}", holds=False, reason="Broken", message=str(error))
-            reporter.event(f"the run failed: {' '.join(str(error).split())[:400] or type(error).__name__}", "error")
+            reporter.event(f"the run failed: {one_line(error)}", "error")
         with _harmless("the status of the ended run"):
             self.control.end()
             reporter.event(f"the run has {reporter.phase}" if reporter.phase != "failed" else "the run has ended")

@@ -4,7 +4,6 @@ A tracker works on a thread of its own behind a bounded queue: a slow one drops 
 out for the rest of the run; neither delays the run.
 """
 
-import importlib
 import logging
 import os
 import queue
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from protocol.config.run import RunConfig
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, one_line
+from protocol.import_path import find_class
 from protocol.sink import StatusSink
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class _Running:
             tracker.close()
         except Exception as error:
             log.exception("tracker %s is left out", self._name)
-            self._say("False", "Failed", f"{self._name} is left out: {' '.join(str(error).split())[:200]}")
+            self._say("False", "Failed", f"{self._name} is left out: {one_line(error)}")
 
     def _say(self, status: str, reason: str, message: str) -> None:
         self._status.condition(f"Tracker/{self._name}", status == "True", reason, message)
@@ -148,14 +148,13 @@ def find_tracker(name: str) -> Any:
     Raises:
         ConfigError: no such tracker, or its library is not installed.
     """
-    module, colon, attribute = name.partition(":")
     if name in BUILT_IN:
         return BUILT_IN[name]
-    if not colon:
+    if ":" not in name:
         raise ConfigError(f"status.trackers must be {', '.join(BUILT_IN)} or package.module:Class, got {name!r}")
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        return find_class(name)
+    except ImportError as error:
         raise ConfigError(f"tracker {name} cannot be found: {error}") from None
 
 

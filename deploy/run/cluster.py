@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import ray
 
 from protocol.config.run import RunConfig
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, one_line
 from protocol.sink import StatusSink
 
 PROBE_TIMEOUT_S = 10.0
@@ -60,7 +60,7 @@ def _connect(config: RunConfig, address: str | None) -> None:
     except (OSError, OverflowError, ValueError, RuntimeError) as error:
         if not address:
             raise
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         raise ConfigError(
             f"no Ray cluster answers at {address}: {reason}; check cluster.address or RAY_ADDRESS"
         ) from None

@@ -22,7 +22,7 @@ from flow.adapter.lora_file import FILE_NAME
 from flow.models.folder import completed, read_index
 from learner.loop.evaluate import Evaluation
 from protocol.config.run import RunConfig
-from protocol.errors import InputError, LeaseLostError, RunFolderError
+from protocol.errors import InputError, LeaseLostError, RunFolderError, one_line
 from protocol.messages import LearnerState, Prompt
 from protocol.ports import Metrics
 from protocol.prompts import read_prompts
@@ -173,7 +173,7 @@ class RunJournal:
             raise
         except Exception as error:
             log.exception("the images of iteration %d cannot be drawn", iteration)
-            message = f"the images of iteration {iteration} cannot be drawn: {' '.join(str(error).split())[:200]}"
+            message = f"the images of iteration {iteration} cannot be drawn: {one_line(error)}"
             self.condition(kind, holds=False, reason="DrawingFailed", message=message)
         else:
             self.condition(kind, holds=True, reason="Written", message="gallery/ is written again")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from deploy.folder.fingerprint import library_versions
 from protocol.config.run import RunConfig
 from protocol.config.status import BOARD_VARIABLE, EMBEDDED, OFF, StatusConfig, board_address
-from protocol.errors import FlowcreditError, InputError
+from protocol.errors import FlowcreditError, InputError, one_line
 from protocol.prompts import read_prompts
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def examine(question: Question) -> Iterator[Finding]:
         try:
             yield from check(question)
         except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this image has no score
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = one_line(error)
             yield Finding("bad", check.__name__, f"the check itself failed: {reason}", "report this line")
 
 

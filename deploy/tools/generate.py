@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from deploy.folder.open import average_of, checkpoint_of, config_of
-from protocol.errors import ConfigError, RunFolderError
+from protocol.errors import ConfigError, RunFolderError, one_line
 from protocol.messages import GenerateRequest, Prompt
 
 
@@ -71,8 +71,7 @@ def _usable(device: str) -> str:
     try:
         torch.zeros(1, device=device).tolist()
     except (RuntimeError, AssertionError, ImportError) as error:
-        reason = " ".join(str(error).split())[:100]
         raise ConfigError(
-            f"--device must be one that torch can use here, such as cpu, got {device!r}: {reason}"
+            f"--device must be one that torch can use here, such as cpu, got {device!r}: {one_line(error)}"
         ) from None
     return device

@@ -15,7 +15,7 @@ from deploy.folder.run_folder import CONFIG, INPUTS, METRICS, read_lines
 from learner.checkpoint import LATEST, checkpoint_folders, read_checkpoint
 from protocol.config.load import parse_config
 from protocol.config.run import RunConfig
-from protocol.errors import CheckpointError, FlowcreditError, RunFolderError
+from protocol.errors import CheckpointError, FlowcreditError, RunFolderError, one_line
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def verify(run: Path) -> Iterator[Verified]:
         config = parse_config(yaml.safe_load((run / CONFIG).read_text(encoding="utf-8")))
         yield Verified(CONFIG, "readable")
     except (OSError, UnicodeDecodeError, yaml.YAMLError, FlowcreditError) as error:
-        yield Verified(CONFIG, " ".join(str(error).split()), is_whole=False)
+        yield Verified(CONFIG, one_line(error), is_whole=False)
     if config is not None:
         yield from _inputs(run, config)
     yield from _metrics(run, config)
@@ -72,7 +72,7 @@ def _inputs(run: Path, config: RunConfig) -> Iterator[Verified]:
     try:
         changed = differences(held, input_digests(config))
     except (OSError, FlowcreditError) as error:
-        yield Verified(INPUTS, f"prompts or model are out of reach: {' '.join(str(error).split())}", is_whole=False)
+        yield Verified(INPUTS, f"prompts or model are out of reach: {one_line(error)}", is_whole=False)
         return
     found = f"changed since: {', '.join(changed)}" if changed else f"{len(held)} unchanged"
     yield Verified(INPUTS, found, is_whole=not changed)

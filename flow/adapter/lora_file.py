@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from protocol.config.model import LoraConfig
-from protocol.errors import CheckpointError, ContractError, ModelError
+from protocol.errors import CheckpointError, ContractError, ModelError, one_line
 from protocol.messages import Adapter, digest_of
 
 FILE_NAME = "pytorch_lora_weights.safetensors"
@@ -74,7 +74,7 @@ def read_foreign_lora(path: str) -> tuple[dict[str, np.ndarray], float | None]:
         with safe_open(file, framework="numpy") as held:
             header = json.loads((held.metadata() or {}).get(METADATA_KEY, "{}"))
     except (OSError, ValueError, SafetensorError) as error:
-        raise ModelError(f"model.lora.start {path} cannot be read: {' '.join(str(error).split())}") from None
+        raise ModelError(f"model.lora.start {path} cannot be read: {one_line(error)}") from None
     alphas = {float(tensor) for name, tensor in tensors.items() if name.endswith(".alpha")}
     if f"{PREFIX}lora_alpha" in header:
         alphas.add(float(header[f"{PREFIX}lora_alpha"]))

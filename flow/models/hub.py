@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from protocol.errors import ModelError
+from protocol.errors import ModelError, one_line
 
 UNUSED_FILES = ["*.bin", "*.ckpt", "*.msgpack", "*.onnx", "*.onnx_data", "*.h5", "*.fp16.*", "*.fp16-*"]
 """Copies of the same weights in other formats."""
@@ -90,6 +90,6 @@ def _explained(repo: str, revision: str | None) -> Iterator[None]:
     except errors.EntryNotFoundError:
         raise ModelError(f"{what} must be in diffusers' format: it has no model_index.json") from None
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
-        raise ModelError(f"{what} cannot be fetched: {' '.join(str(error).split())[:200]}") from None
+        raise ModelError(f"{what} cannot be fetched: {one_line(error)}") from None
     finally:
         logging.set_verbosity(verbosity)

@@ -1,7 +1,5 @@
 """Loading a pretrained model, or its text side alone, by the family that its folder belongs to."""
 
-from importlib import import_module
-
 import torch
 
 from flow.models.contract import Backbone
@@ -11,6 +9,7 @@ from flow.models.folder import find_model
 from flow.models.pipeline import PipelineBackbone
 from flow.models.text import TextEncoders
 from protocol.config.model import ModelConfig
+from protocol.import_path import find_class
 
 
 def load_backbone(config: ModelConfig, *, device: str = "cpu") -> Backbone:
@@ -25,8 +24,7 @@ def load_backbone(config: ModelConfig, *, device: str = "cpu") -> Backbone:
 
 def backbone_class(family: Family) -> type[PipelineBackbone]:
     """The class behind a family's entry."""
-    module, _, name = family.backbone.partition(":")
-    return getattr(import_module(module), name)
+    return find_class(family.backbone)
 
 
 def open_embeddings(config: ModelConfig, *, device: str) -> Embeddings:

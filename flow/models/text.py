@@ -14,7 +14,7 @@ from flow.models.families import Family
 from flow.runtime.precision import dtype_of
 from flow.runtime.quiet import quiet_libraries
 from protocol.config.model import ModelConfig
-from protocol.errors import ModelError
+from protocol.errors import ModelError, one_line
 
 UNREADABLE = (OSError, ValueError, RuntimeError, TypeError, LookupError, AttributeError, SafetensorError)
 """What diffusers and transformers raise when a folder is broken."""
@@ -93,5 +93,5 @@ class TextEncoders:
 
 def unreadable(folder: Path, family: Family, error: Exception) -> ModelError:
     """The one line of a model folder that the libraries cannot load."""
-    reason = " ".join(str(error).split())[:300]
+    reason = one_line(error)
     return ModelError(f"model folder {folder} cannot be loaded as {family.pipeline}: {reason}")

@@ -18,5 +18,5 @@ def device_of(role: RoleConfig) -> str:
 
 
 def best_device() -> str:
-    """The GPU where there is one, for work in this process alone."""
+    """Return the GPU if torch finds one, otherwise the CPU, for work that no role's config places."""
     return "cuda" if torch.cuda.is_available() else "cpu"

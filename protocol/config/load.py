@@ -7,7 +7,6 @@ names its method itself is stronger than that method; an override `method=NAME` 
 refused with a suggestion, wrong values with rule, value and remedy (`ConfigError`).
 """
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -18,7 +17,8 @@ from pydantic import ValidationError
 from protocol.config.method import merge, read_method
 from protocol.config.reward import RewardConfig
 from protocol.config.run import RunConfig
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, one_line
+from protocol.spelling import suggest
 
 METHOD = "method="
 
@@ -36,7 +36,7 @@ def load_config(path: str | Path, *, overrides: Sequence[str] = ()) -> RunConfig
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file {path} cannot be read: {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"config file {path} is not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"config file {path} is not YAML: {one_line(error)}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"config file {path} must hold keys and values, got {type(tree).__name__}")
     own = tree.pop("method", None)
@@ -117,10 +117,7 @@ def _explain(problem: Any) -> str:
     location = [str(part) for part in problem["loc"]]
     dotted = ".".join(location)
     if problem["type"] == "extra_forbidden":
-        known = _known_keys(location[:-1])
-        close = difflib.get_close_matches(location[-1], known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(sorted(known))}"
-        return f"unknown key {dotted!r}: {hint}"
+        return f"unknown key {dotted!r}: {suggest(location[-1], _known_keys(location[:-1]))}"
     if problem["type"] == "missing":
         return f"{dotted} must be given"
     message = problem["msg"].removeprefix("Value error, ")

@@ -5,7 +5,6 @@ which win over a preset; and `settings`, the scale at which its paper ran it (st
 stand only where a preset is silent.
 """
 
-import difflib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import yaml
 
 from protocol.errors import ConfigError
 from protocol.resources import resolve
+from protocol.spelling import suggest
 
 FOLDER = "pkg://deploy/methods"
 PARTS = {"about": str, "identity": dict, "settings": dict}
@@ -29,11 +29,8 @@ def read_method(name: object) -> dict[str, Any]:
     Raises:
         ConfigError: no method of this name.
     """
-    known = method_names()
-    if name not in known:
-        close = difflib.get_close_matches(str(name), known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "set credit, sampling and learner keys instead"
-        raise ConfigError(f"unknown method {name!r}: methods are {', '.join(known)}; {hint}")
+    if name not in method_names():
+        raise ConfigError(f"unknown method {name!r}: {suggest(str(name), method_names())}")
     path: Path = resolve(FOLDER) / f"{name}.yaml"
     parts = yaml.safe_load(path.read_text(encoding="utf-8"))
     return {key: parts[key] for key in PARTS}

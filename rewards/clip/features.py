@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rewards.clip.pretrained import default_device, load_pretrained
+from rewards.clip.pretrained import load_pretrained
 
 TEXTS_KEPT = 8192
 """Texts whose features are kept; 4 KiB each at width 1,024."""
@@ -39,10 +39,12 @@ class ClipFeatures:
         from transformers import CLIPModel, CLIPTokenizer
         from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+        from flow.runtime.device import best_device
+
         if batch < 1:
             raise ValueError(f"batch must be at least 1, got {batch}")
         self._torch = torch
-        self._device = device or default_device()
+        self._device = device or best_device()
         loaded: Any = load_pretrained(CLIPModel.from_pretrained, model, dtype=torch.float32)
         self._model = loaded.to(self._device).eval().requires_grad_(requires_grad=False)
         self._images: Any = load_pretrained(CLIPImageProcessorPil.from_pretrained, processor or model)

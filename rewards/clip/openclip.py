@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from protocol.errors import InputError, ScorerError
+from protocol.errors import InputError, ScorerError, one_line
 from rewards.clip.pretrained import load_pretrained
 
 LIKE = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
@@ -96,7 +96,7 @@ def convert(checkpoint: Path, folder: Path, *, like: str = LIKE) -> None:
     try:
         model.load_state_dict({name: tensor.float() for name, tensor in transformers_names(state).items()})
     except RuntimeError as error:
-        raise ScorerError(f"{checkpoint} does not fit {like}: {' '.join(str(error).split())[:300]}") from None
+        raise ScorerError(f"{checkpoint} does not fit {like}: {one_line(error)}") from None
     load_pretrained(CLIPTokenizer.from_pretrained, like).save_pretrained(folder)
     load_pretrained(CLIPImageProcessorPil.from_pretrained, like).save_pretrained(folder)
     model.save_pretrained(folder)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from protocol.errors import ConfigError, ScorerError
+from protocol.errors import ConfigError, ScorerError, one_line
 from protocol.resources import SCHEME, resolve
 
 Loaded = TypeVar("Loaded")
@@ -24,7 +24,7 @@ def load_pretrained(load: Callable[..., Loaded], source: str, **options: Any) ->
         with _no_progress_bars():
             return load(place, **options)
     except (OSError, ValueError, ConfigError) as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error)
         raise ScorerError(
             f"weights {source!r} cannot be loaded: {reason}; give a folder, or download them first"
         ) from error
@@ -41,10 +41,3 @@ def _no_progress_bars() -> Iterator[None]:
     finally:
         if had_bars:
             logging.enable_progress_bar()
-
-
-def default_device() -> str:
-    """The GPU that this process may use, or the CPU."""
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -10,7 +10,7 @@ from typing import Any
 
 from protocol.errors import PromptError
 from protocol.messages import Metadata
-from rewards.loading import suggest
+from protocol.spelling import suggest
 
 TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 """GenEval's six kinds of prompt."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from protocol.messages import Detection
 from rewards.clip.features import ClipFeatures
-from rewards.clip.pretrained import default_device, load_pretrained
+from rewards.clip.pretrained import load_pretrained
 
 COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 TEMPLATES = ("a photo of a {color} {label}", "a photo of a {color}-colored {label}", "a photo of a {color} object")
@@ -98,7 +98,9 @@ class PhotoDetector:
         from transformers import Mask2FormerForUniversalSegmentation
         from transformers.models.mask2former.image_processing_pil_mask2former import Mask2FormerImageProcessorPil
 
-        device = self._device or default_device()
+        from flow.runtime.device import best_device
+
+        device = self._device or best_device()
         model: Any = load_pretrained(
             Mask2FormerForUniversalSegmentation.from_pretrained, self._model_source, dtype=torch.float32
         )

@@ -14,10 +14,11 @@ import numpy as np
 
 from protocol.errors import ContractError, PromptError, ScorerError
 from protocol.messages import Detection, Metadata, Prompt, Scores
+from protocol.spelling import suggest
 from rewards.geneval.clauses import read_clauses
 from rewards.geneval.original import judge_original
 from rewards.geneval.verdict import judge
-from rewards.loading import build_from_path, suggest
+from rewards.loading import build_from_path
 
 JUDGES = {"sound": judge, "original": judge_original}
 

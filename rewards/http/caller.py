@@ -7,7 +7,7 @@ that grow and are drawn at random, so that many actors do not come back at the s
 import os
 from typing import Any
 
-from protocol.errors import FlowcreditError, ScorerError
+from protocol.errors import FlowcreditError, ScorerError, one_line
 
 PASSING = frozenset({429, 500, 502, 503, 504})
 LONGEST_WAIT_S = 15.0
@@ -81,7 +81,7 @@ class HttpCaller:
         try:
             response = self._client.request(method, path, **request)
         except self._broken as error:
-            raise _PassingError(f"{where}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+            raise _PassingError(f"{where}: {type(error).__name__}: {one_line(error)}") from error
         if response.status_code == 200:
             return response
         kind = _PassingError if response.status_code in PASSING else CallError

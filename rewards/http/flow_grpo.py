@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from protocol.errors import ContractError, ScorerError
+from protocol.errors import ContractError, ScorerError, one_line
 from protocol.messages import Metadata, Prompt, Scores
 from rewards.answers import joined, partly
 from rewards.http.caller import CallError, HttpCaller
@@ -154,7 +154,9 @@ class FlowGrpoServer:
                     " flow_grpo's servers send pickle; unpickle=true reads it, building plain data only"
                 )
         except UNREADABLE as error:
-            raise ContractError(f"the server's reply cannot be read: {type(error).__name__}: {error}") from None
+            raise ContractError(
+                f"the server's reply cannot be read: {type(error).__name__}: {one_line(error)}"
+            ) from None
         if not isinstance(reply, dict):
             raise ContractError(f"the server's reply must be a dict, got {type(reply).__name__}")
         return reply

@@ -10,6 +10,7 @@ import numpy as np
 
 from protocol.errors import ContractError, PromptError, ScorerError
 from protocol.messages import Metadata, Prompt, Scores
+from protocol.spelling import suggest
 from rewards.answers import joined
 from rewards.http.caller import CallError, HttpCaller
 from rewards.http.wire import (
@@ -29,7 +30,6 @@ from rewards.http.wire import (
     write_message,
 )
 from rewards.images import encode_png
-from rewards.loading import suggest
 
 KINDS = {"msgpack": MSGPACK, "json": JSON}
 

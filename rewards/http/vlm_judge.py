@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from protocol.errors import ScorerError
+from protocol.errors import ScorerError, one_line
 from protocol.messages import Metadata, Prompt, Scores
 from rewards.answers import partly
 from rewards.http.caller import CallError, HttpCaller
@@ -104,7 +104,9 @@ class VlmJudge:
         except CallError as error:
             return float("nan"), str(error)
         except (ValueError, LookupError, TypeError) as error:
-            return float("nan"), f"the endpoint's reply is no chat completion: {type(error).__name__}: {error}"
+            return float(
+                "nan"
+            ), f"the endpoint's reply is no chat completion: {type(error).__name__}: {one_line(error)}"
         return self._parse(text)
 
     def _question(self, image: np.ndarray, prompt: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from protocol.errors import PromptError, ScorerError
+from protocol.errors import PromptError, ScorerError, one_line
 from protocol.messages import Metadata, Prompt, Scores
 from rewards.answers import partly
 from rewards.loading import build_from_path
@@ -98,7 +98,7 @@ class Ocr:
         try:
             lines = self._engine.read(enlarged(image, self._min_side))
         except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this image has no score
-            return float("nan"), f"ocr: {type(error).__name__}: {' '.join(str(error).split())}"
+            return float("nan"), f"ocr: {type(error).__name__}: {one_line(error)}"
         read = plain("".join(lines))
         distance = 0 if target in read else min(self._distance(read, target), len(target))
         return 1 - distance / len(target), ""

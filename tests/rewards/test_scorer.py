@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocol.errors import ContractError, PromptError, ScorerError
+from protocol.errors import ContractError, InputError, PromptError, ScorerError
 from protocol.messages import Metadata, Prompt, Scores
 from rewards import scorer as scorer_module
 from rewards.mixture import mix
@@ -231,7 +231,7 @@ def test_any_import_path_builds_with_its_arguments() -> None:
     ],
 )
 def test_what_cannot_be_built_is_explained(spec: str, args: dict[str, Any], message: str) -> None:
-    with pytest.raises(ScorerError, match=message):
+    with pytest.raises(InputError, match=message):
         build_scorer(spec, **args)
 
 

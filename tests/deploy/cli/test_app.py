@@ -55,8 +55,8 @@ def complaint(
 def test_unknown_preset_is_refused_with_a_suggestion(monkeypatch, capsys):
     assert run_cli(monkeypatch, "train", "toy_genevl") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("flowcredit: unknown preset 'toy_genevl': presets are ")
-    assert line.endswith("; did you mean 'toy_geneval'?")
+    assert line.startswith("flowcredit: unknown preset 'toy_genevl': did you mean 'toy_geneval'? known: flux_")
+    assert line.endswith("; or give the path of a .yaml file")
 
 
 def test_missing_preset_file_is_refused(monkeypatch, capsys):

@@ -149,7 +149,7 @@ def test_a_slow_tracker_loses_lines_and_never_holds_the_run_up(tiny_config, tmp_
     ("name", "message"),
     [
         ("tensorbord", "must be tensorboard, wandb or package.module:Class, got 'tensorbord'"),
-        ("no_such_module:Tracker", "tracker no_such_module:Tracker cannot be found"),
+        ("no_such_module:Tracker", "module .no_such_module. of .no_such_module:Tracker. does not exist"),
     ],
 )
 def test_trackers_that_do_not_exist_are_refused_before_the_run(name, message):

@@ -114,9 +114,9 @@ def test_a_preset_s_mixture_and_smallest_std_do_not_leak_into_a_method_that_has_
     assert {name for name, config in found.items() if config.sampling.std_min == 0.0} == {"tp_grpo", "tp_grpo_plain"}
 
 
-@pytest.mark.parametrize(("name", "hint"), [("flow_gpro", "did you mean 'flow_grpo'"), ("zzz", "set credit")])
+@pytest.mark.parametrize(("name", "hint"), [("flow_gpro", "did you mean 'flow_grpo'"), ("zzz", "known: dance_grpo, ")])
 def test_an_unknown_method_is_refused_with_a_suggestion(tmp_path: Path, name: str, hint: str) -> None:
-    with pytest.raises(ConfigError, match=f"unknown method '{name}': methods are dance_grpo, .*{hint}"):
+    with pytest.raises(ConfigError, match=f"unknown method '{name}': {hint}"):
         load_config(bare(tmp_path), overrides=[f"method={name}"])
     with pytest.raises(ConfigError, match="unknown method"):
         load_config(bare(tmp_path, method=name))

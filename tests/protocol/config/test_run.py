@@ -79,7 +79,7 @@ def test_the_default_completion_is_the_one_that_the_fidelity_table_favours() -> 
         ("model.lora.rnk", "unknown key 'model.lora.rnk': did you mean 'rank'?"),
         ("cluster.rollout.thread", "unknown key 'cluster.rollout.thread': did you mean 'threads'?"),
         ("rewards.geneval.wieght", "unknown key 'rewards.geneval.wieght': did you mean 'weight'?"),
-        ("completion.zzz", "unknown key 'completion.zzz': known keys: rule, solver, spacing, substeps"),
+        ("completion.zzz", "unknown key 'completion.zzz': known: rule, solver, spacing, substeps"),
     ],
 )
 def test_an_unknown_key_is_refused_with_a_suggestion(key: str, message: str) -> None:
