@@ -1,4 +1,4 @@
-"""Images as files in memory: lossless PNG, so that a score never depends on a codec."""
+"""Images as files in memory: PNG, which is lossless, and JPEG for servers that open nothing else."""
 
 import io
 
@@ -23,6 +23,15 @@ def encode_png(image: np.ndarray) -> bytes:
 
     file = io.BytesIO()
     Image.fromarray(image).save(file, format="PNG", compress_level=1)
+    return file.getvalue()
+
+
+def encode_jpeg(image: np.ndarray, *, quality: int) -> bytes:
+    """An image uint8 [H, W, 3] as JPEG without chroma subsampling; `quality` is 1 (worst) to 100."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, format="JPEG", quality=quality, subsampling=0)
     return file.getvalue()
 
 

@@ -2,14 +2,16 @@
 
     scorer = build_scorer("flow_grpo", url="http://10.0.0.7:18085", send="meta_datas")
 
-That protocol posts a pickled dict, `images` (a list of image files) with `prompts` or `meta_datas`, and answers with
-one. Reading a pickle can run any code, so a reply is read only as JSON or msgpack unless `unpickle: true` is given; and
-then by a reader that builds plain data and NumPy arrays and nothing else.
+That protocol posts a pickled dict, `images` (a list of JPEG files) with `prompts` or `meta_datas` (each with its
+`prompt`), and answers with one. The released GenEval and DeQA servers open JPEG only; a server of your own may take
+`image_format: png`, which is lossless. Reading a pickle can run any code, so a reply is read only as JSON or msgpack
+unless `unpickle: true` is given. It is then read by a reader that builds plain data and NumPy arrays and nothing else.
 """
 
 import io
 import pickle
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +21,7 @@ from protocol.messages import Metadata, Prompt, Scores
 from rewards.answers import joined, partly
 from rewards.http.caller import CallError, HttpCaller
 from rewards.http.wire import JSON, MSGPACK
-from rewards.images import encode_png
+from rewards.images import encode_jpeg, encode_png
 
 HARMLESS = {
     ("numpy", "dtype"),
@@ -66,6 +68,8 @@ class FlowGrpoServer:
         high: float = float("inf"),
         only_strict: bool | None = None,
         unpickle: bool = False,
+        image_format: Literal["jpeg", "png"] = "jpeg",
+        quality: int = 95,
         batch: int = 64,
         timeout_s: float = 120.0,
         tries: int = 4,
@@ -81,6 +85,8 @@ class FlowGrpoServer:
             high: largest.
             only_strict: sent along when given (GenEval's servers ask for it).
             unpickle: read a pickled reply, building plain data and arrays only.
+            image_format: `jpeg`, which the released servers open, or `png`, lossless, for a server that takes it.
+            quality: of a JPEG, 1 to 100.
             batch: images of one request.
             timeout_s: seconds for one try.
             tries: of one request.
@@ -91,6 +97,11 @@ class FlowGrpoServer:
         """
         if send not in ("prompts", "meta_datas") or batch < 1:
             raise ScorerError(f"send must be prompts or meta_datas and batch at least 1, got {send!r} and {batch}")
+        if image_format not in ("jpeg", "png") or not 1 <= quality <= 100:
+            raise ScorerError(
+                f"image_format must be jpeg or png and quality 1 to 100, got {image_format!r} and {quality}"
+            )
+        self._encode = partial(encode_jpeg, quality=quality) if image_format == "jpeg" else encode_png
         self._caller = HttpCaller(url, timeout_s=timeout_s, tries=tries, deadline_s=deadline_s)
         self._send, self._values, self._only_strict, self._unpickle, self._batch = (
             send,
@@ -118,8 +129,9 @@ class FlowGrpoServer:
         return joined(parts)
 
     def _score_part(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        question: dict[str, Any] = {"images": [encode_png(image) for image in images]}
-        question[self._send] = list(prompts) if self._send == "prompts" else [dict(line) for line in metadata]
+        question: dict[str, Any] = {"images": [self._encode(image) for image in images]}
+        lines = [{**line, "prompt": prompt} for line, prompt in zip(metadata, prompts, strict=True)]
+        question[self._send] = list(prompts) if self._send == "prompts" else lines
         if self._only_strict is not None:
             question["only_strict"] = self._only_strict
         try:
