@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -95,19 +94,28 @@ def test_weights_are_counted_exactly(tiny_config: Config) -> None:
 def test_peak_memory_sees_what_lives_at_once() -> None:
     kib = 1024
     with PeakMemory() as memory:
-        first = torch.zeros(kib, dtype=torch.uint8)
-        second = torch.zeros(2 * kib, dtype=torch.uint8)
-        del second
-        third = torch.zeros(kib, dtype=torch.uint8)
-        view = first[:10]
+        held = [torch.zeros(kib, dtype=torch.uint8)]
+        brief = torch.zeros(2 * kib, dtype=torch.uint8)
+        assert memory.current == 3 * kib
+        del brief
+        assert memory.current == kib
+        held.append(torch.zeros(kib, dtype=torch.uint8))
+        held.append(held[0][:10])
     assert memory.peak == 3 * kib
-    assert memory.current == 2 * kib
-    assert len(view) + len(third) == 10 + kib
-    outside = torch.zeros(kib)
-    with PeakMemory(apart=[outside]) as memory:
-        _ = outside.view(2, -1)
-    assert memory.peak == 0
-    assert np.isfinite(memory.current)
+    assert memory.current == 2 * kib, "a view takes no memory"
+    del held[0]
+    assert memory.current == 2 * kib, "the view keeps its storage alive"
+    held.clear()
+    assert memory.current == 0
+
+
+def test_tensors_that_were_there_before_take_no_memory() -> None:
+    before = torch.zeros(1024)
+    with PeakMemory(apart=[before]) as memory:
+        view = before.view(2, -1)
+        copy = before.clone()
+    assert view.shape == (2, 512)
+    assert memory.peak == memory.current == copy.nbytes
 
 
 def test_flux_is_estimated_as_it_runs(tiny_config: Config, tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ from protocol.errors import ContractError, PromptError, ScorerError
 from protocol.messages import Detection, Prompt
 from rewards.scorer import build_scorer
 from tests.support.paths import ROOT
+from toyworld.world.captions import draw_line
+from toyworld.world.scenes import render, sample_scene
+from toyworld.world.vocabulary import TAGS
 
 CIRCLE = Detection(label="circle", color="red", box=(0, 0, 10, 10), score=0.9)
 SQUARE = Detection(label="square", color="blue", box=(20, 0, 30, 10), score=0.9)
@@ -113,10 +116,9 @@ def test_a_class_that_cannot_detect_is_refused() -> None:
 
 
 def test_drawn_scenes_are_strictly_right_for_the_default_detector() -> None:
-    captions, scenes = pytest.importorskip("toyworld.world.captions"), pytest.importorskip("toyworld.world.scenes")
     rng = np.random.default_rng(0)
-    lines = [captions.draw_line(rng, tag) for tag in captions.TAGS for _ in range(4)]
-    images = np.stack([scenes.render(scenes.sample_scene(line, rng)) for line in lines])
+    lines = [draw_line(rng, tag) for tag in TAGS for _ in range(4)]
+    images = np.stack([render(sample_scene(line, rng)) for line in lines])
     scores = build_scorer("geneval").score(images, [line["prompt"] for line in lines], lines)
     assert scores.values.tolist() == [1.0] * len(lines)
     assert scores.components["strict"].tolist() == [1.0] * len(lines)
@@ -124,7 +126,7 @@ def test_drawn_scenes_are_strictly_right_for_the_default_detector() -> None:
 
 def test_importing_rewards_loads_neither_torch_nor_ray_nor_a_detector() -> None:
     program = (
-        "import sys, rewards.scorer, rewards.geneval;"
+        "import sys, rewards.scorer, rewards.geneval.scorer;"
         "print(sorted({'torch', 'ray', 'diffusers', 'toyworld', 'scipy', 'PIL'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
