@@ -1,4 +1,4 @@
-"""The images of docs/method.md, made from the code that they explain.
+"""The images of docs/method/, made from the code that they explain.
 
 python -m benchmarks.figures.method --out docs/method
 """

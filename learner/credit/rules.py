@@ -1,7 +1,7 @@
 """Credit rules: from the rewards of a group's images to one step reward for every stochastic step.
 
 Every rule has the signature `rule(rewards [N, P], valid [N, P], steps=S) -> (values [N, S], valid [N, S])`; a step
-reward is valid only when every reward it is made of is. Worked numbers stand in `docs/method.md` and the tests.
+reward is valid only when every reward it is made of is. Worked numbers stand in `docs/method/` and the tests.
 TP-GRPO's rule looks at all groups of an iteration and stands in `learner/credit/turning_point.py`.
 """
 

@@ -1,4 +1,4 @@
-"""Credit rules and advantages against the worked example of docs/method.md: three members, four steps."""
+"""Credit rules and advantages against the worked example of docs/method/: three members, four steps."""
 
 from functools import partial
 
