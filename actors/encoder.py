@@ -7,8 +7,8 @@ import ray
 import torch
 
 from actors.pool.calls import ActorFailedError, answer
+from flow.device import device_of
 from flow.models.load import open_embeddings
-from flow.runtime.device import device_of
 from protocol.config.run import RunConfig
 from protocol.errors import PoolError, one_line
 

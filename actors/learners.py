@@ -11,7 +11,7 @@ from actors.pool.calls import ActorFailedError, answer, whereabouts
 from actors.pool.heartbeat import HEARTBEAT, Alive
 from actors.pool.member import ActorHandle, Member
 from actors.pool.nodes import NodeFailures
-from flow.runtime.device import device_of
+from flow.device import device_of
 from learner.update.learner import Learner
 from protocol.config.run import RunConfig
 from protocol.errors import LearnerFailedError

@@ -47,8 +47,8 @@ class GradedGenEval(GenEval):
     rewards.geneval.scorer=benchmarks.scorers:GradedGenEval
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, detector: str = "toyworld.world.detector:ShapeDetector") -> None:
+        super().__init__(detector=detector)
         self._lenient = ShapeDetector(min_score=min(THRESHOLDS))
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:

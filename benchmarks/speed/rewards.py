@@ -57,6 +57,10 @@ class Numbered:
         return partly(spelled @ [1, 256, 65536], [""] * len(images))
 
 
+SHAPES = {"detector": "toyworld.world.detector:ShapeDetector"}
+"""Arguments of the GenEval scorer on the toy world's images."""
+
+
 class Quiet:
     """A status sink that nobody reads."""
 
@@ -86,7 +90,7 @@ def scorers() -> dict[str, Callable[[int], tuple[Any, np.ndarray, list[str], lis
     texts = [str(line["prompt"]) for line in lines]
     quoted = [caption(word, "red", "a photo of") for word in signs.words]
     return {
-        "geneval (shapes)": lambda size: (build_scorer("geneval"), shapes.images, texts, lines),  # noqa: ARG005
+        "geneval (shapes)": lambda size: (build_scorer("geneval", **SHAPES), shapes.images, texts, lines),  # noqa: ARG005
         "pickscore (toy CLIP)": lambda size: (
             build_scorer("pickscore", model="pkg://toyworld/clip", batch=size, device="cpu"),
             shapes.images,
@@ -152,7 +156,7 @@ async def drive(
 
 
 ACTED: dict[str, tuple[dict[str, Any], int]] = {
-    "geneval (shapes)": ({"scorer": "geneval", "batch": 64}, 100),
+    "geneval (shapes)": ({"scorer": "geneval", "batch": 64, "args": SHAPES}, 100),
     "pickscore (toy CLIP)": ({"scorer": "pickscore", "args": {"model": "pkg://toyworld/clip", "device": "cpu"}}, 50),
     "ocr (RapidOCR)": ({"scorer": "ocr", "batch": 8}, 3),
 }

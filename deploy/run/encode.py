@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from flow.runtime.device import device_of
+from flow.device import device_of
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt
 
@@ -39,8 +39,8 @@ async def encode_ahead(
 
 
 async def _locally(config: RunConfig, batches: Sequence[Sequence[str]]) -> int:
+    from flow.device import torch_threads
     from flow.models.load import open_embeddings
-    from flow.runtime.threads import torch_threads
 
     role = config.cluster.learner
     embeddings = await asyncio.to_thread(open_embeddings, config.model, device=device_of(role))

@@ -14,10 +14,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from flow.device import device_of, torch_threads
 from flow.excerpt import excerpt_of
 from flow.rollout import RolloutPolicy
-from flow.runtime.device import device_of
-from flow.runtime.threads import torch_threads
 from learner.update.learner import Learner
 from protocol.config.cluster import RoleConfig
 from protocol.config.run import RunConfig

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from deploy.folder.open import average_of, checkpoint_of, config_of
 from flow.models.families import Family
 from flow.models.folder import find_model
-from flow.runtime.quiet import quiet_libraries
+from flow.models.reading import quiet_libraries
 from learner.checkpoint import AVERAGE
 from protocol.errors import RunFolderError
 

@@ -38,7 +38,7 @@ def generate_images(
     from PIL import Image
 
     from flow.build import build_policy
-    from flow.runtime.device import best_device
+    from flow.device import best_device
     from flow.sampler import generate
 
     config = config_of(run)

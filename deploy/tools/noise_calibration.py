@@ -115,8 +115,8 @@ def calibrated_config(
             f" got {config.credit.rule} and {config.sampling.window.rule}: set method=dense_grpo"
         )
     from deploy.run.encode import encode_ahead
+    from flow.device import best_device
     from flow.models.load import load_backbone
-    from flow.runtime.device import best_device
     from learner.loop.groups import prompt_at
 
     drawn = [prompt_at(prompts, place, seed=config.seed) for place in range(settings.prompts)]

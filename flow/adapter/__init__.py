@@ -1,1 +1,1 @@
-"""The LoRA adapter: attached to a transformer, exported, loaded, and stored in diffusers' format."""
+"""The LoRA adapter: attach it to a transformer, export and load it, and store it in diffusers' format."""

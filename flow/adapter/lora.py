@@ -1,4 +1,4 @@
-"""The trained adapter: attaching it to a transformer, and adapter tensors <-> `Adapter`."""
+"""The adapter in a transformer: attach it, and convert its tensors to and from the message `Adapter`."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,14 +19,22 @@ ADAPTER = "default"
 
 
 class Lora:
-    """The LoRA tensors of one transformer by their diffusers names.
+    """The LoRA tensors of one transformer by their diffusers names; each policy has one `Lora`.
 
-    Made once for each policy; B starts at zero, so a fresh adapter changes nothing. The adapter is float32 whatever
-    the frozen weights are; `model.dtype`'s autocast casts it where it is used.
+    The matrix B starts at zero, so a fresh adapter changes nothing. The adapter is float32 for every `model.dtype`;
+    autocast casts it in the forward.
 
         lora = Lora(transformer, adapter_config(config.model), seed=config.seed)
         adapter = lora.export(version=0)      # in the learner
         lora.load(adapter)                    # in a rollout actor
+
+    Args:
+        transformer: receives the adapter's modules.
+        config: rank, alpha and targets.
+        seed: seed of the matrices A.
+
+    Raises:
+        ModelError: a target names no module of the transformer.
     """
 
     def __init__(self, transformer: nn.Module, config: LoraConfig, *, seed: int) -> None:
@@ -38,7 +46,7 @@ class Lora:
             except ValueError as error:
                 raise ModelError(
                     f"model.lora.targets must name modules of the transformer, got {list(config.targets or ())}:"
-                    " no module takes the adapter"
+                    " no module matches"
                 ) from error
         self._layers = [module for module in transformer.modules() if isinstance(module, BaseTunerLayer)]
         self.parameters: dict[str, nn.Parameter] = {
@@ -49,7 +57,7 @@ class Lora:
         for parameter in self.parameters.values():
             parameter.data = parameter.data.float()
         for layer in self._layers:
-            # Autocast casts the adapter, so the activations need not be.
+            # Autocast casts the adapter, so peft must not cast the activations.
             layer.cast_input_dtype_enabled = False  # pyright: ignore[reportArgumentType]
         idle = [
             target for target in config.targets or () if not any(f".{target}.lora_" in name for name in self.parameters)
@@ -58,15 +66,15 @@ class Lora:
             raise ModelError(f"each of model.lora.targets must name modules of the transformer, got none for {idle}")
 
     def export(self, *, version: int) -> Adapter:
-        """A copy of the adapter with its digest."""
+        """Return a copy of the adapter's tensors with their digest."""
         arrays = {name: parameter.detach().cpu().numpy().copy() for name, parameter in self.parameters.items()}
         return Adapter(version=version, arrays=arrays, digest=digest_of(arrays))
 
     def load(self, adapter: Adapter) -> str:
-        """Take over an adapter and return the digest of what the transformer then holds.
+        """Load an adapter into the transformer and return the digest of the loaded tensors.
 
         Raises:
-            ContractError: names or shapes are not those of this adapter, or the digest differs after loading.
+            ContractError: names or shapes differ from this transformer's, or the digest differs after loading.
         """
         self._check(adapter.arrays)
         with torch.no_grad():
@@ -79,7 +87,7 @@ class Lora:
 
     @contextmanager
     def adapter_disabled(self) -> Iterator[None]:
-        """Inside, the transformer is the base model: the reference of a KL term. Nothing else changes."""
+        """Switch the adapter off inside the block: the transformer is then the base model, the reference of the KL."""
         for layer in self._layers:
             layer.enable_adapters(enabled=False)
         try:
@@ -89,10 +97,10 @@ class Lora:
                 layer.enable_adapters(enabled=True)
 
     def start_from(self, path: str, config: LoraConfig) -> None:
-        """Begin at a saved LoRA instead of a fresh one; modules that it does not name stay fresh.
+        """Load a saved LoRA as the start of training; modules that it does not name keep their fresh adapter.
 
         Raises:
-            ModelError: unreadable, of another rank or alpha, or it names modules that `targets` leaves out.
+            ModelError: the file is unreadable, has another rank or alpha, or names modules that `targets` does not.
         """
         arrays, alpha = read_foreign_lora(path)
         foreign = sorted(arrays.keys() - self.parameters.keys())
@@ -126,7 +134,7 @@ class Lora:
 
 
 def peft_config_of(config: LoraConfig) -> PeftLoraConfig:
-    """peft's description of the adapter; `flow.models.folder.adapter_config` fills in rank, alpha and targets."""
+    """Return peft's config of the adapter; `flow.models.folder.adapter_config` fills in rank, alpha and targets."""
     if config.rank is None or config.alpha is None or config.targets is None:
         raise ContractError(f"an adapter needs rank, alpha and targets, got {config}")
     return PeftLoraConfig(

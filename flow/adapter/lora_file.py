@@ -1,6 +1,6 @@
-"""`pytorch_lora_weights.safetensors`: the adapter on disk as a diffusers pipeline loads it, alpha preserved.
+"""`pytorch_lora_weights.safetensors`: the adapter on disk, with its alpha, in the format of diffusers' pipelines.
 
-pipeline.load_lora_weights("runs/demo/checkpoints/step_000040")
+pipeline.load_lora_weights("runs/demo/checkpoints/iteration_000040")
 """
 
 import json
@@ -19,17 +19,28 @@ FILE_NAME = "pytorch_lora_weights.safetensors"
 """diffusers' own default name."""
 METADATA_KEY = "lora_adapter_metadata"
 PREFIX = "transformer."
-"""diffusers' name of the part of the pipeline that the adapter belongs to."""
+"""Prefix of every tensor's name: the part of the pipeline that the adapter belongs to."""
 
 
 def write_lora(folder: Path, adapter: Adapter, config: LoraConfig) -> Path:
     """Write the adapter in float32 with rank, alpha and targets in the header.
 
-    The header has this one entry only: safetensors writes several in no fixed order, and equal adapters must give
-    equal files.
+    The header has only this one entry: safetensors writes several entries in no fixed order, and equal adapters must
+    give equal files.
+
+    Args:
+        folder: an existing folder.
+        adapter: the tensors by diffusers' names.
+        config: rank, alpha and targets of the adapter.
+
+    Returns:
+        The file's path.
+
+    Raises:
+        ContractError: the config has no rank or no alpha.
     """
     if config.rank is None or config.alpha is None:
-        raise ContractError(f"a LoRA file must say rank and alpha, got {config.rank} and {config.alpha}")
+        raise ContractError(f"a LoRA file must state rank and alpha, got {config.rank} and {config.alpha}")
     modules = sorted({name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in adapter.arrays})
     metadata = {
         "transformer.r": config.rank,
@@ -43,7 +54,7 @@ def write_lora(folder: Path, adapter: Adapter, config: LoraConfig) -> Path:
 
 
 def read_lora(folder: Path, *, version: int) -> Adapter:
-    """Read an adapter that `write_lora` wrote.
+    """Read an adapter that `write_lora` wrote, and give it this version.
 
     Raises:
         CheckpointError: the file is missing or damaged.
@@ -58,17 +69,19 @@ def read_lora(folder: Path, *, version: int) -> Adapter:
 
 
 def read_foreign_lora(path: str) -> tuple[dict[str, np.ndarray], float | None]:
-    """Any LoRA of a transformer as diffusers saves it: float32 tensors `transformer.….lora_A.weight`, and its alpha.
+    """Read any transformer's LoRA in diffusers' format.
 
-    alpha is None when the file does not say it; diffusers then takes the rank.
+    Returns:
+        The tensors in float32 by name, such as `transformer.….lora_A.weight`, and the LoRA's alpha. alpha is None if
+        the file does not state it; diffusers then takes the rank.
 
     Raises:
-        ModelError: no such file, not in diffusers' format, or several alphas.
+        ModelError: the file does not exist, is not in diffusers' format, or holds several alphas.
     """
     from safetensors.torch import load_file
 
-    place = Path(path).expanduser()
-    file = place / FILE_NAME if place.is_dir() else place
+    file = Path(path).expanduser()
+    file = file / FILE_NAME if file.is_dir() else file
     try:
         tensors = load_file(file)
         with safe_open(file, framework="numpy") as held:

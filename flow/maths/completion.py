@@ -1,8 +1,8 @@
-"""Clean-image estimates at a point of a trajectory: what the image would be if exploration ended here.
+"""Completions: estimates of the clean image at a point of a trajectory, as if exploration ended there.
 
-Every estimate follows the probability-flow ODE from the point's sigma down to 0 along its own grid of sigmas; Tweedie's
-x - sigma v is the grid of one step. `substep_grid` makes a point's grid, `complete` walks all points of a shard, each
-along its own, in one batch.
+A completion integrates the probability-flow ODE from the point's sigma down to 0 on a grid of sigmas. Tweedie's
+estimate x - sigma v is the grid of one step. `substep_grid` makes the grid of one point. `complete` integrates all
+points of a shard in one batch, each on its own grid.
 """
 
 from collections.abc import Callable
@@ -15,18 +15,24 @@ from flow.maths.interpolant import per_sample
 from protocol.config.sampling import CompletionConfig
 
 Velocity = Callable[[Float[Tensor, "B ..."], Float[Tensor, " B"]], Float[Tensor, "B ..."]]
-"""velocity(latents, sigma): the policy's velocity at these states."""
+"""A function velocity(latents, sigma) that returns the policy's velocity at these states."""
 
 
 def substep_grid(config: CompletionConfig, *, sigmas: Float[Tensor, " points"], k: int) -> Float[Tensor, " substeps"]:
-    """Sigmas from point k's down to 0.
+    """Return the sigmas of one point's completion, from the point's own sigma down to 0.
 
-    `tweedie`: one step. `ode` (Stepwise-Flow-GRPO, arXiv 2603.28718): T' substeps, even in sigma, or even in steps of
-    the schedule, between whose sigmas it interpolates linearly. `schedule` (TP-GRPO, arXiv 2602.06422; DenseGRPO, arXiv
-    2601.20218): the steps that remain.
+    - `tweedie`: one step.
+    - `ode` (Stepwise-Flow-GRPO, arXiv 2603.28718): T' substeps. They are even in sigma, or even in steps of the
+      schedule with linear interpolation between its sigmas.
+    - `schedule` (TP-GRPO, arXiv 2602.06422; DenseGRPO, arXiv 2601.20218): the remaining steps of the schedule.
 
     Args:
+        config: rule, number of substeps and spacing.
         sigmas: the trajectory's schedule [T+1].
+        k: the point, 0 <= k < T.
+
+    Returns:
+        Sigmas [substeps + 1], falling from `sigmas[k]` to 0.
     """
     if config.rule == "schedule":
         return sigmas[k:]
@@ -34,13 +40,13 @@ def substep_grid(config: CompletionConfig, *, sigmas: Float[Tensor, " points"], 
     if config.spacing == "even":
         return sigmas[k] * (torch.arange(count, -1, -1) / count)
     last = len(sigmas) - 1
-    place = torch.linspace(k, last, count + 1)
-    below = place.floor().long().clamp(max=last - 1)
-    return torch.lerp(sigmas[below], sigmas[below + 1], place - below)
+    position = torch.linspace(k, last, count + 1)
+    below = position.floor().long().clamp(max=last - 1)
+    return torch.lerp(sigmas[below], sigmas[below + 1], position - below)
 
 
 def stack_grids(grids: list[Float[Tensor, " substeps"]], rows: list[int]) -> Float[Tensor, "B longest"]:
-    """Each grid for as many rows as its point has, shorter ones filled up with 0."""
+    """Repeat each grid for the rows of its point; pad shorter grids with 0."""
     longest = max(len(grid) for grid, count in zip(grids, rows, strict=True) if count)
     grids = [grid[:longest] for grid in grids]
     filled = [torch.cat([grid, grid.new_zeros(longest - len(grid))]) for grid in grids]
@@ -55,44 +61,50 @@ def complete(
     velocity: Velocity,
     solver: str = "euler",
 ) -> Float[Tensor, "B ..."]:
-    """Clean latents of all points.
+    """Complete all points of a batch.
 
         euler   x' = x - h v
         heun    x' = x - h (v + v(x - h v)) / 2, Euler in the last substep
         adams   x' = x - h ((1 + r/2) v - r/2 v_before), r = h / h_before; Euler in the first substep
 
-    The first substep uses the velocity that the main pass computed at exactly this state. A point of J substeps costs
-    J - 1 forwards with `euler` and `adams`, 2 (J - 1) with `heun`; rows that have arrived are not computed any more.
+    h is the step size, the difference of two neighbouring sigmas of the grid. The first substep reuses the velocity
+    that the main pass computed at exactly this state. A point of J substeps costs J - 1 forwards with `euler` and
+    `adams`, and 2 (J - 1) with `heun`. Rows that have reached sigma 0 cost no further forward.
 
     Args:
-        first_velocity: the policy's velocity at (latents, grid[:, 0]), same guidance.
-        grid: each row's sigmas, falling to 0 and filled up with 0.
-        velocity: asked with all rows that are still under way; `FlowPolicy` cuts them to `model.forward_batch`.
+        latents: states at the points [B, ...].
+        first_velocity: the policy's velocity at (latents, grid[:, 0]) with the same guidance [B, ...].
+        grid: sigmas of each row, falling to 0 and padded with 0 [B, substeps + 1].
+        velocity: evaluated on all rows whose sigma is above 0; `FlowPolicy` splits them by `model.forward_batch`.
+        solver: `euler`, `heun` or `adams`.
+
+    Returns:
+        Clean latents [B, ...].
     """
-    current, before, step_before = latents, first_velocity, torch.zeros_like(grid[:, 0])
-    for place in range(grid.shape[1] - 1):
-        sigma, sigma_next = grid[:, place], grid[:, place + 1]
-        step = sigma - sigma_next
-        here = _ask(velocity, current, sigma) if place else first_velocity
+    current, before, h_before = latents, first_velocity, torch.zeros_like(grid[:, 0])
+    for index in range(grid.shape[1] - 1):
+        sigma, sigma_next = grid[:, index], grid[:, index + 1]
+        h = sigma - sigma_next
+        here = _ask(velocity, current, sigma) if index else first_velocity
         slope = here
-        if solver == "adams" and place:
-            ratio = torch.where(step_before > 0, step / step_before, 0.0) / 2
+        if solver == "adams" and index:
+            ratio = torch.where(h_before > 0, h / h_before, 0.0) / 2
             slope = per_sample(1 + ratio, here) * here - per_sample(ratio, here) * before
-        following = current - per_sample(step, current) * slope
+        following = current - per_sample(h, current) * slope
         if solver == "heun" and (sigma_next > 0).any():
             there = _ask(velocity, following, sigma_next)
             is_inner = per_sample(sigma_next > 0, current)
-            corrected = current - per_sample(step, current) * (here + there) / 2
+            corrected = current - per_sample(h, current) * (here + there) / 2
             following = torch.where(is_inner, corrected, following)
-        current, before, step_before = following, here, step
+        current, before, h_before = following, here, h
     return current
 
 
 def _ask(velocity: Velocity, latents: Float[Tensor, "B ..."], sigma: Float[Tensor, " B"]) -> Float[Tensor, "B ..."]:
-    """The velocity of the rows with sigma above 0; 0 elsewhere."""
-    is_under_way = sigma > 0
-    if is_under_way.all():
+    """Return the velocity of the rows with sigma above 0, and 0 for the others."""
+    is_noisy = sigma > 0
+    if is_noisy.all():
         return velocity(latents, sigma)
     answer = torch.zeros_like(latents)
-    answer[is_under_way] = velocity(latents[is_under_way], sigma[is_under_way])
+    answer[is_noisy] = velocity(latents[is_noisy], sigma[is_noisy])
     return answer

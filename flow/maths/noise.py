@@ -1,7 +1,7 @@
-"""The only source of randomness: Gaussian noise keyed by what the noise is for, never by when or where it is drawn.
+"""Keyed Gaussian noise: the key names the noise's purpose, and only the key decides its values.
 
-Two draws with the same key are equal bit for bit on any process; different keys are independent. Noise is always
-drawn on the CPU in float32 and moved, so that it does not depend on the device either.
+The same key gives the same bits in any process, and different keys give independent noise. Noise is generated on the
+CPU in float32 and then moved, so it does not depend on the device either. All sampling noise comes from here.
 """
 
 import hashlib
@@ -13,31 +13,36 @@ from jaxtyping import Float
 from torch import Tensor
 
 INITIAL = -1
-"""Stands for the step in the key of a trajectory's initial noise."""
+"""Step number in the key of a trajectory's initial noise."""
 SHARED = -1
-"""Stands for the member in the key of noise that all members of a group share."""
+"""Member number in the key of noise that all members of a group share."""
 
 
 def generator(*key: int | str) -> np.random.Generator:
-    """The random numbers of this key: Philox with 128 bits of the key's sha256."""
+    """Return the random number generator of this key: Philox with 128 bits of the key's sha256."""
     digest = hashlib.sha256("|".join(str(part) for part in key).encode()).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "big")))
 
 
 def normal(*key: int | str, shape: Sequence[int]) -> Float[Tensor, "..."]:
-    """Standard normal float32 noise of this shape for this key."""
+    """Return standard normal float32 noise of this shape for this key."""
     return torch.from_numpy(generator(*key).standard_normal(tuple(shape), dtype=np.float32))
 
 
 def trajectory_noise(
     *, seed: int, iteration: int, group: int, members: Sequence[int], step: int, shape: Sequence[int]
 ) -> Float[Tensor, "N ..."]:
-    """Noise of one step for some members of a group; `INITIAL` as step gives the initial noise.
+    """Return the noise of one denoising step for some members of a group.
 
     Args:
         seed: the run's seed.
-        group: the group's place in its iteration.
-        members: member numbers; `[SHARED]` for noise that all members share.
-        shape: shape of one sample's latents.
+        iteration: the iteration that the group belongs to.
+        group: the group's index in its iteration.
+        members: indices of the members in the group; `[SHARED]` for noise that all members share.
+        step: denoising step k; `INITIAL` for the initial noise.
+        shape: shape of one sample's latents, (C, H, W).
+
+    Returns:
+        Standard normal float32 noise [N, C, H, W], one row for each entry of `members`, on the CPU.
     """
     return torch.stack([normal("rollout", seed, iteration, group, m, step, shape=shape) for m in members])

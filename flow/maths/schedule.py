@@ -1,6 +1,6 @@
-"""Sigma grids: float32 [T+1] from 1 down to exactly 0.
+"""Schedules: grids of sigmas, float32 [T+1], falling from 1 to exactly 0.
 
-A schedule is the tensor of sigmas itself; step k goes from `sigmas[k]` to `sigmas[k + 1]`.
+Denoising step k goes from `sigmas[k]` to `sigmas[k + 1]`.
 """
 
 import math
@@ -12,18 +12,21 @@ from torch import Tensor
 
 
 def sd3_sigmas(*, steps: int, shift: float = 3.0, train_timesteps: int = 1000) -> Float[Tensor, " points"]:
-    """The grid of diffusers' FlowMatchEulerDiscreteScheduler as Stable Diffusion 3 uses it, shifted twice.
+    """Return the grid of diffusers' FlowMatchEulerDiscreteScheduler as Stable Diffusion 3 uses it, shifted twice.
 
         S(u) = shift u / (1 + (shift - 1) u);  sigma_min = S(1/1000)
         sigma_k = S(u_k),  u = linspace(1, sigma_min, T);  sigma_T = 0
 
-    sigma_min is shifted when the scheduler is made, and the grid once more when the steps are set. The order of
-    float32 and float64 operations follows the scheduler's, so that the grids are equal bit for bit.
+    The scheduler shifts sigma_min when it is made, and the grid once more when the steps are set. The order of float32
+    and float64 operations follows the scheduler's, so that the grids are equal bit for bit.
 
     Args:
         steps: T, at least 1.
         shift: the scheduler config's `shift`.
         train_timesteps: the scheduler config's `num_train_timesteps`.
+
+    Returns:
+        Sigmas, float32 [T+1].
     """
     smallest = torch.tensor([1.0]) / train_timesteps
     sigma_min = (shift * smallest / (1 + (shift - 1) * smallest)).item()
@@ -33,12 +36,15 @@ def sd3_sigmas(*, steps: int, shift: float = 3.0, train_timesteps: int = 1000) -
 
 
 def linear_sigmas(*, steps: int) -> Float[Tensor, " points"]:
-    """sigma_k = 1 - k / T."""
+    """Return the even grid sigma_k = 1 - k / T."""
     return torch.linspace(1.0, 0.0, steps + 1)
 
 
 def shifted_sigmas(*, steps: int, shift: float = 3.0) -> Float[Tensor, " points"]:
-    """S(1 - k / T) with S(u) = shift u / (1 + (shift - 1) u): shifted once, as DanceGRPO and MixGRPO draw."""
+    """Return the even grid shifted once: sigma_k = S(1 - k / T) with S(u) = shift u / (1 + (shift - 1) u).
+
+    DanceGRPO and MixGRPO sample on this grid.
+    """
     even = linear_sigmas(steps=steps)
     return shift * even / (1 + (shift - 1) * even)
 
@@ -52,14 +58,21 @@ def flux_sigmas(
     base_shift: float = 0.5,
     max_shift: float = 1.15,
 ) -> Float[Tensor, " points"]:
-    """FLUX's grid, whose shift grows with the image.
+    """Return FLUX's grid; its shift grows with the size of the image.
 
         mu = base_shift + (max_shift - base_shift) (tokens - base_tokens) / (max_tokens - base_tokens)
         sigma_k = e^mu / (e^mu + 1 / u_k - 1),  u = linspace(1, 1/T, T);  sigma_T = 0
 
     Args:
-        tokens: packed latent tokens of an image, (height / 16) (width / 16).
-        base_tokens, max_tokens, base_shift, max_shift: of the scheduler's config.
+        steps: T, at least 1.
+        tokens: packed latent tokens of an image: (height / 16) (width / 16) for a size in pixels.
+        base_tokens: the scheduler config's `base_image_seq_len`.
+        max_tokens: the scheduler config's `max_image_seq_len`.
+        base_shift: mu at `base_tokens`; the scheduler config's `base_shift`.
+        max_shift: mu at `max_tokens`; the scheduler config's `max_shift`.
+
+    Returns:
+        Sigmas, float32 [T+1].
     """
     slope = (max_shift - base_shift) / (max_tokens - base_tokens)
     mu = tokens * slope + (base_shift - slope * base_tokens)
@@ -69,10 +82,11 @@ def flux_sigmas(
 
 
 def flux_static_sigmas(*, steps: int, shift: float = 1.0) -> Float[Tensor, " points"]:
-    """The grid of FLUX.1-schnell: sigma_k = s u_k / (1 + (s - 1) u_k),  u = linspace(1, 1/T, T);  sigma_T = 0.
+    """Return the grid of FLUX.1-schnell: sigma_k = s u_k / (1 + (s - 1) u_k),  u = linspace(1, 1/T, T);  sigma_T = 0.
 
     Args:
-        shift: s, of the scheduler's config.
+        steps: T, at least 1.
+        shift: s, the scheduler config's `shift`.
     """
     even = np.linspace(1.0, 1 / steps, steps).astype(np.float32)
     shifted = shift * even / (1 + (shift - 1) * even)

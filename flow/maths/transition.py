@@ -1,8 +1,8 @@
-"""One denoising step as a Gaussian: x' ~ N(mean, std^2 I). The only place where a step's mean, std and log-prob exist.
+"""One denoising step as a Gaussian x' ~ N(mean, std^2 I): the only definition of a step's mean, std and log-prob.
 
-Every kernel is a function of the state, the velocity and two sigmas that returns a `Transition`; rollout and
-learner call the same one through `FlowPolicy`. All arithmetic is float32. With t = sigma, t' = sigma_next,
-h = t - t', x0 = x - t v and x1 = x + (1 - t) v:
+A kernel is a function of the state, the velocity and two sigmas; it returns a `Transition`. Rollout and learner call
+the same kernel through `FlowPolicy`. All arithmetic is float32. With t = sigma, t' = sigma_next, step size h = t - t',
+x0 = x - t v and x1 = x + (1 - t) v:
 
     flow_sde   mean = x - h (v + g^2 / (2t) x1),  std = g sqrt(h),  g^2 = a^2 t / (1 - t~)
     dance_sde  the same with g = eta
@@ -10,7 +10,7 @@ h = t - t', x0 = x - t v and x1 = x + (1 - t) v:
     cps        the same with std = t' sin(a pi / 2)
     ode        mean = x - h v,  std = 0
 
-t~ is t, but sigma_1 where t is 1, so that the first step keeps a finite (flow_sde) or non-zero (ddim_sde) std.
+t~ is t, except that sigma_1 replaces t = 1. So the std of the first step stays finite (flow_sde) or above 0 (ddim_sde).
 """
 
 import math
@@ -29,25 +29,29 @@ LogProbForm = Literal["gaussian", "squared"]
 
 @dataclass(frozen=True)
 class Transition:
-    """N(mean, std^2 I), float32; std is the std of the whole step, so nobody multiplies by sqrt(h) again."""
+    """The Gaussian N(mean, std^2 I) of one step, float32.
+
+    std is the std of the whole step: it contains the factor sqrt(h) already.
+    """
 
     mean: Float[Tensor, "B ..."]
     std: Float[Tensor, " B"]
     log_prob_form: LogProbForm = "gaussian"
-    """What `log_prob` answers: the density's logarithm, or CPS's published form without 1 / (2 std^2) and constants."""
+    """Form of `log_prob`: `gaussian`, the log-density, or `squared`, CPS's published form without 1 / (2 std^2) and
+    constants."""
 
     def sample(self, noise: Float[Tensor, "B ..."]) -> Float[Tensor, "B ..."]:
-        """mean + std * noise, for standard normal `noise`."""
+        """Return mean + std * noise for standard normal `noise`."""
         return self.mean + per_sample(self.std, self.mean) * noise
 
     def log_prob(self, value: Float[Tensor, "B ..."]) -> Float[Tensor, " B"]:
-        """Gaussian log-density, **mean** over latent elements (Flow-GRPO, arXiv 2505.05470):
+        """Return the Gaussian log-density, **mean** over latent elements (Flow-GRPO, arXiv 2505.05470):
 
             mean_d[ -(x' - mean)^2 / (2 std^2) ] - log std - log(2 pi) / 2
 
-        Defined for std > 0 only; `value` is a sample and carries no gradient. In the form `squared` it is
-        mean_d[ -(x' - mean)^2 ], as coefficients-preserving sampling was published: step k then weighs 2 std_k^2 times
-        what it weighs in the Gaussian form.
+        It is defined for std > 0 only. `value` is a sample, so it carries no gradient. The form `squared` is
+        mean_d[ -(x' - mean)^2 ], as coefficients-preserving sampling was published. Compared with the Gaussian form, it
+        multiplies the gradient of step k by 2 std_k^2.
         """
         squared = (value.detach() - self.mean).square().flatten(1).mean(1)
         if self.log_prob_form == "squared":
@@ -55,12 +59,12 @@ class Transition:
         return -squared / (2 * self.std.square()) - self.std.log() - HALF_LOG_TWO_PI
 
     def kl(self, reference: "Transition") -> Float[Tensor, " B"]:
-        """KL(self || reference) of Gaussians with equal std, **mean** over latent elements:
+        """Return KL(self || reference) of Gaussians with equal std, **mean** over latent elements:
 
             mean_d[ (mean - mean_ref)^2 / (2 std^2) ]
 
-        The std of one kernel at one step does not depend on the weights, so policy and reference share it. Published
-        code of Flow-GRPO divides by 2 g^2 instead (std without sqrt(h)); that is this number times h.
+        A kernel's std does not depend on the adapter, so policy and reference have the same std. The published code of
+        Flow-GRPO divides by 2 g^2 instead (std without sqrt(h)); its value is this value times h.
         """
         squared = (self.mean - reference.mean).square().flatten(1).mean(1)
         return squared / (2 * self.std.square())
@@ -75,13 +79,20 @@ def flow_sde(
     sigma_first: float,
     noise_level: float,
 ) -> Transition:
-    """Flow-GRPO's SDE (arXiv 2505.05470): the marginals of the probability-flow ODE, with noise.
+    """Flow-GRPO's SDE (arXiv 2505.05470): an SDE with the same marginals as the probability-flow ODE.
 
     mean = x - h [v + g^2 / (2t) x1],  std = g sqrt(h),  g^2 = a^2 t / (1 - t~)
 
     Args:
-        sigma_first: sigma_1 of the schedule, stands for t in 1 - t where t is 1.
-        noise_level: a.
+        latents: states x [B, ...].
+        velocity: the policy's velocity v at these states [B, ...].
+        sigma: t of each row [B].
+        sigma_next: t' of each row [B].
+        sigma_first: sigma_1 of the schedule; it replaces t in 1 - t where t is 1.
+        noise_level: a, above 0.
+
+    Returns:
+        The transition, mean [B, ...] and std [B].
     """
     variance = noise_level**2 * sigma / (1 - _away_from_one(sigma, sigma_first))
     return _score_sde(latents=latents, velocity=velocity, sigma=sigma, sigma_next=sigma_next, diffusion=variance)
@@ -95,12 +106,19 @@ def dance_sde(
     sigma_next: Float[Tensor, " B"],
     noise_level: float,
 ) -> Transition:
-    """DanceGRPO's SDE (arXiv 2505.07818): Flow-SDE's form with the same diffusion at every sigma.
+    """DanceGRPO's SDE (arXiv 2505.07818): the form of Flow-SDE with the same diffusion at every sigma.
 
     mean = x - h [v + eta^2 / (2t) x1],  std = eta sqrt(h)
 
     Args:
-        noise_level: eta. With a level of its own for every step it is the SDE of DenseGRPO (arXiv 2601.20218).
+        latents: states x [B, ...].
+        velocity: the policy's velocity v at these states [B, ...].
+        sigma: t of each row [B].
+        sigma_next: t' of each row [B].
+        noise_level: eta, above 0. A separate eta for every step gives the SDE of DenseGRPO (arXiv 2601.20218).
+
+    Returns:
+        The transition, mean [B, ...] and std [B].
     """
     return _score_sde(
         latents=latents,
@@ -120,13 +138,20 @@ def ddim_sde(
     sigma_first: float,
     noise_level: float,
 ) -> Transition:
-    """The DDIM-inspired SDE of Stepwise-Flow-GRPO (arXiv 2603.28718): less noise early and late.
+    """The DDIM-inspired SDE of Stepwise-Flow-GRPO (arXiv 2603.28718): less noise in the first and last steps.
 
     mean = (1 - t') x0 + sqrt(t'^2 - std^2) x1,  std = eta t' sqrt(1 - t~)
 
     Args:
-        sigma_first: sigma_1 of the schedule; replaces t where t is 1. 1.0 gives the literal formula, std 0 there.
+        latents: states x [B, ...].
+        velocity: the policy's velocity v at these states [B, ...].
+        sigma: t of each row [B].
+        sigma_next: t' of each row [B].
+        sigma_first: sigma_1 of the schedule; it replaces t where t is 1. 1.0 gives the literal formula, with std 0.
         noise_level: eta in (0, 1], so that std <= t'.
+
+    Returns:
+        The transition, mean [B, ...] and std [B].
     """
     std = noise_level * sigma_next * (1 - _away_from_one(sigma, sigma_first)).sqrt()
     return _preserving(latents=latents, velocity=velocity, sigma=sigma, sigma_next=sigma_next, std=std)
@@ -140,12 +165,19 @@ def cps(
     sigma_next: Float[Tensor, " B"],
     noise_level: float,
 ) -> Transition:
-    """Coefficients-preserving sampling (CPS, arXiv 2509.05952): the share of noise in x' is that of the schedule.
+    """Coefficients-preserving sampling (CPS, arXiv 2509.05952): x' holds as much noise as the schedule states.
 
     mean = (1 - t') x0 + sqrt(t'^2 - std^2) x1,  std = t' sin(a pi / 2)
 
     Args:
-        noise_level: a in (0, 1]; 1 replaces the noise wholly.
+        latents: states x [B, ...].
+        velocity: the policy's velocity v at these states [B, ...].
+        sigma: t of each row [B].
+        sigma_next: t' of each row [B].
+        noise_level: a in (0, 1]; 1 replaces all of the old noise.
+
+    Returns:
+        The transition, mean [B, ...] and std [B].
     """
     std = math.sin(noise_level * math.pi / 2) * sigma_next
     return _preserving(latents=latents, velocity=velocity, sigma=sigma, sigma_next=sigma_next, std=std)
@@ -158,7 +190,17 @@ def ode(
     sigma: Float[Tensor, " B"],
     sigma_next: Float[Tensor, " B"],
 ) -> Transition:
-    """Euler's step of the probability-flow ODE: mean = x - h v, std = 0."""
+    """Euler's step of the probability-flow ODE: mean = x - h v, std = 0.
+
+    Args:
+        latents: states x [B, ...].
+        velocity: the policy's velocity v at these states [B, ...].
+        sigma: t of each row [B].
+        sigma_next: t' of each row [B].
+
+    Returns:
+        The transition, mean [B, ...] and std 0 [B].
+    """
     return Transition(mean=latents - per_sample(sigma - sigma_next, latents) * velocity, std=torch.zeros_like(sigma))
 
 
@@ -175,10 +217,10 @@ def _score_sde(
     diffusion: Float[Tensor, " B"],
 ) -> Transition:
     """mean = x - h [v + g^2 / (2t) x1], std = g sqrt(h), where `diffusion` is g^2."""
-    step = sigma - sigma_next
+    h = sigma - sigma_next
     noise = noise_estimate(latents=latents, velocity=velocity, sigma=sigma)
     drift = velocity + per_sample(diffusion / (2 * sigma), velocity) * noise
-    return Transition(mean=latents - per_sample(step, latents) * drift, std=(diffusion * step).sqrt())
+    return Transition(mean=latents - per_sample(h, latents) * drift, std=(diffusion * h).sqrt())
 
 
 def _preserving(
@@ -189,7 +231,7 @@ def _preserving(
     sigma_next: Float[Tensor, " B"],
     std: Float[Tensor, " B"],
 ) -> Transition:
-    """mean = (1 - t') x0 + sqrt(t'^2 - std^2) x1: old and new noise together are as much as the schedule wants."""
+    """mean = (1 - t') x0 + sqrt(t'^2 - std^2) x1: kept and added noise together have the schedule's std t'."""
     clean = clean_estimate(latents=latents, velocity=velocity, sigma=sigma)
     noise = noise_estimate(latents=latents, velocity=velocity, sigma=sigma)
     kept = (sigma_next.square() - std.square()).sqrt()

@@ -1,7 +1,7 @@
-"""Which steps of a trajectory are stochastic and trained: all that can be, or those inside a window.
+"""Windows: which eligible steps of a trajectory are stochastic and trained.
 
-Outside the window a step runs as ODE. A window depends on the run's seed, the iteration and the shard's place in its
-group only, so every process draws the same one.
+Steps outside the window are plain ODE steps. A window depends only on the run's seed, the iteration and the shard's
+index in its group, so every process finds the same one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,17 +14,26 @@ from protocol.errors import ConfigError
 def window_steps(
     window: WindowConfig, *, candidates: Sequence[int], total: int, seed: int, iteration: int, shard: int
 ) -> tuple[int, ...]:
-    """The stochastic steps of one shard.
+    """Return the stochastic steps of one shard.
 
-    `all`: every candidate (Flow-GRPO). `fixed`: `size` steps from `first`. `random`: `size` steps from a place drawn
-    once for each iteration (Flow-GRPO-Fast). `sliding`: `size` steps, one further every `every` iterations, back to the
-    first place after the last (MixGRPO, arXiv 2507.21802). `branch`: one step for each shard, the next one in the next
-    iteration, so that with shared noise its members branch from one trunk (TempFlow-GRPO, arXiv 2508.04324).
+    - `all`: every candidate (Flow-GRPO).
+    - `fixed`: `size` steps from `first`.
+    - `random`: `size` steps from a random start, one start for each iteration (Flow-GRPO-Fast).
+    - `sliding`: `size` steps; the start moves one step further after `every` iterations, and from the last start back
+      to the first (MixGRPO, arXiv 2507.21802).
+    - `branch`: one step for each shard, and the next step in the next iteration. With shared noise the members of the
+      shard branch from one trunk (TempFlow-GRPO, arXiv 2508.04324).
 
     Args:
-        candidates: steps that can be stochastic, ascending: enough std, not the last.
+        window: the rule and its numbers.
+        candidates: eligible steps in ascending order: their std is large enough, and the last step is not among them.
         total: T.
-        shard: the shard's place in its group, counted from 0.
+        seed: the run's seed.
+        iteration: the iteration, from 0.
+        shard: the shard's index in its group, from 0.
+
+    Returns:
+        Steps k in ascending order.
     """
     if window.rule == "all":
         return tuple(candidates)
@@ -36,8 +45,13 @@ def window_steps(
 def require_trainable(window: WindowConfig, *, candidates: Sequence[int], total: int) -> None:
     """Refuse a window that may hold no stochastic step.
 
+    Args:
+        window: the rule and its numbers.
+        candidates: eligible steps in ascending order.
+        total: T.
+
     Raises:
-        ConfigError: such a place of the window, with the steps that can be stochastic.
+        ConfigError: some start of the window leaves it without an eligible step.
     """
     for start in _starts(window, total):
         if not _inside(window, candidates, start):
@@ -52,6 +66,7 @@ def _inside(window: WindowConfig, candidates: Sequence[int], start: int) -> tupl
 
 
 def _starts(window: WindowConfig, total: int) -> Iterator[int]:
+    """Every first step that the window can have."""
     if window.rule == "fixed":
         yield window.first
     elif window.rule in ("random", "sliding"):

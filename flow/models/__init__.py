@@ -1,1 +1,1 @@
-"""Pretrained text-to-image models behind one contract: finding, loading, encoding prompts, decoding images."""
+"""Pretrained text-to-image models behind one contract: find and load them, encode prompts, decode images."""

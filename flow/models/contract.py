@@ -1,4 +1,4 @@
-"""What a model family must answer. A new family is one file that implements `Backbone`; `flow.models.load` loads it."""
+"""The contract `Backbone` of a model family. A new family is one file that implements it; see `flow.models.load`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
@@ -14,36 +14,45 @@ Conditioning = Mapping[str, Tensor]
 
 @runtime_checkable
 class Backbone(Protocol):
-    """A pretrained flow-matching text-to-image model, frozen; an adapter is attached to `transformer`."""
+    """A pretrained flow-matching text-to-image model. It is frozen; an adapter is attached to `transformer`."""
 
     transformer: nn.Module
     latent_shape: tuple[int, int, int]
     """C, H, W of one sample's latents."""
 
     def sigmas(self, steps: int) -> Float[Tensor, " points"]:
-        """The family's own schedule."""
+        """Return the family's own schedule for T = `steps` denoising steps, [T+1]."""
         ...
 
     def encode(self, text: str) -> Conditioning:
-        """One prompt's embeddings, each [1, ...]; always encoded alone, so that no neighbour changes a bit."""
+        """Return one prompt's embeddings, each [1, ...]. A prompt is encoded alone, so other prompts change no bit."""
         ...
 
     def velocity(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
     ) -> Float[Tensor, "B C H W"]:
-        """v = x_1 - x_0 as the model predicts it, float32, without guidance."""
+        """Predict v = x_1 - x_0 without guidance.
+
+        Args:
+            latents: states x [B, C, H, W].
+            sigma: noise level of each state, in [0, 1] [B].
+            conditioning: embeddings with one row for each state.
+
+        Returns:
+            The velocity, float32 [B, C, H, W].
+        """
         ...
 
     def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
-        """Images of clean latents, as the family's pipeline makes them."""
+        """Decode clean latents to images, with the rounding of the family's pipeline."""
         ...
 
 
 def stack(conditionings: Sequence[Conditioning]) -> Conditioning:
-    """Embeddings of several prompts as rows of one batch."""
+    """Stack the embeddings of several prompts as rows of one batch."""
     return {name: torch.cat([each[name] for each in conditionings]) for name in conditionings[0]}
 
 
 def repeat(conditioning: Conditioning, times: int) -> Conditioning:
-    """One prompt's embeddings for `times` samples of it."""
+    """Repeat one prompt's embeddings as `times` rows."""
     return {name: tensor.expand(times, *tensor.shape[1:]) for name, tensor in conditioning.items()}

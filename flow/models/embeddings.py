@@ -1,7 +1,7 @@
-"""Prompt embeddings: asked of the text encoders once, then kept in memory and, when configured, on disk.
+"""Prompt embeddings: each is encoded once, then kept in memory and, if configured, in a cache folder.
 
-On disk an embedding is named by what it depends on: text, the encoders' files, sequence length, dtype, kind of device.
-So folders may be shared by runs and models, and a changed encoder never answers with old embeddings.
+The file name of an embedding is a hash of everything it depends on: text, the encoders' files, sequence length, dtype
+and kind of device. So runs and models may share a folder, and a changed encoder never yields an old embedding.
 """
 
 import hashlib
@@ -28,11 +28,11 @@ from protocol.resources import resolve
 log = logging.getLogger(__name__)
 
 KEPT_PROMPTS = 256
-"""Embeddings that are kept in memory, least recently used dropped first: one of SD3.5 takes 5 MB in float32."""
+"""Most embeddings kept in memory; the least recently used is dropped first. One of SD3.5 takes 5 MB in float32."""
 
 
 class Embeddings:
-    """Embeddings of any prompt; with a cache folder the encoders are freed as soon as they have answered."""
+    """Embeddings of any prompt. With a cache folder the encoders are freed after each encoding."""
 
     def __init__(self, encoders: TextEncoders, config: ModelConfig) -> None:
         self._encoders = encoders
@@ -41,10 +41,10 @@ class Embeddings:
         self._kept: OrderedDict[str, Conditioning] = OrderedDict()
 
     def of(self, text: str) -> Conditioning:
-        """One prompt's embeddings, each [1, ...].
+        """Return one prompt's embeddings, each [1, ...].
 
         Raises:
-            ModelError: the encoders cannot be loaded, or the cache folder cannot be written.
+            ModelError: the encoders cannot be loaded, or the cache folder is not writable.
         """
         if text not in self._kept:
             self._kept[text] = self._cached(text) if self._folder else self._encoders.encode(text)
@@ -54,10 +54,10 @@ class Embeddings:
         return self._kept[text]
 
     def fill(self, texts: Iterable[str]) -> int:
-        """Put every text that is missing into the cache folder; returns how many were.
+        """Encode every text that the cache folder lacks, and return how many there were.
 
         Raises:
-            ModelError: no cache folder is configured, or it cannot be written.
+            ModelError: no cache folder is configured, or it is not writable.
         """
         if self._folder is None:
             raise ModelError("model.embedding_cache must name a folder to encode prompts ahead, got none")
@@ -67,13 +67,13 @@ class Embeddings:
         return len(missing)
 
     def free(self) -> None:
-        """Give the encoders' memory back after `fill`; the next text that is missing loads them again."""
+        """Free the encoders' memory after `fill`; the next text that the cache lacks loads them again."""
         self._encoders.free()
 
     def _cached(self, text: str) -> Conditioning:
         found = self._read(text)
         if found is None:
-            log.info("encoding a prompt that the embedding cache lacks: %.60s", text)
+            log.info("the embedding cache lacks a prompt; encoding it: %.60s", text)
             found = self._encoders.encode(text)
             self._encoders.free()
             self._write(text, found)
@@ -98,7 +98,7 @@ class Embeddings:
         except FileNotFoundError:
             return None
         except (OSError, SafetensorError) as error:
-            log.warning("embedding %s is encoded again: %s", path, error)
+            log.warning("embedding %s cannot be read and is encoded again: %s", path, error)
             return None
 
     def _write(self, text: str, embeddings: Conditioning) -> None:
@@ -116,9 +116,9 @@ class Embeddings:
 
 @lru_cache
 def identity_of(family: Family, folder: Path) -> str:
-    """sha256 over names and contents of the files that encoding a prompt depends on.
+    """Return the sha256 of the names and contents of all files that decide a prompt's embedding.
 
-    A file of the hub's cache is a link to a blob that is named by its content already; any other file is read.
+    A file of the hub's cache is a link to a blob whose name is its content's hash already; any other file is read.
     """
     sha = hashlib.sha256()
     for part in family.text_parts:

@@ -1,6 +1,7 @@
-"""The model families: which pipeline class each one is, where its code stands, and what adapter it takes by default.
+"""The model families: pipeline class, import path of the backbone, and default adapter of each.
 
-A new family is an entry here and one file behind `flow.models.contract.Backbone`; see docs/models.md. Light: no torch.
+A new family is an entry here and one file that implements `flow.models.contract.Backbone`; see docs/models.md. This
+module does not import torch.
 """
 
 from dataclasses import dataclass
@@ -17,27 +18,29 @@ ATTENTION = (
     "attn.add_v_proj",
     "attn.to_add_out",
 )
-"""The attention projections of a transformer with two streams, image and text."""
+"""Attention projections of a transformer with an image stream and a text stream."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """What must be known of a family before anything of it is loaded."""
+    """Facts about a family that are needed before its libraries and weights are loaded."""
 
     name: str
     pipeline: str
-    """diffusers' pipeline class, as `model_index.json` names it."""
+    """Name of diffusers' pipeline class in `model_index.json`."""
     backbone: str
-    """`module:Class` of its backbone."""
+    """Import path `module:Class` of its backbone."""
     text_parts: tuple[str, ...]
-    """The pipeline's parts that only encoding a prompt needs."""
+    """Parts of the pipeline that are needed to encode prompts only."""
     rank: int
+    """Default inner width of the LoRA, as in Flow-GRPO's published training script (arXiv 2505.05470)."""
     alpha: int
+    """Default alpha of the LoRA, from the same script."""
     targets: tuple[str, ...]
-    """LoRA defaults, where a peer's published training script sets them: Flow-GRPO, arXiv 2505.05470."""
+    """Default names of the modules that receive the LoRA, from the same script."""
 
     def adapter(self, config: LoraConfig) -> LoraConfig:
-        """The adapter's config with this family's defaults filled in."""
+        """Fill this family's defaults into the adapter's config."""
         return config.model_copy(
             update={
                 "rank": config.rank or self.rank,
@@ -75,4 +78,4 @@ FLUX = Family(
     targets=(*ATTENTION, "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"),
 )
 FAMILIES = {family.pipeline: family for family in (SD3, FLUX)}
-"""By the pipeline class of `model_index.json`."""
+"""The families by their pipeline class in `model_index.json`."""

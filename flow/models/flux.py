@@ -1,7 +1,7 @@
-"""The FLUX.1 family: dev, whose guidance is an input of the model, and schnell, which has none.
+"""The FLUX.1 family: dev, which takes guidance as a model input, and schnell, which does not.
 
-Latents are [B, C, H, W] here as everywhere; the transformer sees them packed, a token for each 2 x 2 of them.
-Classifier-free guidance (`model.guidance` above 1) with a negative prompt is what the pipeline calls true CFG.
+Latents are [B, C, H, W] as everywhere; the transformer receives them packed, one token for each 2 x 2 block.
+Classifier-free guidance (`model.guidance` above 1) with a negative prompt is the pipeline's "true CFG".
 """
 
 from typing import Any, cast
@@ -17,7 +17,7 @@ from flow.models.pipeline import PipelineBackbone
 from protocol.config.model import ModelConfig
 
 PACK = 2
-"""Latents of a token's side."""
+"""Height and width of a token's block, in latents."""
 
 
 class Flux(PipelineBackbone):
@@ -29,14 +29,24 @@ class Flux(PipelineBackbone):
     @staticmethod
     @torch.no_grad()
     def encode_prompt(pipeline: Any, text: str, config: ModelConfig, device: torch.device) -> Conditioning:
-        """T5's embeddings [1, L, D] and CLIP's pooled ones [1, P]."""
+        """Encode one prompt with the pipeline's T5 and CLIP.
+
+        Args:
+            pipeline: a `FluxPipeline` with its text encoders.
+            text: the prompt.
+            config: its `max_sequence_length` is T5's number of tokens L.
+            device: device of the text encoders.
+
+        Returns:
+            T5's embeddings [1, L, D] and CLIP's pooled embeddings [1, P].
+        """
         embeds, pooled, _ = pipeline.encode_prompt(
             prompt=text, prompt_2=text, device=device, max_sequence_length=config.max_sequence_length
         )
         return {"encoder_hidden_states": cast(Tensor, embeds), "pooled_projections": cast(Tensor, pooled)}
 
     def sigmas(self, steps: int) -> Float[Tensor, " points"]:
-        """As the scheduler's config says: shifted by the number of tokens (dev), or by a fixed number (schnell)."""
+        """Return the scheduler's schedule: its shift depends on the number of tokens (dev) or is fixed (schnell)."""
         settings = self._pipeline.scheduler.config
         _, height, width = self.latent_shape
         if not settings.use_dynamic_shifting:
@@ -51,7 +61,7 @@ class Flux(PipelineBackbone):
         )
 
     def example(self, count: int) -> Conditioning:
-        """Zeros for T5's tokens and CLIP's pooled embeddings."""
+        """Return zeros in the shapes of T5's and CLIP's embeddings for `count` prompts."""
         settings, length = self._pipeline.transformer.config, self._config.max_sequence_length
         return {
             "encoder_hidden_states": torch.zeros(count, length, settings.joint_attention_dim, device=self._device),
@@ -86,14 +96,23 @@ class Flux(PipelineBackbone):
 
 
 def pack(latents: Float[Tensor, "B C H W"]) -> Float[Tensor, "B tokens channels"]:
-    """Each 2 x 2 of latents as one token of 4 C channels, row by row, as FLUX was trained."""
+    """Pack each 2 x 2 block of latents into one token of 4 C channels, row by row, as FLUX was trained."""
     count, channels, height, width = latents.shape
     cells = latents.view(count, channels, height // PACK, PACK, width // PACK, PACK).permute(0, 2, 4, 1, 3, 5)
     return cells.reshape(count, (height // PACK) * (width // PACK), channels * PACK**2)
 
 
 def unpack(tokens: Float[Tensor, "B tokens channels"], *, height: int, width: int) -> Float[Tensor, "B C H W"]:
-    """The latents that `pack` packed."""
+    """Undo `pack`.
+
+    Args:
+        tokens: packed latents [B, (H / 2) (W / 2), 4 C].
+        height: H of the latents.
+        width: W of the latents.
+
+    Returns:
+        Latents [B, C, H, W].
+    """
     count, _, packed = tokens.shape
     channels = packed // PACK**2
     cells = tokens.view(count, height // PACK, width // PACK, channels, PACK, PACK).permute(0, 3, 1, 4, 2, 5)
@@ -101,7 +120,7 @@ def unpack(tokens: Float[Tensor, "B tokens channels"], *, height: int, width: in
 
 
 def _positions(rows: int, columns: int, device: torch.device) -> Float[Tensor, "tokens 3"]:
-    """0, row and column of every token."""
+    """Return (0, row, column) of every token."""
     grid = torch.zeros(rows, columns, 3, device=device)
     grid[..., 1] = torch.arange(rows, device=device)[:, None]
     grid[..., 2] = torch.arange(columns, device=device)[None, :]

@@ -1,4 +1,4 @@
-"""Finding a model without loading it: light enough for the process that only starts a run."""
+"""Find a model without loading it. This module does not import torch, so the process that starts a run stays light."""
 
 import json
 import re
@@ -15,19 +15,19 @@ from protocol.resources import SCHEME, resolve
 
 @dataclass(frozen=True)
 class ModelIndex:
-    """What a model's `model_index.json` says."""
+    """The content of a model's `model_index.json`."""
 
     family: Family
     parts: tuple[str, ...]
-    """The parts that it holds, such as `transformer` and `vae`."""
+    """Names of the model's parts, such as `transformer` and `vae`."""
 
 
 def read_index(model: ModelConfig) -> ModelIndex:
-    """The index of a folder or a hub id; of a hub id only this one file is fetched.
+    """Read the index of a folder or a hub id; of a hub id only this one file is downloaded.
 
     Raises:
-        ModelError: no such model, no readable `model_index.json`, a family that we do not train, or a folder that lacks
-            a part that its index names.
+        ModelError: the model does not exist, its `model_index.json` is not readable, its family is not supported, or
+            the folder lacks a part that the index names.
     """
     is_on_hub = _is_on_hub(model)
     file = index_file(model.path, model.revision) if is_on_hub else _folder(model) / "model_index.json"
@@ -48,10 +48,10 @@ def read_index(model: ModelConfig) -> ModelIndex:
 
 
 def find_model(model: ModelConfig) -> tuple[ModelIndex, Path]:
-    """The index and the folder that holds the whole model, downloaded when it is a hub id.
+    """Return the index and the folder of the whole model; a hub id is downloaded.
 
     Raises:
-        ModelError: as `read_index`, or the folder lacks a part that the index names.
+        ModelError: see `read_index`; or the downloaded folder lacks a part that the index names.
     """
     index = read_index(model)
     folder = model_folder(model.path, model.revision, index.parts) if _is_on_hub(model) else _folder(model)
@@ -60,29 +60,30 @@ def find_model(model: ModelConfig) -> tuple[ModelIndex, Path]:
 
 
 def find_configs(model: ModelConfig) -> tuple[ModelIndex, Path]:
-    """The index and a folder with the model's config files; of a hub id nothing else is downloaded.
+    """Return the index and a folder with the model's config files; of a hub id nothing else is downloaded.
 
     Raises:
-        ModelError: as `read_index`.
+        ModelError: see `read_index`.
     """
     index = read_index(model)
     return index, config_folder(model.path, model.revision) if _is_on_hub(model) else _folder(model)
 
 
 def adapter_config(model: ModelConfig) -> LoraConfig:
-    """`model.lora` with the family's defaults filled in."""
+    """Return `model.lora` with the family's defaults filled in."""
     return read_index(model).family.adapter(model.lora)
 
 
 def completed(config: RunConfig) -> RunConfig:
-    """The config with everything in it that its model decides: what a run folder keeps.
+    """Fill in what the model decides; a run folder keeps the result.
 
-    That is the family's adapter, and the commit of a hub id, so that every actor loads the same files and a model that
-    has changed on the hub is found out when the run goes on. The embedding cache becomes an absolute path, since actors
-    may have another working folder.
+    - The adapter's config gets the family's defaults.
+    - The revision of a hub id becomes a commit. So every actor loads the same files, and a resumed run notices that the
+      model has changed on the hub.
+    - The embedding cache becomes an absolute path, since actors may run in another working folder.
 
     Raises:
-        ModelError: as `read_index`.
+        ModelError: see `read_index`.
     """
     model = config.model
     cache = str(resolve(model.embedding_cache).absolute()) if model.embedding_cache else None
@@ -92,7 +93,7 @@ def completed(config: RunConfig) -> RunConfig:
 
 
 def _pinned(model: ModelConfig) -> str | None:
-    """The commit of a hub id, read from the hub cache's own folder name; the revision as it is for a folder."""
+    """Return the commit of a hub id, which is a folder name in the hub cache; of a folder the revision as it is."""
     if not _is_on_hub(model):
         return model.revision
     commit = index_file(model.path, model.revision).parent.name
@@ -118,5 +119,5 @@ def _require_parts(model: ModelConfig, folder: Path, parts: tuple[str, ...]) -> 
     lacking = [name for name in parts if not (folder / name).is_dir()]
     if lacking:
         raise ModelError(
-            f"model folder {model.path} must hold the parts that its model_index.json names, lacks {lacking}"
+            f"model folder {model.path} must hold the parts that its model_index.json names, got none for {lacking}"
         )

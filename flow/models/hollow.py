@@ -1,4 +1,4 @@
-"""A model's shape without its weights: backbones made from config files alone, for estimates and benchmarks."""
+"""Hollow models: backbones made from config files alone, with meaningless weights, for estimates and benchmarks."""
 
 import json
 from collections.abc import Iterable
@@ -18,8 +18,7 @@ from flow.models.embeddings import Embeddings
 from flow.models.folder import find_configs
 from flow.models.load import backbone_class
 from flow.models.pipeline import PipelineBackbone
-from flow.runtime.precision import dtype_of
-from flow.runtime.quiet import quiet_libraries
+from flow.models.reading import dtype_of, quiet_libraries
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.errors import ModelError
 
@@ -27,13 +26,18 @@ from protocol.errors import ModelError
 def hollow_backbone(
     model: ModelConfig, *, device: str = "cpu", within: AbstractContextManager[Any] | None = None
 ) -> PipelineBackbone:
-    """A model's backbone with weights of no meaning, made from its config files; every prompt's embedding is zeros.
+    """Make a model's backbone from its config files, with meaningless weights; every prompt's embedding is zeros.
 
     Args:
-        within: entered while the weights are made: under FakeTensorMode they take no memory.
+        model: the model; of a hub id only config files are downloaded.
+        device: torch device of the weights.
+        within: context that is entered while the weights are made; under FakeTensorMode they take no memory.
+
+    Returns:
+        The backbone, not compiled.
 
     Raises:
-        ModelError: no such model, or a part's config cannot be read.
+        ModelError: the model does not exist, or a part's config cannot be read.
     """
     index, folder = find_configs(model)
     model = model.model_copy(update={"compile": None})
@@ -56,7 +60,17 @@ def hollow_backbone(
 def backbone_of_parts(
     kind: type[PipelineBackbone], model: ModelConfig, parts: dict[str, Any], *, device: str
 ) -> PipelineBackbone:
-    """A backbone of transformer, VAE and scheduler that are there already; every prompt's embedding is zeros."""
+    """Make a backbone from existing parts; every prompt's embedding is zeros.
+
+    Args:
+        kind: the family's backbone class.
+        model: the model's config.
+        parts: `transformer`, `vae` and `scheduler`.
+        device: torch device that the parts are moved to.
+
+    Returns:
+        The backbone.
+    """
     from diffusers.image_processor import VaeImageProcessor
 
     scale = 2 ** (len(parts["vae"].config.block_out_channels) - 1)
@@ -68,14 +82,23 @@ def backbone_of_parts(
         default_sample_size=128,
         image_processor=VaeImageProcessor(vae_scale_factor=scale),
     )
-    silence = _Silence()
-    backbone = kind(pipeline, model, cast(Embeddings, silence), device=torch.device(device))
-    silence.backbone = backbone
+    embeddings = _ZeroEmbeddings()
+    backbone = kind(pipeline, model, cast(Embeddings, embeddings), device=torch.device(device))
+    embeddings.backbone = backbone
     return backbone
 
 
 def attach_hollow_adapter(transformer: nn.Module, config: LoraConfig, *, within: AbstractContextManager[Any]) -> int:
-    """An adapter of zeros, float32, on a transformer that was made `within`; returns how many numbers it holds."""
+    """Attach a float32 adapter of zeros to a transformer.
+
+    Args:
+        transformer: the transformer of a hollow backbone.
+        config: rank, alpha and targets.
+        within: the context in which the transformer was made, such as FakeTensorMode.
+
+    Returns:
+        How many parameters the adapter has.
+    """
     inject_adapter_in_model(peft_config_of(config), transformer, low_cpu_mem_usage=True)
     trained = 0
     for module in transformer.modules():
@@ -90,10 +113,10 @@ def attach_hollow_adapter(transformer: nn.Module, config: LoraConfig, *, within:
 
 
 def hollow_encoders(model: ModelConfig) -> Iterable[nn.Module]:
-    """The text encoders of a model with weights of no meaning, one by one.
+    """Make a model's text encoders with meaningless weights, one after the other.
 
     Raises:
-        ModelError: no such model, or a config cannot be read.
+        ModelError: the model does not exist, or a config cannot be read.
     """
     index, folder = find_configs(model)
     with quiet_libraries():
@@ -111,7 +134,7 @@ def hollow_encoders(model: ModelConfig) -> Iterable[nn.Module]:
 
 
 def _converted(module: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
-    """As `module.to`, which tensors without memory do not take."""
+    """Do what `module.to` does, but also for tensors without memory, which `module.to` refuses."""
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
             part.register_parameter(name, nn.Parameter(parameter.detach().to(device, dtype), requires_grad=False))
@@ -124,8 +147,8 @@ def _class_of(folder: Path, part: str) -> str:
     return json.loads((folder / "model_index.json").read_text(encoding="utf-8"))[part][1]
 
 
-class _Silence:
-    """Stands for the embeddings of a backbone without text encoders."""
+class _ZeroEmbeddings:
+    """Takes the role of `Embeddings` in a backbone without text encoders."""
 
     backbone: PipelineBackbone
 

@@ -1,6 +1,6 @@
-"""Models of the Hugging Face hub: a hub id to a folder in the hub's own cache.
+"""Models on the Hugging Face hub: download a repository, or parts of it, into the hub's own cache.
 
-HF_TOKEN opens gated models, HF_HOME or HF_HUB_CACHE names the cache, HF_HUB_OFFLINE=1 uses nothing but the cache.
+HF_TOKEN opens gated models, HF_HOME or HF_HUB_CACHE names the cache, and HF_HUB_OFFLINE=1 reads the cache only.
 """
 
 import re
@@ -11,19 +11,19 @@ from pathlib import Path
 from protocol.errors import ModelError, one_line
 
 UNUSED_FILES = ["*.bin", "*.ckpt", "*.msgpack", "*.onnx", "*.onnx_data", "*.h5", "*.fp16.*", "*.fp16-*"]
-"""Copies of the same weights in other formats."""
+"""Files that hold the same weights in other formats, or other precisions of them."""
 
 
 def is_hub_id(path: str) -> bool:
-    """Whether a model path that is no folder reads as `org/name`."""
+    """Tell whether a path has the form `org/name`."""
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", path) is not None
 
 
 def index_file(repo: str, revision: str | None) -> Path:
-    """The repository's `model_index.json`, downloaded or from the cache.
+    """Return the path of the repository's `model_index.json`, downloaded or from the cache.
 
     Raises:
-        ModelError: gated, unknown, without such a file, or neither cached nor reachable.
+        ModelError: the repository is gated, unknown or without such a file, or it is neither cached nor reachable.
     """
     from huggingface_hub import hf_hub_download
 
@@ -32,10 +32,15 @@ def index_file(repo: str, revision: str | None) -> Path:
 
 
 def model_folder(repo: str, revision: str | None, parts: Sequence[str]) -> Path:
-    """A folder with these parts of the repository, downloaded or from the cache.
+    """Return a folder with these parts of the repository, downloaded or from the cache.
+
+    Args:
+        repo: the hub id `org/name`.
+        revision: branch, tag or commit; None for the default branch.
+        parts: sub-folders of the repository, such as `transformer`.
 
     Raises:
-        ModelError: gated, unknown, or neither cached nor reachable.
+        ModelError: the repository is gated or unknown, or it is neither cached nor reachable.
     """
     from huggingface_hub import snapshot_download
 
@@ -47,10 +52,10 @@ def model_folder(repo: str, revision: str | None, parts: Sequence[str]) -> Path:
 
 
 def config_folder(repo: str, revision: str | None) -> Path:
-    """A folder with the repository's config files and no weights: enough to know sizes.
+    """Return a folder with the repository's config files but no weights, which is enough to compute sizes.
 
     Raises:
-        ModelError: gated, unknown, or neither cached nor reachable.
+        ModelError: the repository is gated or unknown, or it is neither cached nor reachable.
     """
     from huggingface_hub import snapshot_download
 
@@ -61,7 +66,7 @@ def config_folder(repo: str, revision: str | None) -> Path:
 
 @contextmanager
 def _explained(repo: str, revision: str | None) -> Iterator[None]:
-    """What the hub answers, as one line that says what to do; its notices of every try in between stay out."""
+    """Turn the hub's errors into one line with a remedy, and hide the notices of its retries."""
     from huggingface_hub import constants, errors
     from huggingface_hub.utils import logging
 
@@ -84,7 +89,7 @@ def _explained(repo: str, revision: str | None) -> Iterator[None]:
     except errors.LocalEntryNotFoundError:
         reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
         raise ModelError(
-            f"{what} is not, or not wholly, in the hub cache {constants.HF_HUB_CACHE} and {reason}:"
+            f"{what} is not complete in the hub cache {constants.HF_HUB_CACHE} and {reason}:"
             f" run `hf download {repo}` where there is a network, or set model.path to a folder in diffusers' format"
         ) from None
     except errors.EntryNotFoundError:

@@ -1,4 +1,4 @@
-"""Loading a pretrained model, or its text side alone, by the family that its folder belongs to."""
+"""Load a pretrained model, or only its text encoders; the folder's `model_index.json` decides the family."""
 
 import torch
 
@@ -13,25 +13,25 @@ from protocol.import_path import find_class
 
 
 def load_backbone(config: ModelConfig, *, device: str = "cpu") -> Backbone:
-    """Load a model in diffusers' format: a folder, or a hub id.
+    """Load a model in diffusers' format from a folder or a hub id.
 
     Raises:
-        ModelError: the model is missing, broken, of an unknown family, or cannot draw the size that is asked for.
+        ModelError: the model is missing, broken or of an unknown family, or it cannot generate images of this size.
     """
     index, folder = find_model(config)
     return backbone_class(index.family).load(config, folder, device=torch.device(device))
 
 
 def backbone_class(family: Family) -> type[PipelineBackbone]:
-    """The class behind a family's entry."""
+    """Import and return a family's backbone class."""
     return find_class(family.backbone)
 
 
 def open_embeddings(config: ModelConfig, *, device: str) -> Embeddings:
-    """The embeddings of a model without its transformer and VAE.
+    """Return a model's embeddings without loading its transformer and VAE.
 
     Raises:
-        ModelError: no such model.
+        ModelError: the model does not exist.
     """
     index, folder = find_model(config)
     encode = backbone_class(index.family).encode_prompt

@@ -1,9 +1,10 @@
-"""What the families share: a diffusers pipeline's transformer, VAE and scheduler behind the `Backbone` contract.
+"""The shared base of all families: a diffusers pipeline's transformer, VAE and scheduler as a `Backbone`.
 
-A family adds its schedule, its forward and its way to encode a prompt; see `flow.models.sd3` and `flow.models.flux`.
+A family adds its schedule, its forward and its prompt encoding; see `flow.models.sd3` and `flow.models.flux`.
 """
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -15,9 +16,8 @@ from torch import Tensor
 from flow.models.contract import Conditioning
 from flow.models.embeddings import Embeddings
 from flow.models.families import Family
-from flow.models.text import UNREADABLE, TextEncoders, unreadable
-from flow.runtime.precision import autocast, dtype_of
-from flow.runtime.quiet import quiet_libraries
+from flow.models.reading import UNREADABLE, dtype_of, quiet_libraries, unreadable
+from flow.models.text import TextEncoders
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError
 
@@ -29,20 +29,22 @@ UNKNOWN_SCHEDULES = (
     "shift_terminal",
     "stochastic_sampling",
 )
-"""Options of the scheduler that change its sigmas in ways `flow.maths.schedule` does not follow."""
+"""Scheduler options that change the sigmas in ways that `flow.maths.schedule` does not implement."""
 
 
 class PipelineBackbone(ABC):
-    """A pipeline's frozen parts; float32 unless `model.dtype` says otherwise, the VAE always float32.
+    """A pipeline's frozen parts. The transformer has the dtype `model.dtype`, the VAE is float32.
 
     Args:
-        pipeline: with transformer, vae and scheduler on `device`; its text parts are not used.
-        embeddings: where `encode` asks.
+        pipeline: a pipeline with transformer, vae and scheduler on `device`; its text encoders are not used.
+        config: the model's config.
+        embeddings: source of prompt embeddings for `encode`.
+        device: torch device of the transformer and the VAE.
     """
 
     family: ClassVar[Family]
     has_dynamic_shift: ClassVar[bool] = False
-    """Whether the family's schedule depends on the size of the image."""
+    """True if the family's schedule may depend on the size of the image."""
 
     def __init__(self, pipeline: Any, config: ModelConfig, embeddings: Embeddings, *, device: torch.device) -> None:
         self._pipeline = pipeline
@@ -63,10 +65,15 @@ class PipelineBackbone(ABC):
 
     @classmethod
     def load(cls, config: ModelConfig, folder: Path, *, device: torch.device) -> Self:
-        """Read the pipeline; with an embedding cache its text encoders wait until a prompt needs them.
+        """Load the pipeline. With an embedding cache the text encoders are loaded later, when a prompt needs them.
+
+        Args:
+            config: the model's config.
+            folder: the model's folder in diffusers' format.
+            device: torch device of all parts.
 
         Raises:
-            ModelError: a part cannot be read, or the size that is asked for does not fit.
+            ModelError: a part cannot be read, or the model cannot generate images of the configured size.
         """
         absent = dict.fromkeys(cls.family.text_parts)
         dtypes = {"default": torch.float32, "transformer": dtype_of(config), "vae": torch.float32}
@@ -88,40 +95,63 @@ class PipelineBackbone(ABC):
     @staticmethod
     @abstractmethod
     def encode_prompt(pipeline: Any, text: str, config: ModelConfig, device: torch.device) -> Conditioning:
-        """One prompt through the pipeline's own `encode_prompt`, each tensor [1, ...]."""
+        """Encode one prompt with the pipeline's own `encode_prompt`.
+
+        Args:
+            pipeline: a pipeline with its text encoders.
+            text: the prompt.
+            config: the model's config.
+            device: device of the text encoders.
+
+        Returns:
+            Embeddings by the name of the transformer's argument, each [1, ...].
+        """
 
     @abstractmethod
     def sigmas(self, steps: int) -> Float[Tensor, " points"]:
-        """The family's own schedule."""
+        """Return the family's own schedule for T = `steps` denoising steps, [T+1]."""
 
     @abstractmethod
     def _predict(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
     ) -> Float[Tensor, "B C H W"]:
-        """The transformer's prediction, in whatever precision it comes."""
+        """Return the transformer's prediction in the transformer's own precision."""
 
     @abstractmethod
     def _latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
-        """C, H, W of the latents of an image of this size in pixels; ModelError when the model cannot draw it."""
+        """Return C, H, W of the latents for an image size in pixels.
+
+        Raises:
+            ModelError: the model cannot generate images of this size.
+        """
 
     @abstractmethod
     def example(self, count: int) -> Conditioning:
-        """Zeros in the shape of `count` prompts' embeddings: for measuring, without a text encoder."""
+        """Return zeros in the shape of `count` prompts' embeddings, for measurements without a text encoder."""
 
     def encode(self, text: str) -> Conditioning:
-        """Prompt embeddings from the pipeline's own `encode_prompt`, kept in memory and, when configured, on disk."""
+        """Return a prompt's embeddings; they are kept in memory and, if configured, in the cache folder."""
         return self._embeddings.of(text)
 
     def velocity(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
     ) -> Float[Tensor, "B C H W"]:
-        """The transformer's prediction under the configured precision, float32."""
-        with autocast(self._device, self._dtype):
+        """Predict the velocity with the configured precision.
+
+        Args:
+            latents: states x [B, C, H, W].
+            sigma: noise level of each state, in [0, 1] [B].
+            conditioning: embeddings with one row for each state.
+
+        Returns:
+            The velocity, float32 [B, C, H, W].
+        """
+        with _autocast(self._device, self._dtype):
             return self._predict(latents, sigma, conditioning).float()
 
     @torch.no_grad()
     def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
-        """VAE decoding, `decode_batch` at once, and the pipeline's own rounding to 8 bits."""
+        """Decode clean latents, `decode_batch` at a time, and round to 8 bits as the pipeline does."""
         chunks = latents.split(self._config.decode_batch or len(latents))
         return np.concatenate([self._images(chunk) for chunk in chunks])
 
@@ -145,11 +175,22 @@ class PipelineBackbone(ABC):
         if settings.use_dynamic_shifting and not self.has_dynamic_shift:
             unknown.append("use_dynamic_shifting")
         if unknown:
-            raise ModelError(f"the model's scheduler must leave {', '.join(unknown)} off: its sigmas would be others")
+            raise ModelError(
+                f"the model's scheduler must leave {', '.join(unknown)} off: our schedule would differ from its sigmas"
+            )
 
     def _divided(self, height: int, width: int, *, by: int) -> tuple[int, int]:
-        """Latent height and width of an image: both sides must be multiples of `by` pixels."""
+        """Return latent height and width of an image whose sides must be multiples of `by` pixels."""
         if height % by or width % by:
             raise ModelError(f"model.height and model.width must be multiples of {by}, got {height} and {width}")
         scale = self._pipeline.vae_scale_factor
         return height // scale, width // scale
+
+
+def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
+    """Mixed precision inside; nothing for float32.
+
+    The adapter stays in float32 and autocast casts it. Rollout and learner enter the same autocast, so the ratio
+    between them stays exactly 1.
+    """
+    return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype)

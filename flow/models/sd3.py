@@ -14,7 +14,7 @@ from protocol.config.model import ModelConfig
 from protocol.errors import ModelError
 
 CLIP_TOKENS = 77
-"""Tokens of the CLIP encoders, before T5's."""
+"""Tokens of the CLIP encoders; T5's tokens follow them."""
 
 
 class StableDiffusion3(PipelineBackbone):
@@ -25,7 +25,17 @@ class StableDiffusion3(PipelineBackbone):
     @staticmethod
     @torch.no_grad()
     def encode_prompt(pipeline: Any, text: str, config: ModelConfig, device: torch.device) -> Conditioning:
-        """Prompt embeddings [1, L, D] and pooled projections [1, P]; zeros stand for an absent T5."""
+        """Encode one prompt with the pipeline's text encoders; zeros replace the tokens of an absent T5.
+
+        Args:
+            pipeline: a `StableDiffusion3Pipeline` with its text encoders.
+            text: the prompt.
+            config: its `max_sequence_length` is T5's number of tokens.
+            device: device of the text encoders.
+
+        Returns:
+            Prompt embeddings [1, L, D] and pooled projections [1, P].
+        """
         embeds, _, pooled, _ = pipeline.encode_prompt(
             prompt=text,
             prompt_2=text,
@@ -37,12 +47,12 @@ class StableDiffusion3(PipelineBackbone):
         return {"encoder_hidden_states": cast(Tensor, embeds), "pooled_projections": cast(Tensor, pooled)}
 
     def sigmas(self, steps: int) -> Float[Tensor, " points"]:
-        """The doubly shifted schedule with the folder's own shift."""
+        """Return the twice shifted schedule with the shift of the model's scheduler config."""
         scheduler = self._pipeline.scheduler.config
         return sd3_sigmas(steps=steps, shift=scheduler.shift, train_timesteps=scheduler.num_train_timesteps)
 
     def example(self, count: int) -> Conditioning:
-        """Zeros for CLIP's 77 tokens and T5's, and for the pooled projections."""
+        """Return zeros in the shapes of the embeddings (77 CLIP tokens, then T5's) and of the pooled projections."""
         settings = self._pipeline.transformer.config
         length = CLIP_TOKENS + self._config.max_sequence_length
         return {
@@ -65,6 +75,6 @@ class StableDiffusion3(PipelineBackbone):
         if max(rows, columns) > most:
             raise ModelError(
                 f"model.height and model.width must be at most {most * self._pipeline.vae_scale_factor} for this"
-                f" model's positions, got {height} and {width}"
+                f" model's position embeddings, got {height} and {width}"
             )
         return settings.in_channels, rows, columns

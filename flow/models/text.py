@@ -1,4 +1,4 @@
-"""The text side of a pipeline: loaded when a prompt first needs it, and given back when told."""
+"""The text encoders of a pipeline: loaded when a prompt first needs them, and freed on request."""
 
 import json
 from collections.abc import Callable
@@ -7,23 +7,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from flow.models.contract import Conditioning
 from flow.models.families import Family
-from flow.runtime.precision import dtype_of
-from flow.runtime.quiet import quiet_libraries
+from flow.models.reading import UNREADABLE, dtype_of, quiet_libraries, unreadable
 from protocol.config.model import ModelConfig
-from protocol.errors import ModelError, one_line
 
-UNREADABLE = (OSError, ValueError, RuntimeError, TypeError, LookupError, AttributeError, SafetensorError)
-"""What diffusers and transformers raise when a folder is broken."""
 Encode = Callable[[Any, str, ModelConfig, torch.device], Conditioning]
-"""A family's way to ask its pipeline for one prompt's embeddings."""
+"""A family's `encode_prompt(pipeline, text, config, device)`: one prompt's embeddings."""
 
 
 class TextEncoders:
-    """Tokenizers and text encoders of a model folder, without its transformer and VAE."""
+    """Tokenizers and text encoders of a model folder, without its transformer and VAE.
+
+    Args:
+        family: the model's family.
+        folder: the model's folder in diffusers' format.
+        config: the model's config.
+        encode: the family's `encode_prompt`.
+        device: torch device of the encoders.
+    """
 
     def __init__(
         self, family: Family, folder: Path, config: ModelConfig, *, encode: Encode, device: torch.device
@@ -37,11 +40,11 @@ class TextEncoders:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the encoders take memory now."""
+        """Whether the encoders are in memory."""
         return self._pipeline is not None
 
     def encode(self, text: str) -> Conditioning:
-        """One prompt's embeddings, each [1, ...], on the encoders' device.
+        """Return one prompt's embeddings, each [1, ...], on the encoders' device.
 
         Raises:
             ModelError: the encoders cannot be read.
@@ -50,7 +53,7 @@ class TextEncoders:
         return self._encode(self._pipeline, text, self._config, self.device)
 
     def load(self) -> None:
-        """Read the encoders, unless they are there.
+        """Load the encoders unless they are in memory.
 
         Raises:
             ModelError: they cannot be read.
@@ -59,7 +62,7 @@ class TextEncoders:
             self._pipeline = self._load()
 
     def free(self) -> None:
-        """Give the encoders' memory back."""
+        """Free the encoders' memory."""
         self._pipeline = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -85,13 +88,7 @@ class TextEncoders:
                 module = getattr(pipeline, part, None)
                 if isinstance(module, torch.nn.Module):
                     module.requires_grad_(requires_grad=False).eval().to(self.device)
-        # The pipeline reads the width of an absent encoder's zeros from its transformer's config, nothing else.
+        # Of the transformer, the pipeline reads only its config: the width of the zeros that replace an absent encoder.
         settings = json.loads((self.folder / "transformer" / "config.json").read_text(encoding="utf-8"))
         pipeline.transformer = SimpleNamespace(config=SimpleNamespace(**settings))
         return pipeline
-
-
-def unreadable(folder: Path, family: Family, error: Exception) -> ModelError:
-    """The one line of a model folder that the libraries cannot load."""
-    reason = one_line(error)
-    return ModelError(f"model folder {folder} cannot be loaded as {family.pipeline}: {reason}")

@@ -41,8 +41,8 @@ class EvaluationConfig(Section):
     """Images of each held-out prompt."""
     seed: int = 1234
     """Noise seed of the evaluation; apart from the run's seed."""
-    component: str = "geneval/strict"
-    """The reading that is reported as the score: `reward`, `<reward>` or `<reward>/<component>`."""
+    component: str = "reward"
+    """Score that an evaluation reports: `reward` (the mixture), `<reward>`, or `<reward>/<component>`."""
     batch: Positive = 48
     """Images of one request."""
     adapter: Literal["trained", "average"] = "trained"

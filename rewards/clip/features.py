@@ -39,7 +39,7 @@ class ClipFeatures:
         from transformers import CLIPModel, CLIPTokenizer
         from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-        from flow.runtime.device import best_device
+        from flow.device import best_device
 
         if batch < 1:
             raise ValueError(f"batch must be at least 1, got {batch}")

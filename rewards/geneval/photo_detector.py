@@ -98,7 +98,7 @@ class PhotoDetector:
         from transformers import Mask2FormerForUniversalSegmentation
         from transformers.models.mask2former.image_processing_pil_mask2former import Mask2FormerImageProcessorPil
 
-        from flow.runtime.device import best_device
+        from flow.device import best_device
 
         device = self._device or best_device()
         model: Any = load_pretrained(

@@ -50,7 +50,7 @@ class GenEval:
     def __init__(
         self,
         *,
-        detector: str = "toyworld.world.detector:ShapeDetector",
+        detector: str,
         detector_args: Mapping[str, Any] | None = None,
         reward: Literal["soft", "strict"] = "soft",
         compat: Literal["sound", "original"] = "sound",

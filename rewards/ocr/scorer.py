@@ -4,6 +4,7 @@ scorer = build_scorer("ocr")                         # RapidOCR, its models come
 scorer = build_scorer("ocr", engine="paddleocr")
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -14,10 +15,10 @@ from protocol.errors import PromptError, ScorerError, one_line
 from protocol.messages import Metadata, Prompt, Scores
 from rewards.answers import partly
 from rewards.loading import build_from_path
-from rewards.ocr.quoted import quoted_text
 
 ENGINES = {"rapidocr": "rewards.ocr.engines:RapidOcr", "paddleocr": "rewards.ocr.engines:PaddleOcr"}
-"""Engines by short name; another is `package.module:Class`."""
+"""Engines by short name; any other engine is named by its import path `package.module:Class`."""
+_QUOTED = re.compile(r'"([^"]*)"')
 
 
 class TextReader(Protocol):
@@ -104,13 +105,27 @@ class Ocr:
         return 1 - distance / len(target), ""
 
 
+def quoted_text(prompt: str) -> str:
+    """Return the words between the first two `"` of a prompt.
+
+    Raises:
+        PromptError: the prompt has no such pair, or only blanks in it.
+    """
+    found = _QUOTED.search(prompt)
+    if found is None:
+        raise PromptError('a prompt of the text task must hold its words in double quotes, such as a sign "OPEN"')
+    if not found.group(1).strip():
+        raise PromptError("a prompt of the text task must hold words between its first double quotes, got none")
+    return found.group(1)
+
+
 def plain(text: str) -> str:
-    """Lower case without blanks, as both sides are compared."""
+    """Return the text in lower case without blanks: the form in which target and reading are compared."""
     return "".join(text.lower().split())
 
 
 def enlarged(image: np.ndarray, min_side: int) -> np.ndarray:
-    """A small image bicubically enlarged by the least whole factor that brings its shorter side to `min_side`."""
+    """Enlarge a small image bicubically by the least whole factor that brings its shorter side to `min_side` pixels."""
     height, width = image.shape[:2]
     factor = -(-min_side // min(height, width))
     if factor <= 1:

@@ -141,7 +141,7 @@ def test_shipped_prompt_sets_suit_their_reward_and_split_cleanly(
 
 
 def test_the_sign_prompts_suit_the_text_task_and_hold_other_words_out() -> None:
-    from rewards.ocr.quoted import quoted_text
+    from rewards.ocr.scorer import quoted_text
 
     train, heldout = (
         {quoted_text(prompt.text) for prompt in read(f"pkg://toyworld/prompts/signs_{split}.jsonl")}

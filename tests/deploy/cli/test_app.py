@@ -33,7 +33,7 @@ def preset(tmp_path: Path, tiny_sd3: Path) -> dict:
         "model": {"path": str(tiny_sd3), "max_sequence_length": 1},
         "data": {"train": str(train), "heldout": str(train)},
         "group": {"size": 2, "shard": 2, "per_iteration": 2},
-        "rewards": {"geneval": {"scorer": "geneval"}},
+        "rewards": {"geneval": {"scorer": "geneval", "args": {"detector": "toyworld.world.detector:ShapeDetector"}}},
     }
 
 
@@ -113,7 +113,7 @@ def test_lora_targets_that_bind_nothing_are_refused(preset, tmp_path, monkeypatc
     path = tmp_path / "preset.yaml"
     path.write_text(yaml.safe_dump(preset))
     assert run_cli(monkeypatch, "train", str(path), "--local", "--run", str(tmp_path / "run")) == 2
-    assert "no module takes the adapter" in capsys.readouterr().err
+    assert "no module matches" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
@@ -151,7 +151,7 @@ def test_a_damaged_model_leaves_no_folder(preset, tiny_sd3, tmp_path, monkeypatc
     (tmp_path / "model" / "text_encoder" / "model.safetensors").write_bytes(b"no weights")
     assert "cannot be loaded as StableDiffusion3Pipeline" in complaint(preset, tmp_path, monkeypatch, capsys)
     shutil.rmtree(tmp_path / "model" / "tokenizer")
-    assert "lacks ['tokenizer']" in complaint(preset, tmp_path, monkeypatch, capsys)
+    assert "got none for ['tokenizer']" in complaint(preset, tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999", "127.0.0.1:x"])

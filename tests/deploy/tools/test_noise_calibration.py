@@ -110,7 +110,7 @@ def preset(tmp_path: Path, tiny_sd3: Path) -> Path:
         "data": {"train": str(prompts), "heldout": str(prompts)},
         "sampling": {"steps": 4, "schedule": "linear"},
         "group": {"size": 2, "shard": 2, "per_iteration": 2},
-        "rewards": {"geneval": {"scorer": "geneval"}},
+        "rewards": {"geneval": {"scorer": "geneval", "args": {"detector": "toyworld.world.detector:ShapeDetector"}}},
     }
     path = tmp_path / "preset.yaml"
     path.write_text(yaml.safe_dump(tree))

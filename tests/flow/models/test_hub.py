@@ -87,10 +87,10 @@ def test_a_folder_of_that_name_comes_first(cache: Path, tmp_path: Path, monkeypa
 def test_offline_without_the_model_says_what_to_do(cache: Path) -> None:
     with pytest.raises(
         ModelError,
-        match=r"model example/other is not, or not wholly, in the hub cache .* HF_HUB_OFFLINE is set: run `hf",
+        match=r"model example/other is not complete in the hub cache .* HF_HUB_OFFLINE is set: run `hf",
     ):
         read_index(model(path="example/other"))
-    with pytest.raises(ModelError, match="model example/tiny-sd3 at revision v9 is not, or not wholly, in the hub"):
+    with pytest.raises(ModelError, match="model example/tiny-sd3 at revision v9 is not complete in the hub"):
         read_index(model(revision="v9"))
 
 

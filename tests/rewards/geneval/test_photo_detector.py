@@ -136,7 +136,7 @@ def test_prompts_that_ask_for_what_the_detector_does_not_know_are_refused(weight
 def test_the_toy_detector_says_what_it_knows_too(clauses: dict, message: str) -> None:
     prompt = Prompt(index=0, text="", metadata={"tag": "colors", **clauses})
     with pytest.raises(PromptError, match=message):
-        build_scorer("geneval").check([prompt])
+        build_scorer("geneval", detector="toyworld.world.detector:ShapeDetector").check([prompt])
 
 
 def test_weights_that_are_not_there_are_one_line(tmp_path: Path) -> None:

@@ -115,11 +115,12 @@ def test_a_class_that_cannot_detect_is_refused() -> None:
         build_scorer("geneval", detector="pathlib:PurePath")
 
 
-def test_drawn_scenes_are_strictly_right_for_the_default_detector() -> None:
+def test_drawn_scenes_are_strictly_right_for_the_toy_detector() -> None:
     rng = np.random.default_rng(0)
     lines = [draw_line(rng, tag) for tag in TAGS for _ in range(4)]
     images = np.stack([render(sample_scene(line, rng)) for line in lines])
-    scores = build_scorer("geneval").score(images, [line["prompt"] for line in lines], lines)
+    scorer = build_scorer("geneval", detector="toyworld.world.detector:ShapeDetector")
+    scores = scorer.score(images, [line["prompt"] for line in lines], lines)
     assert scores.values.tolist() == [1.0] * len(lines)
     assert scores.components["strict"].tolist() == [1.0] * len(lines)
 

@@ -6,8 +6,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from protocol.errors import PromptError, ScorerError
 from protocol.messages import Prompt
-from rewards.ocr.quoted import quoted_text
-from rewards.ocr.scorer import enlarged
+from rewards.ocr.scorer import enlarged, quoted_text
 from rewards.scorer import build_scorer, check_prompts
 
 READINGS: list[list[str] | None] = [

@@ -1,0 +1,60 @@
+"""Reading a model folder with diffusers and transformers: dtype, log level, and one line for every error."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+from flow.models.families import Family
+from protocol.config.model import ModelConfig
+from protocol.errors import ModelError, one_line
+
+UNREADABLE = (OSError, ValueError, RuntimeError, TypeError, LookupError, AttributeError, SafetensorError)
+"""Exceptions that diffusers and transformers raise when a folder is broken."""
+
+
+def dtype_of(config: ModelConfig) -> torch.dtype:
+    """Return torch's dtype for `model.dtype`."""
+    return getattr(torch, config.dtype)
+
+
+def unreadable(folder: Path, family: Family, error: Exception) -> ModelError:
+    """Turn a library's exception into one line that names the model folder.
+
+    Args:
+        folder: the model folder.
+        family: the family that the folder was read as.
+        error: the exception, one of `UNREADABLE`.
+
+    Returns:
+        The error to raise.
+    """
+    return ModelError(f"model folder {folder} cannot be loaded as {family.pipeline}: {one_line(error)}")
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Let diffusers and transformers log errors only, without progress bars, inside the block.
+
+    This also silences the notices of their first import, such as the one about a missing torchvision.
+    """
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    libraries = (diffusers_logging, transformers_logging)
+    before = [(library.get_verbosity(), library.is_progress_bar_enabled()) for library in libraries]
+    for library in libraries:
+        library.set_verbosity_error()
+        library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for library, (verbosity, has_bar) in zip(libraries, before, strict=True):
+            library.set_verbosity(verbosity)
+            if has_bar:
+                library.enable_progress_bar()

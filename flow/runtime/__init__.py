@@ -1,1 +1,0 @@
-"""How torch and the model libraries run: device, threads, precision, and quiet loading."""
