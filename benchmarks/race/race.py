@@ -29,7 +29,7 @@ from rich.table import Table
 from benchmarks.race.plots import write_plots
 from benchmarks.race.variants import COMMON, LOOKS, METHODS, RATES, REWARDS, THREE_SEEDS, VARIANTS
 from deploy.cli.progress import Progress
-from deploy.folder.run_folder import METRICS
+from deploy.folder.read import lines_of
 from deploy.presets import find_preset
 from deploy.run.run import run_training
 from protocol.config.load import load_config
@@ -86,13 +86,13 @@ def run_cell(
 
 def reached(folder: Path) -> tuple[int, float]:
     """Iterations and training seconds of a cell so far."""
-    seconds = _seconds(_lines(folder))
+    seconds = _seconds(lines_of(folder))
     return len(seconds), sum(seconds)
 
 
 def read_cell(cell: Cell, runs: Path) -> dict[str, Any] | None:
     """A cell's curve: iteration, training seconds and held-out score of every evaluation; mean gains by step."""
-    lines = _lines(runs / cell.folder)
+    lines = lines_of(runs / cell.folder)
     trained = [line for line in lines if "seconds/iteration" in line]
     clock = np.concatenate([[0.0], np.cumsum(_seconds(lines))])
     evaluations = {line["iteration"]: line["evaluation/score"] for line in lines if "evaluation/score" in line}
@@ -209,15 +209,6 @@ def _seconds(lines: Sequence[Mapping[str, Any]]) -> list[float]:
     trained = [line for line in lines if "seconds/iteration" in line]
     alone = [line["seconds/iteration"] for line in trained if line["iteration"] - 1 not in evaluated - {0}]
     return [float(np.quantile(alone, 0.1))] * len(trained) if alone else []
-
-
-def _lines(folder: Path) -> list[dict[str, Any]]:
-    """The metrics of a run folder that are whole; none when there is no run."""
-    path = folder / METRICS
-    if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def planned(only: Sequence[str], rewards: Sequence[str], seeds: int | None) -> list[Cell]:

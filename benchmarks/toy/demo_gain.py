@@ -16,8 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from deploy.folder.run_folder import RunFolder
-from protocol.config.load import load_config
+from deploy.folder.read import evaluation_scores
 
 
 def main(
@@ -35,7 +34,7 @@ def main(
         command = [sys.executable, "-m", "deploy", "train", "toy_geneval", f"seed={seed}", *(overrides or [])]
         subprocess.run([*command, "--run", str(folder)], check=True)
         minutes = (time.monotonic() - began) / 60
-        read = RunFolder(folder, load_config(folder / "config.yaml")).evaluation_scores()
+        read = evaluation_scores(folder)
         before, after = read[0], read[max(read)]
         gains.append(after - before)
         table.add_row(str(seed), f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}", f"{minutes:.1f}")

@@ -4,21 +4,18 @@ What a client asks for is looked up in what was found in the folder; no word of 
 """
 
 import asyncio
-import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from deploy.board.board import Board
-from deploy.board.embedded import URL_FILE
-from deploy.folder.run_folder import CONFIG, METRICS, STATUS
-from deploy.folder.status_json import StatusFile, read_status
+from deploy.folder.names import BOARD_URL, CONFIG, METRICS, STATUS, TRAJECTORIES
+from deploy.folder.read import StatusFile, config_of, earlier_sign, lines_of, status_of
 from deploy.monitor import summary as overview
 from deploy.monitor.trajectories import read_records
 from protocol.commands import Command
-from protocol.config.load import load_config
-from protocol.errors import BoardError, ConfigError
+from protocol.errors import BoardError, ConfigError, RunFolderError
 from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord, run_id_of
 
 SCAN_S = 2.0
@@ -96,7 +93,7 @@ class FolderSource:
         found = self._scan().get(run)
         if found is None:
             return None
-        trajectories = await asyncio.to_thread(read_records, found.path / "trajectories")
+        trajectories = await asyncio.to_thread(read_records, found.path / TRAJECTORIES)
         return next((record for record in trajectories if record.iteration == iteration), None)
 
     async def command(self, run: str, command: str) -> Command | None:
@@ -132,7 +129,7 @@ class FolderSource:
     async def _live(self, run: _Run) -> Board | None:
         """The run's own board, when one answers."""
         try:
-            url = (run.path / URL_FILE).read_text(encoding="utf-8")
+            url = (run.path / BOARD_URL).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             url = None
         if run.board and run.board.url != url:
@@ -152,19 +149,26 @@ class FolderSource:
         """What the run left in its folder; read again when a file has changed."""
         changed = tuple(_changed(run.path / file) for file in (METRICS, STATUS))
         if changed != run.read or run.file is None:
-            run.lines = _lines(run.path / METRICS)
+            lines = lines_of(run.path, skips_damaged=True)
+            run.lines = [overview.line_of(seq, values) for seq, values in enumerate(lines, start=1)]
             run.file = _file(name, run.path, run.lines)
             run.read = changed
         return run.file
 
 
 def _run_folders(root: Path) -> list[Path]:
-    if (root / CONFIG).is_file():
+    """Folders that hold a run of this version."""
+    if _is_run(root):
         return [root]
     try:
-        return sorted(path for path in root.iterdir() if (path / CONFIG).is_file())
+        return sorted(path for path in root.iterdir() if _is_run(path))
     except OSError:
         return []
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a folder holds a run; one of an earlier version is left out (`config_of` tells commands why)."""
+    return (path / CONFIG).is_file() and earlier_sign(path) is None
 
 
 def _changed(path: Path) -> float:
@@ -174,28 +178,13 @@ def _changed(path: Path) -> float:
         return 0.0
 
 
-def _lines(path: Path) -> list[MetricLine]:
-    """Whole lines only; a damaged line is left out."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    lines: list[MetricLine] = []
-    for line in text[: text.rfind("\n") + 1].splitlines():
-        try:
-            lines.append(overview.line_of(len(lines) + 1, json.loads(line)))
-        except (ValueError, AttributeError):
-            continue
-    return lines
-
-
 def _file(name: str, path: Path, lines: list[MetricLine]) -> StatusFile | None:
     """`status.json`, or what can be told without it."""
-    if held := read_status(path):
+    if held := status_of(path):
         held.status.run = name
     try:
-        iterations = load_config(path / CONFIG).iterations
-    except ConfigError:
+        iterations = config_of(path).iterations
+    except RunFolderError:
         iterations = held.status.iterations if held else 0
     done = max((int(line.values.get("iteration") or 0) for line in lines), default=0)
     if held is None:

@@ -11,9 +11,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from deploy.board.child import Child
+from deploy.folder.files import write_whole
+from deploy.folder.names import BOARD_SOCKET, BOARD_URL
 from protocol.errors import BoardError
 
-URL_FILE, SOCKET = "board.url", "board.sock"
 LONGEST_SOCKET = 100
 """Bytes of a unix socket's path that every system takes."""
 MEMORY = "256mb"
@@ -23,11 +24,11 @@ class BoardServer:
     """One server; made, kept running and stopped by the run's process."""
 
     def __init__(self, run_folder: Path) -> None:
-        self._url_file = run_folder / URL_FILE
-        path = run_folder.resolve() / SOCKET
+        self._url_file = run_folder / BOARD_URL
+        path = run_folder.resolve() / BOARD_SOCKET
         self._own = Path(tempfile.mkdtemp(prefix="flowcredit-"))
         if len(os.fsencode(path)) > LONGEST_SOCKET:
-            path = self._own / SOCKET
+            path = self._own / BOARD_SOCKET
         self._socket = path
         self._child: Child | None = None
         self.url = f"unix://{quote(str(path))}"
@@ -40,9 +41,7 @@ class BoardServer:
             OSError: it cannot be started.
         """
         self._child = Child([server_program(), *self._arguments()])
-        partial = self._url_file.with_suffix(".partial")
-        partial.write_text(self.url, encoding="utf-8")
-        os.replace(partial, self._url_file)
+        write_whole(self._url_file, self.url)
 
     def is_running(self) -> bool:
         """Whether the server is there."""

@@ -1,12 +1,13 @@
 """Images for people: the gallery of an evaluation, and before beside after at the same seeds."""
 
-import os
+import io
 from pathlib import Path
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from deploy.folder.files import write_whole
 from learner.loop.evaluate import Evaluation
 
 PASS, FAIL = "#2e7d32", "#c62828"
@@ -19,9 +20,9 @@ def write_gallery(gallery: Path, iteration: int, evaluation: Evaluation) -> Path
     images = np.stack([image for _, image, _ in evaluation.gallery])
     readings = np.array([reading for _, _, reading in evaluation.gallery], np.float32)
     data = gallery / f"iteration_{iteration:06d}.npz"
-    partial = gallery / ".gallery.partial.npz"
-    np.savez(partial, prompts=prompts, images=images, readings=readings)
-    os.replace(partial, data)
+    arrays = io.BytesIO()
+    np.savez(arrays, prompts=prompts, images=images, readings=readings)
+    write_whole(data, arrays.getvalue())
     cells = [(prompt, [image], [reading]) for prompt, image, reading in zip(prompts, images, readings, strict=True)]
     title = f"held-out prompts at iteration {iteration}: score {evaluation.score:.3f}"
     return _write(gallery / f"{data.stem}.png", cells, title)
@@ -68,9 +69,9 @@ def _write(path: Path, cells: list[tuple[str, list[np.ndarray], list[float]]], t
             for spine in axes.spines.values():
                 spine.set(color=_colour(reading) if is_verdict else "grey", linewidth=2.5)
     FigureCanvasAgg(figure)
-    partial = path.with_name(f".{path.stem}.partial.png")
-    figure.savefig(partial, dpi=130)
-    os.replace(partial, path)
+    png = io.BytesIO()
+    figure.savefig(png, dpi=130)
+    write_whole(path, png.getvalue())
     return path
 
 

@@ -22,10 +22,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from deploy.folder.names import LEASE
 from protocol.errors import LeaseLostError, RunFolderError
 
 log = logging.getLogger(__name__)
-FOLDER = ".lease"
 BEAT_S, STALE_S = 5.0, 30.0
 WIDTH = 256
 """Bytes of a token: always as many, so that a beat needs no new space on a full disk."""
@@ -58,23 +58,23 @@ class Lease:
         """
         lock, is_sure = _locked(run)
         try:
-            (run / FOLDER).mkdir(exist_ok=True)
-            held = _newest(run / FOLDER)
-            if held is not None and not _is_free(run / FOLDER, held, is_sure=is_sure, stale_s=stale_s, say=say):
-                raise _in_use(run, _read(run / FOLDER, held))
+            (run / LEASE).mkdir(exist_ok=True)
+            held = _newest(run / LEASE)
+            if held is not None and not _is_free(run / LEASE, held, is_sure=is_sure, stale_s=stale_s, say=say):
+                raise _in_use(run, _read(run / LEASE, held))
             token = 1 if held is None else held + 1
-            name = (_read(run / FOLDER, held).get("run") if held else None) or uuid.uuid4().hex
+            name = (_read(run / LEASE, held).get("run") if held else None) or uuid.uuid4().hex
             try:
-                _create(run / FOLDER, token, name)
+                _create(run / LEASE, token, name)
             except FileExistsError:
-                raise _in_use(run, _read(run / FOLDER, token)) from None
+                raise _in_use(run, _read(run / LEASE, token)) from None
         except BaseException:
             os.close(lock)
             raise
-        for old in (run / FOLDER).glob("token_*"):
+        for old in (run / LEASE).glob("token_*"):
             if old.name < _name(token):
                 old.unlink(missing_ok=True)
-        lease = cls(run / FOLDER, lock, token, name)
+        lease = cls(run / LEASE, lock, token, name)
         lease._thread.start()
         return lease
 
@@ -137,8 +137,8 @@ def _locked(run: Path) -> tuple[int, bool]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        token = _newest(run / FOLDER)
-        raise _in_use(run, _read(run / FOLDER, token) if token else {}) from None
+        token = _newest(run / LEASE)
+        raise _in_use(run, _read(run / LEASE, token) if token else {}) from None
     except OSError:
         log.warning("run folder %s cannot be locked: its disk has no locks; the lease's beats count alone", run)
         return descriptor, False

@@ -15,6 +15,7 @@ from threading import Thread
 import fsspec
 from fsspec.core import url_to_fs
 
+from deploy.folder.names import CHECKPOINTS, CONFIG, EARLIER_CHECKPOINT, INPUTS, METRICS
 from learner.checkpoint import MANIFEST, checkpoint_folders, read_checkpoint
 from protocol.errors import CheckpointError, RunFolderError, one_line
 
@@ -50,7 +51,7 @@ class Mirror:
     def config(self) -> str | None:
         """The `config.yaml` of the run whose copies these are."""
         try:
-            with self._store.open(f"{self._root}/config.yaml") as file:
+            with self._store.open(f"{self._root}/{CONFIG}") as file:
                 return bytes(file.read()).decode()  # pyright: ignore[reportArgumentType]
         except FileNotFoundError:
             return None
@@ -63,18 +64,23 @@ class Mirror:
 
         Raises:
             CheckpointError: there are copies, but none is whole.
-            RunFolderError: the store does not answer.
+            RunFolderError: the store does not answer, or its copies are of an earlier version of the project.
         """
         try:
             names = self._names()
-            listed = [name for name in names if self._store.exists(f"{self._root}/checkpoints/{name}/{MANIFEST}")]
+            if earlier := [name for name in names if name.startswith(EARLIER_CHECKPOINT)]:
+                raise RunFolderError(
+                    f"checkpoint.url {self._url} must hold copies of this version, got {earlier[-1]} of an earlier one:"
+                    " go on with the version that made it, or name another"
+                )
+            listed = [name for name in names if self._store.exists(f"{self._root}/{CHECKPOINTS}/{name}/{MANIFEST}")]
             if not listed:
                 return
-            taken = self._take_newest(listed, run / "checkpoints")
-            for name in ("inputs.json", "metrics.jsonl"):
+            taken = self._take_newest(listed, run / CHECKPOINTS)
+            for name in (INPUTS, METRICS):
                 if self._store.exists(f"{self._root}/{name}"):
                     self._store.get_file(f"{self._root}/{name}", str(run / name))
-        except CheckpointError:
+        except (CheckpointError, RunFolderError):
             raise
         except Exception as error:  # each store has exceptions of its own
             raise self._unreadable(error) from error
@@ -86,7 +92,7 @@ class Mirror:
         for name in reversed(names):
             partial = checkpoints / f".{name}.partial"
             shutil.rmtree(partial, ignore_errors=True)
-            copy = f"{self._root}/checkpoints/{name}"
+            copy = f"{self._root}/{CHECKPOINTS}/{name}"
             for path in self._store.find(copy):
                 file = partial / path.removeprefix(f"{copy}/")
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +125,7 @@ class Mirror:
                 log.warning("a checkpoint could not be copied to %s: %s", self._url, error)
 
     def _push(self, checkpoint: Path, beside: Sequence[Path]) -> None:
-        folder = f"{self._root}/checkpoints/{checkpoint.name}"
+        folder = f"{self._root}/{CHECKPOINTS}/{checkpoint.name}"
         self._store.makedirs(folder, exist_ok=True)
         files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path != checkpoint / MANIFEST]
         for path in beside:
@@ -131,14 +137,14 @@ class Mirror:
         held = {path.name for path in checkpoint_folders(checkpoint.parent)}
         for name in self._names():
             if name not in held and _age(name) < _age(checkpoint.name):
-                self._store.rm_file(f"{self._root}/checkpoints/{name}/{MANIFEST}")
-                self._store.rm(f"{self._root}/checkpoints/{name}", recursive=True)
+                self._store.rm_file(f"{self._root}/{CHECKPOINTS}/{name}/{MANIFEST}")
+                self._store.rm(f"{self._root}/{CHECKPOINTS}/{name}", recursive=True)
 
     def _names(self) -> list[str]:
         """Names of the copies, oldest first."""
-        if not self._store.exists(f"{self._root}/checkpoints"):
+        if not self._store.exists(f"{self._root}/{CHECKPOINTS}"):
             return []
-        paths = self._store.ls(f"{self._root}/checkpoints", detail=False, refresh=True)
+        paths = self._store.ls(f"{self._root}/{CHECKPOINTS}", detail=False, refresh=True)
         return sorted((path.rstrip("/").rsplit("/", 1)[-1] for path in paths), key=_age)
 
     def _unreadable(self, error: Exception) -> RunFolderError:

@@ -1,17 +1,7 @@
-"""A run's folder: everything that a run leaves behind, and what it goes on from.
+"""A run's folder: everything that a run leaves behind, and all that it needs to go on.
 
-config.yaml         the whole config
-inputs.json         sha256 of the prompt files and of the model folder's files
-metrics.jsonl       one line an iteration, and one an evaluation
-checkpoints/        see `learner.checkpoint`
-gallery/            images of the evaluations
-trajectories/       recorded trajectories
-status.json         the newest status, for `flowcredit serve` when the run is over
-events.jsonl        conditions and events, see `deploy.run.events`
-run.log             what happened, with times
-.lease/             who may write, see `deploy.folder.lease`
-
-A disk that is full or read-only ends no run: lines wait in memory, a checkpoint is tried again with each iteration.
+`deploy.folder.names` lists its files, `deploy.folder.read` reads them. A disk that is full or read-only does not end a
+run: metric lines stay in memory, and the checkpoint is tried again after each iteration.
 """
 
 import json
@@ -28,20 +18,35 @@ from typing import Any
 from safetensors import SafetensorError
 
 from deploy.board.lease import BoardLease, lease_on_board
-from deploy.folder.files import append_whole
+from deploy.folder.files import append_whole, write_whole
 from deploy.folder.fingerprint import differences, input_digests, library_versions, read_digests
-from deploy.folder.lease import FOLDER as LEASE
 from deploy.folder.lease import Lease
 from deploy.folder.mirror import Mirror
-from deploy.folder.same_config import CONFIG, require_equal, require_same
+from deploy.folder.names import (
+    CHECKPOINTS,
+    CONFIG,
+    EVENTS,
+    GALLERY,
+    INPUTS,
+    LEASE,
+    LOG,
+    METRICS,
+    STATUS,
+    TRAJECTORIES,
+)
+from deploy.folder.read import (
+    config_of,
+    evaluation_scores,
+    lines_of,
+    parsed_config,
+    require_same,
+)
 from learner.checkpoint import LATEST, newest_checkpoint, read_facts, write_checkpoint
 from protocol.config.run import RunConfig
 from protocol.errors import LeaseLostError, RunFolderError, one_line
 from protocol.messages import LearnerState
 
 log = logging.getLogger(__name__)
-INPUTS, METRICS, EVENTS, LOG = "inputs.json", "metrics.jsonl", "events.jsonl", "run.log"
-STATUS = "status.json"
 Say = Callable[[str], None]
 
 
@@ -51,9 +56,9 @@ class RunFolder:
     def __init__(self, path: Path, config: RunConfig) -> None:
         self.path = path
         self.config = config
-        self.checkpoints = path / "checkpoints"
-        self.gallery = path / "gallery"
-        self.trajectories = path / "trajectories"
+        self.checkpoints = path / CHECKPOINTS
+        self.gallery = path / GALLERY
+        self.trajectories = path / TRAJECTORIES
         self._is_made = not path.exists()
         self._lease: Lease | None = None
         self.board_lease: BoardLease | None = None
@@ -76,7 +81,7 @@ class RunFolder:
             self.trajectories.mkdir(exist_ok=True)
             self._fill_from_mirror()
             self._require_same_inputs()
-            self._replace(CONFIG, self.config.to_yaml())
+            write_whole(self.path / CONFIG, self.config.to_yaml())
             self._log = _log_to(self.path / LOG)
 
     def close(self) -> None:
@@ -101,8 +106,7 @@ class RunFolder:
     def _remove_beginnings(self) -> None:
         """Folders go only when they are empty: another process may have begun here too."""
         if self._lease:
-            for name in (INPUTS, f".{INPUTS}.partial", f".{CONFIG}.partial"):
-                (self.path / name).unlink(missing_ok=True)
+            (self.path / INPUTS).unlink(missing_ok=True)
             self._lease.clear()
         for folder in (self.checkpoints, self.gallery, self.trajectories, self.path / LEASE, self.path):
             if folder.exists():
@@ -194,12 +198,12 @@ class RunFolder:
         self._pending.clear()
 
     def lines(self) -> list[dict[str, Any]]:
-        """All lines of metrics that are whole, see `read_lines`."""
-        return read_lines(self.path / METRICS)
+        """All complete lines of metrics (RunFolderError: the file is damaged)."""
+        return lines_of(self.path)
 
     def evaluation_scores(self) -> dict[int, float]:
         """Held-out score by iteration."""
-        return {line["iteration"]: line["evaluation/score"] for line in self.lines() if "evaluation/score" in line}
+        return evaluation_scores(self.path)
 
     def rewind(self, iteration: int) -> None:
         """Drop lines of metrics after `iteration`: they are drawn again from the checkpoint."""
@@ -221,24 +225,20 @@ class RunFolder:
             return
         text = self._mirror.config()
         if text is not None:
-            require_equal(self.config.checkpoint.url, text, self.config, remedy="set another checkpoint.url")
+            url = self.config.checkpoint.url
+            require_same(url, parsed_config(url, text), self.config, remedy="set another checkpoint.url")
             self._mirror.pull(self.path)
 
     def _require_same_inputs(self) -> None:
         now = input_digests(self.config)
         held = read_digests(self.path / INPUTS)
         if held is None:
-            self._replace(INPUTS, json.dumps(now, indent=1))
+            write_whole(self.path / INPUTS, json.dumps(now, indent=1))
         elif changed := differences(held, now):
             raise RunFolderError(
                 f"run folder {self.path} was started with other contents: {', '.join(changed)};"
                 " restore them, or start a new run from its weights with --fork"
             )
-
-    def _replace(self, name: str, text: str) -> None:
-        partial = self.path / f".{name}.partial"
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, self.path / name)
 
 
 def open_run_folder(path: Path, config: RunConfig, *, say: Say = log.warning) -> RunFolder:
@@ -254,38 +254,14 @@ def open_run_folder(path: Path, config: RunConfig, *, say: Say = log.warning) ->
         if not is_run and path.exists() and {each.name for each in path.iterdir()} - {LEASE}:
             raise RunFolderError(f"run folder {path} must be new, empty or a run's own, got one with other files")
     if is_run:
-        require_same(path, config, remedy="set --run to a new folder, with --fork to go on from its weights")
+        remedy = "set --run to a new folder, with --fork to begin with this run's adapter"
+        require_same(path, config_of(path), config, remedy=remedy)
     try:
         folder.open(say)
     except BaseException:
         folder.abandon()
         raise
     return folder
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All lines of a `metrics.jsonl` that are whole; a cut-off last one does not count.
-
-    Raises:
-        RunFolderError: the file is damaged.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        return [_line(each) for each in whole.split("\n")[:-1]]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunFolderError(
-            f"run folder {path.parent} holds a damaged {path.name}: {error}; mend or remove it"
-        ) from None
-
-
-def _line(text: str) -> dict[str, Any]:
-    line = json.loads(text)
-    if not isinstance(line, dict) or not isinstance(line.get("iteration"), int):
-        raise ValueError(f"a line must be an object with an iteration, got {text[:60]!r}")
-    return line
 
 
 def _log_to(path: Path) -> logging.Handler:

@@ -14,8 +14,10 @@ from typing import Protocol
 from deploy.board.board import Board
 from deploy.board.embedded import BoardServer
 from deploy.board.publisher import Publisher
-from deploy.folder.run_folder import STATUS, RunFolder
-from deploy.folder.status_json import read_status, write_status
+from deploy.folder.files import write_whole
+from deploy.folder.names import STATUS
+from deploy.folder.read import status_of
+from deploy.folder.run_folder import RunFolder
 from deploy.monitor.control import Control
 from deploy.monitor.page_server import PageServer
 from deploy.monitor.reporter import Reporter
@@ -84,7 +86,7 @@ class Observed:
         with _harmless("the status is not shown"):
             for record in read_records(self._run.trajectories):
                 self.reporter.recorded_trajectories(record)
-            if (earlier := read_status(self._run.path)) and earlier.status.phase not in ENDED:
+            if (earlier := status_of(self._run.path)) and earlier.status.phase not in ENDED:
                 self.control.take_over(earlier.status)
             self._open_board()
         self._go(self._tick)
@@ -223,7 +225,7 @@ class Observed:
         kind, text = "StatusWritten", self.reporter.file_text()
         try:
             await asyncio.to_thread(self._run.require_writer)
-            await asyncio.to_thread(write_status, self._run.path, text)
+            await asyncio.to_thread(write_whole, self._run.path / STATUS, text)
         except LeaseLostError:
             return
         except OSError as error:

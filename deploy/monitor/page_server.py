@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from deploy.board.child import Child
+from deploy.folder.names import TOKEN
 from protocol.config.status import BOARD_VARIABLE
 from protocol.sink import StatusSink
 
-TOKEN_FILE = "control.token"
 FIRST_PORT, PORTS = 8420, 50
 EVERY_S = 15.0
 """Seconds between two looks after the process, and so between two starts."""
@@ -36,7 +36,7 @@ class PageServer:
         Raises:
             OSError: the token cannot be written or the process not be started.
         """
-        self._token = run / TOKEN_FILE
+        self._token = run / TOKEN
         descriptor = os.open(self._token, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(secrets.token_urlsafe(24))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from deploy.board.publisher import Buffers
-from deploy.folder.status_json import StatusFile
+from deploy.folder.read import StatusFile
 from deploy.monitor import summary as overview
 from deploy.monitor.conditions import Conditions
 from learner.loop.stream import GroupStream

@@ -10,7 +10,6 @@ import base64
 import io
 import json
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from deploy.folder.files import write_whole
 from protocol.config.run import RunConfig
 from protocol.errors import FlowcreditError
 from protocol.messages import Credit, Excerpt, GenerateRequest, Receipt, ScoredGroup, Scores, ShardRequest
@@ -148,9 +148,7 @@ def record_of(iteration: int, excerpt: Excerpt, scores: Scores, credit: Credit) 
 
 def write_record(folder: Path, record: TrajectoryRecord) -> None:
     """`trajectories_NNNNNN.json`, whole or not at all; only the newest `FILES_KEPT` stay."""
-    partial = folder / ".trajectories.partial"
-    partial.write_text(record.model_dump_json(), encoding="utf-8")
-    os.replace(partial, folder / FILE.format(record.iteration))
+    write_whole(folder / FILE.format(record.iteration), record.model_dump_json())
     for old in sorted(folder.glob("trajectories_*.json"))[:-FILES_KEPT]:
         old.unlink(missing_ok=True)
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from deploy.folder.files import append_whole
+from deploy.folder.names import EVENTS
 from protocol.sink import StatusSink
 
 log = logging.getLogger(__name__)
-EVENTS = "events.jsonl"
 
 
 class Relay:

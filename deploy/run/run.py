@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploy.cli.progress import Progress
-from deploy.folder.fork import weights_to_fork
+from deploy.folder.names import CONFIG, TOKEN
+from deploy.folder.read import adapter_to_fork
 from deploy.folder.run_folder import RunFolder, open_run_folder
 from deploy.monitor.observe import Observed
-from deploy.monitor.page_server import TOKEN_FILE
 from deploy.monitor.trackers import check_trackers
 from deploy.run.encode import encode_ahead
 from deploy.run.events import Events, Relay
@@ -89,7 +89,8 @@ def run_training(
     """
     config = completed(config)
     prompts, heldout = check_inputs(config)
-    adapter = weights_to_fork(fork, folder, config) if fork else None
+    is_new = not (folder / CONFIG).exists()
+    adapter = adapter_to_fork(fork, config) if fork and is_new else None
     run = open_run_folder(folder, config, say=progress.say)
     try:
         if adapter:
@@ -217,7 +218,7 @@ async def _train(order: Order, journal: RunJournal, found: LearnerState | None) 
         try:
             async with Observed(config, run, fleet, journal, stop) as observed:
                 if order.has_page and (address := observed.open_page()):
-                    progress.say(f"page      {address}  (its controls ask for the token in {run.path / TOKEN_FILE})")
+                    progress.say(f"page      {address}  (its controls ask for the token in {run.path / TOKEN})")
                 if not await finished_before(stop, fleet.start()):
                     return
                 await fleet.check(order.all_prompts)

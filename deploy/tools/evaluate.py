@@ -3,14 +3,12 @@
 import asyncio
 from pathlib import Path
 
-from deploy.folder.same_config import require_same
+from deploy.folder.read import checkpoint_of, config_of, require_same
 from deploy.run.local import LocalFleet
 from deploy.run.run import check_inputs
 from flow.models.folder import completed
-from learner.checkpoint import newest_checkpoint
 from learner.loop.evaluate import Evaluation, evaluate
 from protocol.config.run import RunConfig
-from protocol.errors import RunFolderError
 
 
 def assess(config: RunConfig, run: Path | None) -> Evaluation:
@@ -22,11 +20,9 @@ def assess(config: RunConfig, run: Path | None) -> Evaluation:
     """
     config = completed(config)
     _, heldout = check_inputs(config)
-    found = newest_checkpoint(run / "checkpoints") if run else None
-    if run and found is None:
-        raise RunFolderError(f"run folder {run} must hold a checkpoint, got none")
     if run:
-        require_same(run, config, section="model.", remedy="give the run's own values")
+        require_same(run, config_of(run), config, section="model.", remedy="give the run's own values")
+    found = checkpoint_of(run) if run else None
 
     async def once() -> Evaluation:
         fleet = LocalFleet(config)

@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from deploy.folder.open import average_of, checkpoint_of, config_of
+from deploy.folder.read import average_of, checkpoint_of, config_of
 from flow.models.families import Family
 from flow.models.folder import find_model
 from flow.models.reading import quiet_libraries

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from deploy.folder.open import average_of, checkpoint_of, config_of
+from deploy.folder.read import average_of, checkpoint_of, config_of
 from protocol.errors import ConfigError, RunFolderError, one_line
 from protocol.messages import GenerateRequest, Prompt
 

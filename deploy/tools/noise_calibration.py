@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from deploy.folder.files import write_whole
 from protocol.config.load import parse_config
 from protocol.config.run import RunConfig
 from protocol.config.sampling import TOO_LOUD
@@ -160,10 +161,8 @@ def write_config(config: RunConfig, path: Path) -> None:
     Raises:
         RunFolderError: it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(config.to_yaml(), encoding="utf-8")
-        os.replace(partial, path)
+        write_whole(path, config.to_yaml())
     except OSError as error:
         raise RunFolderError(f"{path} cannot be written: {error.strerror}; set --out") from None
 

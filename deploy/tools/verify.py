@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from deploy.folder.fingerprint import differences, input_digests, read_digests
-from deploy.folder.run_folder import CONFIG, INPUTS, METRICS, read_lines
+from deploy.folder.names import CHECKPOINTS, CONFIG, INPUTS, METRICS
+from deploy.folder.read import config_of, lines_of, require_run
 from learner.checkpoint import LATEST, checkpoint_folders, read_checkpoint
-from protocol.config.load import parse_config
 from protocol.config.run import RunConfig
 from protocol.errors import CheckpointError, FlowcreditError, RunFolderError, one_line
 
@@ -33,18 +31,17 @@ def verify(run: Path) -> Iterator[Verified]:
     Raises:
         RunFolderError: there is no run.
     """
-    if not (run / CONFIG).is_file():
-        raise RunFolderError(f"{run} must be a run folder with a {CONFIG}, got none there")
+    require_run(run)
     config = None
     try:
-        config = parse_config(yaml.safe_load((run / CONFIG).read_text(encoding="utf-8")))
+        config = config_of(run)
         yield Verified(CONFIG, "readable")
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, FlowcreditError) as error:
-        yield Verified(CONFIG, one_line(error), is_whole=False)
+    except RunFolderError as error:
+        yield Verified(CONFIG, str(error), is_whole=False)
     if config is not None:
         yield from _inputs(run, config)
     yield from _metrics(run, config)
-    yield from _checkpoints(run / "checkpoints")
+    yield from _checkpoints(run / CHECKPOINTS)
 
 
 def ledger_faults(lines: list[dict[str, Any]], per_iteration: int) -> list[str]:
@@ -80,7 +77,7 @@ def _inputs(run: Path, config: RunConfig) -> Iterator[Verified]:
 
 def _metrics(run: Path, config: RunConfig | None) -> Iterator[Verified]:
     try:
-        lines = read_lines(run / METRICS)
+        lines = lines_of(run)
     except RunFolderError as error:
         yield Verified(METRICS, str(error), is_whole=False)
         return

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from deploy.cli.app import main
-from deploy.folder.run_folder import read_lines
+from deploy.folder.read import lines_of
 from deploy.presets import FOLDER
 from learner.checkpoint import FILES, MANIFEST, RECENT, newest_checkpoint, write_checkpoint
 from protocol.config.load import load_config, parse_config
@@ -175,7 +175,7 @@ def test_damaged_metrics_are_refused_in_one_line_or_read_whole(tmp_path):
         path.write_text("".join(json.dumps({"iteration": i, "reward/mean": i / 7}) + "\n" for i in range(5)))
         damage(path, numbers)
         try:
-            assert all(isinstance(each["iteration"], int) for each in read_lines(path))
+            assert all(isinstance(each["iteration"], int) for each in lines_of(tmp_path))
         except RunFolderError as error:
             one_line(error, naming="damaged metrics.jsonl")
 

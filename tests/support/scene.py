@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import yaml
 
-from deploy.folder.run_folder import read_lines
+from deploy.folder.read import lines_of
 from deploy.tools.verify import verify
 from flow.adapter.lora_file import FILE_NAME
 from learner.checkpoint import newest_checkpoint
@@ -217,7 +217,7 @@ def story(run: Path) -> Story:
     found = newest_checkpoint(run / "checkpoints")
     assert found is not None
     sha = hashlib.sha256((found[1] / FILE_NAME).read_bytes()).hexdigest()
-    told = read_lines(run / "metrics.jsonl")
+    told = lines_of(run)
     lines = [{k: v for k, v in line.items() if not k.startswith(("seconds/", "reward_server/"))} for line in told]
     return sha, lines
 

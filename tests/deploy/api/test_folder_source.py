@@ -10,8 +10,8 @@ import pytest
 
 from deploy.api import folder_source
 from deploy.api.folder_source import FolderSource
-from deploy.folder.run_folder import CONFIG, METRICS, STATUS
-from deploy.folder.status_json import StatusFile
+from deploy.folder.names import CONFIG, METRICS, STATUS
+from deploy.folder.read import StatusFile
 from protocol.commands import new_command
 from protocol.errors import BoardError
 from protocol.status import RunStatus, staleness_of

@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from deploy.board.board import COMMANDS_KEPT, LINES_KEPT, Board, Update, without_password
-from deploy.board.embedded import SOCKET, URL_FILE, BoardServer
+from deploy.board.embedded import BoardServer
 from deploy.board.publisher import Buffers, Publisher
+from deploy.folder.names import BOARD_SOCKET, BOARD_URL
 from protocol.commands import Command, new_command
 from protocol.errors import BoardError, ConfigError
 from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
@@ -255,7 +256,7 @@ def test_outcomes_of_old_commands_are_dropped(tmp_path):
 def test_the_embedded_server_is_private_and_leaves_nothing_behind(tmp_path):
     server = BoardServer(tmp_path)
     server.start()
-    url = (tmp_path / URL_FILE).read_text()
+    url = (tmp_path / BOARD_URL).read_text()
     asyncio.run(answering(Board(url)))
     assert (Path(url.removeprefix("unix://")).stat().st_mode & 0o777) == 0o700
     server.stop()
@@ -278,7 +279,7 @@ def test_the_embedded_server_of_a_path_with_signs_of_an_address_is_found(tmp_pat
     folder.mkdir()
     server = BoardServer(folder)
     server.start()
-    asyncio.run(answering(Board((folder / URL_FILE).read_text())))
+    asyncio.run(answering(Board((folder / BOARD_URL).read_text())))
     server.stop()
     assert list(folder.iterdir()) == []
 
@@ -287,17 +288,17 @@ def test_an_embedded_server_that_was_taken_over_leaves_its_successor_alone(tmp_p
     first, second = BoardServer(tmp_path), BoardServer(tmp_path)
     first.start()
     asyncio.run(answering(Board(first.url)))
-    made = (tmp_path / SOCKET).stat().st_mtime_ns
+    made = (tmp_path / BOARD_SOCKET).stat().st_mtime_ns
     second.start()
 
     async def replaced() -> bool:
-        return (tmp_path / SOCKET).exists() and (tmp_path / SOCKET).stat().st_mtime_ns != made
+        return (tmp_path / BOARD_SOCKET).exists() and (tmp_path / BOARD_SOCKET).stat().st_mtime_ns != made
 
     asyncio.run(until(replaced))
     asyncio.run(answering(Board(second.url)))
     first.stop(is_taken_over=True)
     assert not first.is_running()
-    asyncio.run(answering(Board((tmp_path / URL_FILE).read_text())))
+    asyncio.run(answering(Board((tmp_path / BOARD_URL).read_text())))
     second.stop()
     assert list(tmp_path.iterdir()) == []
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from deploy.cli.app import main
-from deploy.folder.run_folder import CONFIG, STATUS
-from deploy.folder.status_json import StatusFile
+from deploy.folder.names import CONFIG, STATUS
+from deploy.folder.read import StatusFile
 from protocol.status import ActorStatus, Condition, Event, RunStatus
 
 

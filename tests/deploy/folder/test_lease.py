@@ -11,19 +11,20 @@ from pathlib import Path
 import pytest
 
 from deploy.folder import lease as leases
-from deploy.folder.lease import FOLDER, Lease
+from deploy.folder.lease import Lease
+from deploy.folder.names import LEASE
 from protocol.errors import LeaseLostError, RunFolderError
 
 
 def token_of(run: Path) -> tuple[str, dict]:
-    (path,) = (run / FOLDER).iterdir()
+    (path,) = (run / LEASE).iterdir()
     return path.name, json.loads(path.read_text())
 
 
 def pretend(run: Path, **facts) -> None:
     """A lease that somebody else wrote."""
-    (run / FOLDER).mkdir()
-    (run / FOLDER / "token_000004").write_text(json.dumps(facts))
+    (run / LEASE).mkdir()
+    (run / LEASE / "token_000004").write_text(json.dumps(facts))
 
 
 def hold(run: Path, ready) -> None:
@@ -71,7 +72,7 @@ def test_a_holder_elsewhere_that_beats_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(leases, "BEAT_S", 0.05)
 
     def beating(seconds: float) -> None:
-        pretended = tmp_path / FOLDER / "token_000004"
+        pretended = tmp_path / LEASE / "token_000004"
         pretended.write_text(json.dumps(json.loads(pretended.read_text()) | {"beats": 1}))
 
     monkeypatch.setattr(leases.time, "sleep", beating)
@@ -79,7 +80,7 @@ def test_a_holder_elsewhere_that_beats_is_left_alone(tmp_path, monkeypatch):
     with pytest.raises(RunFolderError, match=r"is in use by another process \(7 on elsewhere\)"):
         Lease.take(tmp_path, stale_s=5, say=said.append)
     assert "waiting 5 s for a sign of life" in said[0]
-    assert [path.name for path in (tmp_path / FOLDER).iterdir()] == ["token_000004"]
+    assert [path.name for path in (tmp_path / LEASE).iterdir()] == ["token_000004"]
 
 
 def test_a_holder_elsewhere_that_is_silent_is_taken_over_and_fenced_out(tmp_path, monkeypatch):
@@ -98,7 +99,7 @@ def test_a_holder_elsewhere_that_is_silent_is_taken_over_and_fenced_out(tmp_path
 
 def test_of_two_who_want_the_same_token_one_gets_it(tmp_path, monkeypatch):
     pretend(tmp_path, host="elsewhere", boot="b", pid=7, beats=0, is_released=True)
-    (tmp_path / FOLDER / "token_000005").write_text(json.dumps({"host": "third", "pid": 9}))
+    (tmp_path / LEASE / "token_000005").write_text(json.dumps({"host": "third", "pid": 9}))
     monkeypatch.setattr(leases, "_newest", lambda folder: 4)
     with pytest.raises(RunFolderError, match=r"in use by another process \(9 on third\)"):
         Lease.take(tmp_path)
@@ -111,14 +112,14 @@ def test_the_beats_count_up_in_place(tmp_path, monkeypatch):
     while token_of(tmp_path)[1]["beats"] < 3 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert token_of(tmp_path)[1]["beats"] >= 3
-    assert next((tmp_path / FOLDER).iterdir()).stat().st_size == leases.WIDTH
+    assert next((tmp_path / LEASE).iterdir()).stat().st_size == leases.WIDTH
     lease.release()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"{}"])
 def test_a_token_whose_maker_died_before_it_wrote_is_taken_over_after_the_wait(tmp_path, content):
-    (tmp_path / FOLDER).mkdir()
-    (tmp_path / FOLDER / "token_000002").write_bytes(content)
+    (tmp_path / LEASE).mkdir()
+    (tmp_path / LEASE / "token_000002").write_bytes(content)
     lease = Lease.take(tmp_path, stale_s=0.1, say=lambda text: None)
     assert token_of(tmp_path)[0] == "token_000003"
     lease.release()

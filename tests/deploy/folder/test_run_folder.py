@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deploy.folder.run_folder import METRICS, RunFolder, open_run_folder
+from deploy.folder.names import METRICS
+from deploy.folder.run_folder import RunFolder, open_run_folder
 from protocol.errors import LeaseLostError, RunFolderError
 from protocol.messages import Adapter, LearnerState, digest_of
 

@@ -16,8 +16,8 @@ from redis import Redis
 
 from deploy.api.folder_source import FolderSource
 from deploy.board.board import Board
-from deploy.board.embedded import URL_FILE
 from deploy.cli.progress import Progress
+from deploy.folder.names import BOARD_URL
 from deploy.folder.run_folder import open_run_folder
 from deploy.monitor.observe import Observed
 from deploy.run.local import LocalFleet
@@ -48,7 +48,7 @@ def test_a_watched_run_ends_in_the_weights_of_one_that_nobody_sees(config, tmp_p
     unseen = go(config(status={"board": "off", "trajectories": 0}), tmp_path / "unseen")
     assert seen == unseen
     assert not list((tmp_path / "unseen" / "trajectories").glob("strips_*"))
-    assert not (tmp_path / "seen" / URL_FILE).exists()
+    assert not (tmp_path / "seen" / BOARD_URL).exists()
     status = left_behind(tmp_path / "seen")
     assert (status.phase, status.iteration, status.version, status.lines) == ("finished", 6, 6, 8)
     assert status.trajectories == [1, 2, 4, 6]
@@ -154,7 +154,7 @@ def test_a_stop_ends_a_pause(config, tmp_path):
 
 def test_commands_of_an_earlier_process_are_not_carried_out(config, tmp_path):
     async def steer(scene: Scene) -> None:
-        board = Board((scene.run.path / URL_FILE).read_text())
+        board = Board((scene.run.path / BOARD_URL).read_text())
         await until(lambda: reaches(board))
         old = new_command("stop").model_copy(update={"requested": time.time() - 3600})
         await board.ask("run", old)
@@ -384,7 +384,7 @@ def test_a_lease_that_waits_for_its_board_is_a_condition(config, tmp_path, redis
 def test_iterations_that_a_lost_learner_costs_are_shown_again_from_the_checkpoint_on(config, tmp_path):
     async def lose(scene: Scene) -> None:
         await until(lambda: comes_to(scene, 3))
-        board = Board((scene.run.path / URL_FILE).read_text())
+        board = Board((scene.run.path / BOARD_URL).read_text())
 
         async def holds(count: int) -> bool:
             with contextlib.suppress(BoardError):

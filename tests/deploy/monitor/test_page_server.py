@@ -11,10 +11,11 @@ import pytest
 
 from deploy.board.embedded import BoardServer
 from deploy.cli.progress import Progress
+from deploy.folder.names import TOKEN
 from deploy.folder.run_folder import open_run_folder
 from deploy.monitor import page_server
 from deploy.monitor.observe import Observed
-from deploy.monitor.page_server import TOKEN_FILE, PageServer
+from deploy.monitor.page_server import PageServer
 from deploy.run.local import LocalFleet
 from deploy.run.run import RunJournal
 
@@ -49,7 +50,7 @@ def until_served(address: str) -> None:
 def test_a_page_s_server_that_is_killed_is_started_again_at_the_same_address(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(page_server, "EVERY_S", 0.0)
     page, said = PageServer(tmp_path), Said()
-    assert ((tmp_path / TOKEN_FILE).stat().st_mode & 0o777) == 0o600
+    assert ((tmp_path / TOKEN).stat().st_mode & 0o777) == 0o600
     until_served(page.address)
     page.look_after(said)
     for process in psutil.Process(page._child._process.pid).children(recursive=True):
@@ -65,9 +66,9 @@ def test_a_page_s_server_that_is_killed_is_started_again_at_the_same_address(tmp
     ]
     page.stop(is_taken_over=True)
     assert not serves(page.address)
-    assert (tmp_path / TOKEN_FILE).exists()
+    assert (tmp_path / TOKEN).exists()
     page.stop()
-    assert not (tmp_path / TOKEN_FILE).exists()
+    assert not (tmp_path / TOKEN).exists()
 
 
 @pytest.mark.timeout(200)
@@ -84,7 +85,7 @@ def test_the_page_of_a_run_on_a_shared_board_is_the_board_s(tiny_config, tmp_pat
             address = observed.open_page()
             assert address is not None
             await asyncio.to_thread(until_served, address)
-            token = (run.path / TOKEN_FILE).read_text()
+            token = (run.path / TOKEN).read_text()
             request = urllib.request.Request(
                 f"{address.partition('#')[0]}runs/mine/commands",
                 data=b'{"command": "stop"}',

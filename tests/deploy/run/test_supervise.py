@@ -100,12 +100,12 @@ def trained(config: RunConfig, path: Path, deaths: dict[str, set[int]] | None = 
 
 def story(path: Path) -> tuple[str, list[dict[str, Any]]]:
     """The last adapter's digest and all metrics without wall times."""
-    from deploy.folder.run_folder import read_lines
+    from deploy.folder.read import lines_of
     from learner.checkpoint import newest_checkpoint
 
     found = newest_checkpoint(path / "checkpoints")
     assert found is not None
-    lines = [{k: v for k, v in line.items() if "seconds" not in k} for line in read_lines(path / "metrics.jsonl")]
+    lines = [{k: v for k, v in line.items() if "seconds" not in k} for line in lines_of(path)]
     return found[0].adapter.digest, lines
 
 

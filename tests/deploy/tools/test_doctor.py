@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from deploy.cli.app import main
-from deploy.folder.run_folder import METRICS, open_run_folder
+from deploy.folder.names import METRICS
+from deploy.folder.run_folder import open_run_folder
 from deploy.presets import FOLDER
 from deploy.tools import doctor
 from deploy.tools.doctor import Finding, Question, examine

@@ -1,0 +1,196 @@
+"""Reading a run folder: its config, metric lines, checkpoints and last status.
+
+All commands and services read run folders with these functions; only `deploy.folder.run_folder` writes one.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field
+
+from deploy.folder.names import CHECKPOINTS, CONFIG, EARLIER, EARLIER_CHECKPOINT, METRICS, STATUS
+from learner.checkpoint import newest_checkpoint, read_checkpoint
+from protocol.commands import Command
+from protocol.config.load import parse_config
+from protocol.config.run import RunConfig
+from protocol.errors import CheckpointError, ConfigError, RunFolderError, one_line
+from protocol.messages import Adapter, LearnerState
+from protocol.status import Document, Event, RunStatus
+
+
+class StatusFile(Document):
+    """The content of `status.json`: shown when the board is gone, and taken over when the run's process died."""
+
+    status: RunStatus
+    events: list[Event] = Field(default_factory=list)
+    commands: list[Command] = Field(default_factory=list)
+
+
+def require_run(run: Path) -> None:
+    """Check that a folder holds a run, written by this version of the project.
+
+    Raises:
+        RunFolderError: it does not.
+    """
+    if sign := earlier_sign(run):
+        raise RunFolderError(
+            f"run folder {run} must be one of this version, got {sign} of an earlier one: go on with the version that"
+            " made it, or start a new run with another --run"
+        )
+    if not (run / CONFIG).is_file():
+        raise RunFolderError(f"run folder {run} must hold {CONFIG}, got none: give the folder that `train` made")
+
+
+def earlier_sign(run: Path) -> str | None:
+    """A file or folder in `run` that only an earlier version of the project made; None when there is none."""
+    folders = [f"{name}/" for name in EARLIER if (run / name).is_dir()]
+    checkpoints = [f"{CHECKPOINTS}/{each.name}" for each in (run / CHECKPOINTS).glob(f"{EARLIER_CHECKPOINT}*")]
+    return next(iter(folders + sorted(checkpoints)), None)
+
+
+def config_of(run: Path) -> RunConfig:
+    """The config of a run.
+
+    Raises:
+        RunFolderError: no run folder, one of an earlier version, or its config cannot be read.
+    """
+    require_run(run)
+    try:
+        text = (run / CONFIG).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable_config(run, error) from None
+    return parsed_config(run, text)
+
+
+def parsed_config(where: object, text: str) -> RunConfig:
+    """The config that the text of a `config.yaml` holds; `where` names its folder in the error (RunFolderError)."""
+    try:
+        return parse_config(yaml.safe_load(text))
+    except (TypeError, ValueError, RecursionError, yaml.YAMLError, ConfigError) as error:
+        raise _unreadable_config(where, error) from None
+
+
+def require_same(where: object, held: RunConfig, config: RunConfig, *, section: str = "", remedy: str) -> None:
+    """Compare two configs in every key that starts with `section` and may change a result.
+
+    Args:
+        where: names the run folder or the mirror that holds `held` in the error.
+        held: the config that was found there.
+        config: the config that is asked for.
+        section: only keys that start with it are compared; all by default.
+        remedy: how the error ends.
+
+    Raises:
+        RunFolderError: some keys differ; they are listed.
+    """
+    there, wanted = held.outcome_fields(), config.outcome_fields()
+    differing = [
+        f"{key} (there {there.get(key)!r}, now {wanted.get(key)!r})"
+        for key in sorted(there.keys() | wanted.keys())
+        if key.startswith(section) and there.get(key) != wanted.get(key)
+    ]
+    if differing:
+        raise RunFolderError(f"run folder {where} belongs to another config: {', '.join(differing)}; {remedy}")
+
+
+def lines_of(run: Path, *, skips_damaged: bool = False) -> list[dict[str, Any]]:
+    """All complete lines of `metrics.jsonl`, oldest first; a last line without an end does not count.
+
+    Args:
+        run: the run folder.
+        skips_damaged: leave damaged lines and an unreadable file out instead of raising.
+
+    Raises:
+        RunFolderError: the file is damaged.
+    """
+    lines = []
+    try:
+        for number, text in enumerate((run / METRICS).read_bytes().split(b"\n")[:-1], start=1):
+            try:
+                lines.append(_line(text))
+            except (ValueError, RecursionError) as error:
+                if not skips_damaged:
+                    raise ValueError(f"line {number}: {error}") from None
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        if skips_damaged:
+            return lines
+        raise RunFolderError(f"run folder {run} holds a damaged {METRICS}: {error}; mend or remove it") from None
+    return lines
+
+
+def evaluation_scores(run: Path) -> dict[int, float]:
+    """Held-out score by iteration (RunFolderError: the metrics are damaged)."""
+    return {line["iteration"]: line["evaluation/score"] for line in lines_of(run) if "evaluation/score" in line}
+
+
+def status_of(run: Path) -> StatusFile | None:
+    """The content of `status.json`; None when it is missing or cannot be understood."""
+    try:
+        return StatusFile.model_validate_json((run / STATUS).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def checkpoint_of(run: Path, iteration: int | None = None) -> tuple[LearnerState, Path]:
+    """A run's checkpoint of this iteration, or its newest whole one; also its folder.
+
+    Raises:
+        RunFolderError: it has none, or not this one.
+        CheckpointError: it is damaged.
+    """
+    root = run / CHECKPOINTS
+    if iteration is not None:
+        folder = root / f"iteration_{iteration:06d}"
+        if not folder.is_dir():
+            held = sorted(each.name for each in root.glob("iteration_*"))
+            raise RunFolderError(f"run folder {run} must hold the checkpoint {folder.name}, got {held}")
+        return read_checkpoint(folder), folder
+    found = newest_checkpoint(root)
+    if found is None:
+        raise RunFolderError(f"run folder {run} must hold a checkpoint, got none")
+    return found
+
+
+def average_of(state: LearnerState, run: Path) -> Adapter:
+    """The running mean of a checkpoint's adapter.
+
+    Raises:
+        RunFolderError: the run keeps none.
+    """
+    if state.average is None:
+        raise RunFolderError(
+            f"run folder {run} keeps no running mean: set learner.average.decay, or leave --average out"
+        )
+    return state.average
+
+
+def adapter_to_fork(source: Path, config: RunConfig) -> Adapter:
+    """The newest adapter of the run `source`, as version 0 of a new run with this config.
+
+    Raises:
+        RunFolderError: no whole checkpoint there, or its adapter was trained in another `model`.
+    """
+    remedy = "a fork keeps the model and its adapter's shape"
+    require_same(source, config_of(source), config, section="model.", remedy=remedy)
+    try:
+        state, _ = checkpoint_of(source)
+    except CheckpointError as error:
+        raise RunFolderError(f"run folder {source} cannot be forked: {error}") from None
+    return replace(state.adapter, version=0)
+
+
+def _unreadable_config(where: object, error: Exception) -> RunFolderError:
+    reason = one_line(error)
+    return RunFolderError(f"run folder {where} holds no readable {CONFIG}: {reason}; mend it or name another folder")
+
+
+def _line(text: bytes) -> dict[str, Any]:
+    line = json.loads(text)
+    if not isinstance(line, dict) or not isinstance(line.get("iteration"), int):
+        raise ValueError(f"a line must be an object with an iteration, got {text[:60]!r}")
+    return line

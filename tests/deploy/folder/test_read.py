@@ -1,0 +1,54 @@
+"""Reading run folders: what earlier versions wrote is refused, and so is a folder without a run."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from deploy.api.folder_source import FolderSource
+from deploy.folder.names import METRICS
+from deploy.folder.read import adapter_to_fork, config_of, lines_of
+from deploy.folder.run_folder import open_run_folder
+from deploy.tools.verify import verify
+from protocol.config.run import RunConfig
+from protocol.errors import RunFolderError
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_config) -> tuple[Path, RunConfig]:
+    config = tiny_config()
+    open_run_folder(tmp_path / "run", config).close()
+    return tmp_path / "run", config
+
+
+@pytest.mark.parametrize("sign", ["samples", "strips", "checkpoints/step_000040"])
+def test_a_run_of_an_earlier_version_is_refused_by_every_reader(sign, run):
+    folder, config = run
+    (folder / sign).mkdir()
+    for read in (
+        lambda: config_of(folder),
+        lambda: open_run_folder(folder, config),
+        lambda: adapter_to_fork(folder, config),
+        lambda: list(verify(folder)),
+    ):
+        with pytest.raises(RunFolderError, match=f"got {sign}/? of an earlier one: go on with the version that"):
+            read()
+
+
+def test_the_status_service_leaves_a_run_of_an_earlier_version_out(run):
+    folder, _ = run
+    assert len(asyncio.run(FolderSource(folder.parent).runs())) == 1
+    (folder / "samples").mkdir()
+    assert asyncio.run(FolderSource(folder.parent).runs()) == []
+
+
+def test_a_folder_without_a_config_holds_no_run(tmp_path):
+    with pytest.raises(RunFolderError, match=r"must hold config\.yaml, got none: give the folder that `train` made"):
+        config_of(tmp_path)
+
+
+def test_damaged_lines_are_named_by_their_number_or_skipped(tmp_path):
+    (tmp_path / METRICS).write_bytes(b'{"iteration": 1}\n\xff\n[]\n{"iteration": 2}\n{"iteration": 3')
+    with pytest.raises(RunFolderError, match="holds a damaged metrics.jsonl: line 2: "):
+        lines_of(tmp_path)
+    assert [line["iteration"] for line in lines_of(tmp_path, skips_damaged=True)] == [1, 2]
