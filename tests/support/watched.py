@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.board.board import Board
-from deploy.board.embedded import URL_FILE
+from deploy.folder.names import BOARD_URL
 from deploy.cli.progress import Progress
 from deploy.folder.run_folder import RunFolder, open_run_folder
 from deploy.monitor.observe import Observed
@@ -42,7 +42,7 @@ class Scene:
 
     async def ask(self, kind: str, **facts: Any) -> str:
         """Leave a command on the board; its id."""
-        board = Board((self.run.path / URL_FILE).read_text())
+        board = Board((self.run.path / BOARD_URL).read_text())
         command = new_command(kind, **facts)  # pyright: ignore[reportArgumentType]
         await until(lambda: reaches(board))
         await board.ask(self.observed.reporter.run, command)

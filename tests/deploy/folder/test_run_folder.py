@@ -58,7 +58,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_checkpoint_before(folder):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     newest = folder.newest()
     assert newest is not None
-    assert newest[0].step == 1
+    assert newest[0].iteration == 1
 
 
 def test_a_folder_in_which_nothing_was_drawn_is_discarded_and_another_is_kept(tmp_path, tiny_config):

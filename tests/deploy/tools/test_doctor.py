@@ -148,7 +148,7 @@ def test_what_is_not_whole_is_named(folder, harm, subject, monkeypatch):
 
 
 def test_something_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(RunFolderError, match="must be a run folder"):
+    with pytest.raises(RunFolderError, match="must hold config.yaml, got none"):
         list(verify(tmp_path))
 
 
