@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from deploy.board.board import Board
-from deploy.folder.names import BOARD_URL
 from deploy.cli.progress import Progress
+from deploy.folder.names import BOARD_URL
 from deploy.folder.run_folder import RunFolder, open_run_folder
 from deploy.monitor.observe import Observed
 from deploy.run.local import LocalFleet
