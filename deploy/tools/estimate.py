@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from deploy.tools.fake_memory import PeakMemory
 from flow.build import policy_of
@@ -43,8 +44,7 @@ class Evaluations:
     pairs: int
     """(trajectory, step) pairs that the learner takes a gradient of, at most."""
     learner: int
-    """What these gradients cost in evaluations: three for forward and backward, one more each for checkpointing and for
-    the reference of a KL term."""
+    """What these gradients cost in evaluations: `gradient_cost` each, and one more for the reference of a KL term."""
     largest_forward: int
     """Samples of the largest forward of a rollout actor, evaluation included."""
     largest_decoding: int
@@ -99,7 +99,9 @@ def estimate_of(
 ) -> Estimate:
     """The same for parts that were made under `fake`, without an adapter so far."""
     trained = attach_hollow_adapter(backbone.transformer, adapter, within=fake)
-    counts = count_evaluations(config, backbone)
+    with fake:
+        gradient = gradient_cost(backbone)
+    counts = count_evaluations(config, backbone, gradient=gradient)
     static = {
         "transformer": _bytes(p for p in backbone.transformer.parameters() if not p.requires_grad),
         "VAE": _bytes(backbone.vae.parameters()),
@@ -121,8 +123,17 @@ def estimate_of(
     )
 
 
-def count_evaluations(config: RunConfig, backbone: PipelineBackbone) -> Evaluations:
-    """Run one shard of the sampler on a stand-in that counts, and multiply by the shards of an iteration."""
+def count_evaluations(config: RunConfig, backbone: PipelineBackbone, *, gradient: float) -> Evaluations:
+    """Run one shard of the sampler on a stand-in that counts, and multiply by the shards of an iteration.
+
+    Args:
+        config: of the run.
+        backbone: the model, for its schedule.
+        gradient: cost of one pair's gradient in evaluations, from `gradient_cost`.
+
+    Returns:
+        The counts of one iteration.
+    """
     counter = Counter(backbone)
     policy: FlowPolicy = policy_of(counter, config)
     request = ShardRequest(
@@ -136,16 +147,16 @@ def count_evaluations(config: RunConfig, backbone: PipelineBackbone) -> Evaluati
     )
     rollout, images = rollout_shard(policy, request, config)
     shards = config.group.per_iteration * config.group.size // config.group.shard
-    trained = math.ceil(config.learner.step_fraction * len(rollout.steps))
+    trained = max(1, math.floor(config.learner.step_fraction * len(rollout.steps)))
     pairs = config.learner.epochs * shards * config.group.shard * trained
     branches = 2 if config.model.guidance > 1 else 1
-    each = (4 if config.model.gradient_checkpointing else 3) + (config.learner.kl.weight > 0)
+    each = gradient + (config.learner.kl.weight > 0)
     return Evaluations(
         trajectories=shards * config.group.shard,
         rollout=shards * counter.rows,
         images=shards * len(images),
         pairs=pairs,
-        learner=pairs * branches * each,
+        learner=round(pairs * branches * each),
         largest_forward=max(counter.largest // branches, config.evaluation.batch),
         largest_decoding=max(len(images), config.evaluation.batch),
     )
@@ -184,6 +195,21 @@ class Counter:
     def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
         """Black images of one pixel."""
         return np.zeros((len(latents), 1, 1, 3), np.uint8)
+
+
+def gradient_cost(backbone: PipelineBackbone) -> float:
+    """Forwards that one forward and its backward cost together, counted in FLOPs by torch.
+
+    The frozen weights need no gradient of their own, so it is about 2 for a LoRA, and about 3 with checkpointing.
+    """
+    latents = torch.zeros(1, *backbone.latent_shape)
+    conditioning, sigma = backbone.example(1), torch.full((1,), 0.5)
+    with torch.no_grad(), FlopCounterMode(display=False) as forward:
+        backbone.velocity(latents, sigma, conditioning)
+    with FlopCounterMode(display=False) as both:
+        backbone.velocity(latents, sigma, conditioning).square().mean().backward()
+    backbone.transformer.zero_grad(set_to_none=True)
+    return both.get_total_flops() / forward.get_total_flops()
 
 
 def forward_peak(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> int:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from deploy.tools.estimate import estimate, forward_peak
+from deploy.tools.estimate import estimate, forward_peak, gradient_cost
 from deploy.tools.fake_memory import PeakMemory
 from flow.build import build_policy
 from flow.models.folder import adapter_config
@@ -54,7 +54,10 @@ def test_evaluations_are_the_rows_that_a_real_shard_asks_for(
     shards = 3 * 4 // 2
     assert (found.trajectories, found.rollout, found.images) == (12, shards * sum(rows), shards * len(images))
     assert found.pairs == 12 * len(rollout.steps)
-    assert found.learner == found.pairs * (2 if guidance > 1 else 1) * 3
+    assert 1.5 < found.learner / (found.pairs * (2 if guidance > 1 else 1)) < 2.5
+    assert len(rollout.steps) == 3
+    part = config.model_copy(update={"learner": config.learner.model_copy(update={"step_fraction": 0.6})})
+    assert estimate(part).evaluations.pairs == 12 * 1, "the learner trains 1 of 3 steps at a fraction of 0.6"
 
 
 @pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}, {"dtype": "bfloat16"}], ids=str)
@@ -126,3 +129,12 @@ def test_flux_is_estimated_as_it_runs(tiny_config: Config, tmp_path: Path) -> No
     assert found.trained == sum(p.numel() for p in lora.parameters.values())
     real = forward_peak(policy.backbone, config.group.shard, has_gradient=True)  # type: ignore[arg-type]
     assert found.learner["forward and backward"] == pytest.approx(real, rel=0.1)
+
+
+def test_the_cost_of_a_gradient_is_counted_and_checkpointing_adds_about_a_forward(tiny_config: Config) -> None:
+    def cost(**settings: Any) -> float:
+        return gradient_cost(build_policy(configured(tiny_config, **settings), device="cpu")[0].backbone)  # type: ignore[arg-type]
+
+    plain, checkpointed = cost(), cost(gradient_checkpointing=True)
+    assert 1.5 < plain < 2.5, "a forward, the gradients of the activations, and those of the small adapter"
+    assert plain + 0.7 < checkpointed < plain + 1.1
