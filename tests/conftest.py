@@ -48,7 +48,7 @@ def tiny_sd3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_sd3(tmp_path_factory.mktemp("models") / "tiny_sd3")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_config(tiny_sd3: Path) -> Callable[..., RunConfig]:
     """`tiny_config(sampling={"steps": 4}, ...)`: a small config of the tiny pipeline, sections merged into its own."""
 

@@ -1,10 +1,12 @@
-"""Scored groups of the tiny pipeline, rolled out and scored in this process, and one iteration with them."""
+"""Scored groups of the tiny pipeline, one iteration with them, and the log-probs of a rollout."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
+from flow.policy import FlowPolicy
 from flow.rollout import RolloutPolicy
 from learner.update.learner import Learner
 from protocol.config.run import RunConfig
@@ -52,3 +54,15 @@ def iterate(learner: Learner, policy: RolloutPolicy, config: RunConfig, **how: A
     weights = learner.adapter()
     assert policy.load(weights) == (weights.version, weights.digest)
     return learner.update(draw_groups(policy, config, weights, iteration=learner.iteration, **how))
+
+
+def log_probs_of(policy: FlowPolicy, rollout: Rollout) -> torch.Tensor:
+    """Log-probs [N, S] of a rollout under a policy, computed with their gradient as the learner does."""
+    conditioning = policy.conditioning(rollout.request.prompt.text, rollout.request.prompt.negative)
+    columns = []
+    for k in rollout.steps:
+        latents, following = (torch.from_numpy(rollout.latents[:, point].copy()) for point in (k, k + 1))
+        transition, _ = policy.transition(latents, k, conditioning=conditioning)
+        assert transition.mean.requires_grad
+        columns.append(transition.log_prob(following).detach())
+    return torch.stack(columns, dim=1)

@@ -1,0 +1,147 @@
+"""Learner and rollout agree bit for bit: as long as the adapter is the same, every ratio is exactly 1.
+
+The first test compares the log-probs of every kernel, window, guidance and precision. The second one sends whole
+groups through the learner: every layout of a group, memory option, objective, credit rule and method.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from pydantic import BaseModel
+
+from flow.build import build_policy, policy_of
+from flow.maths.noise import normal
+from flow.models.contract import Backbone
+from flow.rollout import RolloutPolicy
+from flow.sampler import rollout_shard
+from learner.update.learner import Learner
+from protocol.config.load import load_config
+from protocol.config.method import method_names
+from protocol.config.model import ModelConfig
+from protocol.config.run import RunConfig
+from protocol.config.sampling import SamplingConfig, WindowConfig
+from protocol.messages import Prompt, ShardRequest, digest_of
+from tests.support.groups import iterate, log_probs_of
+
+Config = Callable[..., RunConfig]
+PROMPT = Prompt(index=1, text="two blue squares", negative="photo")
+
+
+def choices(section: type[BaseModel], key: str) -> tuple[str, ...]:
+    """What the config offers for a key."""
+    return get_args(section.model_fields[key].annotation)
+
+
+KERNELS = [
+    *({"kernel": kernel} for kernel in choices(SamplingConfig, "kernel")),
+    {"kernel": "cps", "log_prob": "squared"},
+    {"kernel": "ddim_sde", "first_step": "exclude"},
+    {"kernel": "dance_sde", "noise_levels": [0.9, 0.5, 0.2]},
+]
+
+
+@pytest.fixture(scope="module", params=choices(ModelConfig, "dtype"))
+def backbones(request: pytest.FixtureRequest, tiny_config: Config) -> tuple[str, Backbone, Backbone]:
+    """A precision, and in it the learner's backbone and a rollout actor's, with one adapter that is far from fresh."""
+    config = tiny_config(model={"dtype": request.param})
+    (ours, our_lora), (theirs, their_lora) = (build_policy(config, device="cpu") for _ in range(2))
+    fresh = our_lora.export(version=0)
+    arrays = {name: held + 0.1 * normal(name, shape=held.shape).numpy() for name, held in fresh.arrays.items()}
+    adapter = replace(fresh, arrays=arrays, digest=digest_of(arrays))
+    for lora in (our_lora, their_lora):
+        lora.load(adapter)
+    return request.param, ours.backbone, theirs.backbone
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0], ids=["plain", "guided"])
+@pytest.mark.parametrize("window", choices(WindowConfig, "rule"))
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: "-".join(map(str, kernel.values())))
+def test_log_probs_are_replayed_bit_for_bit(
+    backbones: tuple[str, Backbone, Backbone],
+    tiny_config: Config,
+    kernel: dict[str, Any],
+    window: str,
+    guidance: float,
+) -> None:
+    dtype, ours, theirs = backbones
+    config = tiny_config(
+        model={"dtype": dtype, "guidance": guidance},
+        sampling=kernel | {"window": {"rule": window, "within": [0.0, 0.75]}},
+        credit={"rule": "uniform"},
+    )
+    for first in (0, 2):
+        request = ShardRequest(iteration=1, group=1, prompt=PROMPT, first_member=first, members=2, version=0, digest="")
+        rollout, _ = rollout_shard(policy_of(theirs, config), request, config)
+        assert np.array_equal(log_probs_of(policy_of(ours, config), rollout).numpy(), rollout.log_probs)
+
+
+UPDATES: Mapping[str, dict[str, Any]] = MappingProxyType(
+    {
+        "plain": {},
+        "uniform credit, own noise": {"credit": {"rule": "uniform"}, "sampling": {"shared_noise": False}},
+        "shards of one": {"group": {"shard": 1, "size": 3}},
+        "one shard": {"group": {"shard": 4}},
+        "bfloat16, guided, checkpointed": {
+            "model": {"dtype": "bfloat16", "guidance": 3.0, "gradient_checkpointing": True}
+        },
+        "float16": {"model": {"dtype": "float16"}},
+        "checkpointed": {"model": {"gradient_checkpointing": True}},
+        "cut forwards": {"model": {"forward_batch": 3}, "group": {"shard": 4}},
+        "cut forwards, guided, bfloat16": {"model": {"forward_batch": 2, "guidance": 3.0, "dtype": "bfloat16"}},
+        "cps, published log-prob": {"sampling": {"kernel": "cps", "log_prob": "squared"}},
+        "ddim, first step excluded": {"sampling": {"kernel": "ddim_sde", "first_step": "exclude", "steps": 5}},
+        "calibrated": {"sampling": {"kernel": "dance_sde", "noise_levels": [0.9, 0.5, 0.2]}},
+        "shifted once": {"sampling": {"schedule": "shifted"}},
+        "random window": {"sampling": {"window": {"rule": "random", "size": 1, "within": [0.0, 0.75]}}},
+        "branches": {
+            "sampling": {"window": {"rule": "branch"}},
+            "credit": {"rule": "uniform", "normalise": "per_step"},
+        },
+        "guided turning points": {
+            "model": {"guidance": 3.0},
+            "credit": {"rule": "turning_point", "normalise": "per_step"},
+            "completion": {"rule": "schedule"},
+        },
+        "guarded": {"learner": {"objective": "guarded"}},
+        "with kl": {"learner": {"kl": {"weight": 0.1}}},
+        "distillation": {"learner": {"objective": "distillation"}},
+        "bfloat16, guided, cps": {"model": {"dtype": "bfloat16", "guidance": 2.0}, "sampling": {"kernel": "cps"}},
+        "cut forwards, schedule": {"model": {"forward_batch": 1}, "completion": {"rule": "schedule"}},
+    }
+)
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_the_learner_s_first_ratios_are_exactly_one_at_every_version(tiny_config: Config, name: str) -> None:
+    require_exact_replay(tiny_config(**UPDATES[name]))
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_every_method_replays_exactly_and_learns(tiny_config: Config, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(
+        tiny_config(sampling={"steps": 6}, group={"size": 6, "shard": 6}, learner={"kl": {"weight": 0.004}}).to_yaml()
+    )
+    require_exact_replay(load_config(path, overrides=[f"method={name}"]), iterations=1)
+
+
+def require_exact_replay(config: RunConfig, iterations: int = 2) -> None:
+    """Every iteration begins with ratios of exactly 1 and changes the adapter."""
+    learner, policy = Learner(config), RolloutPolicy(config)
+    for version in range(1, iterations + 1):
+        before = learner.adapter().digest
+        metrics = iterate(learner, policy, config)
+        assert metrics["train/first_ratio_deviation"] == 0.0
+        if config.learner.updates_per_iteration == config.learner.epochs == 1:
+            assert metrics["train/ratio_mean"] == 1.0
+            assert metrics["train/clip_fraction"] == metrics["train/approx_kl"] == 0.0
+        assert metrics["train/grad_norm"] > 0
+        assert np.isfinite(list(metrics.values())).all()
+        assert metrics["policy/version"] == version
+        assert learner.adapter().digest != before
+    assert all(array.dtype == np.float32 for array in learner.adapter().arrays.values())
