@@ -1,26 +1,142 @@
-"""Finding a preset: a name such as `toy_geneval`, or the path of a YAML file."""
+"""Presets and named methods, and how `key=value` overrides change them.
 
+    config = load_config("toy_geneval", overrides=["group.size=16", "method=tp_grpo"])
+
+From weak to strong: the defaults, the method's `settings`, the YAML file, the method's `identity`, the overrides. A
+file that names a method itself is stronger than that method; an override `method=NAME` replaces the file's method.
+
+A method is a published algorithm that can be laid over any preset. Its file has three keys: `about` is a sentence with
+its source; `identity` holds the keys that define the method, which win over a preset; `settings` is the scale at which
+its paper ran it (steps, group sizes, learning rate), which fills in only what a preset leaves open.
+"""
+
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from protocol.errors import ConfigError
+import yaml
+
+from protocol.config.parse import parse_config
+from protocol.config.run import RunConfig
+from protocol.errors import ConfigError, one_line
 from protocol.spelling import suggest
 
-FOLDER = Path(__file__).parent / "presets"
+PRESETS, METHODS = Path(__file__).parent / "presets", Path(__file__).parent / "methods"
+METHOD = "method="
 
 
 def preset_names() -> list[str]:
-    """Names of the presets that ship."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    """Return the names of the presets in this package."""
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
-def find_preset(name: str) -> Path:
-    """The YAML file of a preset.
+def method_names() -> list[str]:
+    """Return the names of the methods in this package."""
+    return sorted(path.stem for path in METHODS.glob("*.yaml"))
+
+
+def find_preset(preset: str | Path) -> Path:
+    """Return the YAML file of a preset, given its name or a path that ends in .yaml or .yml.
 
     Raises:
-        ConfigError: no such preset and no such file.
+        ConfigError: neither.
     """
+    name = str(preset)
     if name in preset_names():
-        return FOLDER / f"{name}.yaml"
+        return PRESETS / f"{name}.yaml"
     if name.endswith((".yaml", ".yml")):
         return Path(name)
     raise ConfigError(f"unknown preset {name!r}: {suggest(name, preset_names())}; or give the path of a .yaml file")
+
+
+def load_config(preset: str | Path, *, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a preset and apply `key=value` overrides, among which `method=NAME` may be.
+
+    Raises:
+        ConfigError: no such preset, an unreadable file, an unknown key, a wrong type or value.
+    """
+    tree = read_tree(find_preset(preset))
+    own = tree.pop("method", None)
+    named = [override.removeprefix(METHOD) for override in overrides if override.startswith(METHOD)]
+    if named:
+        tree = _with_method(tree, named[-1])
+    elif own is not None:
+        tree = merge(_with_method({}, own), tree)
+    for override in overrides:
+        if not override.startswith(METHOD):
+            _apply(tree, override)
+    return parse_config(tree)
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """Read the keys and values of a YAML file.
+
+    Raises:
+        ConfigError: the file does not exist, cannot be read, or holds something else.
+    """
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"config file {path} does not exist: name a preset or a YAML file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {path} cannot be read: {one_line(error)}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"config file {path} is not YAML: {one_line(error)}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"config file {path} must hold keys and values, got {type(tree).__name__}")
+    return tree
+
+
+def read_method(name: object) -> dict[str, Any]:
+    """Return a method's `about`, `identity` and `settings`.
+
+    Raises:
+        ConfigError: no method of this name.
+    """
+    if name not in method_names():
+        raise ConfigError(f"unknown method {name!r}: {suggest(str(name), method_names())}")
+    return yaml.safe_load((METHODS / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Merge two trees; where both have a value, the second one's counts."""
+    merged = dict(under)
+    for key, value in over.items():
+        held = merged.get(key)
+        merged[key] = merge(held, value) if isinstance(held, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def read_value(key: str, text: str) -> Any:
+    """Parse the YAML value of a `key=text` on a command line; raises ConfigError."""
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise ConfigError(f"the value of {key} is not YAML, got {text!r}: quote it") from None
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)  # YAML 1.1 reads 1e-4 as text; a user means the number
+    except ValueError:
+        return value
+
+
+def _with_method(tree: dict[str, Any], name: object) -> dict[str, Any]:
+    method = read_method(name)
+    return merge(merge(method["settings"], tree), method["identity"])
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"an override must read key=value, got {override!r}")
+    value = read_value(key, text)
+    *parents, last = key.split(".")
+    node = tree
+    for parent in parents:
+        if node.get(parent) is None:
+            node[parent] = {}
+        node = node[parent]
+        if not isinstance(node, dict):
+            raise ConfigError(f"{key} is unknown: {parent} is a value, not a section")
+    node[last] = value

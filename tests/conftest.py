@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flow.models.families import ATTENTION
-from protocol.config.load import parse_config
+from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
 
 

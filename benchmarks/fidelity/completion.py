@@ -26,11 +26,10 @@ from rich.table import Table
 from scipy.stats import spearmanr
 
 from benchmarks.fidelity.groups import draw_group
-from deploy.presets import find_preset
+from deploy.presets import load_config
 from flow.build import policy_of
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy
-from protocol.config.load import load_config
 from protocol.config.run import RunConfig
 from protocol.config.sampling import CompletionConfig
 from protocol.messages import Prompt
@@ -147,7 +146,7 @@ def main(
     if is_plot:
         plot(json.loads(out.read_text(encoding="utf-8"))["rows"], out.with_suffix(".png"))
         return
-    config = load_config(find_preset(preset), overrides=overrides or [])
+    config = load_config(preset, overrides=overrides or [])
     torch.set_num_threads(config.cluster.rollout.threads)
     chosen = read_prompts(config.data, config.data.train)[:: max(1, 240 // prompts)][:prompts]
     scorers = {name: build_scorer(reward.scorer, **reward.args) for name, reward in config.rewards.items()}

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from benchmarks.fidelity.completion import WAYS
 from benchmarks.fidelity.groups import Group, draw_group
-from deploy.presets import find_preset
+from deploy.presets import load_config
 from flow.build import policy_of
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy
@@ -36,7 +36,6 @@ from flow.sampler import Step
 from learner.credit.normalise import NORMALISERS
 from learner.credit.rules import gae, gains, uniform
 from learner.credit.value_calibration import calibrated
-from protocol.config.load import load_config
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt
 from protocol.prompts import read_prompts
@@ -197,7 +196,7 @@ def main(
     out: Annotated[Path, typer.Option(help="JSON file; a plot beside it.")] = Path("runs/credit_fidelity.json"),
 ) -> None:
     """Measure, print the table, write JSON and plot."""
-    config = load_config(find_preset(preset), overrides=overrides or [])
+    config = load_config(preset, overrides=overrides or [])
     torch.set_num_threads(config.cluster.rollout.threads)
     lines = read_prompts(config.data, config.data.train)
     order = np.random.default_rng(config.seed).permutation(len(lines))

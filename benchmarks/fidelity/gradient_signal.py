@@ -30,12 +30,11 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.fidelity.groups import draw_group
-from deploy.presets import find_preset
+from deploy.presets import load_config
 from flow.build import build_policy
 from flow.policy import FlowPolicy
 from learner.credit.value_calibration import calibrated
 from learner.loop.groups import prompt_at
-from protocol.config.load import load_config
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt
 from protocol.prompts import read_prompts
@@ -209,7 +208,7 @@ def main(
     """Draw, put the rules together, write JSON and plot, print the tables."""
     began = time.monotonic()
     fixed = ["method=stepwise_calibrated", "sampling.shared_noise=false"]
-    config = load_config(find_preset(preset), overrides=[*fixed, *(overrides or [])])
+    config = load_config(preset, overrides=[*fixed, *(overrides or [])])
     torch.set_num_threads(config.cluster.learner.threads)
     policy, lora = build_policy(config, device="cpu")
     (reward,) = config.rewards.values()

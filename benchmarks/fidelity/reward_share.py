@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from deploy.presets import find_preset
+from deploy.presets import load_config
 from deploy.run.local import LocalFleet
 from learner.loop.groups import Groups
-from protocol.config.load import load_config
 from protocol.messages import Metadata, Scores
 from protocol.prompts import read_prompts
 
@@ -34,7 +33,7 @@ class Watched:
 def share(preset: str, groups: int = 2) -> str:
     """Draw, score and learn from some groups of a preset, one thing after the other in this process."""
     overrides = [f"group.per_iteration={groups}", "learner.updates_per_iteration=1", "cluster.learner.threads=1"]
-    config = load_config(find_preset(preset), overrides=overrides)
+    config = load_config(preset, overrides=overrides)
 
     async def scenario() -> tuple[Watched, float]:
         fleet = LocalFleet(config)

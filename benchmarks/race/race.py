@@ -30,9 +30,8 @@ from benchmarks.race.plots import write_plots
 from benchmarks.race.variants import COMMON, LOOKS, METHODS, RATES, REWARDS, THREE_SEEDS, VARIANTS
 from deploy.cli.progress import Progress
 from deploy.folder.read import lines_of
-from deploy.presets import find_preset
+from deploy.presets import load_config
 from deploy.run.run import run_training
-from protocol.config.load import load_config
 from protocol.config.run import RunConfig
 
 RUNS = Path("runs/credit_race")
@@ -65,7 +64,7 @@ def cell_config(preset: str, cell: Cell, *, iterations: int, every: int, extra: 
         *variant.keys,
         *extra,
     )
-    return load_config(find_preset(preset), overrides=overrides)
+    return load_config(preset, overrides=overrides)
 
 
 def run_cell(

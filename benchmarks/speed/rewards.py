@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.fidelity.reward_share import share
-from protocol.config.load import parse_config
+from protocol.config.parse import parse_config
 from protocol.config.reward import RewardConfig
 from protocol.messages import Metadata, Prompt, Scores
 from rewards.answers import partly

@@ -19,8 +19,7 @@ from deploy.cli.methods import register as register_method_commands
 from deploy.cli.models import dry_run
 from deploy.cli.models import register as register_model_commands
 from deploy.cli.rewards import register as register_rewards
-from deploy.presets import find_preset
-from protocol.config.load import load_config
+from deploy.presets import find_preset, load_config
 from protocol.config.run import RunConfig
 from protocol.errors import FlowcreditError, InputError
 
@@ -60,7 +59,7 @@ def train(
 @app.command()
 def demo(overrides: Overrides = None, is_local: IsLocal = False, has_page: HasPage = True) -> None:
     """Train the toy world with stepwise gains and show held-out scores and images before and after."""
-    config = load_config(find_preset("toy_geneval"), overrides=overrides or [])
+    config = load_config("toy_geneval", overrides=overrides or [])
     _train(config, Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}", is_local=is_local, has_page=has_page)
 
 
@@ -78,7 +77,7 @@ def evaluate(
     """Score the held-out prompts of a preset, with the base model or a run's newest adapter."""
     from deploy.tools.evaluate import assess
 
-    config = load_config(find_preset(preset), overrides=overrides or [])
+    config = load_config(preset, overrides=overrides or [])
     result = assess(config, run)
     for tag, value in result.by_tag.items():
         typer.echo(f"{tag:14} {value:.3f}")

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.presets import find_preset
-from protocol.config.load import load_config
+from deploy.presets import load_config
 
 MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 
@@ -25,7 +24,7 @@ def doctor(
     """Is this machine ready? One line each, with a remedy; exit code 1 when something stops a run."""
     from deploy.tools.doctor import Question, examine
 
-    config = load_config(find_preset(preset), overrides=overrides or []) if preset else None
+    config = load_config(preset, overrides=overrides or []) if preset else None
     is_bad = False
     for finding in examine(Question(config=config, run=run)):
         is_bad |= finding.verdict == "bad"

@@ -5,9 +5,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.presets import find_preset
-from protocol.config.load import load_config
-from protocol.config.method import method_names, read_method
+from deploy.presets import load_config, method_names, read_method
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +32,7 @@ def calibrate(
     from deploy.tools.noise_calibration import Calibration, calibrated_config, require_place, write_config
 
     require_place(out)
-    config = load_config(find_preset(preset), overrides=overrides or [])
+    config = load_config(preset, overrides=overrides or [])
     found, _ = check_inputs(config)
     settings = Calibration(rounds=rounds, prompts=prompts)
     calibrated = calibrated_config(config, found, settings, typer.echo)

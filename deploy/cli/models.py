@@ -75,13 +75,12 @@ def encode(
     """Fill model.embedding_cache with a preset's prompts, in this process."""
     import asyncio
 
-    from deploy.presets import find_preset
+    from deploy.presets import load_config
     from deploy.run.encode import encode_ahead
-    from protocol.config.load import load_config
     from protocol.errors import ConfigError
     from protocol.prompts import read_prompts
 
-    config = load_config(find_preset(preset), overrides=overrides or [])
+    config = load_config(preset, overrides=overrides or [])
     if config.model.embedding_cache is None:
         raise ConfigError("model.embedding_cache must name a folder, got none")
     prompts = [

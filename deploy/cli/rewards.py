@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from protocol.config.load import parse_reward, read_value
+from deploy.presets import read_value
+from protocol.config.parse import parse_reward
 from protocol.config.reward import RewardConfig
 from protocol.errors import ConfigError, one_line
 

@@ -14,7 +14,7 @@ from pydantic import Field
 from deploy.folder.names import CHECKPOINTS, CONFIG, EARLIER, EARLIER_CHECKPOINT, METRICS, STATUS
 from learner.checkpoint import newest_checkpoint, read_checkpoint
 from protocol.commands import Command
-from protocol.config.load import parse_config
+from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
 from protocol.errors import CheckpointError, ConfigError, RunFolderError, one_line
 from protocol.messages import Adapter, LearnerState

@@ -22,7 +22,7 @@ import numpy as np
 import yaml
 
 from deploy.folder.files import write_whole
-from protocol.config.load import parse_config
+from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
 from protocol.config.sampling import TOO_LOUD
 from protocol.errors import ConfigError, ContractError, RunFolderError

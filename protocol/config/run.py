@@ -1,4 +1,4 @@
-"""RunConfig: one frozen tree that describes a run. `protocol.config.load` reads it from YAML and `key=value` overrides.
+"""RunConfig: one frozen tree that describes a run. `deploy.presets` reads it from YAML and overrides.
 
 The string under each field gives meaning and unit.
 """

@@ -16,10 +16,10 @@ from hypothesis.extra import numpy as arrays
 
 from deploy.cli.app import main
 from deploy.folder.read import lines_of
-from deploy.presets import FOLDER
+from deploy.presets import load_config
 from learner.checkpoint import FILES, MANIFEST, RECENT, newest_checkpoint, write_checkpoint
-from protocol.config.load import load_config, parse_config
 from protocol.config.model import LoraConfig
+from protocol.config.parse import parse_config
 from protocol.config.run import DataConfig, RunConfig
 from protocol.errors import CheckpointError, ConfigError, ContractError, PromptError, RunFolderError
 from protocol.messages import Adapter, LearnerState, Prompt, Rollout, Scores, ShardRequest, digest_of
@@ -40,7 +40,7 @@ def one_line(error: Exception, *, naming: str = "") -> None:
 @pytest.fixture(scope="module")
 def tree() -> dict[str, Any]:
     """A whole config with every default written out."""
-    return yaml.safe_load(load_config(FOLDER / "toy_geneval.yaml").to_yaml())
+    return yaml.safe_load(load_config("toy_geneval").to_yaml())
 
 
 def test_two_thousand_mutated_configs_are_refused_in_one_line_or_are_whole(tree):

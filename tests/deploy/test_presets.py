@@ -1,29 +1,48 @@
-"""The presets that ship: each is a valid config, and holds what its papers state."""
+"""The presets are valid and hold what their papers state; files and overrides are read as a user means them."""
+
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from deploy.presets import find_preset, preset_names
+from deploy.presets import load_config, preset_names
 from flow.models.families import FLUX, SD3
-from protocol.config.load import load_config
 from protocol.config.run import RunConfig
+from protocol.errors import ConfigError
 from protocol.prompts import read_prompts
 
 REAL = ("flux_pickscore", "sd35_geneval", "sd35_ocr", "sd35_pickscore")
 
 
-def preset(name: str) -> RunConfig:
-    return load_config(find_preset(name))
+TREE: dict[str, Any] = {
+    "iterations": 3,
+    "model": {"path": "models/sd3"},
+    "data": {"train": "a.txt", "heldout": "b.txt"},
+    "rewards": {"geneval": {"scorer": "geneval"}},
+}
+
+
+def written(folder: Path, tree: Any = TREE) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(tree if isinstance(tree, str) else yaml.safe_dump(tree))
+    return path
+
+
+def loaded(folder: Path, *overrides: str) -> RunConfig:
+    return load_config(written(folder), overrides=overrides)
 
 
 def test_every_preset_is_a_valid_config() -> None:
     assert set(REAL) | {"toy_geneval"} <= set(preset_names())
     for name in preset_names():
-        assert isinstance(preset(name), RunConfig)
+        assert isinstance(load_config(name), RunConfig)
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_real_models_follow_the_papers(name: str) -> None:
-    config = preset(name)
+    config = load_config(name)
     assert (config.sampling.kernel, config.sampling.noise_level, config.sampling.shared_noise) == (
         "ddim_sde",
         0.7,
@@ -46,7 +65,7 @@ def test_real_models_follow_the_papers(name: str) -> None:
 
 @pytest.mark.parametrize("name", REAL)
 def test_their_prompts_ship_and_eight_gpus_are_enough(name: str) -> None:
-    config = preset(name)
+    config = load_config(name)
     for path in (config.data.train, config.data.heldout):
         assert len(read_prompts(config.data, path)) >= 10
     cluster = config.cluster
@@ -55,11 +74,84 @@ def test_their_prompts_ship_and_eight_gpus_are_enough(name: str) -> None:
 
 
 def test_what_differs_between_them() -> None:
-    sd35, flux = preset("sd35_pickscore"), preset("flux_pickscore")
+    sd35, flux = load_config("sd35_pickscore"), load_config("flux_pickscore")
     assert (sd35.sampling.steps, sd35.model.guidance, sd35.evaluation.steps) == (10, 4.5, 40)
     assert (flux.sampling.steps, flux.model.guidance, flux.model.embedded_guidance) == (6, 1.0, 3.5)
     assert flux.evaluation.steps == 28
-    assert {name: reward.weight for name, reward in preset("sd35_ocr").rewards.items()} == {
+    assert {name: reward.weight for name, reward in load_config("sd35_ocr").rewards.items()} == {
         "ocr": 0.8,
         "pickscore": 0.2,
     }
+
+
+def test_overrides_reach_every_depth_and_read_numbers_as_a_user_means_them(tmp_path: Path) -> None:
+    config = loaded(
+        tmp_path,
+        "learner.learning_rate=1e-4",
+        "sampling.kernel=ddim_sde",
+        "model.lora.rank=8",
+        "sampling.shared_noise=false",
+        "data.tags=[colors, counting]",
+        "rewards.geneval.args={reward: soft}",
+        "cluster.address=null",
+    )
+    assert config.learner.learning_rate == 1e-4
+    assert config.sampling.kernel == "ddim_sde"
+    assert config.model.lora.rank == 8
+    assert config.sampling.shared_noise is False
+    assert config.data.tags == ("colors", "counting")
+    assert config.rewards["geneval"].args == {"reward": "soft"}
+    assert config.cluster.address is None
+
+
+def test_the_last_of_two_overrides_counts_and_a_value_may_hold_an_equals_sign(tmp_path: Path) -> None:
+    config = loaded(tmp_path, "seed=1", "seed=2", "model.path=a=b")
+    assert (config.seed, config.model.path) == (2, "a=b")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seed", "an override must read key=value, got 'seed'"),
+        ("=3", "an override must read key=value, got '=3'"),
+        ("seed=[1", "the value of seed is not YAML"),
+        ("iterations.x=1", "iterations.x is unknown: iterations is a value, not a section"),
+        ("sede=1", "did you mean 'seed'"),
+        ("group..size=4", "unknown key 'group."),
+    ],
+)
+def test_a_broken_override_is_named(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        loaded(tmp_path, override)
+
+
+def test_an_override_may_fill_a_section_that_the_file_leaves_empty(tmp_path: Path) -> None:
+    path = written(tmp_path, yaml.safe_dump(TREE) + "\ngroup:\n")
+    assert load_config(path, overrides=["group.size=48"]).group.size == 48
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("a: [1", "is not YAML"), ("- 1\n- 2", "must hold keys and values, got list"), ("", "got NoneType")],
+)
+def test_a_file_that_is_no_tree_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(written(tmp_path, text))
+
+
+def test_a_missing_or_unreadable_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent.yaml does not exist"):
+        load_config(tmp_path / "absent.yaml")
+    (tmp_path / "folder.yaml").mkdir()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path / "folder.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"seed: \xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path / "latin.yaml")
+
+
+def test_every_message_is_one_line(tmp_path: Path) -> None:
+    for tree in ("a: [1\nb: {", "a: 'x\n\ny: \"", "\t", "seed: 2001-13-45", "[" * 5000):
+        with pytest.raises(ConfigError) as caught:
+            load_config(written(tmp_path, tree))
+        assert "\n" not in str(caught.value)

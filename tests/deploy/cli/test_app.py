@@ -12,7 +12,7 @@ import yaml
 from deploy.cli.app import main
 from deploy.folder.run_folder import open_run_folder
 from flow.models.folder import completed
-from protocol.config.load import parse_config
+from protocol.config.parse import parse_config
 from protocol.messages import Adapter, LearnerState, digest_of
 
 

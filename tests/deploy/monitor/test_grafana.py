@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from protocol.config.load import load_config
+from deploy.presets import load_config
 from tests.support.paths import ROOT
 from tests.support.programs import need
 from tests.support.scene import preset

@@ -119,8 +119,8 @@ def test_run_on_ray_gives_the_same_adapter_with_any_number_of_rollout_actors(loc
 def test_plain_diffusers_pipeline_with_the_lora_draws_the_policys_images(local_run):
     from diffusers import StableDiffusion3Pipeline
 
+    from deploy.presets import load_config
     from flow.rollout import RolloutPolicy
-    from protocol.config.load import load_config
     from protocol.messages import GenerateRequest, Prompt
     from protocol.resources import resolve
 

@@ -11,11 +11,10 @@ import pytest
 from deploy.cli.app import main
 from deploy.folder.names import METRICS
 from deploy.folder.run_folder import open_run_folder
-from deploy.presets import FOLDER
+from deploy.presets import load_config
 from deploy.tools import doctor
 from deploy.tools.doctor import Finding, Question, examine
 from deploy.tools.verify import ledger_faults, verify
-from protocol.config.load import load_config
 from protocol.errors import RunFolderError
 from protocol.messages import Adapter, LearnerState, digest_of
 
@@ -27,7 +26,7 @@ def found(question: Question) -> dict[str, Finding]:
 def test_the_shipped_preset_is_ready_on_this_machine(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("FLOWCREDIT_BOARD", raising=False)
-    config = load_config(FOLDER / "toy_geneval.yaml")
+    config = load_config("toy_geneval")
     findings = found(Question(config=config, run=tmp_path / "runs"))
     assert [f for f in findings.values() if f.verdict == "bad"] == []
     assert findings["torch"].found

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from deploy.cli.app import main
+from deploy.presets import load_config
 from deploy.tools.noise_calibration import Calibration, calibrate, first_levels, is_balanced
 from flow.build import policy_of
 from flow.models.load import load_backbone
-from protocol.config.load import load_config
 from protocol.errors import ContractError
 
 

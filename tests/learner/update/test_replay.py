@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
+from deploy.presets import load_config, method_names
 from flow.build import build_policy, policy_of
 from flow.maths.noise import normal
 from flow.models.contract import Backbone
 from flow.rollout import RolloutPolicy
 from flow.sampler import rollout_shard
 from learner.update.learner import Learner
-from protocol.config.load import load_config
-from protocol.config.method import method_names
 from protocol.config.model import ModelConfig
 from protocol.config.run import RunConfig
 from protocol.config.sampling import SamplingConfig, WindowConfig

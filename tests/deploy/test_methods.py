@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from protocol.config.load import load_config
-from protocol.config.method import FOLDER, PARTS, merge, method_names, read_method
+from deploy import presets
+from deploy.presets import load_config, merge, method_names, read_method
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
-from protocol.resources import resolve
 from tests.support.paths import ROOT
 
 PRESETS = sorted((ROOT / "deploy" / "presets").glob("*.yaml"))
@@ -32,8 +31,8 @@ def test_the_methods_of_the_papers_and_our_own_are_there() -> None:
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_method_file_says_what_it_is_and_decides_everything_that_makes_it(name: str) -> None:
-    written = yaml.safe_load((resolve(FOLDER) / f"{name}.yaml").read_text())
-    assert {key: type(value) for key, value in written.items()} == PARTS
+    written = yaml.safe_load((presets.METHODS / f"{name}.yaml").read_text())
+    assert {key: type(value) for key, value in written.items()} == {"about": str, "identity": dict, "settings": dict}
     identity = written["identity"]
     for section, keys in DECIDED.items():
         assert keys <= identity[section].keys(), section
