@@ -13,9 +13,7 @@ from actors.rewards.source import RewardPools
 from actors.rollouts import RolloutPool
 from protocol.config.run import RunConfig
 from protocol.errors import PoolError
-from protocol.messages import (
-    Prompt,
-)
+from protocol.messages import Prompt
 from protocol.ports import Ports
 from protocol.sink import StatusSink
 from protocol.status import ActorStatus, PoolStatus
@@ -23,14 +21,14 @@ from protocol.status import ActorStatus, PoolStatus
 log = logging.getLogger(__name__)
 
 
-class Fleet:
+class RayFleet:
     """All actors of one run, as the loop's ports. Made by `deploy`, which also stops it."""
 
     def __init__(self, config: RunConfig, sink: StatusSink) -> None:
         self._config = config
         nodes = NodeFailures(within_s=config.cluster.restart_window_s)
         self.rewards = RewardPools(config, nodes, sink)
-        self.rollouts = RolloutPool(config, nodes, sink, room=self.rewards.room)
+        self.rollouts = RolloutPool(config, nodes, sink)
         self.learner = RemoteLearner(config, nodes)
         self.ports = Ports(rollouts=self.rollouts, rewards=self.rewards, learner=self.learner, adapters=self.rollouts)
 

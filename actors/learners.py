@@ -40,7 +40,8 @@ class LearnerActor(Alive):
     @ray.method
     def update(self, groups: Sequence[ScoredGroup]) -> Metrics:
         """Fetch the groups' trajectories from the object store and learn from them."""
-        rollouts = iter(ray.get([shard.rollout for group in groups for shard in group.shards]))
+        handles: list[Any] = [shard.rollout for group in groups for shard in group.shards]
+        rollouts = iter(ray.get(handles))
         fetched = [
             replace(group, shards=tuple(replace(shard, rollout=next(rollouts)) for shard in group.shards))
             for group in groups
@@ -105,12 +106,12 @@ class RemoteLearner:
     async def adapter(self) -> Adapter:
         """The current adapter."""
         adapter: Adapter = await self._call(self._actor.adapter.remote())
-        self.member.hold(adapter.version, adapter.digest)
+        self.member.hold(adapter)
         return adapter
 
     async def credit(self, group: int) -> Credit:
-        """What the steps of one group of the newest update earned."""
-        return await self._call(self._actor.credit.remote(group))
+        """Tell the credit of one group of the newest update. Asked beside the loop, it does not count as work."""
+        return await self._answer(self._actor.credit.remote(group))
 
     async def state(self) -> LearnerState:
         """Everything needed to go on exactly."""
@@ -130,12 +131,15 @@ class RemoteLearner:
         )
 
     async def _call(self, reference: "ray.ObjectRef[Any]") -> Any:
-        beat_s = self._config.cluster.heartbeat_s
         self.member.begin()
+        result = await self._answer(reference)
+        self.busy_s += self.member.end()
+        return result
+
+    async def _answer(self, reference: "ray.ObjectRef[Any]") -> Any:
+        beat_s = self._config.cluster.heartbeat_s
         try:
-            result = await answer(reference, timeout_s=self._role.timeout_s, actor=self._actor, heartbeat_s=beat_s)
-            self.busy_s += self.member.end()
-            return result
+            return await answer(reference, timeout_s=self._role.timeout_s, actor=self._actor, heartbeat_s=beat_s)
         except ActorFailedError as error:
             raise self._lost(error) from error
 

@@ -1,8 +1,7 @@
 """Rollout actors: the Ray shell of `flow.rollout.RolloutPolicy`, and the pool that the loop asks."""
 
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import ray
@@ -26,7 +25,7 @@ from protocol.messages import (
     Rollout,
     ShardRequest,
 )
-from protocol.ports import Handle
+from protocol.ports import ImagesHandle, RolloutHandle
 from protocol.sink import StatusSink
 
 
@@ -67,17 +66,14 @@ class RolloutActor(Alive):
 class RolloutPool:
     """Rollout actors: draws shards and evaluation images, and takes new adapter to every one of them."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        nodes: NodeFailures,
-        sink: StatusSink,
-        *,
-        room: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        """`room` returns when another shard's images may be drawn: reward actors that lag behind slow the drawing."""
+    def __init__(self, config: RunConfig, nodes: NodeFailures, sink: StatusSink) -> None:
+        """
+        Args:
+            config: its section `cluster` says how many actors, their resources and deadlines.
+            nodes: told where each actor lives and which failed.
+            sink: told of every failure.
+        """
         cluster = config.cluster
-        self._room = room
         self._timeout_s = cluster.rollout.timeout_s
         self._heartbeat_s = cluster.heartbeat_s
         self._nodes = nodes
@@ -94,34 +90,32 @@ class RolloutPool:
             on_failure=failure_reporter("rollout", nodes, sink),
         )
 
-    async def rollout(self, request: ShardRequest) -> tuple[Receipt, Handle, Handle]:
+    async def rollout(self, request: ShardRequest) -> tuple[Receipt, RolloutHandle, ImagesHandle]:
         """One shard, drawn by the next idle actor."""
 
-        async def work(actor: ActorHandle) -> tuple[Receipt, Handle, Handle]:
-            if self._room:
-                await self._room()
+        async def work(actor: ActorHandle) -> tuple[Receipt, RolloutHandle, ImagesHandle]:
             receipt, rollout, images = actor.rollout.remote(request)
             return await self._answer(receipt, actor), rollout, images
 
         return await self.pool.call(work)
 
-    async def generate(self, request: GenerateRequest) -> tuple[Receipt, Handle]:
+    async def generate(self, request: GenerateRequest) -> tuple[Receipt, ImagesHandle]:
         """Evaluation images, drawn by the next idle actor."""
 
-        async def work(actor: ActorHandle) -> tuple[Receipt, Handle]:
+        async def work(actor: ActorHandle) -> tuple[Receipt, ImagesHandle]:
             receipt, images = actor.generate.remote(request)
             return await self._answer(receipt, actor), images
 
         return await self.pool.call(work)
 
-    async def fetch(self, images: Handle) -> np.ndarray:
+    async def fetch(self, images: ImagesHandle) -> np.ndarray:
         """Images from the object store."""
         try:
-            return await answer(images, timeout_s=self._timeout_s)
+            return await answer(cast(Any, images), timeout_s=self._timeout_s)
         except ActorFailedError as error:
             raise ShardLostError(f"images could not be fetched: {error}") from error
 
-    async def excerpt(self, rollout: Handle, images: Handle, *, members: int) -> Excerpt:
+    async def excerpt(self, rollout: RolloutHandle, images: ImagesHandle, *, members: int) -> Excerpt:
         """The first members' images, cut out by the next idle actor so that the rest stays where it is."""
         return await self.pool.call(lambda actor: self._answer(actor.excerpt.remote(rollout, images, members), actor))
 
@@ -145,7 +139,7 @@ class RolloutPool:
             raise ContractError(
                 f"a rollout actor must hold version {adapter.version} ({adapter.digest[:12]}), got {held}"
             )
-        self.pool.tell(actor, version=adapter.version, digest=adapter.digest)
+        self.pool.tell(actor, adapter)
 
     async def _answer(self, reference: "ray.ObjectRef[Any]", actor: ActorHandle) -> Any:
         return await answer(reference, timeout_s=self._timeout_s, actor=actor, heartbeat_s=self._heartbeat_s)

@@ -41,15 +41,15 @@ class RolloutPolicy:
 
     def rollout(self, request: ShardRequest) -> tuple[Receipt, Rollout, UInt8[np.ndarray, "I height width 3"]]:
         """One shard's receipt, trajectories and images, drawn with the requested adapter."""
-        held = self._activate(request.version, request.digest)
+        held = self._activate(request.adapter_version, request.adapter_digest)
         rollout, images = rollout_shard(self._policy, request, self._config)
-        return Receipt(version=held[0], digest=held[1], images=len(images)), rollout, images
+        return Receipt(adapter_version=held[0], adapter_digest=held[1], images=len(images)), rollout, images
 
     def generate(self, request: GenerateRequest) -> tuple[Receipt, UInt8[np.ndarray, "B height width 3"]]:
         """A receipt and images without exploration, drawn with the requested adapter."""
-        held = self._activate(request.version, request.digest)
+        held = self._activate(request.adapter_version, request.adapter_digest)
         images = generate(self._policy, request)
-        return Receipt(version=held[0], digest=held[1], images=len(images)), images
+        return Receipt(adapter_version=held[0], adapter_digest=held[1], images=len(images)), images
 
     def _activate(self, version: int, digest: str) -> tuple[int, str]:
         """Version and digest of what the transformer holds now: the requested ones."""

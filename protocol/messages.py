@@ -1,6 +1,6 @@
 """The frozen messages that cross a process boundary: numpy arrays with their shapes, checked when made.
 
-Who writes and who reads each of them is said in its docstring; letters are defined in `protocol`.
+Each docstring says who writes the message and who reads it. `protocol` defines the letters of array shapes.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import numpy as np
 from protocol.errors import ContractError
 
 Metadata = Mapping[str, Any]
-"""One prompt's facts for the scorers; for GenEval the keys `tag`, `include`, `exclude`."""
+"""What scorers know about one prompt; for GenEval the keys `tag`, `include`, `exclude`."""
 
 
 def _require(holds: object, message: str) -> None:
@@ -45,10 +45,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """The adapter at one version: made by the learner, loaded by every rollout actor, written to checkpoints."""
+    """The adapter at one version. The learner makes it, every rollout actor loads it, checkpoints store it."""
 
     version: int
-    """The number of learner updates behind these adapter; grows by one per published update."""
+    """Number of iterations behind this adapter; each published update adds one."""
     arrays: Mapping[str, np.ndarray]
     """Adapter tensors by their diffusers name, float32."""
     digest: str
@@ -67,45 +67,45 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRequest:
-    """The unit of rollout work: some members of one group. Written by the loop, read by a rollout actor.
+    """The unit of rollout work: some members of one group. The loop writes it, a rollout actor reads it.
 
-    Its size comes from the config and never from the number of actors, so array shapes, and with them every
-    bit of the result, do not depend on the pool.
+    Its size comes from the config and never from the number of actors. So array shapes, and every bit of the result,
+    do not depend on the pool.
     """
 
     iteration: int
     group: int
-    """The group's place in its iteration; with it the noise of two groups of one prompt differs."""
+    """The group's index in its iteration; it gives two groups of one prompt different noise."""
     prompt: Prompt
     first_member: int
     members: int
-    version: int
-    digest: str
-    """Version and digest of the adapter that must draw this shard."""
+    adapter_version: int
+    adapter_digest: str
+    """Digest of the adapter that must roll out this shard."""
 
 
 COMMON_IMAGE = -1
-"""In `Rollout.image_index`: the image that the group's first shard has at place 0."""
+"""In `Rollout.image_index`: the image at index 0 of the group's first shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One shard's trajectories, exactly as sampled. Written by a rollout actor, read by the learner."""
+    """One shard's trajectories, exactly as sampled. A rollout actor writes it, the learner reads it."""
 
     request: ShardRequest
     steps: tuple[int, ...]
-    """The stochastic steps k, ascending; only these have a log-prob and are trained (S of them)."""
+    """The S stochastic steps k, ascending. Only these have a log-prob and are trained."""
     latents: np.ndarray
     """float32 [N, T+1, C, H, W]"""
     log_probs: np.ndarray
     """float32 [N, S], mean over latent elements"""
     image_index: np.ndarray
-    """int64 [N, P]: which image of the shard's image array shows point p; P = S+1, or 1 for final images only.
+    """int64 [N, P]: index of the image that shows point p; P = S+1, or 1 when only final images are scored.
     `COMMON_IMAGE` stands for the first image of the group's first shard: the point that all members share."""
     means: np.ndarray | None = None
-    """float32 [N, S, C, H, W]: means of the stochastic steps, for objectives that compare them."""
+    """float32 [N, S, C, H, W]: means of the stochastic steps, for objectives that compare means."""
     targets: np.ndarray | None = None
-    """float32 [N, S, C, H, W]: clean latents that each stochastic step led to, for objectives that regress on them."""
+    """float32 [N, S, C, H, W]: clean latents after each stochastic step, for objectives that regress on them."""
 
     def __post_init__(self) -> None:
         members = self.request.members
@@ -128,24 +128,26 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """A rollout actor's small answer beside the large arrays: which adapter drew how many images."""
+    """A rollout actor's small answer beside the large arrays: which adapter made how many images."""
 
-    version: int
-    digest: str
+    adapter_version: int
+    adapter_digest: str
     images: int
     """Number of images that came with it."""
 
-    def require(self, *, version: int, digest: str) -> None:
-        """Samples count only when the adapter that drew them are the ones that were asked for (ContractError)."""
+    def require_adapter_of(self, request: "ShardRequest | GenerateRequest") -> None:
+        """Raise ContractError unless the images come from the adapter that the request names."""
+        version, digest = request.adapter_version, request.adapter_digest
         _require(
-            (self.version, self.digest) == (version, digest),
-            f"samples must come from version {version} ({digest[:12]}), got {self.version} ({self.digest[:12]})",
+            (self.adapter_version, self.adapter_digest) == (version, digest),
+            f"images must come from adapter version {version} ({digest[:12]}),"
+            f" got {self.adapter_version} ({self.adapter_digest[:12]})",
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """What one scorer says of B images. A failed score is invalid with a reason, never 0."""
+    """One scorer's answer about B images. A failed score is invalid and has a reason; it is never 0."""
 
     values: np.ndarray
     """float32 [B]; NaN where invalid"""
@@ -156,7 +158,7 @@ class Scores:
     components: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Further float32 [B] readings by name, e.g. `strict`; NaN where invalid."""
     voids_group: bool = False
-    """An image is missing and the failure policy sets its whole group aside; written by reward pools."""
+    """A score is missing and the failure policy drops the image's whole group; reward pools set this."""
 
     def __post_init__(self) -> None:
         size = len(self.reasons)
@@ -167,22 +169,22 @@ class Scores:
 
     @staticmethod
     def missing(size: int, reason: str) -> "Scores":
-        """All `size` scores missing for one reason: a dead reward actor, a deadline."""
+        """Mark all `size` scores as missing for one reason, such as a dead reward actor or a deadline."""
         return Scores(values=np.full(size, np.nan, np.float32), valid=np.zeros(size, bool), reasons=(reason,) * size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredShard:
-    """One shard's trajectories with the scores of its images. Made by the loop, read by the learner."""
+    """One shard's trajectories with the scores of its images. The loop makes it, the learner reads it."""
 
-    rollout: Any
-    """A `Rollout`, or a handle to one that the learner's shell resolves."""
+    rollout: Rollout
+    """In the loop a `protocol.ports.RolloutHandle`, which only the learner's process resolves."""
     scores: Scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredGroup:
-    """All shards of one prompt's group, in member order."""
+    """All shards of one group, in member order."""
 
     prompt: Prompt
     shards: tuple[ScoredShard, ...]
@@ -190,57 +192,56 @@ class ScoredGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
-    """What one group's steps earned in the newest update. Made by the learner, read by the strip recorder."""
+    """The credit of one group's steps in one update. The learner makes it, the trajectory recorder reads it."""
 
-    version: int
-    """The version that this update made."""
+    adapter_version: int
+    """The adapter version that this update made."""
     gains: np.ndarray
-    """float32 [N, T] step rewards of the credit rule; NaN where invalid, and for steps that were not stochastic."""
+    """float32 [N, T] step rewards of the credit rule; NaN where invalid and for steps that were not stochastic."""
     advantages: np.ndarray
     """float32 [N, T]"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excerpt:
-    """The first M members of a shard, small enough to show. Cut out by a rollout actor, read by the strip recorder."""
+    """The first M members of a shard with small images. A rollout actor cuts it out, the recorder reads it."""
 
     request: ShardRequest
     steps: tuple[int, ...]
     images: np.ndarray
     """uint8 [M, P, h, w, 3], the longer side at most 128"""
     image_index: np.ndarray
-    """int64 [M, P], as in `Rollout`: which score of the shard is an image's"""
+    """int64 [M, P]: index of each image's score among the shard's scores"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """Images without exploration: ODE from keyed noise. Written by the evaluation, read by a rollout actor."""
+    """A batch of ODE images from keyed noise. The evaluation writes it, a rollout actor reads it."""
 
     prompts: tuple[Prompt, ...]
     numbers: tuple[int, ...]
-    """Which of its prompt's images each one is; with seed and prompt it keys the noise."""
+    """The number of each image among the images of its prompt; seed, prompt and number key the noise."""
     seed: int
     steps: int
     """Euler steps of the ODE."""
-    version: int
-    digest: str
+    adapter_version: int
+    adapter_digest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerState:
-    """Everything a learner needs to go on exactly: made by the learner, written to and read from checkpoints."""
+    """Everything that a learner needs to resume exactly. The learner makes it, checkpoints store it."""
 
     iteration: int
-    """Iterations done; the version of the adapter."""
+    """Iterations done, which is the version of the adapter."""
     adapter: Adapter
     optimizer: Mapping[str, np.ndarray]
     """float32 arrays named `<parameter>/exp_avg`, `<parameter>/exp_avg_sq`, `<parameter>/step`."""
     average: Adapter | None = None
-    """The adapter's running mean, when the config asks for one."""
+    """The adapter's running mean, if the config asks for one."""
     baseline: tuple[float | None, ...] = ()
-    """Running mean gain of each step, None where none was seen; empty unless the normalisation keeps one."""
+    """Running mean gain of each step, None for a step without one; empty unless the normalisation keeps means."""
     recent: tuple[Adapter, ...] = ()
-    """Adapters of the versions before, oldest first, that groups in flight are drawn with: at most `max_lag`. Added
-    and read by the loop; the learner does not look at them."""
+    """Earlier adapters that groups in flight need, oldest first, at most `max_lag`. The loop adds and reads them."""
     broken: Mapping[str, int] = field(default_factory=dict)
-    """Guards whose rule is broken: in how many iterations in a row. Added and read by the loop."""
+    """Guards with a broken rule, and for how many iterations in a row. The loop adds and reads them."""

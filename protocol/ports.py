@@ -1,12 +1,12 @@
-"""The four ports that the training loop is written against.
+"""The four ports that the training loop is written against, and the fleet that serves them.
 
-`actors/` serves them on Ray, `deploy/run/local.py` in one process. Handles are opaque: the loop passes them on and
-never looks inside, so large arrays need not visit the process that runs the loop.
+`actors/` serves the ports on Ray, `deploy/run/local.py` in one process. The loop passes handles on and never looks
+inside, so large arrays need not visit the process that runs the loop.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import NewType, Protocol
 
 import numpy as np
 
@@ -17,88 +17,104 @@ from protocol.messages import (
     GenerateRequest,
     LearnerState,
     Metadata,
+    Prompt,
     Receipt,
+    Rollout,
     ScoredGroup,
     Scores,
     ShardRequest,
 )
 from protocol.status import ActorStatus, PoolStatus
 
-Handle = Any
-"""Something that stands for a large message: the message itself, or a reference in an object store."""
+RolloutHandle = NewType("RolloutHandle", Rollout)
+"""Stands for one shard's `Rollout`: the message itself or a reference to it in an object store."""
+ImagesHandle = NewType("ImagesHandle", np.ndarray)
+"""Stands for images uint8 [I, H, W, 3]: the array itself or a reference to it in an object store."""
 Metrics = Mapping[str, float]
-"""One iteration's numbers by name."""
+"""The numbers of one iteration by name."""
 
 
 class RolloutSource(Protocol):
-    """Draws trajectories. Every call ends: in an answer, or in `PoolError` after the source's own deadline."""
+    """Makes trajectories and images. Every call ends in an answer, or in `PoolError` after the source's deadline."""
 
-    async def rollout(self, request: ShardRequest) -> tuple[Receipt, Handle, Handle]:
-        """One shard: receipt, handle of the `Rollout`, handle of its images uint8 [I, H, W, 3]."""
+    async def rollout(self, request: ShardRequest) -> tuple[Receipt, RolloutHandle, ImagesHandle]:
+        """Roll out one shard: its receipt, its trajectories, and the images to be scored."""
         ...
 
-    async def generate(self, request: GenerateRequest) -> tuple[Receipt, Handle]:
-        """Images without exploration: receipt, handle of uint8 [len(prompts), H, W, 3]."""
+    async def generate(self, request: GenerateRequest) -> tuple[Receipt, ImagesHandle]:
+        """Make ODE images: a receipt and one image for each prompt of the request."""
         ...
 
-    async def fetch(self, images: Handle) -> np.ndarray:
-        """The images behind a handle, to show a few of them."""
+    async def fetch(self, images: ImagesHandle) -> np.ndarray:
+        """Fetch the images behind a handle, to show a few of them."""
         ...
 
-    async def excerpt(self, rollout: Handle, images: Handle, *, members: int) -> Excerpt:
-        """The first members of a shard with their images made small, to show them."""
+    async def excerpt(self, rollout: RolloutHandle, images: ImagesHandle, *, members: int) -> Excerpt:
+        """Cut out the first `members` trajectories of a shard with small images, to show them."""
         ...
 
 
 class RewardSource(Protocol):
-    """Judges images. Every call ends in scores; what could not be scored is missing with its reason."""
+    """Scores images. Every call ends in scores; a missing score has a reason."""
 
-    async def score_for_training(self, images: Handle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """Mixture of the scorers that train over B images, one prompt and one metadata each."""
+    async def score_for_training(
+        self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
+    ) -> Scores:
+        """Score images with every scorer that trains and mix the answers.
+
+        Args:
+            images: B images.
+            prompts: B texts, one for each image.
+            metadata: B mappings, one for each image.
+
+        Returns:
+            Scores of B images: the mixture as `values`, each scorer's own readings as `components`.
+        """
         ...
 
     async def score_for_evaluation(
-        self, images: Handle, prompts: Sequence[str], metadata: Sequence[Metadata]
+        self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> Scores:
-        """The same mixture, and beside it the readings of the scorers that only evaluate."""
+        """Score as for training, and add the readings of the scorers that only evaluate to `components`."""
         ...
 
-    def troubles(self) -> Metrics:
-        """What went wrong so far (retries, lost calls, missing scores, pauses), by name; empty when nothing did."""
+    def failures(self) -> Metrics:
+        """Count what went wrong so far (retries, failed calls, missing scores, pauses); empty if nothing did."""
         ...
 
 
 class LearnerPort(Protocol):
-    """Owns the trained adapter."""
+    """Owns the trained adapter. A dead learner is a `LearnerFailedError`."""
 
     async def update(self, groups: Sequence[ScoredGroup]) -> Metrics:
-        """Learn from one iteration's groups; the version grows by one."""
+        """Learn from one iteration's groups; the adapter's version grows by one."""
         ...
 
     async def adapter(self) -> Adapter:
-        """The current adapter with version and digest."""
+        """Copy the current adapter with its version and digest."""
         ...
 
     async def credit(self, group: int) -> Credit:
-        """What the steps of one group (its place in the newest update) earned."""
+        """Tell the credit of one group of the newest update; `Credit.adapter_version` names that update."""
         ...
 
     async def state(self) -> LearnerState:
-        """Everything needed to go on exactly."""
+        """Copy everything that is needed to resume exactly."""
         ...
 
     async def restore(self, state: LearnerState) -> None:
-        """Take over a saved state."""
+        """Resume from a saved state."""
         ...
 
 
 class AdapterSink(Protocol):
-    """Brings new adapter to every rollout actor."""
+    """Brings an adapter to every rollout actor."""
 
     async def publish(self, adapter: Adapter) -> None:
-        """Returns when every rollout actor has answered with this version and digest, or was replaced.
+        """Return when every rollout actor has confirmed version and digest, or was replaced.
 
-        Raises ContractError when an actor's digest differs.
+        Raises:
+            ContractError: an actor's digest differs.
         """
         ...
 
@@ -113,17 +129,24 @@ class Ports:
     adapters: AdapterSink
 
 
-class FleetPort(Protocol):
-    """All actors of one run: what can be seen of them, and their number."""
+class Fleet(Protocol):
+    """All actors of one run: the ports that they serve, their status and their number."""
 
-    ports: Ports
+    @property
+    def ports(self) -> Ports:
+        """The four ports; the same objects before and after a restart of the learner."""
+        ...
 
     async def start(self) -> None:
-        """Returns when every actor is ready."""
+        """Return when every actor is ready."""
+        ...
+
+    async def check(self, prompts: Sequence[Prompt]) -> None:
+        """Raise InputError for a prompt that a scorer cannot score, where only its actors can tell."""
         ...
 
     async def restart_learner(self) -> None:
-        """A new learner in the state of iteration 0."""
+        """Replace the learner by one in the state of iteration 0."""
         ...
 
     def stop(self) -> None:
@@ -131,25 +154,25 @@ class FleetPort(Protocol):
         ...
 
     def pools(self) -> list[PoolStatus]:
-        """Every pool."""
+        """Describe every pool."""
         ...
 
     def actors(self) -> list[ActorStatus]:
-        """Every actor."""
+        """Describe every actor."""
         ...
 
     def busy_seconds(self) -> dict[str, float]:
-        """Actor seconds spent in calls so far, by pool and for `learner`."""
+        """Sum the seconds that actors spent in calls so far, by pool and for `learner`."""
         ...
 
     def queues(self) -> dict[str, int]:
-        """What waits inside the fleet, by the names of docs/metrics.md."""
+        """Count what waits inside the fleet, by the names of docs/metrics.md."""
         ...
 
     def scale(self, pool: str, size: int) -> None:
-        """Grow or shrink a pool without waiting for it (PoolError: it cannot be resized at all)."""
+        """Grow or shrink a pool without waiting for it; PoolError if it cannot be resized at all."""
         ...
 
     def shortage(self, pool: str) -> str:
-        """Why actors of this pool wait for a place; may take a second, so call it from a thread."""
+        """Say why actors of this pool wait for a node. May take a second, so call it from a thread."""
         ...

@@ -1,4 +1,4 @@
-"""What a run tells about itself: the documents on the board, in the status API and in a run folder's `status.json`.
+"""The status documents of a run: on the board, in the status API and in the run folder's `status.json`.
 
 All times are seconds since 1970 (UTC); numbers that are not known or not finite are null. `SCHEMA` grows when a field
 changes its meaning or goes; readers ignore fields they do not know.
@@ -44,41 +44,41 @@ class ActorStatus(Document):
     """One actor."""
 
     name: str
-    """Its place in its pool, e.g. `rollout-0`; an actor that replaces a dead one takes over its place."""
+    """Kind and slot, e.g. `rollout-0`; an actor that replaces a dead one takes over its slot."""
     kind: str
     """`rollout`, `reward/<scorer>` or `learner`."""
     state: ActorState
-    """`waiting`: not placed on a node yet; `starting`: loads its model or scorer."""
+    """`waiting`: has no node yet; `starting`: loads its model or scorer."""
     node: str = ""
     """Host name of its node."""
     node_id: str = ""
     """Ray's id of that node."""
     pid: int | None = None
-    version: int | None = None
-    """Policy version that it holds."""
-    digest: str | None = None
-    """Start of the digest that it proved for that version."""
+    adapter_version: int | None = None
+    """Version of the adapter that it holds."""
+    adapter_digest: str | None = None
+    """First 12 characters of the digest that it confirmed for that version."""
     last_seen: float | None = None
     """When it last answered."""
     calls: int = 0
-    """Calls it answered."""
+    """Calls that it answered."""
     calls_per_minute: float = 0.0
     """Over its newest answers."""
     restarts: int = 0
-    """Actors that were lost at this place."""
+    """Actors that failed in this slot."""
 
 
 class PoolStatus(Document):
-    """A set of like actors."""
+    """A set of actors of one kind."""
 
     name: str
     desired: int
-    """Size that is asked for."""
+    """The size that was asked for."""
     ready: int
     """Actors that take work."""
     busy: int
     waiting: int = 0
-    """Actors without a place on a node."""
+    """Actors that have no node yet."""
     queue: int = 0
     """Calls that wait for an idle actor."""
     restarts: int = 0
@@ -87,7 +87,7 @@ class PoolStatus(Document):
     """Share of the last iteration's wall time in which its actors worked."""
     is_resizable: bool = True
     trouble: str = ""
-    """Why its wished size is not reached."""
+    """Why it has not reached the desired size, or why it is paused."""
 
 
 class Rewards(Document):
@@ -117,7 +117,7 @@ class Diagnostics(Document):
     zero_variance: float | None = None
     missing_scores: float | None = None
     staleness: int | None = None
-    """Updates between the weights that drew the oldest group of the newest update and that update."""
+    """Iterations between the oldest adapter that rolled out the newest update's groups and that update."""
 
 
 class Bottleneck(Document):
@@ -141,7 +141,7 @@ class Event(Document):
 
 
 class RunStatus(Document):
-    """One run at a glance."""
+    """The state of one run."""
 
     schema_version: int = SCHEMA
     run: RunId
@@ -160,9 +160,9 @@ class RunStatus(Document):
     heartbeat_s: float = 1.0
     """Seconds between two writings while the run lives."""
     stale_since: float | None = None
-    """Set by readers: nothing was heard since then, although the run has not ended."""
-    version: int | None = None
-    """Policy version of the learner."""
+    """Set by readers: when the last sign of life came, if the run has neither ended nor reported since."""
+    adapter_version: int | None = None
+    """Version of the learner's adapter."""
     checkpoint: int | None = None
     """Iteration of the newest checkpoint."""
     rewards: Rewards = Rewards()
@@ -173,7 +173,7 @@ class RunStatus(Document):
     """Wall seconds of the newest iteration by stage."""
     bottleneck: Bottleneck | None = None
     queues: dict[str, int] = {}
-    """What waits, by the names of docs/metrics.md: `groups/scored`, `images/<scorer>` …"""
+    """Groups and images that wait, by the names of docs/metrics.md: `groups/scored`, `images/<scorer>` …"""
     desired_sizes: dict[str, int] = {}
     """Sizes that were asked for while the run goes, by pool."""
     is_pause_requested: bool = False
@@ -192,14 +192,14 @@ class MetricLine(Document):
     """One line of the metric stream: an iteration's numbers or an evaluation's."""
 
     seq: int
-    """Its place in the stream, from 1; `since` is compared with it."""
+    """Its number in the stream, from 1; `since` is compared with it."""
     values: dict[str, float | None]
 
 
 class RecordedTrajectory(Document):
-    """One trajectory: its clean-image estimates, what they scored and what each step earned.
+    """One trajectory: the rewards of its clean-image estimates and the credit of its steps.
 
-    With S trained steps it shows P = S + 1 points, or 1 (the finished image) when the credit rule needs no others.
+    With S trained steps it has P = S + 1 points, or 1 (the finished image) if the credit rule needs no others.
     """
 
     member: int
@@ -208,11 +208,11 @@ class RecordedTrajectory(Document):
     gains: list[float | None]
     """[S] step rewards as the credit rule gave them."""
     advantages: list[float | None]
-    """[S] what the learner weighted each step with."""
+    """[S] the weight of each step in the learner's loss."""
 
 
 class TrajectoryRecord(Document):
-    """A few trajectories of one group; their images are one PNG, a row a trajectory, a column a point."""
+    """A few trajectories of one group. Their images are one PNG: a row is a trajectory, a column is a point."""
 
     iteration: int
     prompt: str
@@ -239,18 +239,18 @@ class RunSummary(Document):
 
 
 def run_id_of(name: str) -> str:
-    """A run's name on the board: the folder's, with `-` for all but letters, digits, `.`, `_` and `-`."""
+    """Name a run on the board like its folder, with `-` for all but letters, digits, `.`, `_` and `-`."""
     cleaned = re.sub(r"[^A-Za-z0-9._-]", "-", name)[:100].lstrip("._-")
     return cleaned or "run"
 
 
 def summary_of(status: RunStatus) -> RunSummary:
-    """The few facts of the list."""
+    """Summarise a run for the list of runs."""
     facts: dict[str, Any] = {name: getattr(status, name) for name in RunSummary.model_fields if name != "reward"}
     return RunSummary(**facts, reward=status.rewards.now)
 
 
 def staleness_of(status: RunStatus, *, now: float) -> float | None:
-    """Since when nothing was heard from a run that has not ended; None while it is heard."""
+    """Tell since when a run that has not ended is silent; None while it reports."""
     is_late = now - status.updated > max(5.0, 5 * status.heartbeat_s)
     return status.updated if is_late and status.phase not in ENDED else None

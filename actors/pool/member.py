@@ -5,6 +5,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from protocol.messages import Adapter
 from protocol.status import ActorState, ActorStatus
 
 ActorHandle = Any
@@ -23,8 +24,8 @@ class Member:
     node: str = ""
     node_id: str = ""
     pid: int | None = None
-    version: int | None = None
-    digest: str | None = None
+    adapter_version: int | None = None
+    adapter_digest: str | None = None
     calls: int = 0
     seen: float | None = None
     _began: float = 0.0
@@ -46,9 +47,9 @@ class Member:
         self._answers.append(now)
         return now - self._began
 
-    def hold(self, version: int, digest: str) -> None:
-        """It proved that it holds these adapter."""
-        self.version, self.digest, self.seen = version, digest, time.time()
+    def hold(self, adapter: Adapter) -> None:
+        """Note that the actor confirmed this adapter."""
+        self.adapter_version, self.adapter_digest, self.seen = adapter.version, adapter.digest, time.time()
 
     def status(self, kind: str) -> ActorStatus:
         """For the board."""
@@ -59,8 +60,8 @@ class Member:
             node=self.node,
             node_id=self.node_id,
             pid=self.pid,
-            version=self.version,
-            digest=self.digest[:12] if self.digest else None,
+            adapter_version=self.adapter_version,
+            adapter_digest=self.adapter_digest[:12] if self.adapter_digest else None,
             last_seen=self.seen,
             calls=self.calls,
             calls_per_minute=self._per_minute(),

@@ -18,6 +18,7 @@ from actors.pool.joining import Joining, Work
 from actors.pool.member import ActorHandle, Member
 from actors.pool.restarts import RestartBudget
 from protocol.errors import PoolError, one_line
+from protocol.messages import Adapter
 from protocol.status import ActorStatus, PoolStatus
 
 log = logging.getLogger(__name__)
@@ -159,11 +160,11 @@ class ActorPool:
         for handle in list(self._members):
             self._dismiss(handle)
 
-    def tell(self, handle: ActorHandle, *, version: int, digest: str) -> None:
-        """A member proved that it holds these adapter."""
+    def tell(self, handle: ActorHandle, adapter: Adapter) -> None:
+        """Note that a member confirmed this adapter."""
         for member in self._known:
             if member.handle is handle:
-                member.hold(version, digest)
+                member.hold(adapter)
 
     def status(self) -> PoolStatus:
         """For the board."""

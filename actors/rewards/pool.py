@@ -19,7 +19,7 @@ from actors.rewards.queue import ActorHandle, RewardQueue
 from protocol.config.reward import RewardConfig
 from protocol.errors import FlowcreditError
 from protocol.messages import Metadata, Prompt, Scores
-from protocol.ports import Handle
+from protocol.ports import ImagesHandle
 from protocol.status import PoolStatus
 from rewards.answers import patched
 from rewards.failure import settle
@@ -41,8 +41,8 @@ class RewardHealth:
     calls: int
     retried: int
     """Images that were tried again."""
-    lost: int
-    """Calls lost with their actor or overrunning their deadline."""
+    failed_calls: int
+    """Calls whose actor died or that overran their deadline."""
     missing: int
     """Images that stayed without a score."""
     dropped: int
@@ -74,7 +74,6 @@ class RewardPool:
         self._queue = RewardQueue(
             batch=config.batch,
             delay_s=config.batch_delay_s,
-            limit=config.queue,
             call=lambda work: self.pool.call(work),
             ask=self._ask,
         )
@@ -89,11 +88,7 @@ class RewardPool:
         """Raises InputError for a prompt that the scorer cannot score; asked where its libraries are."""
         await self.pool.call(lambda actor: answer(actor.check.remote(prompts), timeout_s=self._timeout_s))
 
-    async def room(self) -> None:
-        """Returns when the queue has room for another shard."""
-        await self._queue.room()
-
-    async def score(self, images: Handle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    async def score(self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         """Scores of all images, after all tries; what is then missing is so by the failure policy.
 
         Raises:
@@ -126,7 +121,7 @@ class RewardPool:
             images=self._images,
             calls=self._queue.calls,
             retried=self._retried,
-            lost=self._queue.lost,
+            failed_calls=self._queue.failed_calls,
             missing=self._missing,
             dropped=self._dropped,
             paused_s=self._paused_s + pausing,
@@ -138,11 +133,11 @@ class RewardPool:
         held = self.pool.status()
         return held.model_copy(update={"trouble": f"paused: {self._paused_because}"}) if self._paused_because else held
 
-    async def _ask(self, actor: ActorHandle, pieces: Sequence[Piece], images: Sequence[Handle]) -> Scores:
+    async def _ask(self, actor: ActorHandle, pieces: Sequence[Piece], images: Sequence[ImagesHandle]) -> Scores:
         call = actor.score.remote(pieces, *images)
         return await answer(call, timeout_s=self._timeout_s, actor=actor, heartbeat_s=self._heartbeat_s)
 
-    async def _tried(self, images: Handle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    async def _tried(self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         """Ask up to `tries` times, from the second on only for what is missing and sharing no call."""
         rows = tuple(range(len(prompts)))
         scores = await self._queue.score(images, _piece(rows, prompts, metadata))

@@ -12,7 +12,6 @@ lost with its actor gives missing scores; whoever asked decides whether to ask a
 | `score`            | its pieces' answers             | the call's deadline, or the pool's end               |
 | a call             | an idle actor                   | the calls before it, each with a deadline            |
 | a call on an actor | more images                   | `delay_s`                                            |
-| `room`             | fewer than `limit` images     | the answers of those that wait                       |
 """
 
 import asyncio
@@ -23,19 +22,19 @@ from typing import Any
 from actors.pool.calls import ActorFailedError
 from protocol.errors import PoolError, one_line
 from protocol.messages import Scores
-from protocol.ports import Handle
+from protocol.ports import ImagesHandle
 from rewards.answers import joined, rows_of
 from rewards.pieces import Piece
 
 ActorHandle = Any
-Ask = Callable[[ActorHandle, Sequence[Piece], Sequence[Handle]], Awaitable[Scores]]
+Ask = Callable[[ActorHandle, Sequence[Piece], Sequence[ImagesHandle]], Awaitable[Scores]]
 """One call on one actor; raises `ActorFailedError` when the actor is gone or overran its deadline."""
 
 
 class Waiting:
     """A piece with its images' handle and the future of its answer."""
 
-    def __init__(self, piece: Piece, images: Handle, *, is_alone: bool) -> None:
+    def __init__(self, piece: Piece, images: ImagesHandle, *, is_alone: bool) -> None:
         self.piece = piece
         self.images = images
         self.is_alone = is_alone
@@ -50,7 +49,6 @@ class RewardQueue:
         *,
         batch: int,
         delay_s: float,
-        limit: int,
         call: Callable[[Callable[[ActorHandle], Awaitable[None]]], Awaitable[None]],
         ask: Ask,
     ) -> None:
@@ -58,20 +56,19 @@ class RewardQueue:
         Args:
             batch: most images of one call.
             delay_s: seconds that a call which is not full waits for more.
-            limit: images that may wait before `room` holds.
             call: runs a coroutine function on an idle actor, on another one if it raises `ActorFailedError`; raises
                 PoolError when it gives up.
             ask: the remote call.
         """
-        self.calls = self.lost = 0
+        self.calls = self.failed_calls = 0
         self.waiting = 0
-        self._batch, self._delay_s, self._limit = batch, delay_s, limit
+        self._batch, self._delay_s = batch, delay_s
         self._call, self._ask = call, ask
         self._pending: deque[Waiting] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
-    async def score(self, images: Handle, piece: Piece, *, is_alone: bool = False) -> Scores:
+    async def score(self, images: ImagesHandle, piece: Piece, *, is_alone: bool = False) -> Scores:
         """Answers about the piece, in its order; missing with the reason where a call was lost.
 
         Args:
@@ -92,12 +89,6 @@ class RewardQueue:
             for part in parts:
                 part.answer.cancel()
             self._changed.set()
-
-    async def room(self) -> None:
-        """Returns when fewer than `limit` images wait."""
-        while self.waiting >= self._limit:
-            self._changed.clear()
-            await self._changed.wait()
 
     async def _serve(self) -> None:
         """See that what waits is called for, until one call got through or nothing waits."""
@@ -130,7 +121,7 @@ class RewardQueue:
         try:
             scores = await self._ask(actor, [part.piece for part in parts], [part.images for part in parts])
         except ActorFailedError as error:
-            self.lost += 1
+            self.failed_calls += 1
             reason = one_line(error)
             for part in parts:
                 _answer(part, Scores.missing(len(part.piece.rows), f"reward actor lost: {reason}"))

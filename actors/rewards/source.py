@@ -14,13 +14,13 @@ from actors.rewards.pool import RewardHealth, RewardPool
 from protocol.config.reward import RewardConfig
 from protocol.config.run import RunConfig
 from protocol.messages import Metadata, Prompt, Scores
-from protocol.ports import Handle, Metrics
+from protocol.ports import ImagesHandle, Metrics
 from protocol.sink import StatusSink
 from protocol.status import PoolStatus
 from rewards.mixture import mix, with_observed
 
-TROUBLES = ("retried", "lost", "missing", "dropped", "paused_s")
-"""Counts of `RewardHealth` that stand in the metrics when they are not 0."""
+FAILURES = ("retried", "failed_calls", "missing", "dropped", "paused_s")
+"""Counts of `RewardHealth` that are metrics when they are not 0."""
 
 
 class RewardPools:
@@ -38,13 +38,15 @@ class RewardPools:
         """The actors of each reward by its name; a pool that was paused may be another one afterwards."""
         return {name: reward.pool for name, reward in self.rewards.items()}
 
-    async def score_for_training(self, images: Handle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    async def score_for_training(
+        self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
+    ) -> Scores:
         """The mixture of the scorers that train."""
         answers = await self._ask(self._config.reward_weights, images, prompts, metadata)
         return mix(answers, self._config.reward_weights)
 
     async def score_for_evaluation(
-        self, images: Handle, prompts: Sequence[str], metadata: Sequence[Metadata]
+        self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> Scores:
         """The mixture, and beside it the readings of the scorers that only evaluate."""
         answers = await self._ask(self.rewards, images, prompts, metadata)
@@ -56,11 +58,6 @@ class RewardPools:
         apart = [name for name, reward in self._config.rewards.items() if reward.runtime_env]
         await asyncio.gather(*(self.rewards[name].check(prompts) for name in apart))
 
-    async def room(self) -> None:
-        """Returns when every reward's queue has room for another shard; the rewards' own deadlines end the wait."""
-        for name in self._config.reward_weights:
-            await self.rewards[name].room()
-
     def health(self) -> dict[str, RewardHealth]:
         """Each reward's queue, counts and pause."""
         return {name: reward.health() for name, reward in self.rewards.items()}
@@ -69,17 +66,17 @@ class RewardPools:
         """Each reward's actors for the board, with the reason of a pause."""
         return [reward.status() for reward in self.rewards.values()]
 
-    def troubles(self) -> Metrics:
-        """What went wrong since the start, as numbers by name; nothing when nothing did."""
+    def failures(self) -> Metrics:
+        """Count what went wrong since the start, by name; empty if nothing did."""
         return {
-            f"reward_server/{name}/{trouble}": float(count)
+            f"reward_server/{name}/{failure}": float(count)
             for name, health in self.health().items()
-            for trouble, count in asdict(health).items()
-            if trouble in TROUBLES and count
+            for failure, count in asdict(health).items()
+            if failure in FAILURES and count
         }
 
     async def _ask(
-        self, names: Iterable[str], images: Handle, prompts: Sequence[str], metadata: Sequence[Metadata]
+        self, names: Iterable[str], images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> dict[str, Scores]:
         asked = list(names)
         answers = await asyncio.gather(*(self.rewards[name].score(images, prompts, metadata) for name in asked))

@@ -128,8 +128,8 @@ def _rollout(config: RunConfig, backbone: PipelineBackbone, substeps: int, devic
         prompt=Prompt(index=0, text=""),
         first_member=0,
         members=drawn.group.shard,
-        version=0,
-        digest="",
+        adapter_version=0,
+        adapter_digest="",
     )
     with _peak(device) as memory:
         seconds = _seconds(lambda: rollout_shard(policy, request, drawn), device)

@@ -46,7 +46,7 @@ class _Runs(Collector):
             "iteration": ("Iterations done.", lambda s: s.iteration),
             "iterations": ("Iterations of the whole run.", lambda s: s.iterations),
             "eta_seconds": ("Seconds to the end at the present pace.", lambda s: s.eta_s),
-            "policy_version": ("Version of the learner's policy.", lambda s: s.version),
+            "adapter_version": ("Version of the learner's adapter.", lambda s: s.adapter_version),
             "updated_timestamp_seconds": ("When the run was last heard.", lambda s: s.updated),
             "stale": ("1 while nothing is heard from a run that has not ended.", lambda s: s.stale_since is not None),
         }

@@ -12,7 +12,7 @@ from deploy.monitor.reporter import Reporter
 from learner.loop.loop import Save
 from protocol.commands import Command, new_command
 from protocol.errors import PoolError
-from protocol.ports import FleetPort
+from protocol.ports import Fleet
 from protocol.sink import StatusSink
 from protocol.status import PoolStatus, RunStatus
 
@@ -28,7 +28,7 @@ class Control:
     await control.rest(save)          # between two iterations
     """
 
-    def __init__(self, fleet: FleetPort, reporter: Reporter, sink: StatusSink, stop: asyncio.Event) -> None:
+    def __init__(self, fleet: Fleet, reporter: Reporter, sink: StatusSink, stop: asyncio.Event) -> None:
         self._fleet = fleet
         self._sink = sink
         self._reporter = reporter

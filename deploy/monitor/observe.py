@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -25,14 +25,15 @@ from deploy.monitor.trackers import Trackers
 from deploy.monitor.trajectories import TrajectoryRecorder, read_records, write_record
 from deploy.run.signals import end_all
 from learner.loop.evaluate import Evaluation
+from learner.loop.groups import Observer
 from learner.loop.guards import guard_of
 from learner.loop.loop import Journal
 from learner.loop.stream import GroupStream
 from protocol.config.run import RunConfig
 from protocol.config.status import EMBEDDED, OFF, board_address
 from protocol.errors import FlowcreditError, LeaseLostError, one_line
-from protocol.messages import LearnerState
-from protocol.ports import FleetPort, Metrics
+from protocol.messages import LearnerState, ScoredGroup, ShardRequest
+from protocol.ports import Fleet, ImagesHandle, Metrics
 from protocol.sink import StatusSink
 from protocol.status import ENDED, TrajectoryRecord
 
@@ -51,17 +52,17 @@ class RelayingJournal(Journal, Protocol):
         ...
 
 
-class Observed:
+class Observed(Observer):
     """One run, seen from outside; an asynchronous context around the whole of it.
 
     async with Observed(config, run, fleet, journal, stop) as observed:
         await fleet.start()
         observed.begin(start)
-        await supervise(..., fleet=observed, journal=observed.journal, rest=observed.control.rest)
+        await supervise(..., journal=observed.journal, rest=observed.control.rest, observer=observed)
     """
 
     def __init__(
-        self, config: RunConfig, run: RunFolder, fleet: FleetPort, journal: "RelayingJournal", stop: asyncio.Event
+        self, config: RunConfig, run: RunFolder, fleet: Fleet, journal: "RelayingJournal", stop: asyncio.Event
     ) -> None:
         self._config = config
         self._run = run
@@ -72,7 +73,6 @@ class Observed:
         journal.join(self.reporter)
         self.control = Control(fleet, self.reporter, journal, stop)
         self._recorder = TrajectoryRecorder(config, fleet.ports, sink=self._recorded)
-        self.ports = self._recorder.ports
         self._trackers = Trackers(config, run.path, self.reporter)
         self.journal = ObservedJournal(journal, self.reporter, self._trackers, self._recorder)
         self._server: BoardServer | None = None
@@ -122,16 +122,23 @@ class Observed:
         self.reporter.phase = "running"
         self.reporter.begin(start)
 
-    def watch(self, groups: GroupStream) -> None:
-        """The loop's groups in flight; how many wait is shown."""
-        self.reporter.groups = groups
+    def begins(self, groups: GroupStream) -> None:
+        """Show how many groups wait; after a restart show the metrics without the iterations that are repeated."""
+        with _harmless("the groups are not shown"):
+            self._recorder.begins(groups)
+            if self.reporter.groups is not None:
+                self.reporter.rewind(self._run.lines())
+            self.reporter.groups = groups
 
-    async def restart_learner(self) -> None:
-        """A new learner; the iterations after its checkpoint are repeated, and their metrics with them."""
-        self._recorder.forget()
-        with _harmless("the repeated iterations are not shown"):
-            self.reporter.rewind(self._run.lines())
-        await self._fleet.restart_learner()
+    def rolled_out(self, request: ShardRequest, images: ImagesHandle) -> None:
+        """Tell the recorder."""
+        with _harmless("a shard is not recorded"):
+            self._recorder.rolled_out(request, images)
+
+    def learned(self, iteration: int, batch: Sequence[ScoredGroup]) -> None:
+        """Tell the recorder."""
+        with _harmless("an update is not recorded"):
+            self._recorder.learned(iteration, batch)
 
     def open_page(self) -> str | None:
         """Serve the run's page on loopback until the run ends; its address, or None when that cannot be."""

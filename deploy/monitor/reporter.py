@@ -17,7 +17,7 @@ from deploy.monitor.conditions import Conditions
 from learner.loop.stream import GroupStream
 from protocol.commands import Command
 from protocol.config.run import RunConfig
-from protocol.ports import FleetPort
+from protocol.ports import Fleet
 from protocol.status import Event, Phase, PoolStatus, RunStatus, TrajectoryRecord, run_id_of
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Reporter(logging.Handler):
     """
 
     def __init__(
-        self, config: RunConfig, *, name: str, lines: Sequence[Mapping[str, Any]], fleet: FleetPort | None = None
+        self, config: RunConfig, *, name: str, lines: Sequence[Mapping[str, Any]], fleet: Fleet | None = None
     ) -> None:
         super().__init__(logging.WARNING)
         self._config = config
@@ -132,7 +132,7 @@ class Reporter(logging.Handler):
             started=self._started,
             updated=time.time(),
             heartbeat_s=self._config.status.heartbeat_s,
-            version=next((actor.version for actor in actors if actor.kind == "learner"), None),
+            adapter_version=next((actor.adapter_version for actor in actors if actor.kind == "learner"), None),
             checkpoint=self._checkpoint or None,
             rewards=overview.rewards_of(lines),
             gains=overview.gains_of(newest),

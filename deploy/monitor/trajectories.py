@@ -1,8 +1,8 @@
-"""Recording a few trajectories of a run: their clean-image estimates, what each scored and what each step earned.
+"""Recording a few trajectories of a run: their clean-image estimates, their rewards and the credit of their steps.
 
-The recorder stands between the loop and its ports and hands everything on unchanged. Every
-`status.trajectories_every` iterations it looks at the first shard of the first group, in a task beside the loop, so
-results do not change. At most one recording is in progress; the next one is left out while it lasts.
+Every `status.trajectories_every` iterations the recorder asks for the first shard of the first group, in a task beside
+the loop. The loop never waits for it, and a failure is a warning. At most one recording is in progress; the next one is
+left out while it lasts.
 """
 
 import asyncio
@@ -11,17 +11,18 @@ import io
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 
 from deploy.folder.files import write_whole
+from learner.loop.groups import Observer
+from learner.loop.stream import GroupStream
 from protocol.config.run import RunConfig
-from protocol.errors import FlowcreditError
-from protocol.messages import Credit, Excerpt, GenerateRequest, Receipt, ScoredGroup, Scores, ShardRequest
-from protocol.ports import Handle, Metrics, Ports, RolloutSource
+from protocol.errors import ContractError
+from protocol.messages import Credit, Excerpt, ScoredGroup, ScoredShard, Scores, ShardRequest
+from protocol.ports import ImagesHandle, Ports, RolloutHandle
 from protocol.status import RecordedTrajectory, TrajectoryRecord
 
 log = logging.getLogger(__name__)
@@ -29,46 +30,47 @@ FILE = "trajectories_{:06d}.json"
 FILES_KEPT = 20
 
 
-class TrajectoryRecorder:
-    """Serves the rollout and learner ports of a run by handing on to `ports`.
+class TrajectoryRecorder(Observer):
+    """Records the first members of an iteration's first group, beside the loop.
 
     recorder = TrajectoryRecorder(config, ports, sink=reporter.recorded_trajectories)
-    await train(config, ports=recorder.ports, ...)
+    await train(config, observer=recorder, ...)
     """
 
     def __init__(self, config: RunConfig, ports: Ports, *, sink: Callable[[TrajectoryRecord], None]) -> None:
+        """
+        Args:
+            config: `status.trajectories` members every `status.trajectories_every` iterations.
+            ports: asked for the credit and for small images.
+            sink: takes each record.
+        """
         self._settings = config.status
         self._sink = sink
-        self._inner = ports
-        self._learner: Any = ports.learner
-        self._images: dict[int, Handle] = {}
+        self._ports = ports
+        self._images: dict[int, ImagesHandle] = {}
         self._versions: dict[int, list[int]] = {}
         self._task: asyncio.Task[None] | None = None
         self.staleness: int | None = None
-        self.ports = replace(ports, rollouts=_Rollouts(ports.rollouts, self), learner=_Learner(self))
+        """Iterations between the oldest adapter that rolled out the newest update's groups and that update."""
 
-    def forget(self) -> None:
-        """What was drawn is not learned from: the learner was lost, iterations are repeated."""
+    def begins(self, groups: GroupStream) -> None:  # noqa: ARG002
+        """Forget what was rolled out before a restart: those iterations are repeated."""
         self._versions.clear()
         self._images.clear()
 
-    def saw(self, request: ShardRequest, images: Handle) -> None:
-        """A shard was drawn."""
-        self._versions.setdefault(request.iteration, []).append(request.version)
+    def rolled_out(self, request: ShardRequest, images: ImagesHandle) -> None:
+        """Remember the shard's adapter version, and the images of a shard that will be recorded."""
+        self._versions.setdefault(request.iteration, []).append(request.adapter_version)
         if self._is_recorded(request.iteration) and request.group == 0 and request.first_member == 0:
             self._images[request.iteration] = images
 
-    async def update(self, groups: Sequence[ScoredGroup]) -> Metrics:
-        """Hand on, and record what the first group earned when it is this iteration's turn."""
-        metrics = await self._learner.update(groups)
-        iteration = min(self._versions, default=0)
+    def learned(self, iteration: int, batch: Sequence[ScoredGroup]) -> None:
+        """Start recording the first group, unless the recording before is still in progress."""
         versions = self._versions.pop(iteration, [])
         self.staleness = iteration - min(versions) if versions else None
         images = self._images.pop(iteration, None)
         if images is not None and (self._task is None or self._task.done()):
-            credit = await self._learner.credit(0)
-            self._task = asyncio.create_task(self._record(iteration, groups[0], images, credit))
-        return metrics
+            self._task = asyncio.create_task(self._record(iteration, batch[0].shards[0], images))
 
     async def finish(self, timeout_s: float = 10.0) -> None:
         """Let the recording in progress end."""
@@ -77,50 +79,21 @@ class TrajectoryRecorder:
             self._task.cancel()
 
     def _is_recorded(self, iteration: int) -> bool:
-        """`iteration` counts from 0; the first one is recorded, and every `trajectories_every`-th."""
+        """Select the first iteration (counted from 0) and every `trajectories_every`-th one."""
         every = self._settings.trajectories_every
         return self._settings.trajectories > 0 and (iteration == 0 or (iteration + 1) % every == 0)
 
-    async def _record(self, iteration: int, group: ScoredGroup, images: Handle, credit: Credit) -> None:
-        shard = group.shards[0]
+    async def _record(self, iteration: int, shard: ScoredShard, images: ImagesHandle) -> None:
+        """Record one shard. A failure costs this record only, since the loop goes on meanwhile."""
         try:
-            excerpt = await self._inner.rollouts.excerpt(shard.rollout, images, members=self._settings.trajectories)
+            credit = await self._ports.learner.credit(0)
+            if credit.adapter_version != iteration + 1:
+                raise ContractError(f"the learner holds the credit of iteration {credit.adapter_version} by now")
+            rollout = cast(RolloutHandle, shard.rollout)
+            excerpt = await self._ports.rollouts.excerpt(rollout, images, members=self._settings.trajectories)
             self._sink(await asyncio.to_thread(record_of, iteration + 1, excerpt, shard.scores, credit))
-        except (FlowcreditError, OSError) as error:
+        except Exception as error:  # noqa: BLE001  nothing that fails here may cost more than this record
             log.warning("the trajectories of iteration %d were not recorded: %s", iteration + 1, error)
-
-
-class _Rollouts:
-    """The rollout port."""
-
-    def __init__(self, inner: RolloutSource, recorder: TrajectoryRecorder) -> None:
-        self._inner = inner
-        self._recorder = recorder
-
-    async def rollout(self, request: ShardRequest) -> tuple[Receipt, Handle, Handle]:
-        answer = await self._inner.rollout(request)
-        self._recorder.saw(request, answer[2])
-        return answer
-
-    async def generate(self, request: GenerateRequest) -> tuple[Receipt, Handle]:
-        return await self._inner.generate(request)
-
-    async def fetch(self, images: Handle) -> np.ndarray:
-        return await self._inner.fetch(images)
-
-    async def excerpt(self, rollout: Handle, images: Handle, *, members: int) -> Excerpt:
-        return await self._inner.excerpt(rollout, images, members=members)
-
-
-class _Learner:
-    """The learner port: only `update` is looked at."""
-
-    def __init__(self, recorder: TrajectoryRecorder) -> None:
-        self.update = recorder.update
-        self.adapter = recorder._inner.learner.adapter
-        self.credit = recorder._inner.learner.credit
-        self.state = recorder._inner.learner.state
-        self.restore = recorder._inner.learner.restore
 
 
 def record_of(iteration: int, excerpt: Excerpt, scores: Scores, credit: Credit) -> TrajectoryRecord:

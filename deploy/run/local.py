@@ -30,12 +30,11 @@ from protocol.messages import (
     Metadata,
     Prompt,
     Receipt,
-    Rollout,
     ScoredGroup,
     Scores,
     ShardRequest,
 )
-from protocol.ports import Metrics, Ports
+from protocol.ports import ImagesHandle, Metrics, Ports, RolloutHandle
 from protocol.status import ActorStatus, PoolStatus
 from rewards.failure import settle
 from rewards.mixture import mix, with_observed
@@ -76,20 +75,24 @@ class LocalFleet:
         """Let the computation in progress end, and no other begin."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    async def rollout(self, request: ShardRequest) -> tuple[Receipt, Rollout, np.ndarray]:
-        """One shard's receipt, trajectories and images."""
-        return await self._run("rollout", self._config.cluster.rollout, lambda: self._rollout.rollout(request))
+    async def rollout(self, request: ShardRequest) -> tuple[Receipt, RolloutHandle, ImagesHandle]:
+        """Roll out one shard: receipt, trajectories and images."""
+        role = self._config.cluster.rollout
+        receipt, rollout, images = await self._run("rollout", role, lambda: self._rollout.rollout(request))
+        return receipt, RolloutHandle(rollout), ImagesHandle(images)
 
-    async def generate(self, request: GenerateRequest) -> tuple[Receipt, np.ndarray]:
-        """Evaluation images."""
-        return await self._run("rollout", self._config.cluster.rollout, lambda: self._rollout.generate(request))
+    async def generate(self, request: GenerateRequest) -> tuple[Receipt, ImagesHandle]:
+        """Make ODE images."""
+        role = self._config.cluster.rollout
+        receipt, images = await self._run("rollout", role, lambda: self._rollout.generate(request))
+        return receipt, ImagesHandle(images)
 
-    async def fetch(self, images: np.ndarray) -> np.ndarray:
-        """The handle is the images."""
+    async def fetch(self, images: ImagesHandle) -> np.ndarray:
+        """Return the images, which are their own handle here."""
         return images
 
-    async def excerpt(self, rollout: Rollout, images: np.ndarray, *, members: int) -> Excerpt:
-        """The first members' images."""
+    async def excerpt(self, rollout: RolloutHandle, images: ImagesHandle, *, members: int) -> Excerpt:
+        """Cut out the first members' images."""
         return excerpt_of(rollout, images, members=members)
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
@@ -99,21 +102,21 @@ class LocalFleet:
                 self._scorers[name].check(prompts)
 
     async def score_for_training(
-        self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]
+        self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> Scores:
         """The mixture of the scorers that train."""
         return mix(await self._ask(self._config.reward_weights, images, prompts, metadata), self._config.reward_weights)
 
     async def score_for_evaluation(
-        self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]
+        self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> Scores:
         """The mixture, and beside it the readings of the scorers that only evaluate."""
         answers = await self._ask(self._scorers, images, prompts, metadata)
         trained = {name: answers.pop(name) for name in self._config.reward_weights}
         return with_observed(mix(trained, self._config.reward_weights), answers)
 
-    def troubles(self) -> Metrics:
-        """A scorer in this process is asked once; what it cannot score stands in the rewards' own metrics."""
+    def failures(self) -> Metrics:
+        """Count nothing: a scorer in this process is asked once, and `reward/missing` counts missing scores."""
         return {}
 
     async def update(self, groups: Sequence[ScoredGroup]) -> Metrics:
@@ -161,8 +164,8 @@ class LocalFleet:
                 state="busy" if name == self._working else "idle",
                 node=socket.gethostname(),
                 pid=os.getpid(),
-                version=version if not name.startswith("reward/") else None,
-                digest=digest[:12] if digest and not name.startswith("reward/") else None,
+                adapter_version=version if not name.startswith("reward/") else None,
+                adapter_digest=digest[:12] if digest and not name.startswith("reward/") else None,
                 last_seen=time.time(),
                 calls=calls,
             )

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from deploy.cli.progress import Progress
 from deploy.folder.names import CONFIG, TOKEN
@@ -24,13 +23,9 @@ from learner.loop.evaluate import Evaluation
 from protocol.config.run import RunConfig
 from protocol.errors import InputError, LeaseLostError, RunFolderError, one_line
 from protocol.messages import LearnerState, Prompt
-from protocol.ports import Metrics
+from protocol.ports import Fleet, Metrics
 from protocol.prompts import read_prompts
 from rewards.scorer import check_prompts
-
-if TYPE_CHECKING:
-    from actors.fleet import Fleet
-    from deploy.run.local import LocalFleet
 
 log = logging.getLogger(__name__)
 
@@ -210,7 +205,7 @@ def _run(order: Order) -> Outcome:
     return _outcome(config, run, journal)
 
 
-async def _train(order: Order, journal: RunJournal, found: LearnerState | None) -> None:
+async def _train(order: Order, journal: RunJournal, resume_from: LearnerState | None) -> None:
     config, run, progress = order.config, order.run, order.progress
     with stop_on_signal(progress.say, within_s=config.cluster.stop_within_s) as stop:
         await encode_ahead(config, order.all_prompts, is_local=order.is_local, say=progress.say)
@@ -222,33 +217,33 @@ async def _train(order: Order, journal: RunJournal, found: LearnerState | None) 
                 if not await finished_before(stop, fleet.start()):
                     return
                 await fleet.check(order.all_prompts)
-                start = found.iteration if found else 0
+                start = resume_from.iteration if resume_from else 0
                 observed.begin(start)
                 with progress.bar(start, config.iterations):
                     await supervise(
                         config,
                         run=run,
-                        fleet=observed,
+                        fleet=fleet,
                         journal=observed.journal,
                         prompts=order.prompts,
                         heldout=order.heldout,
                         stop=stop,
                         rest=observed.control.rest,
-                        watch=observed.watch,
-                        found=found,
+                        observer=observed,
+                        resume_from=resume_from,
                     )
         finally:
             fleet.stop()
 
 
-def _fleet(config: RunConfig, journal: RunJournal, *, is_local: bool) -> "Fleet | LocalFleet":
+def _fleet(config: RunConfig, journal: RunJournal, *, is_local: bool) -> Fleet:
     if is_local:
         from deploy.run.local import LocalFleet
 
         return LocalFleet(config)
-    from actors.fleet import Fleet
+    from actors.fleet import RayFleet
 
-    return Fleet(config, journal)
+    return RayFleet(config, journal)
 
 
 def _cluster(config: RunConfig, journal: RunJournal) -> AbstractContextManager[None]:

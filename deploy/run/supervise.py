@@ -9,32 +9,19 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from actors.pool.restarts import RestartBudget
 from deploy.folder.run_folder import RunFolder
-from learner.loop.loop import Journal, Rest, Watch, no_rest, no_watch, train
+from learner.loop.groups import Observer
+from learner.loop.loop import Journal, Rest, no_rest, train
 from protocol.config.run import RunConfig
 from protocol.errors import LearnerFailedError
 from protocol.messages import LearnerState, Prompt
-from protocol.ports import Ports
+from protocol.ports import Fleet
 
 log = logging.getLogger(__name__)
 FAILURES_PER_ITERATION = 3
 """Learners that one iteration may cost: what kills every learner, such as too little memory, is no accident."""
-
-
-class Fleet(Protocol):
-    """What supervision needs of a fleet."""
-
-    @property
-    def ports(self) -> Ports:
-        """The four ports; the same objects before and after a restart."""
-        ...
-
-    async def restart_learner(self) -> None:
-        """A new learner in the state of iteration 0."""
-        ...
 
 
 async def supervise(
@@ -47,10 +34,10 @@ async def supervise(
     heldout: Sequence[Prompt],
     stop: asyncio.Event,
     rest: Rest = no_rest,
-    watch: Watch = no_watch,
-    found: LearnerState | None,
+    observer: Observer | None = None,
+    resume_from: LearnerState | None,
 ) -> None:
-    """Train to the end, or until `stop`; `found` is the checkpoint that the run goes on from.
+    """Train to the end, or until `stop`; `resume_from` is the checkpoint that the run goes on from.
 
     Raises:
         LearnerFailedError: one iteration cost `FAILURES_PER_ITERATION` learners.
@@ -63,8 +50,8 @@ async def supervise(
             if is_lost:
                 await fleet.restart_learner()
                 journal.condition("LearnerReady", holds=True, reason="Restarted", message="the learner works again")
-            if found:
-                await fleet.ports.learner.restore(found)
+            if resume_from:
+                await fleet.ports.learner.restore(resume_from)
             return await train(
                 config,
                 prompts=prompts,
@@ -73,14 +60,14 @@ async def supervise(
                 journal=journal,
                 stop=stop,
                 rest=rest,
-                watch=watch,
-                found=found,
-                is_evaluated=(found.iteration if found else 0) in run.evaluation_scores(),
+                observer=observer,
+                resume_from=resume_from,
+                is_evaluated=(resume_from.iteration if resume_from else 0) in run.evaluation_scores(),
             )
         except LearnerFailedError as error:
             pause_s = losses.bear(error, reached=max((line["iteration"] for line in run.lines()), default=0))
-            is_lost, found = True, _newest(run)
-            again = found.iteration if found else 0
+            is_lost, resume_from = True, _newest(run)
+            again = resume_from.iteration if resume_from else 0
             _tell(journal, f"{error}; a new one goes on from iteration {again}")
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), pause_s)
@@ -119,5 +106,5 @@ def _tell(journal: Journal, message: str) -> None:
 
 
 def _newest(run: RunFolder) -> LearnerState | None:
-    found = run.newest()
-    return found[0] if found else None
+    newest = run.newest()
+    return newest[0] if newest else None

@@ -142,8 +142,8 @@ def count_evaluations(config: RunConfig, backbone: PipelineBackbone, *, gradient
         prompt=Prompt(index=0, text=""),
         first_member=0,
         members=config.group.shard,
-        version=0,
-        digest="",
+        adapter_version=0,
+        adapter_digest="",
     )
     rollout, images = rollout_shard(policy, request, config)
     shards = config.group.per_iteration * config.group.size // config.group.shard

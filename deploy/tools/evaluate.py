@@ -34,9 +34,7 @@ def assess(config: RunConfig, run: Path | None) -> Evaluation:
             if found and found[0].average and config.evaluation.adapter == "average":
                 adapter = found[0].average
             await fleet.publish(adapter)
-            return await evaluate(
-                config, prompts=heldout, ports=fleet.ports, version=adapter.version, digest=adapter.digest
-            )
+            return await evaluate(config, prompts=heldout, ports=fleet.ports, adapter=adapter)
         finally:
             fleet.stop()
 

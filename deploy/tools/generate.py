@@ -51,8 +51,8 @@ def generate_images(
         numbers=tuple(range(count)),
         seed=seed,
         steps=steps or config.evaluation.steps,
-        version=0,
-        digest="",
+        adapter_version=0,
+        adapter_digest="",
     )
     images = generate(policy, request)
     paths = [out / f"{number:03d}.png" for number in range(count)]

@@ -200,8 +200,8 @@ class _Trajectories:
                 prompt=prompt,
                 first_member=0,
                 members=config.group.shard,
-                version=0,
-                digest="",
+                adapter_version=0,
+                adapter_digest="",
             )
             rollout, images = rollout_shard(policy, request, config)
             texts, metadata = [prompt.text] * len(images), [prompt.metadata] * len(images)

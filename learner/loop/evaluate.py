@@ -1,4 +1,4 @@
-"""Scores on held-out prompts at fixed seeds, drawn without exploration; the same images at every evaluation."""
+"""Scores of ODE images of the held-out prompts at fixed seeds; every evaluation makes them from the same noise."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -7,32 +7,32 @@ from functools import partial
 
 import numpy as np
 
-from learner.loop.redraw import redraw_if_lost
+from learner.loop.groups import again_if_lost
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, ContractError
-from protocol.messages import GenerateRequest, Prompt, Scores
+from protocol.messages import Adapter, GenerateRequest, Prompt, Scores
 from protocol.ports import Ports
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one evaluation read."""
+    """The result of one evaluation."""
 
     score: float
-    """Mean over tags of `by_tag`, as GenEval's overall score is defined."""
+    """Mean over the tags of `by_tag`, as GenEval defines its overall score."""
     by_tag: Mapping[str, float]
-    """Mean reading of each prompt tag over its scored images; prompts without a tag stand under `all`."""
+    """Mean reading of each prompt tag over its scored images; prompts without a tag have the tag `all`."""
     missing: int
-    """Images without a score; they are left out of the means."""
+    """Images without a score; the means leave them out."""
     images: int
     readings: Mapping[str, float] = field(default_factory=dict)
-    """Mean of every scorer's reading over its scored images, also of scorers that never train."""
+    """Mean of every scorer's reading over its scored images, including scorers that never train."""
     seconds: float = 0.0
     gallery: tuple[tuple[Prompt, np.ndarray, float], ...] = field(default=(), repr=False)
     """Some prompts, the first image of each, uint8 [H, W, 3], and its reading (NaN: no score)."""
 
     def line(self, iteration: int) -> dict[str, float]:
-        """Its line of metrics."""
+        """Make its line of metrics."""
         return {
             "iteration": iteration,
             "evaluation/score": self.score,
@@ -43,14 +43,21 @@ class Evaluation:
         }
 
     def timed(self, seconds: float) -> "Evaluation":
-        """The same with the seconds that it took."""
+        """Copy it with the seconds that it took."""
         return replace(self, seconds=seconds)
 
 
-async def evaluate(
-    config: RunConfig, *, prompts: Sequence[Prompt], ports: Ports, version: int, digest: str
-) -> Evaluation:
-    """Draw `images_per_prompt` images of every prompt with this version and read `evaluation.component`.
+async def evaluate(config: RunConfig, *, prompts: Sequence[Prompt], ports: Ports, adapter: Adapter) -> Evaluation:
+    """Make `images_per_prompt` images of every prompt with this adapter and read `evaluation.component`.
+
+    Args:
+        config: its section `evaluation` says how many images, which seed, steps and batches.
+        prompts: the held-out prompts.
+        ports: who makes and scores the images.
+        adapter: published before; the rollout actors hold it.
+
+    Returns:
+        The mean readings, and a few images to show.
 
     Raises:
         ConfigError: no scorer gives the wanted reading.
@@ -58,7 +65,7 @@ async def evaluate(
     """
     settings = config.evaluation
     wanted = [(prompt, number) for prompt in prompts for number in range(settings.images_per_prompt)]
-    shown = _places_to_show(wanted)
+    shown = _indices_to_show(wanted)
 
     async def read(start: int) -> tuple[Scores, dict[int, np.ndarray]]:
         batch = wanted[start : start + settings.batch]
@@ -67,22 +74,22 @@ async def evaluate(
             numbers=tuple(number for _, number in batch),
             seed=settings.seed,
             steps=settings.steps,
-            version=version,
-            digest=digest,
+            adapter_version=adapter.version,
+            adapter_digest=adapter.digest,
         )
         receipt, handle = await ports.rollouts.generate(request)
-        receipt.require(version=version, digest=digest)
+        receipt.require_adapter_of(request)
         scores = await ports.rewards.score_for_evaluation(
             handle, [p.text for p, _ in batch], [p.metadata for p, _ in batch]
         )
-        here = [place for place in shown if start <= place < start + len(batch)]
+        here = [index for index in shown if start <= index < start + len(batch)]
         images = await ports.rollouts.fetch(handle) if here else None
-        return scores, {place: images[place - start] for place in here if images is not None}
+        return scores, {index: images[index - start] for index in here if images is not None}
 
     starts = range(0, len(wanted), settings.batch)
-    parts_read = await asyncio.gather(*(redraw_if_lost(partial(read, start)) for start in starts))
+    parts_read = await asyncio.gather(*(again_if_lost(partial(read, start)) for start in starts))
     readings = np.concatenate([_reading(scores, settings.component) for scores, _ in parts_read])
-    images = {place: image for _, held in parts_read for place, image in held.items()}
+    images = {index: image for _, held in parts_read for index, image in held.items()}
     by_tag = _means([prompt for prompt, _ in wanted], readings)
     return Evaluation(
         score=float(np.mean(list(by_tag.values()))),
@@ -90,7 +97,7 @@ async def evaluate(
         missing=int(np.isnan(readings).sum()),
         images=len(readings),
         readings=_component_means([scores for scores, _ in parts_read]),
-        gallery=tuple((wanted[place][0], images[place], float(readings[place])) for place in shown),
+        gallery=tuple((wanted[index][0], images[index], float(readings[index])) for index in shown),
     )
 
 
@@ -98,14 +105,14 @@ def _tag(prompt: Prompt) -> str:
     return str(prompt.metadata.get("tag", "all"))
 
 
-def _places_to_show(wanted: Sequence[tuple[Prompt, int]], each: int = 4) -> list[int]:
-    """The first images of the first `each` prompts of every tag."""
-    places: dict[str, list[int]] = {}
-    for place, (prompt, number) in enumerate(wanted):
-        held = places.setdefault(_tag(prompt), [])
+def _indices_to_show(wanted: Sequence[tuple[Prompt, int]], each: int = 4) -> list[int]:
+    """Choose the first image of the first `each` prompts of every tag."""
+    indices: dict[str, list[int]] = {}
+    for index, (prompt, number) in enumerate(wanted):
+        held = indices.setdefault(_tag(prompt), [])
         if number == 0 and len(held) < each:
-            held.append(place)
-    return [place for held in places.values() for place in held]
+            held.append(index)
+    return [index for held in indices.values() for index in held]
 
 
 def _reading(scores: Scores, component: str) -> np.ndarray:
@@ -133,7 +140,7 @@ def _means(prompts: Sequence[Prompt], readings: np.ndarray) -> dict[str, float]:
     tags = [_tag(prompt) for prompt in prompts]
     by_tag = {}
     for tag in dict.fromkeys(tags):
-        values = readings[[place for place, other in enumerate(tags) if other == tag]]
+        values = readings[[index for index, other in enumerate(tags) if other == tag]]
         if np.isnan(values).all():
             raise ContractError(f"an evaluation needs a score for every kind of prompt, got none for {tag!r}")
         by_tag[tag] = float(np.nanmean(values))

@@ -1,41 +1,70 @@
-"""The groups of a run: prompt, version and shards of each; scored, learned from, drawn again when lost.
+"""The groups of a run: each has a prompt, an adapter version and shards, which are rolled out, scored and learned from.
 
-A group of iteration i is drawn by version max(0, i - max_lag), which is the one that the slots admit; naming it by
-rule lets a run that goes on from a checkpoint draw the groups that were in flight exactly as before.
+The groups of iteration i are rolled out with adapter version max(0, i - max_lag), the version that the slots of the
+stream admit. Because a rule names the version, a resumed run repeats the groups that were in flight exactly.
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
-from learner.loop.redraw import DRAWS, redraw_if_lost
-from learner.loop.setting_aside import name_if_silent, set_aside_if_void
-from learner.loop.stream import GroupStream
+from learner.loop.stream import GroupStream, ImageBudget
 from protocol.config.run import RunConfig
 from protocol.errors import CheckpointError, ShardLostError
-from protocol.messages import Adapter, LearnerState, Prompt, ScoredGroup, ScoredShard, ShardRequest
-from protocol.ports import Metrics, Ports
+from protocol.messages import Adapter, LearnerState, Prompt, ScoredGroup, ScoredShard, Scores, ShardRequest
+from protocol.ports import ImagesHandle, Metrics, Ports
+
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+TRIES = 3
+"""How often the same shard or group is made before losing it again ends the run."""
 
 
-@dataclass
+class Observer:
+    """Watches the groups beside the loop; this one ignores them. Methods return at once and never raise."""
+
+    def begins(self, groups: GroupStream) -> None:
+        """The loop starts, or starts again from a checkpoint, with these groups."""
+
+    def rolled_out(self, request: ShardRequest, images: ImagesHandle) -> None:
+        """A shard was rolled out."""
+
+    def learned(self, iteration: int, batch: Sequence[ScoredGroup]) -> None:
+        """The learner made adapter version `iteration` + 1 from these groups."""
+
+
 class Groups:
-    """Draws, scores and learns from the run's groups; keeps the versions that groups in flight are drawn with."""
+    """Rolls out, scores and learns from the run's groups; keeps the adapters that groups in flight need."""
 
-    config: RunConfig
-    prompts: Sequence[Prompt]
-    ports: Ports
-    policies: dict[int, Adapter] = field(default_factory=dict)
+    def __init__(
+        self, config: RunConfig, prompts: Sequence[Prompt], ports: Ports, observer: Observer | None = None
+    ) -> None:
+        """
+        Args:
+            config: sizes of groups and shards, staleness, seed.
+            prompts: the training prompts.
+            ports: who rolls out, scores, learns and loads adapters.
+            observer: told of every shard and update.
+        """
+        self._config = config
+        self._prompts = prompts
+        self._ports = ports
+        self._observer = observer or Observer()
+        self._adapters: dict[int, Adapter] = {}
+        self._budget = ImageBudget(min(config.rewards[name].queue for name in config.reward_weights))
 
     @property
-    def policy(self) -> Adapter:
-        """The newest published version."""
-        return self.policies[max(self.policies)]
+    def adapter(self) -> Adapter:
+        """The newest published adapter."""
+        return self._adapters[max(self._adapters)]
 
     async def begin(self, recent: Sequence[Adapter]) -> None:
-        """Publish the versions that the first groups are drawn with.
+        """Publish the adapters that the first groups need.
 
         Raises:
             CheckpointError: `recent` lacks one of them.
@@ -43,38 +72,40 @@ class Groups:
         for adapter in recent:
             await self._publish(adapter)
         await self.publish()
-        newest = self.policy.version
-        lacking = sorted(set(range(max(0, newest - self.config.group.max_lag), newest)) - set(self.policies))
+        newest = self.adapter.version
+        lacking = sorted(set(range(max(0, newest - self._config.group.max_lag), newest)) - set(self._adapters))
         if lacking:
-            raise CheckpointError(f"a run with group.max_lag goes on with its older adapters, lacking {lacking}")
+            raise CheckpointError(f"a run with group.max_lag resumes with its older adapters, lacking {lacking}")
 
     async def publish(self) -> None:
-        """Publish the learner's version, and forget the one that no group is drawn with any more."""
-        await self._publish(await self.ports.learner.adapter())
-        self.policies.pop(self.policy.version - self.config.group.max_lag - 1, None)
+        """Publish the learner's adapter and forget the version that no further group needs."""
+        await self._publish(await self._ports.learner.adapter())
+        self._adapters.pop(self.adapter.version - self._config.group.max_lag - 1, None)
 
     async def state(self) -> LearnerState:
-        """The learner's state with the older versions that groups in flight are drawn with."""
-        state = await self.ports.learner.state()
-        older = [self.policies[version] for version in sorted(self.policies) if version < state.iteration]
+        """Copy the learner's state with the older adapters that groups in flight need."""
+        state = await self._ports.learner.state()
+        older = [self._adapters[version] for version in sorted(self._adapters) if version < state.iteration]
         return replace(state, recent=tuple(older))
 
     def stream(self, start: int) -> GroupStream:
-        """The groups of the iterations from `start` on; as many in flight as `max_lag` allows."""
-        count = self.config.group.per_iteration
-        return GroupStream(
+        """Stream the groups from iteration `start` on; `max_lag` bounds how many are in flight."""
+        count = self._config.group.per_iteration
+        stream = GroupStream(
             self.produce,
-            slots=count * (self.config.group.max_lag + 1),
+            slots=count * (self._config.group.max_lag + 1),
             start=start * count,
-            end=self.config.iterations * count,
+            end=self._config.iterations * count,
         )
+        self._observer.begins(stream)
+        return stream
 
-    async def produce(self, place: int) -> ScoredGroup:
-        """The group at a place of the run, in shards."""
-        iteration, group = divmod(place, self.config.group.per_iteration)
-        prompt = prompt_at(self.prompts, place, seed=self.config.seed)
-        members = self.config.group.shard
-        policy = self.policies[max(0, iteration - self.config.group.max_lag)]
+    async def produce(self, index: int) -> ScoredGroup:
+        """Roll out and score the group with this index, counted from the start of the run."""
+        iteration, group = divmod(index, self._config.group.per_iteration)
+        prompt = prompt_at(self._prompts, index, seed=self._config.seed)
+        members = self._config.group.shard
+        adapter = self._adapters[max(0, iteration - self._config.group.max_lag)]
         requests = [
             ShardRequest(
                 iteration=iteration,
@@ -82,42 +113,93 @@ class Groups:
                 prompt=prompt,
                 first_member=first,
                 members=members,
-                version=policy.version,
-                digest=policy.digest,
+                adapter_version=adapter.version,
+                adapter_digest=adapter.digest,
             )
-            for first in range(0, self.config.group.size, members)
+            for first in range(0, self._config.group.size, members)
         ]
         shards = await asyncio.gather(
-            *(redraw_if_lost(partial(_score_shard, self.ports, request)) for request in requests)
+            *(again_if_lost(partial(self._rollout_and_score, request)) for request in requests)
         )
-        name_if_silent(prompt.text, shards)
-        return ScoredGroup(prompt=prompt, shards=set_aside_if_void(shards))
+        return ScoredGroup(prompt=prompt, shards=drop_if_void(prompt, shards))
 
     async def learn(self, iteration: int, batch: Sequence[ScoredGroup]) -> Metrics:
-        """Update the learner; groups that were lost with a node before it had them are drawn once more."""
-        first = iteration * self.config.group.per_iteration
-        for _ in range(DRAWS - 1):
+        """Update the learner with the groups of one iteration; groups whose node died are made again."""
+        first = iteration * self._config.group.per_iteration
+        for _ in range(TRIES - 1):
             try:
-                return await self.ports.learner.update(batch)
+                metrics = await self._ports.learner.update(batch)
+                break
             except ShardLostError:
                 batch = await asyncio.gather(*(self.produce(first + group) for group in range(len(batch))))
-        return await self.ports.learner.update(batch)
+        else:
+            metrics = await self._ports.learner.update(batch)
+        self._observer.learned(iteration, batch)
+        return metrics
+
+    async def _rollout_and_score(self, request: ShardRequest) -> ScoredShard:
+        points = self._config.sampling.steps if self._config.scores_points else 1
+        async with self._budget.room(request.members * points):
+            receipt, rollout, images = await self._ports.rollouts.rollout(request)
+            receipt.require_adapter_of(request)
+            self._observer.rolled_out(request, images)
+            prompt, count = request.prompt, receipt.images
+            scores = await self._ports.rewards.score_for_training(
+                images, [prompt.text] * count, [prompt.metadata] * count
+            )
+        return ScoredShard(rollout=rollout, scores=scores)
 
     async def _publish(self, adapter: Adapter) -> None:
-        await self.ports.adapters.publish(adapter)
-        self.policies[adapter.version] = adapter
+        await self._ports.adapters.publish(adapter)
+        self._adapters[adapter.version] = adapter
 
 
-def prompt_at(prompts: Sequence[Prompt], place: int, *, seed: int) -> Prompt:
-    """The prompt at a place of the run's endless sequence: passes over all prompts, each shuffled by (seed, pass)."""
-    turn, offset = divmod(place, len(prompts))
+def prompt_at(prompts: Sequence[Prompt], index: int, *, seed: int) -> Prompt:
+    """Choose the prompt of one group from an endless sequence of passes over all prompts.
+
+    Args:
+        prompts: the training prompts.
+        index: the group's index, counted from the start of the run.
+        seed: with the number of the pass, the key of its shuffled order.
+
+    Returns:
+        One of `prompts`; each pass holds every prompt once.
+    """
+    turn, offset = divmod(index, len(prompts))
     order = np.random.Generator(np.random.Philox(key=[seed, turn])).permutation(len(prompts))
     return prompts[order[offset]]
 
 
-async def _score_shard(ports: Ports, request: ShardRequest) -> ScoredShard:
-    receipt, rollout, images = await ports.rollouts.rollout(request)
-    receipt.require(version=request.version, digest=request.digest)
-    prompt, count = request.prompt, receipt.images
-    scores = await ports.rewards.score_for_training(images, [prompt.text] * count, [prompt.metadata] * count)
-    return ScoredShard(rollout=rollout, scores=scores)
+async def again_if_lost(make: Callable[[], Awaitable[Result]]) -> Result:
+    """Return what `make` gives, and call it again when a node took its trajectories or images down.
+
+    The same request gives the same bits.
+
+    Raises:
+        ShardLostError: lost `TRIES` times.
+    """
+    for _ in range(TRIES - 1):
+        try:
+            return await make()
+        except ShardLostError:
+            continue
+    return await make()
+
+
+def drop_if_void(prompt: Prompt, shards: Sequence[ScoredShard]) -> tuple[ScoredShard, ...]:
+    """Drop a group's scores if one of them failed under `drop_group`; warn if the group has no score at all.
+
+    A dropped group keeps its index in the iteration and teaches nothing: all its step rewards are masked.
+    """
+    reason = next(filter(None, (reason for shard in shards for reason in shard.scores.reasons)), "no reason given")
+    if not any(shard.scores.valid.any() for shard in shards):
+        log.warning(
+            "a group must have a valid score to train on, got none for %r (%s): it is left out; mend the scorer, or"
+            " set rewards.NAME.on_failure to pause or fail",
+            prompt.text,
+            reason,
+        )
+    if not any(shard.scores.voids_group for shard in shards):
+        return tuple(shards)
+    missing = f"the group is dropped: {reason}"
+    return tuple(replace(s, scores=Scores.missing(len(s.scores.reasons), missing)) for s in shards)

@@ -19,9 +19,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from learner.loop.evaluate import Evaluation, evaluate
-from learner.loop.groups import Groups
+from learner.loop.groups import Groups, Observer
 from learner.loop.guards import Guards
-from learner.loop.stream import GroupStream
 from protocol.config.run import RunConfig
 from protocol.errors import RunFolderError
 from protocol.messages import Adapter, LearnerState, Prompt
@@ -51,16 +50,8 @@ class Journal(StatusSink, Protocol):
         ...
 
 
-Watch = Callable[[GroupStream], None]
-"""Told of the groups in flight, to see how many wait."""
-
-
 async def no_rest(_: Save) -> None:
     """Go on at once."""
-
-
-def no_watch(_: GroupStream) -> None:
-    """Nobody looks."""
 
 
 async def train(
@@ -72,32 +63,31 @@ async def train(
     journal: Journal,
     stop: asyncio.Event,
     rest: Rest = no_rest,
-    watch: Watch = no_watch,
-    found: LearnerState | None = None,
+    observer: Observer | None = None,
+    resume_from: LearnerState | None = None,
     is_evaluated: bool = False,
 ) -> None:
-    """Run the iterations after `found`, or all, up to `config.iterations`.
+    """Run the iterations after `resume_from`, or all, up to `config.iterations`.
 
     Setting `stop` ends the run after the update in progress, with a checkpoint; groups and evaluations in flight are
     dropped, since their keys draw them again.
 
     Args:
         rest: may hold the loop between two iterations; it returns when `stop` is set.
-        watch: may look at the groups in flight, and must not touch them.
-        found: the checkpoint that the run goes on from; the learner holds it already.
+        observer: told of the groups in flight; it must not touch them.
+        resume_from: the checkpoint that the run goes on from; the learner holds it already.
         is_evaluated: whether the evaluation at its step stands already.
     """
-    done = found.iteration if found else 0
-    groups = Groups(config, prompts, ports)
-    await groups.begin(found.recent if found else ())
-    guards = Guards(config, journal, broken=found.broken if found else {})
+    done = resume_from.iteration if resume_from else 0
+    groups = Groups(config, prompts, ports, observer)
+    await groups.begin(resume_from.recent if resume_from else ())
+    guards = Guards(config, journal, broken=resume_from.broken if resume_from else {})
     evaluator = Evaluator(config, heldout, ports, journal, stop)
     saver = Saver(groups, guards, journal, every=config.checkpoint.every, saved=done)
     if not is_evaluated:
-        await evaluator.assess_if_due(done, groups.policy)
+        await evaluator.assess_if_due(done, groups.adapter)
     per_iteration = config.group.per_iteration
     async with groups.stream(done) as stream:
-        watch(stream)
         while done < config.iterations and not stop.is_set():
             clock = Clock()
             batch = await _unless(stop, stream.take(per_iteration))
@@ -110,9 +100,9 @@ async def train(
             stream.release(per_iteration)
             clock.lap("publish")
             done += 1
-            journal.record(done, metrics | dict(ports.rewards.troubles()) | clock.seconds())
-            guards.check(done, metrics, groups.policy)
-            await evaluator.assess_if_due(done, groups.policy)
+            journal.record(done, metrics | dict(ports.rewards.failures()) | clock.seconds())
+            guards.check(done, metrics, groups.adapter)
+            await evaluator.assess_if_due(done, groups.adapter)
             if done < config.iterations:
                 await saver.save_if_due(done)
                 await rest(saver.save)
@@ -172,25 +162,23 @@ class Evaluator:
     journal: Journal
     stop: asyncio.Event
 
-    async def assess_if_due(self, iteration: int, policy: Adapter) -> None:
+    async def assess_if_due(self, iteration: int, adapter: Adapter) -> None:
         """At the start, at the end and every `evaluation.every`; a stop ends it without a result."""
         every = self.config.evaluation.every
         if iteration not in (0, self.config.iterations) and not (every and iteration % every == 0):
             return
         began = time.monotonic()
-        result = await _unless(self.stop, self._assess(policy))
+        result = await _unless(self.stop, self._assess(adapter))
         if result is not None:
             self.journal.evaluated(iteration, result.timed(time.monotonic() - began))
 
-    async def _assess(self, policy: Adapter) -> Evaluation:
+    async def _assess(self, adapter: Adapter) -> Evaluation:
         if self.config.evaluation.adapter == "average":
             state = await self.ports.learner.state()
             assert state.average is not None, "the config refuses this evaluation without a running mean"
-            policy = state.average
-            await self.ports.adapters.publish(policy)
-        return await evaluate(
-            self.config, prompts=self.heldout, ports=self.ports, version=policy.version, digest=policy.digest
-        )
+            adapter = state.average
+            await self.ports.adapters.publish(adapter)
+        return await evaluate(self.config, prompts=self.heldout, ports=self.ports, adapter=adapter)
 
 
 class Clock:

@@ -1,24 +1,29 @@
-"""Oldest-first groups with bounded staleness: what is drawn ahead, and when the next one may start.
+"""Groups in order of age with bounded staleness, and a bound on the images that are in work.
 
 A group takes a slot when it is admitted and keeps it until the update that used it is published. So no group is
-drawn more than `slots / per-iteration` - 1 updates before its use; taking groups in the order of their admission
-keeps that bound exactly. Whoever awaits `take` is woken by the group's own production, which ends within the
-deadlines of the rollout and reward sources.
+rolled out more than `slots / per_iteration - 1` updates before its use. Taking groups in the order of their admission
+keeps that bound exactly.
+
+| who waits           | for what                                | who ends the wait                               |
+|---------------------|-----------------------------------------|-------------------------------------------------|
+| `GroupStream.take`  | the oldest groups                       | their production, which has deadlines           |
+| `ImageBudget.room`  | scores of the images that are in work   | the deadlines of rollouts and rewards           |
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from types import TracebackType
 
 from protocol.messages import ScoredGroup
 
 Produce = Callable[[int], Awaitable[ScoredGroup]]
-"""Draw and score the group at this place of the run's sequence."""
+"""Roll out and score the group with this index, counted from the start of the run."""
 
 
 class GroupStream:
-    """Keeps `slots` groups in production, from place `start` up to `end`.
+    """Keeps `slots` groups in production, from index `start` up to `end`.
 
     async with GroupStream(produce, slots=12, start=0, end=1200) as groups:
         batch = await groups.take(12)
@@ -27,6 +32,13 @@ class GroupStream:
     """
 
     def __init__(self, produce: Produce, *, slots: int, start: int, end: int) -> None:
+        """
+        Args:
+            produce: called once for every index, in order.
+            slots: groups that may be in production, or scored and not yet released.
+            start: index of the first group.
+            end: index after the last group.
+        """
         self._produce = produce
         self._slots = slots
         self._next = start
@@ -47,25 +59,55 @@ class GroupStream:
 
     @property
     def in_work(self) -> int:
-        """Groups that are being drawn and scored."""
+        """Groups that are being rolled out or scored."""
         return len(self._in_flight) - self.scored
 
     @property
     def scored(self) -> int:
-        """Scored groups that nobody has taken yet."""
+        """Scored groups that the loop has not taken yet."""
         return sum(task.done() for task in self._in_flight)
 
     async def take(self, count: int) -> list[ScoredGroup]:
-        """The `count` oldest groups in their order. The first failed one ends the stream with its error."""
-        oldest = [self._in_flight[place] for place in range(count)]
+        """Wait for the `count` oldest groups. The first failed one ends the stream with its error."""
+        oldest = [self._in_flight[index] for index in range(count)]
         batch = list(await asyncio.gather(*oldest))
         for _ in oldest:
             self._in_flight.popleft()
         return batch
 
     def release(self, count: int) -> None:
-        """Admit as many further groups as slots have become free."""
+        """Free `count` slots and admit as many further groups."""
         for _ in range(count):
             if self._next < self._end:
                 self._in_flight.append(asyncio.ensure_future(self._produce(self._next)))
                 self._next += 1
+
+
+class ImageBudget:
+    """Back-pressure: bounds the images that are being rolled out or wait for their scores.
+
+    budget = ImageBudget(4096)
+    async with budget.room(44):
+        ...                                # request a shard of 44 images, score it
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.images = 0
+        """Images in work now."""
+        self._limit = limit
+        self._turn = asyncio.Lock()
+        self._changed = asyncio.Event()
+
+    @asynccontextmanager
+    async def room(self, images: int) -> AsyncIterator[None]:
+        """Enter when `images` more fit, first come, first served; a shard above the limit enters alone."""
+        async with self._turn:
+            while self.images and self.images + images > self._limit:
+                self._changed.clear()
+                await self._changed.wait()
+            self.images += images
+        try:
+            yield
+        finally:
+            self.images -= images
+            self._changed.set()

@@ -139,7 +139,7 @@ class Learner:
             "group/duplicates": float(sum(duplicates(group.rollouts) for group in credited)),
             **statistics.metrics(self._config.learner.clip_range),
             **probed,
-            "policy/version": float(self.iteration),
+            "adapter/version": float(self.iteration),
         }
 
     def adapter(self) -> Adapter:
@@ -234,7 +234,7 @@ class Learner:
 
 def _credit(group: CreditedGroup, *, version: int) -> Credit:
     return Credit(
-        version=version,
+        adapter_version=version,
         gains=group.step_rewards.where(group.step_valid, torch.nan).numpy(),
         advantages=group.advantages.numpy(),
     )

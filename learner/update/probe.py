@@ -29,7 +29,7 @@ def probe_parity(
         NonFiniteError: a log-prob is NaN or infinite.
     """
     shards = ((group.prompt, shard.rollout) for group in groups for shard in group.shards)
-    found = next(((prompt, rollout) for prompt, rollout in shards if rollout.request.version == version), None)
+    found = next(((prompt, rollout) for prompt, rollout in shards if rollout.request.adapter_version == version), None)
     if found is None:
         return {}
     prompt, rollout = found

@@ -27,7 +27,7 @@ class RewardConfig(Section):
     batch_delay_s: float = Field(default=0.0, ge=0.0)
     """Seconds that an idle actor waits for a full batch; 0 takes at once what is there."""
     queue: Positive = 4096
-    """Images that may wait for this scorer; while more do, no further shard is drawn."""
+    """Images that may be in work at once, being rolled out or waiting for scores; beyond that no shard is requested."""
     timeout_s: float | None = Field(default=None, gt=0.0)
     """Seconds after which one call counts as failed and the actor is replaced; none: `cluster.reward.timeout_s`,
     which is also how long an actor may take to load its scorer."""

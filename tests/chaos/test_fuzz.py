@@ -194,7 +194,13 @@ floats = st.sampled_from([np.float32, np.float64, np.int64])
 )
 def test_a_rollout_of_any_arrays_is_refused_or_consistent(members, steps, latents, log_probs, index):
     request = ShardRequest(
-        iteration=0, group=0, prompt=Prompt(index=0, text="a"), first_member=0, members=members, version=0, digest="d"
+        iteration=0,
+        group=0,
+        prompt=Prompt(index=0, text="a"),
+        first_member=0,
+        members=members,
+        adapter_version=0,
+        adapter_digest="d",
     )
     try:
         made = Rollout(request=request, steps=steps, latents=latents, log_probs=log_probs, image_index=index)

@@ -33,7 +33,15 @@ def backbone(tiny_sd3: Path) -> Backbone:
 
 
 def request(**changes: Any) -> ShardRequest:
-    fields = {"iteration": 1, "group": 2, "prompt": PROMPT, "first_member": 0, "members": 3, "version": 0, "digest": ""}
+    fields = {
+        "iteration": 1,
+        "group": 2,
+        "prompt": PROMPT,
+        "first_member": 0,
+        "members": 3,
+        "adapter_version": 0,
+        "adapter_digest": "",
+    }
     return ShardRequest(**fields | changes)
 
 
@@ -159,8 +167,11 @@ def test_nan_from_the_model_stops_the_shard_and_the_drawing(tiny_sd3: Path, tiny
     with pytest.raises(NonFiniteError, match="group 2 in iteration 1"):
         sample(broken, config)
     policy = FlowPolicy(broken, config.sampling, guidance=1.0)
-    with pytest.raises(NonFiniteError, match="policy version 5"):
-        generate(policy, GenerateRequest(prompts=(PROMPT,), numbers=(0,), seed=0, steps=2, version=5, digest=""))
+    with pytest.raises(NonFiniteError, match="adapter version 5"):
+        generate(
+            policy,
+            GenerateRequest(prompts=(PROMPT,), numbers=(0,), seed=0, steps=2, adapter_version=5, adapter_digest=""),
+        )
 
 
 def adapter(config: RunConfig, *, seed: int, version: int) -> Adapter:
@@ -174,13 +185,13 @@ def test_a_rollout_policy_draws_only_with_the_weights_that_a_request_names(tiny_
     policy = RolloutPolicy(config)
     for weights in versions:
         assert policy.load(weights) == (weights.version, weights.digest)
-    newest = policy.rollout(request(version=2, digest=versions[2].digest))[1]
-    held = policy.rollout(request(version=1, digest=versions[1].digest))[1]
-    assert (newest.request.version, held.request.version) == (2, 1)
+    newest = policy.rollout(request(adapter_version=2, adapter_digest=versions[2].digest))[1]
+    held = policy.rollout(request(adapter_version=1, adapter_digest=versions[1].digest))[1]
+    assert (newest.request.adapter_version, held.request.adapter_version) == (2, 1)
     with pytest.raises(StaleAdapterError, match="version 0"):
-        policy.rollout(request(version=0, digest=versions[0].digest))
+        policy.rollout(request(adapter_version=0, adapter_digest=versions[0].digest))
     with pytest.raises(StaleAdapterError, match="version 2"):
-        policy.rollout(request(version=2, digest=versions[1].digest))
+        policy.rollout(request(adapter_version=2, adapter_digest=versions[1].digest))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,13 @@ from protocol.errors import ContractError, FlowcreditError
 from protocol.messages import Adapter, Prompt, Receipt, Rollout, Scores, ShardRequest, digest_of
 
 REQUEST = ShardRequest(
-    iteration=0, group=0, prompt=Prompt(index=0, text="a"), first_member=0, members=2, version=1, digest="d"
+    iteration=0,
+    group=0,
+    prompt=Prompt(index=0, text="a"),
+    first_member=0,
+    members=2,
+    adapter_version=1,
+    adapter_digest="d",
 )
 
 
@@ -70,11 +76,10 @@ def test_missing_scores_are_nan_invalid_and_say_why() -> None:
 
 
 def test_a_receipt_must_name_the_wanted_weights() -> None:
-    receipt = Receipt(version=3, digest="abc", images=1)
-    receipt.require(version=3, digest="abc")
-    for version, digest in ((2, "abc"), (3, "abd")):
-        with pytest.raises(ContractError, match="samples must come from version"):
-            receipt.require(version=version, digest=digest)
+    Receipt(adapter_version=1, adapter_digest="d", images=1).require_adapter_of(REQUEST)
+    for version, digest in ((2, "d"), (1, "e")):
+        with pytest.raises(ContractError, match="images must come from adapter version 1"):
+            Receipt(adapter_version=version, adapter_digest=digest, images=1).require_adapter_of(REQUEST)
 
 
 def test_every_message_is_frozen_slotted_and_keyword_only() -> None:

@@ -41,8 +41,8 @@ def draw_groups(
                 prompt=prompt,
                 first_member=first,
                 members=config.group.shard,
-                version=weights.version,
-                digest=weights.digest,
+                adapter_version=weights.version,
+                adapter_digest=weights.digest,
             )
             _, rollout, images = policy.rollout(request)
             shards.append(ScoredShard(rollout=rollout, scores=scored(judge(rollout, images))))

@@ -18,8 +18,8 @@ def a_record(iteration: int = 5) -> TrajectoryRecord:
         prompt=Prompt(index=0, text="a red circle"),
         first_member=0,
         members=2,
-        version=4,
-        digest="d",
+        adapter_version=4,
+        adapter_digest="d",
     )
     images = np.arange(2 * 3 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 3, 4, 4, 3)
     index = np.array([[0, 1, 2], [0, 3, 4]])
@@ -27,7 +27,9 @@ def a_record(iteration: int = 5) -> TrajectoryRecord:
     values = np.array([0.1, 0.2, 0.4, np.nan, 0.9], np.float32)
     scores = Scores(values=values, valid=~np.isnan(values), reasons=("", "", "", "timeout", ""))
     gains = np.array([[0.1, 0.2], [np.nan, np.nan]], np.float32)
-    return record_of(iteration, excerpt, scores, Credit(version=5, gains=gains, advantages=np.nan_to_num(gains)))
+    return record_of(
+        iteration, excerpt, scores, Credit(adapter_version=5, gains=gains, advantages=np.nan_to_num(gains))
+    )
 
 
 def a_status(run: str, phase: str = "running", **changes: Any) -> RunStatus:

@@ -21,7 +21,7 @@ from protocol.commands import new_command
 from protocol.config.run import RunConfig
 from protocol.errors import BoardError, NonFiniteError
 from protocol.messages import Prompt
-from protocol.ports import FleetPort
+from protocol.ports import Fleet
 from protocol.sink import StatusSink
 from protocol.status import RunStatus
 
@@ -85,7 +85,7 @@ def go(
     beside: Callable[[Scene], Awaitable[None]] | None = None,
     slow_s: float = 0.0,
     fails_at: int = 0,
-    make_fleet: Callable[[RunConfig, StatusSink], FleetPort] = lambda config, sink: LocalFleet(config),
+    make_fleet: Callable[[RunConfig, StatusSink], Fleet] = lambda config, sink: LocalFleet(config),
 ) -> str:
     """One run in this process; `beside` goes on while it does. Returns the digest of the last weights."""
 
@@ -112,11 +112,11 @@ def go(
                     config,
                     prompts=TRAIN,
                     heldout=HELDOUT,
-                    ports=observed.ports,
+                    ports=fleet.ports,
                     journal=observed.journal,
                     stop=stop,
                     rest=rest,
-                    watch=observed.watch,
+                    observer=observed,
                 )
                 if watching:
                     await watching

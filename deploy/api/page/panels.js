@@ -44,7 +44,7 @@ export function drawFacts(holder, status) {
     fact("Held-out score", number(rewards.heldout), heldout),
     ...Object.entries(rewards.components).filter(([, value]) => Math.abs((value ?? 0) - (rewards.now ?? 0)) > 1e-6).slice(0, 4).map(([name, value]) => fact(name, number(value), "")),
     fact("Slow side", status.bottleneck?.side ?? "–", status.bottleneck ? `${Math.round(100 * status.bottleneck.share)} % of an iteration` : ""),
-    fact("Policy version", status.version ?? "–", status.checkpoint ? `checkpoint ${status.checkpoint}` : "no checkpoint yet"),
+    fact("Adapter version", status.adapter_version ?? "–", status.checkpoint ? `checkpoint ${status.checkpoint}` : "no checkpoint yet"),
   );
   drawAges(status);
 }
@@ -170,8 +170,8 @@ export function drawActors(holder, status) {
         [actor.name],
         [actor.state, actor.state === "waiting" ? "warn" : ""],
         [actor.node || "no place yet"],
-        [actor.version ?? "–"],
-        [actor.digest ?? "–"],
+        [actor.adapter_version ?? "–"],
+        [actor.adapter_digest ?? "–"],
         [actor.calls, "n"],
         [actor.calls_per_minute || "–", "n"],
         [actor.last_seen ? clock(actor.last_seen) : "never"],

@@ -88,7 +88,7 @@ def run(source: RewardPools, *requests: tuple[list[int], list[dict[str, Any]]]) 
             for levels, metadata in requests:
                 images = np.zeros((len(levels), 2, 2, 3), np.uint8)
                 images[:, 0, 0, 0] = levels
-                asked.append(source.reward(ray.put(images), ["p"] * len(levels), metadata))
+                asked.append(source.score_for_training(ray.put(images), ["p"] * len(levels), metadata))
             return await asyncio.gather(*asked)
         finally:
             source.pools["moody"].stop()
@@ -106,9 +106,9 @@ def test_a_killed_a_hanging_and_a_failing_call_cost_tries_and_no_score(tiny_conf
     answers = run(source, *requests)
     assert [answer.values.tolist() for answer in answers] == [[float(n) for n in levels] for levels, _ in requests]
     health = source.health()["moody"]
-    assert health.lost == 2 and health.missing == 0 and health.retried >= 3 and health.waiting == 0
-    troubles = source.troubles()
-    assert troubles["reward_server/moody/lost"] == 2 and "reward_server/moody/missing" not in troubles
+    assert health.failed_calls == 2 and health.missing == 0 and health.retried >= 3 and health.waiting == 0
+    failures = source.failures()
+    assert failures["reward_server/moody/failed_calls"] == 2 and "reward_server/moody/missing" not in failures
 
 
 def test_what_stays_missing_is_masked_drops_its_group_or_ends_the_run(tiny_config: Any) -> None:
@@ -139,7 +139,7 @@ def test_a_paused_reward_says_why_and_goes_on_by_itself(tiny_config: Any, tmp_pa
         await source.pools["moody"].start()
         try:
             images = ray.put(np.full((3, 2, 2, 3), 7, np.uint8))
-            return await asyncio.gather(source.reward(images, ["p"] * 3, [{}] * 3), mend())  # type: ignore[return-value]
+            return await asyncio.gather(source.score_for_training(images, ["p"] * 3, [{}] * 3), mend())  # type: ignore[return-value]
         finally:
             source.pools["moody"].stop()
 
@@ -159,10 +159,10 @@ def test_what_a_working_scorer_cannot_judge_is_missing_and_pauses_nothing(tiny_c
         await source.pools["moody"].start()
         try:
             images = ray.put(np.full((2, 2, 2, 3), 7, np.uint8))
-            refused = asyncio.ensure_future(source.reward(images, ["p"] * 2, [{"never": "not that"}] * 2))
+            refused = asyncio.ensure_future(source.score_for_training(images, ["p"] * 2, [{"never": "not that"}] * 2))
             others = []
             while not refused.done():
-                others.append(await source.reward(images, ["p"] * 2, [{}] * 2))
+                others.append(await source.score_for_training(images, ["p"] * 2, [{}] * 2))
             return await refused, others
         finally:
             source.pools["moody"].stop()
@@ -184,7 +184,9 @@ def test_a_size_wished_while_a_paused_pool_is_made_anew_is_kept(tiny_config: Any
         first = source.pools["moody"]
         await first.start()
         images = ray.put(np.full((1, 2, 2, 3), 5, np.uint8))
-        scoring = asyncio.ensure_future(source.reward(images, ["p"], [{"once": str(tmp_path / "die"), "does": "die"}]))
+        scoring = asyncio.ensure_future(
+            source.score_for_training(images, ["p"], [{"once": str(tmp_path / "die"), "does": "die"}])
+        )
         while not first.has_failed:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         monkeypatch.setattr(ActorPool, "start_with", lambda pool, size: first.scale(3))
@@ -208,33 +210,7 @@ def test_a_paused_reward_whose_pool_was_used_up_gets_a_new_one(tiny_config: Any,
     )
     (scores,) = run(source, ([5], [{"once": str(tmp_path / "die"), "does": "die"}]))
     assert scores.values.tolist() == [5]
-    assert source.health()["moody"].lost == 1
-
-
-def test_no_further_shard_is_drawn_while_too_many_images_wait(tiny_config: Any) -> None:
-    source = pools(tiny_config, queue=4, batch=2)
-
-    async def scenario() -> list[int]:
-        waiting_when_drawn: list[int] = []
-        await source.pools["moody"].start()
-        try:
-            images = ray.put(np.zeros((6, 2, 2, 3), np.uint8))
-
-            async def draw() -> None:
-                await source.room()
-                waiting_when_drawn.append(source.health()["moody"].waiting)
-                await source.reward(images, ["p"] * 6, [{}] * 6)
-
-            first = asyncio.ensure_future(draw())
-            while source.health()["moody"].waiting < 6:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            await asyncio.gather(first, draw())
-        finally:
-            source.pools["moody"].stop()
-        return waiting_when_drawn
-
-    first, second = asyncio.run(asyncio.wait_for(scenario(), 60))
-    assert first == 0 and second < 4, "the second shard waits until the first one's six images are scored"
+    assert source.health()["moody"].failed_calls == 1
 
 
 def test_a_runtime_environment_is_the_actors_own_and_checks_prompts_there(tiny_config: Any) -> None:

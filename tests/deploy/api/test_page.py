@@ -42,7 +42,12 @@ class LivingRun:
         names = [f"rollout-{place}" for place in range(self.rollout)]
         actors = [
             ActorStatus(
-                name=n, kind="rollout", state="busy", node="here", version=self.iteration, digest="0123456789ab"
+                name=n,
+                kind="rollout",
+                state="busy",
+                node="here",
+                adapter_version=self.iteration,
+                adapter_digest="0123456789ab",
             )
             for n in names
         ]

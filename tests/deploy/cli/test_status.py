@@ -28,7 +28,7 @@ def ended(tmp_path: Path, tiny_config) -> Path:
         iterations=2,
         started=1.0,
         updated=time.time(),
-        actors=[ActorStatus(name="rollout-0", kind="rollout", state="idle", node="here", version=2)],
+        actors=[ActorStatus(name="rollout-0", kind="rollout", state="idle", node="here", adapter_version=2)],
         conditions=[
             Condition(type="Disk", status="False", reason="Full", message="no room left [/exit] :bomb:", since=1.0)
         ],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import ray
 
-from actors.fleet import Fleet
+from actors.fleet import RayFleet
 from actors.pool.calls import answer
 from actors.pool.pool import ActorPool
 from protocol.config.run import RunConfig
@@ -133,7 +133,7 @@ def test_a_wish_waits_for_a_node_and_outlives_it_and_the_weights_stay_the_same(
         await waits(scene)
         scene.stop.set()
 
-    scaled = go(config(5000), tmp_path / "scaled", beside=steer, slow_s=0.5, make_fleet=Fleet)
+    scaled = go(config(5000), tmp_path / "scaled", beside=steer, slow_s=0.5, make_fleet=RayFleet)
     status = left_behind(tmp_path / "scaled")
     assert (status.pools[0].desired, status.pools[0].restarts) == (2, 1)
     assert scaled == go(config(status.iteration), tmp_path / "plain")

@@ -50,7 +50,7 @@ def test_a_watched_run_ends_in_the_weights_of_one_that_nobody_sees(config, tmp_p
     assert not list((tmp_path / "unseen" / "trajectories").glob("strips_*"))
     assert not (tmp_path / "seen" / BOARD_URL).exists()
     status = left_behind(tmp_path / "seen")
-    assert (status.phase, status.iteration, status.version, status.lines) == ("finished", 6, 6, 8)
+    assert (status.phase, status.iteration, status.adapter_version, status.lines) == ("finished", 6, 6, 8)
     assert status.trajectories == [1, 2, 4, 6]
     assert set(status.gains) == {"0", "1", "2"}
     assert status.diagnostics.first_ratio_deviation == 0.0
@@ -422,7 +422,7 @@ def test_a_resumed_run_counts_its_lines_on(config, tmp_path):
 def test_a_run_scaled_from_one_to_three_to_two_ends_in_the_weights_of_one_that_never_was(config, tmp_path):
     import ray
 
-    from actors.fleet import Fleet
+    from actors.fleet import RayFleet
 
     async def steer(scene: Scene) -> None:
         for count in (3, 2):
@@ -436,7 +436,7 @@ def test_a_run_scaled_from_one_to_three_to_two_ends_in_the_weights_of_one_that_n
     settings = config(iterations=40, cluster={"rollout_actors": 1})
     ray.init(address="local", num_cpus=8, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
     try:
-        scaled = go(settings, tmp_path / "scaled", beside=steer, slow_s=0.3, make_fleet=Fleet)
+        scaled = go(settings, tmp_path / "scaled", beside=steer, slow_s=0.3, make_fleet=RayFleet)
     finally:
         ray.shutdown()
     assert scaled == go(settings, tmp_path / "plain")
@@ -447,5 +447,5 @@ def test_a_run_scaled_from_one_to_three_to_two_ends_in_the_weights_of_one_that_n
     ]
     assert status.queues == {"groups/in_work": 0, "groups/scored": 0, "images/redness": 0}
     assert status.desired_sizes == {"rollout": 2}
-    digests = {actor.digest for actor in status.actors if actor.kind in ("learner", "rollout")}
+    digests = {actor.adapter_digest for actor in status.actors if actor.kind in ("learner", "rollout")}
     assert digests == {scaled[:12]}

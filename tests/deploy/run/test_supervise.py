@@ -88,7 +88,7 @@ def trained(config: RunConfig, path: Path, deaths: dict[str, set[int]] | None = 
                 prompts=TRAIN,
                 heldout=HELDOUT,
                 stop=asyncio.Event(),
-                found=None,
+                resume_from=None,
             )
         finally:
             local.stop()

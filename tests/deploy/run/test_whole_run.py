@@ -135,8 +135,8 @@ def test_plain_diffusers_pipeline_with_the_lora_draws_the_policys_images(local_r
         numbers=(0, 0, 0),
         seed=5,
         steps=8,
-        version=3,
-        digest=weights.digest,
+        adapter_version=3,
+        adapter_digest=weights.digest,
     )
     _, ours = policy.draw(request)
 

@@ -46,8 +46,8 @@ def test_evaluations_are_the_rows_that_a_real_shard_asks_for(
         prompt=Prompt(index=0, text="a cat"),
         first_member=0,
         members=2,
-        version=0,
-        digest=weights.digest,
+        adapter_version=0,
+        adapter_digest=weights.digest,
     )
     _, rollout, images = policy.rollout(request)
     found = estimate(config).evaluations

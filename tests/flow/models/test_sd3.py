@@ -146,8 +146,8 @@ def test_draw_equals_the_pipeline_s_images_bitwise(
         numbers=tuple(range(batch)),
         seed=11,
         steps=STEPS,
-        version=0,
-        digest="",
+        adapter_version=0,
+        adapter_digest="",
     )
     initial = torch.stack([normal("draw", 11, 3, number, shape=backbone.latent_shape) for number in range(batch)])
     _, images = run_pipeline(pipeline, TEXTS[1], initial, guidance)
@@ -170,8 +170,8 @@ def test_a_request_of_several_prompts_gives_each_its_own_text(backbone: Backbone
                 numbers=(0,) * len(which),
                 seed=1,
                 steps=2,
-                version=0,
-                digest="",
+                adapter_version=0,
+                adapter_digest="",
             ),
         )
 

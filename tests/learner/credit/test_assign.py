@@ -38,7 +38,13 @@ def shard(
     valid = np.isfinite(values)
     rollout = Rollout(
         request=ShardRequest(
-            iteration=3, group=group, prompt=PROMPT, first_member=first, members=members, version=0, digest=""
+            iteration=3,
+            group=group,
+            prompt=PROMPT,
+            first_member=first,
+            members=members,
+            adapter_version=0,
+            adapter_digest="",
         ),
         steps=steps,
         latents=np.zeros((members, TOTAL + 1, 1, 1, 1), np.float32),

@@ -1,4 +1,4 @@
-"""Advantages of several rewards mixed after normalisation; each reward's own gains; groups set aside."""
+"""Advantages of several rewards mixed after normalisation; each reward's own gains."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +9,6 @@ import torch
 
 from learner.credit.assign import Assignment
 from learner.credit.mixture import assign_mixed, reward_gains
-from learner.loop.setting_aside import name_if_silent, set_aside_if_void
 from learner.update.metrics import group_metrics
 from protocol.config.credit import CreditConfig
 from protocol.config.run import RunConfig
@@ -30,8 +29,8 @@ def shard(first: int, scores: Scores, members: int = 1) -> ScoredShard:
         prompt=Prompt(index=0, text="a"),
         first_member=first,
         members=members,
-        version=0,
-        digest="",
+        adapter_version=0,
+        adapter_digest="",
     )
     rollout = Rollout(
         request=request,
@@ -94,7 +93,7 @@ def test_a_point_that_one_reward_misses_is_masked_in_all() -> None:
     assert credited.advantages[0, :2].tolist() == [0, 0] and credited.advantages.isfinite().all()
 
 
-def test_a_group_set_aside_is_mixed_too_and_a_reward_without_scores_breaks_the_contract() -> None:
+def test_a_dropped_group_is_mixed_too_and_a_reward_without_scores_breaks_the_contract() -> None:
     aside = ScoredGroup(
         prompt=Prompt(index=0, text="a"), shards=tuple(shard(i, Scores.missing(4, "down")) for i in (0, 1))
     )
@@ -130,24 +129,6 @@ def test_every_reward_s_gains_and_curve_are_recorded() -> None:
     assert whole["reward/a"] == pytest.approx((0.66 + 0.53) / 2)
     assert whole["reward/b"] == pytest.approx(24)
     assert whole["gain/b/step_0_mean"] == pytest.approx(1.5)
-
-
-def test_a_void_image_sets_its_whole_group_aside_and_no_other() -> None:
-    kept = (shard(0, judged([1, 2, 3, 4])), shard(1, partly([1, 2, float("nan"), 4], ["", "", "lost", ""])))
-    assert set_aside_if_void(kept) == kept
-    void = (kept[0], replace(kept[1], scores=replace(kept[1].scores, voids_group=True)))
-    aside = set_aside_if_void(void)
-    assert not any(shard.scores.valid.any() for shard in aside)
-    assert aside[0].scores.reasons == ("the group is set aside: lost",) * 4
-
-
-def test_a_group_without_any_score_is_named_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
-    lost = [float("nan")] * 4
-    name_if_silent("a cat", (shard(0, judged([1, 2, 3, 4])), shard(1, partly(lost, ["blurred"] * 4))))
-    assert not caplog.text
-    name_if_silent("a cat", (shard(0, partly(lost, ["blurred"] * 4)),))
-    assert "must have a valid score to train on, got none for 'a cat' (blurred)" in caplog.text
-    assert "set rewards.NAME.on_failure" in caplog.text
 
 
 def configs(tiny_config, **rewards) -> RunConfig:

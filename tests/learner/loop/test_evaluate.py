@@ -10,7 +10,7 @@ import pytest
 from learner.loop.evaluate import Evaluation, evaluate
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, ContractError
-from protocol.messages import GenerateRequest, Prompt, Receipt, Scores
+from protocol.messages import Adapter, GenerateRequest, Prompt, Receipt, Scores
 from protocol.ports import Ports
 
 Config = Callable[..., RunConfig]
@@ -34,7 +34,7 @@ class PaintedSource:
         self.requests.append(request)
         levels = [16 * prompt.index + number for prompt, number in zip(request.prompts, request.numbers, strict=True)]
         images = np.stack([np.full((2, 2, 3), level, np.uint8) for level in levels])
-        return Receipt(version=request.version, digest=self._digest, images=len(images)), images
+        return Receipt(adapter_version=request.adapter_version, adapter_digest=self._digest, images=len(images)), images
 
     async def fetch(self, images: np.ndarray) -> np.ndarray:
         return images
@@ -46,7 +46,9 @@ class ReadingScorer:
     def __init__(self, missing: Sequence[int] = ()) -> None:
         self._missing = missing
 
-    async def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    async def score_for_evaluation(
+        self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> Scores:
         levels = images[:, 0, 0, 0]
         values = np.array([float(text) for text in prompts], np.float32) + 0.05 * (levels % 2)
         valid = ~np.isin(levels, self._missing)
@@ -61,7 +63,9 @@ class ReadingScorer:
 
 def assess(config: RunConfig, source: Any = None, scorer: Any = None) -> Evaluation:
     ports = Ports(rollouts=source or PaintedSource(), rewards=scorer or ReadingScorer(), learner=None, adapters=None)  # type: ignore[arg-type]
-    return asyncio.run(evaluate(config, prompts=PROMPTS, ports=ports, version=5, digest="abc"))
+    return asyncio.run(
+        evaluate(config, prompts=PROMPTS, ports=ports, adapter=Adapter(version=5, arrays={}, digest="abc"))
+    )
 
 
 def test_the_score_is_the_mean_of_the_tags_means(tiny_config: Config) -> None:
@@ -98,7 +102,7 @@ def test_requests_have_the_configured_batch_seed_and_steps(tiny_config: Config) 
     assert [len(request.prompts) for request in source.requests] == [3, 3, 2]
     drawn = [(p.index, n) for r in source.requests for p, n in zip(r.prompts, r.numbers, strict=True)]
     assert drawn == [(index, number) for index in range(4) for number in range(2)]
-    assert {(r.seed, r.steps, r.version, r.digest) for r in source.requests} == {(77, 6, 5, "abc")}
+    assert {(r.seed, r.steps, r.adapter_version, r.adapter_digest) for r in source.requests} == {(77, 6, 5, "abc")}
 
 
 def test_the_gallery_shows_the_first_image_of_up_to_four_prompts_of_each_tag(tiny_config: Config) -> None:
@@ -113,13 +117,15 @@ def test_the_gallery_shows_the_first_image_of_up_to_four_prompts_of_each_tag(tin
 
 
 def test_images_of_other_weights_are_refused(tiny_config: Config) -> None:
-    with pytest.raises(ContractError, match="samples must come from version 5"):
+    with pytest.raises(ContractError, match="images must come from adapter version 5"):
         assess(tiny_config(), source=PaintedSource(digest="other"))
 
 
 def test_prompts_without_a_tag_stand_under_all(tiny_config: Config) -> None:
     ports = Ports(rollouts=PaintedSource(), rewards=ReadingScorer(), learner=None, adapters=None)  # type: ignore[arg-type]
     plain = [Prompt(index=0, text="0.5")]
-    result = asyncio.run(evaluate(tiny_config(), prompts=plain, ports=ports, version=0, digest="abc"))
+    result = asyncio.run(
+        evaluate(tiny_config(), prompts=plain, ports=ports, adapter=Adapter(version=0, arrays={}, digest="abc"))
+    )
     assert result.by_tag == {"all": pytest.approx(0.525)}
     assert result.timed(2.5).seconds == 2.5

@@ -12,7 +12,6 @@ import pytest
 from deploy.run.local import LocalFleet
 from learner.checkpoint import read_checkpoint, write_checkpoint
 from learner.loop.evaluate import Evaluation
-from learner.loop.groups import prompt_at
 from learner.loop.loop import train
 from protocol.config.run import RunConfig
 from protocol.errors import CheckpointError, ContractError, GuardError, RunFolderError, ShardLostError
@@ -90,7 +89,7 @@ def run(
                 ports=wrap(fleet.ports),
                 journal=story,
                 stop=stop or asyncio.Event(),
-                found=state,
+                resume_from=state,
             )
             return await fleet.ports.learner.state()
         finally:
@@ -229,9 +228,9 @@ def test_samples_of_other_weights_stop_the_run(tiny_config: Config) -> None:
 
         async def rollout(self, request: ShardRequest) -> tuple[Receipt, Any, Any]:
             receipt, rollout, images = await self._inner.rollout(request)
-            return replace(receipt, digest="0" * 64), rollout, images
+            return replace(receipt, adapter_digest="0" * 64), rollout, images
 
-    with pytest.raises(ContractError, match="samples must come from version 0"):
+    with pytest.raises(ContractError, match="images must come from adapter version 0"):
         run(red(tiny_config), Story(), wrap=lambda ports: replace(ports, rollouts=Liar(ports.rollouts)))
 
 
@@ -248,7 +247,7 @@ def test_with_lag_groups_are_drawn_ahead_with_the_version_they_name(tiny_config:
             return getattr(self._inner, name)
 
         async def update(self, groups: Sequence[Any]) -> Mapping[str, float]:
-            lags.append(max(self._step - s.rollout.request.version for group in groups for s in group.shards))
+            lags.append(max(self._step - s.rollout.request.adapter_version for group in groups for s in group.shards))
             self._step += 1
             return await self._inner.update(groups)
 
@@ -256,15 +255,6 @@ def test_with_lag_groups_are_drawn_ahead_with_the_version_they_name(tiny_config:
     run(config, Story(), wrap=lambda ports: replace(ports, learner=Watched(ports.learner)))
     assert lags[0] == 0
     assert max(lags) == 1
-
-
-def test_every_pass_shows_each_prompt_once_in_its_own_order() -> None:
-    prompts = [Prompt(index=index, text=str(index)) for index in range(20)]
-    orders = [[prompt_at(prompts, 20 * turn + place, seed=3).index for place in range(20)] for turn in range(3)]
-    assert all(sorted(order) == list(range(20)) for order in orders)
-    assert len({tuple(order) for order in orders}) == 3
-    assert [prompt_at(prompts, place, seed=3).index for place in range(20)] == orders[0]
-    assert [prompt_at(prompts, place, seed=4).index for place in range(20)] != orders[0]
 
 
 @dataclass
@@ -293,7 +283,7 @@ def test_with_lag_a_resumed_run_draws_the_groups_in_flight_with_the_versions_of_
     drawn: list[tuple[int, int]] = []
 
     def note(request: ShardRequest) -> None:
-        drawn.append((request.iteration, request.version))
+        drawn.append((request.iteration, request.adapter_version))
 
     def watched(ports: Ports) -> Ports:
         return replace(ports, rollouts=Wrapped(ports.rollouts, {"rollout": note}))
@@ -317,13 +307,13 @@ def test_with_lag_a_state_without_its_older_adapters_is_refused(tiny_config: Con
     config = red(tiny_config, iterations=4, group={"max_lag": 1}, checkpoint={"every": 2})
     whole = Story()
     run(config, whole)
-    with pytest.raises(CheckpointError, match=r"goes on with its older adapters, lacking \[1\]"):
+    with pytest.raises(CheckpointError, match=r"resumes with its older adapters, lacking \[1\]"):
         run(config, Story(), state=replace(whole.saved[0], recent=()))
 
 
 def test_what_was_lost_with_a_node_is_drawn_again_and_the_result_is_the_same(tiny_config: Config) -> None:
     expected = run(red(tiny_config, iterations=3), Story())
-    calls = {"reward": 0, "score": 0, "update": 0}
+    calls = {"training": 0, "evaluation": 0, "update": 0}
 
     def losing(name: str, *, lost: set[int]) -> Callable[..., None]:
         def before(*_: Any) -> None:
@@ -337,7 +327,11 @@ def test_what_was_lost_with_a_node_is_drawn_again_and_the_result_is_the_same(tin
         return replace(
             ports,
             rewards=Wrapped(
-                ports.rewards, {"reward": losing("reward", lost={2, 5}), "score": losing("score", lost={1})}
+                ports.rewards,
+                {
+                    "score_for_training": losing("training", lost={2, 5}),
+                    "score_for_evaluation": losing("evaluation", lost={1}),
+                },
             ),
             learner=Wrapped(ports.learner, {"update": losing("update", lost={2})}),
         )
@@ -354,7 +348,11 @@ def test_what_is_lost_every_time_ends_the_run(tiny_config: Config) -> None:
         raise ShardLostError("the node is gone")
 
     with pytest.raises(ShardLostError):
-        run(red(tiny_config), Story(), wrap=lambda p: replace(p, rewards=Wrapped(p.rewards, {"reward": gone})))
+        run(
+            red(tiny_config),
+            Story(),
+            wrap=lambda p: replace(p, rewards=Wrapped(p.rewards, {"score_for_training": gone})),
+        )
 
 
 class FullDisk(Story):

@@ -15,8 +15,8 @@ def rollout(iteration: int = 0, group: int = 0, *, first: int = 0, finals: tuple
         prompt=Prompt(index=0, text="a"),
         first_member=first,
         members=len(finals),
-        version=0,
-        digest="d",
+        adapter_version=0,
+        adapter_digest="d",
     )
     latents = np.zeros((len(finals), 3, 1, 2, 2), np.float32)
     latents[:, -1] = np.array(finals, np.float32).reshape(-1, 1, 1, 1)

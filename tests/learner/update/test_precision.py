@@ -37,8 +37,8 @@ def draw_groups(policy: RolloutPolicy, config: RunConfig, learner: Learner) -> l
         prompt=PROMPT,
         first_member=0,
         members=config.group.shard,
-        version=weights.version,
-        digest=weights.digest,
+        adapter_version=weights.version,
+        adapter_digest=weights.digest,
     )
     _, rollout, images = policy.rollout(request)
     values = images[..., 0].mean((1, 2)).astype(np.float32) / 255
@@ -165,7 +165,7 @@ def test_the_probe_asks_when_it_is_due_and_only_of_groups_of_this_version(tiny_c
     assert asked == [True, False, True]
     stale = draw_groups(policy, config, learner)
     shard = stale[0].shards[0]
-    old = replace(shard.rollout, request=replace(shard.rollout.request, iteration=4, version=1))
+    old = replace(shard.rollout, request=replace(shard.rollout.request, iteration=4, adapter_version=1))
     learner.iteration = 4
     metrics = learner.update([replace(stale[0], shards=(replace(shard, rollout=old),))])
     assert "probe/ratio_deviation" not in metrics
