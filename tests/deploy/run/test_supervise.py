@@ -114,7 +114,7 @@ def story(path: Path) -> tuple[str, list[dict[str, Any]]]:
     [
         ({"update": {1}}, 1),
         ({"update": {4}}, 1),
-        ({"update": {4, 6}, "weights": {7}}, 3),
+        ({"update": {4, 6}, "adapter": {7}}, 3),
         ({"state": {1}}, 1),
         ({"state": {3}}, 1),
         ({"update": {5}, "restore": {1}}, 2),
