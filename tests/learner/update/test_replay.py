@@ -74,7 +74,9 @@ def test_log_probs_are_replayed_bit_for_bit(
         credit={"rule": "uniform"},
     )
     for first in (0, 2):
-        request = ShardRequest(iteration=1, group=1, prompt=PROMPT, first_member=first, members=2, version=0, digest="")
+        request = ShardRequest(
+            iteration=1, group=1, prompt=PROMPT, first_member=first, members=2, adapter_version=0, adapter_digest=""
+        )
         rollout, _ = rollout_shard(policy_of(theirs, config), request, config)
         assert np.array_equal(log_probs_of(policy_of(ours, config), rollout).numpy(), rollout.log_probs)
 
@@ -141,6 +143,6 @@ def require_exact_replay(config: RunConfig, iterations: int = 2) -> None:
             assert metrics["train/clip_fraction"] == metrics["train/approx_kl"] == 0.0
         assert metrics["train/grad_norm"] > 0
         assert np.isfinite(list(metrics.values())).all()
-        assert metrics["policy/version"] == version
+        assert metrics["adapter/version"] == version
         assert learner.adapter().digest != before
     assert all(array.dtype == np.float32 for array in learner.adapter().arrays.values())
