@@ -1,12 +1,12 @@
-"""Prompt files, told apart by content.
+"""Read prompt files: JSON lines or plain text, whichever the file holds.
 
-| what the file holds                    | a line is read as                                                           |
-|----------------------------------------|-----------------------------------------------------------------------------|
-| JSON objects with `prompt`, one a line | its text, `negative_prompt`, and all other keys as metadata (as in GenEval) |
-| anything else                          | a prompt as it stands; words to be drawn are in double quotes               |
+| content                                  | meaning of a line                                                      |
+|------------------------------------------|------------------------------------------------------------------------|
+| a JSON object with `prompt` on each line | its text, `negative_prompt`, metadata in other keys (as in GenEval)     |
+| anything else                            | a prompt; words that the image shall show are in double quotes         |
 
-The first line that is not blank decides, and a name that ends in `.jsonl` promises JSON. A file that goes on in the
-other form is refused with the number of the line where it does.
+The first line that is not blank decides about the format; a file whose name ends in `.jsonl` is always JSON. A line in
+the other format is an error that names the line's number.
 """
 
 import json
@@ -20,10 +20,12 @@ from protocol.resources import resolve
 
 
 def read_prompts(data: DataConfig, path: str) -> list[Prompt]:
-    """The prompts of one file whose tag the config keeps; `index` is the line's place in the file.
+    """Read the prompts of one file and keep those with one of the configured tags.
+
+    The `index` of a prompt is the index of its line in the file, from 0.
 
     Raises:
-        PromptError: no such file, a broken line (named by its number), or no prompt left.
+        PromptError: the file does not exist, a line is broken (named by its number), or no prompt is left.
     """
     prompts = [prompt for prompt in _read(resolve(path)) if not data.tags or prompt.metadata.get("tag") in data.tags]
     if not prompts:
@@ -46,36 +48,36 @@ def _read(path: Path) -> list[Prompt]:
 
 
 def _is_object(line: str) -> bool:
-    """Whether a line is a JSON object; one that only begins like one is text."""
+    """Tell whether a line is a complete JSON object; a line that only starts with a brace is text."""
     try:
         return line.startswith("{") and isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
 
 
-def _text_line(line: str, index: int, place: str) -> Prompt:
+def _text_line(line: str, index: int, where: str) -> Prompt:
     if _is_object(line):
-        raise PromptError(f"{place}: a line of a text file must be a prompt, got the JSON object {line[:60]!r}")
+        raise PromptError(f"{where}: a line of a text file must be a prompt, got the JSON object {line[:60]!r}")
     if "\0" in line:
-        raise PromptError(f"{place}: a prompt must be text, got a zero byte in {line[:60]!r}")
+        raise PromptError(f"{where}: a prompt must be text, got a zero byte in {line[:60]!r}")
     return Prompt(index=index, text=line)
 
 
-def _json_line(line: str, index: int, place: str) -> Prompt:
+def _json_line(line: str, index: int, where: str) -> Prompt:
     try:
         fields: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise PromptError(f"{place}: a line must be one JSON object, got {line[:60]!r} ({error})") from None
+        raise PromptError(f"{where}: a line must be one JSON object, got {line[:60]!r} ({error})") from None
     if not isinstance(fields, dict) or not isinstance(fields.get("prompt"), str) or not fields["prompt"].strip():
-        raise PromptError(f"{place}: a line must be a JSON object with a text under `prompt`, got {line[:60]!r}")
+        raise PromptError(f"{where}: a line must be a JSON object with a text under `prompt`, got {line[:60]!r}")
     negative = fields.get("negative_prompt", "")
     if not isinstance(negative, str):
-        raise PromptError(f"{place}: `negative_prompt` must be a text, got {negative!r}")
+        raise PromptError(f"{where}: `negative_prompt` must be a text, got {negative!r}")
     try:
         (fields["prompt"] + negative).encode()
     except UnicodeEncodeError:
         raise PromptError(
-            f"{place}: a prompt must be Unicode text, got half a surrogate pair in {line[:60]!r}"
+            f"{where}: a prompt must be Unicode text, got half a surrogate pair in {line[:60]!r}"
         ) from None
     metadata = {key: value for key, value in fields.items() if key not in ("prompt", "negative_prompt")}
     return Prompt(index=index, text=fields["prompt"], negative=negative, metadata=metadata)

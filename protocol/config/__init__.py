@@ -1,1 +1,1 @@
-"""The config tree: one section a file, read and checked before anything starts."""
+"""The config tree: one file for each section. A run reads and checks the whole tree before it starts anything."""

@@ -1,4 +1,4 @@
-"""Where a run computes: its actors, their resources and deadlines."""
+"""The section `cluster`: actors, their resources and their deadlines."""
 
 from pydantic import Field
 
@@ -6,33 +6,37 @@ from protocol.config.section import Positive, Section
 
 
 class RoleConfig(Section):
-    """What one kind of actor may use."""
+    """Resources and deadline of one kind of actor."""
 
     threads: Positive = 1
-    """CPU threads of torch; part of the config because sums depend on it."""
+    """CPU threads of torch in one actor. They may change results, since they decide the order of sums."""
     cpus: float = Field(default=1.0, ge=0.0)
-    """CPUs that Ray reserves for one actor."""
+    """CPUs that Ray reserves for one actor, at least 0; fractions are possible."""
     gpus: float = Field(default=0.0, ge=0.0)
-    """GPUs that Ray reserves for one actor."""
+    """GPUs that Ray reserves for one actor, at least 0; fractions are possible."""
     timeout_s: float = Field(default=600.0, gt=0.0)
-    """Seconds after which one call counts as failed and the actor is replaced."""
+    """Seconds that one call may take; then it counts as failed and the actor is replaced."""
 
 
 class ClusterConfig(Section):
-    """Where it runs. Nothing here may change a result but `threads`, and whether there are `gpus`: they round."""
+    """Where a run computes. Only `threads`, and whether `gpus` is above 0, can change a result, through rounding."""
 
     address: str | None = None
-    """Ray address; none starts a local cluster on loopback and stops it with the run. RAY_ADDRESS counts as given."""
+    """Address of a Ray cluster. Without one, and without RAY_ADDRESS in the environment, the run starts a local cluster
+    on loopback and stops it at the end."""
     rollout_actors: Positive = 2
-    """Rollout actors that draw in parallel."""
+    """Rollout actors that generate trajectories in parallel, at least 1."""
     max_restarts: int = Field(default=10, ge=0)
-    """Lost actors that one pool replaces within `restart_window_s` before the run stops; the learner's own likewise."""
+    """Failed actors that each pool, and the learner, may replace within `restart_window_s`; one more stops the run."""
     restart_window_s: float = Field(default=3600.0, gt=0.0)
-    """Seconds after which a loss no longer counts."""
+    """Seconds for which a failed actor counts towards `max_restarts`."""
     heartbeat_s: float = Field(default=60.0, gt=0.0)
-    """Seconds within which an actor at work must give a sign of life; one that does not is replaced."""
+    """Seconds within which a busy actor must send a heartbeat; an actor that does not is replaced."""
     stop_within_s: float = Field(default=60.0, gt=0.0)
-    """Seconds a stop may wait for the update in progress; then the run ends with the checkpoint it has."""
+    """Seconds that a stop waits for the update in progress; then the run ends with its newest checkpoint."""
     rollout: RoleConfig = RoleConfig()
+    """Resources of one rollout actor."""
     reward: RoleConfig = RoleConfig()
+    """Resources of one reward actor; a reward may override them."""
     learner: RoleConfig = RoleConfig()
+    """Resources of the learner actor."""

@@ -1,4 +1,4 @@
-"""From rewards to advantages."""
+"""The section `credit`: how rewards become advantages."""
 
 from typing import Literal
 
@@ -7,31 +7,34 @@ from pydantic import Field, model_validator
 from protocol.config.section import Decay, Section, Weight
 
 CREDIT_RULES_OF_POINTS = frozenset({"gains", "gae", "turning_point"})
-"""Credit rules that compare rewards along the trajectory, so that every point must be completed and scored."""
+"""Credit rules that compare rewards along the trajectory; they need every point completed and scored."""
 
 
 class StepWeightConfig(Section):
-    """Factors of the steps, by which advantages or step rewards are multiplied."""
+    """Step weights: one factor for each denoising step, applied to its advantages or its step rewards."""
 
     rule: Literal["none", "piecewise", "noise", "table"] = "noise"
-    """`piecewise`: early, middle, late; `noise`: a power of the step's std over its mean; `table`: given."""
+    """`none`: all 1; `piecewise`: `early`, `middle` and `late`; `noise`: a power of the step's std, divided by the mean
+    of that power; `table`: the numbers of `table`."""
     early: float = Field(default=1.8, ge=0.0)
-    """Weight of steps before a quarter of the schedule."""
+    """`piecewise`: weight of the steps in the first quarter of the schedule, at least 0."""
     middle: float = Field(default=1.0, ge=0.0)
-    """Weight of the steps between."""
+    """`piecewise`: weight of the steps in the middle half, at least 0."""
     late: float = Field(default=1.3, ge=0.0)
-    """Weight of steps after three quarters of the schedule."""
+    """`piecewise`: weight of the steps in the last quarter, at least 0."""
     noise_power: float = Field(default=2.0, ge=0.0)
-    """`noise`: power of the std. 1: TempFlow-GRPO's; 2 takes back the 1 / std^2 of the log-prob, so that every step's
-    squared error counts alike."""
+    """`noise`: the power of the std, at least 0. 1 is TempFlow-GRPO's. 2 cancels the 1 / std^2 of the log-prob, so that
+    the squared error of every step counts equally."""
     noise_constant: float | None = Field(default=None, gt=0.0)
-    """`noise`: this times the power of the std, not divided by its mean (2.25 in TempFlow-GRPO's released code)."""
+    """`noise`: a factor of the power of the std, which is then not divided by its mean; 2.25 in TempFlow-GRPO's
+    released code."""
     table: tuple[Weight, ...] = ()
-    """One weight for each step of the schedule."""
+    """`table`: one weight of at least 0 for each of the T steps."""
     mean_one: bool = False
     """Scale the weights so that their mean over the schedule is 1."""
     order: Literal["after", "before"] = "after"
-    """Multiply advantages after the normalisation and the clip, or step rewards before it."""
+    """`after`: weights multiply advantages after normalisation and clip; `before`: they multiply step rewards before
+    the normalisation."""
 
     @model_validator(mode="after")
     def _trains(self) -> "StepWeightConfig":
@@ -49,7 +52,7 @@ class StepWeightConfig(Section):
         if self.order == "before" and 0.0 in given:
             raise ValueError(
                 "credit.step_weights.order must be `after` where a weight is 0, got 'before': the normalisation would"
-                " make something of a step reward of 0"
+                " turn a step reward of 0 into an advantage"
             )
         return self
 
@@ -59,45 +62,50 @@ class StepWeightConfig(Section):
 
 
 class TurningPointConfig(Section):
-    """TP-GRPO's choices; the defaults are the paper's constrained version."""
+    """TP-GRPO's options; the defaults are the paper's constrained version."""
 
     is_consistent: bool = True
-    """Select only where the step and all that follows agree in sign, so that the aggregate is the larger."""
+    """Select a step only if its own gain and the gain of everything after it have the same sign, so that their sum is
+    larger than the step's own gain."""
     has_first_step: bool = True
-    """The first step may be selected too."""
+    """Allow the first step to be selected too."""
     is_balanced: bool = True
-    """As many rewarded as punished selections, the largest of each sign."""
+    """Keep equally many selections with positive and with negative reward: the largest of each sign."""
 
 
 class CreditConfig(Section):
-    """From rewards to advantages."""
+    """How rewards become advantages."""
 
     rule: Literal["uniform", "gains", "gae", "turning_point"] = "gae"
-    """`uniform`: the final reward for every step; `gains`: each step's reward difference; `gae`: decayed sum of the
-    gains from this step on; `turning_point`: gains, at turning points all that is gained from there."""
+    """Step rewards. `uniform`: the final reward for every step; `gains`: the difference of the values at the step's two
+    points; `gae`: the decayed sum of the gains from this step on; `turning_point`: gains, and at turning points the sum
+    of all gains from there on."""
     values: Literal["raw", "calibrated"] = "calibrated"
-    """What a point is worth to `gains` and `gae`. `raw`: its reward; `calibrated`: its lead over the group times the
-    slope with which final rewards follow it in this iteration."""
+    """Value of a point for `gains` and `gae`. `raw`: its reward. `calibrated`: its reward minus the group's mean, times
+    the slope of a regression of final rewards on it over this iteration."""
     normalise: Literal["joint", "per_step", "centred", "ema"] = "per_step"
-    """`joint`: mean and std over all members and steps of a prompt; `per_step`: over the members, for each step;
-    `centred`: mean of each step, std of all; `ema`: baseline of each step over the iterations, std of all."""
+    """`joint`: mean and std over all members and steps of a group; `per_step`: mean and std over the members, for each
+    step; `centred`: the mean of each step, the std of all steps; `ema`: a running mean of each step over iterations,
+    the std of all steps."""
     scale: Literal["prompt", "iteration"] = "iteration"
-    """Whose values the std is taken over: the prompt's own group, or all groups of the iteration."""
+    """Values over which the std is taken: those of the prompt's own group, or those of all groups of the iteration."""
     ddof: int = Field(default=0, ge=0, le=1)
-    """Degrees of freedom taken from the std: 0, or 1 as DanceGRPO."""
+    """Delta degrees of freedom of the std: 0, or 1 as in DanceGRPO."""
     gae_lambda: float = Field(default=0.3, ge=0.0, le=1.0)
-    """Decay of `gae`: 0 is the gain alone, 1 all that follows."""
+    """Decay of `gae` in [0, 1]: 0 is the step's own gain, 1 the sum of all gains from the step on."""
     ema_decay: Decay = 0.9
-    """Share of the old baseline that an iteration keeps, for `ema`."""
+    """`ema`: share of the old running mean that an iteration keeps, in [0, 1)."""
     turning_point: TurningPointConfig = TurningPointConfig()
+    """Options of the rule `turning_point`."""
     step_weights: StepWeightConfig = StepWeightConfig()
+    """One factor for each denoising step."""
     epsilon: float = Field(default=1e-4, ge=0.0)
-    """Added to the std."""
+    """Number added to the std before the division, at least 0."""
     mixture: Literal["rewards", "advantages"] = "rewards"
-    """`rewards`: the weighted sum of raw scores is one reward; `advantages`: each reward is normalised by itself and
-    the weighted sum of advantages trains."""
+    """`rewards`: the weighted sum of the scores is one reward. `advantages`: each score is normalised separately, and
+    the advantages are summed with the reward weights."""
     advantage_clip: float = Field(default=5.0, gt=0.0)
-    """Advantages are clamped to plus or minus this."""
+    """Advantages are clamped to plus or minus this number, above 0."""
 
     @model_validator(mode="after")
     def _weights_act(self) -> "CreditConfig":

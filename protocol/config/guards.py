@@ -1,4 +1,4 @@
-"""The guards' part of the config: when a run that may be silently wrong is stopped."""
+"""The section `guards`: when to stop a run that may be silently wrong."""
 
 from pydantic import Field
 
@@ -9,10 +9,10 @@ class GuardsConfig(Section):
     """Stop rules of `learner.loop.guards`. They never change a result; they only end a run."""
 
     zero_variance_iterations: Positive = 10
-    """Iterations in a row in which no group has anything to compare."""
+    """Stop after this many iterations in a row in which every group's rewards are all equal."""
     idle_iterations: Positive = 3
-    """Iterations in a row with something to learn after which the adapter's B may still be exactly 0."""
+    """Stop if the adapter's B is still exactly 0 after this many iterations in a row with something to learn."""
     max_approx_kl: float = Field(default=0.1, gt=0.0)
-    """Bound of `train/approx_kl`, half the mean squared log ratio of one iteration."""
+    """Upper bound of `train/approx_kl`, half the mean squared log ratio of one iteration."""
     max_ratio_deviation: float = Field(default=0.5, gt=0.0)
-    """Bound of |`train/ratio_mean` - 1|."""
+    """Upper bound of |`train/ratio_mean` - 1|."""

@@ -1,4 +1,4 @@
-"""Groups and the update."""
+"""The sections `group` and `learner`: the groups of an iteration, and the update."""
 
 from typing import Literal
 
@@ -8,71 +8,80 @@ from protocol.config.section import Decay, Positive, Section
 
 
 class GroupConfig(Section):
-    """How much is drawn for one iteration."""
+    """How many trajectories one iteration needs."""
 
     size: int = 24
-    """Members N of a group: trajectories of one prompt that are compared."""
+    """Members N of a group, at least 2: trajectories of one prompt, which are compared with each other."""
     shard: Positive = 24
-    """Members of one unit of rollout work; divides `size`."""
+    """Members of one shard, the unit of rollout work; it must divide `size`."""
     per_iteration: Positive = 12
-    """Groups of one iteration."""
+    """Groups of one iteration, at least 1."""
     max_lag: int = Field(default=0, ge=0)
-    """Learner updates that may pass between the weights that drew a group and its use; 0 is on-policy."""
+    """Iterations by which the adapter that generates a group may be older than the adapter that trains on it; 0 is
+    on-policy."""
 
     @model_validator(mode="after")
     def _comparable(self) -> "GroupConfig":
         if self.size < 2:
             raise ValueError(f"group.size must be at least 2, got {self.size}: advantages compare samples; raise it")
         if self.size % self.shard:
-            raise ValueError(f"group.shard must divide group.size {self.size}, got {self.shard}")
+            raise ValueError(f"group.shard must divide group.size {self.size}, got {self.shard}: take a divisor of it")
         return self
 
 
 class KlConfig(Section):
-    """How far the policy may go from the model without the adapter."""
+    """The penalty on the distance between the policy and the base model, which is the model without the adapter."""
 
     weight: float = Field(default=0.0, ge=0.0)
-    """beta; 0 switches the term and its forward off."""
+    """beta, at least 0; 0 switches the term and its forward off."""
     rule: Literal["full", "no_dt", "velocity"] = "full"
-    """`full`: closed-form KL of the step; `no_dt`: the same with a variance without the step size (Flow-GRPO's released
-    convention, to which its beta belongs); `velocity`: mean squared difference of the velocities."""
+    """`full`: the closed-form KL of a step; `no_dt`: the same with a variance without the step size h, as in
+    Flow-GRPO's released code and for its beta; `velocity`: the mean squared difference of the velocities."""
 
 
 class AverageConfig(Section):
-    """Running mean of the adapter (EMA)."""
+    """The running mean (EMA) of the adapter."""
 
     decay: Decay = 0.0
-    """Largest share of the old mean that an update keeps; early updates keep less. 0 switches it off."""
+    """Largest share of the old mean that an update of the mean keeps, in [0, 1); early updates keep less. 0 switches
+    the mean off."""
     every: Positive = 8
-    """Optimizer steps between updates of the mean."""
+    """Optimizer steps between updates of the mean, at least 1."""
 
 
 class LearnerConfig(Section):
-    """The update."""
+    """The update: optimizer, objective and checks."""
 
     learning_rate: float = Field(default=3e-4, gt=0.0)
-    """AdamW's step size."""
+    """AdamW's learning rate, above 0."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """AdamW's decay of first and second moment."""
+    """AdamW's decay rates of the first and second moment, each in [0, 1)."""
     adam_epsilon: float = Field(default=1e-8, gt=0.0)
-    """AdamW's epsilon."""
+    """AdamW's epsilon, above 0."""
     weight_decay: float = Field(default=1e-4, ge=0.0)
-    """AdamW's decoupled weight decay."""
+    """AdamW's decoupled weight decay, at least 0."""
     max_grad_norm: float = Field(default=1.0, gt=0.0)
-    """The gradient is scaled down to this norm."""
+    """Largest norm of the gradient; a longer gradient is scaled down to it."""
     clip_range: float = Field(default=1e-4, gt=0.0)
-    """c of the clipped surrogate; ratios of log-prob means are close to 1, hence the small number."""
+    """c of the clipped surrogate, above 0. It is small because log-probs are means over latent elements, so ratios stay
+    close to 1."""
     updates_per_iteration: Positive = 2
-    """Optimizer steps of one pass, each over an equal part of the iteration's groups; gradients of its pairs add up."""
+    """Optimizer steps of one pass, at least 1; it must divide `group.per_iteration`. Each step accumulates the
+    gradients of an equal part of the iteration's groups."""
     epochs: Positive = 1
-    """Passes over the groups of one iteration."""
+    """Passes over the groups of one iteration, at least 1."""
     step_fraction: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Share of a shard's stochastic steps that is trained, drawn for each shard and pass (DanceGRPO: 0.6)."""
+    """Share of a shard's stochastic steps that is trained, in (0, 1]; the steps are chosen at random for each shard and
+    pass (DanceGRPO: 0.6)."""
     objective: Literal["clipped", "guarded", "distillation"] = "clipped"
-    """`clipped`: PPO's; `guarded`: with GRPO-Guard's ratio; `distillation`: regression onto improved completions."""
+    """`clipped`: PPO's clipped surrogate; `guarded`: the same with GRPO-Guard's ratio; `distillation`: regression onto
+    improved completions."""
     kl: KlConfig = KlConfig()
+    """The KL penalty."""
     average: AverageConfig = AverageConfig()
+    """The running mean of the adapter."""
     probe_every: int = Field(default=50, ge=0)
-    """Iterations between replays of one shard that must give the rollout actor's log-probs; 0 never asks."""
+    """Iterations between probes. A probe replays one shard, which must give the rollout actor's log-probs. 0 switches
+    probes off."""
     probe_bound: float = Field(default=1e-4, ge=0.0)
-    """Largest |ratio - 1| of such a replay; above it the run stops with its reason."""
+    """Largest |ratio - 1| of a probe, at least 0; above it the run stops."""

@@ -1,4 +1,4 @@
-"""The model and its adapter."""
+"""The section `model`: the model and its adapter."""
 
 from typing import Literal
 
@@ -8,50 +8,54 @@ from protocol.config.section import Positive, Section
 
 
 class LoraConfig(Section):
-    """The low-rank adapter that is trained. Keys left out take the model family's default."""
+    """The low-rank adapter that is trained. A key that is not set takes the model family's default."""
 
     rank: Positive | None = None
-    """Inner width of the adapter."""
+    """Inner width of the adapter, at least 1."""
     alpha: Positive | None = None
-    """The adapter's output is scaled by alpha / rank."""
+    """Numerator of the scale alpha / rank of the adapter's output, at least 1."""
     targets: tuple[str, ...] | None = None
-    """Ends of the module names in the transformer that receive the adapter."""
+    """Modules of the transformer that receive the adapter, each by the end of its name, such as `attn.to_q`."""
     start: str | None = None
-    """Folder or file of a LoRA to start from, as diffusers saves it; the reference stays the base model."""
+    """Folder or file of a LoRA in diffusers' format that training starts from; the reference stays the base model."""
 
 
 class ModelConfig(Section):
-    """The pretrained model and how it is asked."""
+    """The pretrained model and how it runs."""
 
     path: str
     """A diffusers folder, `pkg://package/folder` inside an installed package, or a hub id such as `org/name`."""
     revision: str | None = None
-    """Branch, tag or commit of a hub id; a commit keeps a run's model from changing."""
+    """Branch, tag or commit of a hub id; only a commit guarantees that the model never changes."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of the frozen transformer, its arithmetic (autocast) and the text encoders; VAE and LoRA are float32."""
+    """Dtype of the frozen transformer, of its autocast and of the text encoders; VAE and LoRA are float32."""
     height: Positive | None = None
-    """Pixels; none takes the size that the model was trained for."""
+    """Height of an image in pixels; none takes the size that the model was trained for."""
     width: Positive | None = None
-    """Pixels."""
+    """Width of an image in pixels; given together with `height`."""
     max_sequence_length: Positive = 128
-    """T5 tokens per prompt; without a T5 encoder as many zero tokens are appended."""
+    """T5 tokens of a prompt, at least 1; without a T5 encoder as many zero tokens are appended."""
     guidance: float = Field(default=1.0, ge=1.0)
-    """Classifier-free guidance weight w of the policy: rollout, training and evaluation alike; 1 costs one forward."""
+    """Classifier-free guidance weight w of the policy, at least 1, for rollout, training and evaluation. 1 needs one
+    forward, more needs two."""
     embedded_guidance: float = Field(default=3.5, ge=0.0)
-    """The number that a guidance-distilled model (FLUX.1-dev) takes as an input; others ignore it."""
+    """Guidance input of a guidance-distilled model (FLUX.1-dev), at least 0; other models ignore it."""
     embedding_cache: str | None = None
-    """Folder that keeps prompt embeddings; the text encoders are then loaded once, before the run, and freed."""
+    """Folder that keeps prompt embeddings. With it the text encoders are loaded once, before the run, and then
+    freed."""
     forward_batch: Positive | None = None
-    """Most samples of one transformer forward, in rollout and learner alike, so that the ratio stays exactly 1."""
+    """Most samples of one transformer forward; none takes all at once. Rollout and learner use the same number, so the
+    ratio stays exactly 1."""
     decode_batch: Positive | None = None
     """Most images that the VAE decodes at once; none decodes all."""
     vae_tiling: bool = False
-    """Decode in overlapping tiles: less memory for large images, slightly other pixels."""
+    """Decode in overlapping tiles: less memory for large images, slightly different pixels."""
     gradient_checkpointing: bool = False
-    """The learner keeps one tensor a block and computes the rest again: far less memory, one more forward."""
+    """The learner stores one tensor of each block and recomputes the others: far less memory, one more forward."""
     compile: str | None = None
-    """torch.compile backend of the transformer, such as `inductor`; none runs it as it is."""
+    """torch.compile backend of the transformer, such as `inductor`; none does not compile it."""
     lora: LoraConfig = LoraConfig()
+    """The adapter."""
 
     @model_validator(mode="after")
     def _both_sides(self) -> "ModelConfig":

@@ -1,4 +1,4 @@
-"""The rewards' part of the config: what is scored, where, and what happens when a score fails."""
+"""The section `rewards`: the scorers, their actors, and what happens when an image gets no score."""
 
 import re
 from collections.abc import Mapping
@@ -13,29 +13,31 @@ class RewardConfig(Section):
     """One scorer of the mixture, and its pool of reward actors."""
 
     scorer: str
-    """A built-in name such as `geneval`, or `package.module:Class`."""
+    """A built-in name such as `geneval`, or an import path `package.module:Class`."""
     weight: float = 1.0
-    """Factor of its score, or of its advantages, in the sum; see `credit.mixture`."""
+    """Reward weight: the factor of its score, or of its advantages, in the sum; see `credit.mixture`."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the scorer's constructor."""
     use: Literal["train", "evaluate"] = "train"
-    """`train`: part of the reward; `evaluate`: scores held-out images only and never trains."""
+    """`train`: its score is part of the reward; `evaluate`: it scores held-out images only and never trains."""
     actors: Positive = 1
-    """Reward actors that score in parallel."""
+    """Reward actors that score in parallel, at least 1."""
     batch: Positive = 64
-    """Most images of one call; what waits is joined across groups, and larger requests are cut."""
+    """Most images of one call, at least 1. Pending images are joined across groups, and larger requests are split."""
     batch_delay_s: float = Field(default=0.0, ge=0.0)
-    """Seconds that an idle actor waits for a full batch; 0 takes at once what is there."""
+    """Seconds that an idle actor waits for a full batch; 0 takes the pending images at once."""
     queue: Positive = 4096
-    """Images that may be in work at once, being rolled out or waiting for scores; beyond that no shard is requested."""
+    """Most images in progress, at least 1: images being generated plus images waiting for scores. At this number no
+    further shard is requested."""
     timeout_s: float | None = Field(default=None, gt=0.0)
-    """Seconds after which one call counts as failed and the actor is replaced; none: `cluster.reward.timeout_s`,
-    which is also how long an actor may take to load its scorer."""
+    """Seconds that one call may take; then it counts as failed and the actor is replaced. None takes
+    `cluster.reward.timeout_s`, which also bounds the time to load a scorer."""
     tries: Positive = 3
-    """Times that an image is tried, each time by another actor if there is one, before `on_failure` decides."""
+    """How often an image is tried before `on_failure` decides, at least 1; each try takes another actor if possible."""
     on_failure: Literal["missing", "drop_group", "pause", "fail"] = "missing"
-    """An image without a score after all tries: `missing` masks the gains that touch it, `drop_group` sets its whole
-    group aside, `pause` waits until the scorer answers again, `fail` ends the run."""
+    """What happens to an image without a score after all tries. `missing` masks the gains that need its score,
+    `drop_group` drops the scores of its whole group, `pause` waits until the scorer works again, `fail` ends the
+    run."""
     cpus: float | None = Field(default=None, ge=0.0)
     """CPUs that Ray reserves for one actor; none takes `cluster.reward.cpus`."""
     gpus: float | None = Field(default=None, ge=0.0)
@@ -43,16 +45,20 @@ class RewardConfig(Section):
     resources: dict[str, float] = Field(default_factory=dict)
     """Custom Ray resources that one actor needs, such as `{ocr_node: 1}`."""
     runtime_env: dict[str, Any] | None = None
-    """Ray runtime environment of the actors, such as `{pip: [paddleocr]}`; the scorer is then built only there."""
+    """Ray runtime environment of the actors, such as `{pip: [paddleocr]}`; only they build the scorer then."""
 
 
 def trained_weights(rewards: Mapping[str, RewardConfig]) -> dict[str, float]:
-    """The weight of each reward that trains, by name."""
+    """Return the weight of each reward that trains, by name."""
     return {name: reward.weight for name, reward in rewards.items() if reward.use == "train"}
 
 
 def require_sound(rewards: Mapping[str, RewardConfig]) -> None:
-    """Names stand in metric names and one reward must train (ValueError)."""
+    """Check that every name can be part of a metric's name, and that at least one reward trains.
+
+    Raises:
+        ValueError: one of the two rules is broken.
+    """
     for name in rewards:
         if not re.fullmatch(r"[\w-]+", name):
             raise ValueError(f"a reward's name must be letters, digits, _ and -, got {name!r}: it names metrics")
@@ -60,11 +66,11 @@ def require_sound(rewards: Mapping[str, RewardConfig]) -> None:
         raise ValueError("at least one of rewards must have use=train, got only scorers that evaluate")
 
 
-def is_place(key: str) -> bool:
-    """Whether a dotted key `rewards.NAME.…` says where and how scoring runs, which may not change a score."""
+def changes_no_score(key: str) -> bool:
+    """Tell whether a dotted key is a field of a reward that cannot change a score, such as `rewards.NAME.actors`."""
     _, _, field = key.removeprefix("rewards.").partition(".")
     return key.startswith("rewards.") and field.split(".")[0] not in RESULT_FIELDS
 
 
 RESULT_FIELDS = frozenset({"scorer", "weight", "args", "use"})
-"""Fields of a reward that may change a result."""
+"""Fields of a reward that can change a result."""

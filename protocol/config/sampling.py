@@ -1,4 +1,4 @@
-"""How trajectories are drawn and how their points are completed."""
+"""The sections `sampling` and `completion`: how trajectories are generated and how their points are completed."""
 
 from typing import Literal
 
@@ -8,22 +8,28 @@ from protocol.config.section import Positive, Section, Share
 
 
 class WindowConfig(Section):
-    """Which of the steps that can be stochastic are: the others run as ODE, whose image nobody trains."""
+    """Which eligible steps are stochastic and trained; all others are plain ODE steps."""
 
     rule: Literal["all", "fixed", "random", "sliding", "branch"] = "all"
-    """`fixed`: `size` steps from `first`; `random`: drawn for each iteration; `sliding`: moves by one step; `branch`:
-    one step for each shard."""
+    """`all`: every eligible step; `fixed`: `size` steps from `first`; `random`: `size` steps from a random start in
+    each iteration; `sliding`: `size` steps that move on by one; `branch`: one step for each shard."""
     size: Positive = 2
-    """Steps of a fixed, random or sliding window."""
+    """Steps of a fixed, random or sliding window, at least 1."""
     first: int = 0
-    """First step of the fixed window."""
+    """First step of the fixed window, from 0."""
     within: tuple[Share, Share] = (0.0, 1.0)
-    """Part of the schedule in which random and sliding windows lie, as shares of T, rounded down."""
+    """Part of the schedule that holds random and sliding windows: start and end as shares of T in [0, 1], rounded down.
+    """
     every: Positive = 25
-    """Iterations after which the sliding window moves; past its last place it begins again."""
+    """Iterations after which the sliding window moves on by one step, at least 1; after its last position it starts
+    again at the first."""
 
     def require_inside(self, steps: int) -> None:
-        """Raise ValueError when the window does not fit into a schedule of this many steps."""
+        """Check that the window fits into a schedule of `steps` steps.
+
+        Raises:
+            ValueError: it does not fit.
+        """
         if self.rule == "fixed" and not 0 <= self.first <= steps - self.size:
             raise ValueError(
                 f"sampling.window must lie inside the schedule, steps 0 to {steps - 1}, got {self.first} to"
@@ -37,39 +43,42 @@ class WindowConfig(Section):
             )
 
     def bounds(self, steps: int) -> tuple[int, int]:
-        """First step and end of the part in which windows lie."""
+        """Return the first step, and the step after the last one, of the part that holds the windows."""
         low, high = self.within
         return int(low * steps), int(high * steps)
 
 
 TOO_LOUD = {
-    "ddim_sde": "the root of sigma'^2 - std^2 turns negative",
-    "cps": "sin(a pi / 2), the share of noise, falls again",
+    "ddim_sde": "sigma'^2 - std^2 under the root turns negative",
+    "cps": "sin(a pi / 2), the share of noise, decreases again",
 }
-"""What goes wrong above a noise level of 1, by kernel."""
+"""Kernels whose noise level is at most 1, each with the reason."""
 
 
 class SamplingConfig(Section):
-    """How trajectories are drawn."""
+    """How training trajectories are generated."""
 
     steps: int = Field(default=10, ge=2)
-    """Denoising steps T of a training trajectory."""
+    """Denoising steps T of a training trajectory, at least 2."""
     schedule: Literal["model", "linear", "shifted"] = "model"
-    """Sigma grid: `model` is the family's own, as its pipeline draws; `linear` runs evenly from 1 to 0; `shifted` is
-    `linear` shifted once by 3 (DanceGRPO, MixGRPO)."""
+    """Grid of sigmas. `model`: the grid of the model's own pipeline; `linear`: even from 1 to 0; `shifted`: `linear`
+    shifted once by 3 (DanceGRPO, MixGRPO)."""
     kernel: Literal["flow_sde", "ddim_sde", "dance_sde", "cps"] = "flow_sde"
     """Transition of a stochastic step."""
     noise_level: float = 0.7
-    """a of Flow-SDE and CPS, eta of DDIM-SDE and Dance-SDE."""
+    """a of Flow-SDE and CPS, eta of DDIM-SDE and Dance-SDE; above 0, and at most 1 for DDIM-SDE and CPS."""
     noise_levels: tuple[float, ...] = ()
-    """The noise level of each step but the last, instead of one for all; `flowcredit calibrate` writes it."""
+    """A noise level for each step but the last; empty takes `noise_level` for all. `flowcredit calibrate` writes them.
+    """
     first_step: Literal["clamp", "exclude"] = "clamp"
-    """DDIM-SDE has std 0 at sigma 1: `clamp` takes 1 - sigma_1 for 1 - sigma there, `exclude` runs the step as ODE."""
+    """The first step of DDIM-SDE, whose std is 0 at sigma 1. `clamp`: use 1 - sigma_1 instead of 1 - sigma there;
+    `exclude`: a plain ODE step."""
     log_prob: Literal["gaussian", "squared"] = "gaussian"
-    """`squared`: CPS's published -(x' - mean)^2, without 1 / (2 std^2) and constants."""
+    """`gaussian`: the log-density; `squared`: CPS's published -(x' - mean)^2, without 1 / (2 std^2) and constants."""
     std_min: float = Field(default=0.02, ge=0.0)
-    """Steps whose std is below this run as ODE and are not trained."""
+    """Least std of a stochastic step, at least 0; steps with a smaller std are plain ODE steps and are not trained."""
     window: WindowConfig = WindowConfig()
+    """Which eligible steps are stochastic and trained."""
     shared_noise: bool = True
     """All members of a group start from the same initial noise."""
 
@@ -79,7 +88,7 @@ class SamplingConfig(Section):
         for key, level in named.items():
             if level <= 0:
                 raise ValueError(
-                    f"sampling.{key} must be above 0, got {level}: without noise nothing is explored; raise it"
+                    f"sampling.{key} must be above 0, got {level}: without noise there is no exploration; raise it"
                 )
             if level > 1 and self.kernel in TOO_LOUD:
                 raise ValueError(
@@ -93,7 +102,7 @@ class SamplingConfig(Section):
             )
         if self.log_prob == "squared" and self.kernel != "cps":
             raise ValueError(
-                f"sampling.log_prob must be `gaussian` for {self.kernel}, got 'squared': only CPS was published so"
+                f"sampling.log_prob must be `gaussian` for {self.kernel}, got 'squared': only CPS was published with it"
             )
         self.window.require_inside(self.steps)
         return self
@@ -103,20 +112,21 @@ class CompletionConfig(Section):
     """How the clean image at a point of a trajectory is estimated."""
 
     rule: Literal["tweedie", "ode", "schedule"] = "ode"
-    """`tweedie`: x - sigma v, no further forward; `ode`: to sigma 0 in `substeps` substeps; `schedule`: the steps that
-    remain of the trajectory's own schedule."""
+    """`tweedie`: x - sigma v, without a further forward; `ode`: integrate to sigma 0 in `substeps` substeps;
+    `schedule`: integrate along the remaining steps of the trajectory's own schedule."""
     substeps: int = 3
-    """T' of `ode`; its first velocity is the main pass's, so a point costs T' - 1 forwards."""
+    """T' of `ode`, at least 1. The first substep reuses the main pass's velocity, so a point costs T' - 1 forwards."""
     spacing: Literal["even", "schedule"] = "schedule"
-    """Substeps of `ode`: even in sigma, or even in steps of the schedule (dense where the schedule is)."""
+    """Substeps of `ode`: even in sigma, or even in steps of the schedule (dense where the schedule is dense)."""
     solver: Literal["euler", "heun", "adams"] = "adams"
-    """`adams`: second order from the velocity before, as many forwards as `euler`; `heun`: about twice as many."""
+    """`adams`: second order with the previous velocity, as many forwards as `euler`; `heun`: second order with about
+    twice as many."""
 
     @model_validator(mode="after")
     def _has_substeps(self) -> "CompletionConfig":
         if self.substeps < 1:
             raise ValueError(
-                f"completion.substeps must be at least 1, got {self.substeps}: 1 is Tweedie's estimate, one more costs"
-                " one forward for every point"
+                f"completion.substeps must be at least 1, got {self.substeps}: 1 is Tweedie's estimate, each further"
+                " one costs one forward for every point"
             )
         return self

@@ -1,4 +1,4 @@
-"""The status part of the config: where a run shows itself. Nothing here changes a result."""
+"""The section `status`: where a run publishes its status. Nothing in it changes a result."""
 
 import os
 from typing import Self
@@ -14,21 +14,21 @@ SCHEMES = ("redis", "rediss", "unix")
 
 
 class StatusConfig(Section):
-    """What people can see of a run while it goes."""
+    """What a run publishes about itself."""
 
     board: str = EMBEDDED
-    """`embedded` starts a server that lives as long as the run, `off` shows nothing; otherwise a `redis://`,
-    `rediss://` or `unix://` address. The environment's FLOWCREDIT_BOARD goes before it, and may hold a password."""
+    """The status board. `embedded` starts a server for the run, `off` publishes nothing; otherwise a `redis://`,
+    `rediss://` or `unix://` address. FLOWCREDIT_BOARD in the environment overrides it, and may hold a password."""
     heartbeat_s: float = Field(default=1.0, gt=0.0, le=60.0)
-    """Seconds between two looks at the board: writing the status, reading what is asked for."""
+    """Seconds between two exchanges with the board, which write the status and read commands; in (0, 60]."""
     keep_days: float = Field(default=7.0, gt=0.0)
-    """Days that a board keeps a run after its last sign of life."""
+    """Days for which a board keeps a run after its last heartbeat, above 0."""
     trajectories: int = Field(default=2, ge=0, le=16)
-    """Trajectories whose images are recorded; 0 records none."""
+    """Trajectories of a recorded iteration whose images are kept, 0 to 16; 0 records none."""
     trajectories_every: int = Field(default=5, ge=1)
-    """Iterations between two recordings; the first iteration is recorded too."""
+    """Iterations between two recorded ones, at least 1; the first iteration is always recorded."""
     trackers: tuple[str, ...] = ()
-    """`tensorboard`, `wandb`, or `package.module:Class` of your own."""
+    """Metric trackers: `tensorboard`, `wandb`, or the import path `package.module:Class` of your own."""
 
     @model_validator(mode="after")
     def _is_board(self) -> Self:
@@ -49,5 +49,5 @@ class StatusConfig(Section):
 
 
 def board_address(settings: StatusConfig) -> str:
-    """Where a run shows itself: `embedded`, `off` or an address; the environment goes before the config."""
+    """Return the board of a run: `embedded`, `off` or an address. The environment overrides the config."""
     return os.environ.get(BOARD_VARIABLE) or settings.board
