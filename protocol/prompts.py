@@ -1,9 +1,9 @@
 """Read prompt files: JSON lines or plain text, whichever the file holds.
 
-| content                                  | meaning of a line                                                      |
-|------------------------------------------|------------------------------------------------------------------------|
-| a JSON object with `prompt` on each line | its text, `negative_prompt`, metadata in other keys (as in GenEval)     |
-| anything else                            | a prompt; words that the image shall show are in double quotes         |
+| content                                  | meaning of a line                                                   |
+|------------------------------------------|---------------------------------------------------------------------|
+| a JSON object with `prompt` on each line | its text, `negative_prompt`, metadata in other keys (as in GenEval) |
+| anything else                            | a prompt; words that the image shall show are in double quotes      |
 
 The first line that is not blank decides about the format; a file whose name ends in `.jsonl` is always JSON. A line in
 the other format is an error that names the line's number.

@@ -1,6 +1,6 @@
-"""The autoencoder of the toy world: an AutoencoderTiny that turns 32x32 images into 8x8x4 latents and back.
+"""The autoencoder of the toy world: an AutoencoderTiny that encodes 32x32 images as 8x8x4 latents and decodes them.
 
-`build` makes it, `train` fits it on rendered scenes; its latents come out with about zero mean and unit variance.
+`build` makes it, `train` trains it on rendered scenes. Its latents have about zero mean and unit variance.
 """
 
 from pathlib import Path
@@ -19,11 +19,11 @@ BATCH = 64
 CHANNELS = 24
 LATENT_CHANNELS = 4
 LATENT_NOISE = 0.12
-"""Std of the noise added to latents in training, so that the decoder forgives a sampler's small errors."""
+"""Std of the noise that training adds to latents, so that the decoder tolerates small errors of a sampler."""
 
 
 def build() -> AutoencoderTiny:
-    """An untrained autoencoder, three levels (factor 4) of 24 channels."""
+    """Return an untrained autoencoder with three levels (factor 4) of 24 channels."""
     return AutoencoderTiny(
         encoder_block_out_channels=(CHANNELS,) * 3,
         decoder_block_out_channels=(CHANNELS,) * 3,
@@ -34,28 +34,32 @@ def build() -> AutoencoderTiny:
 
 
 def to_model_range(images: UInt8[np.ndarray, "B H W 3"]) -> Float[Tensor, "B 3 H W"]:
-    """uint8 images to float32 in [-1, 1], channels first."""
+    """Convert uint8 images to float32 in [-1, 1], channels first."""
     return torch.from_numpy(images).permute(0, 3, 1, 2).float().div(127.5).sub(1)
 
 
 def to_images(images: Float[Tensor, "B 3 H W"]) -> UInt8[np.ndarray, "B H W 3"]:
-    """Float images in [-1, 1] to uint8 images, clipped and rounded."""
+    """Convert float images in [-1, 1] to uint8 images, clipped and rounded."""
     scaled = images.clamp(-1, 1).add(1).mul(127.5).round()
     return scaled.to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
 
 
 def train(images: np.ndarray, *, steps: int, seed: int, folder: Path, console: Console) -> AutoencoderTiny:
-    """Fit the autoencoder; a checkpoint named `autoencoder` in `folder` is gone on from.
+    """Train the autoencoder; continue from the checkpoint `autoencoder` in `folder` if there is one.
 
-    The loss is the mean absolute error of noisy-latent reconstructions, of their differences between neighbouring
-    pixels (so that edges stay sharp), and a pull of the latents towards zero mean and unit variance.
+    The loss has three terms: the mean absolute error of reconstructions from noisy latents, the same error of the
+    differences between neighbouring pixels (which keeps edges sharp), and a penalty that pulls the latents to zero mean
+    and unit variance.
 
     Args:
-        images: uint8 [B, 32, 32, 3] to learn from.
-        steps: optimizer steps in all.
-        seed: of weights and batches.
-        folder: of the checkpoint.
-        console: for progress.
+        images: training images, uint8 [B, 32, 32, 3].
+        steps: total number of optimizer steps.
+        seed: seed of weights and batches.
+        folder: folder of the checkpoint.
+        console: receives the progress.
+
+    Returns:
+        The trained autoencoder, frozen, with its scaling and shift factor.
     """
     torch.manual_seed(seed)
     model = build().train()
@@ -87,7 +91,8 @@ def train(images: np.ndarray, *, steps: int, seed: int, folder: Path, console: C
 
 @torch.no_grad()
 def calibrate(model: AutoencoderTiny, images: np.ndarray) -> AutoencoderTiny:
-    """Write scaling_factor and shift_factor so that `normalised_latents` have zero mean and unit std; frozen after."""
+    """Set scaling_factor and shift_factor so that `normalised_latents` have zero mean and unit std; freeze the
+    model."""
     model.eval().requires_grad_(requires_grad=False)
     latents = torch.cat([_encode(model, to_model_range(part)) for part in _parts(images)])
     model.register_to_config(
@@ -98,20 +103,20 @@ def calibrate(model: AutoencoderTiny, images: np.ndarray) -> AutoencoderTiny:
 
 @torch.no_grad()
 def normalised_latents(model: AutoencoderTiny, images: np.ndarray) -> Float[Tensor, "B 4 h w"]:
-    """Latents as the transformer sees them: (encoded - shift_factor) * scaling_factor."""
+    """Encode images as the transformer's latents: (encoded - shift_factor) * scaling_factor."""
     latents = torch.cat([_encode(model, to_model_range(part)) for part in _parts(images)])
     return (latents - model.config["shift_factor"]) * model.config["scaling_factor"]
 
 
 @torch.no_grad()
 def reconstruct(model: AutoencoderTiny, images: np.ndarray) -> UInt8[np.ndarray, "B H W 3"]:
-    """Images through the encoder and the decoder."""
+    """Encode and decode images."""
     return np.concatenate([to_images(_decode(model, _encode(model, to_model_range(part)))) for part in _parts(images)])
 
 
 @torch.no_grad()
 def decode_normalised(model: AutoencoderTiny, latents: Float[Tensor, "B 4 h w"]) -> UInt8[np.ndarray, "B H W 3"]:
-    """Images of latents as the transformer sees them."""
+    """Decode the transformer's latents to images."""
     raw = latents / model.config["scaling_factor"] + model.config["shift_factor"]
     return to_images(_decode(model, raw))
 

@@ -1,6 +1,7 @@
-"""Measures the toy world's instruments, the figures in its README: `python -m toyworld.pretraining.check`.
+"""Measure the toy world's detector and CLIP, for the figures in its README: `python -m toyworld.pretraining.check`.
 
-The detector on true renders and on the same through the shipped autoencoder; the CLIP on right and wrong captions.
+The detector reads rendered scenes, and the same scenes after the shipped autoencoder. The CLIP compares true and wrong
+captions.
 """
 
 import time
@@ -26,11 +27,12 @@ from toyworld.world.vocabulary import TAGS
 
 HERE = Path(__file__).parents[1]
 CENTRE_TOLERANCE = 1.5
-"""Pixels by which the centre of a box may be off."""
+"""Largest error of a detected box's centre, in pixels."""
 
 
 def is_read_right(scene: Scene, detections: list[Detection]) -> bool:
-    """Whether the detections are the scene's shapes, one for one: class, colour, and centre to CENTRE_TOLERANCE."""
+    """Tell whether the detections match the scene's shapes one to one: class, colour, and centre to
+    CENTRE_TOLERANCE."""
     left = list(detections)
     for shape in scene.shapes:
         same = [d for d in left if (d.label, d.color) == (shape.label, shape.color) and _is_near(d.box, shape.box)]
@@ -41,7 +43,7 @@ def is_read_right(scene: Scene, detections: list[Detection]) -> bool:
 
 
 def detector_accuracy(examples: Examples, images: UInt8[np.ndarray, "B H W 3"]) -> dict[str, float]:
-    """Share of scenes that the detector reads right from their images, by task kind."""
+    """Return the share of scenes that the detector reads correctly, by task kind."""
     right: dict[str, list[bool]] = {tag: [] for tag in TAGS}
     detections = ShapeDetector().detect(images)
     for line, scene, found in zip(examples.true_lines, examples.scenes, detections, strict=True):
@@ -50,17 +52,19 @@ def detector_accuracy(examples: Examples, images: UInt8[np.ndarray, "B H W 3"]) 
 
 
 def _is_near(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
-    """Whether two boxes' centres lie within CENTRE_TOLERANCE of each other."""
+    """Tell whether the centres of two boxes are within CENTRE_TOLERANCE of each other."""
     return float(np.hypot(a[0] + a[2] - b[0] - b[2], a[1] + a[3] - b[1] - b[3])) / 2 <= CENTRE_TOLERANCE
 
 
 def main(
     scenes: Annotated[int, typer.Option(help="Scenes to draw.", min=60)] = 3000,
-    seed: Annotated[int, typer.Option(help="Of the scenes; 0 is the pretraining set's.")] = 99,
-    model_folder: Annotated[Path, typer.Option(help="The pipeline whose autoencoder is used.")] = HERE / "model",
-    clip_folder: Annotated[Path, typer.Option(help="The CLIP.")] = HERE / "clip",
+    seed: Annotated[int, typer.Option(help="Seed of the scenes; the pretraining set has 0.")] = 99,
+    model_folder: Annotated[Path, typer.Option(help="Folder of the pipeline whose autoencoder is used.")] = (
+        HERE / "model"
+    ),
+    clip_folder: Annotated[Path, typer.Option(help="Folder of the CLIP.")] = HERE / "clip",
 ) -> None:
-    """Measure detector and CLIP on fresh scenes and print one table."""
+    """Measure the detector and the CLIP on newly drawn scenes, and print one table."""
     torch.set_num_threads(1)
     examples = draw_examples(scenes, seed=seed)
     began = time.perf_counter()

@@ -1,6 +1,6 @@
-"""The small CLIP of the toy world, trained on images with true captions against captions with one wrong fact.
+"""The small CLIP of the toy world, trained to prefer true captions to captions with one wrong fact.
 
-`train` fits it, `write` saves a folder that transformers' CLIPModel and CLIPProcessor load, for a PickScore reward.
+`train` trains it. `write` saves a folder that transformers' CLIPModel and CLIPProcessor load, for a PickScore reward.
 """
 
 import shutil
@@ -31,7 +31,7 @@ WIDTH = 64
 
 
 def build() -> CLIPModel:
-    """An untrained CLIP: 65 image tokens and 12 text tokens, 64 wide."""
+    """Return an untrained CLIP of width 64 with 65 image tokens and 12 text tokens."""
     tokenizer = build_tokenizer()
     text = CLIPTextConfig(
         vocab_size=len(tokenizer),
@@ -56,14 +56,17 @@ def build() -> CLIPModel:
 
 
 def train(examples: Examples, *, steps: int, seed: int, folder: Path, console: Console) -> CLIPModel:
-    """Fit the CLIP; a checkpoint named `clip` in `folder` is gone on from.
+    """Train the CLIP; continue from the checkpoint `clip` in `folder` if there is one.
 
     Args:
-        examples: images with one true and one wrong line each (their web captions are not read).
-        steps: optimizer steps in all.
-        seed: of weights and batches.
-        folder: of the checkpoint.
-        console: for progress.
+        examples: images with one true and one wrong line each; their web captions are not used.
+        steps: total number of optimizer steps.
+        seed: seed of weights and batches.
+        folder: folder of the checkpoint.
+        console: receives the progress.
+
+    Returns:
+        The trained CLIP.
     """
     torch.manual_seed(seed)
     model = build().train()
@@ -92,14 +95,17 @@ def train(examples: Examples, *, steps: int, seed: int, folder: Path, console: C
 
 
 def contrastive_loss(logits: Float[Tensor, "B 2B"]) -> Float[Tensor, ""]:
-    """CLIP's two cross-entropies, with a wrong caption of every image among the captions, and the pair's own.
+    """Return CLIP's loss with wrong captions: three cross-entropies, averaged.
+
+    They classify each image's caption among all true and wrong captions, each true caption's image among all images,
+    and each image's true caption against its own wrong one.
 
     Args:
-        logits: similarity of image i with caption j; columns 0..B-1 are the images' true captions in order,
+        logits: similarity of image i and caption j [B, 2B]; columns 0..B-1 are the images' true captions in order,
             B..2B-1 their wrong ones.
 
     Returns:
-        Mean of image-to-caption, caption-to-image and right-against-wrong cross-entropies, over the batch.
+        The mean of the three cross-entropies, each a mean over the batch.
     """
     count = len(logits)
     truth = torch.arange(count)
@@ -110,7 +116,7 @@ def contrastive_loss(logits: Float[Tensor, "B 2B"]) -> Float[Tensor, ""]:
 
 
 def write(model: CLIPModel, folder: Path) -> None:
-    """Save model (float16), tokenizer and image processor under `folder`, replacing what was there."""
+    """Save model (float16), tokenizer and image processor as `folder`, and replace an older one."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     size = {"height": SIZE, "width": SIZE}
@@ -125,7 +131,16 @@ def write(model: CLIPModel, folder: Path) -> None:
 
 @torch.no_grad()
 def pair_accuracy(model: CLIPModel, processor: CLIPProcessor, examples: Examples) -> dict[str, float]:
-    """Share of images whose true caption scores above their wrong one, by task kind."""
+    """Measure how often an image's true caption scores above its wrong one.
+
+    Args:
+        model: the CLIP.
+        processor: its tokenizer and image processor.
+        examples: images with one true and one wrong line each.
+
+    Returns:
+        The share of images in [0, 1], by task kind.
+    """
     won: dict[str, list[bool]] = {}
     options: dict[str, Any] = {"return_tensors": "pt", "padding": "max_length"}
     for start in range(0, len(examples.images), 256):

@@ -1,6 +1,6 @@
-"""The pretraining set: images with captions as the web has them, a quarter of which state one fact wrongly.
+"""The pretraining set: images with web-like captions, a quarter of which state one wrong fact.
 
-`draw_examples(count, seed=…)` makes it anew from the seed; nothing is stored.
+`draw_examples(count, seed=…)` makes the set from its seed; nothing is stored.
 """
 
 from dataclasses import dataclass
@@ -17,22 +17,22 @@ WRONG_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examples:
-    """Images and what is written about them; made by `draw_examples`, read by every training stage."""
+    """Images with their lines and captions; made by `draw_examples`, read by every training stage."""
 
     images: UInt8[np.ndarray, "B H W 3"]
     """uint8 images."""
     scenes: list[Scene]
-    """What each image shows."""
+    """The scene that each image shows."""
     true_lines: list[Line]
-    """A metadata line that holds of each image."""
+    """The metadata line that each image satisfies."""
     wrong_lines: list[Line]
-    """The same line with one fact changed, so that it does not hold."""
+    """The same lines with one fact changed, so that the images do not satisfy them."""
     captions: list[str]
-    """What the web wrote: the true prompt, or for WRONG_SHARE of the images the wrong one."""
+    """The web captions: the true prompt, or for WRONG_SHARE of the images the wrong one."""
 
 
 def draw_examples(count: int, *, seed: int) -> Examples:
-    """`count` images with their lines, drawn from a seed."""
+    """Draw `count` images with their lines and captions from a seed."""
     rng = np.random.default_rng(seed)
     true_lines = [draw_line(rng) for _ in range(count)]
     wrong_lines = [with_one_fact_wrong(line, rng) for line in true_lines]

@@ -1,6 +1,6 @@
 """The finished model folder: an ordinary StableDiffusion3Pipeline in diffusers' format, float16 safetensors.
 
-`write_pipeline` puts the trained parts together; the folder appears whole or not at all.
+`write_pipeline` writes the trained parts; the folder appears complete or not at all.
 """
 
 import json
@@ -19,13 +19,18 @@ SHIFT = 3.0
 """The scheduler's shift, as in Stable Diffusion 3."""
 
 UNWANTED_KEYS = ("_name_or_path", "name_or_path", "block_out_channels")
-"""Config keys that carry a path of the training machine, or that AutoencoderTiny derives and warns of when it reads."""
+"""Config keys that hold a path of the training machine, or that AutoencoderTiny derives itself and warns about."""
 
 
 def write_pipeline(autoencoder: AutoencoderTiny, model: VelocityModel, folder: Path) -> None:
-    """Save the pipeline under `folder`, replacing what was there.
+    """Save the pipeline as `folder`, and replace an older one.
 
-    It loads with `StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)`.
+    `StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)` loads it.
+
+    Args:
+        autoencoder: the trained VAE.
+        model: the trained transformer and text encoders.
+        folder: path of the pipeline.
     """
     parts: dict[str, Any] = {
         "transformer": model.transformer,
@@ -47,7 +52,7 @@ def write_pipeline(autoencoder: AutoencoderTiny, model: VelocityModel, folder: P
 
 
 def replace_folder(partial: Path, folder: Path) -> None:
-    """Clean a finished folder of machine paths and private file modes and give it its name, replacing an older one."""
+    """Remove machine paths and private file modes from a finished folder, and rename it over an older one."""
     for path in partial.rglob("*.json"):
         settings: dict[str, Any] = json.loads(path.read_text())
         if any(key in settings for key in UNWANTED_KEYS):

@@ -1,7 +1,7 @@
 """The recipe that made the shipped model and CLIP: `python -m toyworld.pretraining.shapes`.
 
-Draws the pretraining set from the seed, then trains autoencoder, velocity model and CLIP one after the other. Each
-saves a checkpoint every minute; started again after a kill, the command goes on and ends with the same weights.
+It draws the pretraining set from the seed, then trains autoencoder, velocity model and CLIP one after the other. Each
+stage writes a checkpoint every minute; after a kill, the same command continues and ends with the same weights.
 """
 
 import json
@@ -21,12 +21,12 @@ HERE = Path(__file__).parents[1]
 
 
 class Recipe(BaseModel):
-    """What decides the weights; written to the work folder, and a run there with another one is refused."""
+    """The settings that decide the weights; a work folder keeps its recipe and refuses any other."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int = Field(default=0, ge=0)
-    """Of images, captions, weights, batches and noise."""
+    """Seed of images, captions, weights, batches and noise."""
     images: int = Field(default=40_000, ge=256)
     """Images in the pretraining set."""
     autoencoder_steps: int = Field(default=2_400, ge=1)
@@ -38,17 +38,17 @@ class Recipe(BaseModel):
 
 
 def pretrain(recipe: Recipe, *, work: Path, model_folder: Path, clip_folder: Path, console: Console) -> None:
-    """Train what the recipe says and write both folders.
+    """Train all parts and write the pipeline and the CLIP.
 
     Args:
-        recipe: seeds and sizes.
-        work: checkpoints of the stages; made if missing, gone on from if not.
-        model_folder: where the Stable-Diffusion-3 pipeline goes.
-        clip_folder: where the CLIP goes.
-        console: for progress.
+        recipe: seed and sizes.
+        work: folder of the stages' checkpoints; it is created, or training continues from it.
+        model_folder: path of the Stable-Diffusion-3 pipeline; an older one is replaced.
+        clip_folder: path of the CLIP; an older one is replaced.
+        console: receives the progress.
 
     Raises:
-        ValueError: if the work folder belongs to another recipe.
+        ValueError: the work folder belongs to another recipe.
     """
     claim(work, recipe)
     console.print(f"drawing {recipe.images} images")
@@ -60,12 +60,12 @@ def pretrain(recipe: Recipe, *, work: Path, model_folder: Path, clip_folder: Pat
 
 
 def claim(work: Path, recipe: BaseModel) -> None:
-    """Write the recipe into the work folder, or check that it is the one there.
+    """Write the recipe into the work folder, or check that the folder holds the same one.
 
-    Numbers of steps may not change either: the learning rates follow a curve over all of them.
+    The numbers of steps may not change either, because the learning rates depend on them.
 
     Raises:
-        ValueError: if anything differs.
+        ValueError: the folder's recipe differs.
     """
     path = work / "recipe.json"
     if path.exists():
@@ -99,16 +99,16 @@ def _pretrain_pipeline(recipe: Recipe, examples: Examples, *, work: Path, folder
 
 def main(
     work: Annotated[Path, typer.Option(help="Folder of the checkpoints.")] = Path("runs/toyworld"),
-    model_folder: Annotated[Path, typer.Option(help="Where the pipeline goes.")] = HERE / "model",
-    clip_folder: Annotated[Path, typer.Option(help="Where the CLIP goes.")] = HERE / "clip",
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = Recipe().seed,
+    model_folder: Annotated[Path, typer.Option(help="Folder of the pipeline.")] = HERE / "model",
+    clip_folder: Annotated[Path, typer.Option(help="Folder of the CLIP.")] = HERE / "clip",
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = Recipe().seed,
     images: Annotated[int, typer.Option(help="Images in the pretraining set.")] = Recipe().images,
-    autoencoder_steps: Annotated[int, typer.Option(help="Steps of batch 64.")] = Recipe().autoencoder_steps,
-    transformer_steps: Annotated[int, typer.Option(help="Steps of batch 128.")] = Recipe().transformer_steps,
-    clip_steps: Annotated[int, typer.Option(help="Steps of batch 128.")] = Recipe().clip_steps,
-    threads: Annotated[int, typer.Option(help="Threads torch may use.", min=1)] = 2,
+    autoencoder_steps: Annotated[int, typer.Option(help="Optimizer steps of batch 64.")] = Recipe().autoencoder_steps,
+    transformer_steps: Annotated[int, typer.Option(help="Optimizer steps of batch 128.")] = Recipe().transformer_steps,
+    clip_steps: Annotated[int, typer.Option(help="Optimizer steps of batch 128.")] = Recipe().clip_steps,
+    threads: Annotated[int, typer.Option(help="CPU threads of torch.", min=1)] = 2,
 ) -> None:
-    """Pretrain the toy world's pipeline and CLIP; go on from the work folder's checkpoints if it has some."""
+    """Pretrain the toy world's pipeline and CLIP; continue from the checkpoints of the work folder if there are any."""
     torch.set_num_threads(threads)
     console = Console()
     try:

@@ -1,8 +1,8 @@
 """The recipe of the text task's pipeline: `python -m toyworld.pretraining.signs`.
 
-The parts are the shape world's own (`autoencoder`, `transformer`, and its tokenizer, in which a word of capitals falls
-apart into letters), trained on signs instead of scenes. Each stage saves a checkpoint every minute;
-started again after a kill, the command goes on and ends with the same weights.
+It trains the same parts as the shape world's recipe (`autoencoder`, `transformer` and the tokenizer, which splits a
+word of capitals into letters) on signs instead of scenes. Each stage writes a checkpoint every minute; after a kill,
+the same command continues and ends with the same weights.
 """
 
 from pathlib import Path
@@ -23,12 +23,12 @@ HERE = Path(__file__).parents[1]
 
 
 class SignRecipe(BaseModel):
-    """What decides the weights; written to the work folder, and a run there with another one is refused."""
+    """The settings that decide the weights; a work folder keeps its recipe and refuses any other."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int = Field(default=0, ge=0)
-    """Of images, captions, weights, batches and noise."""
+    """Seed of images, captions, weights, batches and noise."""
     images: int = Field(default=20_000, ge=256)
     """Images in the pretraining set."""
     autoencoder_steps: int = Field(default=1_500, ge=1)
@@ -36,14 +36,20 @@ class SignRecipe(BaseModel):
     transformer_steps: int = Field(default=6_000, ge=1)
     """Optimizer steps of transformer and text encoders, batch 128."""
     web_steps: int = Field(default=1_200, ge=1)
-    """Steps of the same on captions of which most name another word."""
+    """Optimizer steps of the same parts on captions of which most name another word, batch 128."""
 
 
 def pretrain(recipe: SignRecipe, *, work: Path, folder: Path, console: Console) -> None:
-    """Train what the recipe says and write the pipeline to `folder`, replacing what was there.
+    """Train all parts and write the pipeline.
+
+    Args:
+        recipe: seed and sizes.
+        work: folder of the stages' checkpoints; it is created, or training continues from it.
+        folder: path of the pipeline; an older one is replaced.
+        console: receives the progress.
 
     Raises:
-        ValueError: if the work folder belongs to another recipe.
+        ValueError: the work folder belongs to another recipe.
     """
     claim(work, recipe)
     console.print(f"drawing {recipe.images} signs")
@@ -71,13 +77,17 @@ def pretrain(recipe: SignRecipe, *, work: Path, folder: Path, console: Console) 
 
 def main(
     work: Annotated[Path, typer.Option(help="Folder of the checkpoints.")] = Path("runs/signs"),
-    folder: Annotated[Path, typer.Option(help="Where the pipeline goes.")] = HERE / "sign_model",
-    autoencoder_steps: Annotated[int, typer.Option(help="Steps of batch 64.")] = SignRecipe().autoencoder_steps,
-    transformer_steps: Annotated[int, typer.Option(help="Steps of batch 128.")] = SignRecipe().transformer_steps,
-    web_steps: Annotated[int, typer.Option(help="Steps on mislabelled captions.")] = SignRecipe().web_steps,
-    threads: Annotated[int, typer.Option(help="Threads torch may use.", min=1)] = 2,
+    folder: Annotated[Path, typer.Option(help="Folder of the pipeline.")] = HERE / "sign_model",
+    autoencoder_steps: Annotated[int, typer.Option(help="Optimizer steps of batch 64.")] = (
+        SignRecipe().autoencoder_steps
+    ),
+    transformer_steps: Annotated[int, typer.Option(help="Optimizer steps of batch 128.")] = (
+        SignRecipe().transformer_steps
+    ),
+    web_steps: Annotated[int, typer.Option(help="Optimizer steps on mislabelled captions.")] = SignRecipe().web_steps,
+    threads: Annotated[int, typer.Option(help="CPU threads of torch.", min=1)] = 2,
 ) -> None:
-    """Pretrain the sign pipeline; go on from the work folder's checkpoints if it has some."""
+    """Pretrain the sign pipeline; continue from the checkpoints of the work folder if there are any."""
     torch.set_num_threads(threads)
     console = Console()
     try:

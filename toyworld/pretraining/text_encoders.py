@@ -1,4 +1,4 @@
-"""The two small CLIP text encoders of the toy pipeline, read the way StableDiffusion3Pipeline reads them.
+"""The two small CLIP text encoders of the toy pipeline, used as StableDiffusion3Pipeline uses them.
 
 `build` makes one, `encode` turns token ids into the transformer's two text inputs.
 """
@@ -12,11 +12,11 @@ from toyworld.pretraining.tokenizer import CONTEXT_LENGTH, mark_ids
 
 WIDTH = 64
 MAX_SEQUENCE_LENGTH = 1
-"""Zero tokens that the pipeline appends in place of T5's; pass it as `max_sequence_length` when sampling."""
+"""Zero tokens that the pipeline appends instead of T5's tokens; the `max_sequence_length` for generating images."""
 
 
 def build(tokenizer: CLIPTokenizer) -> CLIPTextModelWithProjection:
-    """An untrained text encoder of two layers, 64 wide, for the tokenizer's vocabulary."""
+    """Return an untrained text encoder with two layers of width 64 for the tokenizer's vocabulary."""
     config = CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=WIDTH,
@@ -31,18 +31,18 @@ def build(tokenizer: CLIPTokenizer) -> CLIPTextModelWithProjection:
 
 
 def token_ids(tokenizer: CLIPTokenizer, captions: list[str]) -> Int[Tensor, "B L"]:
-    """Captions as token ids, padded and cut to CONTEXT_LENGTH."""
+    """Return the captions' token ids, padded and truncated to CONTEXT_LENGTH."""
     return tokenizer(captions, padding="max_length", truncation=True, return_tensors="pt").input_ids
 
 
 def encode(
     encoders: tuple[CLIPTextModelWithProjection, CLIPTextModelWithProjection], ids: Int[Tensor, "B L"]
 ) -> tuple[Float[Tensor, "B M D"], Float[Tensor, "B P"]]:
-    """Token features and pooled features, as StableDiffusion3Pipeline.encode_prompt makes them without T5.
+    """Compute token features and pooled features, as StableDiffusion3Pipeline.encode_prompt does without T5.
 
     Returns:
-        [B, L + MAX_SEQUENCE_LENGTH, 2 * WIDTH]: both encoders' last hidden states but one, side by side, then zeros;
-        and [B, 2 * WIDTH]: both projections.
+        Token features [B, L + MAX_SEQUENCE_LENGTH, 2 * WIDTH]: the second last hidden states of both encoders side by
+        side, then zeros; and pooled features [B, 2 * WIDTH]: the projections of both.
     """
     outputs = [encoder(ids, output_hidden_states=True) for encoder in encoders]
     features = torch.cat([output.hidden_states[-2] for output in outputs], dim=-1)

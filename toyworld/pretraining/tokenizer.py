@@ -1,6 +1,6 @@
 """The CLIP tokenizer of the toy world: byte-pair encoding in which every word of the vocabulary is one token.
 
-Any other text falls apart into letters, so a caption in other words is legal, if meaningless to the model.
+Any other word becomes letters, so a caption with other words is valid, but the model cannot understand it.
 """
 
 from collections import Counter
@@ -12,13 +12,13 @@ from transformers import CLIPTokenizer
 from toyworld.world.vocabulary import words
 
 CONTEXT_LENGTH = 12
-"""Tokens of a caption with its start and end mark; the longest of the vocabulary's captions fill it exactly."""
+"""Tokens of a caption with its start and end token; the longest caption of the vocabulary has exactly this many."""
 
 END = "</w>"
 
 
 def build() -> CLIPTokenizer:
-    """A tokenizer that pads and cuts to CONTEXT_LENGTH."""
+    """Return a tokenizer that pads and truncates to CONTEXT_LENGTH."""
     merges: Any = learn_merges(words())
     letters = _byte_letters()
     pieces = [*letters, *(letter + END for letter in letters), *(a + b for a, b in merges)]
@@ -28,12 +28,12 @@ def build() -> CLIPTokenizer:
 
 
 def mark_ids(tokenizer: CLIPTokenizer) -> dict[str, Any]:
-    """The ids of start, end and padding, by the names that transformers' text configs give them."""
+    """Return the ids of the start, end and padding token by their names in transformers' text configs."""
     return {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
 
 def learn_merges(vocabulary: list[str]) -> list[tuple[str, str]]:
-    """Byte-pair merges, most frequent pair first (ties by spelling), until each word is one piece."""
+    """Return byte-pair merges, most frequent pair first (ties by spelling), until each word is one piece."""
     split = [[*word[:-1], word[-1] + END] for word in vocabulary]
     merges: list[tuple[str, str]] = []
     while any(len(pieces) > 1 for pieces in split):
@@ -45,7 +45,7 @@ def learn_merges(vocabulary: list[str]) -> list[tuple[str, str]]:
 
 
 def _merge(pieces: list[str], pair: tuple[str, str]) -> list[str]:
-    """The pieces with each occurrence of the pair joined, left to right."""
+    """Join each occurrence of the pair, from left to right."""
     joined: list[str] = []
     for piece in pieces:
         if joined and (joined[-1], piece) == pair:
@@ -56,7 +56,7 @@ def _merge(pieces: list[str], pair: tuple[str, str]) -> list[str]:
 
 
 def _byte_letters() -> list[str]:
-    """The printable stand-ins of the 256 bytes, as in GPT-2's byte-level encoding."""
+    """Return a printable character for each of the 256 bytes, as in GPT-2's byte-level encoding."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) for byte in printable] + [chr(256 + index) for index in range(len(others))]

@@ -1,7 +1,7 @@
-"""The loop that every stage of pretraining runs in: progress, checkpoints, and going on after a kill.
+"""The training loop of every pretraining stage: progress, checkpoints, and resuming after a kill.
 
-All randomness of a step comes from `step_generator(seed, step)`, so an interrupted stage ends bitwise where an
-uninterrupted one does. `run_stage` saves whole files only (written beside, then renamed).
+All randomness of an optimizer step comes from `step_generator(seed, step)`, so an interrupted stage ends with the same
+bits as an uninterrupted one. A checkpoint is written to a partial file and then renamed.
 """
 
 import math
@@ -18,28 +18,28 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import nn
 
 PLAIN_LINES = 40
-"""Lines of progress a stage prints where there is no terminal."""
+"""Lines of progress that a stage prints if the output is no terminal."""
 
 SAVE_EVERY_S = 60.0
 """Seconds between two checkpoints of a stage."""
 
 
 class Stateful(Protocol):
-    """Anything with torch's pair of state methods: a module, an optimizer, an average of weights."""
+    """Anything with torch's two state methods: a module, an optimizer, a weight average."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as a mapping."""
+        """Return the state."""
         ...
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Take over a state."""
+        """Load a state."""
         ...
 
 
 class WeightAverage:
-    """Exponential moving average of a module's parameters; made and updated by the stage that trains the module.
+    """Exponential moving average of a module's parameters; the stage that trains the module updates it.
 
-    The decay grows with the step up to `decay`, so early averages forget the random start.
+    The decay grows with the step up to `decay`, so that the average forgets the random start early.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
@@ -48,27 +48,34 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, module: nn.Module, step: int) -> None:
-        """Move the average towards the module's weights after optimizer step `step` (from 0)."""
+        """Update the average after optimizer step `step` (from 0)."""
         decay = min(self._decay, (1 + step) / (10 + step))
         for name, value in module.named_parameters():
             self._mean[name].lerp_(value, 1 - decay)
 
     def state_dict(self) -> dict[str, Any]:
-        """Parameter name to averaged tensor."""
+        """Return the averaged tensors by parameter name."""
         return self._mean
 
     def load_state_dict(self, state: Any, /) -> None:
-        """Take over averages saved by `state_dict`."""
+        """Load averages that `state_dict` returned."""
         self._mean = {name: value.clone() for name, value in state.items()}
 
 
 def step_generator(seed: int, step: int) -> torch.Generator:
-    """The generator of one step; different for every pair of seed and step."""
+    """Return the generator of one optimizer step; it differs for every pair of seed and step."""
     return torch.Generator().manual_seed(seed * 1_000_003 + step)
 
 
 def learning_rate(step: int, steps: int, *, peak: float, warmup: int = 100) -> float:
-    """Linear warm-up to `peak`, then half a cosine down to a fiftieth of it at the last step."""
+    """Return the learning rate: linear warm-up to `peak`, then half a cosine down to a fiftieth of it.
+
+    Args:
+        step: the optimizer step, from 0.
+        steps: total number of optimizer steps.
+        peak: the largest learning rate.
+        warmup: optimizer steps of the warm-up.
+    """
     if step < warmup:
         return peak * (step + 1) / warmup
     done = (step - warmup) / max(steps - warmup, 1)
@@ -76,7 +83,7 @@ def learning_rate(step: int, steps: int, *, peak: float, warmup: int = 100) -> f
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
-    """Give every parameter group of an optimizer the same learning rate."""
+    """Set the learning rate of every parameter group of an optimizer."""
     for group in optimizer.param_groups:
         group["lr"] = value
 
@@ -90,15 +97,15 @@ def run_stage(
     folder: Path,
     console: Console,
 ) -> None:
-    """Call `take_step(step)` for each step, from the stage's checkpoint if there is one, and save as it goes.
+    """Run a stage's optimizer steps, starting at its checkpoint if there is one, and write checkpoints.
 
     Args:
-        name: the stage; its checkpoint is `folder/name.pt`.
-        steps: number of optimizer steps in all.
-        parts: what a checkpoint holds, by name.
-        take_step: does one optimizer step and returns its loss.
-        folder: where checkpoints live; made if missing.
-        console: a bar on a terminal, a line now and then elsewhere.
+        name: name of the stage; its checkpoint is `folder/name.pt`.
+        steps: total number of optimizer steps.
+        parts: the content of a checkpoint, by name.
+        take_step: performs one optimizer step and returns its loss.
+        folder: folder of the checkpoints; it is created if needed.
+        console: receives the progress: a bar on a terminal, otherwise some lines.
     """
     path = folder / f"{name}.pt"
     start = _resume(path, parts)
@@ -112,16 +119,16 @@ def run_stage(
 
 
 def checkpoint_parts(folder: Path, name: str) -> dict[str, Any]:
-    """The parts of a stage's checkpoint, by name.
+    """Return the parts of a stage's checkpoint, by name.
 
     Raises:
-        FileNotFoundError: if the stage has not saved one yet.
+        FileNotFoundError: the stage has no checkpoint yet.
     """
     return torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=True)["parts"]
 
 
 def _resume(path: Path, parts: dict[str, Stateful]) -> int:
-    """Load a checkpoint into the parts; the number of steps already done."""
+    """Load a checkpoint into the parts and return the number of finished steps."""
     if not path.exists():
         return 0
     saved = torch.load(path, map_location="cpu", weights_only=True)
@@ -139,7 +146,7 @@ def _save(path: Path, step: int, parts: dict[str, Stateful]) -> None:
 
 @contextmanager
 def _progress(name: str, steps: int, start: int, console: Console) -> Iterator[Callable[[int, float], None]]:
-    """A function to call after each step with its number and loss."""
+    """Yield a function that shows the progress; it is called after each step with the step and its loss."""
     began = time.monotonic()
     if console.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

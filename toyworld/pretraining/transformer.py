@@ -1,6 +1,6 @@
 """The velocity model of the toy world: a small SD3 transformer, trained together with its two text encoders.
 
-`build` makes the untrained parts, `train` fits them by flow matching on latents and web captions.
+`build` makes the untrained parts, `train` trains them with flow matching on latents and web captions.
 """
 
 from pathlib import Path
@@ -23,17 +23,17 @@ WIDTH = 128
 LAYERS = 4
 LATENT_SIZE = 8
 CAPTION_DROPOUT = 0.1
-"""Share of captions replaced by the empty one, so that guidance works."""
+"""Share of captions that training replaces by the empty caption, so that guidance works."""
 
 PEAK_RATE, WARMUP = 1e-3, 200
 DECAY_SHARE = 0.2
-"""Last share of the steps, over which the learning rate falls to zero: that is where images become sharp."""
+"""Share of the steps, at the end, over which the learning rate falls to zero; images become sharp there."""
 
 AVERAGE_DECAY = 0.998
 
 
 class VelocityModel(nn.Module):
-    """The three parts that learn together; made by `build`, exported part by part."""
+    """The three parts that are trained together; `build` makes them, and each is exported separately."""
 
     def __init__(
         self,
@@ -49,7 +49,16 @@ class VelocityModel(nn.Module):
     def forward(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], ids: Int[Tensor, "B L"]
     ) -> Float[Tensor, "B C H W"]:
-        """Velocity (noise minus clean latents) at noise level sigma in [0, 1]."""
+        """Predict the velocity: noise minus clean latents.
+
+        Args:
+            latents: noisy latents [B, C, H, W].
+            sigma: noise level of each row, in [0, 1] [B].
+            ids: token ids of the captions [B, L].
+
+        Returns:
+            The velocity [B, C, H, W].
+        """
         features, pooled = textencoders.encode((self.text_encoder, self.text_encoder_2), ids)
         return self.transformer(
             latents,
@@ -61,7 +70,7 @@ class VelocityModel(nn.Module):
 
 
 def build(seed: int) -> VelocityModel:
-    """Untrained parts; every block starts as the identity (adaLN-Zero) and the output as zero."""
+    """Return untrained parts; every block starts as the identity (adaLN-Zero), and the output as zero."""
     torch.manual_seed(seed)
     transformer = SD3Transformer2DModel(
         sample_size=LATENT_SIZE,
@@ -92,7 +101,7 @@ def _start_as_identity(transformer: SD3Transformer2DModel) -> None:
 
 
 def train(
-    latents: Float[Tensor, "S C H W"],
+    latents: Float[Tensor, "images C H W"],
     captions: list[str],
     *,
     steps: int,
@@ -102,20 +111,22 @@ def train(
     stage: str = "transformer",
     start: VelocityModel | None = None,
 ) -> VelocityModel:
-    """Fit the velocity model; a checkpoint named as the stage in `folder` is gone on from.
+    """Train the velocity model; continue from the stage's checkpoint in `folder` if there is one.
 
-    The loss is the mean squared error of the velocity, over batch and latent elements. The result is the running
-    average of the weights.
+    The loss is the mean squared error of the velocity over batch and latent elements.
 
     Args:
-        latents: normalised latents of the training images.
-        captions: one for each of them.
-        steps: optimizer steps in all.
-        seed: of weights, batches and noise.
-        folder: of the checkpoint.
-        console: for progress.
-        stage: name of the checkpoint and in the progress.
-        start: trained parts to go on with; they are changed.
+        latents: normalised latents of the training images [images, C, H, W].
+        captions: one caption for each image.
+        steps: total number of optimizer steps.
+        seed: seed of weights, batches and noise.
+        folder: folder of the checkpoint.
+        console: receives the progress.
+        stage: name of the checkpoint, also shown in the progress.
+        start: trained parts to continue with, changed in place; untrained ones if none are given.
+
+    Returns:
+        The model with the running average of its weights.
     """
     model = (start or build(seed)).train()
     average = WeightAverage(model, AVERAGE_DECAY)
@@ -149,12 +160,13 @@ def train(
 
 
 def rate(step: int, steps: int) -> float:
-    """Learning rate: a linear warm-up, a plateau at PEAK_RATE, a linear fall to zero over the last DECAY_SHARE."""
+    """Return the learning rate: linear warm-up, plateau at PEAK_RATE, linear decay to zero over the last
+    DECAY_SHARE."""
     return PEAK_RATE * min(1.0, (step + 1) / WARMUP, (steps - step) / (DECAY_SHARE * steps))
 
 
 def draw_sigmas(count: int, generator: torch.Generator) -> Float[Tensor, " B"]:
-    """Noise levels: logit-normal(0.5, 1.2), and uniform one time in five so that both ends are known."""
+    """Draw noise levels: logit-normal(0.5, 1.2), but one in five uniform, so that training covers both ends."""
     normal = torch.sigmoid(0.5 + 1.2 * torch.randn(count, generator=generator))
     uniform = torch.rand(count, generator=generator)
     return torch.where(torch.rand(count, generator=generator) < 0.2, uniform, normal)
@@ -163,9 +175,18 @@ def draw_sigmas(count: int, generator: torch.Generator) -> Float[Tensor, " B"]:
 def flow_matching_loss(
     model: nn.Module, clean: Float[Tensor, "B C H W"], ids: Int[Tensor, "B L"], generator: torch.Generator
 ) -> Float[Tensor, ""]:
-    """Mean squared error of the velocity at random noise levels.
+    """Return the mean squared error of the velocity at random noise levels.
 
     x_s = (1 - s) x_0 + s e,   loss = mean over batch and elements of (v(x_s, s, caption) - (e - x_0))^2
+
+    Args:
+        model: the velocity model.
+        clean: clean latents x_0 [B, C, H, W].
+        ids: token ids of the captions [B, L].
+        generator: source of noise levels s and noise e.
+
+    Returns:
+        The loss, a scalar.
     """
     noise = torch.randn(clean.shape, generator=generator)
     sigma = draw_sigmas(len(clean), generator)

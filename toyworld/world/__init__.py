@@ -1,1 +1,1 @@
-"""The toy world itself: scenes, prompts, captions, words, and an exact detector."""
+"""The toy world itself: scenes, prompts, captions, signs, and a detector."""

@@ -1,6 +1,6 @@
-"""Captions: GenEval metadata lines of the toy world, true ones and ones with a single fact changed.
+"""Captions: GenEval metadata lines of the toy world, and the same lines with one wrong fact.
 
-`draw_line(rng)` gives a random line; `with_one_fact_wrong(line, rng)` what a careless caption writer makes of it.
+`draw_line(rng)` returns a random line; `with_one_fact_wrong(line, rng)` returns it with one fact changed.
 """
 
 from typing import Any
@@ -10,11 +10,20 @@ import numpy as np
 from toyworld.world.vocabulary import COLOURS, NUMBERS, OPPOSITE, PHRASES, RELATIONS, SHAPES, TAGS, plural
 
 Line = dict[str, Any]
-"""A GenEval metadata line: tag, include, perhaps exclude, prompt."""
+"""A GenEval metadata line: `tag`, `include`, optionally `exclude`, and `prompt`."""
 
 
 def make_line(tag: str, include: list[dict[str, Any]], phrase: str) -> Line:
-    """A metadata line from what the image must include; `prompt` is `phrase` followed by the description."""
+    """Make a metadata line; its `prompt` is the phrase followed by a description of the objects.
+
+    Args:
+        tag: GenEval's task kind.
+        include: the objects that the image must show.
+        phrase: the start of the prompt, such as "a photo of".
+
+    Returns:
+        The line; a counting line also excludes one object more.
+    """
     line: Line = {"tag": tag, "include": include}
     if tag == "counting":
         line["exclude"] = [{"class": include[0]["class"], "count": include[0]["count"] + 1}]
@@ -23,7 +32,7 @@ def make_line(tag: str, include: list[dict[str, Any]], phrase: str) -> Line:
 
 
 def describe(include: list[dict[str, Any]]) -> str:
-    """The words for an `include` list, in GenEval's order (of two related objects the placed one comes first)."""
+    """Describe an `include` list in GenEval's word order: of two related objects the placed one comes first."""
     names = [_name(item) for item in include]
     if "position" in include[-1]:
         return f"{names[1]} {include[-1]['position'][0]} {names[0]}"
@@ -31,7 +40,7 @@ def describe(include: list[dict[str, Any]]) -> str:
 
 
 def draw_line(rng: np.random.Generator, tag: str | None = None) -> Line:
-    """A random line: tag, facts and phrase each uniform over what the vocabulary allows."""
+    """Draw a random line; tag, facts and phrase are each uniform over the vocabulary."""
     tag = tag or str(rng.choice(TAGS))
     first, second = (str(name) for name in rng.permutation(SHAPES)[:2])
     colours = [str(name) for name in rng.permutation(COLOURS)[:2]]
@@ -50,10 +59,11 @@ def draw_line(rng: np.random.Generator, tag: str | None = None) -> Line:
 
 
 def with_one_fact_wrong(line: Line, rng: np.random.Generator) -> Line:
-    """The same line with one fact changed, so that the two are never true of one image.
+    """Return the line with one fact changed, so that no image satisfies both lines.
 
-    A count moves by one, a relation becomes its opposite or a perpendicular one, the two colours of `color_attr` swap
-    or one of them changes; otherwise (and one time in four) a shape becomes one that the line does not name.
+    A count changes by one, a relation becomes its opposite or a perpendicular one, and the two colours of `color_attr`
+    swap or one of them changes. In all other lines, and in a quarter of these, a shape becomes one that the line does
+    not name.
     """
     include = [dict(item) for item in line["include"]]
     tag = line["tag"]
@@ -77,7 +87,7 @@ def with_one_fact_wrong(line: Line, rng: np.random.Generator) -> Line:
 
 
 def _name(item: dict[str, Any]) -> str:
-    """One included class in words: number or article, colour if given, class."""
+    """Return one included object in words: number or article, colour if given, class."""
     number = NUMBERS.get(item["count"], "a")
     shape = item["class"] if item["count"] == 1 else plural(item["class"])
     return " ".join(filter(None, [number, item.get("color"), shape]))

@@ -1,7 +1,7 @@
-"""The toy world's object detector: classical vision that reads coloured shapes from images, without torch.
+"""The toy world's object detector: classical computer vision for coloured shapes, without torch.
 
-`ShapeDetector().detect(images)` segments by colour, then compares each blob with ideal shapes of its size; what fits
-none of them well (a smear, half a shape, two that touch) is not an object.
+`ShapeDetector().detect(images)` segments an image by colour and compares each blob with ideal shapes of its size. A
+blob that fits no shape well (a smear, half a shape, two touching shapes) is not an object.
 """
 
 import math
@@ -16,16 +16,16 @@ from toyworld.world.scenes import extents, signed_distance
 from toyworld.world.vocabulary import GROUND, PALETTE, SHAPES
 
 MIN_RADIUS, MAX_RADIUS = 3.2, 8.0
-"""Radii in pixels that count as an object."""
+"""Smallest and largest radius of an object, in pixels."""
 
 MIN_SCORE = 0.80
-"""Least overlap (soft intersection over union) of a blob with an ideal shape."""
+"""Least overlap (soft intersection over union) of an object's blob with an ideal shape."""
 
 MAX_COLOUR_DISTANCE = 60.0
-"""Largest distance in sRGB (0-255) of a blob's inner colour from a palette colour that still names it."""
+"""Largest distance in sRGB (0-255) between a blob's inner colour and the palette colour that names it."""
 
 UNIT_AREA = {"circle": np.pi, "square": np.pi, "triangle": 0.75 * np.sqrt(3) * 1.25**2}
-"""Area of each shape of radius 1, square pixels."""
+"""Area of each shape of radius 1, in square pixels."""
 
 _GROUND = np.asarray(GROUND, np.float32)
 _COLOURS = np.asarray(list(PALETTE.values()), np.float32)
@@ -36,7 +36,7 @@ _HALF_SQUARES = 0.5 * np.square(_ANCHORS).sum(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeDetector:
-    """Reads shapes from images; has no state, so one instance may serve every thread.
+    """Detects shapes in images. It has no state, so all threads may share one instance.
 
     Example:
         detections = ShapeDetector().detect(images)        # uint8 [B, H, W, 3]
@@ -44,22 +44,24 @@ class ShapeDetector:
     """
 
     min_score: float = MIN_SCORE
+    """Least overlap of an object's blob with an ideal shape, in [0, 1]."""
     labels: frozenset[str] = frozenset(SHAPES)
-    """The classes it knows."""
+    """The classes that it can detect."""
     colors: frozenset[str] = frozenset(PALETTE)
-    """The colours it knows."""
+    """The colours that it can name."""
 
     def detect(self, images: UInt8[np.ndarray, "B H W 3"]) -> list[list[Detection]]:
-        """The shapes of each image, best score first.
+        """Detect the shapes of each image.
 
         Args:
             images: uint8 images, one scene each.
 
         Returns:
-            One list an image; boxes are x0, y0, x1, y1 in pixels, scores the overlap with the ideal shape in [0, 1].
+            One list for each image, best score first. Boxes are x0, y0, x1, y1 in pixels; a score is the overlap with
+            the ideal shape, in [0, 1].
 
         Raises:
-            ValueError: if images is not a uint8 array [B, H, W, 3].
+            ValueError: images is not a uint8 array [B, H, W, 3].
         """
         if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
             kind = images.dtype if isinstance(images, np.ndarray) else type(images).__name__
@@ -86,7 +88,7 @@ class ShapeDetector:
     def _match(
         self, pixels: np.ndarray, blob: np.ndarray, is_coloured: np.ndarray, window: tuple[slice, slice]
     ) -> Detection | None:
-        """The ideal shape that fits a blob best, or None if none fits well."""
+        """Return the ideal shape that fits a blob best, or None if none fits well."""
         core = cv2.erode(blob.astype(np.uint8), np.ones((3, 3), np.uint8), borderValue=0).astype(bool)
         if core.sum() < 4:
             return None
@@ -108,14 +110,15 @@ class ShapeDetector:
 
 
 def _nearest_colour(pixels: Float[np.ndarray, "H W 3"]) -> np.ndarray:
-    """Index of the palette colour nearest to each pixel, -1 where the ground is nearer (int [H, W])."""
+    """Return the index of the palette colour nearest to each pixel, or -1 where the ground is nearer (int [H, W])."""
     return (pixels @ _ANCHORS.T - _HALF_SQUARES).argmax(-1) - 1
 
 
 def _cover(pixels: np.ndarray, inner: np.ndarray, blob: np.ndarray, is_coloured: np.ndarray) -> np.ndarray:
-    """How much of each pixel the blob covers, in [0, 1]: its place between ground and the blob's inner colour.
+    """Return the share of each pixel that the blob covers, in [0, 1].
 
-    Counted are the blob and the pixels next to it, unless they belong to another blob.
+    The share is the position of the pixel's colour between the ground and the blob's inner colour. It is 0 for pixels
+    that are neither in the blob nor next to it, and for pixels of other blobs.
     """
     near = cv2.dilate(blob.astype(np.uint8), np.ones((3, 3), np.uint8)).astype(bool) & (blob | ~is_coloured)
     towards = inner - _GROUND
@@ -124,7 +127,10 @@ def _cover(pixels: np.ndarray, inner: np.ndarray, blob: np.ndarray, is_coloured:
 
 
 def _overlap(label: str, cover: np.ndarray, area: float, dx: np.ndarray, dy: np.ndarray) -> float:
-    """Soft intersection over union of a blob with the ideal shape of its area; dx, dy are offsets from its centroid."""
+    """Return the soft intersection over union of a blob and the ideal shape of its area.
+
+    dx and dy are offsets from the blob's centroid in pixels.
+    """
     inside = 0.5 - signed_distance(label, dx, dy, _radius(label, area))
     both = float(np.minimum(cover, np.maximum(inside, 0)).sum())
     ideal = float(np.minimum(np.maximum(inside, 0), 1).sum())
@@ -132,12 +138,12 @@ def _overlap(label: str, cover: np.ndarray, area: float, dx: np.ndarray, dy: np.
 
 
 def _radius(label: str, area: float) -> float:
-    """Radius in pixels of the shape that covers `area` square pixels."""
+    """Return the radius in pixels of the shape that covers `area` square pixels."""
     return math.sqrt(area / UNIT_AREA[label])
 
 
 def _name(inner: np.ndarray) -> str | None:
-    """The palette colour that a blob's inner colour is, or None if it is none of them."""
+    """Return the palette colour nearest to a blob's inner colour, or None if none is near enough."""
     distances = np.linalg.norm(_COLOURS - inner, axis=1)
     index = int(distances.argmin())
     return _NAMES[index] if distances[index] <= MAX_COLOUR_DISTANCE else None

@@ -1,4 +1,4 @@
-"""The prompt files: GenEval metadata lines to train on and held-out ones, disjoint in facts or else in phrases.
+"""The prompt files: GenEval metadata lines for training and for evaluation, disjoint in facts or in phrases.
 
 `python -m toyworld.world.prompts` writes `train.jsonl` and `heldout.jsonl` of `toyworld/prompts/`.
 """
@@ -28,13 +28,13 @@ from toyworld.world.vocabulary import (
 FOLDER = Path(__file__).parents[1] / "prompts"
 SEED = 11
 PER_KIND = {"train": 48, "heldout": 24}
-"""Most lines of one kind in a file; single_object and two_object have 24 different texts a file, so both give 24."""
+"""Most lines of one task kind in a file; single_object and two_object have only 24 different texts for each file."""
 
 Include = list[dict[str, Any]]
 
 
 def facts(tag: str) -> list[Include]:
-    """Every `include` list that a task kind can ask for."""
+    """Return every `include` list of a task kind."""
     pairs = list(permutations(SHAPES, 2))
     if tag == "single_object":
         return [[_item(shape)] for shape in SHAPES]
@@ -51,10 +51,10 @@ def facts(tag: str) -> list[Include]:
 
 
 def is_heldout(tag: str, include: Include) -> bool:
-    """Whether a combination of facts belongs to the held-out file; False for kinds that split by phrase alone.
+    """Tell whether an `include` list belongs to the held-out file; False for task kinds that are split by phrase alone.
 
-    Two lists that mean the same ("a left of b", "b right of a") always fall on the same side, except for two_object:
-    three shapes make three pairs, so it holds out the order in which a pair is named.
+    Two lists of the same meaning ("a left of b", "b right of a") always belong to the same file. The exception is
+    two_object: three shapes form only three pairs, so one order of each pair is held out.
     """
     shapes = [SHAPES.index(item["class"]) for item in include]
     if tag == "two_object":
@@ -75,13 +75,13 @@ def is_heldout(tag: str, include: Include) -> bool:
 
 
 def lines(split: str) -> list[Line]:
-    """The lines of one file, "train" or "heldout", task kinds in GenEval's order, each text once."""
+    """Return the lines of one file, "train" or "heldout": task kinds in GenEval's order, each text once."""
     rng = np.random.default_rng(SEED)
     return [line for tag in TAGS for line in _lines_of_kind(tag, split, rng)]
 
 
 def write(folder: Path = FOLDER) -> dict[str, int]:
-    """Write both files; number of lines of each."""
+    """Write both files and return the number of lines of each."""
     folder.mkdir(parents=True, exist_ok=True)
     counts = {}
     for split in PER_KIND:
@@ -92,7 +92,7 @@ def write(folder: Path = FOLDER) -> dict[str, int]:
 
 
 def _lines_of_kind(tag: str, split: str, rng: np.random.Generator) -> list[Line]:
-    """Distinct lines that use every allowed combination, and every phrase, about equally often."""
+    """Return distinct lines in which all allowed `include` lists, and all phrases, occur about equally often."""
     by_phrase = not any(is_heldout(tag, include) for include in facts(tag))
     allowed = [include for include in facts(tag) if by_phrase or is_heldout(tag, include) == (split == "heldout")]
     phrases: Sequence[str] = HELDOUT_PHRASES if split == "heldout" else TRAIN_PHRASES
@@ -108,7 +108,7 @@ def _item(shape: str, **more: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the prompt files into the repository and say how many lines each has."""
+    """Write the prompt files into the repository and print how many lines each has."""
     for split, count in write().items():
         Console().print(f"{FOLDER.name}/{split}.jsonl: {count} lines")
 

@@ -1,6 +1,6 @@
-"""Scenes: a few coloured shapes on a light ground, sampled to satisfy a GenEval metadata line and drawn anti-aliased.
+"""Scenes: a few coloured shapes on a light ground that satisfy a GenEval metadata line.
 
-`sample_scene(metadata, rng)` places the shapes, `render(scene)` draws them as a uint8 image.
+`sample_scene(metadata, rng)` chooses and places the shapes; `render(scene)` draws them as an anti-aliased uint8 image.
 """
 
 import math
@@ -12,25 +12,29 @@ import numpy as np
 from toyworld.world.vocabulary import COLOURS, GROUND, PALETTE
 
 SIZE = 32
-"""Height and width of an image, pixels."""
+"""Height and width of an image, in pixels."""
 
 MIN_RADIUS, MAX_RADIUS, MAX_RADIUS_MANY = 4.4, 6.2, 5.2
+"""Smallest and largest radius of a shape in pixels, and the largest in a scene of more than two."""
 MARGIN = 0.6
+"""Least distance of a shape from the image's border, in pixels."""
 GAP = 1.6
+"""Least gap between two shapes, in pixels."""
 COLOUR_JITTER = 10
+"""Largest change of each sRGB channel (0-255) of a shape's colour."""
 
 SQUARE_HALF_SIDE = 0.8862
-"""Half side of a square over its radius: a square covers as much as the circle of that radius."""
+"""Half side of a square divided by its radius: the square has the area of the circle with that radius."""
 
 TRIANGLE_REACH = 1.25
-"""Centroid to corner of the (equilateral, upright) triangle over its radius."""
+"""Distance from centroid to corner of the (equilateral, upright) triangle divided by its radius."""
 
 _HALF_ROOT_3 = math.sqrt(0.75)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """One shape: its class, colour name, drawn sRGB value, centroid (x, y) and radius, both in pixels."""
+    """One shape: class, colour name, sRGB value, and centroid (x, y) and radius in pixels."""
 
     label: str
     color: str
@@ -54,7 +58,7 @@ class Scene:
 
 
 def extents(label: str, radius: float) -> tuple[float, float, float, float]:
-    """How far a shape reaches from its centroid: left, up, right, down, in pixels."""
+    """Return the extents of a shape from its centroid: left, up, right and down, in pixels."""
     if label in ("circle", "square"):
         reach = radius if label == "circle" else SQUARE_HALF_SIDE * radius
         return (reach, reach, reach, reach)
@@ -63,7 +67,17 @@ def extents(label: str, radius: float) -> tuple[float, float, float, float]:
 
 
 def signed_distance(label: str, dx: np.ndarray, dy: np.ndarray, radius: float) -> np.ndarray:
-    """Distance in pixels from the outline of a shape centred on the origin, negative inside (same shape as dx)."""
+    """Return the distance of points from the outline of a shape that is centred on the origin.
+
+    Args:
+        label: the shape's class.
+        dx: x of the points, in pixels.
+        dy: y of the points, in pixels, downwards; it broadcasts with dx.
+        radius: the shape's radius in pixels.
+
+    Returns:
+        Distances in pixels, negative inside, in the broadcast shape of dx and dy.
+    """
     if label == "circle":
         return np.hypot(dx, dy) - radius
     if label == "square":
@@ -73,7 +87,7 @@ def signed_distance(label: str, dx: np.ndarray, dy: np.ndarray, radius: float) -
 
 
 def render(scene: Scene) -> np.ndarray:
-    """Draw a scene: uint8 [SIZE, SIZE, 3]; outlines are anti-aliased over one pixel."""
+    """Draw a scene as a uint8 image [SIZE, SIZE, 3]; outlines are anti-aliased over one pixel."""
     canvas = np.empty((SIZE, SIZE, 3), np.float32)
     canvas[:] = GROUND
     for shape in scene.shapes:
@@ -89,14 +103,14 @@ def render(scene: Scene) -> np.ndarray:
 
 
 def sample_scene(metadata: dict[str, Any], rng: np.random.Generator) -> Scene:
-    """A random scene of which a GenEval metadata line is true.
+    """Sample a scene that satisfies a GenEval metadata line.
 
     Args:
         metadata: one line of a prompt file; `include` lists classes with count, and may give colours and a position.
         rng: the only source of randomness.
 
     Raises:
-        ValueError: if no scene was found in 1000 tries (more shapes asked for than an image holds).
+        ValueError: 1000 tries found no scene, because the line asks for more shapes than fit into an image.
     """
     wanted = [item for item in metadata["include"] for _ in range(item["count"])]
     relation = next((item["position"][0] for item in metadata["include"] if "position" in item), None)
@@ -110,10 +124,18 @@ def sample_scene(metadata: dict[str, Any], rng: np.random.Generator) -> Scene:
 def relations(
     first: tuple[float, float, float, float], second: tuple[float, float, float, float], *, clear: float = 0.5
 ) -> set[str]:
-    """Where the first box lies relative to the second, by GenEval's rule.
+    """Return the relations of the first box to the second by GenEval's rule.
 
-    The offset of the centres is shortened by a tenth of the sum of the sizes, axis by axis, and divided by the offset's
-    length; a component above `clear` (GenEval: 0.5) is a relation.
+    On each axis the offset of the centres is shortened by a tenth of the sum of the sizes and divided by the offset's
+    length. A component above `clear` is a relation.
+
+    Args:
+        first: x0, y0, x1, y1 in pixels, y downwards.
+        second: likewise.
+        clear: the threshold in [0, 1]; GenEval's is 0.5.
+
+    Returns:
+        Names such as "left of"; none if the boxes are too close.
     """
     a, b = np.asarray(first).reshape(2, 2), np.asarray(second).reshape(2, 2)
     offset = (a.sum(0) - b.sum(0)) / 2
@@ -126,7 +148,7 @@ def relations(
 
 
 def _place(labels: list[str], rng: np.random.Generator) -> list[tuple[tuple[float, float], float, tuple]] | None:
-    """Centre, radius and box of each shape so that none touch, or None if this try failed."""
+    """Place the shapes so that none touch; return centre, radius and box of each, or None if this try failed."""
     many = len(labels) > 2
     cells = rng.permutation(4)
     placed: list[tuple[tuple[float, float], float, tuple]] = []
@@ -151,12 +173,12 @@ def _place(labels: list[str], rng: np.random.Generator) -> list[tuple[tuple[floa
 
 
 def _apart(a: tuple, b: tuple) -> bool:
-    """Whether two boxes have a gap between them."""
+    """Tell whether two boxes have a gap of at least GAP between them."""
     return a[2] + GAP < b[0] or b[2] + GAP < a[0] or a[3] + GAP < b[1] or b[3] + GAP < a[1]
 
 
 def _coloured(item: dict[str, Any], center: tuple[float, float], radius: float, rng: np.random.Generator) -> Shape:
-    """A placed shape with the colour its metadata asks for, or any colour."""
+    """Give a placed shape the colour that its metadata names, or a random one."""
     color = item.get("color") or str(rng.choice(COLOURS))
     jitter = rng.integers(-COLOUR_JITTER, COLOUR_JITTER + 1, 3)
     red, green, blue = (int(c) for c in np.clip(np.add(PALETTE[color], jitter), 0, 255))

@@ -1,6 +1,6 @@
-"""The words of the toy world: its shapes, colours, numbers, relations and phrasings.
+"""The vocabulary of the toy world: shapes, colours, numbers, relations and phrases.
 
-Everything that draws, reads, writes or tokenises a caption takes its words from here.
+Prompts, captions, scenes, detector and tokenizer all take their words from here.
 """
 
 SHAPES = ("circle", "square", "triangle")
@@ -10,11 +10,11 @@ PALETTE = {
     "blue": (45, 85, 210),
     "yellow": (240, 195, 20),
 }
-"""Colour name (all are in GenEval's list of ten) to its nominal sRGB value, 0-255."""
+"""Nominal sRGB value (0-255) of each colour name; all names are among GenEval's ten."""
 
 COLOURS = tuple(PALETTE)
 GROUND = (243, 241, 236)
-"""The light ground every image is drawn on, sRGB 0-255."""
+"""sRGB value (0-255) of the ground of every image."""
 
 NUMBERS = {2: "two", 3: "three", 4: "four"}
 RELATIONS = ("left of", "right of", "above", "below")
@@ -45,11 +45,11 @@ PHRASES = TRAIN_PHRASES + HELDOUT_PHRASES
 
 
 def plural(shape: str) -> str:
-    """The plural of a shape's name."""
+    """Return the plural of a shape's name."""
     return shape + "s"
 
 
 def words() -> list[str]:
-    """Every word a caption of this world can hold, each once, in a fixed order."""
+    """Return every word that a caption can hold, each once, in a fixed order."""
     text = [*PHRASES, *SHAPES, *map(plural, SHAPES), *COLOURS, *NUMBERS.values(), *RELATIONS, "and"]
     return list(dict.fromkeys(word for piece in text for word in piece.split()))

@@ -1,7 +1,7 @@
 """The toy world's signs: short words of capital letters on 32x32 images, for the text task.
 
-`draw_signs(count, seed=…)` makes images with captions as the web has them; `python -m toyworld.world.words`
-writes the prompt files. The letters are those that OCR tells apart at this size.
+`draw_signs(count, seed=…)` makes images with web-like captions; `python -m toyworld.world.words` writes the prompt
+files. OCR can tell all letters of this world apart at this size.
 """
 
 import json
@@ -20,47 +20,54 @@ from toyworld.world.scenes import SIZE
 from toyworld.world.vocabulary import COLOURS, GROUND, HELDOUT_PHRASES, PALETTE, TRAIN_PHRASES
 
 LETTERS = "ACEHKLNPRTUX"
-"""Twelve capitals whose shapes differ clearly."""
+"""Twelve capitals with clearly different shapes."""
 LENGTH = 2
 """Letters of a word."""
 FONT_SIZE = 17
-"""Pixels; two letters then fill about two thirds of an image."""
+"""Font size in pixels; two letters fill about two thirds of an image."""
 WRONG_SHARE = 0.25
-"""Share of web captions in which one letter is wrong."""
+"""Share of web captions with one wrong letter."""
 MISLABELLED_SHARE = 0.6
-"""Share of captions that name any word, in the last stage of pretraining: the pipeline then draws crisp signs of which
-fewer than half say what was asked, which leaves something to learn."""
+"""Share of captions that name a random word, in the last stage of pretraining. The pipeline then generates crisp signs,
+but fewer than half show the word of their prompt, so reinforcement learning has something to learn."""
 JITTER = 1
-"""Pixels by which a word may lie off the centre, either way."""
+"""Largest offset of a word from the centre, in pixels in each direction."""
 OVERSAMPLING = 8
 FOLDER = Path(__file__).parents[1] / "prompts"
 HELDOUT_SHARE = 4
-"""One word in so many is held out."""
+"""One word in four is held out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """Images of words and what is written about them; made by `draw_signs`."""
+    """Images of words with their captions; made by `draw_signs`."""
 
     images: UInt8[np.ndarray, "B H W 3"]
+    """uint8 images."""
     words: list[str]
-    """What each image shows."""
+    """The word that each image shows."""
     captions: list[str]
-    """What the web wrote."""
+    """The web caption of each image."""
 
 
 def words() -> list[str]:
-    """Every word of this world, in a fixed order."""
+    """Return every word of this world, in a fixed order."""
     return ["".join(letters) for letters in product(LETTERS, repeat=LENGTH)]
 
 
 def is_heldout(word: str) -> bool:
-    """Whether a word belongs to the held-out prompts: one in four, each letter equally often in each place."""
+    """Tell whether a word is held out: one in four is, with each letter equally often at each position."""
     return sum(LETTERS.index(letter) for letter in word) % HELDOUT_SHARE == 0
 
 
 def caption(word: str, colour: str, phrase: str) -> str:
-    """The prompt for a sign: `a photo of a red sign "KX"`."""
+    """Return the prompt of a sign, such as `a photo of a red sign "KX"`.
+
+    Args:
+        word: the letters on the sign.
+        colour: a name of the palette.
+        phrase: the start of the prompt, such as "a photo of".
+    """
     return f'{phrase} a {colour} sign "{word}"'
 
 
@@ -71,6 +78,9 @@ def render(word: str, colour: str, *, offset: tuple[int, int] = (0, 0)) -> UInt8
         word: capital letters.
         colour: a name of the palette.
         offset: pixels right and down from the centre.
+
+    Returns:
+        A uint8 image [SIZE, SIZE, 3].
     """
     from matplotlib import get_data_path
     from PIL import Image, ImageDraw, ImageFont
@@ -84,7 +94,8 @@ def render(word: str, colour: str, *, offset: tuple[int, int] = (0, 0)) -> UInt8
 
 
 def draw_signs(count: int, *, seed: int) -> Signs:
-    """`count` signs drawn from a seed: word, colour, place and phrase uniform; captions wrong as often as the web's."""
+    """Draw `count` signs from a seed: word, colour, position and phrase are uniform; WRONG_SHARE of the captions is
+    wrong."""
     rng = np.random.default_rng(seed)
     images, shown, captions = [], [], []
     phrases = TRAIN_PHRASES + HELDOUT_PHRASES
@@ -100,14 +111,14 @@ def draw_signs(count: int, *, seed: int) -> Signs:
 
 
 def with_one_letter_wrong(word: str, rng: np.random.Generator) -> str:
-    """The word with one letter replaced by another of this world."""
-    place = int(rng.integers(len(word)))
-    other = str(rng.choice([letter for letter in LETTERS if letter != word[place]]))
-    return word[:place] + other + word[place + 1 :]
+    """Return the word with one letter replaced by another letter of this world."""
+    index = int(rng.integers(len(word)))
+    other = str(rng.choice([letter for letter in LETTERS if letter != word[index]]))
+    return word[:index] + other + word[index + 1 :]
 
 
 def mislabelled(captions: Sequence[str], *, seed: int) -> list[str]:
-    """The captions as a careless web has them: MISLABELLED_SHARE of them name another word of this world."""
+    """Return the captions with MISLABELLED_SHARE of them naming a random word of this world."""
     rng = np.random.default_rng(seed)
     names = words()
     return [
@@ -117,7 +128,7 @@ def mislabelled(captions: Sequence[str], *, seed: int) -> list[str]:
 
 
 def lines(split: str) -> list[dict[str, str]]:
-    """The prompts of one file, "train" or "heldout": other words and other phrases."""
+    """Return the prompts of one file, "train" or "heldout"; the two share neither words nor phrases."""
     phrases = HELDOUT_PHRASES if split == "heldout" else TRAIN_PHRASES
     chosen = [word for word in words() if is_heldout(word) == (split == "heldout")]
     rng = np.random.default_rng(12)

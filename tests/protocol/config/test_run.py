@@ -86,7 +86,7 @@ def test_an_unknown_key_is_refused_with_a_suggestion(key: str, message: str) -> 
         ("group", {"size": 8, "shard": 3}, "group.shard must divide group.size 8, got 3"),
         ("learner.updates_per_iteration", 5, "must divide group.per_iteration 12, got 5"),
         ("sampling.kernel", "ddim", "sampling.kernel: .*'flow_sde', 'ddim_sde', 'dance_sde' or 'cps', got 'ddim'"),
-        ("sampling", {"kernel": "ddim_sde", "noise_level": 1.5}, "at most 1 for ddim_sde, got 1.5: above 1 the root"),
+        ("sampling", {"kernel": "ddim_sde", "noise_level": 1.5}, "at most 1 for ddim_sde, got 1.5: above 1 sigma'"),
         ("sampling", {"kernel": "cps", "noise_level": 1.1}, "at most 1 for cps, got 1.1: above 1 sin"),
         (
             "sampling",
