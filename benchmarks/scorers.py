@@ -25,7 +25,7 @@ class Redness:
     high = 1.0
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Any prompt will do."""
+        """Accept any prompt."""
 
     def score(
         self,

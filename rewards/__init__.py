@@ -1,1 +1,1 @@
-"""Judging images: the scorer contract, and one module for each scorer."""
+"""Scoring images: the scorer contract, and the built-in scorers."""

@@ -1,1 +1,1 @@
-"""Scorers that compare CLIP features: PickScore, CLIP score, HPSv2, the aesthetic predictor."""
+"""Scorers that use CLIP features: PickScore, CLIPScore, HPSv2 and the aesthetic predictor."""

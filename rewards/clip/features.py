@@ -1,7 +1,7 @@
-"""Features of a CLIP, such that an image's features never depend on what it is scored with.
+"""CLIP features that do not depend on which other images and texts are scored in the same call.
 
-Images go through the model in batches of one fixed shape (the last is filled up), texts one by one, and a text's
-features are kept: the prompts of a run come again and again.
+Images go through the model in batches of one fixed shape; the last batch is padded. Texts go through it one by one.
+Text features are cached, because the prompts of a run repeat.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ import numpy as np
 from rewards.clip.pretrained import load_pretrained
 
 TEXTS_KEPT = 8192
-"""Texts whose features are kept; 4 KiB each at width 1,024."""
+"""Most texts whose features are cached; each takes 4 KiB at width 1,024."""
 
 
 class ClipFeatures:
-    """A CLIP with its processor, float32, frozen. Made by a scorer; has no state but the kept texts.
+    """A frozen float32 CLIP with its processor; its only state is the cache of text features.
 
     clip = ClipFeatures("openai/clip-vit-large-patch14")
     cosines = (clip.of_images(images) * clip.of_texts(prompts)).sum(-1)
@@ -28,9 +28,9 @@ class ClipFeatures:
 
         Args:
             model: CLIP folder in transformers' format, `pkg://` path or hub id.
-            processor: where tokenizer and image processor come from; default `model`.
-            device: torch device; default the GPU if there is one.
-            batch: images of one forward.
+            processor: source of tokenizer and image processor; by default `model`.
+            device: torch device; by default the GPU if there is one.
+            batch: images of one forward, at least 1.
 
         Raises:
             ScorerError: weights or processor cannot be loaded.
@@ -42,7 +42,7 @@ class ClipFeatures:
         from flow.device import best_device
 
         if batch < 1:
-            raise ValueError(f"batch must be at least 1, got {batch}")
+            raise ValueError(f"batch must be at least 1, got {batch}: raise it")
         self._torch = torch
         self._device = device or best_device()
         loaded: Any = load_pretrained(CLIPModel.from_pretrained, model, dtype=torch.float32)
@@ -55,11 +55,11 @@ class ClipFeatures:
 
     @property
     def scale(self) -> float:
-        """exp(logit_scale), the factor CLIP puts on its cosines."""
+        """exp(logit_scale), the factor by which CLIP multiplies its cosines."""
         return float(self._model.logit_scale.exp())
 
     def of_images(self, images: np.ndarray, *, is_normalised: bool = True) -> np.ndarray:
-        """Features float32 [B, D] of uint8 [B, H, W, 3], of length 1 unless told otherwise."""
+        """Return features float32 [B, D] of images uint8 [B, H, W, 3], by default normalised to length 1."""
         pixels = self._images(images=list(images), return_tensors="pt").pixel_values
         filling = -len(pixels) % self._batch
         filled = self._torch.cat([pixels, pixels.new_zeros(filling, *pixels.shape[1:])])
@@ -69,7 +69,7 @@ class ClipFeatures:
         return _numpy(_unit(features) if is_normalised else features)
 
     def of_texts(self, texts: Sequence[str]) -> np.ndarray:
-        """Features float32 [B, D] of length 1; a text is cut to the model's context."""
+        """Return features float32 [B, D] of length 1; a text is truncated to the model's context."""
         return np.stack([self._of_text(text) for text in texts])
 
     def _encode_text(self, text: str) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Turning an open_clip checkpoint into a CLIP folder of transformers: `python -m rewards.clip.openclip FILE FOLDER`.
+"""Convert an open_clip checkpoint to a CLIP folder of transformers: `python -m rewards.clip.openclip FILE FOLDER`.
 
-HPSv2 is published as such a checkpoint (`HPS_v2.1_compressed.pt`, ViT-H/14). Sizes, tokenizer and image processor
-come from a CLIP folder or hub id of the same architecture.
+HPSv2 is published as such a checkpoint (`HPS_v2.1_compressed.pt`, ViT-H/14). Sizes, tokenizer and image processor come
+from a CLIP folder or hub id of the same architecture.
 """
 
 from collections.abc import Mapping
@@ -39,10 +39,10 @@ PARTS = {
 
 
 def transformers_names(state: Mapping[str, Any]) -> dict[str, Any]:
-    """open_clip's tensors under transformers' names; the joint query, key and value weights come apart.
+    """Rename open_clip's tensors to transformers' names, and split the joint query, key and value weights.
 
     Raises:
-        ScorerError: a name that open_clip's CLIP does not have.
+        ScorerError: open_clip's CLIP has no tensor of this name.
     """
     renamed: dict[str, Any] = {}
     for name, tensor in state.items():
@@ -75,15 +75,15 @@ def _of_block(name: str, tensor: Any) -> dict[str, Any]:
 
 
 def convert(checkpoint: Path, folder: Path, *, like: str = LIKE) -> None:
-    """Write the CLIP folder.
+    """Convert a checkpoint and write the CLIP folder.
 
     Args:
-        checkpoint: a file that `torch.save` wrote, the tensors themselves or under `state_dict`.
-        folder: where the CLIP goes.
+        checkpoint: a file written by `torch.save` that holds the tensors, directly or under `state_dict`.
+        folder: the CLIP folder to write.
         like: CLIP folder or hub id of the same architecture.
 
     Raises:
-        ScorerError: a file that cannot be read, or whose tensors do not fit that architecture.
+        ScorerError: the file cannot be read, or its tensors do not fit the architecture.
     """
     import torch
     from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
@@ -104,10 +104,10 @@ def convert(checkpoint: Path, folder: Path, *, like: str = LIKE) -> None:
 
 def main(
     checkpoint: Annotated[Path, typer.Argument(help="The open_clip checkpoint.")],
-    folder: Annotated[Path, typer.Argument(help="Where the CLIP folder goes.")],
+    folder: Annotated[Path, typer.Argument(help="The CLIP folder to write.")],
     like: Annotated[str, typer.Option(help="CLIP folder or hub id of the same architecture.")] = LIKE,
 ) -> None:
-    """Convert a checkpoint."""
+    """Convert an open_clip checkpoint to a CLIP folder of transformers."""
     try:
         convert(checkpoint, folder, like=like)
     except InputError as error:

@@ -15,16 +15,16 @@ from rewards.clip.features import ClipFeatures
 MODEL = "yuvalkirstain/PickScore_v1"
 PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 DIVISOR = 26.0
-"""Flow-GRPO's scale (arXiv 2505.05470): PickScore's usual 18 to 24 becomes 0.7 to 0.9."""
+"""Flow-GRPO's scale (arXiv 2505.05470): it turns PickScore's usual 18 to 24 into 0.7 to 0.9."""
 ROUNDING = 1e-4
-"""Room above the exact bound for float32 sums."""
+"""Relative tolerance of the score's bound, for rounding in float32 sums."""
 
 
 class PickScore:
-    """Scores an image by exp(logit_scale) <text, image> / 26, features in float32 and of length 1.
+    """PickScore: exp(logit_scale) <text, image> / 26 with float32 features of length 1.
 
-    Weights: `yuvalkirstain/PickScore_v1` (3.9 GB), processor of `laion/CLIP-ViT-H-14-laion2B-s32B-b79K`; or any
-    CLIP. The range is plus or minus exp(logit_scale) / 26, read from the weights.
+    Weights: `yuvalkirstain/PickScore_v1` (3.9 GB) with the processor of `laion/CLIP-ViT-H-14-laion2B-s32B-b79K`, or any
+    CLIP. The range is plus or minus exp(logit_scale) / 26, which depends on the weights.
     """
 
     name = "pickscore"
@@ -36,10 +36,10 @@ class PickScore:
 
         Args:
             model: CLIP folder, `pkg://` path or hub id.
-            processor: where tokenizer and image processor come from; default the model's own, and for the
-                published weights those it was trained with.
-            device: torch device; default the GPU if there is one.
-            batch: images of one forward; an image's score depends on it in the last bits, never on its neighbours.
+            processor: source of tokenizer and image processor; by default the model's own, and for the published
+                weights those of their training.
+            device: torch device; by default the GPU if there is one.
+            batch: images of one forward, at least 1. It can change the last bits of a score; other images cannot.
 
         Raises:
             ScorerError: the weights cannot be loaded.
@@ -52,9 +52,18 @@ class PickScore:
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
-        """Any prompt will do."""
+        """Accept any prompt."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images uint8 [B, H, W, 3], each against its own prompt."""
+        """Score B images against their prompts.
+
+        Args:
+            images: uint8 [B, H, W, 3].
+            prompts: the prompt of each image.
+            metadata: not used.
+
+        Returns:
+            B valid scores.
+        """
         cosines = (self._clip.of_images(images) * self._clip.of_texts(prompts)).sum(-1)
         return judged(self._factor * cosines)

@@ -1,4 +1,4 @@
-"""Loading a scorer's weights from a folder, a `pkg://` path or a hub id; every failure is one line.
+"""Load a scorer's weights from a folder, a `pkg://` path or a hub id, and turn every failure into one line.
 
 model = load_pretrained(CLIPModel.from_pretrained, "openai/clip-vit-large-patch14", dtype=torch.float32)
 """
@@ -14,15 +14,23 @@ Loaded = TypeVar("Loaded")
 
 
 def load_pretrained(load: Callable[..., Loaded], source: str, **options: Any) -> Loaded:
-    """What `load(source, **options)` gives, `source` being a folder, a `pkg://` path, or a hub id.
+    """Call `load(source, **options)` without progress bars.
+
+    Args:
+        load: a function such as `CLIPModel.from_pretrained`.
+        source: a folder, a `pkg://` path, or a hub id.
+        options: further arguments of `load`.
+
+    Returns:
+        The result of `load`.
 
     Raises:
-        ScorerError: the weights are not there or cannot be read.
+        ScorerError: the weights do not exist or cannot be read.
     """
     try:
-        place = str(resolve(source)) if source.startswith((SCHEME, "~")) else source
+        path = str(resolve(source)) if source.startswith((SCHEME, "~")) else source
         with _no_progress_bars():
-            return load(place, **options)
+            return load(path, **options)
     except (OSError, ValueError, ConfigError) as error:
         reason = one_line(error)
         raise ScorerError(

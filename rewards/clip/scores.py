@@ -1,4 +1,4 @@
-"""Further scores that a CLIP gives: CLIP score, HPSv2, and the LAION aesthetic predictor.
+"""Further scorers that use CLIP features: CLIPScore, HPSv2, and the LAION aesthetic predictor.
 
 scorer = build_scorer("clipscore", model="openai/clip-vit-large-patch14")
 """
@@ -17,7 +17,7 @@ from rewards.clip.pretrained import load_pretrained
 
 VIT_L = "openai/clip-vit-large-patch14"
 ROUNDING = 1e-4
-"""Room above an exact bound for float32 sums."""
+"""Tolerance of a score's bound, for rounding in float32 sums."""
 
 
 class ClipScore:
@@ -31,15 +31,15 @@ class ClipScore:
     high = 2.5 * (1 + ROUNDING)
 
     def __init__(self, *, model: str = VIT_L, device: str | None = None, batch: int = 16) -> None:
-        """Load the weights; arguments as `PickScore`'s."""
+        """Load the weights; see `PickScore` for the arguments."""
         self._clip = ClipFeatures(model, device=device, batch=batch)
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
-        """Any prompt will do."""
+        """Accept any prompt."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images uint8 [B, H, W, 3], each against its own prompt."""
+        """Score B images uint8 [B, H, W, 3] against their prompts; the metadata is not used."""
         return judged(2.5 * np.maximum(_cosines(self._clip, images, prompts), 0.0))
 
 
@@ -55,15 +55,15 @@ class HPSv2:
     high = 1.0 + ROUNDING
 
     def __init__(self, *, model: str, processor: str | None = None, device: str | None = None, batch: int = 16) -> None:
-        """Load the weights; arguments as `PickScore`'s, `model` must be given."""
+        """Load the weights; see `PickScore` for the arguments. `model` has no default."""
         self._clip = ClipFeatures(model, processor=processor, device=device, batch=batch)
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
-        """Any prompt will do."""
+        """Accept any prompt."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images uint8 [B, H, W, 3], each against its own prompt."""
+        """Score B images uint8 [B, H, W, 3] against their prompts; the metadata is not used."""
         return judged(_cosines(self._clip, images, prompts))
 
 
@@ -71,8 +71,8 @@ class Aesthetic:
     """LAION's aesthetic predictor: a small network on CLIP's image features of length 1; about 1 to 10, unbounded.
 
     Weights: `openai/clip-vit-large-patch14` (1.7 GB), and the head `sac+logos+ava1-l14-linearMSE` (4 MB) as a
-    `.safetensors` or `.pth` file with `layers.N.weight` and `layers.N.bias`. The head is linear layers one after the
-    other: its dropout layers do nothing when scoring, and it has no others.
+    `.safetensors` or `.pth` file with `layers.N.weight` and `layers.N.bias`. The head is a sequence of linear layers;
+    its dropout layers do nothing in inference.
     """
 
     name = "aesthetic"
@@ -83,23 +83,23 @@ class Aesthetic:
         """Load the weights.
 
         Args:
-            head: the file of the head.
-            model: the CLIP whose features it reads.
-            device: torch device; default the GPU if there is one.
-            batch: images of one forward.
+            head: file of the head.
+            model: folder, `pkg://` path or hub id of the CLIP whose features the head takes.
+            device: torch device; by default the GPU if there is one.
+            batch: images of one forward, at least 1.
 
         Raises:
-            ScorerError: a file that cannot be read, or whose layers do not fit.
+            ScorerError: a file cannot be read, or the head's layers do not fit each other.
         """
         self._clip = ClipFeatures(model, device=device, batch=batch)
         self._layers = _read_head(head)
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
-        """Any prompt will do."""
+        """Accept any prompt."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images uint8 [B, H, W, 3]; prompts are not read."""
+        """Score B images uint8 [B, H, W, 3]; prompts and metadata are not used."""
         features = self._clip.of_images(images).astype(np.float64)
         for weight, bias in self._layers:
             features = features @ weight.T + bias
@@ -111,7 +111,7 @@ def _cosines(clip: ClipFeatures, images: np.ndarray, prompts: Sequence[str]) -> 
 
 
 def _read_head(path: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The head's layers (weight [out, in], bias [out]) in order."""
+    """Return the head's layers (weight [out, in], bias [out]) in order."""
     tensors: Any = load_pretrained(_read_tensors, path)
     numbers = sorted({int(name.split(".")[1]) for name in tensors if name.endswith(".weight")})
     layers = [

@@ -1,1 +1,1 @@
-"""GenEval: the scorer, its clauses and verdicts, and detectors."""
+"""GenEval: the scorer, the clauses of a prompt, the verdicts, and a detector for photographs."""

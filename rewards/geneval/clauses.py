@@ -1,6 +1,6 @@
-"""What a GenEval prompt asks for: its metadata line read into checked clauses.
+"""The clauses of a GenEval prompt, read and checked from its metadata line.
 
-`read_clauses(metadata)` is asked before a run for every prompt, and again when an image is judged.
+`read_clauses(metadata)` runs for every prompt before a run starts, and again when an image is judged.
 """
 
 from collections import Counter
@@ -19,18 +19,18 @@ RELATIONS = ("left of", "right of", "above", "below")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Included:
-    """Objects that must be there: `count` of one class, perhaps of one colour, perhaps placed."""
+    """Objects that the image must show: `count` of one class, optionally with a colour and a position."""
 
     label: str
     count: int
     color: str | None = None
     position: tuple[str, int] | None = None
-    """Relation, and which earlier included item it relates to."""
+    """The relation, and the index of the earlier item of `include` that it refers to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excluded:
-    """Objects that must not be there: fewer than `count` of the class are allowed."""
+    """Objects that the image must not show: it may hold fewer than `count` of the class."""
 
     label: str
     count: int
@@ -38,14 +38,14 @@ class Excluded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clauses:
-    """Everything one prompt asks for."""
+    """All clauses of one prompt."""
 
     include: tuple[Included, ...]
     exclude: tuple[Excluded, ...]
 
     @property
     def wanted(self) -> Mapping[str, int]:
-        """How many objects of each included class there must be, all items of the class together."""
+        """Number of objects of each included class, summed over the items of that class."""
         total: Counter[str] = Counter()
         for item in self.include:
             total[item.label] += item.count
@@ -53,13 +53,13 @@ class Clauses:
 
 
 def read_clauses(metadata: Metadata) -> Clauses:
-    """Read `tag`, `include` and `exclude` of a metadata line; other top-level keys are left alone.
+    """Read `tag`, `include` and `exclude` of a metadata line; ignore other top-level keys.
 
-    A class may stand in `include` more than once only if the items differ in colour ("a red circle and a blue
-    circle"): GenEval's own prompts never do that, and otherwise one object would answer for two.
+    `include` may name a class more than once only if the items differ in colour ("a red circle and a blue circle").
+    Otherwise one object could satisfy two items. GenEval's own prompts never name a class twice.
 
     Raises:
-        PromptError: a key that is missing, unknown or of the wrong kind, or clauses that contradict each other.
+        PromptError: a key is missing, unknown or of the wrong kind, or clauses contradict each other.
     """
     if not isinstance(metadata, Mapping) or "include" not in metadata:
         got = sorted(metadata) if isinstance(metadata, Mapping) else type(metadata).__name__
@@ -127,11 +127,13 @@ def _check_consistent(clauses: Clauses) -> None:
     pairs = Counter((item.label, item.color) for item in clauses.include)
     for (label, color), times in pairs.items():
         if times > 1 or (color is None and items[label] > 1):
-            raise PromptError(f"include may name {label!r} twice only with two colours: join the items or colour each")
+            raise PromptError(
+                f"include may name {label!r} twice only with different colours: join the items or colour each"
+            )
     for item in clauses.exclude:
         needed = clauses.wanted.get(item.label, 0)
         if needed >= item.count:
             raise PromptError(
-                f"exclude must leave room for what include asks for, got {item.label!r}: include needs {needed},"
+                f"exclude must not contradict include, got {item.label!r}: include needs {needed},"
                 f" exclude forbids {item.count}: raise the excluded count to {needed + 1}"
             )

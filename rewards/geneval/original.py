@@ -1,13 +1,13 @@
-"""GenEval's rewards as the original code of Flow-GRPO computes them, quirks included, to compare with its figures.
+"""GenEval's scores exactly as the original code of Flow-GRPO computes them, for comparisons with its figures.
 
-`judge_original` has the signature of `geneval_verdict.judge`. What differs from the sound version:
+`judge_original` has the signature of `rewards.geneval.verdict.judge`. It differs from the sound version as follows:
 
-- the soft score's terms are 1 - |found - n| / n without a floor, so twice too many objects give less than 0;
-- an item with a wrong count gets one 0 more when a colour or a position is asked for (one, even if both are), and then
-  neither is looked at; so the number of terms depends on the image;
-- a position that does not hold adds a 0 and a 1, one that holds a 1; if the reference object was not matched, a 0;
-- `strict` asks for the exact counts, colours and positions of `include`; it does not look at `exclude`;
-- a class that stands twice in `include` is counted once for each item, all its objects each time.
+- The terms of the soft score are 1 - |found - n| / n without a lower bound, so more than 2n objects give less than 0.
+- An item with a wrong count adds one 0 if the prompt states a colour, a position or both, and then checks neither. So
+  the number of terms depends on the image.
+- A position that holds adds a 1; one that does not hold adds a 0 and a 1; an unmatched reference object adds a 0.
+- `strict` requires the exact counts, colours and positions of `include`, and ignores `exclude`.
+- If `include` names a class twice, each of the two items counts all objects of the class.
 """
 
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ from rewards.geneval.clauses import Clauses, Included, read_clauses
 from rewards.geneval.verdict import Ranked, Verdict, rank, relations
 
 MOST_OBJECTS = 16
-"""Objects of one class that count, best score first."""
+"""Most objects of one class that are considered, best score first."""
 
 
 def judge_original(detections: Sequence[Detection], metadata: Metadata) -> Verdict:
     """Judge one image as the original code does; `correct` is GenEval's official verdict.
 
     Args:
-        detections: what was found in the image, in any order.
+        detections: the objects found in the image, in any order.
         metadata: the prompt's GenEval line.
 
     Raises:
-        PromptError: malformed metadata.
+        PromptError: the metadata is malformed.
     """
     clauses = read_clauses(metadata)
     ranked = {label: objects[:MOST_OBJECTS] for label, objects in rank(detections, clauses).items()}

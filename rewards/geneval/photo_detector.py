@@ -1,8 +1,9 @@
-"""GenEval's detector for photographs, by pip alone: Mask2Former finds COCO's objects, CLIP names their colours.
+"""GenEval's detector for photographs: Mask2Former finds COCO's objects, CLIP names their colours.
 
     scorer = build_scorer("geneval", detector="rewards.geneval.photo_detector:PhotoDetector")
 
-The original uses the same two models through mmdetection 2 and open_clip; here both come from transformers.
+Both models come from transformers, so pip can install everything. The original uses the same two models through
+mmdetection 2 and open_clip.
 """
 
 from collections.abc import Sequence
@@ -28,10 +29,11 @@ GENEVAL_NAMES = {
     "remote": "tv remote",
     "keyboard": "computer keyboard",
 }
-"""What GenEval calls classes that label files of COCO call otherwise."""
+"""GenEval's names of classes that have other names in COCO's label files."""
 GREY = 0x99
-"""What stands around an object when its colour is asked for."""
+"""Grey level (0-255) of the background of an object whose colour is classified."""
 MOST_INSTANCES = 100
+"""Most pairs of query and class that are considered, best score first."""
 
 
 class Instance(NamedTuple):
@@ -45,7 +47,7 @@ class Instance(NamedTuple):
 
 
 class PhotoDetector:
-    """Mask2Former (Swin-S, COCO instances) with CLIP ViT-L/14; weights are loaded when the first image comes.
+    """Mask2Former (Swin-S, COCO instances) with CLIP ViT-L/14; the first image loads the weights.
 
     Weights: `facebook/mask2former-swin-small-coco-instance` (0.3 GB), `openai/clip-vit-large-patch14` (1.7 GB).
     """
@@ -65,15 +67,15 @@ class PhotoDetector:
         """Read the model's class names.
 
         Args:
-            model: Mask2Former folder, `pkg://` path or hub id, trained for instances.
-            clip: the CLIP that names colours.
-            threshold: score above which an instance is an object.
-            counting_threshold: score that an object needs where a prompt asks to count.
-            per_class: objects of one class that are kept, best score first.
-            device: torch device; default the GPU if there is one.
+            model: folder, `pkg://` path or hub id of a Mask2Former for instance segmentation.
+            clip: folder, `pkg://` path or hub id of the CLIP that names colours.
+            threshold: an instance with a score above it is an object, in [0, 1].
+            counting_threshold: the same for counting prompts, in [0, 1].
+            per_class: most objects of one class, best score first.
+            device: torch device; by default the GPU if there is one.
 
         Raises:
-            ScorerError: no such model.
+            ScorerError: the model's config cannot be loaded.
         """
         from transformers import Mask2FormerConfig
 
@@ -89,7 +91,7 @@ class PhotoDetector:
         self._colour_texts: dict[str, np.ndarray] = {}
 
     def detect(self, images: np.ndarray) -> list[list[Detection]]:
-        """The objects of each image uint8 [B, H, W, 3], best score first, with their colours."""
+        """Detect the objects of each image uint8 [B, H, W, 3], with their colours, best score first."""
         return [self._detect_one(image) for image in images]
 
     @cached_property
@@ -137,7 +139,7 @@ class PhotoDetector:
         ]
 
     def _colour(self, image: np.ndarray, item: Instance) -> str:
-        """The colour whose sentences are nearest to the object on grey, all else cut away."""
+        """Return the colour whose sentences are nearest to the object, which is cropped and set on grey."""
         label = self._names[item.label]
         if label not in self._colour_texts:
             self._colour_texts[label] = np.stack([self._sentences(color, label) for color in COLORS])
@@ -146,7 +148,7 @@ class PhotoDetector:
         return COLORS[int((self._colour_texts[label] @ self._clip.of_images(alone[None])[0]).argmax())]
 
     def _sentences(self, color: str, label: str) -> np.ndarray:
-        """Mean direction of the templates for one colour of one class, of length 1."""
+        """Return the mean text feature of the templates for one colour of one class, normalised to length 1."""
         mean = self._clip.of_texts([template.format(color=color, label=label) for template in TEMPLATES]).mean(0)
         return mean / np.linalg.norm(mean)
 
@@ -154,18 +156,22 @@ class PhotoDetector:
 def instances(
     class_logits: Any, mask_logits: Any, *, pixel_mask: Any, size: tuple[int, int], threshold: float
 ) -> list[Instance]:
-    """Mask2Former's instances (Cheng et al. 2022, arXiv 2112.01527), best score first.
+    """Compute Mask2Former's instances (Cheng et al. 2022, arXiv 2112.01527) from its outputs for one image.
 
         score = softmax(class)_c * mean of sigmoid(mask) over the pixels where mask > 0
 
-    over the best 100 pairs of query and class; the box is the mask's extent. An empty mask is no instance.
+    Only the best 100 pairs of query and class are considered. The box is the extent of the mask. An empty mask is no
+    instance.
 
     Args:
-        class_logits: float [Q, C + 1], the last class being "nothing".
+        class_logits: float [Q, C + 1]; the last class means "no object".
         mask_logits: float [Q, h, w] over the padded input.
-        pixel_mask: int [H', W'], 1 where the input is image and not padding.
-        size: H, W of the image.
-        threshold: scores must be above it.
+        pixel_mask: int [H', W'], 1 for pixels of the image and 0 for padding.
+        size: H, W of the image in pixels.
+        threshold: an instance's score must be above it.
+
+    Returns:
+        The instances, best score first.
     """
     from torch.nn import functional
 

@@ -1,10 +1,10 @@
-"""The GenEval scorer: does the image hold the objects, counts, colours and positions that its prompt asks for?
+"""The GenEval scorer: does the image show the objects, counts, colours and positions of its prompt?
 
     scorer = build_scorer("geneval", detector="toyworld.world.detector:ShapeDetector", reward="soft")
     scorer = build_scorer("geneval", detector="rewards.geneval.photo_detector:PhotoDetector")       # photographs
 
-It looks through a detector named by import path and judges with `rewards.geneval.verdict`, or as the original code does
-with `rewards.geneval.original`.
+The detector is named by its import path. `rewards.geneval.verdict` judges what it finds; `rewards.geneval.original`
+does so exactly as the original code.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,24 +24,26 @@ JUDGES = {"sound": judge, "original": judge_original}
 
 
 class Detector(Protocol):
-    """Finds objects in images; made by the scorer with `detector_args`.
+    """Finds objects in images. The scorer constructs it with `detector_args`.
 
-    It may also declare what it knows, so that prompts which ask for more are refused before a run starts: `labels` and
-    `colors`, sets of names; and `counting_threshold`, the score that an object needs where a prompt asks to count.
+    A detector may have three further attributes. `labels` and `colors` are the sets of names that it knows; a prompt
+    that uses another name is refused before a run starts. `counting_threshold` is the score that an object must exceed
+    to count for a counting prompt.
     """
 
     def detect(self, images: np.ndarray) -> list[list[Detection]]:
-        """For each image of uint8 [B, H, W, 3] the objects in it, in any order; an empty list if there are none."""
+        """Return the objects of each image of uint8 [B, H, W, 3], in any order; an empty list if there are none."""
         ...
 
 
 class GenEval:
     """Scores images by GenEval metadata (Ghosh et al. 2023, arXiv 2310.11513), in [0, 1].
 
-    The value is the soft score (the training reward of Flow-GRPO, arXiv 2505.05470) or the strict verdict; components
-    are `strict` and the official `correct`, each 1 or 0. The formulas stand in `geneval_verdict.judge`. An image in
-    which nothing is found scores 0 and is valid: the detector has looked. With `compat="original"` the soft score and
-    the strict verdict are the original code's, quirks included; the soft score then has no lower bound.
+    The value is the soft score (the training reward of Flow-GRPO, arXiv 2505.05470) or the strict verdict. The
+    components are `strict` and the official `correct`, each 1 or 0. See `rewards.geneval.verdict.judge` for the
+    formulas. An image without any object has the valid score 0, since the detector has examined it. With
+    `compat="original"` soft score and strict verdict are those of the original code, whose soft score has no lower
+    bound.
     """
 
     name = "geneval"
@@ -60,11 +62,11 @@ class GenEval:
         Args:
             detector: import path `package.module:Class` of a `Detector`.
             detector_args: keyword arguments of its constructor.
-            reward: which reading is the value.
-            compat: `sound`, or `original` for the formulas of the original code.
+            reward: the value of an image: `soft` or `strict`.
+            compat: the formulas: `sound`, or `original` for those of the original code.
 
         Raises:
-            ScorerError: the detector cannot be loaded or is none, or another reward is asked for.
+            ScorerError: the detector cannot be loaded or has no `detect`, or `reward` or `compat` has another value.
         """
         if reward not in ("soft", "strict"):
             raise ScorerError(f"reward of geneval must be 'soft' or 'strict', got {reward!r}")
@@ -78,9 +80,10 @@ class GenEval:
             raise ScorerError(f"the detector of geneval must have a method detect(images), got {detector!r} without")
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Raises PromptError, naming the line, for the first prompt whose metadata is not a sound GenEval line.
+        """Check that the metadata of every prompt is a valid GenEval line whose classes and colours the detector knows.
 
-        Nor may it ask for a class or a colour that the detector does not know: no image could ever show it.
+        Raises:
+            PromptError: it is not; the error names the first such line.
         """
         for prompt in prompts:
             try:
@@ -89,10 +92,18 @@ class GenEval:
                 raise PromptError(f"prompt line {prompt.index + 1} ({prompt.text!r}): {error}") from None
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Judge B images uint8 [B, H, W, 3], each by its own metadata; the prompts' words are not read.
+        """Judge B images by their metadata.
+
+        Args:
+            images: uint8 [B, H, W, 3].
+            prompts: not used.
+            metadata: the GenEval line of each image.
+
+        Returns:
+            B valid scores with the components `strict` and `correct`.
 
         Raises:
-            ContractError: the detector's answer is not one list of detections an image.
+            ContractError: the detector's answer is not one list of detections for each image.
         """
         found = self._detector.detect(images)
         _check_detections(found, len(images))
@@ -133,12 +144,12 @@ class GenEval:
 
 def _check_detections(found: list[list[Detection]], size: int) -> None:
     if len(found) != size:
-        raise ContractError(f"the detector must answer with one list an image, {size}, got {len(found)}")
+        raise ContractError(f"the detector must return one list for each of {size} images, got {len(found)}")
     for image, objects in enumerate(found):
         for item in objects:
             if not isinstance(item, Detection):
-                raise ContractError(f"the detector must find Detections, got {item!r} in image {image}")
+                raise ContractError(f"the detector must return Detections, got {item!r} for image {image}")
             x0, y0, x1, y1 = item.box
             if not (np.isfinite((*item.box, item.score)).all() and x0 <= x1 and y0 <= y1):
-                got = f"box {item.box} with score {item.score} in image {image}"
-                raise ContractError(f"a box must be finite with x0 <= x1 and y0 <= y1, and so its score, got {got}")
+                got = f"box {item.box} with score {item.score} for image {image}"
+                raise ContractError(f"box and score must be finite, with x0 <= x1 and y0 <= y1, got {got}")

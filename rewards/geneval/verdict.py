@@ -1,8 +1,8 @@
-"""GenEval's judgement of one image as a pure function: what a detector found, against what the prompt asks for.
+"""GenEval's verdict on one image: a pure function of the detections and the prompt's metadata.
 
-Sources: the official verdict and the spatial rule are those of GenEval (Ghosh et al. 2023, arXiv 2310.11513); the
-soft score is the training reward of Flow-GRPO (arXiv 2505.05470), kept within [0, 1]. Each clause has exactly one grade
-here, whatever the others say, so the mean of a prompt always has the same denominator.
+The official verdict and the spatial rule are those of GenEval (Ghosh et al. 2023, arXiv 2310.11513). The soft score is
+the training reward of Flow-GRPO (arXiv 2505.05470), bounded to [0, 1]. Each clause always has exactly one grade, so the
+mean over a prompt's clauses has the same denominator for every image.
 """
 
 from collections.abc import Sequence
@@ -14,58 +14,62 @@ from protocol.messages import Detection, Metadata
 from rewards.geneval.clauses import Clauses, Included, read_clauses
 
 DEAD_ZONE = 0.1
-"""Part of the summed sizes by which an offset of centres is shortened before it counts."""
+"""Share of the summed sizes by which an offset of centres is shortened."""
 CLEAR = 0.5
 """Component of the normalised offset above which a relation holds."""
 
 Box = tuple[float, float, float, float]
 Ranked = dict[str, list[Detection]]
-"""Detections of each class that matters, best score first."""
+"""Detections of each class that the prompt mentions, best score first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Three readings of one image."""
+    """The three scores of one image."""
 
     soft: float
     """Mean grade of the clauses, in [0, 1]."""
     strict: bool
-    """`correct`, and each included class is there exactly as often as asked."""
+    """`correct`, and the image shows exactly the required number of each included class."""
     correct: bool
-    """GenEval's official verdict: at least as often as asked."""
+    """GenEval's official verdict, which requires at least that number."""
 
 
 def judge(detections: Sequence[Detection], metadata: Metadata) -> Verdict:
-    """Judge one image. With n the count asked for, the grades of the clauses are
+    """Judge one image.
+
+    `soft` is the mean of the clauses' grades. With n the required count, they are
 
         count      of each included class     max(0, 1 - |found - n| / n)
         colour     of each coloured item      max(0, 1 - |found with this class and colour - n| / n)
-        position   of each placed item        1 if its n best objects all stand so to the reference's best, else 0
+        position   of each placed item        1 if its n best objects all have this relation to the reference's, else 0
         exclusion  of each class not included 1 if found < count, else 0
 
-    and `soft` is their mean. An exclusion of a class that is also included (GenEval's counting prompts: "three", not
-    four) is what the count grade already measures, so it counts for `strict` and `correct` only. What that gives:
+    An exclusion of a class that is also included (GenEval's counting prompts: "three", not four) has no grade of its
+    own, since the count grade measures it already. It counts for `strict` and `correct` only. Examples:
 
         single_object  {count}                     2 found for 1: 0        (soft)
         two_object     {count, count}              one of the two: 1/2
         counting       {count}, n = 3              2 or 4 found: 2/3; 6 or more: 0
         colors         {count, colour}             right shape, wrong colour: 1/2
-        position       {count, count, position}    both there, wrongly placed: 2/3
+        position       {count, count, position}    both found, wrong relation: 2/3
         color_attr     2 x {count, colour}         colours swapped: 1/2
 
-    Objects of classes that the prompt does not mention are ignored in all three readings, as in GenEval: "a red circle"
-    is strictly right beside a square. An image with none of the included objects has soft score 0 whatever it avoids.
+    As in GenEval, all three scores ignore objects of classes that the prompt does not mention: "a red circle" is
+    strictly right if a square is next to it. An image without any included object has the soft score 0, whatever it
+    excludes.
 
-    `correct` (official): each item finds its n objects among the best-scored boxes of its class, as many as are asked
-    for, all of the asked colour; each placed item stands so to each reference object; fewer than `count` of each
-    excluded class. `strict` asks for the exact number of each included class on top.
+    `correct` is the official verdict. Each item needs n objects of its colour among the best-scored boxes of its class,
+    of which as many are considered as the prompt requires. Each placed item must have its relation to every reference
+    object, and each excluded class fewer than `count` objects. `strict` also requires the exact number of each included
+    class.
 
     Args:
-        detections: what was found in the image, in any order.
+        detections: the objects found in the image, in any order.
         metadata: the prompt's GenEval line.
 
     Raises:
-        PromptError: malformed metadata.
+        PromptError: the metadata is malformed.
     """
     clauses = read_clauses(metadata)
     ranked = rank(detections, clauses)
@@ -75,17 +79,17 @@ def judge(detections: Sequence[Detection], metadata: Metadata) -> Verdict:
 
 
 def relations(first: Box, second: Box) -> frozenset[str]:
-    """How the first box lies relative to the second, by GenEval's spatial rule; diagonal boxes have two relations.
+    """Return the relations of the first box to the second by GenEval's spatial rule; diagonal boxes have two.
 
         offset  = centre(first) - centre(second)
         revised = sign(offset) max(|offset| - 0.1 (size(first) + size(second)), 0)      axis by axis
         dx, dy  = revised / ||offset||
 
-    left of if dx < -0.5, right of if dx > 0.5, above if dy < -0.5, below if dy > 0.5 (y points down); none if `revised`
-    is zero (below 1e-3 pixel).
+    The relation is left of if dx < -0.5, right of if dx > 0.5, above if dy < -0.5, below if dy > 0.5 (y points down),
+    and none if `revised` is zero (below 1e-3 pixel).
 
     Args:
-        first: x0, y0, x1, y1 in pixels, y down.
+        first: x0, y0, x1, y1 in pixels, y downwards.
         second: likewise.
     """
     a, b = np.asarray(first).reshape(2, 2), np.asarray(second).reshape(2, 2)
@@ -100,7 +104,7 @@ def relations(first: Box, second: Box) -> frozenset[str]:
 
 
 def rank(detections: Sequence[Detection], clauses: Clauses) -> Ranked:
-    """The detections of each class that the prompt mentions, best score first."""
+    """Return the detections of each class that the prompt mentions, best score first."""
     labels = [item.label for item in (*clauses.include, *clauses.exclude)]
     best_first = sorted(detections, key=lambda found: -found.score)
     return {label: [found for found in best_first if found.label == label] for label in labels}
@@ -138,7 +142,7 @@ def _closeness(found: int, wanted: int) -> float:
 
 
 def _choose(objects: Sequence[Detection], item: Included) -> list[Detection]:
-    """The item's best `count` objects of the asked colour, fewer if there are not as many."""
+    """Return the item's best `count` objects of the required colour, or fewer if there are not as many."""
     fitting = [found for found in objects if item.color is None or found.color == item.color]
     return fitting[: item.count]
 

@@ -1,1 +1,1 @@
-"""OCR: does the image show the words that its prompt quotes?"""
+"""OCR: does the image show the words that its prompt puts in double quotes?"""

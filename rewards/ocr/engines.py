@@ -7,30 +7,31 @@ import numpy as np
 from protocol.errors import ScorerError
 
 LONGEST_SIDE = 960
-"""Pixels to which a larger image is scaled down for text detection; smaller ones are not scaled up."""
+"""Longest side of an image in text detection, in pixels. Larger images are scaled down, smaller ones are not scaled."""
 LINE_HEIGHT = 48
-"""Pixels to which the recognition models scale a line of text."""
+"""Height of a line of text in the recognition models, in pixels."""
 
 
 class RapidOcr:
-    """RapidOCR on onnxruntime; its PP-OCR models come inside the package, so nothing is fetched.
+    """RapidOCR on onnxruntime. Its PP-OCR models are part of the package, so nothing is downloaded.
 
-    Upside-down lines are not turned, as in the sources of the reward.
+    Upside-down lines are not rotated, as in the sources of the reward.
     """
 
     def __init__(self, *, threads: int = 1, line_width: int = 320) -> None:
         """Load detection and recognition.
 
         Args:
-            threads: CPU threads of one reading.
-            line_width: pixels to which a line of text, 48 high, is at least padded. The models' own 320 holds some 15
-                letters; less is faster where only short words occur, and longer lines are still read whole.
+            threads: CPU threads that read one image.
+            line_width: least width of a line of text in pixels, for a height of 48; shorter lines are padded to it. The
+                models' own 320 holds about 15 letters. A smaller number is faster for short words, and longer lines
+                are still read whole.
 
         Raises:
             ScorerError: `line_width` is too small for a letter.
         """
         if line_width < LINE_HEIGHT:
-            raise ScorerError(f"line_width of rapidocr must be at least {LINE_HEIGHT}, got {line_width}")
+            raise ScorerError(f"line_width of rapidocr must be at least {LINE_HEIGHT}, got {line_width}: raise it")
         import logging
 
         import cv2
@@ -59,7 +60,7 @@ class RapidOcr:
 
 
 class PaddleOcr:
-    """PaddleOCR 3 with English models, which it fetches at its first use."""
+    """PaddleOCR 3 with English models, which it downloads at its first use."""
 
     def __init__(self, *, threads: int = 1) -> None:
         """Load detection and recognition."""

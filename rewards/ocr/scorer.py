@@ -1,6 +1,6 @@
-"""Text rendering: does the image show the words that its prompt puts in double quotes?
+"""The text reward: does the image show the words that its prompt puts in double quotes?
 
-scorer = build_scorer("ocr")                         # RapidOCR, its models come with the package
+scorer = build_scorer("ocr")                         # RapidOCR, whose models are part of the package
 scorer = build_scorer("ocr", engine="paddleocr")
 """
 
@@ -22,23 +22,23 @@ _QUOTED = re.compile(r'"([^"]*)"')
 
 
 class TextReader(Protocol):
-    """Reads text; made by the scorer with the argument `threads`."""
+    """An OCR engine. The scorer constructs it with the argument `threads`."""
 
     def read(self, image: np.ndarray) -> list[str]:
-        """The lines of one image uint8 [H, W, 3] from top to bottom; an empty list if there is none."""
+        """Return the lines of one image uint8 [H, W, 3] from top to bottom; an empty list if there are none."""
         ...
 
 
 class Ocr:
     """The text reward of Flow-GRPO (arXiv 2505.05470), in [0, 1]:
 
-        r = 1 - min(d, |target|) / |target|,   d = 0 if target is part of what was read, else Levenshtein's distance
+        r = 1 - min(d, |target|) / |target|,   d = 0 if the read text contains target, else Levenshtein's distance
 
     `target` is the text between the prompt's first double quotes. Both texts are compared in lower case and without
-    blanks; |target| is counted after that. An image in which nothing is read scores 0 and is valid: the engine has
-    looked. An image on which the engine fails has no score.
+    blanks, and |target| is the length of that form. An image without any text has the valid score 0, since the engine
+    has examined it. An image on which the engine fails has no score.
 
-    Weights: none to fetch for `rapidocr`, whose detection and recognition models come inside the package.
+    Weights: `rapidocr` downloads none; its detection and recognition models are part of the package.
     """
 
     name = "ocr"
@@ -57,12 +57,12 @@ class Ocr:
 
         Args:
             engine: `rapidocr`, `paddleocr`, or the import path of a `TextReader`.
-            min_side: images whose shorter side is less are enlarged to at least this many pixels, by a whole factor.
-            threads: CPU threads of the engine; parallel work is better shared among reward actors.
+            min_side: least length of an image's shorter side in pixels; smaller images are enlarged by a whole factor.
+            threads: CPU threads of the engine; more reward actors use the CPU better than more threads.
             engine_args: further arguments of the engine, such as `{line_width: 96}` for short words with RapidOCR.
 
         Raises:
-            ScorerError: the engine cannot be loaded.
+            ScorerError: the engine cannot be loaded, or an argument is out of range.
         """
         from rapidfuzz.distance import Levenshtein
 
@@ -70,7 +70,7 @@ class Ocr:
             raise ScorerError(f"min_side and threads of ocr must be at least 1, got {min_side} and {threads}")
         if "threads" in engine_args:
             raise ScorerError(
-                "engine_args of ocr must not name threads: it is an argument of its own, write it beside them"
+                "engine_args of ocr must not hold threads: set the scorer's own argument `threads` instead"
             )
         self._distance = Levenshtein.distance
         self._engine: TextReader = build_from_path(
@@ -80,7 +80,11 @@ class Ocr:
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
-        """Raises PromptError, naming the line, for the first prompt without a text in double quotes."""
+        """Check that every prompt has a text in double quotes.
+
+        Raises:
+            PromptError: a prompt has none; the error names the first such line.
+        """
         for prompt in prompts:
             try:
                 quoted_text(prompt.text)
@@ -88,7 +92,16 @@ class Ocr:
                 raise PromptError(f"prompt line {prompt.index + 1} ({prompt.text!r}): {error}") from None
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images uint8 [B, H, W, 3], each against its own prompt; component `exact` is 1 for a full hit."""
+        """Score B images against their prompts.
+
+        Args:
+            images: uint8 [B, H, W, 3].
+            prompts: the prompt of each image.
+            metadata: not used.
+
+        Returns:
+            B scores; the component `exact` is 1 for a score of 1 and else 0.
+        """
         answers = [self._score_one(image, prompt) for image, prompt in zip(images, prompts, strict=True)]
         values = np.array([value for value, _ in answers], np.float32)
         exact = np.where(np.isnan(values), np.nan, values == 1.0)
@@ -98,7 +111,7 @@ class Ocr:
         target = plain(quoted_text(prompt))
         try:
             lines = self._engine.read(enlarged(image, self._min_side))
-        except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this image has no score
+        except Exception as error:  # noqa: BLE001  any failure of an engine means that this image has no score
             return float("nan"), f"ocr: {type(error).__name__}: {one_line(error)}"
         read = plain("".join(lines))
         distance = 0 if target in read else min(self._distance(read, target), len(target))

@@ -88,12 +88,14 @@ def test_a_failing_detector_makes_scores_missing_and_is_logged_once(caplog: pyte
 
 
 def test_a_detector_that_forgets_a_image_breaks_the_contract() -> None:
-    with pytest.raises(ContractError, match=r"scorer geneval: the detector must answer .* an image, 2, got 1"):
+    with pytest.raises(
+        ContractError, match=r"scorer geneval: the detector must return one list for each of 2 images, got 1"
+    ):
         ask("ForgetfulDetector", images(1, 2))
 
 
 def test_a_box_with_exchanged_corners_breaks_the_contract() -> None:
-    with pytest.raises(ContractError, match=r"scorer geneval: a box must be .*\(9, 0, 1, 5\)"):
+    with pytest.raises(ContractError, match=r"scorer geneval: box and score must be .*\(9, 0, 1, 5\)"):
         ask("InsideOutDetector", images(1))
 
 

@@ -96,7 +96,7 @@ def test_short_lines_and_long_ones_are_read_with_a_small_line_width() -> None:
         build_scorer("ocr", engine_args={"line_width": 0})
     with pytest.raises(ScorerError, match="did you mean 'line_width'"):
         build_scorer("ocr", engine_args={"line_widht": 96})
-    with pytest.raises(ScorerError, match="engine_args of ocr must not name threads"):
+    with pytest.raises(ScorerError, match="engine_args of ocr must not hold threads"):
         build_scorer("ocr", engine_args={"threads": 2})
 
 
