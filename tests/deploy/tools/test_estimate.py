@@ -13,7 +13,7 @@ from deploy.tools.fake_memory import PeakMemory
 from flow.build import build_policy
 from flow.models.folder import adapter_config
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone
-from flow.rollout import RolloutPolicy
+from flow.sampler import rollout_shard
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt, ShardRequest
 from tests.support.tiny_models import write_flux
@@ -32,12 +32,9 @@ def test_evaluations_are_the_rows_that_a_real_shard_asks_for(
     tiny_config: Config, guidance: float, forward_batch: int | None
 ) -> None:
     config = configured(tiny_config, guidance=guidance, forward_batch=forward_batch)
-    policy = RolloutPolicy(config)
-    _, lora = build_policy(config, device="cpu")
-    weights = lora.export(version=0)
-    policy.load(weights)
+    policy, _ = build_policy(config, device="cpu")
     rows: list[int] = []
-    policy._policy.backbone.transformer.register_forward_pre_hook(
+    policy.backbone.transformer.register_forward_pre_hook(
         lambda module, args, kwargs: rows.append(len(kwargs["hidden_states"])), with_kwargs=True
     )
     request = ShardRequest(
@@ -47,9 +44,9 @@ def test_evaluations_are_the_rows_that_a_real_shard_asks_for(
         first_member=0,
         members=2,
         adapter_version=0,
-        adapter_digest=weights.digest,
+        adapter_digest="",
     )
-    _, rollout, images = policy.rollout(request)
+    rollout, images = rollout_shard(policy, request, config)
     found = estimate(config).evaluations
     shards = 3 * 4 // 2
     assert (found.trajectories, found.rollout, found.images) == (12, shards * sum(rows), shards * len(images))

@@ -22,13 +22,14 @@ from protocol.errors import ModelError
 def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
     """The folders from which text encoders were loaded, in order."""
     seen: list[Path] = []
-    load = TextEncoders._load
+    load = TextEncoders.load
 
-    def watched(self: TextEncoders) -> Any:
-        seen.append(self.folder)
-        return load(self)
+    def watched(encoders: TextEncoders) -> None:
+        if not encoders.is_loaded:
+            seen.append(encoders.folder)
+        load(encoders)
 
-    monkeypatch.setattr(TextEncoders, "_load", watched)
+    monkeypatch.setattr(TextEncoders, "load", watched)
     identity_of.cache_clear()
     return seen
 
@@ -66,9 +67,10 @@ def test_cached_embeddings_are_the_encoders_own_and_cost_no_encoder(tiny_sd3: Pa
 def test_a_text_that_is_missing_is_encoded_kept_and_the_encoders_freed(tiny_sd3: Path, tmp_path: Path, loads) -> None:
     backbone = load_backbone(config_of(tiny_sd3, tmp_path))
     first = backbone.encode("a cat")
-    assert not backbone._embeddings._encoders.is_loaded  # type: ignore[attr-defined]
     assert equal(load_backbone(config_of(tiny_sd3, tmp_path)).encode("a cat"), first)
     assert len(loads) == 1
+    backbone.encode("a dog")
+    assert len(loads) == 2, "the encoders were freed, so another text loads them again"
 
 
 def test_other_length_or_dtype_or_encoder_is_another_entry(tiny_sd3: Path, tmp_path: Path, loads) -> None:
