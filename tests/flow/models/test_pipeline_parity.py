@@ -134,9 +134,10 @@ def test_latents_after_every_step_and_images_equal_the_pipeline_s(
     is_exact = name not in FLUX or guidance == 1
     for mine, other in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, other, rtol=0 if is_exact else 1e-4, atol=0 if is_exact else 1e-4)
-    drawn, rounded = backbone.decode(found[-1]), (images * 255).round().astype(np.uint8)
+    drawn, levels = backbone.decode(found[-1]), images.astype(np.float64) * 255
     assert drawn.shape == (batch, height, width, 3)
-    assert np.abs(drawn.astype(int) - rounded).max() <= (0 if is_exact else 1)
+    beside = 1e-3 if is_exact else 1  # a value between two levels, up to float32's rounding, may become either
+    assert np.abs(drawn - levels).max() <= 0.5 + beside
     assert drawn.std() > 1
 
 
