@@ -196,10 +196,12 @@ class Credit:
 
     adapter_version: int
     """The adapter version that this update made."""
-    gains: np.ndarray
-    """float32 [N, T] step rewards of the credit rule; NaN where invalid and for steps that were not stochastic."""
+    rewards: np.ndarray
+    """float32 [N, T+1] rewards of the points, the finished image's last; NaN where missing or not explored."""
+    step_rewards: np.ndarray
+    """float32 [N, T] step rewards of the credit rule; NaN where missing, and for steps that were not stochastic."""
     advantages: np.ndarray
-    """float32 [N, T]"""
+    """float32 [N, T]; 0 where the step reward is NaN"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ halves of the continuations, so that their own noise neither helps nor harms a r
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,8 +34,7 @@ from flow.models.load import load_backbone
 from flow.policy import FlowPolicy
 from flow.sampler import Step
 from learner.credit.normalise import NORMALISERS
-from learner.credit.rules import gae, gains, uniform
-from learner.credit.value_calibration import calibrated
+from learner.credit.rules import CreditRule, calibrated, gae, gains, uniform
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt
 from protocol.prompts import read_prompts
@@ -122,18 +121,16 @@ class Collector:
 def step_rewards(rewards: Rewards) -> Iterator[tuple[str, Float[Tensor, "groups N S"]]]:
     """Every rule's step rewards, by name."""
     tables = torch.from_numpy(rewards).float()
-    valid = torch.ones(tables.shape[1:], dtype=torch.bool)
-    steps = tables.shape[2] - 1
-    values, _ = calibrated([[(table, valid, tuple(range(steps)))] for table in tables], steps)
-    rules: dict[str, Callable[..., Any]] = {
+    values, _ = calibrated(tables)
+    rules: dict[str, CreditRule] = {
         "uniform": uniform,
         "gains": gains,
         **{f"gae {decay}": partial(gae, decay=decay) for decay in (0.3, 0.5, 1.0)},
     }
     for name, rule in rules.items():
-        yield name, torch.stack([rule(table, valid, steps=steps)[0] for table in tables])
+        yield name, torch.stack([rule(table) for table in tables])
         if name != "uniform":
-            yield f"calibrated {name}", torch.stack([rule(table, valid, steps=steps)[0] for (table,) in values])
+            yield f"calibrated {name}", torch.stack([rule(table) for table in values])
 
 
 def fidelity(advantages: Float[np.ndarray, "groups N S"], halves: tuple[Rewards, Rewards]) -> float:
@@ -150,7 +147,6 @@ def rows_of(data: Mapping[str, Data]) -> list[dict[str, Any]]:
     for scorer, held in data.items():
         for way, rewards in held.rewards.items():
             for rule, tables in step_rewards(rewards):
-                valid = torch.ones(tables.shape, dtype=torch.bool)
                 for name, (normalisation, is_pooled) in NORMALISATIONS.items():
                     if rule == "uniform" and (normalisation != "joint" or way != COMPLETIONS[0]):
                         continue
@@ -159,9 +155,9 @@ def rows_of(data: Mapping[str, Data]) -> list[dict[str, Any]]:
                     normalise = partial(
                         NORMALISERS[normalisation],
                         epsilon=1e-4,
-                        pool=(tables.flatten(0, 1), valid.flatten(0, 1)) if is_pooled else None,
+                        pool=tables.flatten(0, 1) if is_pooled else None,
                     )
-                    advantages = [normalise(table, own) for table, own in zip(tables, valid, strict=True)]
+                    advantages = [normalise(table) for table in tables]
                     place = (rule, "-" if rule == "uniform" else way, name)
                     row = rows.setdefault(place, dict(zip(("rule", "completion", "normalise"), place, strict=True)))
                     row[scorer] = fidelity(torch.stack(advantages).numpy(), held.halves)

@@ -33,7 +33,7 @@ from benchmarks.fidelity.groups import draw_group
 from deploy.presets import load_config
 from flow.build import build_policy
 from flow.policy import FlowPolicy
-from learner.credit.value_calibration import calibrated
+from learner.credit.rules import calibrated
 from learner.loop.groups import prompt_at
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt
@@ -132,8 +132,7 @@ def rows_of(
 ) -> list[dict[str, Any]]:
     """One row for each rule, normalisation and power of the step's std, as `learner.credit.step_weights` weighs."""
     steps = parts.shape[1]
-    valid = torch.ones(rewards.shape[1:], dtype=torch.bool)
-    _, slopes = calibrated([[(table, valid, tuple(range(steps)))] for table in rewards], steps)
+    _, slopes = calibrated(rewards)
     leads = rewards - rewards.mean(1, keepdim=True)
     reference = parts[:, :, -1].sum(1)
     rows = []

@@ -20,11 +20,10 @@ from flow.maths.schedule import flux_sigmas, linear_sigmas, sd3_sigmas, shifted_
 from flow.maths.transition import Transition, cps, dance_sde, ddim_sde, flow_sde, ode
 from flow.maths.windows import window_steps
 from learner.credit.normalise import centred, from_baseline, joint, per_step
-from learner.credit.rules import gae, gains, uniform
+from learner.credit.rules import calibrated, gae, gains, uniform
 from learner.credit.step_weights import by_noise, piecewise
-from learner.credit.turning_point import balanced, find_turns, turning_point
-from learner.credit.value_calibration import calibrated
-from learner.update.loss import clipped_surrogate, guarded_log_ratio
+from learner.credit.turning_point import aggregates, balanced, turning_point
+from learner.update.objective import clipped_surrogate, guarded_log_ratio
 from protocol.config.credit import TurningPointConfig
 from protocol.config.sampling import CompletionConfig, WindowConfig
 from tests.support.gaussian import gaussian_velocity
@@ -39,7 +38,6 @@ KERNELS: dict[str, Callable[..., Transition]] = {
     "ode": ode,
 }
 REWARDS = torch.tensor([[0.50, 0.62, 0.58, 0.66, 0.70], [0.50, 0.46, 0.55, 0.53, 0.60], [0.50, 0.57, 0.49, 0.44, 0.40]])
-VALID = torch.ones(3, 5, dtype=torch.bool)
 MEMBERS = "ABC"
 NOTHING = {"latents": torch.zeros(STEPS, 1), "velocity": torch.zeros(STEPS, 1)}
 
@@ -124,18 +122,19 @@ def completion() -> Figure:
 
 def credit() -> Figure:
     """The worked example: rewards of three members, turning points, and the advantages that each rule makes."""
-    own = gains(REWARDS, VALID, steps=4)
-    values, _ = calibrated([[(REWARDS, VALID, (0, 1, 2, 3))]], total=4)
+    own, explored = gains(REWARDS), torch.ones(1, 3, 4, dtype=torch.bool)
+    (values,), _ = calibrated(REWARDS[None])
+    (turned,) = turning_point(REWARDS[None], explored, **TurningPointConfig().model_dump())
     baseline = torch.tensor([0.02, 0.0, 0.01, 0.02])
     tables = {
-        "uniform, joint": joint(*uniform(REWARDS, VALID, steps=4), epsilon=1e-4),
-        "gains, joint": joint(*own, epsilon=1e-4),
-        "gains, per_step": per_step(*own, epsilon=1e-4),
-        "gains, centred": centred(*own, epsilon=1e-4),
-        "gains, ema": from_baseline(*own, baseline=baseline, epsilon=1e-4),
-        "gae 0.9, joint": joint(*gae(REWARDS, VALID, steps=4, decay=0.9), epsilon=1e-4),
-        "turning_point, per_step": per_step(*turning_point([(REWARDS, VALID)], TurningPointConfig())[0], epsilon=1e-4),
-        "calibrated gae 0.3, per_step (default)": per_step(*gae(values[0][0], VALID, steps=4, decay=0.3), epsilon=1e-4),
+        "uniform, joint": joint(uniform(REWARDS), epsilon=1e-4),
+        "gains, joint": joint(own, epsilon=1e-4),
+        "gains, per_step": per_step(own, epsilon=1e-4),
+        "gains, centred": centred(own, epsilon=1e-4),
+        "gains, ema": from_baseline(own, baseline=baseline, epsilon=1e-4),
+        "gae 0.9, joint": joint(gae(REWARDS, decay=0.9), epsilon=1e-4),
+        "turning_point, per_step": per_step(turned, epsilon=1e-4),
+        "calibrated gae 0.3, per_step (default)": per_step(gae(values, decay=0.3), epsilon=1e-4),
     }
     figure = Figure(figsize=(12.5, 5), layout="constrained")
     axes = figure.subplots(2, 5).flat
@@ -163,16 +162,16 @@ def _rewards(panel: Axes) -> None:
 
 def _turning_points(panel: Axes) -> None:
     """The same curves; a mark stands at the end of each selected step."""
-    plain = find_turns(REWARDS, VALID, is_consistent=False, has_first_step=True)
-    turns = find_turns(REWARDS, VALID, is_consistent=True, has_first_step=True)
+    plain = aggregates(REWARDS, is_consistent=False, has_first_step=True)
+    turns = aggregates(REWARDS, is_consistent=True, has_first_step=True)
     kinds = {
-        "turning point": (plain.selected, {"s": 90, "facecolors": "none", "edgecolors": "black"}),
-        "consistent": (turns.selected, {"s": 40, "color": "black"}),
-        "balanced": (balanced([turns])[0], {"s": 110, "marker": "*", "color": "gold", "edgecolors": "black"}),
+        "turning point": (plain, {"s": 90, "facecolors": "none", "edgecolors": "black"}),
+        "consistent": (turns, {"s": 40, "color": "black"}),
+        "balanced": (balanced(turns), {"s": 110, "marker": "*", "color": "gold", "edgecolors": "black"}),
     }
     panel.plot(REWARDS.T, linewidth=1)
     for name, (selected, style) in kinds.items():
-        rows, columns = selected.nonzero(as_tuple=True)
+        rows, columns = (~selected.isnan()).nonzero(as_tuple=True)
         panel.scatter(columns + 1, REWARDS[rows, columns + 1], zorder=3, label=name, **style)
     panel.set(xlabel="point behind the step", xticks=range(5), ylim=(0.22, 0.74))
     panel.set_title("turning points", fontsize=9)

@@ -32,7 +32,7 @@ from flow.models.families import SD3
 from flow.models.pipeline import PipelineBackbone
 from flow.policy import FlowPolicy
 from flow.sampler import rollout_shard
-from learner.update.loss import clipped_surrogate
+from learner.update.objective import clipped_surrogate
 from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt, ShardRequest

@@ -111,7 +111,7 @@ def record_of(iteration: int, excerpt: Excerpt, scores: Scores, credit: Credit) 
             RecordedTrajectory(
                 member=member,
                 rewards=_numbers(rewards[member]),
-                gains=_numbers(credit.gains[member, list(excerpt.steps)]),
+                gains=_numbers(credit.step_rewards[member, list(excerpt.steps)]),
                 advantages=_numbers(credit.advantages[member, list(excerpt.steps)]),
             )
             for member in range(members)

@@ -1,10 +1,13 @@
-"""From the scored groups of one iteration to advantages: rewards [N, P] -> step rewards -> advantages, both [N, T].
+"""From the scored groups of one iteration to advantages: rewards [G, N, T+1] -> step rewards -> advantages [G, N, T].
 
-Tables of an iteration have a column for each step of the schedule; a step that a shard did not explore is invalid
-there. So shards and groups with different windows stand in one table, and a step's statistics never mix with another's.
+A table has a row for each trajectory and a column for each point or step of the schedule; NaN stands for what is
+missing. So groups and shards with different windows share one table, and no statistic mixes different steps.
+
+tables = reward_tables(groups, members=24, total=10)
+assignment = assign_credit(tables, config.credit, reward_weights={"geneval": 1.0}, step_weights=torch.ones(10))
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,99 +16,159 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from learner.credit.normalise import NORMALISERS, Normaliser, Pool, updated_baseline
-from learner.credit.rules import CreditRule, StepRewards, gae, gains, uniform
+from learner.credit.normalise import NORMALISERS, Normaliser, updated_baseline
+from learner.credit.rules import CreditRule, along_windows, calibrated, gae, gains, uniform
 from learner.credit.turning_point import turning_point
-from learner.credit.value_calibration import calibrated
 from protocol.config.credit import CreditConfig
 from protocol.errors import ContractError
-from protocol.messages import COMMON_IMAGE, Prompt, Rollout, ScoredGroup, Scores
+from protocol.messages import ScoredGroup, Scores
 
 
 @dataclass(frozen=True)
-class CreditedGroup:
-    """One prompt's group with its rewards, step rewards and advantages; rows are members."""
+class RewardTables:
+    """The scores of an iteration's images by trajectory and point. Made by `reward_tables` alone.
 
-    prompt: Prompt
-    rollouts: tuple[Rollout, ...]
-    rewards: Float[Tensor, "N P"]
-    valid: Bool[Tensor, "N P"]
-    step_rewards: Float[Tensor, "N T"]
-    step_valid: Bool[Tensor, "N T"]
-    advantages: Float[Tensor, "N T"]
+    Column k is the point before step k, the last column the finished image. NaN: the image has no score, or there is
+    no image, since the trajectory did not explore that step or only finished images are scored.
+    """
 
-    @property
-    def has_contrast(self) -> bool:
-        """Whether any advantage differs from 0."""
-        return bool(self.advantages.any())
+    rewards: Float[Tensor, "G N P"]
+    """The mixture that trains."""
+    scores: Mapping[str, Float[Tensor, "G N P"]]
+    """Each scorer's numbers by its name, and its further readings by `<scorer>/<component>`."""
+    explored: Bool[Tensor, "G N T"]
+    """Which steps each trajectory took stochastically."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """One iteration's groups with their advantages."""
+    """The credit of one iteration's trajectories."""
 
-    groups: tuple[CreditedGroup, ...]
+    step_rewards: Float[Tensor, "G N T"]
+    """What each step earned, NaN where it is not known."""
+    advantages: Float[Tensor, "G N T"]
+    """0 where the step reward is not known."""
     baseline: Float[Tensor, " T"] | None
     """Running mean gain of each step after this iteration; None unless the normalisation keeps one."""
-    slopes: Float[Tensor, " T"] | None = None
+    slopes: Float[Tensor, " T"] | None
     """How far the final rewards follow each point's; None unless values are calibrated."""
 
 
-@dataclass(frozen=True)
-class _Shard:
-    """The rewards of one shard's points."""
+def reward_tables(groups: Sequence[ScoredGroup], *, members: int, total: int) -> RewardTables:
+    """Look up every point's scores. This is where `Rollout.image_index` and `COMMON_IMAGE` are resolved.
 
-    rollout: Rollout
-    rewards: Float[Tensor, "N P"]
-    valid: Bool[Tensor, "N P"]
+    Args:
+        groups: G complete groups of one iteration.
+        members: N, the size that every group must have.
+        total: T, steps of the schedule.
+
+    Returns:
+        float32 tables [G, N, T+1].
+
+    Raises:
+        ContractError: a group does not hold exactly `members` members in order, or a shard does not hold one score,
+            finite where valid, for each image.
+    """
+    shape = len(groups), members, total + 1
+    names = sorted({name for group in groups for shard in group.shards for name in shard.scores.components})
+    rewards, *scores = (torch.full(shape, torch.nan) for _ in range(1 + len(names)))
+    explored = torch.zeros(len(groups), members, total, dtype=torch.bool)
+    for place, group in enumerate(groups):
+        _require_members(group, members)
+        for shard in group.shards:
+            rollout = shard.rollout
+            _require_scores(shard.scores, images=int(rollout.image_index.max()) + 1)
+            first = rollout.request.first_member
+            rows = slice(first, first + rollout.request.members)
+            points = [*rollout.steps, total][-rollout.image_index.shape[1] :]
+            explored[place][rows, list(rollout.steps)] = True
+            columns = (_readings(each, names) for each in (shard.scores, group.shards[0].scores))
+            for table, own, common in zip((rewards, *scores), *columns, strict=True):
+                # COMMON_IMAGE is -1: the score behind the shard's own ones.
+                found = np.append(own, common[0])[rollout.image_index]
+                table[place][rows, points] = torch.from_numpy(found.astype(np.float32))
+    return RewardTables(rewards=rewards, scores=dict(zip(names, scores, strict=True)), explored=explored)
 
 
 def assign_credit(
-    groups: Sequence[ScoredGroup],
+    tables: RewardTables,
     config: CreditConfig,
     *,
-    members: int,
-    total: int,
+    reward_weights: Mapping[str, float],
     step_weights: Float[Tensor, " T"],
     baseline: Float[Tensor, " T"] | None = None,
 ) -> Assignment:
-    """Advantages of all groups of an iteration.
+    """Credit of all groups of an iteration, mixed as `config.mixture` says.
+
+        rewards:    the weighted sum of raw scores is credited and normalised as one reward
+        advantages: A = sum_r w_r A_r, A_r the advantages of reward r alone, clamped (MixGRPO, arXiv 2507.21802)
+
+    With `advantages` a reward's weight is its share of the update, whatever its scale and spread are. MixGRPO divides
+    the weights by their sum and clamps the mixture instead; here weights are taken as they are given. A point that
+    one reward could not score is missing for all. Step rewards and slopes are the mixture's.
 
     Args:
-        members: N, the size that every group must have.
-        total: T.
-        step_weights: one for each step, from `learner.credit.step_weights`.
+        tables: rewards of the iteration.
+        config: credit rule, normalisation and mixture.
+        reward_weights: weight of each reward that trains.
+        step_weights: one factor for each step, from `learner.credit.step_weights`.
         baseline: of the iterations before, for `ema`.
 
+    Returns:
+        Step rewards and advantages [G, N, T].
+
     Raises:
-        ContractError: a group does not hold exactly `members` members in order.
+        ContractError: a reward that `advantages` mixes has no score where the mixture has one.
     """
-    shards = [_shards(group, members) for group in groups]
-    is_calibrated = config.values == "calibrated" and config.rule in ("gains", "gae")
-    values, slopes = _calibrated(shards, total) if is_calibrated else (shards, None)
-    tables = _step_rewards(values, config, total)
-    if config.step_weights.order == "before":
-        tables = [(values * step_weights, valid) for values, valid in tables]
-    pool = torch.cat([values for values, _ in tables]), torch.cat([valid for _, valid in tables])
-    after = updated_baseline(baseline, *pool, decay=config.ema_decay) if config.normalise == "ema" else None
+    mixture = _assign(tables, config, step_weights, baseline)
+    if config.mixture == "rewards":
+        return mixture
+    parts = [
+        weight * _assign(_alone(tables, name), config, step_weights, baseline).advantages
+        for name, weight in reward_weights.items()
+    ]
+    return replace(mixture, advantages=torch.stack(parts).sum(0))
+
+
+def _assign(
+    tables: RewardTables, config: CreditConfig, step_weights: Float[Tensor, " T"], baseline: Float[Tensor, " T"] | None
+) -> Assignment:
+    """Credit by `tables.rewards` alone."""
+    weights = config.step_weights
+    step_rewards, slopes = _step_rewards(tables, config)
+    if weights.order == "before":
+        step_rewards = step_rewards * step_weights
+    pool = step_rewards.flatten(0, 1)
+    after = updated_baseline(baseline, pool, decay=config.ema_decay) if config.normalise == "ema" else None
     normalise = _normaliser(config, pool, _in_use(baseline, after))
-    credited = []
-    for group, parts, (values, valid) in zip(groups, shards, tables, strict=True):
-        advantages = normalise(values, valid).clamp(-config.advantage_clip, config.advantage_clip)
-        if config.step_weights.order == "after" and config.step_weights.rule != "none":
-            advantages = advantages * step_weights
-        credited.append(
-            CreditedGroup(
-                prompt=group.prompt,
-                rollouts=tuple(part.rollout for part in parts),
-                rewards=torch.cat([part.rewards for part in parts]),
-                valid=torch.cat([part.valid for part in parts]),
-                step_rewards=values,
-                step_valid=valid,
-                advantages=advantages,
-            )
-        )
-    return Assignment(groups=tuple(credited), baseline=after, slopes=slopes)
+    advantages = torch.stack([normalise(group) for group in step_rewards])
+    advantages = advantages.clamp(-config.advantage_clip, config.advantage_clip)
+    if weights.order == "after" and weights.rule != "none":
+        advantages = advantages * step_weights
+    return Assignment(step_rewards=step_rewards, advantages=advantages, baseline=after, slopes=slopes)
+
+
+def _step_rewards(
+    tables: RewardTables, config: CreditConfig
+) -> tuple[Float[Tensor, "G N T"], Float[Tensor, " T"] | None]:
+    """Step rewards by the credit rule, and the slopes if values are calibrated."""
+    rewards, slopes = tables.rewards, None
+    if config.rule == "turning_point":
+        return turning_point(rewards, tables.explored, **config.turning_point.model_dump()), None
+    if config.values == "calibrated" and config.rule != "uniform":
+        rewards, slopes = calibrated(rewards)
+    rules: dict[str, CreditRule] = {"uniform": uniform, "gains": gains, "gae": partial(gae, decay=config.gae_lambda)}
+    return along_windows(rules[config.rule], rewards, tables.explored), slopes
+
+
+def _normaliser(config: CreditConfig, pool: Float[Tensor, "M T"], baseline: Float[Tensor, " T"] | None) -> Normaliser:
+    normalise = partial(
+        NORMALISERS[config.normalise],
+        epsilon=config.epsilon,
+        ddof=config.ddof,
+        pool=pool if config.scale == "iteration" else None,
+    )
+    return partial(normalise, baseline=baseline) if config.normalise == "ema" else normalise
 
 
 def _in_use(before: Float[Tensor, " T"] | None, after: Float[Tensor, " T"] | None) -> Float[Tensor, " T"] | None:
@@ -113,74 +176,32 @@ def _in_use(before: Float[Tensor, " T"] | None, after: Float[Tensor, " T"] | Non
     return after if before is None or after is None else torch.where(before.isnan(), after, before)
 
 
-def _normaliser(config: CreditConfig, pool: Pool, baseline: Float[Tensor, " T"] | None) -> Normaliser:
-    options = {
-        "epsilon": config.epsilon,
-        "ddof": config.ddof,
-        "pool": pool if config.scale == "iteration" else None,
-    }
-    if config.normalise == "ema":
-        options["baseline"] = baseline
-    return partial(NORMALISERS[config.normalise], **options)
+def _alone(tables: RewardTables, name: str) -> RewardTables:
+    """The same tables as if reward `name` were all there is."""
+    rewards = tables.scores.get(name, torch.full_like(tables.rewards, torch.nan))
+    is_missing = tables.rewards.isnan()
+    if (rewards.isnan() & ~is_missing).any():
+        raise ContractError(f"credit.mixture advantages needs a score of every reward, got none of {name!r}")
+    return replace(tables, rewards=torch.where(is_missing, torch.nan, rewards))
 
 
-def _calibrated(shards: Sequence[list[_Shard]], total: int) -> tuple[list[list[_Shard]], Float[Tensor, " T"]]:
-    """The shards with the values of their points in place of the rewards; a point without a slope has none."""
-    tables, slopes = calibrated([[(s.rewards, s.valid, s.rollout.steps) for s in parts] for parts in shards], total)
-    held = [
-        [
-            replace(part, rewards=table, valid=part.valid & ~table.isnan())
-            for part, table in zip(parts, own, strict=True)
-        ]
-        for parts, own in zip(shards, tables, strict=True)
-    ]
-    return held, slopes
+def _readings(scores: Scores, names: Sequence[str]) -> Iterator[Float[np.ndarray, " I"]]:
+    """The mixture and the named readings of a shard's images, NaN where missing."""
+    nothing = np.full(len(scores.reasons), np.nan, np.float32)
+    yield np.where(scores.valid, scores.values, nothing)
+    for name in names:
+        yield scores.components.get(name, nothing)
 
 
-def _step_rewards(shards: Sequence[list[_Shard]], config: CreditConfig, total: int) -> list[StepRewards]:
-    """One table [N, T] for each group."""
-    if config.rule == "turning_point":
-        flat = [part for parts in shards for part in parts]
-        answers = iter(turning_point([(part.rewards, part.valid) for part in flat], config.turning_point))
-    else:
-        rule = _rule(config)
-        answers = (rule(part.rewards, part.valid, steps=len(part.rollout.steps)) for parts in shards for part in parts)
-    tables = []
-    for parts in shards:
-        rows = [_spread(next(answers), part.rollout.steps, total) for part in parts]
-        tables.append((torch.cat([values for values, _ in rows]), torch.cat([valid for _, valid in rows])))
-    return tables
-
-
-def _rule(config: CreditConfig) -> CreditRule:
-    if config.rule == "gae":
-        return partial(gae, decay=config.gae_lambda)
-    return {"uniform": uniform, "gains": gains}[config.rule]
-
-
-def _spread(step_rewards: StepRewards, steps: Sequence[int], total: int) -> StepRewards:
-    """Columns of the stochastic steps to columns of the schedule; the others are 0 and invalid."""
-    values, valid = step_rewards
-    wide, wide_valid = values.new_zeros(len(values), total), valid.new_zeros(len(valid), total)
-    wide[:, list(steps)], wide_valid[:, list(steps)] = values, valid
-    return wide, wide_valid
-
-
-def _shards(group: ScoredGroup, members: int) -> list[_Shard]:
-    rollouts: tuple[Rollout, ...] = tuple(shard.rollout for shard in group.shards)
-    held = [m for r in rollouts for m in range(r.request.first_member, r.request.first_member + r.request.members)]
+def _require_members(group: ScoredGroup, members: int) -> None:
+    requests = [shard.rollout.request for shard in group.shards]
+    held = [member for each in requests for member in range(each.first_member, each.first_member + each.members)]
     if held != list(range(members)):
         raise ContractError(f"a group must hold members 0 to {members - 1} in order, got {held}")
-    first = group.shards[0].scores
-    return [_point_rewards(shard.scores, rollout, first) for shard, rollout in zip(group.shards, rollouts, strict=True)]
 
 
-def _point_rewards(scores: Scores, rollout: Rollout, first: Scores) -> _Shard:
-    """The rewards of a shard's points; those that refer to the common image have the score of the first shard's."""
-    images = int(rollout.image_index.max()) + 1
+def _require_scores(scores: Scores, *, images: int) -> None:
     if len(scores.reasons) != images:
         raise ContractError(f"a shard of {images} images must have as many scores, got {len(scores.reasons)}")
-    is_common = rollout.image_index == COMMON_IMAGE
-    values = np.where(is_common, first.values[0], scores.values[rollout.image_index]).astype(np.float32)
-    valid = np.where(is_common, first.valid[0], scores.valid[rollout.image_index])
-    return _Shard(rollout=rollout, rewards=torch.from_numpy(values), valid=torch.from_numpy(valid))
+    if not np.isfinite(scores.values[scores.valid]).all():
+        raise ContractError("a valid score must be finite, got NaN or infinity: the scorer must give it a reason")

@@ -1,8 +1,7 @@
-"""The learner: owns the trained adapter and its optimizer; turns one iteration's groups into the next version."""
+"""The learner: owns the trained adapter and its optimizer, and turns one iteration's groups into the next version."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -11,14 +10,12 @@ from torch.nn.utils import clip_grad_norm_
 
 from flow.build import build_policy
 from flow.models.folder import adapter_config
-from learner.credit.assign import CreditedGroup
-from learner.credit.mixture import assign_mixed
+from learner.credit.assign import Assignment, RewardTables, assign_credit, reward_tables
 from learner.credit.step_weights import step_weights
 from learner.update.ema import AdapterAverage
-from learner.update.ledger import duplicates, ledger
-from learner.update.metrics import group_metrics, slope_metrics
-from learner.update.micro_batches import count_pairs, micro_batches, split_micro_batches
-from learner.update.objective import Objective, PairLosses
+from learner.update.metrics import UpdateStatistics, group_metrics
+from learner.update.micro_batches import StepChoice, count_pairs, micro_batches, split_micro_batches
+from learner.update.objective import Objective
 from learner.update.probe import probe_parity
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, NonFiniteError
@@ -27,45 +24,11 @@ from protocol.messages import Adapter, Credit, LearnerState, ScoredGroup
 SLOTS = ("exp_avg", "exp_avg_sq", "step")
 """AdamW's state of one parameter."""
 SCALER = "grad_scaler"
-"""Stands for a parameter's name in the saved state of float16's loss scale."""
-
-
-@dataclass
-class UpdateStatistics:
-    """What the pairs of one iteration showed, gathered while they pass."""
-
-    ratios: list[torch.Tensor] = field(default_factory=list)
-    first_ratios: list[torch.Tensor] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    divergences: list[torch.Tensor] = field(default_factory=list)
-    grad_norms: list[float] = field(default_factory=list)
-
-    def add(self, pairs: PairLosses, total: float, *, is_first: bool) -> None:
-        """One micro-batch of the iteration; `total` is its part of the loss."""
-        self.losses.append(total)
-        self.ratios.append(pairs.ratio.detach().cpu())
-        self.divergences.append(pairs.kl.cpu())
-        if is_first:
-            self.first_ratios.append(pairs.ratio.detach().cpu())
-
-    def metrics(self, clip_range: float) -> dict[str, float]:
-        """Numbers by name; ratios of the first update show whether learner and rollout agree (exactly 1)."""
-        ratios = torch.cat(self.ratios) if self.ratios else torch.ones(1)
-        first = torch.cat(self.first_ratios) if self.first_ratios else torch.ones(1)
-        divergences = torch.cat(self.divergences) if self.divergences else torch.zeros(1)
-        return {
-            "train/loss": float(np.sum(self.losses)) / max(1, len(self.grad_norms)),
-            "train/grad_norm": float(np.mean(self.grad_norms)) if self.grad_norms else 0.0,
-            "train/ratio_mean": ratios.mean().item(),
-            "train/first_ratio_deviation": (first - 1).abs().max().item(),
-            "train/clip_fraction": ((ratios - 1).abs() > clip_range).float().mean().item(),
-            "train/approx_kl": (0.5 * ratios.log().square()).mean().item(),
-            "train/reference_kl": divergences.mean().item(),
-        }
+"""Prefix of float16's loss scale in the saved optimizer state, where others have a parameter's name."""
 
 
 class Learner:
-    """Made once in the learner's process; `step` counts iterations and is the version of the adapter.
+    """Made once in the learner's process; `iteration` counts updates and is the version of the adapter.
 
     learner = Learner(config)
     metrics = learner.update(groups)
@@ -102,48 +65,48 @@ class Learner:
         """Learn from one iteration's groups in `epochs` passes of `updates_per_iteration` optimizer steps.
 
         Raises:
-            ContractError: a group is incomplete or another iteration's, or no step reward of the iteration is valid.
-            NonFiniteError: loss or gradient is not finite; the adapter are then unchanged by that optimizer step.
+            ContractError: a group is incomplete or another iteration's, or no step of the iteration has a step reward.
+            NonFiniteError: loss or gradient is not finite; that optimizer step then leaves the adapter unchanged.
         """
-        places = ledger(groups, iteration=self.iteration)
-        assignment = assign_mixed(
-            groups,
+        self._require_own(groups)
+        tables = reward_tables(groups, members=self._config.group.size, total=self._policy.total_steps)
+        assignment = assign_credit(
+            tables,
             self._config.credit,
-            rewards=self._config.reward_weights,
-            members=self._config.group.size,
-            total=self._policy.total_steps,
+            reward_weights=self._config.reward_weights,
             step_weights=self._step_weights,
             baseline=self._baseline,
         )
-        credited = assignment.groups
-        if not any(group.step_valid.any() for group in credited):
-            reason = next(
-                (why for group in groups for s in group.shards for why in s.scores.reasons if why), "none given"
-            )
+        if assignment.step_rewards.isnan().all():
+            reasons = (reason for group in groups for shard in group.shards for reason in shard.scores.reasons)
             raise ContractError(
-                f"an iteration needs at least one step reward whose scores are valid, got none; first reason: {reason}"
+                "an iteration needs at least one step reward whose scores are valid, got none; first reason:"
+                f" {next(filter(None, reasons), 'none given')}"
             )
+        group_credits = _credits(tables, assignment, version=self.iteration + 1)
         probed = self._probe(groups)
         statistics = UpdateStatistics()
-        size = len(credited) // self._config.learner.updates_per_iteration
+        size = len(groups) // self._config.learner.updates_per_iteration
         for epoch in range(self._config.learner.epochs):
-            for start in range(0, len(credited), size):
-                self._optimise(credited[start : start + size], statistics, epoch=epoch, is_first=epoch == start == 0)
-        self._baseline = assignment.baseline
+            for start in range(0, len(groups), size):
+                own = slice(start, start + size)
+                self._optimizer_step(
+                    groups[own], group_credits[own], statistics, epoch=epoch, is_first=epoch == start == 0
+                )
+        first = self.iteration * len(groups)
+        self._baseline, self._credits = assignment.baseline, group_credits
         self.iteration += 1
-        self._credits = [_credit(group, version=self.iteration) for group in credited]
         return {
-            **places,
-            **group_metrics(groups, credited),
-            **slope_metrics(assignment.slopes),
-            "group/duplicates": float(sum(duplicates(group.rollouts) for group in credited)),
+            "ledger/first": float(first),
+            "ledger/last": float(first + len(groups) - 1),
+            **group_metrics(groups, tables, assignment),
             **statistics.metrics(self._config.learner.clip_range),
             **probed,
             "adapter/version": float(self.iteration),
         }
 
     def adapter(self) -> Adapter:
-        """A copy of the adapter; its version is `step`."""
+        """A copy of the adapter; its version is `iteration`."""
         return self._lora.export(version=self.iteration)
 
     def credit(self, group: int) -> Credit:
@@ -151,7 +114,7 @@ class Learner:
         return self._credits[group]
 
     def state(self) -> LearnerState:
-        """Adapter, optimizer and step."""
+        """Adapter, optimizer, running mean, baseline and iteration."""
         optimizer: dict[str, np.ndarray] = {}
         for name, parameter in self._lora.parameters.items():
             for slot, value in self._optimizer.state.get(parameter, {}).items():
@@ -189,6 +152,19 @@ class Learner:
         self._baseline = torch.tensor(baseline, dtype=torch.float64) if baseline else None
         self.iteration = state.iteration
 
+    def _require_own(self, groups: Sequence[ScoredGroup]) -> None:
+        """Refuse other groups than 0 to G - 1 of this iteration, in order.
+
+        So the groups of a run, `ledger/first` to `ledger/last`, follow each other without a gap or a repetition.
+        """
+        held = [{(s.rollout.request.iteration, s.rollout.request.group) for s in group.shards} for group in groups]
+        for index, own in enumerate(held):
+            if own != {(self.iteration, index)}:
+                raise ContractError(
+                    f"iteration {self.iteration} must learn from its own groups 0 to {len(groups) - 1} in order,"
+                    f" got (iteration, group) {sorted(own)} at index {index}"
+                )
+
     def _probe(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         every = self._config.learner.probe_every
         if not every or self.iteration % every:
@@ -197,15 +173,35 @@ class Learner:
             self._policy, groups, version=self.iteration, bound=self._config.learner.probe_bound, device=self._device
         )
 
-    def _optimise(
-        self, groups: Sequence[CreditedGroup], statistics: UpdateStatistics, *, epoch: int, is_first: bool
+    def _optimizer_step(
+        self,
+        groups: Sequence[ScoredGroup],
+        group_credits: Sequence[Credit],
+        statistics: UpdateStatistics,
+        *,
+        epoch: int,
+        is_first: bool,
     ) -> None:
+        """Learn from one mini-batch: add up its micro-batches' gradients, clip them, step.
+
+        Args:
+            groups: of the mini-batch.
+            group_credits: one for each group.
+            statistics: receive what the micro-batches show.
+            epoch: counted from 0.
+            is_first: whether this is the iteration's first optimizer step.
+
+        Raises:
+            NonFiniteError: loss or gradient is not finite. An overflow of float16 lowers the loss scale instead.
+        """
         settings = self._config.learner
-        choice = {"step_fraction": settings.step_fraction, "seed": self._config.seed, "epoch": epoch}
-        pairs = count_pairs(groups, **choice)
+        choice = StepChoice(fraction=settings.step_fraction, seed=self._config.seed, epoch=epoch)
+        pairs = count_pairs(groups, group_credits, choice=choice)
         self._optimizer.zero_grad(set_to_none=True)
-        in_order = micro_batches(groups, device=self._device, keeps_idle=settings.kl.weight > 0, **choice)
-        for micro_batch in split_micro_batches(in_order, most=self._config.model.forward_batch):
+        whole = micro_batches(
+            groups, group_credits, choice=choice, device=self._device, keeps_idle=settings.kl.weight > 0
+        )
+        for micro_batch in split_micro_batches(whole, most=self._config.model.forward_batch):
             losses = self._objective(micro_batch)
             total = losses.loss.sum() / pairs
             if not torch.isfinite(total):
@@ -232,9 +228,15 @@ class Learner:
         return max(int(slots["step"].item()) for slots in self._optimizer.state.values())
 
 
-def _credit(group: CreditedGroup, *, version: int) -> Credit:
-    return Credit(
-        adapter_version=version,
-        gains=group.step_rewards.where(group.step_valid, torch.nan).numpy(),
-        advantages=group.advantages.numpy(),
-    )
+def _credits(tables: RewardTables, assignment: Assignment, *, version: int) -> list[Credit]:
+    """Each group's credit."""
+    rows = zip(tables.rewards, assignment.step_rewards, assignment.advantages, strict=True)
+    return [
+        Credit(
+            adapter_version=version,
+            rewards=rewards.numpy(),
+            step_rewards=earned.numpy(),
+            advantages=advantages.numpy(),
+        )
+        for rewards, earned, advantages in rows
+    ]

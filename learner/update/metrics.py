@@ -1,67 +1,138 @@
-"""What one iteration's groups show, as numbers by name for `metrics.jsonl`."""
+"""The numbers of one iteration by name, for `metrics.jsonl`: rewards, credit, and the course of the update."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from learner.credit.assign import CreditedGroup
-from learner.credit.mixture import reward_gains
+from learner.credit.assign import Assignment, RewardTables
+from learner.credit.rules import along_windows, gains
+from learner.update.objective import PairLosses
 from protocol.messages import ScoredGroup
 
 
-def group_metrics(groups: Sequence[ScoredGroup], credited: Sequence[CreditedGroup]) -> dict[str, float]:
+@dataclass
+class UpdateStatistics:
+    """Running statistics (ratio, loss, KL, gradient norm) of one iteration's update."""
+
+    ratios: list[Float[Tensor, " N"]] = field(default_factory=list)
+    first_ratios: list[Float[Tensor, " N"]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    divergences: list[Float[Tensor, " N"]] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    """One for each optimizer step that was taken."""
+
+    def add(self, pairs: PairLosses, total: float, *, is_first: bool) -> None:
+        """Add one micro-batch.
+
+        Args:
+            pairs: its losses.
+            total: its part of the mini-batch's loss.
+            is_first: it belongs to the first optimizer step of the iteration.
+        """
+        self.losses.append(total)
+        self.ratios.append(pairs.ratio.detach().cpu())
+        self.divergences.append(pairs.kl.cpu())
+        if is_first:
+            self.first_ratios.append(pairs.ratio.detach().cpu())
+
+    def metrics(self, clip_range: float) -> dict[str, float]:
+        """Numbers by name; ratios of the first optimizer step show whether learner and rollout agree (exactly 1)."""
+        ratios = torch.cat(self.ratios) if self.ratios else torch.ones(1)
+        first = torch.cat(self.first_ratios) if self.first_ratios else torch.ones(1)
+        divergences = torch.cat(self.divergences) if self.divergences else torch.zeros(1)
+        return {
+            "train/loss": float(np.sum(self.losses)) / max(1, len(self.grad_norms)),
+            "train/grad_norm": float(np.mean(self.grad_norms)) if self.grad_norms else 0.0,
+            "train/ratio_mean": ratios.mean().item(),
+            "train/first_ratio_deviation": (first - 1).abs().max().item(),
+            "train/clip_fraction": ((ratios - 1).abs() > clip_range).float().mean().item(),
+            "train/approx_kl": (0.5 * ratios.log().square()).mean().item(),
+            "train/reference_kl": divergences.mean().item(),
+        }
+
+
+def group_metrics(groups: Sequence[ScoredGroup], tables: RewardTables, assignment: Assignment) -> dict[str, float]:
     """Rewards of the finished images, missing scores, gains and advantages by step.
 
-    `reward/*` are means over valid finished images; `reward/missing` counts images without a score;
-    `group/zero_variance` is the share of groups in which nothing differs, `group/unscored` of those without a step
-    reward.
+    `reward/*` are means over finished images with a score; `reward/missing` counts images without one;
+    `group/zero_variance` is the share of groups whose advantages are all 0, `group/unscored` of those without a step
+    reward; `group/duplicates` counts members of a group whose final latents equal another member's, bit for bit.
+
+    Args:
+        groups: G groups of one iteration.
+        tables: their rewards.
+        assignment: their credit.
+
+    Returns:
+        Numbers by name; NaN where no image has a score.
     """
-    final = torch.cat([group.rewards[:, -1] for group in credited])
-    valid = torch.cat([group.valid[:, -1] for group in credited])
-    spreads = [g.rewards[:, -1][g.valid[:, -1]].std(correction=0).item() for g in credited if g.valid[:, -1].any()]
+    finals = tables.rewards[..., -1]
+    known = _known(finals)
+    spreads = [_known(final).std(correction=0).item() for final in finals if not final.isnan().all()]
     missing = sum(int((~shard.scores.valid).sum()) for group in groups for shard in group.shards)
-    metrics = {
-        "reward/mean": final[valid].mean().item() if valid.any() else float("nan"),
+    has_contrast = assignment.advantages.flatten(1).any(1)
+    return {
+        "reward/mean": known.mean().item() if len(known) else float("nan"),
         "reward/group_std": float(np.mean(spreads)) if spreads else float("nan"),
         "reward/missing": float(missing),
-        "group/zero_variance": float(np.mean([not group.has_contrast for group in credited])),
-        "group/unscored": float(np.mean([not group.step_valid.any() for group in credited])),
+        "group/zero_variance": float(np.mean((~has_contrast).numpy())),
+        "group/unscored": float(np.mean(assignment.step_rewards.isnan().flatten(1).all(1).numpy())),
+        "group/duplicates": float(sum(map(_duplicates, groups))),
+        **_final_scores(tables),
+        **_by_step(assignment),
+        **_gains_by_reward(tables),
+        **_slopes(assignment),
     }
-    return metrics | _component_means(groups) | _by_step(credited) | reward_gains(groups)
 
 
-def slope_metrics(slopes: Float[Tensor, " T"] | None) -> dict[str, float]:
-    """How far the final rewards follow each point's, `credit/step_<k>_slope`; nothing without calibrated values."""
-    held = [] if slopes is None else slopes.tolist()
-    return {f"credit/step_{k}_slope": slope for k, slope in enumerate(held) if not math.isnan(slope)}
+def _final_scores(tables: RewardTables) -> dict[str, float]:
+    finals = {name: table[..., -1].flatten().numpy() for name, table in tables.scores.items()}
+    return {
+        f"reward/{name}": float(np.nanmean(final)) if np.isfinite(final).any() else float("nan")
+        for name, final in finals.items()
+    }
 
 
-def _component_means(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    shards = [shard for group in groups for shard in group.shards]
-    names = sorted({name for shard in shards for name in shard.scores.components})
-    means = {}
-    for name in names:
-        finals = [
-            s.scores.components[name][s.rollout.image_index[:, -1]] for s in shards if name in s.scores.components
-        ]
-        values = np.concatenate(finals)
-        means[f"reward/{name}"] = float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
-    return means
-
-
-def _by_step(credited: Sequence[CreditedGroup]) -> dict[str, float]:
+def _by_step(assignment: Assignment) -> dict[str, float]:
     metrics = {}
-    for k in sorted({k for group in credited for rollout in group.rollouts for k in rollout.steps}):
-        valid = torch.cat([group.step_valid[:, k] for group in credited])
-        if valid.any():
-            values = torch.cat([group.step_rewards[:, k] for group in credited])[valid]
-            advantages = torch.cat([group.advantages[:, k] for group in credited])[valid]
+    for k in range(assignment.step_rewards.shape[-1]):
+        step_rewards = assignment.step_rewards[..., k]
+        values, advantages = _known(step_rewards), assignment.advantages[..., k][~step_rewards.isnan()]
+        if len(values):
             metrics[f"gain/step_{k}_abs_mean"] = values.abs().mean().item()
             metrics[f"gain/step_{k}_zero_share"] = (values == 0).float().mean().item()
             metrics[f"advantage/step_{k}_mean"] = advantages.mean().item()
             metrics[f"advantage/step_{k}_std"] = advantages.std(correction=0).item()
     return metrics
+
+
+def _gains_by_reward(tables: RewardTables) -> dict[str, float]:
+    """Mean and mean size of each reward's own gains by step, where points were scored by several rewards."""
+    names = [name for name in tables.scores if "/" not in name]
+    metrics = {}
+    for name in names if len(names) > 1 else []:
+        own = along_windows(gains, tables.scores[name], tables.explored)
+        for k in range(own.shape[-1]):
+            if len(values := _known(own[..., k]).numpy()):
+                metrics[f"gain/{name}/step_{k}_mean"] = float(values.mean())
+                metrics[f"gain/{name}/step_{k}_abs_mean"] = float(np.abs(values).mean())
+    return metrics
+
+
+def _slopes(assignment: Assignment) -> dict[str, float]:
+    held = [] if assignment.slopes is None else assignment.slopes.tolist()
+    return {f"credit/step_{k}_slope": slope for k, slope in enumerate(held) if not math.isnan(slope)}
+
+
+def _duplicates(group: ScoredGroup) -> int:
+    finals = [row.tobytes() for shard in group.shards for row in shard.rollout.latents[:, -1]]
+    return len(finals) - len(set(finals))
+
+
+def _known(values: Float[Tensor, "*B"]) -> Float[Tensor, " M"]:
+    return values[~values.isnan()]

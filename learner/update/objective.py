@@ -1,4 +1,7 @@
-"""The loss of one micro-batch: the policy term of the configured objective, and the KL to the model without adapter."""
+"""The loss of one micro-batch: the policy term of the configured objective, and the KL to the model without adapter.
+
+`Objective` runs the policy; the functions below it are the formulas, pure and in float32.
+"""
 
 from dataclasses import dataclass
 
@@ -11,7 +14,6 @@ from flow.maths.interpolant import per_sample
 from flow.maths.transition import Transition
 from flow.models.contract import Conditioning
 from flow.policy import FlowPolicy
-from learner.update.loss import clipped_surrogate, guarded_log_ratio, guarded_surrogate, weighted_regression
 from learner.update.micro_batches import MicroBatch
 from protocol.config.learning import KlConfig, LearnerConfig
 from protocol.errors import ContractError
@@ -19,7 +21,7 @@ from protocol.errors import ContractError
 
 @dataclass(frozen=True)
 class PairLosses:
-    """Of one micro-batch's pairs."""
+    """Losses of one micro-batch's pairs."""
 
     loss: Float[Tensor, " N"]
     """What is minimised, carries the gradient; 0 where the pair does not count."""
@@ -33,7 +35,7 @@ class PairLosses:
 class Objective:
     """The loss of the (trajectory, step) pairs. Made once by the learner.
 
-    Policy and reference are asked with the same conditioning and guidance, so both are the guided velocity.
+    Policy and reference run with the same conditioning and guidance, so both are the guided velocity.
     """
 
     policy: FlowPolicy
@@ -41,7 +43,7 @@ class Objective:
     config: LearnerConfig
 
     def __call__(self, micro_batch: MicroBatch) -> PairLosses:
-        """The losses of one micro_batch."""
+        """Run the policy, and the reference if the KL has a weight, over one micro-batch."""
         conditioning = self.policy.conditioning(micro_batch.prompt.text, micro_batch.prompt.negative)
         reference = self._reference(micro_batch, conditioning) if self.config.kl.weight else None
         transition, velocity = self.policy.transition(micro_batch.latents, micro_batch.k, conditioning=conditioning)
@@ -52,7 +54,7 @@ class Objective:
                 self.config.kl,
                 policy=(transition, velocity),
                 reference=reference,
-                step=self._step_size(micro_batch.k),
+                step_size=self._step_size(micro_batch.k),
             )
             loss = loss + self.config.kl.weight * kl
         return PairLosses(loss=loss * micro_batch.valid, ratio=ratio, kl=kl.detach() * micro_batch.valid)
@@ -79,7 +81,7 @@ class Objective:
                 log_ratio=log_ratio,
                 advantages=micro_batch.advantages,
                 clip_range=self.config.clip_range,
-                step=self._step_size(micro_batch.k),
+                step_size=self._step_size(micro_batch.k),
             )
         return clipped_surrogate(
             log_prob=log_prob,
@@ -110,17 +112,124 @@ def divergence(
     *,
     policy: tuple[Transition, Float[Tensor, "B ..."]],
     reference: tuple[Transition, Float[Tensor, "B ..."]],
-    step: float,
+    step_size: float,
 ) -> Float[Tensor, " B"]:
-    """KL(policy || reference) of one step by the config's convention; transition and velocity of each side.
+    """KL(policy || reference) of one step by the config's convention.
 
     `full`: mean_d (mean - mean_ref)^2 / (2 std^2). `no_dt`: the same over 2 g^2 with std = g sqrt(h), which is h times
     `full`; released code of Flow-GRPO and TP-GRPO. `velocity`: mean_d (v - v_ref)^2 (Flow-Factory).
 
     Args:
-        step: h.
+        config: its `rule` is the convention.
+        policy: transition and velocity of the trained policy.
+        reference: transition and velocity of the model without adapter.
+        step_size: h.
+
+    Returns:
+        One KL for each pair, in nats per latent element for `full`.
     """
     if config.rule == "velocity":
         return (policy[1] - reference[1]).square().flatten(1).mean(1)
     full = policy[0].kl(reference[0])
-    return full * step if config.rule == "no_dt" else full
+    return full * step_size if config.rule == "no_dt" else full
+
+
+def clipped_surrogate(
+    *,
+    log_prob: Float[Tensor, " B"],
+    old_log_prob: Float[Tensor, " B"],
+    advantages: Float[Tensor, " B"],
+    clip_range: float,
+) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
+    """Loss and ratio of every (trajectory, step) pair (PPO, arXiv 1707.06347; Flow-GRPO, arXiv 2505.05470).
+
+        rho = exp(log_prob - old_log_prob)
+        loss = max(-A rho, -A clip(rho, 1 - c, 1 + c))
+
+    Args:
+        log_prob: under the trained policy, mean over latent elements, carries the gradient.
+        old_log_prob: under the policy that drew the trajectory.
+        advantages: A.
+        clip_range: c; small (1e-5 to 1e-3), since log-probs are means over thousands of elements.
+
+    Returns:
+        Loss and ratio of each pair.
+    """
+    ratio = (log_prob - old_log_prob).exp()
+    return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_range, 1 + clip_range)), ratio
+
+
+def guarded_log_ratio(
+    *,
+    log_prob: Float[Tensor, " B"],
+    old_log_prob: Float[Tensor, " B"],
+    mean: Float[Tensor, "B ..."],
+    old_mean: Float[Tensor, "B ..."],
+    std: Float[Tensor, " B"],
+) -> Float[Tensor, " B"]:
+    """GRPO-Guard's log-ratio (arXiv 2510.22319): centred at 0, its spread no longer that of 1 / std.
+
+        (log_prob - log_prob_old + mean_d (mean - mean_old)^2 / (2 q^2)) q,  q the std of the whole step
+
+    With x' = mean_old + q e the plain log-ratio is -(mean - mean_old)^2 / (2 q^2) + (mean - mean_old) e / q, averaged
+    over latent elements: below 0 on average, and the steeper the smaller q. What remains here is mean_d of
+    (mean - mean_old) e: one spread for all steps where the means move alike; for an equal change of the velocity it
+    takes the division by h in `guarded_surrogate`.
+
+    Args:
+        log_prob: under the trained policy, mean over latent elements, carries the gradient.
+        old_log_prob: under the policy that drew the trajectory.
+        mean: of the step under the trained policy.
+        old_mean: of the step under the policy that drew the trajectory.
+        std: q = g sqrt(h).
+
+    Returns:
+        The log-ratio of each pair.
+    """
+    drift = (mean - old_mean).square().flatten(1).mean(1)
+    return (log_prob - old_log_prob + drift / (2 * std.square())) * std
+
+
+def guarded_surrogate(
+    *,
+    log_ratio: Float[Tensor, " B"],
+    advantages: Float[Tensor, " B"],
+    clip_range: float,
+    step_size: float,
+) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
+    """GRPO-Guard's loss and ratio: the clipped surrogate of its ratio, divided by the step size h.
+
+    The gradient of this ratio is proportional to h; the division gives every step the same weight.
+
+    Args:
+        log_ratio: of `guarded_log_ratio`.
+        advantages: A.
+        clip_range: c of `clipped_surrogate`.
+        step_size: h.
+
+    Returns:
+        Loss and ratio of each pair.
+    """
+    nothing = torch.zeros_like(log_ratio)
+    loss, ratio = clipped_surrogate(
+        log_prob=log_ratio, old_log_prob=nothing, advantages=advantages, clip_range=clip_range
+    )
+    return loss / step_size, ratio
+
+
+def weighted_regression(
+    *, velocity: Float[Tensor, "B ..."], target: Float[Tensor, "B ..."], advantages: Float[Tensor, " B"]
+) -> Float[Tensor, " B"]:
+    """max(A, 0) mean_d (v - target)^2: moves the velocity towards where good steps led, without a ratio.
+
+    Ours, after Stepwise-Flow-GRPO's "ODE-based progressive distillation variant", of which no formula is public.
+
+    Args:
+        velocity: v, carries the gradient.
+        target: (x_k - C) / sigma_k, the straight velocity to the completion C of the point behind the step.
+        advantages: A; pairs with A below 0 cost nothing.
+
+    Returns:
+        The loss of each pair.
+    """
+    return advantages.clamp(min=0) * (velocity - target).square().flatten(1).mean(1)

@@ -27,9 +27,8 @@ def a_record(iteration: int = 5) -> TrajectoryRecord:
     values = np.array([0.1, 0.2, 0.4, np.nan, 0.9], np.float32)
     scores = Scores(values=values, valid=~np.isnan(values), reasons=("", "", "", "timeout", ""))
     gains = np.array([[0.1, 0.2], [np.nan, np.nan]], np.float32)
-    return record_of(
-        iteration, excerpt, scores, Credit(adapter_version=5, gains=gains, advantages=np.nan_to_num(gains))
-    )
+    credit = Credit(adapter_version=5, rewards=values[index], step_rewards=gains, advantages=np.nan_to_num(gains))
+    return record_of(iteration, excerpt, scores, credit)
 
 
 def a_status(run: str, phase: str = "running", **changes: Any) -> RunStatus:

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner.credit.assign import Assignment
-from learner.credit.mixture import assign_mixed, reward_gains
+from learner.credit.assign import Assignment, assign_credit, reward_tables
 from learner.update.metrics import group_metrics
 from protocol.config.credit import CreditConfig
 from protocol.config.run import RunConfig
@@ -35,7 +34,7 @@ def shard(first: int, scores: Scores, members: int = 1) -> ScoredShard:
     rollout = Rollout(
         request=request,
         steps=(0, 1, 2),
-        latents=np.zeros((members, 5, 1, 1, 1), np.float32),
+        latents=np.zeros((members, 4, 1, 1, 1), np.float32),
         log_probs=np.zeros((members, 3), np.float32),
         image_index=np.arange(4 * members).reshape(members, 4),
     )
@@ -58,20 +57,31 @@ def z_scores(table: np.ndarray) -> np.ndarray:
 
 def mixed(groups: list[ScoredGroup], rewards: dict[str, float], **credit) -> Assignment:
     config = CreditConfig(**(PLAIN | {"mixture": "advantages"} | credit))
-    return assign_mixed(groups, config, rewards=rewards, members=2, total=3, weights=torch.ones(3))
+    tables = reward_tables(groups, members=2, total=3)
+    return assign_credit(tables, config, reward_weights=rewards, step_weights=torch.ones(3))
+
+
+def metrics_of(*groups: ScoredGroup) -> dict[str, float]:
+    held = list(groups)
+    return group_metrics(held, reward_tables(held, members=2, total=3), mixed(held, {"a": 0.7, "b": 0.3}))
+
+
+def gains_of(*groups: ScoredGroup) -> dict[str, float]:
+    """The metrics of each reward's own gains."""
+    return {name: value for name, value in metrics_of(*groups).items() if name.startswith(("gain/a/", "gain/b/"))}
 
 
 def test_each_reward_is_normalised_by_itself_and_the_weighted_advantages_add_up() -> None:
     assignment = mixed([group(), group(a=A[::-1])], {"a": 0.7, "b": 0.3})
-    for credited, a in zip(assignment.groups, (A, A[::-1]), strict=True):
-        np.testing.assert_allclose(credited.advantages, 0.7 * z_scores(a) + 0.3 * z_scores(B), atol=1e-5)
-        np.testing.assert_allclose(credited.step_rewards, np.diff(0.7 * a + 0.3 * B), atol=1e-4)
+    for row, a in enumerate((A, A[::-1])):
+        np.testing.assert_allclose(assignment.advantages[row], 0.7 * z_scores(a) + 0.3 * z_scores(B), atol=1e-5)
+        np.testing.assert_allclose(assignment.step_rewards[row], np.diff(0.7 * a + 0.3 * B), atol=1e-4)
 
 
 def test_a_reward_s_scale_changes_the_sum_of_raw_scores_and_not_the_sum_of_advantages() -> None:
     for mixture, is_equal in (("advantages", True), ("rewards", False)):
         small, large = (
-            mixed([g], {"a": 0.5, "b": 0.5}, epsilon=0, mixture=mixture).groups[0].advantages
+            mixed([g], {"a": 0.5, "b": 0.5}, epsilon=0, mixture=mixture).advantages
             for g in (group(b=B / 1000), group())
         )
         assert torch.allclose(small, large, atol=1e-3) is is_equal
@@ -80,7 +90,7 @@ def test_a_reward_s_scale_changes_the_sum_of_raw_scores_and_not_the_sum_of_advan
 def test_one_reward_of_weight_one_is_the_same_either_way() -> None:
     shards = tuple(shard(member, mix({"a": judged(A[member])}, {"a": 1.0})) for member in range(2))
     alone = ScoredGroup(prompt=Prompt(index=0, text="a"), shards=shards)
-    apart, together = (mixed([alone], {"a": 1.0}, mixture=m).groups[0].advantages for m in ("advantages", "rewards"))
+    apart, together = (mixed([alone], {"a": 1.0}, mixture=m).advantages for m in ("advantages", "rewards"))
     assert torch.equal(apart, together) and apart.any()
 
 
@@ -88,17 +98,18 @@ def test_a_point_that_one_reward_misses_is_masked_in_all() -> None:
     first = mix({"a": partly(A[0], ["", "lost", "", ""]), "b": judged(B[0])}, {"a": 1.0, "b": 1.0})
     second = mix({"a": judged(A[1]), "b": judged(B[1])}, {"a": 1.0, "b": 1.0})
     held = ScoredGroup(prompt=Prompt(index=0, text="a"), shards=(shard(0, first), shard(1, second)))
-    credited = mixed([held], {"a": 1.0, "b": 1.0}).groups[0]
-    assert credited.step_valid.tolist() == [[False, False, True], [True, True, True]]
-    assert credited.advantages[0, :2].tolist() == [0, 0] and credited.advantages.isfinite().all()
+    assignment = mixed([held], {"a": 1.0, "b": 1.0})
+    assert assignment.step_rewards[0].isnan().tolist() == [[True, True, False], [False, False, False]]
+    assert assignment.advantages[0, 0, :2].tolist() == [0, 0] and assignment.advantages.isfinite().all()
 
 
 def test_a_dropped_group_is_mixed_too_and_a_reward_without_scores_breaks_the_contract() -> None:
     aside = ScoredGroup(
         prompt=Prompt(index=0, text="a"), shards=tuple(shard(i, Scores.missing(4, "down")) for i in (0, 1))
     )
-    first, second = mixed([aside, group()], {"a": 1.0, "b": 1.0}).groups
-    assert not first.advantages.any() and not first.step_valid.any() and second.advantages.any()
+    assignment = mixed([aside, group()], {"a": 1.0, "b": 1.0})
+    assert not assignment.advantages[0].any() and assignment.step_rewards[0].isnan().all()
+    assert assignment.advantages[1].any()
     with pytest.raises(ContractError, match="needs a score of every reward, got none of 'c'"):
         mixed([group()], {"a": 1.0, "c": 1.0})
 
@@ -108,10 +119,10 @@ def test_a_shared_first_image_counts_for_every_shard_of_the_group() -> None:
     index = np.array([[COMMON_IMAGE, 1, 2, 3]])
     second = replace(held.shards[1], rollout=replace(held.shards[1].rollout, image_index=index))
     shared = replace(held, shards=(held.shards[0], second))
-    assert reward_gains([shared]) == reward_gains([held]), "both members start from the same score here"
+    assert gains_of(shared) == gains_of(held), "both members start from the same score here"
     moved = group(a=A + np.array([[0.1], [0.0]], np.float32))
     shared = replace(moved, shards=(moved.shards[0], second))
-    assert reward_gains([shared])["gain/a/step_0_mean"] == pytest.approx((0.12 + (0.46 - 0.6)) / 2, abs=1e-6)
+    assert gains_of(shared)["gain/a/step_0_mean"] == pytest.approx((0.12 + (0.46 - 0.6)) / 2, abs=1e-6)
 
 
 def test_mixed_advantages_and_one_running_mean_exclude_each_other(tiny_config) -> None:
@@ -120,12 +131,12 @@ def test_mixed_advantages_and_one_running_mean_exclude_each_other(tiny_config) -
 
 
 def test_every_reward_s_gains_and_curve_are_recorded() -> None:
-    metrics = reward_gains([group()])
+    metrics = gains_of(group())
     assert metrics["gain/a/step_0_mean"] == pytest.approx((0.12 - 0.04) / 2)
     assert metrics["gain/a/step_0_abs_mean"] == pytest.approx((0.12 + 0.04) / 2)
     assert metrics["gain/b/step_2_mean"] == pytest.approx((4 - 1) / 2)
     assert not any("detail" in name for name in metrics)
-    whole = group_metrics([group()], mixed([group()], {"a": 0.7, "b": 0.3}).groups)
+    whole = metrics_of(group())
     assert whole["reward/a"] == pytest.approx((0.66 + 0.53) / 2)
     assert whole["reward/b"] == pytest.approx(24)
     assert whole["gain/b/step_0_mean"] == pytest.approx(1.5)

@@ -9,9 +9,8 @@ import torch
 from hypothesis import example, given, settings
 
 from learner.credit.normalise import centred, from_baseline, joint, per_step
-from learner.credit.rules import gae, gains, uniform
-from learner.credit.turning_point import find_turns, turning_point
-from learner.credit.value_calibration import calibrated
+from learner.credit.rules import calibrated, gae, gains, uniform
+from learner.credit.turning_point import aggregates, turning_point
 from protocol.config.credit import CreditConfig, TurningPointConfig
 
 EPSILON = 1e-4
@@ -27,42 +26,34 @@ def reward_tables(draw: st.DrawFn) -> torch.Tensor:
     return torch.tensor(draw(st.lists(row, min_size=members, max_size=members))) / 100
 
 
-def everything(rewards: torch.Tensor) -> torch.Tensor:
-    return torch.ones_like(rewards, dtype=torch.bool)
+def turned(rewards: torch.Tensor, **choice: bool) -> torch.Tensor:
+    explored = torch.ones_like(rewards[:, 1:], dtype=torch.bool)
+    return turning_point(rewards[None], explored[None], **TurningPointConfig(**choice).model_dump())[0]
 
 
-def plain(rule, rewards: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return rule(rewards, everything(rewards), steps=rewards.shape[1] - 1)
-
-
-def turned(rewards: torch.Tensor, **choice: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    return turning_point([(rewards, everything(rewards))], TurningPointConfig(**choice))[0]
-
-
-def calibrated_gae(rewards: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def calibrated_gae(rewards: torch.Tensor) -> torch.Tensor:
     """The default credit: decayed gains of calibrated values."""
-    steps = rewards.shape[1] - 1
-    ((values,),), _ = calibrated([[(rewards, everything(rewards), tuple(range(steps)))]], steps)
-    return plain(partial(gae, decay=CreditConfig().gae_lambda), values)
+    (values,), _ = calibrated(rewards[None])
+    return gae(values, decay=CreditConfig().gae_lambda)
 
 
-def ema(values: torch.Tensor, valid: torch.Tensor, *, epsilon: float) -> torch.Tensor:
+def ema(values: torch.Tensor, *, epsilon: float) -> torch.Tensor:
     """About a baseline that earlier iterations left."""
     baseline = torch.linspace(-0.06, 0.12, 10, dtype=torch.float64)[: values.shape[1]]
-    return from_baseline(values, valid, baseline=baseline, epsilon=epsilon)
+    return from_baseline(values, baseline=baseline, epsilon=epsilon)
 
 
-def of_the_iteration(normalise, values: torch.Tensor, valid: torch.Tensor, *, epsilon: float) -> torch.Tensor:
+def of_the_iteration(normalise, values: torch.Tensor, *, epsilon: float) -> torch.Tensor:
     """With the std over this group and another one of twice its spread, as `credit.scale: iteration` takes it."""
     lowest = values.amin(0, keepdim=True)
-    pool = torch.cat([values, lowest + 2 * (values - lowest)]), torch.cat([valid, valid])
-    return normalise(values, valid, epsilon=epsilon, pool=pool)
+    pool = torch.cat([values, lowest + 2 * (values - lowest)])
+    return normalise(values, epsilon=epsilon, pool=pool)
 
 
 RULES = {
-    "uniform": partial(plain, uniform),
-    "gains": partial(plain, gains),
-    "gae": partial(plain, partial(gae, decay=0.7)),
+    "uniform": uniform,
+    "gains": gains,
+    "gae": partial(gae, decay=0.7),
     "calibrated": calibrated_gae,
     "turning_point": partial(turned, is_balanced=False),
     "balanced": partial(turned, is_balanced=True),
@@ -79,14 +70,14 @@ PAIRS = [(rule, normalise) for rule in RULES for normalise in NORMALISERS]
 
 @given(reward_tables())
 def test_gains_sum_to_the_final_reward_minus_the_first(rewards: torch.Tensor) -> None:
-    values, _ = plain(gains, rewards)
+    values = gains(rewards)
     torch.testing.assert_close(values.sum(1), rewards[:, -1] - rewards[:, 0], rtol=0, atol=1e-6)
 
 
 @given(reward_tables())
 def test_joint_advantages_have_mean_0_and_std_1_over_trained_steps(rewards: torch.Tensor) -> None:
-    values, valid = plain(gains, rewards)
-    advantages = joint(values, valid, epsilon=0.0).double()
+    values = gains(rewards)
+    advantages = joint(values, epsilon=0.0).double()
     if values.max() > values.min():
         assert advantages.mean().item() == pytest.approx(0, abs=1e-5)
         assert advantages.std(correction=0).item() == pytest.approx(1, abs=1e-5)
@@ -96,21 +87,20 @@ def test_joint_advantages_have_mean_0_and_std_1_over_trained_steps(rewards: torc
 
 @given(reward_tables())
 def test_steps_that_are_not_trained_change_no_statistic(rewards: torch.Tensor) -> None:
-    values, valid = plain(gains, rewards)
-    wide = torch.cat([values, torch.full((len(values), 2), 99.0)], dim=1)
-    wide_valid = torch.cat([valid, torch.zeros(len(valid), 2, dtype=torch.bool)], dim=1)
+    values = gains(rewards)
+    wide = torch.cat([values, torch.full((len(values), 2), torch.nan)], dim=1)
     for normalise in NORMALISERS.values():
-        advantages = normalise(wide, wide_valid, epsilon=EPSILON)
-        assert torch.equal(advantages[:, :-2], normalise(values, valid, epsilon=EPSILON))
+        advantages = normalise(wide, epsilon=EPSILON)
+        assert torch.equal(advantages[:, :-2], normalise(values, epsilon=EPSILON))
         assert not advantages[:, -2:].any()
 
 
 @given(reward_tables(), st.lists(st.floats(0.25, 4.0), min_size=6, max_size=6))
 def test_weights_applied_before_per_step_normalisation_cancel(rewards: torch.Tensor, weights: list[float]) -> None:
     """Rewards in eighths, so that gains which are equal stay equal."""
-    values, valid = plain(gains, (rewards * 8).round() / 8)
-    weighted = per_step(values * torch.tensor(weights)[: values.shape[1]], valid, epsilon=0.0)
-    torch.testing.assert_close(weighted, per_step(values, valid, epsilon=0.0), rtol=1e-4, atol=1e-5)
+    values = gains((rewards * 8).round() / 8)
+    weighted = per_step(values * torch.tensor(weights)[: values.shape[1]], epsilon=0.0)
+    torch.testing.assert_close(weighted, per_step(values, epsilon=0.0), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("rule", "normalise"), [pair for pair in PAIRS if pair[0] != "balanced"])
@@ -120,8 +110,8 @@ def test_permuting_members_permutes_rows(rule: str, normalise: str, rewards: tor
     """But for balanced turning points: ties between members go to the first one."""
     order = list(range(len(rewards)))
     numbers.shuffle(order)
-    before = NORMALISERS[normalise](*RULES[rule](rewards), epsilon=EPSILON)
-    after = NORMALISERS[normalise](*RULES[rule](rewards[order]), epsilon=EPSILON)
+    before = NORMALISERS[normalise](RULES[rule](rewards), epsilon=EPSILON)
+    after = NORMALISERS[normalise](RULES[rule](rewards[order]), epsilon=EPSILON)
     torch.testing.assert_close(after, before[order], rtol=1e-4, atol=1e-4)
 
 
@@ -133,8 +123,8 @@ def test_a_constant_added_to_all_rewards_changes_nothing(
 ) -> None:
     """Rewards in eighths, so that adding a whole number is exact in float32. A baseline of rewards would not follow."""
     rewards = (rewards * 8).round() / 8
-    before = NORMALISERS[normalise](*RULES[rule](rewards), epsilon=EPSILON)
-    after = NORMALISERS[normalise](*RULES[rule](rewards + constant), epsilon=EPSILON)
+    before = NORMALISERS[normalise](RULES[rule](rewards), epsilon=EPSILON)
+    after = NORMALISERS[normalise](RULES[rule](rewards + constant), epsilon=EPSILON)
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
 
 
@@ -154,17 +144,16 @@ def turns_by_definition(rewards: list[float]) -> list[bool]:
 def test_consistent_turning_points_and_no_other_steps_earn_their_aggregate_which_exceeds_the_gain(
     rewards: torch.Tensor,
 ) -> None:
-    own, _ = plain(gains, rewards)
-    values, _ = turned(rewards, is_balanced=False)
-    turns = find_turns(rewards, everything(rewards), is_consistent=True, has_first_step=True)
-    assert turns.selected.tolist() == [turns_by_definition(row) for row in rewards.tolist()]
-    assert torch.equal(values, torch.where(turns.selected, rewards[:, -1:] - rewards[:, :-1], own))
-    assert (values.abs() >= own.abs())[turns.selected].all()
+    own, values = gains(rewards), turned(rewards, is_balanced=False)
+    selected = ~aggregates(rewards, is_consistent=True, has_first_step=True).isnan()
+    assert selected.tolist() == [turns_by_definition(row) for row in rewards.tolist()]
+    assert torch.equal(values, torch.where(selected, rewards[:, -1:] - rewards[:, :-1], own))
+    assert (values.abs() >= own.abs())[selected].all()
 
 
 @given(reward_tables())
 def test_gae_between_its_ends_lies_between_gain_and_return_for_rising_rewards(rewards: torch.Tensor) -> None:
     rising = rewards.cumsum(1)
-    low, middle, high = (plain(partial(gae, decay=decay), rising)[0] for decay in (0.0, 0.5, 1.0))
+    low, middle, high = (gae(rising, decay=decay) for decay in (0.0, 0.5, 1.0))
     assert (low <= middle + 1e-5).all()
     assert (middle <= high + 1e-5).all()

@@ -11,7 +11,6 @@ from learner.credit.rules import gae, gains, uniform
 TABLE = [[0.50, 0.62, 0.58, 0.66, 0.70], [0.50, 0.46, 0.55, 0.53, 0.60], [0.50, 0.57, 0.49, 0.44, 0.40]]
 REWARDS = torch.tensor(TABLE, dtype=torch.float64)
 """In float64, so that nothing but the worked numbers' own rounding to six decimals remains."""
-ALL = torch.ones(3, 5, dtype=torch.bool)
 EPSILON = 1e-4
 RULES = {"uniform": uniform, "gains": gains, "gae": partial(gae, decay=0.9)}
 
@@ -21,31 +20,30 @@ def close(actual: torch.Tensor, expected: list[list[float]], *, atol: float = 6e
     torch.testing.assert_close(actual.double(), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=atol)
 
 
-def own_gains() -> tuple[torch.Tensor, torch.Tensor]:
-    return gains(REWARDS, ALL, steps=4)
+def own_gains() -> torch.Tensor:
+    return gains(REWARDS)
 
 
 def test_uniform_gives_every_step_the_final_reward_and_flow_grpo_s_advantages() -> None:
-    values, valid = uniform(REWARDS, ALL, steps=4)
+    values = uniform(REWARDS)
     assert torch.equal(values, REWARDS[:, -1:].expand(3, 4))
-    assert valid.all()
-    close(joint(values, valid, epsilon=EPSILON), [[1.068189] * 4, [0.267047] * 4, [-1.335236] * 4])
+    close(joint(values, epsilon=EPSILON), [[1.068189] * 4, [0.267047] * 4, [-1.335236] * 4])
 
 
 def test_uniform_needs_final_images_only() -> None:
-    full, short = uniform(REWARDS, ALL, steps=4), uniform(REWARDS[:, -1:], ALL[:, -1:], steps=4)
-    assert torch.equal(full[0], short[0])
+    finals = REWARDS.clone()
+    finals[:, :-1] = torch.nan
+    assert torch.equal(uniform(REWARDS), uniform(finals))
 
 
 def test_gains_are_reward_differences_that_telescope() -> None:
-    values, valid = gains(REWARDS, ALL, steps=4)
+    values = gains(REWARDS)
     close(values, [[0.12, -0.04, 0.08, 0.04], [-0.04, 0.09, -0.02, 0.07], [0.07, -0.08, -0.05, -0.04]])
     torch.testing.assert_close(values.sum(1), REWARDS[:, -1] - REWARDS[:, 0])
-    assert valid.all()
 
 
 def test_joint_advantages_of_gains_are_the_worked_ones() -> None:
-    advantages = joint(*gains(REWARDS, ALL, steps=4), epsilon=EPSILON)
+    advantages = joint(gains(REWARDS), epsilon=EPSILON)
     close(
         advantages,
         [
@@ -59,30 +57,30 @@ def test_joint_advantages_of_gains_are_the_worked_ones() -> None:
 
 @pytest.mark.parametrize("normalise", [joint, per_step, centred])
 def test_rewards_as_scorers_give_them_make_float32_advantages_of_the_same_numbers(normalise: Normaliser) -> None:
-    exact = normalise(*own_gains(), epsilon=EPSILON)
-    advantages = normalise(*gains(REWARDS.float(), ALL, steps=4), epsilon=EPSILON)
+    exact = normalise(own_gains(), epsilon=EPSILON)
+    advantages = normalise(gains(REWARDS.float()), epsilon=EPSILON)
     assert exact.dtype == advantages.dtype == torch.float32
     close(advantages, exact.tolist(), atol=2e-6)
 
 
 def test_the_mean_and_the_std_of_all_gains_are_the_worked_ones() -> None:
     """Without epsilon the advantages are (g - m) / s, from which both are read back."""
-    values, valid = own_gains()
-    advantages = joint(values, valid, epsilon=0.0).double()
+    values = own_gains()
+    advantages = joint(values, epsilon=0.0).double()
     std = (values.max() - values.min()) / (advantages.max() - advantages.min())
     assert std.item() == pytest.approx(0.065235, abs=6e-7)
     close(values - std * advantages, [[0.016667] * 4] * 3)
 
 
 def test_the_scale_that_all_centred_steps_share_is_the_worked_one() -> None:
-    values, valid = own_gains()
-    advantages = centred(values, valid, epsilon=0.0).double()
+    values = own_gains()
+    advantages = centred(values, epsilon=0.0).double()
     scales = (values[0] - values[1:]) / (advantages[0] - advantages[1:])
     close(scales, [[0.061192] * 4] * 2)
 
 
 def test_without_epsilon_the_first_row_is_the_worked_one() -> None:
-    advantages = joint(*gains(REWARDS, ALL, steps=4), epsilon=0.0)
+    advantages = joint(gains(REWARDS), epsilon=0.0)
     close(advantages[:1], [[1.584026, -0.868659, 0.970855, 0.357683]])
     assert advantages.std(correction=0).item() == pytest.approx(1, abs=1e-6)
 
@@ -90,17 +88,17 @@ def test_without_epsilon_the_first_row_is_the_worked_one() -> None:
 def test_three_stochastic_steps_whose_last_point_is_the_final_image_give_the_worked_advantages() -> None:
     points = REWARDS[:, [0, 1, 2, 4]]
     close(
-        joint(*gains(points, ALL[:, :4], steps=3), epsilon=EPSILON),
+        joint(gains(points), epsilon=EPSILON),
         [[1.221167, -0.777106, 1.221167], [-0.777106, 0.846491, 0.346922], [0.596707, -1.276675, -1.401567]],
     )
 
 
 def test_a_missing_score_voids_both_gains_that_touch_it_and_leaves_the_statistics_alone() -> None:
-    rewards, valid = REWARDS.clone(), ALL.clone()
-    rewards[0, 2], valid[0, 2] = float("nan"), False
-    values, step_valid = gains(rewards, valid, steps=4)
-    assert step_valid.tolist() == [[True, False, False, True], [True] * 4, [True] * 4]
-    advantages = joint(values, step_valid, epsilon=EPSILON)
+    rewards = REWARDS.clone()
+    rewards[0, 2] = torch.nan
+    values = gains(rewards)
+    assert values.isnan().tolist() == [[False, True, True, False], [False] * 4, [False] * 4]
+    advantages = joint(values, epsilon=EPSILON)
     kept = torch.tensor([0.12, 0.04, -0.04, 0.09, -0.02, 0.07, 0.07, -0.08, -0.05, -0.04], dtype=torch.float64)
     mean, std = kept.mean(), kept.std(correction=0)
     assert advantages[0, 1:3].tolist() == [0.0, 0.0]
@@ -109,9 +107,9 @@ def test_a_missing_score_voids_both_gains_that_touch_it_and_leaves_the_statistic
 
 
 def test_a_missing_final_score_voids_the_whole_row_of_uniform_credit() -> None:
-    rewards, valid = REWARDS.clone(), ALL.clone()
-    rewards[1, -1], valid[1, -1] = float("nan"), False
-    advantages = joint(*uniform(rewards, valid, steps=4), epsilon=0.0)
+    rewards = REWARDS.clone()
+    rewards[1, -1] = torch.nan
+    advantages = joint(uniform(rewards), epsilon=0.0)
     close(advantages, [[1.0] * 4, [0.0] * 4, [-1.0] * 4])
 
 
@@ -119,20 +117,14 @@ def test_a_missing_final_score_voids_the_whole_row_of_uniform_credit() -> None:
 def test_a_group_in_which_nothing_differs_gets_exactly_zero(level: float) -> None:
     rewards = torch.full((3, 5), level)
     for rule in RULES.values():
-        advantages = joint(*rule(rewards, ALL, steps=4), epsilon=0.0)
+        advantages = joint(rule(rewards), epsilon=0.0)
         assert torch.equal(advantages, torch.zeros(3, 4))
 
 
 def test_a_group_without_any_score_gets_exactly_zero() -> None:
     nothing = torch.full((3, 5), float("nan"))
     for rule in RULES.values():
-        values, valid = rule(nothing, torch.zeros_like(ALL), steps=4)
-        assert torch.equal(joint(values, valid, epsilon=EPSILON), torch.zeros(3, 4))
-
-
-def test_gains_refuse_rewards_of_another_number_of_points() -> None:
-    with pytest.raises(ValueError, match="at 5 points, got 1"):
-        gains(REWARDS[:, -1:], ALL[:, -1:], steps=4)
+        assert torch.equal(joint(rule(nothing), epsilon=EPSILON), torch.zeros(3, 4))
 
 
 def test_the_names_of_the_config_are_the_rules_and_normalisers() -> None:
@@ -148,21 +140,21 @@ def test_the_names_of_the_config_are_the_rules_and_normalisers() -> None:
 
 def test_the_std_of_all_groups_of_an_iteration_gives_flow_grpo_s_global_advantages() -> None:
     """A second prompt with rewards .9 .8 .8; the mean stays each prompt's own."""
-    first = uniform(REWARDS, ALL, steps=4)
-    second = uniform(torch.tensor([[0.9], [0.8], [0.8]]), ALL[:, :1], steps=4)
-    pool = torch.cat([first[0], second[0]]), torch.cat([first[1], second[1]])
-    close(joint(*first, epsilon=EPSILON, pool=pool), [[0.815997] * 4, [0.203999] * 4, [-1.019996] * 4])
-    close(joint(*second, epsilon=EPSILON, pool=pool), [[0.407998] * 4, [-0.203999] * 4, [-0.203999] * 4])
+    first = uniform(REWARDS)
+    second = uniform(torch.tensor([[0.9], [0.8], [0.8]], dtype=torch.float64).expand(3, 5))
+    pool = torch.cat([first, second])
+    close(joint(first, epsilon=EPSILON, pool=pool), [[0.815997] * 4, [0.203999] * 4, [-1.019996] * 4])
+    close(joint(second, epsilon=EPSILON, pool=pool), [[0.407998] * 4, [-0.203999] * 4, [-0.203999] * 4])
 
 
 def test_dance_grpo_s_constants_give_its_advantages() -> None:
-    advantages = per_step(*uniform(REWARDS, ALL, steps=4), epsilon=1e-8, ddof=1)
+    advantages = per_step(uniform(REWARDS), epsilon=1e-8, ddof=1)
     close(advantages, [[0.872872] * 4, [0.218218] * 4, [-1.091089] * 4])
 
 
 def test_each_step_centred_with_one_scale_gives_the_worked_numbers() -> None:
     close(
-        centred(*own_gains(), epsilon=EPSILON),
+        centred(own_gains(), epsilon=EPSILON),
         [
             [1.142077, -0.489461, 1.250846, 0.271923],
             [-1.468384, 1.631538, -0.380692, 0.761384],
@@ -173,7 +165,7 @@ def test_each_step_centred_with_one_scale_gives_the_worked_numbers() -> None:
 
 def test_per_step_normalisation_is_the_ablation_s_and_dense_grpo_s() -> None:
     close(
-        per_step(*own_gains(), epsilon=EPSILON),
+        per_step(own_gains(), epsilon=EPSILON),
         [
             [1.045820, -0.412815, 1.376971, 0.358208],
             [-1.344626, 1.376050, -0.419078, 1.002981],
@@ -184,39 +176,39 @@ def test_per_step_normalisation_is_the_ablation_s_and_dense_grpo_s() -> None:
 
 def test_dense_grpo_s_baseline_normalises_the_reward_behind_each_step() -> None:
     """Behind the first step all started from one point, so its column is the gains'."""
-    behind = per_step(REWARDS[:, 1:], ALL[:, 1:], epsilon=EPSILON)
+    behind = per_step(REWARDS[:, 1:], epsilon=EPSILON)
     close(behind[:, [0, 3]], [[1.045820, 1.068189], [-1.344626, 0.267047], [0.298806, -1.335236]])
 
 
 def test_advantages_over_a_baseline_and_the_next_baseline_are_the_worked_ones() -> None:
     baseline = torch.tensor([0.02, 0.0, 0.01, 0.02], dtype=torch.float64)
     close(
-        from_baseline(*own_gains(), baseline=baseline, epsilon=EPSILON),
+        from_baseline(own_gains(), baseline=baseline, epsilon=EPSILON),
         [
             [1.580424, -0.632170, 1.106297, 0.316085],
             [-0.948255, 1.422382, -0.474127, 0.790212],
             [0.790212, -1.264340, -0.948255, -0.948255],
         ],
     )
-    following = updated_baseline(baseline, *own_gains(), decay=0.9)
+    following = updated_baseline(baseline, own_gains(), decay=0.9)
     assert following.tolist() == pytest.approx([0.023, -0.001, 0.009333, 0.020333], abs=6e-7)
 
 
 def test_the_first_baseline_is_the_batch_s_mean_and_a_step_unseen_keeps_its_own() -> None:
-    values, valid = own_gains()
-    first = updated_baseline(None, values, valid, decay=0.9)
+    values = own_gains()
+    first = updated_baseline(None, values, decay=0.9)
     assert first.tolist() == pytest.approx([0.05, -0.01, 0.01 / 3, 0.07 / 3], abs=1e-6)
-    unseen = valid.clone()
-    unseen[:, 2] = False
-    assert updated_baseline(None, values, unseen, decay=0.9)[2].isnan()
-    kept = updated_baseline(first, values, unseen, decay=0.9)
+    unseen = values.clone()
+    unseen[:, 2] = torch.nan
+    assert updated_baseline(None, unseen, decay=0.9)[2].isnan()
+    kept = updated_baseline(first, unseen, decay=0.9)
     assert kept[2] == first[2]
-    late = updated_baseline(updated_baseline(None, values, unseen, decay=0.9), values, valid, decay=0.9)
+    late = updated_baseline(updated_baseline(None, unseen, decay=0.9), values, decay=0.9)
     assert late[2].item() == pytest.approx(0.01 / 3, abs=1e-6)
 
 
 def test_gae_over_gains_is_the_worked_one() -> None:
-    values, valid = gae(REWARDS, ALL, steps=4, decay=0.9)
+    values = gae(REWARDS, decay=0.9)
     close(
         values,
         [
@@ -226,7 +218,7 @@ def test_gae_over_gains_is_the_worked_one() -> None:
         ],
     )
     close(
-        joint(values, valid, epsilon=EPSILON),
+        joint(values, epsilon=EPSILON),
         [
             [1.557322, 0.361511, 0.904870, 0.104574],
             [0.481871, 1.038604, 0.136164, 0.420480],
@@ -236,48 +228,43 @@ def test_gae_over_gains_is_the_worked_one() -> None:
 
 
 def test_gae_runs_from_gains_to_all_that_follows() -> None:
-    assert torch.equal(gae(REWARDS, ALL, steps=4, decay=0.0)[0], own_gains()[0])
+    assert torch.equal(gae(REWARDS, decay=0.0), own_gains())
     everything = REWARDS[:, -1:] - REWARDS[:, :-1]
-    torch.testing.assert_close(gae(REWARDS, ALL, steps=4, decay=1.0)[0], everything)
-    torch.testing.assert_close(gae(REWARDS, ALL, steps=4, decay=1 - 1e-7)[0], everything, rtol=0, atol=1e-6)
+    torch.testing.assert_close(gae(REWARDS, decay=1.0), everything)
+    torch.testing.assert_close(gae(REWARDS, decay=1 - 1e-7), everything, rtol=0, atol=1e-6)
 
 
 def test_a_missing_score_voids_what_gae_makes_of_it() -> None:
-    rewards, valid = REWARDS.clone(), ALL.clone()
-    rewards[0, 2], valid[0, 2] = float("nan"), False
-    assert gae(rewards, valid, steps=4, decay=0.5)[1][0].tolist() == [False, False, False, True]
-    assert gae(rewards, valid, steps=4, decay=1.0)[1][0].tolist() == [True, True, False, True]
-    assert gae(rewards, valid, steps=4, decay=0.0)[1][0].tolist() == [True, False, False, True]
-    advantages = joint(*gae(rewards, valid, steps=4, decay=0.5), epsilon=EPSILON)
+    rewards = REWARDS.clone()
+    rewards[0, 2] = torch.nan
+    assert gae(rewards, decay=0.5)[0].isnan().tolist() == [True, True, True, False]
+    assert gae(rewards, decay=1.0)[0].isnan().tolist() == [False, False, True, False]
+    assert gae(rewards, decay=0.0)[0].isnan().tolist() == [False, True, True, False]
+    advantages = joint(gae(rewards, decay=0.5), epsilon=EPSILON)
     assert torch.isfinite(advantages).all()
     assert advantages[0, :3].tolist() == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("normalise", [per_step, centred])
 def test_a_step_at_which_all_members_gained_the_same_teaches_nothing(normalise) -> None:
-    values, valid = own_gains()
-    values = values.clone()
+    values = own_gains()
     values[:, 1] = 0.1
-    assert normalise(values, valid, epsilon=0.0)[:, 1].tolist() == [0.0, 0.0, 0.0]
+    assert normalise(values, epsilon=0.0)[:, 1].tolist() == [0.0, 0.0, 0.0]
 
 
 def test_statistics_leave_invalid_step_rewards_out() -> None:
-    values, valid = own_gains()
-    values, valid = values.clone(), valid.clone()
-    values[1, 2], valid[1, 2] = float("nan"), False
+    values = own_gains()
+    values[1, 2] = torch.nan
     baseline = torch.zeros(4, dtype=torch.float64)
     for normalise in (joint, per_step, centred, partial(from_baseline, baseline=baseline)):
-        advantages = normalise(values, valid, epsilon=EPSILON)
+        advantages = normalise(values, epsilon=EPSILON)
         assert torch.isfinite(advantages).all()
         assert advantages[1, 2] == 0
-        other = values.clone()
-        other[1, 2] = 1e6
-        assert torch.equal(normalise(other, valid, epsilon=EPSILON), advantages)
-    column = per_step(values, valid, epsilon=0.0)[:, 2]
+    column = per_step(values, epsilon=0.0)[:, 2]
     assert column.tolist() == pytest.approx([1.0, 0.0, -1.0], abs=1e-6)
 
 
 def test_equal_rewards_teach_nothing_whatever_the_baseline() -> None:
-    values, valid = gains(torch.full((3, 5), 0.4), ALL, steps=4)
+    values = gains(torch.full((3, 5), 0.4))
     baseline = torch.tensor([0.1, 0.2, -0.1, 0.0], dtype=torch.float64)
-    assert not from_baseline(values, valid, baseline=baseline, epsilon=EPSILON).any()
+    assert not from_baseline(values, baseline=baseline, epsilon=EPSILON).any()

@@ -13,7 +13,6 @@ from protocol.errors import ConfigError
 
 TABLE = [[0.50, 0.62, 0.58, 0.66, 0.70], [0.50, 0.46, 0.55, 0.53, 0.60], [0.50, 0.57, 0.49, 0.44, 0.40]]
 REWARDS = torch.tensor(TABLE, dtype=torch.float64)
-ALL = torch.ones(3, 5, dtype=torch.bool)
 
 
 def piecewise(total: int, **choice: object) -> torch.Tensor:
@@ -31,23 +30,23 @@ def test_with_four_steps_the_late_weight_falls_on_none() -> None:
 
 def test_weighted_advantages_are_the_worked_ones() -> None:
     weights = piecewise(4)
-    flat = joint(*uniform(REWARDS, ALL, steps=4), epsilon=1e-4) * weights
+    flat = joint(uniform(REWARDS), epsilon=1e-4) * weights
     assert flat[0].tolist() == pytest.approx([1.922739, 1.068189, 1.068189, 1.068189], abs=6e-7)
     assert flat[2].tolist() == pytest.approx([-2.403424, -1.335236, -1.335236, -1.335236], abs=6e-7)
-    stepwise = joint(*gains(REWARDS, ALL, steps=4), epsilon=1e-4) * weights
+    stepwise = joint(gains(REWARDS), epsilon=1e-4) * weights
     assert stepwise[:, 0].tolist() == pytest.approx([2.846883, -1.561194, 1.469359], abs=6e-7)
 
 
 def test_weights_before_joint_normalisation_are_another_method() -> None:
-    values, valid = gains(REWARDS, ALL, steps=4)
-    before = joint(values * piecewise(4), valid, epsilon=1e-4)
+    values = gains(REWARDS)
+    before = joint(values * piecewise(4), epsilon=1e-4)
     assert before[0].tolist() == pytest.approx([2.151912, -0.757716, 0.606172, 0.151543], abs=6e-7)
 
 
 def test_weights_before_per_step_normalisation_cancel_so_the_config_refuses_them() -> None:
-    values, valid = gains(REWARDS, ALL, steps=4)
-    weighted = per_step(values * piecewise(4), valid, epsilon=0.0)
-    torch.testing.assert_close(weighted, per_step(values, valid, epsilon=0.0))
+    values = gains(REWARDS)
+    weighted = per_step(values * piecewise(4), epsilon=0.0)
+    torch.testing.assert_close(weighted, per_step(values, epsilon=0.0))
     with pytest.raises(ValueError, match="must be `after` with per_step normalisation, got 'before'"):
         CreditConfig(normalise="per_step", step_weights=StepWeightConfig(rule="piecewise", order="before"))
 
@@ -76,7 +75,7 @@ def test_temp_flow_s_weights_on_the_toy_grid_are_the_worked_ones() -> None:
     stds = flow_stds(torch.tensor([1.0, 0.8, 0.6, 0.3, 0.0]), 4)
     weights = step_weights(StepWeightConfig(rule="noise", noise_power=1.0), total=4, stds=stds)
     assert weights.tolist() == pytest.approx([1.368075, 1.223644, 0.917733, 0.490549], abs=2e-6)
-    advantages = joint(*uniform(REWARDS, ALL, steps=4), epsilon=1e-4) * weights
+    advantages = joint(uniform(REWARDS), epsilon=1e-4) * weights
     assert advantages[0].tolist() == pytest.approx([1.461362, 1.307082, 0.980311, 0.523999], abs=6e-7)
 
 

@@ -4,24 +4,36 @@ import pytest
 import torch
 
 from learner.credit.normalise import per_step
-from learner.credit.turning_point import balanced, find_turns, turning_point
+from learner.credit.rules import gains
+from learner.credit.turning_point import aggregates, balanced, turning_point
 from protocol.config.credit import TurningPointConfig
 
 TABLE = [[0.50, 0.62, 0.58, 0.66, 0.70], [0.50, 0.46, 0.55, 0.53, 0.60], [0.50, 0.57, 0.49, 0.44, 0.40]]
 REWARDS = torch.tensor(TABLE, dtype=torch.float64)
-ALL = torch.ones(3, 5, dtype=torch.bool)
 MEMBERS = "ABC"
 
 
 def selected(*, is_consistent: bool, has_first_step: bool = True) -> set[str]:
     """Names such as B4: member B, step 4 counted from 1 as the paper does."""
-    turns = find_turns(REWARDS, ALL, is_consistent=is_consistent, has_first_step=has_first_step)
-    return {f"{MEMBERS[member]}{step + 1}" for member, step in turns.selected.nonzero().tolist()}
+    turns = aggregates(REWARDS, is_consistent=is_consistent, has_first_step=has_first_step)
+    return {f"{MEMBERS[member]}{step + 1}" for member, step in positions(turns)}
+
+
+def positions(turns: torch.Tensor) -> list[list[int]]:
+    """Indices of the selected steps."""
+    return (~turns.isnan()).nonzero().tolist()
+
+
+def step_rewards(*groups: torch.Tensor, **choice: bool) -> torch.Tensor:
+    """Step rewards of groups that explored every step."""
+    rewards = torch.stack(groups)
+    return turning_point(
+        rewards, torch.ones_like(rewards[..., 1:], dtype=torch.bool), **TurningPointConfig(**choice).model_dump()
+    )
 
 
 def advantages(**choice: bool) -> torch.Tensor:
-    ((values, valid),) = turning_point([(REWARDS, ALL)], TurningPointConfig(**choice))
-    return per_step(values, valid, epsilon=1e-4)
+    return per_step(step_rewards(REWARDS, **choice)[0], epsilon=1e-4)
 
 
 def close(actual: torch.Tensor, expected: list[list[float]]) -> None:
@@ -41,14 +53,12 @@ def test_without_the_remark_the_first_step_is_never_selected() -> None:
 
 
 def test_aggregates_are_all_that_is_gained_from_the_step_on() -> None:
-    turns = find_turns(REWARDS, ALL, is_consistent=True, has_first_step=True)
-    picked = {
-        name: turns.aggregates[MEMBERS.index(name[0]), int(name[1]) - 1].item() for name in ("A1", "A3", "B2", "C2")
-    }
+    turns = aggregates(REWARDS, is_consistent=True, has_first_step=True)
+    picked = {name: turns[MEMBERS.index(name[0]), int(name[1]) - 1].item() for name in ("A1", "A3", "B2", "C2")}
     assert picked == {
         "A1": pytest.approx(0.20), "A3": pytest.approx(0.12), "B2": pytest.approx(0.14), "C2": pytest.approx(-0.17)
     }  # fmt: skip
-    assert (turns.aggregates.abs() > turns.gains.abs())[turns.selected].all(), "Definition 5.1's consequence"
+    assert (turns.abs() > gains(REWARDS).abs())[~turns.isnan()].all(), "Definition 5.1's consequence"
 
 
 CONSTRAINED = [
@@ -69,9 +79,8 @@ def test_the_plain_rule_s_advantages_are_the_same_here_since_nothing_follows_the
 @pytest.mark.parametrize("is_consistent", [True, False])
 def test_balancing_leaves_the_largest_of_each_sign(is_consistent: bool) -> None:
     """The plain rule's further choice, B4 with .07, ranks behind A1 with .20: both versions keep the same ones here."""
-    turns = find_turns(REWARDS, ALL, is_consistent=is_consistent, has_first_step=True)
-    (kept,) = balanced([turns])
-    assert kept.nonzero().tolist() == [[0, 0], [2, 1]]
+    turns = aggregates(REWARDS, is_consistent=is_consistent, has_first_step=True)
+    assert positions(balanced(turns)) == [[0, 0], [2, 1]]
     close(
         advantages(is_consistent=is_consistent, is_balanced=True),
         [
@@ -84,37 +93,42 @@ def test_balancing_leaves_the_largest_of_each_sign(is_consistent: bool) -> None:
 
 def test_balancing_looks_at_all_groups_of_the_iteration() -> None:
     rising = torch.tensor([[0.1, 0.2, 0.3]])
-    falling = 1 - rising
-    both = torch.ones(1, 3, dtype=torch.bool)
-    alone = turning_point([(rising, both)], TurningPointConfig())
-    together = turning_point([(rising, both), (falling, both), (rising * 2, both)], TurningPointConfig())
-    assert alone[0][0][0, 0].item() == pytest.approx(0.2), "one sign only: all stay"
-    assert together[0][0][0, 0].item() == pytest.approx(0.1), "the larger positive one stays, this one reverts"
-    assert together[2][0][0, 0].item() == pytest.approx(0.4)
-    assert together[1][0][0, 0].item() == pytest.approx(-0.2)
+    alone = step_rewards(rising)
+    together = step_rewards(rising, 1 - rising, rising * 2)
+    assert alone[0, 0, 0].item() == pytest.approx(0.2), "one sign only: all stay"
+    assert together[0, 0, 0].item() == pytest.approx(0.1), "the larger positive one stays, this one reverts"
+    assert together[2, 0, 0].item() == pytest.approx(0.4)
+    assert together[1, 0, 0].item() == pytest.approx(-0.2)
 
 
 def test_ties_go_to_the_first_group_member_and_step() -> None:
     rising, falling = torch.tensor([[0.0, 0.25, 0.5]]), torch.tensor([[0.5, 0.25, 0.0]])
-    both = torch.ones(1, 3, dtype=torch.bool)
-    values = turning_point([(rising, both), (rising, both), (falling, both)], TurningPointConfig())
-    assert [each[0][0, 0].item() for each in values] == [0.5, 0.25, -0.5]
+    assert step_rewards(rising, rising, falling)[:, 0, 0].tolist() == [0.5, 0.25, -0.5]
 
 
 @pytest.mark.parametrize("is_consistent", [False, True])
 def test_a_step_without_gain_never_turns_anything(is_consistent: bool) -> None:
     rewards = torch.tensor([[0.5, 0.5, 0.6, 0.7], [0.5, 0.4, 0.4, 0.6], [0.5, 0.6, 0.4, 0.5]])
-    valid = torch.ones(3, 4, dtype=torch.bool)
-    turns = find_turns(rewards, valid, is_consistent=is_consistent, has_first_step=True)
-    assert not turns.selected.any(), "0 before, 0 at the step, or no trend at all"
+    turns = aggregates(rewards, is_consistent=is_consistent, has_first_step=True)
+    assert turns.isnan().all(), "0 before, 0 at the step, or no trend at all"
 
 
 def test_a_missing_reward_selects_nothing_that_it_touches() -> None:
-    rewards, valid = REWARDS.clone(), ALL.clone()
-    rewards[0, 0], valid[0, 0] = float("nan"), False
-    rewards[1, 2], valid[1, 2] = float("nan"), False
-    turns = find_turns(rewards, valid, is_consistent=False, has_first_step=True)
-    assert turns.selected.nonzero().tolist() == [[2, 1]]
-    assert turns.valid[1].tolist() == [True, False, False, True]
-    values, step_valid = turns.step_rewards(turns.selected)
-    assert torch.isfinite(values[step_valid]).all()
+    rewards = REWARDS.clone()
+    rewards[0, 0] = rewards[1, 2] = torch.nan
+    assert positions(aggregates(rewards, is_consistent=False, has_first_step=True)) == [[2, 1]]
+    values = step_rewards(rewards, is_consistent=False)[0]
+    assert values.isnan().tolist() == [[True, False, False, False], [False, True, True, False], [False] * 4]
+
+
+def test_the_step_before_is_the_trajectory_s_own_stochastic_step_before() -> None:
+    """Three stochastic steps of six: A falls at step 0, and turns at step 3, the second that it explored."""
+    rewards = torch.full((1, 2, 7), torch.nan)
+    rewards[0, 0, [0, 3, 4, 6]] = torch.tensor([0.5, 0.4, 0.6, 0.7])
+    rewards[0, 1, [1, 2, 5, 6]] = torch.tensor([0.5, 0.4, 0.6, 0.7])
+    explored = torch.zeros(1, 2, 6, dtype=torch.bool)
+    explored[0, 0, [0, 3, 4]] = explored[0, 1, [1, 2, 5]] = True
+    values = turning_point(rewards, explored, is_consistent=True, has_first_step=True, is_balanced=False)
+    assert values[0, 0, [0, 3, 4]].tolist() == pytest.approx([-0.1, 0.3, 0.1])
+    assert values[0, 1, [1, 2, 5]].tolist() == pytest.approx([-0.1, 0.3, 0.1])
+    assert torch.equal(values.isnan(), ~explored)

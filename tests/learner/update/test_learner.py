@@ -196,6 +196,44 @@ def test_incomplete_or_disordered_groups_are_refused(tiny_config: Config) -> Non
     assert learner.iteration == 0
 
 
+def moved(group: ScoredGroup, iteration: int, index: int, *shards: int) -> ScoredGroup:
+    """The group as if it were another one of the run; only some of its shards, where they are named."""
+    held = []
+    for place, shard in enumerate(group.shards):
+        request = replace(shard.rollout.request, iteration=iteration, group=index)
+        is_moved = not shards or place in shards
+        held.append(replace(shard, rollout=replace(shard.rollout, request=request)) if is_moved else shard)
+    return replace(group, shards=tuple(held))
+
+
+@pytest.mark.parametrize(
+    ("change", "odd"),
+    [
+        (lambda a, b: [moved(a, 3, 0), moved(b, 3, 1)], r"\[\(3, 0\)\] at index 0"),
+        (lambda a, b: [b, a], r"\[\(0, 1\)\] at index 0"),
+        (lambda a, b: [a, moved(b, 0, 0)], r"\[\(0, 0\)\] at index 1"),
+        (lambda a, b: [moved(a, 0, 1, 1), b], r"\[\(0, 0\), \(0, 1\)\] at index 0"),
+    ],
+    ids=["another iteration's", "in another order", "one twice", "a shard of another group"],
+)
+def test_groups_that_are_not_this_iteration_s_own_in_order_are_refused(
+    tiny_config: Config, change: Callable[[ScoredGroup, ScoredGroup], list[ScoredGroup]], odd: str
+) -> None:
+    config = tiny_config()
+    learner, policy = Learner(config), RolloutPolicy(config)
+    policy.load(learner.adapter())
+    groups = change(*draw_groups(policy, config, learner.adapter(), iteration=0))
+    with pytest.raises(ContractError, match=f"iteration 0 must learn from its own groups 0 to 1 in order, .*{odd}"):
+        learner.update(groups)
+
+
+def test_the_ledger_numbers_the_groups_of_a_run_without_a_gap(tiny_config: Config) -> None:
+    config = tiny_config()
+    learner, policy = Learner(config), RolloutPolicy(config)
+    found = [iterate(learner, policy, config) for _ in range(2)]
+    assert [(metrics["ledger/first"], metrics["ledger/last"]) for metrics in found] == [(0, 1), (2, 3)]
+
+
 def test_a_loss_that_is_not_finite_leaves_the_weights_alone(tiny_config: Config) -> None:
     config = tiny_config()
     learner, policy = Learner(config), RolloutPolicy(config)

@@ -8,8 +8,13 @@ import pytest
 import torch
 
 from flow.maths.transition import Transition
-from learner.update.loss import clipped_surrogate, guarded_log_ratio, guarded_surrogate, weighted_regression
-from learner.update.objective import divergence
+from learner.update.objective import (
+    clipped_surrogate,
+    divergence,
+    guarded_log_ratio,
+    guarded_surrogate,
+    weighted_regression,
+)
 from protocol.config.learning import KlConfig
 
 CLIP = 0.1
@@ -74,7 +79,7 @@ def test_the_loss_s_gradient_is_that_of_finite_differences() -> None:
             old_mean=old_mean,
             std=std,
         )
-        return guarded_surrogate(log_ratio=log_ratio, advantages=advantages, clip_range=0.3, step=0.1)[0].sum()
+        return guarded_surrogate(log_ratio=log_ratio, advantages=advantages, clip_range=0.3, step_size=0.1)[0].sum()
 
     def regression(at: torch.Tensor) -> torch.Tensor:
         return weighted_regression(velocity=at, target=value, advantages=advantages).sum()
@@ -84,7 +89,7 @@ def test_the_loss_s_gradient_is_that_of_finite_differences() -> None:
             KlConfig(rule=rule),  # type: ignore[arg-type]
             policy=(Transition(mean=at, std=std), at),
             reference=(Transition(mean=old_mean, std=std), old_mean),
-            step=0.1,
+            step_size=0.1,
         ).sum()
 
     divergences = [partial(towards_reference, rule) for rule in get_args(KlConfig.model_fields["rule"].annotation)]
@@ -129,7 +134,7 @@ def test_the_guarded_log_ratio_is_the_mean_of_drift_times_noise() -> None:
 
 def test_the_guarded_loss_is_divided_by_the_step_size() -> None:
     loss, ratio = guarded_surrogate(
-        log_ratio=torch.tensor([0.0, 0.02]), advantages=torch.tensor([2.0, 2.0]), clip_range=0.01, step=0.25
+        log_ratio=torch.tensor([0.0, 0.02]), advantages=torch.tensor([2.0, 2.0]), clip_range=0.01, step_size=0.25
     )
     assert ratio.tolist() == [1.0, pytest.approx(math.exp(0.02))]
     assert loss.tolist() == pytest.approx([-8.0, -2.0 * 1.01 / 0.25])

@@ -18,6 +18,7 @@ from learner.update.learner import SCALER, Learner
 from protocol.config.run import RunConfig
 from protocol.errors import ModelError, NonFiniteError, ParityError
 from protocol.messages import Prompt, ScoredGroup, ScoredShard, Scores, ShardRequest
+from tests.support.gradients import relative_difference, watch_gradients
 
 Config = Callable[..., RunConfig]
 PROMPT = Prompt(index=0, text="a red circle", negative="photo")
@@ -72,15 +73,19 @@ def test_half_precision_freezes_half_weights_and_trains_float32_ones(tiny_config
 
 
 @pytest.mark.parametrize("settings", [{"gradient_checkpointing": True}, {"forward_batch": 3}], ids=str)
-def test_memory_options_learn_what_the_plain_update_learns(tiny_config: Config, settings: Any) -> None:
+def test_memory_options_have_the_gradient_of_the_plain_update(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    """Gradients before clipping: one AdamW step is the sign of the gradient and shows no wrong scale."""
+    gradients = watch_gradients(monkeypatch)
     plain, frugal = (model(tiny_config, **each) for each in ({}, settings))
     learners = [Learner(config) for config in (plain, frugal)]
     groups = draw_groups(RolloutPolicy(plain), plain, learners[0])
     for learner in learners:
         learner.update(groups)
-    first, second = (learner.adapter().arrays for learner in learners)
-    for name in first:
-        np.testing.assert_allclose(first[name], second[name], atol=2e-6, err_msg=name)
+    first, second = gradients
+    assert first.norm() > 0
+    assert relative_difference(first, second) < 1e-4
 
 
 def test_checkpointed_gradients_compute_each_block_twice(tiny_config: Config) -> None:
