@@ -51,26 +51,3 @@ def loaded_by(*modules: str) -> set[str]:
 )
 def test_a_floor_loads_only_what_it_may(modules: list[str], allowed: set[str]) -> None:
     assert loaded_by(*modules) <= allowed
-
-
-@pytest.mark.parametrize("package", OURS)
-def test_a_package_s_init_is_a_docstring_and_nothing_else(package: str) -> None:
-    import ast
-
-    body = ast.parse((ROOT / package / "__init__.py").read_text()).body
-    assert len(body) == 1
-    assert isinstance(body[0], ast.Expr)
-    assert isinstance(body[0].value, ast.Constant)
-
-
-def test_no_test_module_imports_from_another() -> None:
-    """What tests share lives in tests/support/."""
-    import ast
-
-    found = []
-    for path in sorted((ROOT / "tests").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            found += [(path.name, name) for name in modules if name.split(".")[0] == "tests" and ".test_" in name]
-    assert found == []

@@ -1,0 +1,57 @@
+"""Rules of the house that no linter knows: how folders are made, and what tests may not do."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+PRODUCT = ("protocol", "flow", "toyworld", "rewards", "learner", "actors", "deploy", "benchmarks")
+MOST_MODULES = 12
+SAYS_NOTHING = {"utils", "util", "helpers", "helper", "misc", "common", "shared", "stuff"}
+
+
+def folders() -> list[Path]:
+    """Every folder of the product that holds Python modules."""
+    return sorted({path.parent for package in PRODUCT for path in (ROOT / package).rglob("*.py")})
+
+
+def name_of(folder: Path) -> str:
+    return str(folder.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("folder", folders(), ids=name_of)
+def test_a_folder_holds_a_dozen_modules_at_most_and_its_init_a_docstring(folder: Path) -> None:
+    modules = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
+    assert len(modules) <= MOST_MODULES, "give what belongs together a folder of its own"
+    assert not SAYS_NOTHING & {*modules, folder.name}, "name the idea that the file is about"
+    body = ast.parse((folder / "__init__.py").read_text()).body
+    assert len(body) == 1
+    assert isinstance(body[0], ast.Expr)
+    assert isinstance(body[0].value, ast.Constant)
+
+
+def files_of_tests() -> list[Path]:
+    return sorted((ROOT / "tests").rglob("*.py"))
+
+
+def imported_by(tree: ast.Module) -> Iterator[str]:
+    """Full names of the modules that a module imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def test_no_test_module_imports_from_another() -> None:
+    """What tests share lives in tests/support/."""
+    found = [
+        (path.name, name)
+        for path in files_of_tests()
+        for name in imported_by(ast.parse(path.read_text()))
+        if name.split(".")[0] == "tests" and ".test_" in name
+    ]
+    assert found == []
