@@ -1,13 +1,15 @@
-"""Brings a run's status to its board, in a task of its own: the run never waits for it and never fails with it.
+"""Publishes a run's status on its board, in a task of its own: the run never waits for it or fails with it.
 
-While the board is away, bounded buffers keep what it should hold and write it when the board is back: the newest
-`LINES_KEPT` metric lines, `EVENTS_KEPT` events, `RECORDS_KEPT` trajectory records and `COMMANDS_KEPT` outcomes.
+While the board does not answer, bounded buffers keep the newest `LINES_KEPT` metric lines, `EVENTS_KEPT` events,
+`RECORDS_KEPT` trajectory records and `COMMANDS_KEPT` outcomes; they are written when it answers again.
 """
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
 from deploy.board.board import COMMANDS_KEPT, EVENTS_KEPT, LINES_KEPT, RECORDS_KEPT, Board, FencedOutError, Held, Update
 from deploy.board.lease import BoardLease
@@ -17,13 +19,13 @@ from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
 
 log = logging.getLogger(__name__)
 LONGEST_PAUSE_S = 5.0
-"""Between two tries to reach a board that is away; the pauses double up to this."""
-LAST_WORDS_S = 5.0
-"""Given to the last writing, at the end of the run."""
+"""Longest pause between two tries to reach the board; the pauses double up to this."""
+FINISH_S = 5.0
+"""Seconds that the last write may take, at the end of the run."""
 
 
 class Buffers:
-    """What the board should hold of the run; written by the reporter, read by the publisher."""
+    """Everything that the board should hold of the run; written by the reporter, read by the publisher."""
 
     def __init__(self, lines: Sequence[MetricLine] = ()) -> None:
         self.lines = deque(lines, maxlen=LINES_KEPT)
@@ -32,7 +34,7 @@ class Buffers:
         self.commands: dict[str, Command] = {}
 
     def add_record(self, record: TrajectoryRecord) -> None:
-        """Keep a record, and of all the newest `RECORDS_KEPT`."""
+        """Add a record; only the newest `RECORDS_KEPT` are kept."""
         self.trajectories[record.iteration] = record
         self.trajectories = dict(sorted(self.trajectories.items())[-RECORDS_KEPT:])
 
@@ -44,7 +46,7 @@ class Publisher:
     task = asyncio.create_task(publisher.run())
     ...
     task.cancel()
-    await publisher.last_words()
+    await publisher.finish()
     """
 
     def __init__(
@@ -58,7 +60,16 @@ class Publisher:
         keep_s: float,
         lease: BoardLease | None = None,
     ) -> None:
-        """With a lease nothing is written while another process holds it."""
+        """
+        Args:
+            board: is closed by `finish`.
+            buffers: the run's lines, events, records and outcomes.
+            compose: returns the run's status as of now.
+            on_command: is called once with each command that was left on the board.
+            on_contact: is called after each exchange, with "" or the reason why the board does not answer.
+            keep_s: seconds after the last write when the board drops the run.
+            lease: nothing is written while another process holds it.
+        """
         self._board = board
         self._buffers = buffers
         self._compose = compose
@@ -72,25 +83,28 @@ class Publisher:
 
     async def run(self) -> None:
         """Write and read in the rhythm of the heartbeat, until cancelled."""
-        pause_s = heartbeat_s = self._compose().heartbeat_s
+        every_s = self._compose().heartbeat_s
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(BoardError),
+            wait=wait_exponential(multiplier=2 * every_s, max=max(LONGEST_PAUSE_S, every_s)),
+            before_sleep=self._note_failure,
+        )
         while True:
-            try:
-                await self._exchange()
-                pause_s = heartbeat_s
-                self._on_contact("")
-            except BoardError as error:
-                self._held = None
-                pause_s = min(max(heartbeat_s, 2 * pause_s), max(LONGEST_PAUSE_S, heartbeat_s))
-                self._on_contact(str(error))
-            await asyncio.sleep(pause_s)
+            await retrying(self._exchange)
+            self._on_contact("")
+            await asyncio.sleep(every_s)
 
-    async def last_words(self) -> None:
-        """One more writing, so that the board shows how the run ended; given up when the board is away."""
+    async def finish(self) -> None:
+        """Write once more, so that the board shows how the run ended; a board that does not answer is given up."""
         try:
-            await asyncio.wait_for(self._exchange(), LAST_WORDS_S)
+            await asyncio.wait_for(self._exchange(), FINISH_S)
         except (BoardError, TimeoutError) as error:
             log.warning("the board does not know how the run ended: %s", error)
         await self._board.close()
+
+    def _note_failure(self, state: RetryCallState) -> None:
+        self._held = None
+        self._on_contact(str(state.outcome.exception()) if state.outcome else "")
 
     async def _exchange(self) -> None:
         status = self._compose()
@@ -120,7 +134,7 @@ class Publisher:
                 self._on_command(command)
 
     async def _write(self, update: Update) -> list[Command]:
-        """Once more when the lease is not there, which is so when the board has been away and lost its memory."""
+        """Write; if the lease is missing, as on a board that lost its memory, renew it and write again."""
         if self._lease is None:
             return await self._board.write(update, keep_s=self._keep_s)
         try:
@@ -130,7 +144,7 @@ class Publisher:
             return await self._board.write(update, keep_s=self._keep_s, fence=self._lease.fence)
 
     def _note(self, update: Update, held: Held) -> None:
-        """The board has it."""
+        """Note that the board holds this update."""
         if update.lines:
             held.line = update.lines[-1].seq
         if update.events:

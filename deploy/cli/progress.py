@@ -1,20 +1,22 @@
 """What a person sees while a run goes: a progress bar on a terminal, plain lines elsewhere."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from deploy.monitor.journal import Listener, is_news
 from learner.loop.evaluate import Evaluation
-from protocol.ports import Metrics
+from protocol.status import Condition
 
 STAGES = {"rollout_and_reward": "rollout+reward", "update": "update", "publish": "publish"}
 
 
-class Progress:
-    """Made by the command line, told by the run's journal."""
+class Progress(Listener):
+    """Made by the command line; listens to the run's journal."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False, soft_wrap=True)
@@ -47,19 +49,24 @@ class Progress:
             yield
         self._bar = None
 
-    def iteration(self, iteration: int, metrics: Metrics) -> None:
-        """One iteration is done."""
-        seconds = ", ".join(f"{name} {metrics[f'seconds/{stage}']:.1f} s" for stage, name in STAGES.items())
-        numbers = f"reward {metrics['reward/mean']:.3f} ({seconds})"
-        if metrics["reward/missing"]:
-            numbers += f", {metrics['reward/missing']:.0f} scores missing"
+    def condition(self, now: Condition, before: Condition | None) -> None:
+        """Show a condition if it is news."""
+        if is_news(now, before):
+            self.say(now.message if now.status == "False" else f"{now.type}: {now.message}")
+
+    def recorded(self, iteration: int, line: Mapping[str, Any]) -> None:
+        """Show that an iteration is done."""
+        seconds = ", ".join(f"{name} {line[f'seconds/{stage}']:.1f} s" for stage, name in STAGES.items())
+        numbers = f"reward {line['reward/mean']:.3f} ({seconds})"
+        if line["reward/missing"]:
+            numbers += f", {line['reward/missing']:.0f} scores missing"
         if self._bar is None:
             self.say(f"iteration {iteration}/{self._total}: {numbers}")
         else:
             self._bar.update(self._task, completed=iteration, numbers=numbers)
 
-    def evaluation(self, iteration: int, evaluation: Evaluation) -> None:
-        """One evaluation is done."""
+    def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
+        """Show the result of an evaluation."""
         by_tag = ", ".join(f"{tag} {value:.2f}" for tag, value in evaluation.by_tag.items())
         missing = f", {evaluation.missing} without a score" if evaluation.missing else ""
         self.say(

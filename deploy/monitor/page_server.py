@@ -1,4 +1,4 @@
-"""The process that serves a run's page on loopback while the run goes; one that ends is started again."""
+"""The process that serves a run's page on loopback while the run goes on; if it ends, it is started again."""
 
 import os
 import secrets
@@ -15,15 +15,15 @@ from protocol.sink import StatusSink
 
 FIRST_PORT, PORTS = 8420, 50
 EVERY_S = 15.0
-"""Seconds between two looks after the process, and so between two starts."""
+"""Seconds between two checks of the process, and so between two starts."""
 
 
 class PageServer:
-    """Made, looked after and stopped by the run's process.
+    """Made, checked and stopped by the run's process.
 
     page = PageServer(run_folder)
     page.address
-    page.look_after(sink)
+    page.restart_if_ended(sink)
     page.stop()
     """
 
@@ -47,14 +47,14 @@ class PageServer:
         self._command = [sys.executable, "-m", "deploy", *words]
         self._variables = {BOARD_VARIABLE: board} if board else {}  # an address may hold a password: no argument
         self._child = self._start()
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
 
-    def look_after(self, sink: StatusSink) -> None:
-        """Start a process that has ended once more; at most every `EVERY_S`."""
+    def restart_if_ended(self, sink: StatusSink) -> None:
+        """Start the process again if it has ended; checks at most every `EVERY_S`."""
         now = time.monotonic()
-        if now - self._looked < EVERY_S:
+        if now - self._checked < EVERY_S:
             return
-        self._looked = now
+        self._checked = now
         if self._child.is_running():
             sink.condition("PageServed", holds=True, reason="Serving", message=f"the page is at {self.address}")
             return
@@ -63,7 +63,7 @@ class PageServer:
         self._child = self._start()
 
     def stop(self, *, is_taken_over: bool = False) -> None:
-        """End it; its token is of no more use, unless another process has taken the run over and written its own."""
+        """End the process and remove its token, unless another process has taken the run over and written its own."""
         self._child.stop()
         if not is_taken_over:
             self._token.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a run says of itself, put together from its journal, its actors and its conditions."""
+"""The status of a run, composed from its journal, its actors and its log."""
 
 import asyncio
 import contextlib
@@ -13,26 +13,29 @@ from typing import Any
 from deploy.board.publisher import Buffers
 from deploy.folder.read import StatusFile
 from deploy.monitor import summary as overview
-from deploy.monitor.conditions import Conditions
+from deploy.monitor.journal import TOLD, Listener
+from learner.loop.evaluate import Evaluation
 from learner.loop.stream import GroupStream
 from protocol.commands import Command
 from protocol.config.run import RunConfig
 from protocol.ports import Fleet
-from protocol.status import Event, Phase, PoolStatus, RunStatus, TrajectoryRecord, run_id_of
+from protocol.status import Condition, Event, Phase, PoolStatus, RunStatus, TrajectoryRecord, run_id_of
 
 log = logging.getLogger(__name__)
-OURS = ("actors", "deploy", "flow", "learner", "rewards", "protocol", "toyworld")
+PACKAGES = ("protocol", "flow", "toyworld", "rewards", "learner", "actors", "deploy")
+"""The project's packages: warnings of their loggers become events."""
 ERRORS_SHOWN = 10
 EVENTS_FILED = 200
 """Newest events that `status.json` holds."""
 
 
-class Reporter(logging.Handler):
-    """Made in the event loop that runs the training loop. A `StatusSink` that may be called from any thread; as a log
-    handler it turns our warnings into events.
+class Reporter(logging.Handler, Listener):
+    """Made in the event loop that runs the training loop; hears conditions and events from any thread.
+
+    As a log handler it turns the project's warnings into events.
 
     reporter = Reporter(config, name="mine", lines=[], fleet=fleet)
-    reporter.recorded(3, metrics)
+    journal.join(reporter)
     status = reporter.status()
     """
 
@@ -45,12 +48,12 @@ class Reporter(logging.Handler):
         self.fleet = fleet
         self.run = run_id_of(name)
         self.phase: Phase = "starting"
-        self.conditions = Conditions()
         self.buffers = Buffers()
-        self.staleness: int | None = None
+        self.staleness: Callable[[], int | None] = lambda: None
         self.groups: GroupStream | None = None
         self.desired_sizes: dict[str, int] = {}
         self.is_pause_requested = False
+        self._conditions: dict[str, Condition] = {}
         self._number = 0
         self._iteration = self._checkpoint = 0
         self._started = time.time()
@@ -60,7 +63,7 @@ class Reporter(logging.Handler):
         self.rewind(lines)
 
     def rewind(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """The run goes on after these lines of metrics; on the board they replace what stands there."""
+        """Begin again with these lines of metrics; on the board they replace the earlier ones."""
         self.session = uuid.uuid4().hex[:12]
         self.buffers.lines.clear()
         self.buffers.lines.extend(overview.line_of(seq, values) for seq, values in enumerate(lines, start=1))
@@ -68,20 +71,21 @@ class Reporter(logging.Handler):
         self._iteration = max((int(values["iteration"]) for values in lines), default=0)
 
     def begin(self, iteration: int) -> None:
-        """The run goes on from this iteration's checkpoint; 0 is its start."""
+        """Begin with this iteration's checkpoint; 0 is the start of the run."""
         self._iteration = self._checkpoint = iteration
         self._mark()
         self.event(f"the run goes on from iteration {iteration}" if iteration else "the run begins")
 
-    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002, FBT001
-        """State a condition; a change to what is not good is an event too."""
-        if self._is_elsewhere(self.condition, type, holds, reason, message):
+    def condition(self, now: Condition, before: Condition | None) -> None:
+        """Keep a condition; it is an event too when it ceases to hold."""
+        if self._is_elsewhere(self.condition, now, before):
             return
-        if self.conditions.set(type, holds, reason, message) and holds is False:
-            self.event(f"{type}: {message}", "warning")
+        self._conditions[now.type] = now
+        if now.status == "False" and (before is None or before.status != "False"):
+            self.event(f"{now.type}: {now.message}", "warning")
 
     def event(self, message: str, kind: str = "info") -> None:
-        """Something happened."""
+        """Keep an event."""
         if self._is_elsewhere(self.event, message, kind):
             return
         self._number += 1
@@ -90,33 +94,33 @@ class Reporter(logging.Handler):
         self.buffers.events.append(event)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A warning or an error of ours becomes an event."""
-        if record.name.partition(".")[0] in OURS and record.name != "deploy.run.events":  # these come as events anyway
+        """Make an event of a warning or an error that one of our packages logs."""
+        if record.name.partition(".")[0] in PACKAGES and not hasattr(record, TOLD):
             self.event(record.getMessage(), "error" if record.levelno >= logging.ERROR else "warning")
 
-    def recorded(self, iteration: int, values: Mapping[str, Any]) -> None:
-        """One iteration's line."""
+    def recorded(self, iteration: int, line: Mapping[str, Any]) -> None:
+        """Keep an iteration's numbers."""
         self._iteration = iteration
-        self._append(values)
-        self._share_work(float(values.get("seconds/iteration") or 0.0))
+        self._append(line)
+        self._share_work(float(line.get("seconds/iteration") or 0.0))
         self._mark()
 
-    def evaluated(self, iteration: int, values: Mapping[str, Any]) -> None:
-        """One evaluation's line."""
-        self._append(values)
-        self.event(f"held-out score {values['evaluation/score']:.4f} at iteration {iteration}")
+    def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
+        """Keep an evaluation's numbers."""
+        self._append(evaluation.line(iteration))
+        self.event(f"held-out score {evaluation.score:.4f} at iteration {iteration}")
 
     def saved(self, iteration: int) -> None:
-        """A checkpoint."""
+        """Keep the iteration of the newest checkpoint."""
         self._checkpoint = iteration
         self.event(f"checkpoint of iteration {iteration}")
 
     def recorded_trajectories(self, record: TrajectoryRecord) -> None:
-        """Recorded trajectories."""
+        """Keep recorded trajectories."""
         self.buffers.add_record(record)
 
     def status(self) -> RunStatus:
-        """One glance, now."""
+        """Compose the status as of now; conditions that do not hold come first, then the newest."""
         lines = self.buffers.lines
         newest = next((line.values for line in reversed(lines) if overview.is_iteration(line)), {})
         stages = overview.stages_of(newest)
@@ -136,7 +140,7 @@ class Reporter(logging.Handler):
             checkpoint=self._checkpoint or None,
             rewards=overview.rewards_of(lines),
             gains=overview.gains_of(newest),
-            diagnostics=overview.diagnostics_of(newest, staleness=self.staleness),
+            diagnostics=overview.diagnostics_of(newest, staleness=self.staleness()),
             stages=stages,
             bottleneck=overview.bottleneck_of(stages, self._busy_share),
             queues=self._queues(),
@@ -144,23 +148,23 @@ class Reporter(logging.Handler):
             is_pause_requested=self.is_pause_requested,
             pools=self._pools(),
             actors=actors,
-            conditions=self.conditions.all(),
+            conditions=sorted(self._conditions.values(), key=lambda c: (c.status == "True", -c.since, c.type)),
             errors=[event for event in self.buffers.events if event.kind != "info"][-ERRORS_SHOWN:],
             trajectories=list(self.buffers.trajectories),
             lines=self._seq,
         )
 
     def file_text(self) -> str:
-        """What `status.json` should hold now."""
+        """Compose the content of `status.json` as of now."""
         events, commands = list(self.buffers.events)[-EVENTS_FILED:], list(self.buffers.commands.values())
         return StatusFile(status=self.status(), events=events, commands=commands).model_dump_json(indent=1)
 
     def close_command(self, command: Command) -> None:
-        """Keep a command with what came of it."""
+        """Keep a command with its outcome."""
         self.buffers.commands[command.id] = command
 
     def _is_elsewhere(self, function: Callable[..., None], *args: Any) -> bool:
-        """From a thread other than the loop's the call is handed to the loop."""
+        """Hand the call to the loop if this is another thread; returns whether it is."""
         if threading.get_ident() == self._thread:
             return False
         with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -183,7 +187,7 @@ class Reporter(logging.Handler):
         return groups | (self.fleet.queues() if self.fleet else {})
 
     def _share_work(self, seconds: float) -> None:
-        """Share of the iteration in which each pool's actors worked."""
+        """Note in which share of the last iteration each pool's actors worked."""
         if self.fleet is None or not seconds:
             return
         busy, sizes = self.fleet.busy_seconds(), {pool.name: max(1, pool.ready) for pool in self.fleet.pools()}

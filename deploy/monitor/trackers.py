@@ -14,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from deploy.monitor.journal import TOLD, Listener
+from learner.loop.evaluate import Evaluation
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, one_line
 from protocol.import_path import find_class
@@ -33,7 +35,7 @@ class Tracker(Protocol):
         ...
 
     def close(self) -> None:
-        """Write out what waits."""
+        """Write the lines that are not written yet."""
         ...
 
 
@@ -54,7 +56,7 @@ class TensorBoard:
         self._writer.add_event(self._event(wall_time=time.time(), step=iteration, summary=self._summary(value=numbers)))
 
     def close(self) -> None:
-        """Write out what waits."""
+        """Write the lines that are not written yet."""
         self._writer.close()
 
 
@@ -79,34 +81,44 @@ class WeightsAndBiases:
         self._run.log({**values, "iteration": iteration})
 
     def close(self) -> None:
-        """Write out what waits."""
+        """Write the lines that are not written yet."""
         self._run.finish()
 
 
 BUILT_IN: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
-class Trackers:
-    """All trackers of a run. `log` and `close` never fail; `close` waits `CLOSING_S` seconds at most."""
+class Trackers(Listener):
+    """All trackers of a run. A tracker's failure is a condition; `close` waits at most `CLOSING_S` seconds."""
 
-    def __init__(self, config: RunConfig, folder: Path, status: StatusSink) -> None:
-        self._running = [_Running(name, config, folder, status) for name in config.status.trackers]
+    def __init__(self, config: RunConfig, folder: Path, sink: StatusSink) -> None:
+        """
+        Args:
+            config: names the trackers.
+            folder: the run folder.
+            sink: is told of trackers that fail or are too slow, from their threads.
+        """
+        self._running = [_Running(name, config, folder, sink) for name in config.status.trackers]
 
-    def log(self, iteration: int, values: Values) -> None:
-        """One line of metrics."""
+    def recorded(self, iteration: int, line: Values) -> None:
+        """Hand an iteration's numbers to every tracker."""
         for tracker in self._running:
-            tracker.put(iteration, values)
+            tracker.put(iteration, line)
+
+    def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
+        """Hand an evaluation's numbers to every tracker."""
+        self.recorded(iteration, evaluation.line(iteration))
 
     def close(self) -> None:
-        """Let them write out what waits."""
+        """Let the trackers write the lines that they have not written yet."""
         for tracker in self._running:
             tracker.close()
 
 
 class _Running:
-    def __init__(self, name: str, config: RunConfig, folder: Path, status: StatusSink) -> None:
+    def __init__(self, name: str, config: RunConfig, folder: Path, sink: StatusSink) -> None:
         self._name = name
-        self._status = status
+        self._sink = sink
         self._lines: queue.Queue[tuple[int, Values] | None] = queue.Queue(LINES_WAITING)
         self._thread = threading.Thread(target=self._work, args=(config, folder), name=f"tracker-{name}", daemon=True)
         self._thread.start()
@@ -117,7 +129,7 @@ class _Running:
         try:
             self._lines.put_nowait((iteration, values))
         except queue.Full:
-            self._say("False", "Slow", f"{self._name} is too slow, lines are left out")
+            self._state("Slow", f"{self._name} is too slow, lines are left out")
 
     def close(self) -> None:
         try:
@@ -129,17 +141,17 @@ class _Running:
     def _work(self, config: RunConfig, folder: Path) -> None:
         try:
             tracker = find_tracker(self._name)(config, folder)
-            self._say("True", "Recording", f"{self._name} records")
+            self._state("Recording", f"{self._name} records", holds=True)
             while (line := self._lines.get()) is not None:
                 iteration, values = line
                 tracker.log(iteration, {k: v for k, v in values.items() if isinstance(v, int | float) and v == v})
             tracker.close()
         except Exception as error:
-            log.exception("tracker %s is left out", self._name)
-            self._say("False", "Failed", f"{self._name} is left out: {one_line(error)}")
+            log.exception("tracker %s is left out", self._name, extra={TOLD: True})
+            self._state("Failed", f"{self._name} is left out: {one_line(error)}")
 
-    def _say(self, status: str, reason: str, message: str) -> None:
-        self._status.condition(f"Tracker/{self._name}", status == "True", reason, message)
+    def _state(self, reason: str, message: str, *, holds: bool = False) -> None:
+        self._sink.condition(f"Tracker/{self._name}", holds, reason, message)
 
 
 def find_tracker(name: str) -> Any:

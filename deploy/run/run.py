@@ -11,19 +11,18 @@ from deploy.cli.progress import Progress
 from deploy.folder.names import CONFIG, TOKEN
 from deploy.folder.read import adapter_to_fork
 from deploy.folder.run_folder import RunFolder, open_run_folder
+from deploy.monitor.journal import RunJournal
 from deploy.monitor.observe import Observed
 from deploy.monitor.trackers import check_trackers
 from deploy.run.encode import encode_ahead
-from deploy.run.events import Events, Relay
 from deploy.run.signals import finished_before, stop_on_signal
 from deploy.run.supervise import supervise
 from flow.adapter.lora_file import FILE_NAME
 from flow.models.folder import completed, read_index
-from learner.loop.evaluate import Evaluation
 from protocol.config.run import RunConfig
-from protocol.errors import InputError, LeaseLostError, RunFolderError, one_line
+from protocol.errors import InputError
 from protocol.messages import LearnerState, Prompt
-from protocol.ports import Fleet, Metrics
+from protocol.ports import Fleet
 from protocol.prompts import read_prompts
 from rewards.scorer import check_prompts
 
@@ -127,63 +126,6 @@ def check_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
     return prompts, heldout
 
 
-class RunJournal:
-    """Writes a run's story: metrics and checkpoints into the run folder, progress to the terminal, images."""
-
-    def __init__(self, run: RunFolder, progress: Progress) -> None:
-        self._run = run
-        self._progress = progress
-        self._relay = Relay(Events(run.path, progress.say, may_write=run.is_writer))
-        self.condition, self.event, self.join = self._relay.condition, self._relay.event, self._relay.join
-        self.iteration = 0
-
-    def record(self, iteration: int, metrics: Metrics) -> None:
-        """One iteration's numbers."""
-        self.iteration = iteration
-        self._append({"iteration": iteration, **metrics})
-        self._progress.iteration(iteration, metrics)
-        log.info("iteration %d done, reward %.4f", iteration, metrics["reward/mean"])
-
-    def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
-        """One evaluation, its images as a file; whatever fails in drawing them, the score is kept."""
-        self._draw(iteration, evaluation)
-        self._append(evaluation.line(iteration))
-        self._progress.evaluation(iteration, evaluation)
-        log.info("evaluation at iteration %d: %.4f", iteration, evaluation.score)
-
-    def save(self, state: LearnerState) -> None:
-        """A checkpoint."""
-        path = self._run.save(state)
-        log.info("checkpoint %s, adapter %s", path, state.adapter.digest)
-
-    def _draw(self, iteration: int, evaluation: Evaluation) -> None:
-        from deploy.folder.gallery import write_gallery
-
-        kind = "GalleryWritten"
-        try:
-            with self._run.writing():
-                write_gallery(self._run.gallery, iteration, evaluation)
-        except RunFolderError as error:
-            self.condition(kind, holds=False, reason="WriteFailed", message=str(error))
-        except LeaseLostError:
-            raise
-        except Exception as error:
-            log.exception("the images of iteration %d cannot be drawn", iteration)
-            message = f"the images of iteration {iteration} cannot be drawn: {one_line(error)}"
-            self.condition(kind, holds=False, reason="DrawingFailed", message=message)
-        else:
-            self.condition(kind, holds=True, reason="Written", message="gallery/ is written again")
-
-    def _append(self, line: Metrics) -> None:
-        kind = "MetricsWritten"
-        try:
-            self._run.append(line)
-        except RunFolderError as error:
-            self.condition(kind, holds=False, reason="WriteFailed", message=str(error))
-        else:
-            self.condition(kind, holds=True, reason="Written", message="metrics.jsonl is written again")
-
-
 def _run(order: Order) -> Outcome:
     """Ray is started outside the event loop, where Ctrl-C ends it at once."""
     config, run, say = order.config, order.run, order.progress.say
@@ -224,7 +166,7 @@ async def _train(order: Order, journal: RunJournal, resume_from: LearnerState | 
                         config,
                         run=run,
                         fleet=fleet,
-                        journal=observed.journal,
+                        journal=journal,
                         prompts=order.prompts,
                         heldout=order.heldout,
                         stop=stop,

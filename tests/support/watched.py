@@ -13,9 +13,9 @@ from deploy.board.board import Board
 from deploy.cli.progress import Progress
 from deploy.folder.names import BOARD_URL
 from deploy.folder.run_folder import RunFolder, open_run_folder
+from deploy.monitor.journal import RunJournal
 from deploy.monitor.observe import Observed
 from deploy.run.local import LocalFleet
-from deploy.run.run import RunJournal
 from learner.loop.loop import Save, train
 from protocol.commands import new_command
 from protocol.config.run import RunConfig
@@ -113,7 +113,7 @@ def go(
                     prompts=TRAIN,
                     heldout=HELDOUT,
                     ports=fleet.ports,
-                    journal=observed.journal,
+                    journal=journal,
                     stop=stop,
                     rest=rest,
                     observer=observed,

@@ -9,7 +9,7 @@ from PIL import Image
 from deploy.cli.progress import Progress
 from deploy.folder.gallery import write_before_after, write_gallery
 from deploy.folder.run_folder import open_run_folder
-from deploy.run.run import RunJournal
+from deploy.monitor.journal import RunJournal
 from learner.loop.evaluate import Evaluation
 from protocol.messages import Prompt
 

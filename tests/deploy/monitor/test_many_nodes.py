@@ -79,7 +79,7 @@ def test_members_that_a_node_took_along_come_back_with_the_next_node(cluster):
 
 def settled(scene: Scene) -> Condition:
     unknown = Condition(type="PoolSettled/rollout", status="Unknown", reason="", message="", since=0.0)
-    held = scene.observed.reporter.conditions.all()
+    held = scene.observed.reporter.status().conditions
     return next((condition for condition in held if condition.type == unknown.type), unknown)
 
 

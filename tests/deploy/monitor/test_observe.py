@@ -19,9 +19,9 @@ from deploy.board.board import Board
 from deploy.cli.progress import Progress
 from deploy.folder.names import BOARD_URL
 from deploy.folder.run_folder import open_run_folder
+from deploy.monitor.journal import RunJournal
 from deploy.monitor.observe import Observed
 from deploy.run.local import LocalFleet
-from deploy.run.run import RunJournal
 from protocol.commands import new_command
 from protocol.config.run import RunConfig
 from protocol.errors import BoardError, LeaseLostError, NonFiniteError
@@ -241,12 +241,12 @@ def test_an_unusable_address_and_a_file_that_cannot_be_written_are_conditions(co
     monkeypatch.setenv("FLOWCREDIT_BOARD", "http://nowhere")
 
     async def look(scene: Scene) -> None:
-        held = {c.type: c for c in scene.observed.reporter.conditions.all()}
+        held = {c.type: c for c in scene.observed.reporter.status().conditions}
         assert held["BoardConnected"].reason == "Unusable"
         (scene.run.path / "status.json").unlink(missing_ok=True)
         (scene.run.path / "status.json").mkdir()
         await scene.observed._write_file()
-        held = {c.type: c for c in scene.observed.reporter.conditions.all()}
+        held = {c.type: c for c in scene.observed.reporter.status().conditions}
         assert (held["StatusWritten"].status, held["StatusWritten"].reason) == ("False", "WriteFailed")
 
     go(config(iterations=2), tmp_path / "run", beside=look, slow_s=0.2)
@@ -360,7 +360,7 @@ def test_a_lease_that_waits_for_its_board_is_a_condition(config, tmp_path, redis
 
     async def look(scene: Scene) -> None:
         def lease() -> str:
-            held = {c.type: c.reason for c in scene.observed.reporter.conditions.all()}
+            held = {c.type: c.reason for c in scene.observed.reporter.status().conditions}
             return held.get("BoardLease", "")
 
         async def is_away() -> bool:

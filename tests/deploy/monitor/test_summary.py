@@ -5,7 +5,6 @@ import math
 import pytest
 
 from deploy.monitor import summary as overview
-from deploy.monitor.conditions import Conditions
 from protocol.status import MetricLine, RunStatus, run_id_of, staleness_of
 
 
@@ -62,23 +61,6 @@ def test_gains_and_stages_are_found_by_their_names():
     }
     assert overview.gains_of(values) == {"0": 0.1, "10": None}
     assert overview.stages_of(values) == {"update": 2.0}
-
-
-def test_a_condition_keeps_its_time_until_its_status_changes():
-    now = [10.0]
-    conditions = Conditions(clock=lambda: now[0])
-    assert conditions.set("Disk", True, "Fine", "room left")
-    now[0] = 20.0
-    assert not conditions.set("Disk", True, "Fine", "less room left")
-    assert (conditions.all()[0].since, conditions.all()[0].message) == (10.0, "less room left")
-    assert conditions.set("Disk", False, "Full", "no room left")
-    conditions.set("Board", None, "NotTried", "not tried yet")
-    assert [(c.type, c.status, c.since) for c in conditions.all()] == [
-        ("Board", "Unknown", 20.0),
-        ("Disk", "False", 20.0),
-    ]
-    conditions.drop("Disk")
-    assert [c.type for c in conditions.all()] == ["Board"]
 
 
 @pytest.mark.parametrize(

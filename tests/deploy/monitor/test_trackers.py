@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from deploy.monitor import trackers
-from deploy.monitor.conditions import Conditions
 from deploy.monitor.trackers import Trackers, check_trackers
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
@@ -19,16 +18,16 @@ class Status:
     """A `StatusSink` in memory."""
 
     def __init__(self) -> None:
-        self.conditions = Conditions()
+        self.held: dict[str, tuple[str, str]] = {}
 
     def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002
-        self.conditions.set(type, holds, reason, message)
+        self.held[type] = (reason, message)
 
     def event(self, message: str, kind: str = "info") -> None:
         """Not looked at."""
 
     def of(self, type: str) -> tuple[str, str]:  # noqa: A002
-        return next((held.reason, held.message) for held in self.conditions.all() if held.type == type)
+        return self.held.get(type, ("", ""))
 
 
 class Failing:
@@ -87,7 +86,7 @@ def test_tensorboard_holds_every_finite_number(tiny_config, tmp_path):
     config = tiny_config(status={"trackers": ["tensorboard"]})
     running = Trackers(config, tmp_path, Status())
     for iteration in (1, 2):
-        running.log(iteration, {"iteration": iteration, "reward/mean": iteration / 4, "train/loss": float("nan")})
+        running.recorded(iteration, {"iteration": iteration, "reward/mean": iteration / 4, "train/loss": float("nan")})
     running.close()
     read = EventAccumulator(str(tmp_path / "tensorboard"))
     read.Reload()
@@ -104,7 +103,7 @@ def test_weights_and_biases_hold_every_finite_number_offline(tiny_config, tmp_pa
     status = Status()
     running = Trackers(tiny_config(status={"trackers": ["wandb"]}), tmp_path / "mine", status)
     for iteration in (1, 2):
-        running.log(iteration, {"iteration": iteration, "reward/mean": iteration / 4, "train/loss": float("nan")})
+        running.recorded(iteration, {"iteration": iteration, "reward/mean": iteration / 4, "train/loss": float("nan")})
     running.close()
     assert status.of("Tracker/wandb") == ("Recording", "wandb records")
     (file,) = (tmp_path / "mine").glob("wandb/offline-run-*/run-mine.wandb")
@@ -125,10 +124,10 @@ def test_weights_and_biases_hold_every_finite_number_offline(tiny_config, tmp_pa
 def test_a_failing_tracker_is_left_out_and_says_why(tiny_config, tmp_path):
     status = Status()
     running = Trackers(tiny_config(status={"trackers": [f"{__name__}:Failing"]}), tmp_path, status)
-    running.log(1, {"reward/mean": 0.5})
+    running.recorded(1, {"reward/mean": 0.5})
     until(lambda: status.of(f"Tracker/{__name__}:Failing")[0] == "Failed")
     assert "the service is gone" in status.of(f"Tracker/{__name__}:Failing")[1]
-    running.log(2, {"reward/mean": 0.5})
+    running.recorded(2, {"reward/mean": 0.5})
     running.close()
 
 
@@ -137,7 +136,7 @@ def test_a_slow_tracker_loses_lines_and_never_holds_the_run_up(tiny_config, tmp_
     status = Status()
     running = Trackers(tiny_config(status={"trackers": [f"{__name__}:Slow"]}), tmp_path, status)
     for iteration in range(10):  # would wait at the fifth line, since nothing is taken before the gate opens
-        running.log(iteration, {"reward/mean": 0.5})
+        running.recorded(iteration, {"reward/mean": 0.5})
     until(lambda: status.of(f"Tracker/{__name__}:Slow")[0] == "Slow")
     (tmp_path / "gate").touch()
     running.close()

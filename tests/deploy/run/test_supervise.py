@@ -10,8 +10,8 @@ import pytest
 
 from deploy.cli.progress import Progress
 from deploy.folder.run_folder import open_run_folder
+from deploy.monitor.journal import RunJournal
 from deploy.run.local import LocalFleet
-from deploy.run.run import RunJournal
 from deploy.run.supervise import supervise
 from deploy.tools.verify import ledger_faults
 from protocol.config.run import RunConfig

@@ -1,0 +1,106 @@
+"""The link between a run and its status board: an embedded server or a given address, and the publisher."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from deploy.board.board import Board
+from deploy.board.embedded import BoardServer
+from deploy.board.lease import BoardLease
+from deploy.board.publisher import Publisher
+from deploy.monitor.journal import harmless
+from deploy.monitor.reporter import Reporter
+from protocol.commands import Command
+from protocol.config.run import RunConfig
+from protocol.config.status import EMBEDDED, OFF, board_address
+from protocol.errors import FlowcreditError
+from protocol.sink import StatusSink
+
+STARTING_S = 5.0
+"""Seconds in which the embedded server may start before a missing answer is a condition."""
+
+
+class BoardLink:
+    """Made once a run; states the condition `BoardConnected`.
+
+    link = BoardLink(config, run_folder, lease, reporter, sink, on_command=control.take)
+    await link.run()                  # until cancelled
+    await link.publish_end()
+    link.stop(is_taken_over=False)
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run: Path,
+        lease: BoardLease | None,
+        reporter: Reporter,
+        sink: StatusSink,
+        *,
+        on_command: Callable[[Command], None],
+    ) -> None:
+        """
+        Args:
+            config: names the board.
+            run: the run folder; an embedded server has its socket there.
+            lease: nothing is published while another process holds it.
+            reporter: composes what is published.
+            sink: is told whether the board answers.
+            on_command: is called with each command that was left on the board.
+        """
+        self._sink = sink
+        self._server: BoardServer | None = None
+        self._publisher: Publisher | None = None
+        self._patient_until = 0.0
+        self._address = board_address(config.status)
+        if self._address == OFF:
+            return
+        try:
+            self._publisher = Publisher(
+                Board(self._start_server(run) if self._address == EMBEDDED else self._address),
+                reporter.buffers,
+                compose=reporter.status,
+                on_command=on_command,
+                on_contact=self._note_contact,
+                keep_s=config.status.keep_days * 86400,
+                lease=lease,
+            )
+        except (FlowcreditError, OSError) as error:
+            sink.condition("BoardConnected", holds=False, reason="Unusable", message=str(error))
+
+    @property
+    def shared_address(self) -> str | None:
+        """The address of a board that other runs may use too; None without one."""
+        return self._address if self._publisher and not self._server else None
+
+    async def run(self) -> None:
+        """Publish until cancelled; returns at once without a board."""
+        if self._publisher:
+            await self._publisher.run()
+
+    async def publish_end(self) -> None:
+        """Publish once more, so that the board shows how the run ended."""
+        if self._publisher:
+            await self._publisher.finish()
+
+    def stop(self, *, is_taken_over: bool) -> None:
+        """Stop the embedded server; another process's stays."""
+        if self._server:
+            self._server.stop(is_taken_over=is_taken_over)
+
+    def _start_server(self, run: Path) -> str:
+        self._server = BoardServer(run)
+        self._server.start()
+        self._patient_until = time.monotonic() + STARTING_S
+        return self._server.url
+
+    def _note_contact(self, trouble: str) -> None:
+        """State whether the newest exchange worked; an embedded server that ended is started again."""
+        if trouble and time.monotonic() < self._patient_until:
+            return
+        self._patient_until = 0.0
+        if trouble and self._server and not self._server.is_running():
+            with harmless("the embedded board cannot be started again"):
+                self._server.start()
+        message = trouble or "the board answers"
+        self._sink.condition("BoardConnected", not trouble, "Away" if trouble else "Connected", message)

@@ -1,0 +1,191 @@
+"""The journal of a run: it is told everything that people should know, and hands it to a list of listeners.
+
+| listener   | module                    | what it makes of it                                      |
+|------------|---------------------------|----------------------------------------------------------|
+| `EventLog` | this one                  | `events.jsonl` and `run.log`                             |
+| `Progress` | `deploy.cli.progress`     | the progress bar and lines on the terminal               |
+| `Reporter` | `deploy.monitor.reporter` | the status, for the board and `status.json`              |
+| `Trackers` | `deploy.monitor.trackers` | metrics for TensorBoard, Weights & Biases or another     |
+
+Metrics, evaluations and checkpoints go into the run folder first. A listener that fails leaves a line in the log, never
+an exception in the run. Conditions and events may come from any thread.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from deploy.folder.files import append_whole
+from deploy.folder.names import EVENTS
+from deploy.folder.run_folder import RunFolder
+from learner.loop.evaluate import Evaluation
+from protocol.errors import FlowcreditError, LeaseLostError, RunFolderError, one_line
+from protocol.messages import LearnerState
+from protocol.ports import Metrics
+from protocol.status import Condition
+
+log = logging.getLogger(__name__)
+TOLD = "is_told"
+"""Attribute of the log records of conditions and events: every listener has heard them already."""
+
+
+class Listener:
+    """Base class of the journal's listeners; each one overrides the methods for what it needs."""
+
+    def condition(self, now: Condition, before: Condition | None) -> None:
+        """Hear that a condition was stated; `before` is the earlier statement of the same type."""
+
+    def event(self, message: str, kind: str) -> None:
+        """Hear that something happened; `kind` is `info`, `warning`, `error` or a word of its own."""
+
+    def recorded(self, iteration: int, line: Mapping[str, Any]) -> None:
+        """Hear that an iteration is done; `line` holds its numbers and its `iteration`."""
+
+    def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
+        """Hear the result of an evaluation."""
+
+    def saved(self, iteration: int) -> None:
+        """Hear that a checkpoint was written."""
+
+
+class RunJournal:
+    """The journal of one run; serves `learner.loop.loop.Journal`.
+
+    journal = RunJournal(run, progress)
+    journal.join(reporter)
+    journal.condition("ClusterFits", holds=True, reason="Fits", message="the cluster has room for all actors")
+    """
+
+    def __init__(self, run: RunFolder, *listeners: Listener) -> None:
+        self.iteration = 0
+        self._run = run
+        self._listeners: list[Listener] = [EventLog(run), *listeners]
+        self._conditions: dict[str, Condition] = {}
+        self._telling = threading.RLock()
+
+    def join(self, listener: Listener) -> None:
+        """Add a listener; it first hears the conditions that were stated before."""
+        with self._telling:
+            for condition in self._conditions.values():
+                listener.condition(condition, None)
+            self._listeners.append(listener)
+
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002, FBT001
+        """State a condition; its `since` moves only when its status changes."""
+        status = "Unknown" if holds is None else "True" if holds else "False"
+        with self._telling:
+            before = self._conditions.get(type)
+            since = before.since if before and before.status == status else time.time()
+            now = Condition(type=type, status=status, reason=reason, message=message, since=since)
+            self._conditions[type] = now
+            self._tell(lambda listener: listener.condition(now, before))
+
+    def event(self, message: str, kind: str = "info") -> None:
+        """Tell that something happened."""
+        with self._telling:
+            self._tell(lambda listener: listener.event(message, kind))
+
+    def record(self, iteration: int, metrics: Metrics) -> None:
+        """Write one iteration's numbers."""
+        self.iteration = iteration
+        line = {"iteration": iteration, **metrics}
+        self._append(line)
+        log.info("iteration %d done, reward %.4f", iteration, metrics["reward/mean"])
+        self._tell(lambda listener: listener.recorded(iteration, line))
+
+    def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
+        """Write one evaluation and its gallery; the score is kept even if the gallery cannot be drawn."""
+        self._draw(iteration, evaluation)
+        self._append(evaluation.line(iteration))
+        log.info("evaluation at iteration %d: %.4f", iteration, evaluation.score)
+        self._tell(lambda listener: listener.evaluated(iteration, evaluation))
+
+    def save(self, state: LearnerState) -> None:
+        """Write a checkpoint (RunFolderError: it cannot be written)."""
+        path = self._run.save(state)
+        log.info("checkpoint %s, adapter %s", path, state.adapter.digest)
+        self._tell(lambda listener: listener.saved(state.iteration))
+
+    def _tell(self, say: Callable[[Listener], None]) -> None:
+        for listener in self._listeners:
+            with harmless(f"{type(listener).__name__} missed something"):
+                say(listener)
+
+    def _draw(self, iteration: int, evaluation: Evaluation) -> None:
+        from deploy.folder.gallery import write_gallery
+
+        kind = "GalleryWritten"
+        try:
+            with self._run.writing():
+                write_gallery(self._run.gallery, iteration, evaluation)
+        except RunFolderError as error:
+            self.condition(kind, holds=False, reason="WriteFailed", message=str(error))
+        except LeaseLostError:
+            raise
+        except Exception as error:
+            log.exception("the images of iteration %d cannot be drawn", iteration)
+            message = f"the images of iteration {iteration} cannot be drawn: {one_line(error)}"
+            self.condition(kind, holds=False, reason="DrawingFailed", message=message)
+        else:
+            self.condition(kind, holds=True, reason="Written", message="gallery/ is written again")
+
+    def _append(self, line: Metrics) -> None:
+        kind = "MetricsWritten"
+        try:
+            self._run.append(line)
+        except RunFolderError as error:
+            self.condition(kind, holds=False, reason="WriteFailed", message=str(error))
+        else:
+            self.condition(kind, holds=True, reason="Written", message="metrics.jsonl is written again")
+
+
+class EventLog(Listener):
+    """Writes conditions and events to `events.jsonl` and to the log; what a full disk refuses is in the log alone."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+
+    def condition(self, now: Condition, before: Condition | None) -> None:
+        """Write one line if the condition is news."""
+        if not is_news(now, before):
+            return
+        holds = {"True": True, "False": False, "Unknown": None}[now.status]
+        level = logging.INFO if holds else logging.WARNING
+        log.log(level, "%s is %s (%s): %s", now.type, holds, now.reason, now.message, extra={TOLD: True})
+        self._write({"type": now.type, "holds": holds, "reason": now.reason, "message": now.message})
+
+    def event(self, message: str, kind: str) -> None:
+        """Write one line."""
+        log.log(logging.INFO if kind == "info" else logging.WARNING, "%s", message, extra={TOLD: True})
+        self._write({"type": kind, "message": message})
+
+    def _write(self, line: Mapping[str, object]) -> None:
+        if not self._run.is_writer():
+            return
+        path = self._run.path / EVENTS
+        try:
+            append_whole(path, json.dumps({"time": round(time.time(), 3), **line}) + "\n")
+        except OSError as error:
+            log.warning("%s could not be written: %s", path, error)
+
+
+def is_news(now: Condition, before: Condition | None) -> bool:
+    """Whether a statement differs from the one before in status or reason; a condition that holds at first does not."""
+    if before is None:
+        return now.status != "True"
+    return (now.status, now.reason) != (before.status, before.reason)
+
+
+@contextmanager
+def harmless(what: str) -> Iterator[None]:
+    """Log any exception inside and go on; `what` says what is missing then."""
+    try:
+        yield
+    except (FlowcreditError, OSError) as error:
+        log.warning("%s: %s", what, error)
+    except Exception:
+        log.exception("%s", what)

@@ -1,0 +1,152 @@
+"""One journal hands everything to every listener, whoever fails and from whatever thread it is told."""
+
+import asyncio
+import json
+import logging
+import threading
+import tomllib
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from deploy.cli.progress import Progress
+from deploy.folder.names import EVENTS
+from deploy.folder.run_folder import RunFolder, open_run_folder
+from deploy.monitor import journal as journal_module
+from deploy.monitor.journal import Listener, RunJournal
+from deploy.monitor.reporter import PACKAGES, Reporter
+from deploy.monitor.trackers import Trackers
+from protocol.config.run import RunConfig
+from protocol.status import Condition
+
+ROOT = Path(__file__).parents[3]
+
+
+class Broken:
+    """A tracker that cannot begin."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        raise OSError("the service is gone")
+
+
+class Deaf(Listener):
+    """A listener that fails at everything."""
+
+    def condition(self, now: Condition, before: Condition | None) -> None:
+        raise ValueError("deaf")
+
+    def event(self, message: str, kind: str) -> None:
+        raise ValueError("deaf")
+
+
+class Ear(Listener):
+    """A listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[Condition] = []
+        self.events: list[str] = []
+
+    def condition(self, now: Condition, before: Condition | None) -> None:
+        self.heard.append(now)
+
+    def event(self, message: str, kind: str) -> None:
+        self.events.append(message)
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_config) -> Iterator[RunFolder]:
+    folder = open_run_folder(tmp_path / "run", tiny_config())
+    yield folder
+    folder.close()
+
+
+def filed(run: RunFolder) -> list[dict]:
+    path = run.path / EVENTS
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_a_condition_keeps_its_time_until_its_status_changes(run, monkeypatch):
+    ear, now = Ear(), [10.0]
+    monkeypatch.setattr(journal_module.time, "time", lambda: now[0])
+    journal = RunJournal(run, ear)
+    journal.condition("Disk", True, "Fine", "room left")
+    now[0] = 20.0
+    journal.condition("Disk", True, "Fine", "less room left")
+    journal.condition("Disk", False, "Full", "no room left")
+    assert [(c.status, c.since, c.message) for c in ear.heard] == [
+        ("True", 10.0, "room left"),
+        ("True", 10.0, "less room left"),
+        ("False", 20.0, "no room left"),
+    ]
+
+
+def test_a_listener_that_joins_later_hears_the_conditions_stated_before(run):
+    journal, ear = RunJournal(run), Ear()
+    journal.condition("Disk", False, "Full", "no room left")
+    journal.condition("Board", None, "NotTried", "not tried yet")
+    journal.condition("Disk", True, "Fine", "room left")
+    journal.join(ear)
+    assert [(c.type, c.status) for c in ear.heard] == [("Disk", "True"), ("Board", "Unknown")]
+
+
+def test_a_listener_that_fails_is_logged_and_the_others_hear_everything(run, caplog):
+    ear = Ear()
+    journal = RunJournal(run, Deaf(), ear)
+    journal.condition("Disk", False, "Full", "no room left")
+    journal.event("a word")
+    assert ([c.type for c in ear.heard], ear.events) == (["Disk"], ["a word"])
+    assert "Deaf missed something" in caplog.text
+    assert [line["type"] for line in filed(run)] == ["Disk", "info"]
+
+
+def test_only_news_is_written_and_shown(run):
+    shown = StringIO()
+    journal = RunJournal(run, Progress(Console(file=shown, width=200)))
+    journal.condition("Disk", True, "Fine", "room left")
+    for message in ("no room left", "still no room"):
+        journal.condition("Disk", False, "Full", message)
+    journal.condition("Disk", True, "Fine", "room again")
+    assert [(line["holds"], line["message"]) for line in filed(run)] == [(False, "no room left"), (True, "room again")]
+    assert shown.getvalue().splitlines() == ["no room left", "Disk: room again"]
+
+
+def test_a_failing_tracker_is_told_to_the_file_the_terminal_and_the_status(run, tiny_config):
+    shown = StringIO()
+    journal = RunJournal(run, Progress(Console(file=shown, width=400)))
+    name = f"{__name__}:Broken"
+
+    async def scene() -> Reporter:
+        reporter = Reporter(run.config, name="run", lines=[])
+        journal.join(reporter)
+        logging.getLogger().addHandler(reporter)
+        trackers = Trackers(tiny_config(status={"trackers": [name]}), run.path, journal)
+        await asyncio.to_thread(trackers.close)
+        await asyncio.sleep(0)
+        logging.getLogger().removeHandler(reporter)
+        return reporter
+
+    status = asyncio.run(scene()).status()
+    message = f"{name} is left out: the service is gone"
+    assert [(c.type, c.reason, c.message) for c in status.conditions] == [(f"Tracker/{name}", "Failed", message)]
+    assert [(line["type"], line["message"]) for line in filed(run)] == [(f"Tracker/{name}", message)]
+    assert shown.getvalue().splitlines() == [message]
+    assert [event.message for event in status.errors] == [f"Tracker/{name}: {message}"], "told once, not by the log too"
+
+
+def test_many_threads_may_tell_at_once(run):
+    ear = Ear()
+    journal = RunJournal(run, ear)
+    threads = [threading.Thread(target=lambda: [journal.event("x") for _ in range(20)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ear.events) == len(filed(run)) == 80
+
+
+def test_the_packages_whose_warnings_become_events_are_the_projects():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert set(PACKAGES) == set(project["tool"]["importlinter"]["root_packages"])
