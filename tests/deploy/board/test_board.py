@@ -225,7 +225,7 @@ def test_a_new_process_of_a_run_replaces_what_the_earlier_one_left(tmp_path):
         command = new_command("pause")
         await board.ask("mine", command)
         story = Story(lines=4)
-        await story.publisher(Board(server.url)).last_words()
+        await story.publisher(Board(server.url)).finish()
         assert [held.seq for held in await board.lines("mine", since=0, limit=99)] == [1, 2, 3, 4]
         assert story.asked == [command]
         await board.close()
@@ -244,7 +244,7 @@ def test_outcomes_of_old_commands_are_dropped(tmp_path):
         for number in range(COMMANDS_KEPT + 20):
             command = new_command("pause").model_copy(update={"state": "done", "finished": float(number)})
             story.buffers.commands[command.id] = command
-        await story.publisher(Board(server.url)).last_words()
+        await story.publisher(Board(server.url)).finish()
         assert len(story.buffers.commands) == COMMANDS_KEPT
         assert await board._redis.hlen("flowcredit:run:mine:commands") == COMMANDS_KEPT
         await board.close()

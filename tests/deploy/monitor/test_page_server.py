@@ -52,13 +52,13 @@ def test_a_page_s_server_that_is_killed_is_started_again_at_the_same_address(tmp
     page, said = PageServer(tmp_path), Said()
     assert ((tmp_path / TOKEN).stat().st_mode & 0o777) == 0o600
     until_served(page.address)
-    page.look_after(said)
+    page.restart_if_ended(said)
     for process in psutil.Process(page._child._process.pid).children(recursive=True):
         process.kill()
     page._child._process.wait(20)
-    page.look_after(said)
+    page.restart_if_ended(said)
     until_served(page.address)
-    page.look_after(said)
+    page.restart_if_ended(said)
     assert said.conditions == [
         ("PageServed", True, "Serving"),
         ("PageServed", False, "Ended"),
