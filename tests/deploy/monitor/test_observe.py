@@ -47,7 +47,7 @@ def test_a_watched_run_ends_in_the_weights_of_one_that_nobody_sees(config, tmp_p
     seen = go(config(), tmp_path / "seen")
     unseen = go(config(status={"board": "off", "trajectories": 0}), tmp_path / "unseen")
     assert seen == unseen
-    assert not list((tmp_path / "unseen" / "trajectories").glob("strips_*"))
+    assert not list((tmp_path / "unseen" / "trajectories").glob("trajectories_*"))
     assert not (tmp_path / "seen" / BOARD_URL).exists()
     status = left_behind(tmp_path / "seen")
     assert (status.phase, status.iteration, status.adapter_version, status.lines) == ("finished", 6, 6, 8)
@@ -95,7 +95,7 @@ def test_pause_checkpoint_resume_and_stop_have_outcomes_and_change_no_weights(co
         iteration = scene.observed.reporter.status().iteration
         kept = await scene.ask("checkpoint")
         assert await scene.outcome(kept) == ("done", "written")
-        assert (scene.run.checkpoints / f"step_{iteration:06d}").is_dir()
+        assert (scene.run.checkpoints / f"iteration_{iteration:06d}").is_dir()
         assert scene.observed.reporter.status().phase == "paused"
         again = await scene.ask("pause")
         assert await scene.outcome(again) == ("done", "paused between two iterations")
