@@ -30,8 +30,8 @@ LONGEST_LINE = 400
 """Characters that `one_line` keeps: enough for a cause and its remedy, short enough for a condition or a log line."""
 
 
-def one_line(error: BaseException) -> str:
-    """Return an exception's message as one bounded line, or its type's name if it has no message."""
+def one_line(error: object) -> str:
+    """Return the message of an exception (or a text) as one bounded line; its type's name if there is no message."""
     return " ".join(str(error).split())[:LONGEST_LINE] or type(error).__name__
 
 

@@ -1,15 +1,15 @@
-"""The status API: what runs do, what can be asked of them, and the page. It reads boards and run folders only, never
-the training processes, so it answers when a learner is busy or dead, and one server serves many runs.
+"""The status API and its page: the status of runs, and commands to them.
 
-Reading is open when the server is bound to loopback, and needs the bearer token otherwise; control always needs it.
-Errors are problem details (RFC 9457).
+It reads boards and run folders, never the training processes: it answers while a learner is busy or dead, and one
+server serves many runs. Reading is open if the server listens on loopback and needs the bearer token otherwise; control
+always needs it. Errors are problem details (RFC 9457).
 """
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path as FilePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
 from fastapi.responses import FileResponse
@@ -17,9 +17,9 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict
 
 from deploy.api.auth import Access
-from deploy.api.cache import Glance
+from deploy.api.cache import StatusCache
 from deploy.api.middleware import Guard
-from deploy.api.problems import PROBLEMS, Problem, add_problem_handlers
+from deploy.api.problems import Problem, add_problem_handlers, documented
 from deploy.api.prometheus import CONTENT_TYPE, exposition
 from deploy.api.source import Source
 from deploy.api.sse import LINES_AT_ONCE, event_stream
@@ -29,39 +29,41 @@ from protocol.status import ENDED, POOL, RUN_ID, MetricLine, RunStatus, RunSumma
 
 PAGE = FilePath(__file__).parent / "page"
 FILES = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*") if path.is_file()}
-"""What the page is made of, by name; no other file can be asked for."""
+"""The files of the page by name; the server gives no others."""
 STREAMS = 64
 """Event streams that one server keeps open."""
+BODY_BYTES = 4_096
+"""Largest body of a request."""
 JSON = "application/json"
 RunName = Annotated[str, Path(pattern=RUN_ID, description="A run's name, as GET /runs lists it.")]
 PoolName = Annotated[str, Path(pattern=POOL, description="`rollout`, or `reward/<scorer>`.")]
 CommandName = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]
 Iteration = Annotated[int, Path(ge=1, le=10**9)]
-Since = Annotated[int, Query(ge=0, le=10**12, description="Only what comes after this number.")]
+Since = Annotated[int, Query(ge=0, le=10**12, description="Return only what comes after this number.")]
 
 
 class Size(BaseModel):
-    """A pool's wished size."""
+    """The desired size of a pool."""
 
     model_config = ConfigDict(extra="forbid")
     count: Count
 
 
 class Order(BaseModel):
-    """Something to do."""
+    """A command to a run."""
 
     model_config = ConfigDict(extra="forbid")
     command: Literal["pause", "resume", "checkpoint", "stop"]
 
 
 class Health(BaseModel):
-    """Whether the server is there."""
+    """The server is up."""
 
     status: Literal["ok"] = "ok"
 
 
 def make_app(source: Source, access: Access) -> FastAPI:
-    """The application over a source of status."""
+    """Make the application over a source of status."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001
@@ -74,80 +76,64 @@ def make_app(source: Source, access: Access) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        description="What training runs do, and what can be asked of them.",
+        description="The status of training runs, and commands to them.",
     )
-    app.state.source, app.state.glance, app.state.streams = source, Glance(source), 0
-    app.state.access = access
+    app.state.source, app.state.cache, app.state.streams = source, StatusCache(source), 0
     add_problem_handlers(app)
-    app.add_middleware(Guard, access=access)
+    app.add_middleware(Guard, max_body_bytes=BODY_BYTES, hosts=access.hosts)
     app.include_router(_open)
-    app.include_router(_reading, dependencies=[Depends(may_read)])
-    app.include_router(_control, dependencies=[Depends(may_control)])
+    app.include_router(_reading, dependencies=access.to_read)
+    app.include_router(_control, dependencies=access.to_control)
     return app
 
 
-def may_read(request: Request) -> None:
-    """Reading needs the token unless the server is bound to loopback."""
-    request.app.state.access.require_reader(request.headers.get("authorization"))
-
-
-def may_control(request: Request) -> None:
-    """Control always needs the token."""
-    request.app.state.access.require_controller(request.headers.get("authorization"))
-
-
-def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
-    """Documented answers of a route; every route may also find the board away."""
-    return {code: PROBLEMS[code] for code in (*codes, 411, 413, 421, 503)}
-
-
 _open = APIRouter()
-_reading = APIRouter(responses=problems(401))
-_control = APIRouter(responses=problems(401, 403))
+_reading = APIRouter(responses=documented(401))
+_control = APIRouter(responses=documented(401, 403))
 
 
 @_open.get("/", include_in_schema=False)
 async def page() -> FileResponse:
-    """The page; it holds no data, what it shows it asks for."""
+    """Return the page; it holds no data and asks the API for all."""
     return FileResponse(PAGE / "index.html", headers={"Cache-Control": "no-cache"})
 
 
 @_open.get("/static/{name:path}", include_in_schema=False)
 async def page_file(name: str) -> FileResponse:
-    """A part of the page."""
+    """Return a file of the page."""
     if name not in FILES:
-        raise Problem(404, "the page has no such part")
+        raise Problem(404, "the page has no such file")
     return FileResponse(FILES[name], headers={"Cache-Control": "no-cache"})
 
 
-@_open.get("/healthz", responses=problems())
+@_open.get("/healthz", responses=documented())
 async def healthz() -> Health:
-    """The server is there."""
+    """Answer that the server is up."""
     return Health()
 
 
-@_open.get("/readyz", responses=problems())
+@_open.get("/readyz", responses=documented())
 async def readyz(request: Request) -> Health:
-    """The board answers."""
-    await request.app.state.source.runs()
+    """Answer whether the board or the folder can be read."""
+    await request.app.state.source.ping()
     return Health()
 
 
 @_reading.get("/runs")
 async def runs(request: Request) -> list[RunSummary]:
-    """All runs, newest first."""
-    return [summary_of(status) for status in await request.app.state.glance.runs()]
+    """Return all runs, newest first."""
+    return [summary_of(status) for status in await request.app.state.cache.runs()]
 
 
 @_reading.get(
-    "/runs/{run}", response_model=RunStatus, responses=problems(404, 422), response_description="One run at a glance."
+    "/runs/{run}", response_model=RunStatus, responses=documented(404, 422), response_description="The status of a run."
 )
 async def run_status(request: Request, run: RunName) -> Response:
-    """One run at a glance; `stale_since` when nothing is heard from it or from its board."""
-    return Response(await request.app.state.glance.json(run), media_type=JSON)
+    """One run at a cache; `stale_since` when nothing is heard from it or from its board."""
+    return Response(await request.app.state.cache.json(run), media_type=JSON)
 
 
-@_reading.get("/runs/{run}/metrics", responses=problems(404, 422))
+@_reading.get("/runs/{run}/metrics", responses=documented(404, 422))
 async def metrics(
     request: Request,
     run: RunName,
@@ -155,8 +141,8 @@ async def metrics(
     names: Annotated[str | None, Query(max_length=2_000, description="Comma-separated names or prefixes.")] = None,
     limit: Annotated[int, Query(ge=1, le=LINES_AT_ONCE)] = LINES_AT_ONCE,
 ) -> list[MetricLine]:
-    """Metric lines after `since`, oldest first; names as in docs/metrics.md, `reward/` stands for all that begin so."""
-    await request.app.state.glance.status(run)
+    """Return metric lines after `since`, oldest first, with the names of docs/metrics.md; `reward/` is a prefix."""
+    await request.app.state.cache.status(run)
     lines: list[MetricLine] = await request.app.state.source.lines(run, since=since, limit=limit)
     if names is None:
         return lines
@@ -170,10 +156,10 @@ async def metrics(
     ]
 
 
-async def stream_place(request: Request, run: RunName) -> AsyncIterator[None]:
-    """A place among the open event streams of a run that there is."""
+async def stream_slot(request: Request, run: RunName) -> AsyncIterator[None]:
+    """Hold one of the `STREAMS` slots while a run's event stream is open."""
     state = request.app.state
-    await state.glance.status(run)
+    await state.cache.status(run)
     if state.streams >= STREAMS:
         raise Problem(429, f"at most {STREAMS} event streams are open at one time")
     state.streams += 1
@@ -186,37 +172,37 @@ async def stream_place(request: Request, run: RunName) -> AsyncIterator[None]:
 @_reading.get(
     "/runs/{run}/events",
     response_class=EventSourceResponse,
-    dependencies=[Depends(stream_place)],
-    responses=problems(404, 422, 429),
+    dependencies=[Depends(stream_slot)],
+    responses=documented(404, 422, 429),
 )
 async def events(
     request: Request, run: RunName, since: Since = 0, since_event: Since = 0
 ) -> AsyncIterator[ServerSentEvent]:
-    """Server-sent events: `status` when it changes, `metrics` lines after `since`, `event`s after `since_event`."""
-    glance, source = request.app.state.glance, request.app.state.source
-    async for event in event_stream(glance, source, run, since=since, since_event=since_event):
+    """Stream `status` when it changes, `metrics` lines after `since` and `event`s after `since_event`."""
+    cache, source = request.app.state.cache, request.app.state.source
+    async for event in event_stream(cache, source, run, since=since, since_event=since_event):
         yield event
 
 
 @_reading.get(
-    "/runs/{run}/trajectories/{iteration}", responses={**problems(404, 422), 200: {"content": {"image/png": {}}}}
+    "/runs/{run}/trajectories/{iteration}", responses={**documented(404, 422), 200: {"content": {"image/png": {}}}}
 )
 async def trajectory_sheet(request: Request, run: RunName, iteration: Iteration) -> Response:
-    """A PNG: each recorded trajectory a row of clean-image estimates, with rewards below and gains between them."""
+    """Return a PNG: a row of clean-image estimates for each recorded trajectory, with its rewards and gains."""
     record = await _record(request, run, iteration)
     return Response(await asyncio.to_thread(sheet, record), media_type="image/png")
 
 
-@_reading.get("/runs/{run}/trajectories/{iteration}/record", responses=problems(404, 422))
+@_reading.get("/runs/{run}/trajectories/{iteration}/record", responses=documented(404, 422))
 async def trajectory_record(request: Request, run: RunName, iteration: Iteration) -> TrajectoryRecord:
-    """The same as data: rewards, gains and advantages, and the images without writing on them."""
+    """Return the same as data: rewards, gains and advantages, and a PNG of the images alone."""
     return await _record(request, run, iteration)
 
 
-@_reading.get("/runs/{run}/commands/{command}", responses=problems(404, 422))
+@_reading.get("/runs/{run}/commands/{command}", responses=documented(404, 422))
 async def command_outcome(request: Request, run: RunName, command: CommandName) -> Command:
-    """What came of a command."""
-    await request.app.state.glance.status(run)
+    """Return the state and the outcome of a command."""
+    await request.app.state.cache.status(run)
     found = await request.app.state.source.command(run, command)
     if found is None:
         raise Problem(404, "no such command; outcomes of old ones are dropped")
@@ -225,8 +211,8 @@ async def command_outcome(request: Request, run: RunName, command: CommandName) 
 
 @_reading.get("/metrics", responses={200: {"content": {CONTENT_TYPE: {}}}}, response_class=Response)
 async def prometheus(request: Request) -> Response:
-    """All runs for Prometheus."""
-    statuses = await request.app.state.glance.runs()
+    """Return the metrics of all runs for Prometheus."""
+    statuses = await request.app.state.cache.runs()
     newest = {}
     for status in statuses:
         lines = await request.app.state.source.lines(status.run, since=max(0, status.lines - 2), limit=2)
@@ -234,22 +220,22 @@ async def prometheus(request: Request) -> Response:
     return Response(exposition(statuses, newest), media_type=CONTENT_TYPE)
 
 
-@_control.put("/runs/{run}/actors/{pool:path}", status_code=202, responses=problems(404, 409, 422))
+@_control.put("/runs/{run}/actors/{pool:path}", status_code=202, responses=documented(404, 409, 422))
 async def scale(request: Request, response: Response, run: RunName, pool: PoolName, size: Size) -> Command:
-    """Wish for another number of actors; the answer's `id` leads to the outcome."""
-    status = await _going(request, run)
+    """Set the desired size of a pool; the answer's `id` leads to the outcome."""
+    status = await _running(request, run)
     found = next((held for held in status.pools if held.name == pool), None)
     if found is None:
-        raise Problem(404, f"no such pool; there are {', '.join(held.name for held in status.pools) or 'none'}")
+        raise Problem(404, f"no such pool: the pools are {', '.join(held.name for held in status.pools) or 'none'}")
     if not found.is_resizable:
-        raise Problem(409, "a run with --local is one process and cannot be scaled")
+        raise Problem(409, "a run with --local is one process: it cannot be scaled")
     return await _ask(request, response, run, kind="scale", pool=pool, count=size.count)
 
 
-@_control.post("/runs/{run}/commands", status_code=202, responses=problems(404, 409, 422))
+@_control.post("/runs/{run}/commands", status_code=202, responses=documented(404, 409, 422))
 async def order(request: Request, response: Response, run: RunName, body: Order) -> Command:
     """Pause, resume, write a checkpoint or stop; the answer's `id` leads to the outcome."""
-    await _going(request, run)
+    await _running(request, run)
     return await _ask(request, response, run, kind=body.command)
 
 
@@ -268,16 +254,16 @@ async def _ask(
     return command
 
 
-async def _going(request: Request, run: str) -> RunStatus:
-    status: RunStatus = await request.app.state.glance.status(run)
+async def _running(request: Request, run: str) -> RunStatus:
+    status: RunStatus = await request.app.state.cache.status(run)
     if status.phase in ENDED or status.stale_since is not None:
-        word = f"has {status.phase}" if status.phase in ENDED else "is not heard of"
-        raise Problem(409, f"the run {word}: nothing can be asked of it")
+        word = f"has {status.phase}" if status.phase in ENDED else "has fallen silent"
+        raise Problem(409, f"the run {word}: it takes no commands")
     return status
 
 
 async def _record(request: Request, run: str, iteration: int) -> TrajectoryRecord:
-    await request.app.state.glance.status(run)
+    await request.app.state.cache.status(run)
     found = await request.app.state.source.record(run, iteration)
     if found is None:
         raise Problem(

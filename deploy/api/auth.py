@@ -1,62 +1,63 @@
-"""Who may read and who may control: one bearer token, compared in constant time."""
+"""Who may call an HTTP service: one bearer token, compared in constant time."""
 
 import hmac
 import ipaddress
 import os
 from pathlib import Path
+from typing import Annotated
+
+from fastapi import Depends, Security
+from fastapi.params import Depends as Dependency
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from deploy.api.problems import Problem
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, one_line
 
 TOKEN_VARIABLE = "FLOWCREDIT_TOKEN"
 SHORTEST_TOKEN = 16
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Security(HTTPBearer(auto_error=False))]
 
 
 class Access:
-    """Made at the start of a server.
+    """The rights on one server; `to_read`, `to_call` and `to_control` are dependencies of its routes.
 
-    Raises:
-        ConfigError: bound to other than loopback without a token.
+    `to_read` asks for the token unless the server listens on loopback, `to_call` if the server has one, `to_control`
+    always.
     """
 
     def __init__(self, *, host: str, token: str | None, allowed_hosts: tuple[str, ...] = ()) -> None:
-        self._token = token
-        self._is_open = is_loopback(host)
-        self._names = {name.lower() for name in (*LOOPBACK_NAMES, *allowed_hosts)}
-        if not self._is_open and token is None:
+        """Keep the token.
+
+        Args:
+            host: the address that the server listens on.
+            token: the bearer token; None for a server without one.
+            allowed_hosts: further names by which a server on loopback may be called.
+
+        Raises:
+            ConfigError: no token although others than this machine can reach `host`.
+        """
+        if token is None and not is_loopback(host):
             raise ConfigError(
                 f"a server on {host} can be reached by others and needs a token: set {TOKEN_VARIABLE} or --token-file"
             )
+        self._token = token
+        self.hosts = (*LOOPBACK_NAMES, *allowed_hosts) if is_loopback(host) else ()
+        """Names that a request's Host header may hold; all if empty."""
+        self.to_control: list[Dependency] = [Depends(self.require_token)]
+        self.to_call = self.to_control if token else []
+        self.to_read = [] if is_loopback(host) else self.to_control
 
-    def is_known_host(self, header: str) -> bool:
-        """On loopback only names of this machine count, so that no site can point its own name at the server."""
-        if not self._is_open:
-            return True
-        name = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
-        return name.strip("[]").lower() in self._names
-
-    def require_reader(self, authorization: str | None) -> None:
-        """Raises Problem 401."""
-        if not self._is_open:
-            self._require(authorization)
-
-    def require_controller(self, authorization: str | None) -> None:
-        """Raises Problem 401, and 403 when the server has no token."""
+    def require_token(self, given: Credentials) -> None:
+        """Raise Problem 401 for a missing or wrong token, 403 if the server has none."""
         if self._token is None:
             raise Problem(403, f"control needs a token: start the server with {TOKEN_VARIABLE} or --token-file")
-        self._require(authorization)
-
-    def _require(self, authorization: str | None) -> None:
-        scheme, _, given = (authorization or "").partition(" ")
-        held = (self._token or "").encode()
-        is_right = hmac.compare_digest(given.strip().encode(), held)
-        if scheme.lower() != "bearer" or not is_right:
+        if given is None or not hmac.compare_digest(given.credentials.strip().encode(), self._token.encode()):
             raise Problem(401, "the bearer token is missing or wrong", {"WWW-Authenticate": "Bearer"})
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that is bound to `host`."""
+    """Whether only this machine can reach a server that listens on `host`."""
     if host == "localhost":
         return True
     try:
@@ -66,7 +67,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_token(file: Path | None) -> str | None:
-    """The token of a file, else of the environment.
+    """Read the token from a file, or from the environment; None if neither is given.
 
     Raises:
         ConfigError: the file cannot be read, or the token is too short.
@@ -75,12 +76,9 @@ def read_token(file: Path | None) -> str | None:
         try:
             token = file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"token file {file} cannot be read: {error}") from None
-        where = str(file)
-    else:
-        token, where = os.environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE
-        if not token:
-            return None
+            raise ConfigError(f"token file {file} cannot be read: {one_line(error)}") from None
+    elif not (token := os.environ.get(TOKEN_VARIABLE, "").strip()):
+        return None
     if len(token) < SHORTEST_TOKEN or not token.isascii():
-        raise ConfigError(f"the token in {where} must have at least {SHORTEST_TOKEN} ASCII characters")
+        raise ConfigError(f"the token in {file or TOKEN_VARIABLE} must have at least {SHORTEST_TOKEN} ASCII characters")
     return token

@@ -1,6 +1,7 @@
-"""A short memory between the API and its source: many clients cost one look, and what was seen outlives the board."""
+"""What the status API has lately read from its source: many clients cost one reading, and it outlives the board."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deploy.api.problems import Problem
@@ -9,60 +10,71 @@ from protocol.errors import BoardError
 from protocol.status import RunStatus, staleness_of
 
 FRESH_S = 0.5
-"""Seconds for which one look serves everybody."""
+"""Seconds for which one reading serves everybody."""
 HELD = 256
 """Runs that are remembered."""
 
 
 @dataclass
-class _Seen:
+class _Read:
     status: RunStatus
     json: bytes
-    looked: float
+    read: float
 
 
-class Glance:
-    """Made by the API over its source."""
+class StatusCache:
+    """Statuses of all runs and of each run, at most `FRESH_S` old while the board answers; made by the API."""
 
     def __init__(self, source: Source) -> None:
+        """Read from `source` when asked."""
         self._source = source
-        self._seen: dict[str, _Seen] = {}
+        self._all: Sequence[RunStatus] | None = None
+        self._all_read = 0.0
+        self._each: dict[str, _Read] = {}
 
     async def runs(self) -> list[RunStatus]:
-        """All runs, newest first."""
-        return [_marked(status) for status in await self._source.runs()]
+        """Return all runs, newest first (BoardError: the board is away and was never read)."""
+        now = time.monotonic()
+        if self._all is None or now - self._all_read >= FRESH_S:
+            self._all_read = now  # others get the list that is held while this one reads
+            try:
+                self._all = await self._source.runs()
+            except BoardError:
+                if self._all is None:
+                    raise
+        return [_marked(status) for status in self._all]
 
     async def status(self, run: str) -> RunStatus:
-        """One run (Problem 404: no such run; BoardError: the board is away and the run was never seen)."""
-        return (await self._look(run)).status
+        """Return one run (Problem 404: no such run; BoardError: the board is away and the run was never read)."""
+        return (await self._one(run)).status
 
     async def json(self, run: str) -> bytes:
-        """The same as it goes over the wire."""
-        return (await self._look(run)).json
+        """Return the same as it goes over the wire."""
+        return (await self._one(run)).json
 
-    async def _look(self, run: str) -> _Seen:
-        seen = self._seen.get(run)
+    async def _one(self, run: str) -> _Read:
+        held = self._each.get(run)
         now = time.monotonic()
-        if seen and now - seen.looked < FRESH_S:
-            return seen
-        if seen:
-            seen.looked = now  # others are served what is held while this one looks
+        if held and now - held.read < FRESH_S:
+            return held
+        if held:
+            held.read = now  # others get the status that is held while this one reads
         try:
             status = await self._source.status(run)
         except BoardError:
-            if seen is None:
+            if held is None:
                 raise
-            status = seen.status
+            status = held.status
         if status is None:
-            self._seen.pop(run, None)
+            self._each.pop(run, None)
             raise Problem(404, "no such run")
         marked = _marked(status)
-        if seen is None or marked != seen.status:
-            seen = _Seen(marked, marked.model_dump_json().encode(), now)
-        while len(self._seen) >= HELD and run not in self._seen:
-            self._seen.pop(next(iter(self._seen)))
-        self._seen[run] = seen
-        return seen
+        if held is None or marked != held.status:
+            held = _Read(marked, marked.model_dump_json().encode(), now)
+        while len(self._each) >= HELD and run not in self._each:
+            self._each.pop(next(iter(self._each)))
+        self._each[run] = held
+        return held
 
 
 def _marked(status: RunStatus) -> RunStatus:

@@ -1,6 +1,6 @@
-"""Status of the runs in a folder: from the embedded board of a run that goes, from the files of one that does not.
+"""The status of the runs in a folder: from the embedded board of a live run, from the files of any other.
 
-What a client asks for is looked up in what was found in the folder; no word of a client becomes part of a path.
+Names that clients send are looked up among the runs that were found; they never become part of a path.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from protocol.errors import BoardError, ConfigError, RunFolderError
 from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord, run_id_of
 
 SCAN_S = 2.0
-"""Seconds between two looks at the folder."""
+"""Seconds between two scans of the folder."""
 
 
 @dataclass
@@ -48,13 +48,18 @@ class FolderSource:
             if run.board:
                 await run.board.close()
 
+    async def ping(self) -> None:
+        """Raise BoardError if the folder cannot be read."""
+        if not self._root.is_dir():
+            raise BoardError(f"{self._root} is no folder")
+
     async def runs(self) -> list[RunStatus]:
-        """All runs, newest first."""
+        """Return all runs, newest first."""
         found = [await self.status(name) for name in list(self._scan())]
         return sorted((status for status in found if status), key=lambda status: -status.updated)
 
     async def status(self, run: str) -> RunStatus | None:
-        """From the board while the run goes, else from its files."""
+        """Return one run, from its board if that answers, otherwise from its files."""
         found = self._scan().get(run)
         if found is None:
             return None
@@ -69,7 +74,7 @@ class FolderSource:
         return file.status if file else None
 
     async def lines(self, run: str, *, since: int, limit: int) -> list[MetricLine]:
-        """Metric lines with a `seq` above `since`, oldest first."""
+        """Return metric lines with a `seq` above `since`, oldest first."""
         found = self._scan().get(run)
         if found is None:
             return []
@@ -79,7 +84,7 @@ class FolderSource:
         return found.lines[since : since + limit]
 
     async def events(self, run: str, *, since: int, limit: int) -> list[Event]:
-        """Events with a number above `since`, oldest first."""
+        """Return events with a number above `since`, oldest first."""
         found = self._scan().get(run)
         if found is None:
             return []
@@ -89,7 +94,7 @@ class FolderSource:
         return [event for event in file.events if event.number > since][:limit] if file else []
 
     async def record(self, run: str, iteration: int) -> TrajectoryRecord | None:
-        """The trajectories recorded at an iteration."""
+        """Return the trajectories recorded at an iteration."""
         found = self._scan().get(run)
         if found is None:
             return None
@@ -97,7 +102,7 @@ class FolderSource:
         return next((record for record in trajectories if record.iteration == iteration), None)
 
     async def command(self, run: str, command: str) -> Command | None:
-        """One command with its outcome."""
+        """Return a command with its outcome."""
         found = self._scan().get(run)
         if found is None:
             return None
@@ -107,11 +112,11 @@ class FolderSource:
         return next((held for held in file.commands if held.id == command), None) if file else None
 
     async def ask(self, run: str, command: Command) -> None:
-        """Ask something of a run that goes (BoardError: it does not)."""
+        """Send a command to a run (BoardError: it is not live)."""
         found = self._scan().get(run)
         board = await self._live(found) if found else None
         if found is None or board is None:
-            raise BoardError(f"run {run} has no board that answers: it is not going on")
+            raise BoardError(f"run {run} has no board that answers: it takes no commands")
         await board.ask(run_id_of(found.path.name), command)
 
     def _scan(self) -> dict[str, _Run]:
@@ -127,7 +132,7 @@ class FolderSource:
         return self._runs
 
     async def _live(self, run: _Run) -> Board | None:
-        """The run's own board, when one answers."""
+        """The run's own board, if it answers."""
         try:
             url = (run.path / BOARD_URL).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):

@@ -1,13 +1,13 @@
-"""The outermost layer of the server: it refuses names that are not its own and large bodies, before anything is read,
-and has browsers load nothing from elsewhere."""
+"""The outermost layer of both HTTP services: refuse unknown host names and large bodies before anything is read, and
+let browsers load nothing from elsewhere."""
+
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deploy.api.auth import Access
 from deploy.api.problems import Problem
 
-BODY_BYTES = 4_096
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
@@ -17,14 +17,23 @@ HEADERS = {
 
 
 class Guard:
-    """ASGI middleware."""
+    """ASGI middleware. Refuses as problem details, which starlette's TrustedHostMiddleware cannot."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, *, max_body_bytes: int, hosts: tuple[str, ...] = ()) -> None:
+        """Wrap an application.
+
+        Args:
+            app: the application.
+            max_body_bytes: the largest body of a request.
+            hosts: names that a request's Host header may hold; all if empty. On loopback this keeps web sites from
+                pointing a name of their own at the server.
+        """
         self._app = app
-        self._access = access
+        self._max_body_bytes = max_body_bytes
+        self._hosts = {name.lower() for name in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One connection."""
+        """Serve one connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -39,10 +48,17 @@ class Guard:
         await answering(scope, receive, send_with_headers)
 
     def _problem(self, headers: Headers) -> Problem | None:
-        if not self._access.is_known_host(headers.get("host", "")):
+        if self._hosts and _name(headers.get("host", "")) not in self._hosts:
             return Problem(421, "this server is not known by that name: start it with --allow-host")
         if "transfer-encoding" in headers:
             return Problem(411, "a body must say its length")
-        if int(headers.get("content-length", 0)) > BODY_BYTES:  # the server has checked that it is a number
-            return Problem(413, f"a body may have {BODY_BYTES} bytes")
+        if int(headers.get("content-length", 0)) > self._max_body_bytes:  # the server has checked that it is a number
+            return Problem(413, f"a body may have {self._max_body_bytes} bytes: send less at once")
+        return None
+
+
+def _name(host: str) -> str | None:
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
         return None

@@ -1,4 +1,4 @@
-"""Errors of the status API as problem details (RFC 9457): what is wrong in one sentence, and nothing of the inside."""
+"""Errors of both HTTP services as problem details (RFC 9457): one sentence on what is wrong, no internals."""
 
 import logging
 from http import HTTPStatus
@@ -17,7 +17,7 @@ MEDIA = "application/problem+json"
 
 
 class ProblemDetails(BaseModel):
-    """RFC 9457."""
+    """The body of an error, after RFC 9457."""
 
     type: str = "about:blank"
     title: str
@@ -26,42 +26,47 @@ class ProblemDetails(BaseModel):
 
 
 class Problem(Exception):  # noqa: N818
-    """An answer that is an error."""
+    """An error that a client sees, with its HTTP status."""
 
     def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(detail)
         self.status, self.detail, self.headers = status, detail, headers
 
     def response(self) -> JSONResponse:
-        """As it goes over the wire."""
+        """Return the HTTP response."""
         details = ProblemDetails(title=HTTPStatus(self.status).phrase, status=self.status, detail=self.detail)
         return JSONResponse(details.model_dump(), self.status, headers=self.headers, media_type=MEDIA)
 
 
-def _documented(status: int, description: str) -> dict[str, Any]:
-    schema = ProblemDetails.model_json_schema()
-    return {"description": f"{HTTPStatus(status).phrase}: {description}", "content": {MEDIA: {"schema": schema}}}
-
-
-PROBLEMS: dict[int, dict[str, Any]] = {
-    status: _documented(status, description)
-    for status, description in {
-        401: "the bearer token is missing or wrong",
-        403: "the server was started without a token, so it controls nothing",
-        404: "no such run, pool, command or record",
-        409: "the run cannot do this now",
-        411: "the body does not say its length",
-        413: "the body is too large",
-        421: "the server is not known by this name",
-        422: "an argument breaks its rule",
-        429: "too many event streams",
-        503: "the board does not answer",
-    }.items()
+DESCRIPTIONS = {
+    400: "the body cannot be read as its content type says",
+    401: "the bearer token is missing or wrong",
+    403: "the server was started without a token, so it controls nothing",
+    404: "no such run, pool, command, record or scorer",
+    409: "the run cannot do this now",
+    411: "the body does not say its length",
+    413: "the body is too large",
+    421: "the server is not known by this name",
+    422: "an argument breaks its rule",
+    429: "too many event streams",
+    503: "the board does not answer, or too many images wait: come again later",
 }
 
 
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI `responses` of a route for these error statuses and those that every route may answer."""
+    schema = ProblemDetails.model_json_schema()
+    return {
+        status: {
+            "description": f"{HTTPStatus(status).phrase}: {DESCRIPTIONS[status]}",
+            "content": {MEDIA: {"schema": schema}},
+        }
+        for status in (*statuses, 411, 413, 421, 503)
+    }
+
+
 def add_problem_handlers(app: FastAPI) -> None:
-    """Every error of the application becomes a problem."""
+    """Answer every error of an application with a problem."""
 
     @app.exception_handler(Problem)
     async def on_problem(request: Request, problem: Problem) -> JSONResponse:  # noqa: ARG001
@@ -75,8 +80,8 @@ def add_problem_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def on_input(request: Request, error: RequestValidationError) -> JSONResponse:  # noqa: ARG001
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        return Problem(422, f"{place}: {first['msg']}").response()
+        argument = ".".join(str(part) for part in first["loc"])
+        return Problem(422, f"{argument}: {first['msg']}").response()
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JSONResponse:  # noqa: ARG001
@@ -85,4 +90,4 @@ def add_problem_handlers(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def on_bug(request: Request, error: Exception) -> JSONResponse:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return Problem(500, "the server made a mistake; its log says more").response()
+        return Problem(500, "the server failed; its log says more").response()

@@ -1,4 +1,4 @@
-"""All runs as Prometheus metrics; a run's own metrics stand under `flowcredit_metric{name=…}`."""
+"""All runs as Prometheus metrics; each metric of a run is `flowcredit_metric{name=…}`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -13,9 +13,10 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
 def exposition(statuses: Sequence[RunStatus], newest: Mapping[str, Mapping[str, float | None]]) -> bytes:
-    """The text that Prometheus scrapes.
+    """Return the text that Prometheus scrapes.
 
     Args:
+        statuses: of all runs.
         newest: each run's newest metrics by name.
     """
     registry = CollectorRegistry(auto_describe=False)
@@ -47,8 +48,8 @@ class _Runs(Collector):
             "iterations": ("Iterations of the whole run.", lambda s: s.iterations),
             "eta_seconds": ("Seconds to the end at the present pace.", lambda s: s.eta_s),
             "adapter_version": ("Version of the learner's adapter.", lambda s: s.adapter_version),
-            "updated_timestamp_seconds": ("When the run was last heard.", lambda s: s.updated),
-            "stale": ("1 while nothing is heard from a run that has not ended.", lambda s: s.stale_since is not None),
+            "updated_timestamp_seconds": ("When the run last wrote its status.", lambda s: s.updated),
+            "stale": ("1 while a run that has not ended is silent.", lambda s: s.stale_since is not None),
         }
         for name, (text, value_of) in facts.items():
             gauge = GaugeMetricFamily(f"flowcredit_{name}", text, labels=["run"])
@@ -67,7 +68,7 @@ class _Runs(Collector):
                 value = {"True": 1, "False": 0}.get(held.status, -1)
                 condition.add_metric([status.run, held.type, held.reason], value)
         depth = GaugeMetricFamily(
-            "flowcredit_queue", "What waits, by queue of docs/metrics.md.", labels=["run", "queue"]
+            "flowcredit_queue", "Items that wait, by queue of docs/metrics.md.", labels=["run", "queue"]
         )
         for status in self._statuses:
             for queue, count in status.queues.items():
@@ -78,7 +79,7 @@ class _Runs(Collector):
         labels = ["run", "pool"]
         actors = GaugeMetricFamily("flowcredit_pool_actors", "Actors by state.", labels=[*labels, "state"])
         queue = GaugeMetricFamily("flowcredit_pool_queue", "Calls that wait for an idle actor.", labels=labels)
-        restarts = CounterMetricFamily("flowcredit_pool_restarts", "Actors that were lost.", labels=labels)
+        restarts = CounterMetricFamily("flowcredit_pool_restarts", "Actors that failed.", labels=labels)
         for status in self._statuses:
             for pool in status.pools:
                 for state in ("desired", "ready", "busy", "waiting"):

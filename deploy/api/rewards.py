@@ -1,21 +1,23 @@
-"""The HTTP reward service: this process's scorers for actors on other machines. `rewards.http.wire` is its language.
+"""The HTTP reward service: this process's scorers for actors on other machines. `rewards.http.wire` is its protocol.
 
-    app = make_app({"ocr": build_scorer("ocr")})            # what `flowcredit serve-rewards ocr` runs
+    app = make_app({"ocr": build_scorer("ocr")}, access)       # what `flowcredit serve-rewards ocr` runs
 
-A scorer scores one request at a time, on a thread of its own; requests beyond `max_waiting` images are sent away with
-status 503, which the client takes as "later". An image that cannot be read or scored fails alone.
+A scorer scores one request at a time, on a thread. A request that would make more than `max_waiting` images wait is
+answered with status 503, which the client retries later. An image that cannot be read or scored fails alone.
 """
 
 import asyncio
-import hmac
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 
-from protocol.errors import ContractError, FlowcreditError, InputError
+from deploy.api.auth import Access
+from deploy.api.middleware import Guard
+from deploy.api.problems import Problem, add_problem_handlers, documented
+from protocol.errors import ContractError, InputError
 from protocol.messages import Scores
 from rewards.answers import partly, patched
 from rewards.http.wire import (
@@ -42,32 +44,21 @@ log = logging.getLogger(__name__)
 MIB = 1024 * 1024
 
 
-class RefusalError(FlowcreditError):
-    """A request that is not served, with its HTTP status."""
-
-    def __init__(self, message: str, status: int = 400) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 class ServedScorer:
-    """One scorer with its turn and its counts; made by `make_app`."""
+    """One scorer, its lock and its counts of images; made by `make_app`."""
 
     def __init__(self, scorer: CheckedScorer, *, max_waiting: int) -> None:
+        """Serve `scorer`; at most `max_waiting` images wait for it."""
         self.scorer = scorer
         self.waiting = self.scored = self.missing = 0
         self._max_waiting = max_waiting
         self._turn = asyncio.Lock()
 
     async def score(self, call: ScoreCall) -> Scores:
-        """Scores of a call's images, when it is this call's turn.
-
-        Raises:
-            RefusalError: too many images wait already.
-        """
+        """Score the images of a call once the calls before it are done (Problem 503: too many images wait)."""
         size = len(call.items)
         if self.waiting and self.waiting + size > self._max_waiting:
-            raise RefusalError(f"{self.waiting} images wait for {call.scorer} already: come again later", 503)
+            raise Problem(503, f"{self.waiting} images wait for {call.scorer} already: come again later")
         self.waiting += size
         try:
             async with self._turn:
@@ -80,66 +71,78 @@ class ServedScorer:
 
 
 def make_app(
-    scorers: Mapping[str, CheckedScorer], *, max_waiting: int = 1024, max_body_mib: int = 256, token: str | None = None
+    scorers: Mapping[str, CheckedScorer], access: Access, *, max_waiting: int = 1024, max_body_mib: int = 256
 ) -> FastAPI:
-    """The service.
+    """Make the service.
 
     Args:
         scorers: what it serves, by name.
+        access: who may call it; its health needs no token.
         max_waiting: images that may wait for one scorer.
-        max_body_mib: size of one request.
-        token: bearer token that callers must show; none asks for none.
+        max_body_mib: size of one request's body in MiB.
+
+    Returns:
+        The application.
     """
-    app = FastAPI(title="flowcredit reward service", version="1")
-    served = {name: ServedScorer(scorer, max_waiting=max_waiting) for name, scorer in scorers.items()}
-
-    @app.exception_handler(FlowcreditError)
-    async def refuse(request: Request, error: FlowcreditError) -> Response:
-        status = error.status if isinstance(error, RefusalError) else 400
-        log.warning("%s %s: %s", request.method, request.url.path, error)
-        return Response(str(error), status_code=status, media_type="text/plain")
-
-    @app.get("/v1/health", tags=["status"])
-    async def health() -> dict[str, Any]:
-        """Each scorer's waiting, scored and missing images; asks for no token."""
-        counts = {
-            name: {"waiting": item.waiting, "scored": item.scored, "missing": item.missing}
-            for name, item in served.items()
-        }
-        return {"status": "ok", "scorers": counts}
-
-    @app.get("/v1/scorers", response_model=ScorerList)
-    async def scorer_list(request: Request) -> Response:
-        """What is served, and the range of each."""
-        _require_token(request, token)
-        facts = tuple(facts_of(name, item.scorer.low, item.scorer.high) for name, item in served.items())
-        return _reply(ScorerList(scorers=facts), request)
-
-    @app.post("/v1/check", response_model=CheckReply, openapi_extra=_body(CheckCall))
-    async def check(request: Request) -> Response:
-        """Whether prompts can be scored."""
-        _require_token(request, token)
-        call = await _read(CheckCall, request, max_body_mib)
-        scorer = _find(served, call.scorer).scorer
-        try:
-            await asyncio.to_thread(scorer.check, [prompt_of(line) for line in call.prompts])
-        except InputError as error:
-            return _reply(CheckReply(problem=str(error)), request)
-        return _reply(CheckReply(), request)
-
-    @app.post("/v1/score", response_model=ScoreReply, openapi_extra=_body(ScoreCall))
-    async def score(request: Request) -> Response:
-        """Scores of images, one answer each."""
-        _require_token(request, token)
-        call = await _read(ScoreCall, request, max_body_mib)
-        scores = await _find(served, call.scorer).score(call)
-        return _reply(ScoreReply(scorer=call.scorer, items=answers_of(scores)), request)
-
+    app = FastAPI(title="flowcredit reward service", version="1", docs_url=None, redoc_url=None)
+    app.state.served = {name: ServedScorer(scorer, max_waiting=max_waiting) for name, scorer in scorers.items()}
+    add_problem_handlers(app)
+    app.add_middleware(Guard, max_body_bytes=max_body_mib * MIB, hosts=access.hosts)
+    app.include_router(_open)
+    app.include_router(_calls, dependencies=access.to_call)
     return app
 
 
+def _body(cls: type[Message]) -> dict[str, Any]:
+    schema = cls.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}, MSGPACK: {}}}}
+
+
+_open = APIRouter(responses=documented())
+_calls = APIRouter(responses=documented(400, 401, 404))
+
+
+@_open.get("/v1/health")
+async def health(request: Request) -> dict[str, Any]:
+    """Return the counts of waiting, scored and missing images of each scorer."""
+    counts = {
+        name: {"waiting": item.waiting, "scored": item.scored, "missing": item.missing}
+        for name, item in request.app.state.served.items()
+    }
+    return {"status": "ok", "scorers": counts}
+
+
+@_calls.get("/v1/scorers", response_model=ScorerList)
+async def scorer_list(request: Request) -> Response:
+    """Return what is served, and the range of each scorer's values."""
+    served: dict[str, ServedScorer] = request.app.state.served
+    facts = tuple(facts_of(name, item.scorer.low, item.scorer.high) for name, item in served.items())
+    return _reply(ScorerList(scorers=facts), request)
+
+
+@_calls.post("/v1/check", response_model=CheckReply, openapi_extra=_body(CheckCall))
+async def check(request: Request) -> Response:
+    """Answer whether prompts can be scored."""
+    call = await _read(CheckCall, request)
+    scorer = _find(request, call.scorer).scorer
+    try:
+        await asyncio.to_thread(scorer.check, [prompt_of(line) for line in call.prompts])
+    except InputError as error:
+        return _reply(CheckReply(problem=str(error)), request)
+    return _reply(CheckReply(), request)
+
+
+@_calls.post("/v1/score", response_model=ScoreReply, openapi_extra=_body(ScoreCall))
+async def score(request: Request) -> Response:
+    """Return the scores of images, one answer for each."""
+    call = await _read(ScoreCall, request)
+    scores = await _find(request, call.scorer).score(call)
+    return _reply(ScoreReply(scorer=call.scorer, items=answers_of(scores)), request)
+
+
 def _score_items(scorer: CheckedScorer, call: ScoreCall) -> Scores:
-    """Scores of all images; those that cannot be read are missing, and so are all when the scorer breaks its word."""
+    """Score all images; an unreadable image has no score, and none has one if the scorer breaks its contract."""
     images: dict[int, np.ndarray] = {}
     reasons = [""] * len(call.items)
     for row, item in enumerate(call.items):
@@ -161,36 +164,20 @@ def _score_items(scorer: CheckedScorer, call: ScoreCall) -> Scores:
     return patched(nothing, list(images), scores)
 
 
-def _find(served: Mapping[str, ServedScorer], name: str) -> ServedScorer:
+def _find(request: Request, name: str) -> ServedScorer:
+    served: dict[str, ServedScorer] = request.app.state.served
     if name not in served:
-        raise RefusalError(f"this service has no scorer {name!r}, only {sorted(served)}", 404)
+        raise Problem(404, f"this service has no scorer {name!r}, only {sorted(served)}")
     return served[name]
 
 
-def _require_token(request: Request, token: str | None) -> None:
-    shown = request.headers.get("authorization", "")
-    if token and not hmac.compare_digest(shown.encode(), f"Bearer {token}".encode()):
-        raise RefusalError("this service asks for a bearer token: set token_env", 401)
-
-
-async def _read(cls: type[Read], request: Request, max_body_mib: int) -> Read:
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > max_body_mib * MIB:
-            raise RefusalError(
-                f"a request must have at most {max_body_mib} MiB, got more: send fewer images at once", 413
-            )
-        parts.append(part)
-    return read_message(cls, b"".join(parts), request.headers.get("content-type", "").split(";")[0])
+async def _read(cls: type[Read], request: Request) -> Read:
+    try:
+        return read_message(cls, await request.body(), request.headers.get("content-type", "").split(";")[0])
+    except ContractError as error:
+        raise Problem(400, str(error)) from None
 
 
 def _reply(message: Message, request: Request) -> Response:
     kind = MSGPACK if MSGPACK in request.headers.get("accept", "") else JSON
     return Response(write_message(message, kind), media_type=kind)
-
-
-def _body(cls: type[Message]) -> dict[str, Any]:
-    schema = cls.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
-    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}, MSGPACK: {}}}}

@@ -1,56 +1,53 @@
-"""`flowcredit serve`: the status API and the page over a board, a run folder or a folder of runs."""
+"""Listening on an address and serving an application there until interrupted; both HTTP services start this way."""
 
 import socket
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
-from deploy.api.app import make_app
-from deploy.api.auth import Access
-from deploy.api.folder_source import FolderSource
-from deploy.api.source import Source
-from deploy.board.board import Board
-from protocol.config.status import SCHEMES
-from protocol.errors import ConfigError
+from fastapi import FastAPI
+
+from protocol.errors import ConfigError, one_line
 
 
-def source_of(where: str) -> Source:
-    """A board's address, or a folder.
+def listen(host: str, port: int) -> tuple[socket.socket, str]:
+    """Open a listening socket.
+
+    Returns:
+        The socket, and its address as a URL without a path; IPv6 addresses stand in brackets.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: the address is not one of this machine, or the port is in use.
     """
-    if where.partition("://")[0] in SCHEMES:
-        return Board(where)
-    folder = Path(where).expanduser()
-    if not folder.is_dir():
-        raise ConfigError(f"{where} is no folder: give a run folder, a folder of runs or a board's address")
-    return FolderSource(folder)
+    is_ipv6 = ":" in host
+    try:
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if is_ipv6 else socket.AF_INET)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{host}:{port} cannot be listened on: {one_line(error)}; set --host and --port") from None
+    return listener, f"http://{f'[{host}]' if is_ipv6 else host}:{listener.getsockname()[1]}"
 
 
-def serve(
-    where: str, *, host: str, port: int, token: str | None, allowed_hosts: tuple[str, ...], say: Callable[[str], None]
+def serve_until_interrupted(
+    app: FastAPI, listener: socket.socket, *, announcement: str, grace_s: int | None = None
 ) -> None:
-    """Serve until interrupted.
+    """Announce an application on stdout and serve it until Ctrl-C or SIGTERM.
 
-    Raises:
-        ConfigError: nothing to serve, a port in use, or other than loopback without a token.
+    Args:
+        app: the application.
+        listener: the socket.
+        announcement: what is printed once connections are accepted.
+        grace_s: seconds that requests in progress may still take; None waits for them.
     """
     import uvicorn
 
-    app = make_app(source_of(where), Access(host=host, token=token, allowed_hosts=allowed_hosts))
-    try:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise ConfigError(f"{host}:{port} cannot be served: {error.strerror}; choose another --port") from None
     settings = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=2, lifespan="on"
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=grace_s,
+        lifespan="on",
     )
-    shown = f"[{host}]" if ":" in host else host
     with suppress(KeyboardInterrupt):
-        say(f"page      http://{shown}:{listener.getsockname()[1]}/")
-        if token is None:
-            say("          for looking only: control needs a token, FLOWCREDIT_TOKEN or --token-file")
+        sys.stdout.write(f"{announcement}\n")
         sys.stdout.flush()
         uvicorn.Server(settings).run(sockets=[listener])

@@ -1,42 +1,66 @@
-"""The port through which the service reads runs."""
+"""The port through which the status API and the command line read runs, and how one is opened."""
 
+from pathlib import Path
 from typing import Protocol
 
 from protocol.commands import Command
+from protocol.config.status import SCHEMES
+from protocol.errors import ConfigError
 from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
 
 
 class Source(Protocol):
-    """Where status comes from: a board, or a folder of runs. Raises BoardError when it does not answer."""
+    """Where status comes from: a board, or a folder of runs. Every method raises BoardError if the board is away."""
+
+    async def ping(self) -> None:
+        """Return if the source can be read, without reading a run."""
+        ...
 
     async def runs(self) -> list[RunStatus]:
-        """All runs, newest first."""
+        """Return all runs, newest first."""
         ...
 
     async def status(self, run: str) -> RunStatus | None:
-        """One run."""
+        """Return one run."""
         ...
 
     async def lines(self, run: str, *, since: int, limit: int) -> list[MetricLine]:
-        """Metric lines with a `seq` above `since`, oldest first."""
+        """Return at most `limit` metric lines with a `seq` above `since`, oldest first."""
         ...
 
     async def events(self, run: str, *, since: int, limit: int) -> list[Event]:
-        """Events with a number above `since`, oldest first."""
+        """Return at most `limit` events with a number above `since`, oldest first."""
         ...
 
     async def record(self, run: str, iteration: int) -> TrajectoryRecord | None:
-        """The trajectories recorded at an iteration."""
+        """Return the trajectories recorded at an iteration."""
         ...
 
     async def command(self, run: str, command: str) -> Command | None:
-        """One command with its outcome."""
+        """Return a command with its outcome, by its id."""
         ...
 
     async def ask(self, run: str, command: Command) -> None:
-        """Ask something of a run."""
+        """Send a command to a run."""
         ...
 
     async def close(self) -> None:
         """Close the connections."""
         ...
+
+
+def open_source(where: str) -> Source:
+    """Open a board by its address, or a folder.
+
+    Raises:
+        ConfigError: neither.
+    """
+    from deploy.api.folder_source import FolderSource
+    from deploy.board.board import Board
+
+    if where.partition("://")[0] in SCHEMES:
+        return Board(where)
+    folder = Path(where).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(f"{where} is no folder: give a run folder, a folder of runs or a board's address")
+    return FolderSource(folder)

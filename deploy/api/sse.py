@@ -1,32 +1,39 @@
-"""A run's server-sent events: `status` when it changes, `metrics` lines and `event`s as they come."""
+"""The server-sent events of a run: `status` when it changes, `metrics` lines and `event`s as they arrive."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
 from fastapi.sse import ServerSentEvent
 
-from deploy.api.cache import Glance
+from deploy.api.cache import StatusCache
 from deploy.api.problems import Problem
 from deploy.api.source import Source
 from protocol.errors import BoardError
 
 POLL_S = 1.0
-"""Seconds between two looks."""
+"""Seconds between two readings."""
 LINES_AT_ONCE, EVENTS_AT_ONCE = 1_000, 200
 
 
 async def event_stream(
-    glance: Glance, source: Source, run: str, *, since: int, since_event: int
+    cache: StatusCache, source: Source, run: str, *, since: int, since_event: int
 ) -> AsyncIterator[ServerSentEvent]:
-    """Endless; whoever reads it ends it. It ends by itself when the run is gone from the board.
+    """Stream until the reader closes it, or until the run is gone from the board.
 
-    A run that was started again begins its counting anew, and `metrics` then come from the first line on. While the
-    board is away `status` says since when.
+    A run that was started again counts its lines from 1, so `metrics` then begin again. While the board is away,
+    `status` says since when.
+
+    Args:
+        cache: where the status is read.
+        source: where lines and events are read.
+        run: the run's name.
+        since: send metric lines with a `seq` above this.
+        since_event: send events with a number above this.
     """
     last, session = b"", None
     while True:
         try:
-            status, text = await glance.status(run), await glance.json(run)
+            status, text = await cache.status(run), await cache.json(run)
         except (Problem, BoardError):
             return
         if session not in (None, status.session):

@@ -1,27 +1,24 @@
-"""The commands that tell whether things are in order: `doctor` and `verify`."""
+"""The commands that check a machine or a run folder: `doctor` and `verify`."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from deploy.cli.options import Overrides, RunFolder
 from deploy.presets import load_config
 
 MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the app."""
-    app.command()(doctor)
-    app.command()(verify)
-
-
 def doctor(
-    preset: Annotated[str | None, typer.Argument(help="A preset whose model, prompts and rewards are checked.")] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(help="Config overrides.")] = None,
-    run: Annotated[Path, typer.Option(help="Where run folders are going to be.")] = Path("runs"),
+    preset: Annotated[
+        str | None, typer.Argument(help="A preset whose model, prompts and rewards are checked too.")
+    ] = None,
+    overrides: Overrides = None,
+    run: Annotated[Path, typer.Option(help="Folder that run folders will be in.")] = Path("runs"),
 ) -> None:
-    """Is this machine ready? One line each, with a remedy; exit code 1 when something stops a run."""
+    """Check whether this machine is ready; exit code 1 if something prevents a run."""
     from deploy.tools.doctor import Question, examine
 
     config = load_config(preset, overrides=overrides or []) if preset else None
@@ -33,8 +30,8 @@ def doctor(
     raise typer.Exit(1 if is_bad else 0)
 
 
-def verify(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
-    """Check a run folder's manifests, metrics and ledger of groups; exit code 1 when something is not whole."""
+def verify(run: RunFolder) -> None:
+    """Check the manifests, metrics and group ledger of a run folder; exit code 1 if something is damaged."""
     from deploy.tools.verify import verify as findings_of
 
     is_whole = True

@@ -1,17 +1,12 @@
-"""Commands about methods: list them, calibrate a noise level for each step."""
+"""The commands about methods: `methods` and `calibrate-noise`."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from deploy.cli.options import Overrides, Preset
 from deploy.presets import load_config, method_names, read_method
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command()(methods)
-    app.command()(calibrate)
 
 
 def methods() -> None:
@@ -20,14 +15,14 @@ def methods() -> None:
         typer.echo(f"{name:20} {read_method(name)['about']}")
 
 
-def calibrate(
-    preset: Annotated[str, typer.Argument(help="Name of a preset, or path of a YAML file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Config overrides, e.g. method=dense_grpo.")] = None,
-    out: Annotated[Path, typer.Option(help="The YAML file that is written.")] = Path("calibrated.yaml"),
+def calibrate_noise(
+    preset: Preset,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="YAML file to write.")] = Path("calibrated.yaml"),
     rounds: Annotated[int, typer.Option(min=1, help="Rounds at most.")] = 30,
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts of one round, a shard of each.")] = 8,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts per round; one shard of each is drawn.")] = 8,
 ) -> None:
-    """Calibrate a noise level for each step on the base model and write the config with the frozen table."""
+    """Calibrate a noise level for each step on the base model and write the config with these levels."""
     from deploy.run.run import check_inputs
     from deploy.tools.noise_calibration import Calibration, calibrated_config, require_place, write_config
 
@@ -38,4 +33,4 @@ def calibrate(
     calibrated = calibrated_config(config, found, settings, typer.echo)
     typer.echo(f"noise levels {list(calibrated.sampling.noise_levels)}")
     write_config(calibrated, out)
-    typer.echo(f"written to {out}: flowcredit train {out} (naming a method there would put its noise back)")
+    typer.echo(f"written to {out}: flowcredit train {out} (naming a method there would replace the noise levels)")

@@ -1,24 +1,15 @@
-"""The commands about rewards: `flowcredit serve-rewards`, `flowcredit scorers`."""
+"""The commands about rewards: `scorers` and `serve-rewards`."""
 
-import os
-import socket
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
-from deploy.presets import read_value
+from deploy.cli.options import AllowHost, Host, Port, TokenFile
+from deploy.presets import read_tree, read_value
 from protocol.config.parse import parse_reward
 from protocol.config.reward import RewardConfig
-from protocol.errors import ConfigError, one_line
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command("serve-rewards")(serve_rewards)
-    app.command("scorers")(scorers)
+from protocol.errors import ConfigError
 
 
 def scorers() -> None:
@@ -31,49 +22,50 @@ def scorers() -> None:
 
 def serve_rewards(
     names: Annotated[
-        list[str], typer.Argument(metavar="SCORER...", help="A scorer's name, or NAME=package.module:Class.")
+        list[str], typer.Argument(metavar="SCORER...", help="Name of a scorer, or NAME=package.module:Class.")
     ],
     args: Annotated[
-        list[str] | None, typer.Option("--arg", help="A scorer's argument: NAME.KEY=VALUE; may be given repeatedly.")
+        list[str] | None, typer.Option("--arg", help="An argument of a scorer, NAME.KEY=VALUE; repeatable.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="YAML with a `rewards` section as in a run's config; names pick from it.")
+        Path | None, typer.Option(help="YAML file with a `rewards` section, as in a run's config, to take NAMEs from.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8100,
+    host: Host = "127.0.0.1",
+    port: Port = 8100,
+    token_file: TokenFile = None,
+    allow_host: AllowHost = None,
     max_waiting: Annotated[int, typer.Option(help="Images that may wait for one scorer.", min=1)] = 1024,
-    token_env: Annotated[
-        str | None, typer.Option(help="Environment variable with the bearer token that callers must show.")
-    ] = None,
 ) -> None:
-    """Serve scorers over HTTP for reward actors elsewhere (`rewards.NAME.scorer: remote`)."""
-    import uvicorn
-
+    """Serve scorers over HTTP for reward actors on other machines (`rewards.NAME.scorer: remote`)."""
+    from deploy.api.auth import Access, read_token
     from deploy.api.rewards import make_app
+    from deploy.api.serve import listen, serve_until_interrupted
     from rewards.scorer import build_scorer
 
     wanted = wanted_scorers(names, args or [], config)
-    token = None
-    if token_env:
-        token = os.environ.get(token_env)
-        if not token:
-            raise ConfigError(f"the environment variable {token_env} must hold the token, got none")
+    token = read_token(token_file)
+    access = Access(host=host, token=token, allowed_hosts=tuple(allow_host or ()))
     built = {name: build_scorer(spec, **arguments) for name, (spec, arguments) in wanted.items()}
-    listening = _listen(host, port)
-    where = f"http://{host}:{listening.getsockname()[1]}"
-    typer.echo(f"serving {', '.join(built)} on {where}" + ("" if token else ", open to all who reach it"))
-    app = make_app(built, max_waiting=max_waiting, token=token)
-    with suppress(KeyboardInterrupt):
-        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])
+    listener, address = listen(host, port)
+    announcement = f"serving {', '.join(built)} on {address}" + ("" if token else ", open to all of this machine")
+    serve_until_interrupted(make_app(built, access, max_waiting=max_waiting), listener, announcement=announcement)
 
 
 def wanted_scorers(
     names: list[str], args: list[str], config: Path | None = None
 ) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Each scorer's import path or built-in name and its arguments, by the name it is served under.
+    """Read which scorers to serve.
+
+    Args:
+        names: `NAME` or `NAME=package.module:Class`.
+        args: `NAME.KEY=VALUE`, arguments that win over those of the config.
+        config: a YAML file whose `rewards` section names are taken from.
+
+    Returns:
+        Each scorer's built-in name or import path and its arguments, by the name it is served under.
 
     Raises:
-        ConfigError: an argument for a scorer that is not served, a broken one, a config that does not know a name.
+        ConfigError: a malformed argument or one for a scorer that is not served, or a name that the config lacks.
     """
     section = _rewards_section(config) if config else {}
     wanted: dict[str, tuple[str, dict[str, Any]]] = {}
@@ -92,19 +84,8 @@ def wanted_scorers(
     return wanted
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"{host}:{port} cannot be listened on: {error}; set --host and --port") from None
-
-
 def _rewards_section(path: Path) -> dict[str, Any]:
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"config file {path} cannot be read: {one_line(error)}") from None
-    section = tree.get("rewards") if isinstance(tree, dict) else None
+    section = read_tree(path).get("rewards")
     if not isinstance(section, dict):
         raise ConfigError(f"config file {path} must have a section `rewards`, got none")
     return section

@@ -1,6 +1,6 @@
-"""The commands that look at runs and steer them; the words are those of the API.
+"""The commands that serve and show runs and send them commands.
 
-RUN is a run folder, or a run's name in `runs/`; with FLOWCREDIT_BOARD or --board the run of that name there.
+RUN is a run folder, or the name of a run in `runs/`; with FLOWCREDIT_BOARD or --board it is a run's name on that board.
 """
 
 import asyncio
@@ -13,67 +13,50 @@ from typing import Annotated, Any
 
 import typer
 
+from deploy.cli.options import AllowHost, Host, Port, TokenFile
+from protocol.commands import CommandKind
 from protocol.config.status import BOARD_VARIABLE
 from protocol.errors import BoardError, InputError, RunFolderError
 
 OUTCOME_S = 5.0
-"""Seconds that a command's outcome is waited for."""
-Run = Annotated[str, typer.Argument(help="A run folder, or a run's name in runs/ or on the board.")]
+"""Seconds to wait for the outcome of a command."""
+Run = Annotated[str, typer.Argument(help="A run folder, or the name of a run in runs/ or on the board.")]
 BoardOption = Annotated[
-    str | None, typer.Option("--board", envvar=BOARD_VARIABLE, help="Address of a board; default: the runs' own.")
+    str | None, typer.Option("--board", envvar=BOARD_VARIABLE, help="Address of a board; default: the run's own.")
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    app.command()(serve)
-    app.command()(status)
-    app.command()(scale)
-    for name, text in ORDERS.items():
-        app.command(name, help=text)(_order(name))
-
-
-ORDERS = {
-    "pause": "Pause a run after the iteration in progress; its actors stay.",
-    "resume": "Let a paused run go on.",
-    "checkpoint": "Write a checkpoint between two iterations.",
-    "stop": "End a run after the update in progress, with a checkpoint.",
-}
 
 
 def serve(
     where: Annotated[
-        str | None, typer.Argument(help="A folder of runs, a run folder, or a board's address; default runs/.")
+        str | None, typer.Argument(help="A folder of runs, a run folder, or a board's address; default: runs/.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to bind; other than loopback needs a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8400,
-    token_file: Annotated[
-        Path | None, typer.Option(help="File with the bearer token; default: the environment's FLOWCREDIT_TOKEN.")
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(help="A further name by which a server on loopback may be called.")
-    ] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8400,
+    token_file: TokenFile = None,
+    allow_host: AllowHost = None,
 ) -> None:
-    """Serve the page and the status API of running and ended runs."""
-    from deploy.api.auth import read_token
-    from deploy.api.serve import serve as serve_forever
+    """Serve the page and the status API of live and ended runs."""
+    from deploy.api.app import make_app
+    from deploy.api.auth import TOKEN_VARIABLE, Access, read_token
+    from deploy.api.serve import listen, serve_until_interrupted
+    from deploy.api.source import open_source
 
-    serve_forever(
-        where or os.environ.get(BOARD_VARIABLE) or "runs",
-        host=host,
-        port=port,
-        token=read_token(token_file),
-        allowed_hosts=tuple(allow_host or ()),
-        say=typer.echo,
-    )
+    token = read_token(token_file)
+    access = Access(host=host, token=token, allowed_hosts=tuple(allow_host or ()))
+    app = make_app(open_source(where or os.environ.get(BOARD_VARIABLE) or "runs"), access)
+    listener, address = listen(host, port)
+    announcement = f"page      {address}/"
+    if token is None:
+        announcement += f"\n          read only: commands need a token, {TOKEN_VARIABLE} or --token-file"
+    serve_until_interrupted(app, listener, announcement=announcement, grace_s=2)
 
 
 def status(
-    run: Annotated[str | None, typer.Argument(help="A run folder or name; none lists all runs.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on showing it until Ctrl-C.")] = False,
+    run: Annotated[str | None, typer.Argument(help="A run folder or a run's name; default: list all runs.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until Ctrl-C.")] = False,
     board: BoardOption = None,
 ) -> None:
-    """Show what a run does."""
+    """Show the status of a run, or of all runs."""
     from rich.console import Console
     from rich.live import Live
 
@@ -84,7 +67,7 @@ def status(
             return show_runs(await source.runs())
         found = await source.status(name)
         if found is None:
-            raise RunFolderError(f"there is no run {run}: `flowcredit status` lists those there are")
+            raise RunFolderError(f"there is no run {run}: `flowcredit status` lists all runs")
         return show_run(found)
 
     async def go(source: Any, name: str | None) -> None:
@@ -103,21 +86,34 @@ def status(
 def scale(
     run: Run,
     pool: Annotated[str, typer.Argument(help="rollout, or reward/SCORER.")],
-    count: Annotated[int, typer.Argument(min=1, max=1024, help="Actors to have.")],
+    count: Annotated[int, typer.Argument(min=1, max=1024, help="Desired number of actors.")],
     board: BoardOption = None,
 ) -> None:
-    """Wish for another number of actors of a pool; results do not change."""
+    """Set the desired size of an actor pool; the results stay the same."""
     _ask(run, board, kind="scale", pool=pool, count=count)
 
 
-def _order(kind: str) -> Callable[..., None]:
-    def command(run: Run, board: BoardOption = None) -> None:
-        _ask(run, board, kind=kind)
-
-    return command
+def pause(run: Run, board: BoardOption = None) -> None:
+    """Pause a run after the iteration in progress; its actors stay."""
+    _ask(run, board, kind="pause")
 
 
-def _ask(run: str, board: str | None, *, kind: str, pool: str | None = None, count: int | None = None) -> None:
+def resume(run: Run, board: BoardOption = None) -> None:
+    """Resume a paused run."""
+    _ask(run, board, kind="resume")
+
+
+def checkpoint(run: Run, board: BoardOption = None) -> None:
+    """Write a checkpoint after the iteration in progress."""
+    _ask(run, board, kind="checkpoint")
+
+
+def stop(run: Run, board: BoardOption = None) -> None:
+    """Stop a run after the update in progress, with a checkpoint."""
+    _ask(run, board, kind="stop")
+
+
+def _ask(run: str, board: str | None, *, kind: CommandKind, pool: str | None = None, count: int | None = None) -> None:
     from protocol.commands import new_command
     from protocol.status import ENDED, staleness_of
 
@@ -125,16 +121,16 @@ def _ask(run: str, board: str | None, *, kind: str, pool: str | None = None, cou
         assert name is not None
         found = await source.status(name)
         if found is None:
-            raise RunFolderError(f"there is no run {run}: `flowcredit status` lists those there are")
+            raise RunFolderError(f"there is no run {run}: `flowcredit status` lists all runs")
         if found.phase in ENDED or staleness_of(found, now=time.time()):
-            word = f"has {found.phase}" if found.phase in ENDED else "is not heard of"
-            raise BoardError(f"run {run} {word}: nothing can be asked of it")
+            word = f"has {found.phase}" if found.phase in ENDED else "has fallen silent"
+            raise BoardError(f"run {run} {word}: it takes no commands")
         pools = {held.name: held for held in found.pools}
         if pool is not None and pool not in pools:
-            raise InputError(f"run {run} has no pool {pool!r}: there are {', '.join(pools)}")
+            raise InputError(f"run {run} has no pool {pool!r}: its pools are {', '.join(pools)}")
         if pool is not None and not pools[pool].is_resizable:
-            raise InputError(f"run {run} is one process (--local) and cannot be scaled")
-        command = new_command(kind, pool=pool, count=count)  # pyright: ignore[reportArgumentType]
+            raise InputError(f"run {run} is one process (--local): it cannot be scaled")
+        command = new_command(kind, pool=pool, count=count)
         await source.ask(name, command)
         typer.echo(await _outcome(source, name, command.id))
 
@@ -150,16 +146,16 @@ async def _outcome(source: Any, run: str, command: str) -> str:
             break
         await asyncio.sleep(0.2)
     if found is None or found.state == "accepted":
-        return f"asked for; the run has not taken it up within {OUTCOME_S:.0f} s"
+        return f"sent; the run has not begun with it within {OUTCOME_S:.0f} s"
     if found.state == "working":
-        return "taken up; `flowcredit status` shows how it goes on"
+        return "in progress; `flowcredit status` shows how it goes on"
     if found.state == "failed":
         raise BoardError(found.message)
     return f"{found.state}: {found.message}"
 
 
 def _with_source(run: str | None, board: str | None, go: Callable[[Any, str | None], Awaitable[None]]) -> None:
-    from deploy.api.serve import source_of
+    from deploy.api.source import open_source
     from protocol.status import run_id_of
 
     if board:
@@ -173,7 +169,7 @@ def _with_source(run: str | None, board: str | None, go: Callable[[Any, str | No
         where, name = str(folder), run_id_of(folder.resolve().name)
 
     async def opened() -> None:
-        source = source_of(where)
+        source = open_source(where)
         try:
             await go(source, name)
         finally:

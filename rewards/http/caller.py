@@ -85,7 +85,16 @@ class HttpCaller:
         if response.status_code == 200:
             return response
         kind = _PassingError if response.status_code in PASSING else CallError
-        raise kind(f"{where}: status {response.status_code}: {' '.join(response.text.split())[:200]}")
+        raise kind(f"{where}: status {response.status_code}: {_detail(response)}")
+
+
+def _detail(response: Any) -> str:
+    """The `detail` of problem details (RFC 9457), otherwise the text of an error's body, in one bounded line."""
+    try:
+        said = response.json()["detail"]
+    except (ValueError, LookupError, TypeError):
+        said = response.text
+    return one_line(said or "no reason given")
 
 
 def _token(name: str) -> str:

@@ -36,7 +36,7 @@ def test_sigterm_stops_with_a_checkpoint_and_exit_code_0_and_a_second_driver_is_
     driver.process.send_signal(signal.SIGTERM)
     said = driver.finish(timeout_s=60)
     assert "stopping with a checkpoint" in said
-    assert "the same command goes on" in said
+    assert "the same command continues" in said
     Driver(path, run, "--local").finish()
     require_undisturbed(run, undisturbed)
 

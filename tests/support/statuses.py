@@ -50,7 +50,7 @@ def a_status(run: str, phase: str = "running", **changes: Any) -> RunStatus:
         "trajectories": [5],
         "pools": pools,
         "conditions": [condition],
-        "version": 6,
+        "adapter_version": 6,
         "queues": {"groups/in_work": 2, "groups/scored": 1, "images/geneval": 40},
     }
     return RunStatus(**(facts | changes))

@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterator
 import httpx2
 import numpy as np
 import pytest
+from fastapi.security import HTTPAuthorizationCredentials
 from PIL import Image
 
 from deploy.api.auth import Access, is_loopback, read_token
+from deploy.api.problems import Problem
+from deploy.api.serve import listen
 from deploy.board.board import Board, Update
 from deploy.board.embedded import BoardServer
 from protocol.commands import Command
@@ -92,7 +95,7 @@ def test_runs_are_listed_with_their_phase(client):
 
 def test_a_run_s_status_is_the_document_on_the_board(client):
     answer = client.get("/runs/alive").json()
-    assert (answer["schema_version"], answer["version"], answer["pools"][0]["restarts"]) == (1, 6, 1)
+    assert (answer["schema_version"], answer["adapter_version"], answer["pools"][0]["restarts"]) == (1, 6, 1)
     assert answer["conditions"][0]["message"] == "3 missing"
 
 
@@ -122,14 +125,14 @@ def test_events_are_streamed_status_first(client):
     assert data["event"]["message"] == "the run begins"
 
 
-def test_samples_are_a_sheet_for_people_and_data_for_programs(client):
+def test_records_are_a_sheet_for_people_and_data_for_programs(client):
     sheet = client.get("/runs/alive/trajectories/5")
     assert sheet.headers["content-type"] == "image/png"
     assert Image.open(io.BytesIO(sheet.content)).width == 3 * (64 + 6) + 6
-    data = client.get("/runs/alive/trajectories/5/strips").json()
-    assert data["strips"][0]["rewards"] == pytest.approx([0.1, 0.2, 0.4])
-    assert data["strips"][1]["rewards"] == [pytest.approx(0.1), None, pytest.approx(0.9)]
-    assert data["strips"][1]["gains"] == [None, None]
+    data = client.get("/runs/alive/trajectories/5/record").json()
+    assert data["trajectories"][0]["rewards"] == pytest.approx([0.1, 0.2, 0.4])
+    assert data["trajectories"][1]["rewards"] == [pytest.approx(0.1), None, pytest.approx(0.9)]
+    assert data["trajectories"][1]["gains"] == [None, None]
     tiles = np.asarray(Image.open(io.BytesIO(base64.b64decode(data["png"]))))
     assert tiles.shape == (2 * 4, 3 * 4, 3)
     np.testing.assert_array_equal(tiles[:4, 4:8], np.arange(48, 96, dtype=np.uint8).reshape(4, 4, 3))
@@ -153,7 +156,7 @@ def test_prometheus_reads_runs_pools_and_metrics(client):
     assert values["flowcredit_condition", labels] == 0
 
 
-def test_a_wish_is_accepted_and_its_outcome_can_be_read(client, board_url):
+def test_a_desired_size_is_accepted_and_its_outcome_can_be_read(client, board_url):
     answer = client.put("/runs/alive/actors/reward/geneval", json={"count": 3}, headers=AUTHORISED)
     assert answer.status_code == 202
     assert answer.json()["state"] == "accepted"
@@ -175,7 +178,7 @@ def test_a_wish_is_accepted_and_its_outcome_can_be_read(client, board_url):
     [
         (lambda c: c.get("/runs/nobody"), 404, "no such run"),
         (lambda c: c.get("/runs/..%2f..%2fetc"), 404, "Not Found"),
-        (lambda c: c.get("/static/..%2fserve.py"), 404, "no such part"),
+        (lambda c: c.get("/static/..%2fserve.py"), 404, "no such file"),
         (lambda c: c.get("/runs/alive/metrics?since=-1"), 422, "query.since"),
         (lambda c: c.put("/runs/alive/actors/rollout", json={"count": 2}), 401, "token is missing or wrong"),
         (
@@ -207,7 +210,15 @@ def test_browsers_may_load_nothing_from_elsewhere_and_no_other_site_may_ask(clie
     assert "default-src 'self'" in answer.headers["content-security-policy"]
     assert "access-control-allow-origin" not in answer.headers
     assert "http" not in answer.text.replace("http-equiv", "")
-    for file in ("app.js", "api.js", "charts.js", "panels.js", "strips.js", "style.css", "vendor/uPlot.iife.min.js"):
+    for file in (
+        "app.js",
+        "api.js",
+        "charts.js",
+        "panels.js",
+        "trajectories.js",
+        "style.css",
+        "vendor/uPlot.iife.min.js",
+    ):
         assert client.get(f"/static/{file}").status_code == 200
 
 
@@ -226,9 +237,11 @@ def test_a_server_that_others_can_reach_shows_nothing_without_the_token(board_ur
     assert refused.returncode == 2
     assert "can be reached by others and needs a token" in refused.stderr
     access = Access(host="192.0.2.1", token=TOKEN)
-    with pytest.raises(Exception, match="missing or wrong"):
-        access.require_reader(None)
-    access.require_reader(f"Bearer {TOKEN}")
+    assert access.to_read
+    assert not Access(host="127.0.0.1", token=TOKEN).to_read
+    with pytest.raises(Problem, match="missing or wrong"):
+        access.require_token(None)
+    access.require_token(HTTPAuthorizationCredentials(scheme="Bearer", credentials=TOKEN))
     short = tmp_path / "token"
     short.write_text("short\n")
     with pytest.raises(ConfigError, match="at least 16 ASCII characters"):
@@ -240,6 +253,12 @@ def test_a_server_that_others_can_reach_shows_nothing_without_the_token(board_ur
 )
 def test_loopback_is_told_from_the_rest(host, holds):
     assert is_loopback(host) is holds
+
+
+def test_an_ipv6_address_is_shown_in_brackets():
+    listener, address = listen("::1", 0)
+    assert address == f"http://[::1]:{listener.getsockname()[1]}"
+    listener.close()
 
 
 def test_the_last_known_status_is_shown_with_its_time_when_the_board_is_away(tmp_path, serve):

@@ -62,7 +62,7 @@ def test_a_killed_run_is_not_heard_of_and_shows_what_its_metrics_say(make, tmp_p
     status = read(FolderSource(tmp_path / "runs"), "killed")
     assert staleness_of(status, now=time.time()) == status.updated
     assert (status.phase, status.iteration, status.lines) == ("running", 2, 2)
-    with pytest.raises(BoardError, match="it is not going on"):
+    with pytest.raises(BoardError, match="it takes no commands"):
         asyncio.run(FolderSource(tmp_path / "runs").ask("killed", new_command("stop")))
 
 

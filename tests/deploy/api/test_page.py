@@ -1,4 +1,4 @@
-"""The page in a real browser: a live run moves, a wish made there reaches the run, a lost connection heals."""
+"""The page in a real browser: a live run moves, a size set there reaches the run, a lost connection heals."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from tests.support.statuses import a_record, a_status
 
 
 class LivingRun:
-    """A run on a real board that goes on by itself: an iteration every half second, wishes are carried out."""
+    """A run on a real board that goes on by itself: an iteration every half second, commands are carried out."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -89,7 +89,7 @@ class LivingRun:
             self.rollout = command.count
         if command.kind in ("pause", "resume"):
             self.phase = {"pause": "paused", "resume": "running"}[command.kind]
-        return command.model_copy(update={"state": "done", "finished": time.time(), "message": "as wished"})
+        return command.model_copy(update={"state": "done", "finished": time.time(), "message": "as desired"})
 
 
 class Server:
@@ -177,7 +177,7 @@ def test_the_page_of_a_live_run_moves_and_nothing_goes_wrong_in_the_browser(page
     assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
-def test_a_wish_made_on_the_page_changes_the_pool(page, scene):
+def test_a_size_set_on_the_page_changes_the_pool(page, scene):
     run, _ = scene
     field = page.find_element("css selector", "#pools input")
     field.clear()
@@ -190,7 +190,7 @@ def test_a_wish_made_on_the_page_changes_the_pool(page, scene):
     page.find_element("css selector", "#pools button").click()
     page.find_element("css selector", "#token").send_keys(TOKEN)
     page.find_element("css selector", "#token-dialog button.main").click()
-    wait_for(page, lambda: "done, as wished" in text(page, "#outcomes"))
+    wait_for(page, lambda: "done, as desired" in text(page, "#outcomes"))
     assert run.rollout == 3
     wait_for(page, lambda: "rollout-2" in text(page, "#actors"))
     page.find_element("css selector", "[data-command=pause]").click()
@@ -260,11 +260,11 @@ def test_the_page_of_a_real_run_scales_and_stops_it(browser, tiny_sd3, tmp_path)
         wait_for(browser, lambda: shown_iteration(browser) >= before + 2, seconds=150)
         browser.find_element("css selector", "[data-command=stop]").click()
         browser.find_element("css selector", "#confirm-dialog button.danger").click()
-        assert "the same command goes on" in driver.finish(timeout_s=120)
+        assert "the same command continues" in driver.finish(timeout_s=120)
     finally:
         driver.kill()
     status = json.loads((tmp_path / "run" / "status.json").read_text())["status"]
-    assert (status["phase"], status["wishes"]) == ("stopped", {"rollout": 2})
+    assert (status["phase"], status["desired_sizes"]) == ("stopped", {"rollout": 2})
     digests = {actor["digest"] for actor in status["actors"] if actor["kind"] == "rollout"}
     assert len(digests) == 1
     assert None not in digests

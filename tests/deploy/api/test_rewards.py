@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from deploy.api.auth import Access
 from deploy.api.rewards import make_app
 from deploy.cli.rewards import wanted_scorers
 from protocol.errors import ConfigError, ContractError, PromptError, ScorerError
@@ -23,6 +24,8 @@ from rewards.images import ImageError, decode_image, encode_png
 from rewards.scorer import build_scorer
 from tests.support.reward_servers import http_server, reward_service
 
+OPEN = Access(host="127.0.0.1", token=None)
+TOKEN = "a-token-of-this-test-0123"
 IMAGES = np.random.default_rng(1).integers(0, 256, (5, 6, 8, 3), np.uint8)
 
 
@@ -54,7 +57,7 @@ class Liar(Redness):
 @pytest.fixture(scope="module")
 def url():
     scorers = {"red": build_scorer(f"{__name__}:Redness"), "liar": build_scorer(f"{__name__}:Liar")}
-    with reward_service(make_app(scorers, max_waiting=8)) as address:
+    with reward_service(make_app(scorers, OPEN, max_waiting=8)) as address:
         yield address
 
 
@@ -128,7 +131,8 @@ def test_malformed_requests_are_refused_in_one_line(
 ) -> None:
     response = httpx2.post(f"{url}/v1/score", content=content, headers={"content-type": kind})
     assert response.status_code == status
-    assert message in response.text and "\n" not in response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    assert message in response.json()["detail"] and "\n" not in response.text
 
 
 def test_a_full_queue_sends_away_and_the_client_comes_again() -> None:
@@ -141,7 +145,7 @@ def test_a_full_queue_sends_away_and_the_client_comes_again() -> None:
 
     from rewards.scorer import CheckedScorer
 
-    with reward_service(make_app({"slow": CheckedScorer(Slow())}, max_waiting=2)) as url:
+    with reward_service(make_app({"slow": CheckedScorer(Slow())}, OPEN, max_waiting=2)) as url:
         remote = build_scorer("remote", url=url, scorer="slow", batch=2, parallel=3, tries=8)
         scores = remote.score(np.repeat(IMAGES, 2, 0)[:6], ["a"] * 6, [{}] * 6)
         health = httpx2.get(f"{url}/v1/health").json()
@@ -150,10 +154,13 @@ def test_a_full_queue_sends_away_and_the_client_comes_again() -> None:
 
 
 def test_a_token_is_asked_for_and_a_body_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REWARD_TOKEN", "abc")
-    app = make_app({"red": build_scorer(f"{__name__}:Redness")}, token="abc", max_body_mib=1)
+    monkeypatch.setenv("REWARD_TOKEN", TOKEN)
+    access = Access(host="127.0.0.1", token=TOKEN)
+    app = make_app({"red": build_scorer(f"{__name__}:Redness")}, access, max_body_mib=1)
+    assert app.openapi()["paths"]["/v1/score"]["post"]["security"] == [{"HTTPBearer": []}]
     with reward_service(app) as url:
-        with pytest.raises(ScorerError, match="status 401"):
+        assert httpx2.get(f"{url}/v1/health").json()["status"] == "ok"
+        with pytest.raises(ScorerError, match="status 401: the bearer token is missing or wrong"):
             build_scorer("remote", url=url, scorer="red")
         remote = build_scorer("remote", url=url, scorer="red", token_env="REWARD_TOKEN")
         assert remote.score(IMAGES, ["a"] * 5, [{}] * 5).valid.all()
@@ -185,6 +192,8 @@ def test_the_command_serves_until_it_is_interrupted_and_refuses_a_taken_port(tmp
         url = line.split(" on ")[1].split(",")[0]
         assert build_scorer("remote", url=url, scorer="red").score(IMAGES, ["a"] * 5, [{}] * 5).valid.all()
         second = subprocess.run([*command, url.rpartition(":")[2]], check=False, timeout=60, **options)
+        open_to_all = subprocess.run([*command, "0", "--host", "0.0.0.0"], check=False, timeout=60, **options)
+        assert open_to_all.returncode == 2 and "can be reached by others and needs a token" in open_to_all.stderr
         assert second.returncode == 2 and "cannot be listened on: [Errno 98]" in second.stderr
     finally:
         process.send_signal(signal.SIGINT)

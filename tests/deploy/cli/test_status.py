@@ -68,7 +68,7 @@ def test_status_shows_a_run_by_its_folder_and_all_runs_by_default(ended, monkeyp
     ("words", "code", "message"),
     [
         (("status", "nobody"), 2, "there is no run folder nobody and no runs/nobody"),
-        (("pause", "mine"), 1, "run mine has finished: nothing can be asked of it"),
+        (("pause", "mine"), 1, "run mine has finished: it takes no commands"),
         (("scale", "mine", "rollout", "2"), 1, "run mine has finished"),
         (("status", "x", "--board", "redis://127.0.0.1:1"), 1, "the board at redis://127.0.0.1:1 does not answer"),
         (("serve", "nowhere"), 2, "nowhere is no folder: give a run folder, a folder of runs or a board's address"),

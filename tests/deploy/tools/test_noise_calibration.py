@@ -145,7 +145,7 @@ def _written(folder: Path, tree: Any) -> Path:
 
 def test_the_command_writes_a_config_that_trains_as_it_is(preset, tmp_path, monkeypatch, capsys) -> None:
     out = tmp_path / "calibrated.yaml"
-    words = ("calibrate", str(preset), "method=dense_grpo", "--rounds", "2", "--prompts", "1", "--out", str(out))
+    words = ("calibrate-noise", str(preset), "method=dense_grpo", "--rounds", "2", "--prompts", "1", "--out", str(out))
     assert run_cli(monkeypatch, *words) == 0
     config = load_config(out)
     assert config.sampling.kernel == "dance_sde"
@@ -161,7 +161,7 @@ def test_a_place_that_cannot_take_the_table_is_refused_before_the_work(
     preset, tmp_path, monkeypatch, capsys, name: str, rule: str
 ) -> None:
     out = tmp_path / name
-    assert run_cli(monkeypatch, "calibrate", str(preset), "method=dense_grpo", "--out", str(out)) != 0
+    assert run_cli(monkeypatch, "calibrate-noise", str(preset), "method=dense_grpo", "--out", str(out)) != 0
     said = capsys.readouterr()
     assert rule in said.err and len(said.err.splitlines()) == 1 and "round" not in said.out
     assert not out.exists()
@@ -170,14 +170,14 @@ def test_a_place_that_cannot_take_the_table_is_refused_before_the_work(
 def test_prompts_are_encoded_ahead_of_the_model(preset, tmp_path, monkeypatch, capsys) -> None:
     cache = tmp_path / "cache"
     words = ("method=dense_grpo", f"model.embedding_cache={cache}", "--rounds", "1", "--prompts", "1")
-    assert run_cli(monkeypatch, "calibrate", str(preset), *words, "--out", str(tmp_path / "mine.yaml")) == 0
+    assert run_cli(monkeypatch, "calibrate-noise", str(preset), *words, "--out", str(tmp_path / "mine.yaml")) == 0
     said = capsys.readouterr().out
     assert said.index("encoded 1 prompts that were not there") < said.index("round 1/1")
 
 
 def test_a_method_that_scores_no_points_is_refused(preset, tmp_path, monkeypatch, capsys) -> None:
     out = tmp_path / "calibrated.yaml"
-    assert run_cli(monkeypatch, "calibrate", str(preset), "method=flow_grpo", "--out", str(out)) == 2
+    assert run_cli(monkeypatch, "calibrate-noise", str(preset), "method=flow_grpo", "--out", str(out)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "needs credit.rule gains, gae or turning_point" in line
     assert "set method=dense_grpo" in line
