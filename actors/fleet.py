@@ -9,7 +9,7 @@ import ray
 from actors.learners import RemoteLearner
 from actors.pool.nodes import NodeFailures
 from actors.pool.pool import ActorPool
-from actors.rewards.source import RewardPools
+from actors.rewards.pool import RewardPools
 from actors.rollouts import RolloutPool
 from protocol.config.run import RunConfig
 from protocol.errors import PoolError

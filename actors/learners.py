@@ -7,8 +7,7 @@ from typing import Any
 import ray
 import torch
 
-from actors.pool.calls import ActorFailedError, answer, whereabouts
-from actors.pool.heartbeat import HEARTBEAT, Alive
+from actors.pool.calls import HEARTBEAT, ActorFailedError, Alive, answer, whereabouts
 from actors.pool.member import ActorHandle, Member
 from actors.pool.nodes import NodeFailures
 from flow.device import device_of

@@ -7,14 +7,12 @@ import numpy as np
 import ray
 import torch
 
-from actors.pool.calls import ActorFailedError, answer
-from actors.pool.heartbeat import HEARTBEAT, Alive
+from actors.pool.calls import HEARTBEAT, ActorFailedError, Alive, answer
 from actors.pool.member import ActorHandle
 from actors.pool.nodes import NodeFailures, failure_reporter
 from actors.pool.pool import ActorPool
 from flow.device import device_of
-from flow.excerpt import excerpt_of
-from flow.rollout import RolloutPolicy
+from flow.rollout import RolloutPolicy, excerpt_of
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, ShardLostError
 from protocol.messages import (

@@ -14,10 +14,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from flow.adapter.lora import Lora
 from flow.maths.schedule import linear_sigmas, shifted_sigmas
 from flow.maths.transition import LogProbForm, Transition, cps, dance_sde, ddim_sde, flow_sde, ode
 from flow.maths.windows import require_trainable, window_steps
 from flow.models.contract import Backbone, Conditioning, repeat
+from flow.models.folder import adapter_config
+from flow.models.load import load_backbone
+from protocol.config.run import RunConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.errors import ConfigError
 
@@ -143,3 +147,20 @@ def _sigmas(backbone: Backbone, config: SamplingConfig) -> Float[Tensor, " point
 
 def _cps(*, form: LogProbForm, **step: Any) -> Transition:
     return replace(cps(**step), log_prob_form=form)
+
+
+def build_policy(config: RunConfig, *, device: str) -> tuple[FlowPolicy, Lora]:
+    """Load the model, attach a fresh adapter and put the policy on top.
+
+    Raises:
+        ModelError: the model cannot be loaded, or the adapter binds no module.
+    """
+    backbone = load_backbone(config.model, device=device)
+    lora = Lora(backbone.transformer, adapter_config(config.model), seed=config.seed)
+    return policy_of(backbone, config), lora
+
+
+def policy_of(backbone: Backbone, config: RunConfig) -> FlowPolicy:
+    """The policy of a config on a backbone that is there already."""
+    model = config.model
+    return FlowPolicy(backbone, config.sampling, guidance=model.guidance, forward_batch=model.forward_batch)

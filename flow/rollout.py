@@ -1,15 +1,25 @@
-"""What a rollout actor holds: a policy with verified adapter."""
+"""What a rollout actor computes: a shard's trajectories with their completed points, and plain ODE images.
+
+request -> initial noise -> T transitions, velocities kept -> completions of the points in one batch -> images
+"""
 
 from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import UInt8
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
 
-from flow.build import build_policy
-from flow.sampler import generate, rollout_shard
+from flow.maths.completion import complete, stack_grids, substep_grid
+from flow.maths.noise import INITIAL, SHARED, normal, trajectory_noise
+from flow.maths.transition import Transition, ode
+from flow.models.contract import Conditioning, stack
+from flow.policy import FlowPolicy, build_policy
 from protocol.config.run import RunConfig
-from protocol.errors import StaleAdapterError
-from protocol.messages import Adapter, GenerateRequest, Receipt, Rollout, ShardRequest
+from protocol.errors import NonFiniteError, StaleAdapterError
+from protocol.messages import COMMON_IMAGE, Adapter, Excerpt, GenerateRequest, Receipt, Rollout, ShardRequest
 
 
 class RolloutPolicy:
@@ -63,3 +73,179 @@ class RolloutPolicy:
             )
         self._active = (version, self._lora.load(adapter))
         return self._active
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a trajectory as it was drawn."""
+
+    k: int
+    latents: Float[Tensor, "N C H W"]
+    velocity: Float[Tensor, "N C H W"]
+    transition: Transition
+    next_latents: Float[Tensor, "N C H W"]
+
+
+def trajectory(
+    policy: FlowPolicy,
+    *,
+    initial: Float[Tensor, "N C H W"],
+    conditioning: tuple[Conditioning, ...],
+    noise: Callable[[int], Float[Tensor, "N C H W"]],
+    stochastic: Sequence[int],
+) -> Iterator[Step]:
+    """The T steps from `initial`; `noise(k)` is asked for the stochastic ones only.
+
+    Args:
+        initial: a row for each member, or one row that all start from: then steps have one row up to the first
+            stochastic one, where each member goes its own way.
+    """
+    latents = initial
+    for k in range(policy.total_steps):
+        drawn = noise(k) if k in stochastic else None
+        if drawn is not None and len(latents) < len(drawn):
+            latents = latents.repeat(len(drawn), 1, 1, 1)
+        transition, velocity = policy.transition(latents, k, conditioning=conditioning, as_ode=drawn is None)
+        following = transition.mean if drawn is None else transition.sample(drawn)
+        yield Step(k=k, latents=latents, velocity=velocity, transition=transition, next_latents=following)
+        latents = following
+
+
+@torch.no_grad()
+def rollout_shard(
+    policy: FlowPolicy, request: ShardRequest, config: RunConfig
+) -> tuple[Rollout, UInt8[np.ndarray, "I H W 3"]]:
+    """Draw a shard's trajectories and the images to be scored.
+
+    Images are the completed points of the stochastic steps (when the credit rule compares them), then the
+    finished images: after the last stochastic step the finished image itself stands for the point, not an
+    estimate. With shared initial noise the first point is the same for all members: the group's first shard completes
+    it once, the other shards refer to it.
+
+    Raises:
+        NonFiniteError: the model produced NaN or infinity.
+    """
+    members = range(request.first_member, request.first_member + request.members)
+    device = next(policy.backbone.transformer.parameters()).device
+    shape = policy.backbone.latent_shape
+
+    def noise(step: int, who: range | list[int] = members) -> Float[Tensor, "N C H W"]:
+        return trajectory_noise(
+            seed=config.seed,
+            iteration=request.iteration,
+            group=request.group,
+            members=who,
+            step=step,
+            shape=shape,
+        ).to(device)
+
+    shared = config.sampling.shared_noise
+    initial = noise(INITIAL, [SHARED]) if shared else noise(INITIAL)
+    conditioning = policy.conditioning(request.prompt.text, request.prompt.negative)
+    shard = request.first_member // request.members
+    chosen = policy.steps_of(seed=config.seed, iteration=request.iteration, shard=shard)
+    steps = list(trajectory(policy, initial=initial, conditioning=conditioning, noise=noise, stochastic=chosen))
+    final = steps[-1].next_latents
+    _require_finite(final, f"latents of group {request.group} in iteration {request.iteration}")
+
+    stochastic = [step for step in steps if step.k in chosen]
+    clean, index = final, torch.arange(len(members)).unsqueeze(1)
+    if config.scores_points:
+        clean, index = _points(policy, stochastic, final, conditioning, config, is_first=not request.first_member)
+    objective = config.learner.objective
+    rollout = Rollout(
+        request=request,
+        steps=chosen,
+        latents=_stacked([each.expand_as(final) for each in (initial, *(step.next_latents for step in steps))]),
+        log_probs=torch.stack([s.transition.log_prob(s.next_latents) for s in stochastic], dim=1).cpu().numpy(),
+        image_index=index.numpy(),
+        means=_stacked([step.transition.mean for step in stochastic]) if objective == "guarded" else None,
+        targets=_stacked(_targets(clean, index, final)) if objective == "distillation" else None,
+    )
+    return rollout, policy.backbone.decode(clean)
+
+
+@torch.no_grad()
+def generate(policy: FlowPolicy, request: GenerateRequest) -> UInt8[np.ndarray, "B H W 3"]:
+    """Images by the probability-flow ODE, one for each (prompt, number) of the request."""
+    device = next(policy.backbone.transformer.parameters()).device
+    pairs = [policy.conditioning(prompt.text, prompt.negative) for prompt in request.prompts]
+    conditioning = tuple(stack(rows) for rows in zip(*pairs, strict=True))
+    shape = policy.backbone.latent_shape
+    keys = zip(request.prompts, request.numbers, strict=True)
+    latents = torch.stack([normal("draw", request.seed, p.index, number, shape=shape) for p, number in keys]).to(device)
+    sigmas = policy.backbone.sigmas(request.steps).to(device)
+    for k in range(request.steps):
+        sigma, sigma_next = sigmas[k].expand(len(latents)), sigmas[k + 1].expand(len(latents))
+        velocity = policy.velocity(latents, sigma, conditioning)
+        latents = ode(latents=latents, velocity=velocity, sigma=sigma, sigma_next=sigma_next).mean
+    _require_finite(latents, f"latents of images generated by adapter version {request.adapter_version}")
+    return policy.backbone.decode(latents)
+
+
+def _points(
+    policy: FlowPolicy,
+    stochastic: list[Step],
+    final: Float[Tensor, "N C H W"],
+    conditioning: tuple[Conditioning, ...],
+    config: RunConfig,
+    *,
+    is_first: bool,
+) -> tuple[Float[Tensor, "B C H W"], Int[Tensor, "N P"]]:
+    """Clean latents of all points, each point's completions and then the finished ones, and every point's image.
+
+    Args:
+        is_first: the group's first shard, which completes the point that all members share.
+    """
+    members, shared = len(final), config.sampling.shared_noise
+    is_elsewhere = shared and not is_first and config.sampling.window.rule != "branch"
+    first_rows = 0 if is_elsewhere else 1 if shared else members
+    rows = [first_rows] + [members] * (len(stochastic) - 1)
+    own = torch.arange(members)
+    first = torch.full_like(own, COMMON_IMAGE) if is_elsewhere else torch.zeros_like(own) if shared else own
+    later = [first_rows + members * place + own for place in range(len(stochastic))]
+    index = torch.stack([first, *later], dim=1)
+    if not sum(rows):
+        return final, index
+    grids = [substep_grid(config.completion, sigmas=policy.sigmas, k=step.k) for step in stochastic]
+    completed = complete(
+        latents=torch.cat([step.latents[:count] for step, count in zip(stochastic, rows, strict=True)]),
+        first_velocity=torch.cat([step.velocity[:count] for step, count in zip(stochastic, rows, strict=True)]),
+        grid=stack_grids(grids, rows).to(final.device),
+        velocity=lambda latents, sigma: policy.velocity(latents, sigma, conditioning),
+        solver=config.completion.solver,
+    )
+    return torch.cat([completed, final]), index
+
+
+def _targets(
+    clean: Float[Tensor, "B C H W"], index: Int[Tensor, "N P"], final: Float[Tensor, "N C H W"]
+) -> list[Float[Tensor, "N C H W"]]:
+    """Where each stochastic step led: the completion of the point behind it; the finished latents for the last step."""
+    return [clean[places] for places in index[:, 1:-1].unbind(1)] + [final]
+
+
+def _stacked(tensors: list[Float[Tensor, "N C H W"]]) -> np.ndarray:
+    return torch.stack(tensors, dim=1).cpu().numpy()
+
+
+def _require_finite(latents: Tensor, what: str) -> None:
+    if not torch.isfinite(latents).all():
+        raise NonFiniteError(f"{what} must be finite, got NaN or infinity")
+
+
+LONGEST = 128
+"""Pixels of the longer side; a larger image is thinned out."""
+
+
+def excerpt_of(rollout: Rollout, images: UInt8[np.ndarray, "I H W 3"], *, members: int) -> Excerpt:
+    """The first `members` trajectories (all, when there are fewer) of a group's first shard."""
+    index = rollout.image_index[:members]
+    index = np.where(index == COMMON_IMAGE, 0, index)
+    stride = -(-max(images.shape[1:3]) // LONGEST)
+    return Excerpt(
+        request=rollout.request,
+        steps=rollout.steps,
+        images=np.ascontiguousarray(images[index][:, :, ::stride, ::stride]),
+        image_index=index,
+    )

@@ -8,16 +8,17 @@ scores = scorer.score(images, texts, metadata)        # images uint8 [B, H, W, 3
 import inspect
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
-from protocol.errors import ContractError, ScorerError
+from protocol.errors import ContractError, ScorerError, one_line
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.spelling import suggest
-from rewards.isolation import score_around_failures
 from rewards.loading import build_from_path, load_class
+from rewards.scores import joined, rows_of
 
 logger = logging.getLogger(__name__)
 
@@ -213,3 +214,91 @@ def _check_scorer(scorer: Any) -> None:
         raise ScorerError(f"the range of scorer {scorer.name} must be two numbers, got [{scorer.low}, {scorer.high}]")
     if scorer.low >= scorer.high:
         raise ScorerError(f"low of scorer {scorer.name} must be less than high, got [{scorer.low}, {scorer.high}]")
+
+
+Score = Callable[[np.ndarray, Sequence[str], Sequence[Metadata]], Scores]
+
+
+def score_around_failures(
+    score: Score, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata], *, name: str
+) -> tuple[Scores, Exception | None]:
+    """Score B images and leave out only those that make the scorer raise.
+
+    A batch that raises is halved; a half that raises is halved again. If both halves raise, the scorer itself fails and
+    all images there are missing. So a broken scorer costs three calls, one bad image among B about 2 log2(B).
+
+    Args:
+        score: one call of the scorer.
+        images: uint8 [B, H, W, 3]
+        prompts: B texts.
+        metadata: B mappings.
+        name: the scorer's name, for the reasons.
+
+    Returns:
+        Scores of B images, missing where `score` raises; the first exception, or None.
+
+    Raises:
+        ContractError: `score` raised it. It never counts as a failed score.
+    """
+    errors: list[Exception] = []
+
+    def attempt(rows: slice) -> Scores | None:
+        try:
+            return score(images[rows], prompts[rows], metadata[rows])
+        except ContractError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this image has no score
+            errors.append(error)
+            return None
+
+    def divided(rows: slice) -> Scores:
+        size = rows.stop - rows.start
+        if size > 1:
+            middle = rows.start + size // 2
+            halves = [slice(rows.start, middle), slice(middle, rows.stop)]
+            answers = [attempt(half) for half in halves]
+            if any(answer is not None for answer in answers):
+                return joined([answer or divided(half) for half, answer in zip(halves, answers, strict=True)])
+        return Scores.missing(size, f"{name}: {type(errors[-1]).__name__}: {one_line(errors[-1])}")
+
+    everything = slice(0, len(images))
+    return attempt(everything) or divided(everything), errors[0] if errors else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Some images of one request, each with its prompt and metadata. The reward queue writes it, an actor reads it."""
+
+    rows: tuple[int, ...]
+    prompts: tuple[str, ...]
+    metadata: tuple[Metadata, ...]
+
+
+def score_pieces(scorer: CheckedScorer, pieces: Sequence[Piece], images: Sequence[np.ndarray]) -> Scores:
+    """Score the pieces of several requests together; images of one size go through the scorer in one batch.
+
+    Args:
+        scorer: called once for each size of images.
+        pieces: at least one.
+        images: each piece's whole array, uint8 [I, H, W, 3].
+
+    Returns:
+        The scores of all pieces in their order.
+    """
+    chosen = [array[list(piece.rows)] for piece, array in zip(pieces, images, strict=True)]
+    by_size: dict[tuple[int, ...], list[int]] = {}
+    for index, rows in enumerate(chosen):
+        by_size.setdefault(rows.shape[1:], []).append(index)
+    answers: dict[int, Scores] = {}
+    for indices in by_size.values():
+        scores = scorer.score(
+            np.concatenate([chosen[index] for index in indices]),
+            [prompt for index in indices for prompt in pieces[index].prompts],
+            [metadata for index in indices for metadata in pieces[index].metadata],
+        )
+        start = 0
+        for index in indices:
+            end = start + len(pieces[index].rows)
+            answers[index] = rows_of(scores, slice(start, end))
+            start = end
+    return joined([answers[index] for index in range(len(pieces))])

@@ -3,7 +3,7 @@
 A member takes one call at a time, so whoever waits for a member waits at most for the calls before it, each of
 which ends within its deadline. A member that was lost is ended and replaced; its call goes to the next idle member.
 A caller who gives up leaves his member busy until the call has ended. Results do not depend on any of this, since a
-call carries all that its answer depends on. How an actor becomes a member stands in `actors/pool/joining.py`.
+call carries all that its answer depends on. How an actor becomes a member stands in `actors/pool/member.py`.
 """
 
 import asyncio
@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 import ray
 
 from actors.pool.calls import ActorFailedError
-from actors.pool.joining import Joining, Work
-from actors.pool.member import ActorHandle, Member
+from actors.pool.member import ActorHandle, Joining, Member, Work
 from actors.pool.restarts import RestartBudget
 from protocol.errors import PoolError, one_line
 from protocol.messages import Adapter

@@ -17,16 +17,15 @@ lost with its actor gives missing scores; whoever asked decides whether to ask a
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 from actors.pool.calls import ActorFailedError
+from actors.pool.member import ActorHandle
 from protocol.errors import PoolError, one_line
 from protocol.messages import Scores
 from protocol.ports import ImagesHandle
-from rewards.answers import joined, rows_of
-from rewards.pieces import Piece
+from rewards.scorer import Piece
+from rewards.scores import joined, rows_of
 
-ActorHandle = Any
 Ask = Callable[[ActorHandle, Sequence[Piece], Sequence[ImagesHandle]], Awaitable[Scores]]
 """One call on one actor; raises `ActorFailedError` when the actor is gone or overran its deadline."""
 

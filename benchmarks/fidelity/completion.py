@@ -27,9 +27,8 @@ from scipy.stats import spearmanr
 
 from benchmarks.fidelity.groups import draw_group
 from deploy.presets import load_config
-from flow.build import policy_of
 from flow.models.load import load_backbone
-from flow.policy import FlowPolicy
+from flow.policy import FlowPolicy, policy_of
 from protocol.config.run import RunConfig
 from protocol.config.sampling import CompletionConfig
 from protocol.messages import Prompt

@@ -29,10 +29,9 @@ from torch import Tensor
 from benchmarks.fidelity.completion import WAYS
 from benchmarks.fidelity.groups import Group, draw_group
 from deploy.presets import load_config
-from flow.build import policy_of
 from flow.models.load import load_backbone
-from flow.policy import FlowPolicy
-from flow.sampler import Step
+from flow.policy import FlowPolicy, policy_of
+from flow.rollout import Step
 from learner.credit.normalise import NORMALISERS
 from learner.credit.rules import CreditRule, calibrated, gae, gains, uniform
 from protocol.config.run import RunConfig

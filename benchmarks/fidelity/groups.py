@@ -12,7 +12,7 @@ from flow.maths.completion import complete, substep_grid
 from flow.maths.noise import INITIAL, SHARED, trajectory_noise
 from flow.models.contract import Conditioning
 from flow.policy import FlowPolicy
-from flow.sampler import Step, trajectory
+from flow.rollout import Step, trajectory
 from protocol.config.run import RunConfig
 from protocol.config.sampling import CompletionConfig
 from protocol.messages import Prompt

@@ -26,7 +26,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.speed.gpu_model import random_backbone
 from deploy.tools.estimate import Estimate, estimate_of
 from flow.adapter.lora import Lora
-from flow.build import policy_of
 from flow.maths.noise import normal
 from flow.models.families import SD3
 from flow.models.pipeline import PipelineBackbone

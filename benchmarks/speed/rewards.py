@@ -23,8 +23,8 @@ from benchmarks.fidelity.reward_share import share
 from protocol.config.parse import parse_config
 from protocol.config.reward import RewardConfig
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.answers import partly
 from rewards.scorer import build_scorer
+from rewards.scores import partly
 
 console = Console(highlight=False, soft_wrap=True)
 BATCHES = (1, 4, 16, 64)
@@ -130,7 +130,7 @@ def speed(seconds: float) -> None:
 def source_of(reward: dict[str, Any], *, max_restarts: int = 10_000) -> Any:
     """Reward actors of one scorer, as a run has them."""
     from actors.pool.nodes import NodeFailures
-    from actors.rewards.source import RewardPools
+    from actors.rewards.pool import RewardPools
 
     tree = {
         "iterations": 1,

@@ -19,7 +19,6 @@ from deploy.api.middleware import Guard
 from deploy.api.problems import Problem, add_problem_handlers, documented
 from protocol.errors import ContractError, InputError
 from protocol.messages import Scores
-from rewards.answers import partly, patched
 from rewards.http.wire import (
     JSON,
     MSGPACK,
@@ -37,8 +36,8 @@ from rewards.http.wire import (
     write_message,
 )
 from rewards.images import ImageError, decode_image
-from rewards.pieces import Piece, score_pieces
-from rewards.scorer import CheckedScorer
+from rewards.scorer import CheckedScorer, Piece, score_pieces
+from rewards.scores import partly, patched
 
 log = logging.getLogger(__name__)
 MIB = 1024 * 1024

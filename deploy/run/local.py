@@ -15,8 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from flow.device import device_of, torch_threads
-from flow.excerpt import excerpt_of
-from flow.rollout import RolloutPolicy
+from flow.rollout import RolloutPolicy, excerpt_of
 from learner.update.learner import Learner
 from protocol.config.cluster import RoleConfig
 from protocol.config.run import RunConfig
@@ -36,9 +35,8 @@ from protocol.messages import (
 )
 from protocol.ports import ImagesHandle, Metrics, Ports, RolloutHandle
 from protocol.status import ActorStatus, PoolStatus
-from rewards.failure import settle
-from rewards.mixture import mix, with_observed
 from rewards.scorer import build_scorer
+from rewards.scores import mix, settle, with_observed
 
 Result = TypeVar("Result")
 

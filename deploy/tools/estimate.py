@@ -16,13 +16,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from deploy.tools.fake_memory import PeakMemory
-from flow.build import policy_of
 from flow.models.contract import Conditioning
 from flow.models.folder import adapter_config
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone, hollow_encoders
 from flow.models.pipeline import PipelineBackbone
-from flow.policy import FlowPolicy
-from flow.sampler import rollout_shard
+from flow.policy import FlowPolicy, policy_of
+from flow.rollout import rollout_shard
 from protocol.config.model import LoraConfig
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt, ShardRequest

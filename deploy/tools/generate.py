@@ -37,9 +37,9 @@ def generate_images(
     """
     from PIL import Image
 
-    from flow.build import build_policy
     from flow.device import best_device
-    from flow.sampler import generate
+    from flow.policy import build_policy
+    from flow.rollout import generate
 
     config = config_of(run)
     state = None if is_base else checkpoint_of(run, iteration)[0]

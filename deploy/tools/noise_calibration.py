@@ -132,7 +132,7 @@ def calibrated_config(
 
 def first_levels(config: RunConfig, backbone: object) -> tuple[str, list[float]]:
     """Kernel and level of each step but the last to begin with, so that the first round draws as the config does."""
-    from flow.build import policy_of
+    from flow.policy import policy_of
 
     policy = policy_of(backbone, config)  # type: ignore[arg-type]
     count = config.sampling.steps - 1
@@ -186,9 +186,9 @@ class _Trajectories:
         }
 
     def __call__(self, levels: Sequence[float], number: int) -> np.ndarray:
-        from flow.build import policy_of
-        from flow.sampler import rollout_shard
-        from rewards.mixture import mix
+        from flow.policy import policy_of
+        from flow.rollout import rollout_shard
+        from rewards.scores import mix
 
         config = _with_levels(self._config, self._kernel, levels, std_min=0.0)
         policy = policy_of(self._backbone, config)  # type: ignore[arg-type]

@@ -8,8 +8,8 @@ import torch
 from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
 
-from flow.build import build_policy
 from flow.models.folder import adapter_config
+from flow.policy import build_policy
 from learner.credit.assign import Assignment, RewardTables, assign_credit, reward_tables
 from learner.credit.step_weights import step_weights
 from learner.update.ema import AdapterAverage

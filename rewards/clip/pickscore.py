@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.answers import judged
 from rewards.clip.features import ClipFeatures
+from rewards.scores import judged
 
 MODEL = "yuvalkirstain/PickScore_v1"
 PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"

@@ -11,9 +11,9 @@ import numpy as np
 
 from protocol.errors import ScorerError
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.answers import judged
 from rewards.clip.features import ClipFeatures
 from rewards.clip.pretrained import load_pretrained
+from rewards.scores import judged
 
 VIT_L = "openai/clip-vit-large-patch14"
 ROUNDING = 1e-4

@@ -18,10 +18,10 @@ import numpy as np
 
 from protocol.errors import ContractError, ScorerError, one_line
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.answers import joined, partly
 from rewards.http.caller import CallError, HttpCaller
 from rewards.http.wire import JSON, MSGPACK
 from rewards.images import encode_jpeg, encode_png
+from rewards.scores import joined, partly
 
 HARMLESS = {
     ("numpy", "dtype"),

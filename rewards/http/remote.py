@@ -11,7 +11,6 @@ import numpy as np
 from protocol.errors import ContractError, PromptError, ScorerError
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.spelling import suggest
-from rewards.answers import joined
 from rewards.http.caller import CallError, HttpCaller
 from rewards.http.wire import (
     JSON,
@@ -30,6 +29,7 @@ from rewards.http.wire import (
     write_message,
 )
 from rewards.images import encode_png
+from rewards.scores import joined
 
 KINDS = {"msgpack": MSGPACK, "json": JSON}
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from protocol.errors import ScorerError, one_line
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.answers import partly
 from rewards.http.caller import CallError, HttpCaller
 from rewards.images import encode_png
+from rewards.scores import partly
 
 PATTERN = r"(?m)^\s*Final Score:\s*(-?\d+(?:\.\d+)?)\s*$"
 INSTRUCTION = (

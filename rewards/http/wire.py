@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protocol.errors import ContractError
 from protocol.messages import Prompt, Scores
-from rewards.answers import partly
+from rewards.scores import partly
 
 MSGPACK, JSON = "application/msgpack", "application/json"
 Read = TypeVar("Read", bound="Message")

@@ -13,8 +13,8 @@ import numpy as np
 
 from protocol.errors import PromptError, ScorerError, one_line
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.answers import partly
 from rewards.loading import build_from_path
+from rewards.scores import partly
 
 ENGINES = {"rapidocr": "rewards.ocr.engines:RapidOcr", "paddleocr": "rewards.ocr.engines:PaddleOcr"}
 """Engines by short name; any other engine is named by its import path `package.module:Class`."""

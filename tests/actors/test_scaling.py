@@ -8,10 +8,9 @@ from concurrent.futures import Future
 import pytest
 import ray
 
-from actors.pool import joining
+from actors.pool import member as member_module
 from actors.pool.calls import answer
-from actors.pool.joining import Joining
-from actors.pool.member import Member
+from actors.pool.member import Joining, Member
 from actors.pool.pool import ActorPool
 from protocol.errors import ContractError, PoolError
 
@@ -144,7 +143,7 @@ def test_members_without_a_place_are_seen_waiting_and_the_wish_can_be_taken_back
 
 
 def test_wished_member_that_cannot_begin_costs_no_restart_and_joins_later(tmp_path, monkeypatch):
-    monkeypatch.setattr(joining, "RETRY_S", (0.2, 0.5))
+    monkeypatch.setattr(member_module, "RETRY_S", (0.2, 0.5))
     marker = tmp_path / "missing"
 
     async def scenario():

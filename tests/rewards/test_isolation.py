@@ -5,8 +5,8 @@ import pytest
 
 from protocol.errors import ContractError
 from protocol.messages import Scores
-from rewards.answers import judged
 from rewards.scorer import CheckedScorer
+from rewards.scores import judged
 
 
 class Fussy:

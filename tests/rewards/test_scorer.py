@@ -11,8 +11,8 @@ import pytest
 from protocol.errors import ContractError, InputError, PromptError, ScorerError
 from protocol.messages import Metadata, Prompt, Scores
 from rewards import scorer as scorer_module
-from rewards.mixture import mix
 from rewards.scorer import CheckedScorer, Registered, build_scorer
+from rewards.scores import mix
 
 IMAGES = np.zeros((2, 4, 4, 3), np.uint8)
 

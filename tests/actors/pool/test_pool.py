@@ -10,11 +10,10 @@ import psutil
 import pytest
 import ray
 
-from actors.pool.calls import answer
-from actors.pool.heartbeat import HEARTBEAT, Alive
+from actors.pool.calls import HEARTBEAT, Alive, answer
 from actors.pool.nodes import NodeFailures
 from actors.pool.pool import ActorPool
-from actors.rewards.source import RewardPools
+from actors.rewards.pool import RewardPools
 from protocol.errors import ContractError, PoolError, ScorerError
 from tests.support.sinks import Silent
 

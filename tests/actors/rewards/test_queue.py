@@ -11,8 +11,8 @@ from actors.pool.calls import ActorFailedError
 from actors.rewards.queue import RewardQueue
 from protocol.errors import ContractError, PoolError
 from protocol.messages import Scores
-from rewards.answers import judged
-from rewards.pieces import Piece
+from rewards.scorer import Piece
+from rewards.scores import judged
 
 
 class Desk:

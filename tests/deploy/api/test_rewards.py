@@ -18,10 +18,10 @@ from deploy.api.rewards import make_app
 from deploy.cli.rewards import wanted_scorers
 from protocol.errors import ConfigError, ContractError, PromptError, ScorerError
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.answers import partly
 from rewards.http.wire import JSON, MSGPACK, Item, ScoreCall, ScoreReply, read_message, write_message
 from rewards.images import ImageError, decode_image, encode_png
 from rewards.scorer import build_scorer
+from rewards.scores import partly
 from tests.support.reward_servers import http_server, reward_service
 
 OPEN = Access(host="127.0.0.1", token=None)

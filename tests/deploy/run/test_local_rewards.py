@@ -10,7 +10,7 @@ import pytest
 from deploy.run.local import LocalFleet
 from protocol.errors import PromptError, RewardError
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.answers import partly
+from rewards.scores import partly
 
 IMAGES = np.stack([np.full((4, 4, 3), level, np.uint8) for level in (10, 20, 30)])
 

@@ -10,10 +10,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from deploy.tools.estimate import estimate, forward_peak, gradient_cost
 from deploy.tools.fake_memory import PeakMemory
-from flow.build import build_policy
 from flow.models.folder import adapter_config
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone
-from flow.sampler import rollout_shard
+from flow.policy import build_policy
+from flow.rollout import rollout_shard
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt, ShardRequest
 from tests.support.tiny_models import write_flux

@@ -12,8 +12,8 @@ import yaml
 from deploy.cli.app import main
 from deploy.presets import load_config
 from deploy.tools.noise_calibration import Calibration, calibrate, first_levels, is_balanced
-from flow.build import policy_of
 from flow.models.load import load_backbone
+from flow.policy import policy_of
 from protocol.errors import ContractError
 
 

@@ -19,7 +19,7 @@ from flow.models.contract import Backbone
 from flow.models.flux import pack, unpack
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy
-from flow.sampler import trajectory
+from flow.rollout import trajectory
 from protocol.config.model import ModelConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.errors import ModelError

@@ -13,7 +13,7 @@ from flow.maths.noise import normal
 from flow.models.contract import Backbone, repeat
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy
-from flow.sampler import generate, trajectory
+from flow.rollout import generate, trajectory
 from protocol.config.model import ModelConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.errors import ModelError

@@ -12,7 +12,7 @@ from protocol.config.run import RunConfig
 from protocol.errors import LearnerFailedError
 from protocol.messages import Adapter, Metadata, Prompt, Receipt, ScoredGroup, ScoredShard, Scores, ShardRequest
 from protocol.ports import Ports
-from rewards.answers import judged, partly
+from rewards.scores import judged, partly
 
 Config = Callable[..., RunConfig]
 PROMPTS = tuple(Prompt(index=index, text=str(index)) for index in range(4))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flow.build import build_policy
+from flow.policy import build_policy
 from flow.rollout import RolloutPolicy
 from learner.update.learner import Learner
 from protocol.config.run import RunConfig

@@ -15,11 +15,10 @@ import pytest
 from pydantic import BaseModel
 
 from deploy.presets import load_config, method_names
-from flow.build import build_policy, policy_of
 from flow.maths.noise import normal
 from flow.models.contract import Backbone
-from flow.rollout import RolloutPolicy
-from flow.sampler import rollout_shard
+from flow.policy import build_policy, policy_of
+from flow.rollout import RolloutPolicy, rollout_shard
 from learner.update.learner import Learner
 from protocol.config.model import ModelConfig
 from protocol.config.run import RunConfig

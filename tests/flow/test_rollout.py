@@ -9,15 +9,13 @@ import pytest
 import torch
 
 from flow.adapter.lora import Lora
-from flow.build import policy_of
 from flow.maths.completion import complete, stack_grids, substep_grid
 from flow.maths.interpolant import clean_estimate
 from flow.maths.noise import INITIAL, SHARED, trajectory_noise
 from flow.models.contract import Backbone
 from flow.models.load import load_backbone
-from flow.policy import FlowPolicy
-from flow.rollout import RolloutPolicy
-from flow.sampler import generate, rollout_shard
+from flow.policy import FlowPolicy, policy_of
+from flow.rollout import RolloutPolicy, generate, rollout_shard
 from protocol.config.model import ModelConfig
 from protocol.config.run import RunConfig
 from protocol.errors import NonFiniteError, StaleAdapterError

@@ -6,11 +6,8 @@ import pytest
 from protocol.config.reward import RewardConfig
 from protocol.errors import ContractError, RewardError
 from protocol.messages import Metadata, Scores
-from rewards.answers import judged, partly, patched
-from rewards.failure import settle
-from rewards.mixture import mix, with_observed
-from rewards.pieces import Piece, score_pieces
-from rewards.scorer import CheckedScorer
+from rewards.scorer import CheckedScorer, Piece, score_pieces
+from rewards.scores import judged, mix, partly, patched, settle, with_observed
 
 NAN = float("nan")
 

@@ -15,10 +15,10 @@ import ray
 from actors.pool.nodes import NodeFailures
 from actors.pool.pool import ActorPool
 from actors.rewards import pool as reward_pool
-from actors.rewards.source import RewardPools
+from actors.rewards.pool import RewardPools
 from protocol.errors import InputError, PromptError, RewardError
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.answers import partly
+from rewards.scores import partly
 from tests.support.sinks import Silent
 
 pytestmark = pytest.mark.ray
