@@ -31,8 +31,7 @@ from torch import Tensor
 
 from benchmarks.fidelity.groups import draw_group
 from deploy.presets import load_config
-from flow.build import build_policy
-from flow.policy import FlowPolicy
+from flow.policy import FlowPolicy, build_policy
 from learner.credit.rules import calibrated
 from learner.loop.groups import prompt_at
 from protocol.config.run import RunConfig

@@ -30,7 +30,7 @@ from flow.maths.noise import normal
 from flow.models.families import SD3
 from flow.models.pipeline import PipelineBackbone
 from flow.policy import FlowPolicy
-from flow.sampler import rollout_shard
+from flow.rollout import rollout_shard
 from learner.update.objective import clipped_surrogate
 from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
