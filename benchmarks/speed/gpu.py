@@ -29,7 +29,7 @@ from flow.adapter.lora import Lora
 from flow.maths.noise import normal
 from flow.models.families import SD3
 from flow.models.pipeline import PipelineBackbone
-from flow.policy import FlowPolicy
+from flow.policy import FlowPolicy, policy_of
 from flow.rollout import rollout_shard
 from learner.update.objective import clipped_surrogate
 from protocol.config.parse import parse_config
