@@ -1,4 +1,4 @@
-"""Scorers for benchmarks, usable in any config by their import path."""
+"""Scorers for benchmarks; any config can name them by their import path."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,11 +11,11 @@ from rewards.geneval.verdict import judge
 from toyworld.world.detector import ShapeDetector
 
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
-"""Overlaps with an ideal shape from which a blob counts as one; the detector's own is 0.8."""
+"""Least overlaps of a blob with an ideal shape; the detector's own is 0.8."""
 
 
 class Redness:
-    """How red an image is: mean of red minus the mean of green and blue, in [-1, 1]; a smooth score without ties.
+    """The redness of an image: mean red minus the mean of green and blue, in [-1, 1]; a smooth score without ties.
 
     rewards.redness.scorer=benchmarks.scorers:Redness
     """
@@ -33,16 +33,16 @@ class Redness:
         prompts: Sequence[str],  # noqa: ARG002
         metadata: Sequence[Metadata],  # noqa: ARG002
     ) -> Scores:
-        """float32 [B]."""
+        """Score B images uint8 [B, H, W, 3]; prompts and metadata are not used."""
         channels = images.astype(np.float32).mean((1, 2)) / 255
         values = channels[:, 0] - (channels[:, 1] + channels[:, 2]) / 2
         return Scores(values=values, valid=np.ones(len(images), bool), reasons=("",) * len(images))
 
 
 class GradedGenEval(GenEval):
-    """GenEval's soft score in the toy world, averaged over how sure the detector must be: half a shape counts in part.
+    """GenEval's soft score in the toy world, averaged over detection thresholds, so that half a shape counts partly.
 
-    Components are GenEval's own.
+    The components are GenEval's own.
 
     rewards.geneval.scorer=benchmarks.scorers:GradedGenEval
     """
@@ -52,7 +52,7 @@ class GradedGenEval(GenEval):
         self._lenient = ShapeDetector(min_score=min(THRESHOLDS))
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """float32 [B] in [0, 1]."""
+        """Score B images uint8 [B, H, W, 3] by their metadata; the values are in [0, 1]."""
         found = self._lenient.detect(images)
         values = [
             np.mean([judge([d for d in objects if d.score >= sure], line).soft for sure in THRESHOLDS])

@@ -1,1 +1,1 @@
-"""How faithful completions, credit and gradients are to a reference."""
+"""How well completions, credit and gradients agree with a reference."""

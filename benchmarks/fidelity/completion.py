@@ -1,13 +1,12 @@
-"""How well cheap completions rank points: rank correlation of their scores with those of a costly completion.
+"""How well cheap completions rank points: the rank correlation of their scores with those of an expensive completion.
 
     python -m benchmarks.fidelity.completion toy_geneval --prompts 12
 
-One group for each prompt is drawn with the base model; every point is completed in every way. Spearman's correlation is
-taken over the members at one point of one prompt and averaged over points and prompts; a point at which the reference's
-scores are all equal has no ranking and is left out, and a completion that ranks none where the reference does
-counts as 0. Two references: the remaining schedule, and the ODE in 64 second-order substeps.
-`forwards` is the number of velocity evaluations of one point beyond the one that the main pass made, averaged over
-points.
+The base model generates one group for each prompt, and every point is completed in every way. Spearman's correlation is
+computed over the members at one point of one prompt, and averaged over points and prompts. A point whose reference
+scores are all equal is left out, since they rank nothing. A completion whose scores are all equal at another point
+counts as 0 there. There are two references: the remaining schedule, and the ODE in 64 second-order substeps. `forwards`
+is the number of velocity evaluations of one point, without that of the main pass, averaged over points.
 """
 
 import itertools
@@ -22,6 +21,7 @@ import numpy as np
 import torch
 import typer
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from scipy.stats import spearmanr
 
@@ -56,13 +56,13 @@ WAYS: dict[str, CompletionConfig] = {
     "remaining schedule, adams": CompletionConfig(rule="schedule", solver="adams"),
     "fine": CompletionConfig(rule="ode", substeps=64, spacing="even", solver="adams"),
 }
-"""Every key said: a default that changes must not change what a name means."""
+"""Completions by name. Every key is explicit, so that a changed default cannot change the meaning of a name."""
 REFERENCES = ("remaining schedule", "fine")
 
 
 @dataclass(frozen=True)
 class Point:
-    """All members of one prompt at one point, completed in one way."""
+    """One point of one prompt's group, completed in one way for all members."""
 
     way: str
     prompt: int
@@ -75,8 +75,19 @@ class Point:
 def completed_points(
     policy: FlowPolicy, config: RunConfig, prompts: Sequence[Prompt], scorers: dict[str, CheckedScorer], members: int
 ) -> Iterator[Point]:
-    """Every way at every stochastic point but one that all members share."""
-    for number, prompt in enumerate(prompts):
+    """Complete every stochastic point in every way, except a point that all members share.
+
+    Args:
+        policy: the base model's policy.
+        config: the run's config.
+        prompts: one group for each.
+        scorers: scorers by name.
+        members: size of a group.
+
+    Yields:
+        Points with clean latents and scores.
+    """
+    for number, prompt in enumerate(track(prompts, "groups")):
         group = draw_group(policy, config, number=number, prompt=prompt, members=members)
         for point in group.points[1 if config.sampling.shared_noise else 0 :]:
             for way, completion in WAYS.items():
@@ -85,7 +96,7 @@ def completed_points(
 
 
 def summarise(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """One row for each way: forwards, error of the latents, and correlations by reference and scorer."""
+    """Return one row for each way: forwards, error of the latents, and correlations by reference and scorer."""
     held = {(point.way, point.prompt, point.k): point for point in points}
     rows = []
     for way in WAYS:
@@ -102,14 +113,14 @@ def summarise(points: Sequence[Point]) -> list[dict[str, Any]]:
 
 
 def _mean_correlation(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float | None:
-    """Of pairs (a way's scores, the reference's)."""
+    """Return the mean rank correlation of pairs (a way's scores, the reference's scores)."""
     ranked = [(own, wanted) for own, wanted in pairs if np.ptp(wanted) > 0]
     each = [cast(Any, spearmanr(own, wanted)).statistic if np.ptp(own) > 0 else 0.0 for own, wanted in ranked]
     return float(np.mean(each)) if ranked else None
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Correlation against forwards: a row for each reference, a panel for each scorer."""
+    """Plot correlation against forwards, with a row for each reference and a panel for each scorer."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -124,8 +135,8 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     for axes, name in zip(panels, itertools.chain(*names), strict=True):
         for label, held in series.items():
             known = [row for row in held if row[name] is not None and not name.endswith(f"against {row['way']}")]
-            places, values = [row["forwards"] for row in known], [row[name] for row in known]
-            axes.plot(places, values, marker=markers[label[0]], label=label, alpha=0.8)
+            forwards, values = [row["forwards"] for row in known], [row[name] for row in known]
+            axes.plot(forwards, values, marker=markers[label[0]], label=label, alpha=0.8)
         axes.set(xlabel="forwards a point", ylabel="rank correlation", title=name)
         axes.grid(alpha=0.3)
     figure.axes[0].legend(fontsize=7)
@@ -138,8 +149,10 @@ def main(
     overrides: Annotated[list[str] | None, typer.Argument(help="Config overrides.")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts, one group each.")] = 12,
     members: Annotated[int, typer.Option(min=3, help="Members of a group.")] = 24,
-    out: Annotated[Path, typer.Option(help="JSON file; a plot beside it.")] = Path("runs/completion_fidelity.json"),
-    is_plot: Annotated[bool, typer.Option("--plot", help="Only draw the plot of the JSON file again.")] = False,  # noqa: FBT002
+    out: Annotated[Path, typer.Option(help="JSON file; the plot has the same name.")] = Path(
+        "runs/completion_fidelity.json"
+    ),
+    is_plot: Annotated[bool, typer.Option("--plot", help="Only plot the existing JSON file again.")] = False,
 ) -> None:
     """Measure, print the table, write JSON and plot."""
     if is_plot:

@@ -1,13 +1,13 @@
-"""How much of a credit rule's advantages is true: its correlation with the advantages found by brute force.
+"""The accuracy of a credit rule: the correlation of its advantages with the true advantages, found by brute force.
 
     python -m benchmarks.fidelity.credit toy_geneval --prompts 12
 
-The true advantage of step k is V(x_{k+1}) - V(x_k), V the mean final reward when the policy goes on from a point; here
-the mean over `--continuations` stochastic continuations of every point of every trajectory. A policy gradient with
-advantages A has the expectation of the one with true advantages A* as far as A follows A*, and noise as far as A has
-other parts. So `fidelity` = <A, A*> / (|A| |A*|), over all members, steps and groups, tells rules apart before anything
-is trained: the same signal-to-noise ratio takes rule b (f_a / f_b)^2 times the groups of rule a. |A*| comes from two
-halves of the continuations, so that their own noise neither helps nor harms a rule.
+The true advantage of step k is V(x_{k+1}) - V(x_k). V is the mean final reward if the policy continues from a point;
+here it is the mean over `--continuations` stochastic continuations of every point of every trajectory. The part of the
+advantages A that follows the true advantages A* gives the true policy gradient; every other part of A adds only noise.
+So `fidelity` = <A, A*> / (|A| |A*|), over all members, steps and groups, compares rules without any training: for the
+same signal-to-noise ratio rule b needs (f_a / f_b)^2 times the groups of rule a. |A*| is computed from two halves of
+the continuations, so that their noise does not bias it.
 """
 
 import json
@@ -47,12 +47,12 @@ NORMALISATIONS = {
     "centred": ("centred", False),
     "per_step": ("per_step", False),
 }
-"""By name: the normaliser, and whether its std is that of all groups."""
+"""Normalisations by name: the normaliser, and whether its std is taken over all groups."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """One scorer's rewards of all groups: by completion, and both halves of the brute-force values."""
+    """One scorer's rewards of all groups: those of each completion, and the brute-force values in two halves."""
 
     rewards: Mapping[str, Rewards]
     halves: tuple[Rewards, Rewards]
@@ -60,7 +60,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Collector:
-    """Draws groups, completes their points, and continues every point many times."""
+    """Generates groups, completes their points, and continues every point many times."""
 
     policy: FlowPolicy
     config: RunConfig
@@ -69,7 +69,7 @@ class Collector:
     continuations: int
 
     def collect(self, prompts: Sequence[Prompt]) -> dict[str, Data]:
-        """All groups, one for each prompt, by scorer."""
+        """Collect one group for each prompt; return the rewards by scorer."""
         groups = [self._group(number, prompt) for number, prompt in enumerate(track(prompts, "groups"))]
         return {
             name: Data(
@@ -101,7 +101,10 @@ class Collector:
     def _value(
         self, group: Group, point: Step, generator: torch.Generator, *, is_common: bool
     ) -> dict[str, Float[np.ndarray, " N"]]:
-        """Mean final score of half the continuations of each member's point; of all members' where it is one point."""
+        """Return the mean final score over half the continuations of each member's point.
+
+        If all members share the point, the mean is taken over all of them.
+        """
         runs = []
         for _ in range(self.continuations // 2):
             latents = point.latents
@@ -118,7 +121,7 @@ class Collector:
 
 
 def step_rewards(rewards: Rewards) -> Iterator[tuple[str, Float[Tensor, "groups N S"]]]:
-    """Every rule's step rewards, by name."""
+    """Yield the name and the step rewards of every rule."""
     tables = torch.from_numpy(rewards).float()
     values, _ = calibrated(tables)
     rules: dict[str, CreditRule] = {
@@ -133,7 +136,7 @@ def step_rewards(rewards: Rewards) -> Iterator[tuple[str, Float[Tensor, "groups 
 
 
 def fidelity(advantages: Float[np.ndarray, "groups N S"], halves: tuple[Rewards, Rewards]) -> float:
-    """<A, A*> / (|A| |A*|), |A*|^2 from the product of the two halves' independent estimates."""
+    """Return <A, A*> / (|A| |A*|), with |A*|^2 as the product of two independent estimates, one from each half."""
     first, second = (np.diff(half, axis=2) for half in halves)
     first, second = first - first.mean(1, keepdims=True), second - second.mean(1, keepdims=True)
     size = np.sqrt(max((first * second).sum(), 0.0) * np.square(advantages).sum())
@@ -141,7 +144,7 @@ def fidelity(advantages: Float[np.ndarray, "groups N S"], halves: tuple[Rewards,
 
 
 def rows_of(data: Mapping[str, Data]) -> list[dict[str, Any]]:
-    """One row for each rule, completion and normalisation; fidelity by scorer."""
+    """Return one row for each rule, completion and normalisation, with the fidelity by scorer."""
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     for scorer, held in data.items():
         for way, rewards in held.rewards.items():
@@ -157,14 +160,20 @@ def rows_of(data: Mapping[str, Data]) -> list[dict[str, Any]]:
                         pool=tables.flatten(0, 1) if is_pooled else None,
                     )
                     advantages = [normalise(table) for table in tables]
-                    place = (rule, "-" if rule == "uniform" else way, name)
-                    row = rows.setdefault(place, dict(zip(("rule", "completion", "normalise"), place, strict=True)))
+                    key = (rule, "-" if rule == "uniform" else way, name)
+                    row = rows.setdefault(key, dict(zip(("rule", "completion", "normalise"), key, strict=True)))
                     row[scorer] = fidelity(torch.stack(advantages).numpy(), held.halves)
     return list(rows.values())
 
 
 def plot(rows: Sequence[Mapping[str, Any]], path: Path, scorers: Sequence[str]) -> None:
-    """Bars of every rule on one completion, jointly normalised by the iteration's std, one panel for each scorer."""
+    """Plot a bar for each rule and a panel for each scorer.
+
+    Args:
+        rows: from `rows_of`; only one completion with joint normalisation by the iteration's std is shown.
+        path: the PNG file.
+        scorers: names of the scorers.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -188,7 +197,9 @@ def main(
     prompts: Annotated[int, typer.Option(min=1, help="Prompts, one group each.")] = 12,
     members: Annotated[int, typer.Option(min=3, help="Members of a group.")] = 24,
     continuations: Annotated[int, typer.Option(min=2, help="Continuations of each point.")] = 16,
-    out: Annotated[Path, typer.Option(help="JSON file; a plot beside it.")] = Path("runs/credit_fidelity.json"),
+    out: Annotated[Path, typer.Option(help="JSON file; the plot has the same name.")] = Path(
+        "runs/credit_fidelity.json"
+    ),
 ) -> None:
     """Measure, print the table, write JSON and plot."""
     config = load_config(preset, overrides=overrides or [])
@@ -201,7 +212,7 @@ def main(
     policy = policy_of(load_backbone(config.model), config)
     collector = Collector(policy, config, scorers, members, continuations)
     with torch.no_grad():
-        rows = rows_of(collector.collect([lines[place] for place in order[:prompts]]))
+        rows = rows_of(collector.collect([lines[index] for index in order[:prompts]]))
     out.parent.mkdir(parents=True, exist_ok=True)
     facts = {"preset": preset, "overrides": overrides or [], "prompts": prompts, "members": members, "rows": rows}
     out.write_text(json.dumps(facts, indent=1), encoding="utf-8")

@@ -1,16 +1,17 @@
-"""How much of a credit rule's gradient points uphill, for every rule and step weighting, before anything is trained.
+"""The signal in a credit rule's gradient, for every rule and step weighting, measured without training.
 
     python -m benchmarks.fidelity.gradient_signal toy_geneval --groups 400
 
-The gradient of every rule that is linear in the points' rewards (uniform, gains, calibrated values, any lambda) is a
-sum of a few parts, v[k, j] = mean over the members of (lead over the group at point j) * gradient of step k's log_prob.
-These are drawn once for each group, kept as count sketches (inner products survive), and put together afterwards.
+If a rule is linear in the points' rewards (uniform, gains, calibrated values, any lambda), its gradient is a sum of a
+few parts v[k, j] = mean over the members of (lead over the group at point j) * gradient of step k's log_prob. These
+parts are computed once for each group and kept as count sketches, which preserve inner products. Any rule's gradient is
+then a combination of them.
 
-With u a rule's gradient from one group and g the one of uniform credit, which is unbiased for the mean reward, from
-another group with another prompt, `signal` = mean <u_i, g_j> / (|u| |g|) over all pairs. An optimizer step of a given
-length climbs in proportion to it, so where noise rules, twice the signal is half the steps. Errors are a jackknife's
-over groups. Every member has its own initial noise, and statistics (slopes of the calibrated values, the std of each
-step) are those of all groups.
+Let u be a rule's gradient from one group, and g the gradient of uniform credit from another group with another prompt;
+g is unbiased for the mean reward. `signal` = mean <u_i, g_j> / (|u| |g|) over all pairs. An optimizer step of fixed
+length improves the reward in proportion to it, so if noise dominates, twice the signal needs half the steps. Errors are
+from a jackknife over groups. Every member has its own initial noise, and statistics (slopes of the calibrated values,
+the std of each step) are taken over all groups.
 """
 
 import json
@@ -40,7 +41,7 @@ from protocol.prompts import read_prompts
 from rewards.scorer import CheckedScorer, build_scorer
 
 SKETCH = 8192
-"""Entries that a gradient is folded into."""
+"""Entries of a gradient's count sketch."""
 POWERS = (0.0, 1.0, 2.0, 3.0, 4.0)
 RULES = {
     "uniform": None,
@@ -49,31 +50,33 @@ RULES = {
     "calibrated gae 0.3": (True, 0.3),
     "calibrated gae 1": (True, 1.0),
 }
-"""By name: whether values are calibrated, and lambda."""
+"""Rules by name: whether values are calibrated, and lambda."""
 
 
 @dataclass(frozen=True)
 class Folding:
-    """A count sketch: every entry goes to one of `SKETCH` places with a random sign."""
+    """A count sketch: every entry is added to one of `SKETCH` slots with a random sign."""
 
-    places: Int[Tensor, " D"]
+    slots: Int[Tensor, " D"]
     signs: Float[Tensor, " D"]
 
     @classmethod
     def of(cls, size: int) -> "Folding":
-        """One for gradients of `size` entries."""
+        """Make a count sketch for gradients of `size` entries."""
         generator = torch.Generator().manual_seed(0)
         signs = torch.randint(2, (size,), generator=generator) * 2.0 - 1.0
         return cls(torch.randint(SKETCH, (size,), generator=generator), signs)
 
     def __call__(self, gradient: Float[Tensor, " D"]) -> Float[Tensor, " sketch"]:
-        """Inner products of sketches are those of the gradients, up to 1 / sqrt(SKETCH) of their norms."""
-        return torch.zeros(SKETCH).index_add_(0, self.places, gradient * self.signs)
+        """Sketch a gradient; inner products of sketches differ from those of gradients by 1 / sqrt(SKETCH) of the
+        norms.
+        """
+        return torch.zeros(SKETCH).index_add_(0, self.slots, gradient * self.signs)
 
 
 @dataclass(frozen=True)
 class Collector:
-    """Draws groups, scores their points, and takes the gradients of their steps."""
+    """Generates groups, scores their points, and computes the gradients of their steps."""
 
     config: RunConfig
     policy: FlowPolicy
@@ -81,7 +84,7 @@ class Collector:
     scorer: CheckedScorer
 
     def group(self, number: int, prompt: Prompt) -> tuple[Float[Tensor, "N P"], Float[Tensor, "S P sketch"]]:
-        """Rewards of its points, the finished images' last, and the parts v[k, j]."""
+        """Return a group's rewards at all points, the finished images last, and its parts v[k, j]."""
         size = self.config.group.size
         group = draw_group(self.policy, self.config, number=number, prompt=prompt, members=size)
         with torch.no_grad():
@@ -104,7 +107,16 @@ class Collector:
 
 
 def coefficients(slopes: Float[Tensor, " S"], *, is_calibrated: bool, decay: float) -> Float[Tensor, "S P"]:
-    """A gae rule's step rewards by the leads of the points: A_k = sum_j c[k, j] d_j."""
+    """Return the matrix c of a gae rule's step rewards A_k = sum_j c[k, j] d_j, where d_j are the leads of the points.
+
+    Args:
+        slopes: slopes of the calibrated values [S].
+        is_calibrated: whether the rule uses calibrated values.
+        decay: lambda in [0, 1].
+
+    Returns:
+        c [S, S + 1].
+    """
     steps = len(slopes)
     factors = torch.cat([slopes.float(), torch.ones(1)]) if is_calibrated else torch.ones(steps + 1)
     table = torch.zeros(steps, steps + 1)
@@ -116,7 +128,7 @@ def coefficients(slopes: Float[Tensor, " S"], *, is_calibrated: bool, decay: flo
 
 
 def signal(own: Float[Tensor, "G D"], reference: Float[Tensor, "G D"]) -> tuple[float, float]:
-    """Mean over pairs of different groups <u_i, g_j> / (|u| |g|), and its error by a jackknife over groups."""
+    """Return the mean of <u_i, g_j> / (|u| |g|) over pairs of different groups, and its error by a jackknife."""
     products = (own @ reference.T).double().fill_diagonal_(0)
     groups = len(own)
     total = products.sum()
@@ -129,7 +141,16 @@ def signal(own: Float[Tensor, "G D"], reference: Float[Tensor, "G D"]) -> tuple[
 def rows_of(
     rewards: Float[Tensor, "G N P"], parts: Float[Tensor, "G S P sketch"], stds: Float[Tensor, " S"]
 ) -> list[dict[str, Any]]:
-    """One row for each rule, normalisation and power of the step's std, as `learner.credit.step_weights` weighs."""
+    """Return one row for each rule, normalisation and power of the step's std, as in `learner.credit.step_weights`.
+
+    Args:
+        rewards: rewards at all points of all groups.
+        parts: sketches of the parts v[k, j] of all groups.
+        stds: std of each stochastic step.
+
+    Returns:
+        Rows with rule, normalisation, power, signal and error.
+    """
     steps = parts.shape[1]
     _, slopes = calibrated(rewards)
     leads = rewards - rewards.mean(1, keepdim=True)
@@ -152,7 +173,7 @@ def rows_of(
 
 
 def steps_of(parts: Float[Tensor, "G S P sketch"]) -> list[dict[str, float]]:
-    """Of each step's part of uniform credit's gradient: its share of the squared norm, and its own signal."""
+    """Return, for each step's part of uniform credit's gradient, its share of the squared norm and its own signal."""
     own = parts[:, :, -1]
     squares = own.square().sum(2).mean(0)
     found = [signal(own[:, k], own.sum(1)) for k in range(own.shape[1])]
@@ -163,32 +184,43 @@ def steps_of(parts: Float[Tensor, "G S P sketch"]) -> list[dict[str, float]]:
 
 
 def plot(rows: Sequence[dict[str, Any]], steps: Sequence[dict[str, float]], path: Path) -> None:
-    """Left: the signal of each rule, each step scaled to its own spread, by the power; right: the steps."""
+    """Plot the signal of each rule by the power, with each step scaled to its own std (left), and the steps (right).
+
+    Args:
+        rows: from `rows_of`.
+        steps: from `steps_of`.
+        path: the PNG file.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for place, rule in enumerate(RULES):
+    for index, rule in enumerate(RULES):
         scale = "joint" if rule == "uniform" else "per_step"
         shown = [row for row in rows if (row["rule"], row["normalise"]) == (rule, scale)]
         left.errorbar(
-            [row["power"] + 0.03 * (place - 2) for row in shown],
+            [row["power"] + 0.03 * (index - 2) for row in shown],
             [row["signal"] for row in shown],
             [row["error"] for row in shown],
             fmt="o-",
             label=rule,
-            color="0.4" if rule == "uniform" else f"C{place - 1}",
+            color="0.4" if rule == "uniform" else f"C{index - 1}",
         )
     left.set(xlabel="step weight: std to this power", ylabel="signal of the gradient")
     left.axhline(0, color="0.8", zorder=0)
     left.legend(fontsize=7)
-    places = [row["step"] for row in steps]
-    right.bar(places, [row["share"] for row in steps], color="0.8", label="share of the squared gradient")
-    right.set(xlabel="step k", ylabel="share", xticks=places)
+    positions = [row["step"] for row in steps]
+    right.bar(positions, [row["share"] for row in steps], color="0.8", label="share of the squared gradient")
+    right.set(xlabel="step k", ylabel="share", xticks=positions)
     twin = right.twinx()
     twin.errorbar(
-        places, [row["signal"] for row in steps], [row["error"] for row in steps], fmt="o", color="C3", label="signal"
+        positions,
+        [row["signal"] for row in steps],
+        [row["error"] for row in steps],
+        fmt="o",
+        color="C3",
+        label="signal",
     )
     twin.axhline(0, color="C3", alpha=0.3)
     twin.set_ylabel("signal of the step alone", color="C3")
@@ -201,9 +233,11 @@ def main(
     preset: Annotated[str, typer.Argument(help="Preset whose model, prompts, sampling and scorer are used.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Config overrides.")] = None,
     groups: Annotated[int, typer.Option(min=3, help="Groups, one prompt each.")] = 400,
-    out: Annotated[Path, typer.Option(help="JSON file; a plot beside it.")] = Path("runs/gradient_signal.json"),
+    out: Annotated[Path, typer.Option(help="JSON file; the plot has the same name.")] = Path(
+        "runs/gradient_signal.json"
+    ),
 ) -> None:
-    """Draw, put the rules together, write JSON and plot, print the tables."""
+    """Generate the groups, combine the rules, write JSON and plot, and print the tables."""
     began = time.monotonic()
     fixed = ["method=stepwise_calibrated", "sampling.shared_noise=false"]
     config = load_config(preset, overrides=[*fixed, *(overrides or [])])
@@ -212,11 +246,11 @@ def main(
     (reward,) = config.rewards.values()
     collector = Collector(config, policy, list(lora.parameters.values()), build_scorer(reward.scorer, **reward.args))
     prompts = read_prompts(config.data, config.data.train)
-    drawn = [
+    collected = [
         collector.group(number, prompt_at(prompts, number, seed=config.seed))
         for number in track(range(groups), "groups")
     ]
-    rewards, parts = (torch.stack(held) for held in zip(*drawn, strict=True))
+    rewards, parts = (torch.stack(held) for held in zip(*collected, strict=True))
     rows = rows_of(rewards, parts, torch.tensor([policy.std(k) for k in policy.steps]))
     steps = steps_of(parts)
     facts = {"preset": preset, "overrides": overrides or [], "groups": groups, "seconds": time.monotonic() - began}

@@ -1,4 +1,4 @@
-"""A group of trajectories whose points are completed and scored at will, for benchmarks that look at single steps."""
+"""A group of trajectories whose points can be completed and scored in any way, for benchmarks of single steps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,11 +27,11 @@ class Group:
     prompt: Prompt
     conditioning: tuple[Conditioning, ...]
     points: tuple[Step, ...]
-    """The stochastic steps; their latents are where they begin."""
+    """The stochastic steps; the latents of each are those at its first point."""
     final: Float[Tensor, "N C H W"]
 
     def completed(self, point: Step, way: CompletionConfig) -> tuple[Float[Tensor, "N C H W"], int]:
-        """Clean latents of every member from `point` on, and how many velocity evaluations that took."""
+        """Complete `point` for every member; return the clean latents and the number of velocity evaluations."""
         calls = 0
 
         def velocity(latents: Float[Tensor, "N C H W"], sigma: Float[Tensor, " N"]) -> Float[Tensor, "N C H W"]:
@@ -51,7 +51,7 @@ class Group:
     def scores(
         self, latents: Float[Tensor, "N C H W"], scorers: Mapping[str, CheckedScorer]
     ) -> dict[str, Float[np.ndarray, " N"]]:
-        """What every scorer gives the images of clean latents."""
+        """Decode clean latents and return every scorer's scores of the images."""
         images = self.policy.backbone.decode(latents)
         texts, facts = [self.prompt.text] * len(images), [self.prompt.metadata] * len(images)
         return {name: scorer.score(images, texts, facts).values for name, scorer in scorers.items()}
@@ -59,7 +59,18 @@ class Group:
 
 @torch.no_grad()
 def draw_group(policy: FlowPolicy, config: RunConfig, *, number: int, prompt: Prompt, members: int) -> Group:
-    """The trajectories that a run of this config draws for its group `number` of the first iteration."""
+    """Generate the trajectories of one group of the first iteration, as a run of this config would.
+
+    Args:
+        policy: the policy.
+        config: the run's config.
+        number: index of the group in the iteration.
+        prompt: the group's prompt.
+        members: size of the group.
+
+    Returns:
+        The group.
+    """
     conditioning = policy.conditioning(prompt.text, prompt.negative)
     key = {"seed": config.seed, "iteration": 0, "group": number, "shape": policy.backbone.latent_shape}
     own = list(range(members))

@@ -1,4 +1,4 @@
-"""Do the kernels keep the marginals? Spread of samples on the Gaussian world whose true spread is 0.5.
+"""Do the kernels keep the marginals? The std of samples in a Gaussian world whose true std is 0.5.
 
 python -m benchmarks.fidelity.kernel_marginals
 """
@@ -15,7 +15,13 @@ MEAN, SPREAD, SAMPLES = 0.3, 0.5, 200_000
 
 
 def spread(kernel: str, level: float, steps: int) -> float:
-    """Standard deviation of samples after `steps` steps; the last one runs as ODE."""
+    """Return the std of samples after all steps; the last step is an ODE step.
+
+    Args:
+        kernel: `ode`, `flow_sde` or `ddim_sde`.
+        level: the kernel's noise level.
+        steps: T.
+    """
     generator = torch.Generator().manual_seed(0)
     sigmas = sd3_sigmas(steps=steps)
     latents = torch.randn(SAMPLES, 1, generator=generator)
@@ -33,7 +39,7 @@ def spread(kernel: str, level: float, steps: int) -> float:
 
 
 def main() -> None:
-    """Print the spread by kernel and number of steps."""
+    """Print the std of samples by kernel and number of steps."""
     table = Table("kernel", "noise level", "T = 10", "T = 50", "T = 200", title=f"true spread {SPREAD}")
     for kernel, level in (("ode", 0.0), ("flow_sde", 0.7), ("ddim_sde", 0.7), ("ddim_sde", 1.0)):
         table.add_row(kernel, f"{level}", *(f"{spread(kernel, level, steps):.3f}" for steps in (10, 50, 200)))

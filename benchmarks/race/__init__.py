@@ -1,1 +1,1 @@
-"""The race between methods: which reaches a score first, by iterations and by seconds."""
+"""The race between methods: which one reaches a score first, in iterations and in seconds."""

@@ -1,4 +1,4 @@
-"""Plots of the credit race, made from its JSON cells alone."""
+"""Plots of the credit race, made from the cells of its JSON file."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,14 +41,14 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
         "flow_grpo, shared noise",
     ),
 }  # fmt: skip
-"""Variants of each figure, first what the others are compared with; those without a cell are left out."""
+"""Variants of each figure, the baseline first; variants without a cell are left out."""
 
 GAINS = ("stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo", "tp_grpo_plain", "stepwise_calibrated")
-"""Methods whose step rewards are gains; those of uniform credit are the final reward at every step."""
+"""Methods whose step rewards are gains; with uniform credit every step reward is the final reward."""
 
 
 def write_plots(cells: Cells, out: Path) -> list[Path]:
-    """`<out>_<figure>.png` with the curves, and `<out>_gains.png` with the mean absolute gain of each step."""
+    """Write `<out>_<figure>.png` with the curves, and `<out>_gains.png` with the mean absolute gain of each step."""
     paths = []
     rewards = list(dict.fromkeys(cell["reward"] for cell in cells))
     for name, variants in FIGURES.items():
@@ -60,15 +60,15 @@ def write_plots(cells: Cells, out: Path) -> list[Path]:
 
 
 def _curves(cells: Cells, rewards: Sequence[str], variants: Sequence[str], path: Path) -> Path:
-    """A row for each reward with lanes: held-out score over iterations and over seconds, bands from seed to seed."""
+    """Plot a row for each reward: held-out score over iterations and over seconds, with a band over the seeds."""
     rewards = [name for name in rewards if any(c["reward"] == name and c["variant"] in variants[1:] for c in cells)]
     figure = Figure(figsize=(13, 3.6 * len(rewards)), layout="constrained")
     axes = figure.subplots(len(rewards), 2, squeeze=False)
     for row, reward in zip(axes, rewards, strict=True):
-        for place, variant in enumerate(variants):
+        for index, variant in enumerate(variants):
             lanes = [cell for cell in cells if (cell["variant"], cell["reward"]) == (variant, reward)]
             if lanes:
-                style = {"color": f"C{place % 10}", "linestyle": "-" if place < 10 else "--"}
+                style = {"color": f"C{index % 10}", "linestyle": "-" if index < 10 else "--"}
                 _band(row[0], lanes, "iterations", label=f"{variant} ({len(lanes)})", style=style)
                 _band(row[1], lanes, "seconds", label=variant, style=style)
         row[0].set(xlabel="iteration", ylabel=f"held-out score ({reward})")
@@ -87,7 +87,7 @@ def _band(axes: Axes, lanes: Cells, what: str, *, label: str, style: Mapping[str
 
 
 def _gains(cells: Cells, path: Path) -> Path:
-    """A panel for each reward with such lanes: mean absolute step reward of the methods that score points."""
+    """Plot a panel for each reward: the mean absolute step reward of the methods that score points."""
     shown = [cell for cell in cells if cell["variant"] in GAINS and len(cell["gains"]) > 1]
     rewards = list(dict.fromkeys(cell["reward"] for cell in shown))
     figure = Figure(figsize=(5.5 * len(rewards), 3.6), layout="constrained")

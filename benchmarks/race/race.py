@@ -1,16 +1,16 @@
-"""Which credit rule learns fastest: every method on the same preset, prompts, seeds and budget.
+"""Which credit rule learns fastest? Every method on the same preset, prompts, seeds and budget.
 
     python -m benchmarks.race.race run --iterations 60 --seconds 600    # resumable; every cell in a run folder
     python -m benchmarks.race.race run --only stepwise --seeds 1         # some cells
-    python -m benchmarks.race.race report                                # JSON, plots and table of what is there
+    python -m benchmarks.race.race report                                # JSON, plots and tables of the existing cells
 
-A cell is (variant, seed, reward). A variant is a method plus config keys; `benchmarks/race/variants.py` lists the
+A cell is (variant, seed, reward). A variant is a method with config keys; `benchmarks/race/variants.py` lists the
 methods and the papers' ablations. A cell trains until it has both enough iterations and enough training seconds, so
-that variants can be compared at equal iterations and at equal wall clock. Seconds are those of drawing, scoring and
-learning, without evaluations; every iteration of a cell counts as much as a quick one (a tenth are quicker), since all
-do the same work and what else the machine did meanwhile is no part of the method. The KL term and the running mean are
-off and learning rate and clip range are the preset's for every variant, so that only the credit differs; lanes with
-other learning rates tell what tuning would give each of the main methods.
+that variants can be compared at equal iterations and at equal time. Seconds are those of generating, scoring and
+learning, without evaluations. All iterations of a cell do the same work, so each counts as many seconds as the cell's
+10 % quantile; whatever else the machine did has no influence then. The KL term and the running mean are off, and
+learning rate and clip range are the preset's for every variant, so that only the credit differs. Variants with other
+learning rates show what tuning gives each of the main methods.
 """
 
 import json
@@ -47,12 +47,20 @@ class Cell:
 
     @property
     def folder(self) -> str:
-        """Its name on disk."""
+        """Path of its run folder in the folder of the race."""
         return f"{self.reward}/{self.variant.replace(', ', '-').replace(' ', '_').replace('=', '')}/seed_{self.seed}"
 
 
 def cell_config(preset: str, cell: Cell, *, iterations: int, every: int, extra: Sequence[str]) -> RunConfig:
-    """The whole config of a cell."""
+    """Return a cell's whole config.
+
+    Args:
+        preset: name of the preset.
+        cell: the cell.
+        iterations: length of the run.
+        every: iterations between evaluations.
+        extra: further config overrides, which win over the variant's.
+    """
     variant = VARIANTS[cell.variant]
     overrides = (
         f"method={variant.method}",
@@ -70,7 +78,17 @@ def cell_config(preset: str, cell: Cell, *, iterations: int, every: int, extra: 
 def run_cell(
     preset: str, cell: Cell, runs: Path, *, iterations: int, seconds: float, every: int, extra: Sequence[str]
 ) -> None:
-    """Train a cell until it has both budgets; what is there already is not trained again."""
+    """Train a cell, or continue it, until it has both budgets.
+
+    Args:
+        preset: name of the preset.
+        cell: the cell.
+        runs: folder of the race.
+        iterations: least number of iterations.
+        seconds: least training seconds.
+        every: iterations between evaluations.
+        extra: further config overrides.
+    """
     folder = runs / cell.folder
     while True:
         done, spent = reached(folder)
@@ -84,20 +102,24 @@ def run_cell(
 
 
 def reached(folder: Path) -> tuple[int, float]:
-    """Iterations and training seconds of a cell so far."""
+    """Return the iterations and training seconds that a cell has so far."""
     seconds = _seconds(lines_of(folder))
     return len(seconds), sum(seconds)
 
 
 def read_cell(cell: Cell, runs: Path) -> dict[str, Any] | None:
-    """A cell's curve: iteration, training seconds and held-out score of every evaluation; mean gains by step."""
+    """Read a cell's curve: iteration, training seconds and held-out score of every evaluation, and mean gains by step.
+
+    Returns:
+        The curve, or None if the cell has no evaluation yet.
+    """
     lines = lines_of(runs / cell.folder)
     trained = [line for line in lines if "seconds/iteration" in line]
     clock = np.concatenate([[0.0], np.cumsum(_seconds(lines))])
     evaluations = {line["iteration"]: line["evaluation/score"] for line in lines if "evaluation/score" in line}
     if not evaluations:
         return None
-    places = sorted(iteration for iteration in evaluations if iteration < len(clock))
+    evaluated = sorted(iteration for iteration in evaluations if iteration < len(clock))
     gains: dict[str, list[float]] = {}
     for line in trained:
         for key, value in line.items():
@@ -105,9 +127,9 @@ def read_cell(cell: Cell, runs: Path) -> dict[str, Any] | None:
                 gains.setdefault(key.split("_")[1], []).append(value)
     return {
         **asdict(cell),
-        "iterations": places,
-        "seconds": [float(clock[place]) for place in places],
-        "scores": [evaluations[place] for place in places],
+        "iterations": evaluated,
+        "seconds": [float(clock[iteration]) for iteration in evaluated],
+        "scores": [evaluations[iteration] for iteration in evaluated],
         "train_reward": [line.get("reward/mean") for line in trained],
         "gains": {
             step: statistics.fmean(values) for step, values in sorted(gains.items(), key=lambda item: int(item[0]))
@@ -117,10 +139,10 @@ def read_cell(cell: Cell, runs: Path) -> dict[str, Any] | None:
 
 
 def summarise(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, Any]]:
-    """One row for each variant: scores at equal budgets, and what it takes to reach the score that Flow-GRPO ends with.
+    """Return one row for each variant: scores at equal budgets, and the cost of reaching Flow-GRPO's final score.
 
-    The budgets are the most iterations and the most training seconds that every method has, and the seconds of
-    Flow-GRPO's whole runs. The mean curve of the seeds is taken as straight between evaluations. Shares are of
+    The budgets are the largest numbers of iterations and of training seconds that all methods have, and the seconds of
+    Flow-GRPO's whole runs. The mean curve over the seeds is linear between evaluations. Shares are relative to
     Flow-GRPO's whole budget.
     """
     own = [cell for cell in cells if cell["reward"] == reward and cell["variant"] not in LOOKS.values()]
@@ -156,40 +178,40 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str,
 
 
 def rates(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, Any]]:
-    """A row for each method: its first seed's score with every rate at the last iteration that all have."""
+    """Return one row for each method: its first seed's score with each learning rate at the last common iteration."""
     first = {cell["variant"]: cell for cell in cells if cell["reward"] == reward and cell["seed"] == 0}
     rows = []
     for name in METHODS:
         lanes = {None: name} | {rate: LOOKS[name, rate] for rate in RATES}
         found = {rate: first[lane] for rate, lane in lanes.items() if lane in first}
         shared = set.intersection(*(set(cell["iterations"]) for cell in found.values())) if found else {0}
-        if len(found) == len(lanes) and (place := max(shared)):
-            scores = {"preset" if rate is None else str(rate): _at(cell, place) for rate, cell in found.items()}
-            rows.append({"method": name, "at_iteration": place} | scores)
+        if len(found) == len(lanes) and (last := max(shared)):
+            scores = {"preset" if rate is None else str(rate): _at(cell, last) for rate, cell in found.items()}
+            rows.append({"method": name, "at_iteration": last} | scores)
     return rows
 
 
 def _score_at(mean: Mapping[str, Sequence[float]], clock: str, budget: float) -> float | None:
-    """The curve's score when the budget is spent; None when it ends before."""
+    """Return the curve's score at the end of the budget, or None if the curve ends before."""
     return float(np.interp(budget, mean[clock], mean["scores"])) if mean[clock][-1] >= budget else None
 
 
 def _arrival(clock: Sequence[float], scores: Sequence[float], goal: float) -> float | None:
-    """When the curve first reaches the goal."""
-    for place, score in enumerate(scores):
+    """Return when the curve first reaches the goal, or None if it never does."""
+    for index, score in enumerate(scores):
         if score >= goal:
-            before = max(0, place - 1)
-            return float(np.interp(goal, scores[before : place + 1], clock[before : place + 1]))
+            before = max(0, index - 1)
+            return float(np.interp(goal, scores[before : index + 1], clock[before : index + 1]))
     return None
 
 
 def _mean_curve(lanes: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Mean over seeds at the evaluations that all of them have."""
+    """Average the seeds at the evaluations that all of them have."""
     shared = sorted(set.intersection(*(set(lane["iterations"]) for lane in lanes)))
     return {
         "iterations": shared,
-        "scores": [statistics.fmean(_at(lane, place) for lane in lanes) for place in shared],
-        "seconds": [statistics.fmean(_at(lane, place, "seconds") for lane in lanes) for place in shared],
+        "scores": [statistics.fmean(_at(lane, iteration) for lane in lanes) for iteration in shared],
+        "seconds": [statistics.fmean(_at(lane, iteration, "seconds") for lane in lanes) for iteration in shared],
     }
 
 
@@ -203,7 +225,7 @@ def _mean(values: Iterator[float | None]) -> float | None:
 
 
 def _seconds(lines: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Training seconds of each iteration: a low quantile of those whose groups were not drawn beside an evaluation."""
+    """Return each iteration's training seconds: the 10 % quantile over iterations that overlapped no evaluation."""
     evaluated = {line["iteration"] for line in lines if "evaluation/score" in line}
     trained = [line for line in lines if "seconds/iteration" in line]
     alone = [line["seconds/iteration"] for line in trained if line["iteration"] - 1 not in evaluated - {0}]
@@ -211,11 +233,20 @@ def _seconds(lines: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def planned(only: Sequence[str], rewards: Sequence[str], seeds: int | None) -> list[Cell]:
-    """The cells in the order in which they run: first one seed of everything, then further seeds."""
+    """Return the cells in the order in which they run: first one seed of every variant, then further seeds.
+
+    Args:
+        only: names of variants; all if empty.
+        rewards: names of rewards; all if empty.
+        seeds: seeds of each variant; by default three for the main methods and one for the others.
+
+    Raises:
+        typer.BadParameter: a name is unknown.
+    """
     names = list(only) or list(VARIANTS)
     unknown = [name for name in [*names, *rewards] if name not in VARIANTS and name not in REWARDS]
     if unknown:
-        raise typer.BadParameter(f"{unknown[0]!r} is none of {[*VARIANTS, *REWARDS]}")
+        raise typer.BadParameter(f"a variant or reward must be one of {[*VARIANTS, *REWARDS]}, got {unknown[0]!r}")
     most = {name: seeds or (3 if name in THREE_SEEDS else 1) for name in names}
     return [
         Cell(variant=name, seed=seed, reward=reward)
@@ -233,27 +264,30 @@ Runs = Annotated[Path, typer.Option(help="Folder of the cells.")]
 @app.command()
 def run(
     overrides: Annotated[list[str] | None, typer.Argument(help="Config overrides of every cell.")] = None,
-    preset: Annotated[str, typer.Option(help="Preset that every variant is laid over.")] = "toy_geneval",
-    iterations: Annotated[int, typer.Option(min=1, help="Iterations that every cell gets.")] = 60,
-    seconds: Annotated[float, typer.Option(min=0, help="Training seconds that every cell gets at least.")] = 0.0,
+    preset: Annotated[str, typer.Option(help="Preset of every variant.")] = "toy_geneval",
+    iterations: Annotated[int, typer.Option(min=1, help="Least iterations of every cell.")] = 60,
+    seconds: Annotated[float, typer.Option(min=0, help="Least training seconds of every cell.")] = 0.0,
     every: Annotated[int, typer.Option(min=1, help="Iterations between evaluations.")] = 10,
-    only: Annotated[list[str] | None, typer.Option(help="Variants; default: all.")] = None,
-    reward: Annotated[list[str] | None, typer.Option(help="Rewards; default: all.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each; default: three of the main five.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Variants; by default all.")] = None,
+    reward: Annotated[list[str] | None, typer.Option(help="Rewards; by default all.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Seeds of each variant; by default three for the main methods, else one.")
+    ] = None,
     runs: Runs = RUNS,
 ) -> None:
-    """Train the cells one after the other; run it again to go on."""
+    """Train the cells one after the other; run the command again to continue."""
     cells = planned(only or [], reward or [], seeds)
-    for place, cell in enumerate(cells):
-        typer.echo(f"cell {place + 1} of {len(cells)}: {cell.folder}")
+    for index, cell in enumerate(cells):
+        typer.echo(f"cell {index + 1} of {len(cells)}: {cell.folder}")
         run_cell(preset, cell, runs, iterations=iterations, seconds=seconds, every=every, extra=overrides or [])
 
 
 @app.command()
 def report(
-    runs: Runs = RUNS, out: Annotated[Path, typer.Option(help="JSON; plots beside it.")] = Path("runs/credit_race.json")
+    runs: Runs = RUNS,
+    out: Annotated[Path, typer.Option(help="JSON file; the plots have the same stem.")] = Path("runs/credit_race.json"),
 ) -> None:
-    """Read the cells, write JSON and plots, print the tables."""
+    """Read the cells, write JSON and plots, and print the tables."""
     cells = [found for cell in planned([], [], seeds=99) if (found := read_cell(cell, runs)) is not None]
     tables = {reward: summarise(cells, reward) for reward in REWARDS}
     tried = {reward: rates(cells, reward) for reward in REWARDS}

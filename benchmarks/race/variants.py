@@ -1,4 +1,4 @@
-"""The lanes of the credit race: methods, the papers' ablations, and what may cure gains on verdicts."""
+"""The variants of the credit race: methods, the papers' ablations, and possible improvements of gains on verdicts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ COMMON = (
     "checkpoint.keep=1",
 )
 REWARDS: Mapping[str, tuple[str, ...]] = {
-    # Verdicts are coarse: three times the images, for a standard error of 0.015.
+    # Verdicts are coarse, so there are three times as many images, for a standard error of 0.015.
     "geneval": ("evaluation.images_per_prompt=24",),
-    # Trains on the detector's confidence; held-out images are judged by the strict verdict, too.
+    # Training uses the detector's confidence; the evaluation uses the strict verdict.
     "graded": (
         "rewards={geneval: {scorer: 'benchmarks.scorers:GradedGenEval'}}",
         "evaluation.images_per_prompt=24",
@@ -32,17 +32,17 @@ METHODS = (*THREE_SEEDS, "flow_grpo_fast", "dance_grpo", "mix_grpo", "tp_grpo_pl
 
 PLAIN = ("credit.rule=gains", "credit.scale=prompt")
 RATES = (1e-3, 4e-3)
-"""Learning rates that every method is tried with beside the preset's 2e-3: the same effort for each."""
+"""Learning rates that every method is also run with, besides the preset's 2e-3: equal tuning for each."""
 LOOKS: Mapping[tuple[str, float], str] = {(name, rate): f"{name}, lr={rate}" for name in METHODS for rate in RATES}
-"""Lanes of these tries, which need no whole budget and stand in a table of their own."""
+"""Variants with these learning rates; they need no full budget and have their own table."""
 FIRST_HALF = ("sampling.window={rule: random, size: 3, within: [0.0, 0.5]}",)
-"""Flow-GRPO-Fast's window: with six steps, always the first three."""
+"""Flow-GRPO-Fast's window; with six steps it always holds the first three."""
 JOINT = ("credit.normalise=joint", "credit.step_weights.rule=none")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One lane of the race."""
+    """A method with config keys."""
 
     method: str
     keys: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ VARIANTS: Mapping[str, Variant] = {
     "flow sde, centred": Variant("stepwise_flow_sde", ("credit.normalise=centred",)),
     "flow sde, ema": Variant("stepwise_flow_sde", ("credit.normalise=ema",)),
     **{f"flow sde, T'={n}": Variant("stepwise_flow_sde", (f"completion.substeps={n}",)) for n in (1, 2, 8)},
-    # What may cure gains on verdicts: longer traces, the schedule's own completions, other noise.
+    # Possible improvements of gains on verdicts: longer traces, completions on the schedule, other noise.
     **{
         f"flow sde, lambda={decay}": Variant("stepwise_flow_sde", ("credit.rule=gae", f"credit.gae_lambda={decay}"))
         for decay in (0.5, 0.9, 1.0)
@@ -68,14 +68,14 @@ VARIANTS: Mapping[str, Variant] = {
     "flow sde, noise 0.4": Variant("stepwise_flow_sde", ("sampling.noise_level=0.4",)),
     "stepwise, first step excluded": Variant("stepwise", ("sampling.first_step=exclude",)),
     "flow_grpo, shared noise": Variant("flow_grpo", ("sampling.shared_noise=true",)),
-    # What DanceGRPO's small noise and its random 60 % of the steps cost.
+    # The cost of DanceGRPO's small noise and of its random 60 % of the steps.
     "dance_grpo, noise 0.7": Variant("dance_grpo", ("sampling.noise_level=0.7",)),
     "dance_grpo, all steps": Variant("dance_grpo", ("learner.step_fraction=1.0",)),
-    # The kernel of TP-GRPO's text; its release, and so the method, has CPS.
+    # The kernel in TP-GRPO's paper; its released code, and therefore the method, has CPS.
     "tp_grpo, flow sde": Variant("tp_grpo", ("sampling.kernel=flow_sde", "sampling.log_prob=gaussian")),
     "cps gains": Variant("stepwise", ("sampling.kernel=cps", "sampling.noise_level=0.5")),
-    # stepwise_calibrated (ours), built up: calibrated values, lambda and the iteration's std, weights; on other
-    # completions; and the weights alone on uniform credit.
+    # stepwise_calibrated (ours) part by part: calibrated values; lambda and the iteration's std; step weights; other
+    # completions; and the step weights alone with uniform credit.
     "calibrated, plain gains": Variant("stepwise_calibrated", (*PLAIN, *JOINT)),
     "calibrated, plain gains, own noise": Variant(
         "stepwise_calibrated", (*PLAIN, *JOINT, "sampling.shared_noise=false")

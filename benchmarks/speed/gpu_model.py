@@ -1,4 +1,4 @@
-"""SD3.5-Medium's architecture, and a tiny one of the same shape, with random weights; nothing is downloaded."""
+"""SD3.5-Medium's architecture, and a tiny one of the same structure, with random weights and without downloads."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -41,7 +41,17 @@ TINY_VAE: dict[str, Any] = {"latent_channels": 16, "block_out_channels": (8, 8),
 def random_backbone(
     config: ModelConfig, *, is_tiny: bool, device: str, within: AbstractContextManager[Any]
 ) -> PipelineBackbone:
-    """A backbone with random weights, made inside the context `within`: a device, or fake tensors."""
+    """Make a backbone with random weights.
+
+    Args:
+        config: the model's config.
+        is_tiny: whether to take the tiny architecture.
+        device: torch device of the backbone.
+        within: context in which the weights are made: a device, or FakeTensorMode.
+
+    Returns:
+        The backbone.
+    """
     import diffusers
 
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)

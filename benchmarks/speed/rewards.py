@@ -1,10 +1,10 @@
-"""What scoring costs and what it survives: `python -m benchmarks.speed.rewards` (see --help for single parts).
+"""Speed and fault tolerance of scoring: `python -m benchmarks.speed.rewards` (`--help` lists the parts).
 
 speed   images per second of each scorer by batch size, in this process
-share   the share of a toy iteration's CPU time that is spent in scoring
+share   share of scoring in the CPU time of an iteration of the toy presets
 actors  images per second of each scorer by the number of reward actors on Ray
-faults  throughput when one request in five fails
-soak    10,000 images while reward actors are killed at random: every score once, none lost, none doubled
+faults  throughput if one request in five fails
+soak    scores of 10,000 images, each exactly once, while reward actors are killed at random
 """
 
 import asyncio
@@ -13,13 +13,14 @@ import random
 import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
 from rich.console import Console
+from rich.progress import track
 
-from benchmarks.fidelity.reward_share import share
+from benchmarks.speed.reward_share import share
 from protocol.config.parse import parse_config
 from protocol.config.reward import RewardConfig
 from protocol.messages import Metadata, Prompt, Scores
@@ -31,9 +32,10 @@ BATCHES = (1, 4, 16, 64)
 
 
 class Numbered:
-    """Reads back the number that an image's first pixels spell, after `pause_s` an image; fails when told to.
+    """Scores an image by the number that its first pixel encodes; `pause_s` seconds for each image.
 
-    For `soak` and `faults`: a score that was lost, doubled or exchanged cannot look right.
+    `soak` and `faults` use it, since every missing, repeated or exchanged score shows. `failing` is the share of
+    requests that fail.
     """
 
     name = "numbered"
@@ -46,10 +48,10 @@ class Numbered:
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
-        """Any prompt will do."""
+        """Accept any prompt."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images, or fail as a whole."""
+        """Score B images uint8 [B, H, W, 3], or raise; prompts and metadata are not used."""
         time.sleep(self._pause_s * len(images))
         if self._chance.random() < self._failing:
             raise ConnectionError("this request fails")
@@ -62,17 +64,17 @@ SHAPES = {"detector": "toyworld.world.detector:ShapeDetector"}
 
 
 class Quiet:
-    """A status sink that nobody reads."""
+    """A status sink that discards everything."""
 
     def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002, FBT001
-        """Nothing."""
+        """Discard a condition."""
 
     def event(self, message: str, kind: str = "info") -> None:
-        """Nothing."""
+        """Discard an event."""
 
 
 def numbered_images(first: int, count: int) -> np.ndarray:
-    """Images whose first pixel spells their number."""
+    """Return images [count, 4, 4, 3] whose first pixels encode the numbers from `first` on."""
     numbers = np.arange(first, first + count)
     images = np.zeros((count, 4, 4, 3), np.uint8)
     for channel in range(3):
@@ -81,7 +83,7 @@ def numbered_images(first: int, count: int) -> np.ndarray:
 
 
 def scorers() -> dict[str, Callable[[int], tuple[Any, np.ndarray, list[str], list[Metadata]]]]:
-    """Each scorer with images to score, by batch size."""
+    """Return, by scorer, a function from a batch size to the scorer with its images, prompts and metadata."""
     from toyworld.pretraining.dataset import draw_examples
     from toyworld.world.words import caption, draw_signs
 
@@ -102,16 +104,16 @@ def scorers() -> dict[str, Callable[[int], tuple[Any, np.ndarray, list[str], lis
 
 
 def speed(seconds: float) -> None:
-    """Images per second of CPU time in this process on one thread, each call holding one batch.
+    """Measure images per second of CPU time in this process on one thread, with one batch in each call.
 
-    CPU time does not count what other programs take, so it stands on a busy machine too.
+    CPU time does not include other programs, so the figures hold on a busy machine too.
     """
     import torch
 
     torch.set_num_threads(1)
     for name, make in scorers().items():
         rates = []
-        for size in BATCHES:
+        for size in track(BATCHES, name):
             scorer, images, texts, lines = make(size)
             scorer.score(images[:size], texts[:size], lines[:size])
             done, began = 0, time.process_time()
@@ -128,7 +130,7 @@ def speed(seconds: float) -> None:
 
 
 def source_of(reward: dict[str, Any], *, max_restarts: int = 10_000) -> Any:
-    """Reward actors of one scorer, as a run has them."""
+    """Return the reward actors of one scorer, as a run would start them."""
     from actors.pool.nodes import NodeFailures
     from actors.rewards.pool import RewardPools
 
@@ -146,12 +148,23 @@ def source_of(reward: dict[str, Any], *, max_restarts: int = 10_000) -> Any:
 async def drive(
     source: Any, images: np.ndarray, texts: list[str], lines: Sequence[Metadata], *, request: int
 ) -> np.ndarray:
-    """Score all images in requests of `request`, as groups ask: all at once, images by reference."""
+    """Score all images in concurrent requests, as the groups of a run do.
+
+    Args:
+        source: the reward actors.
+        images: uint8 [B, H, W, 3]; they are passed by reference.
+        texts: the prompt of each image.
+        lines: the metadata of each image.
+        request: images of one request.
+
+    Returns:
+        The scores [B].
+    """
     import ray
 
     starts = range(0, len(images), request)
     parts = [(ray.put(images[s : s + request]), texts[s : s + request], lines[s : s + request]) for s in starts]
-    answers = await asyncio.gather(*(source.reward(*part) for part in parts))
+    answers = await asyncio.gather(*(source.score_for_training(*part) for part in parts))
     return np.concatenate([answer.values for answer in answers])
 
 
@@ -160,11 +173,11 @@ ACTED: dict[str, tuple[dict[str, Any], int]] = {
     "pickscore (toy CLIP)": ({"scorer": "pickscore", "args": {"model": "pkg://toyworld/clip", "device": "cpu"}}, 50),
     "ocr (RapidOCR)": ({"scorer": "ocr", "batch": 8}, 3),
 }
-"""Reward of each scorer for `actors`, and how often its 64 images are scored: some seconds of work."""
+"""Config of each scorer for `actors`, and how often its 64 images are scored, which takes some seconds."""
 
 
 def actors() -> None:
-    """Images per second of each scorer with one and two actors, each on one thread."""
+    """Measure images per second of each scorer with one and two actors, each on one thread."""
     for name, make in scorers().items():
         reward, times = ACTED[name]
         _, images, texts, lines = make(16)
@@ -175,7 +188,7 @@ def actors() -> None:
 
 
 async def _rate(reward: dict[str, Any], work: tuple[np.ndarray, list[str], list[Metadata]]) -> float:
-    """Images per second of a pool that is warm."""
+    """Measure images per second of a pool after a warm-up."""
     images, texts, lines = work
     source = source_of(reward)
     await source.pools["reward"].start()
@@ -188,7 +201,7 @@ async def _rate(reward: dict[str, Any], work: tuple[np.ndarray, list[str], list[
 
 
 def faults(count: int) -> None:
-    """Throughput with one request in five failing, against none."""
+    """Compare the throughput if one request in five fails with the throughput without failures."""
     images = numbered_images(0, count)
     rates = {}
     for failing in (0.0, 0.2):
@@ -219,11 +232,11 @@ def faults(count: int) -> None:
             return rate
 
         rates[failing] = asyncio.run(scenario())
-    console.print(f"with 20 % failing the throughput is {rates[0.2] / rates[0.0]:.2f} of the whole")
+    console.print(f"if 20 % fail, the throughput is {rates[0.2] / rates[0.0]:.2f} of that without failures")
 
 
 def soak(count: int, kill_every_s: float) -> None:
-    """Every image's score exactly once while actors are killed at random."""
+    """Check that every image gets its score exactly once while actors are killed at random."""
 
     async def scenario() -> None:
         source = source_of(
@@ -250,9 +263,9 @@ def soak(count: int, kill_every_s: float) -> None:
         source.pools["reward"].stop()
         right = int((values == np.arange(count)).sum())
         console.print(
-            f"{count} images in {time.perf_counter() - began:.0f} s, {kills} actors killed, {health.lost} calls lost,"
-            f" {health.retried} images tried again: {right} right scores, {int(np.isnan(values).sum())} lost,"
-            f" {count - right} wrong"
+            f"{count} images in {time.perf_counter() - began:.0f} s, {kills} actors killed, {health.failed_calls} calls"
+            f" failed, {health.retried} images tried again: {right} right scores,"
+            f" {int(np.isnan(values).sum())} missing, {count - right} wrong"
         )
         if right != count:
             raise typer.Exit(1)
@@ -261,7 +274,7 @@ def soak(count: int, kill_every_s: float) -> None:
 
 
 def reward_actor_pids() -> list[int]:
-    """The reward actors that this process's own Ray runs."""
+    """Return the process ids of the reward actors that this process has started."""
     import psutil
 
     return [
@@ -272,12 +285,14 @@ def reward_actor_pids() -> list[int]:
 
 
 def main(
-    part: Annotated[str, typer.Argument(help="speed, share, actors, faults, soak or all.")] = "all",
+    part: Annotated[
+        Literal["speed", "share", "actors", "faults", "soak", "all"], typer.Argument(help="The part to measure.")
+    ] = "all",
     seconds: Annotated[float, typer.Option(help="Seconds of each measurement of `speed`.")] = 3.0,
     images: Annotated[int, typer.Option(help="Images of `soak`.", min=100)] = 10_000,
     kill_every_s: Annotated[float, typer.Option(help="Seconds between two kills of `soak`.")] = 1.5,
 ) -> None:
-    """Measure scoring; every line says what it is of."""
+    """Measure the speed and fault tolerance of scoring."""
     if part in ("speed", "all"):
         speed(seconds)
     if part in ("share", "all"):

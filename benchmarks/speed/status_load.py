@@ -1,14 +1,13 @@
-"""What reading the status costs: 200 requests a second of `GET /runs/{run}` beside a toy run, on a machine left alone.
+"""The cost of reading the status: 200 requests per second of `GET /runs/{run}` during a toy run, on an idle machine.
 
     python -m benchmarks.speed.status_load --seconds 60 --rate 200 --iterations 8
 
-One run goes on the first core; the server and the client share the last one. Windows with and without requests take
-turns (quiet, asked, asked, quiet, ...) in the same run, so that what drifts meets both alike; an iteration counts where
-it lies whole within one window. The measurement ends when requests were made for `--seconds` in all and both kinds of
-window hold `--iterations`. A request's latency counts from the moment at which it was due.
+The run uses the first core, the server and the client the last one. Windows with and without requests alternate (quiet,
+loaded, loaded, quiet, ...) within one run, so that drifts affect both equally. An iteration counts if it lies entirely
+within one window. The measurement ends after at least `--seconds` of requests and `--iterations` in windows of each
+kind. A request's latency is measured from the time at which it is due.
 """
 
-import argparse
 import asyncio
 import math
 import os
@@ -21,6 +20,9 @@ import time
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 RUN = [
     "group.size=8",
@@ -36,32 +38,32 @@ RUN = [
     "status.trajectories_every=100000",
     "iterations=100000",
 ]
-"""Nothing comes in between: no evaluation, checkpoint or recording after the start; and the policy stays what it is."""
+"""Config of the run: after the start there is no evaluation, checkpoint or recording, and the policy hardly changes."""
 PORT = 8497
 CONNECTIONS = 16
 WARM_UP = 3
-"""First iterations, and seconds of requests, that are not counted."""
+"""Iterations at the start, and seconds of requests, that do not count."""
 WINDOWS = 4
-"""With requests, in `--seconds`."""
+"""Windows with requests in `--seconds`."""
 ITERATIONS = 4
-"""That a window has room for; slow ones make the windows longer."""
+"""Iterations that fit into a window; slow iterations make the windows longer."""
 MOST_WINDOWS = 40
+"""Windows with requests after which the measurement gives up."""
 LONGEST_COST, LONGEST_P99_MS = 0.03, 50.0
-DONE = re.compile(r"^(\S+ \S+) INFO deploy\.run: iteration \d+ done", re.MULTILINE)
+DONE = re.compile(r"^(\S+ \S+) INFO \S+: iteration \d+ done", re.MULTILINE)
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Window = tuple[float, float]
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--rate", type=float, default=200)
-    parser.add_argument("--iterations", type=int, default=8)
-    words = parser.parse_args()
+def main(
+    seconds: Annotated[float, typer.Option(help="Least total seconds of requests.", min=1.0)] = 60.0,
+    rate: Annotated[float, typer.Option(help="Requests per second.", min=1.0)] = 200.0,
+    iterations: Annotated[int, typer.Option(help="Least iterations in windows of each kind.", min=2)] = 8,
+) -> None:
+    """Measure how much 200 status requests per second slow a run down, and the latency of the requests."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
-        parser.error("the run and the server need a core each; this process may use one only")
+        raise typer.BadParameter("the run and the server need one core each, but this process may use only one")
     say(f"cores: run {cores[0]}, server and client {cores[-1]}; load before {os.getloadavg()[0]:.2f}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "run"
@@ -71,44 +73,57 @@ def main() -> None:
         try:
             while len(ends(folder)) < WARM_UP:
                 if run.poll() is not None:
-                    raise RuntimeError(f"the run has ended with code {run.returncode}")
+                    raise RuntimeError(f"the run has ended with exit code {run.returncode}")
                 time.sleep(0.5)
             server = pinned(["serve", str(folder), "--port", str(PORT)], cores[-1])
-            quiet, asked, latencies = asyncio.run(measured(folder, words))
+            quiet, loaded, latencies = asyncio.run(measured(folder, seconds=seconds, rate=rate, iterations=iterations))
         finally:
             for process in (server, run):
                 if process:
                     process.terminate()
                     process.wait()
-    show(quiet, asked, latencies)
+    show(quiet, loaded, latencies)
 
 
-async def measured(folder: Path, words: argparse.Namespace) -> tuple[list[float], list[float], list[float]]:
-    """Seconds of each iteration in windows without and with requests, and of each request."""
+async def measured(
+    folder: Path, *, seconds: float, rate: float, iterations: int
+) -> tuple[list[float], list[float], list[float]]:
+    """Measure iterations and requests.
+
+    Args:
+        folder: the run folder.
+        seconds: least total seconds of requests.
+        rate: requests per second.
+        iterations: least number of iterations in windows of each kind.
+
+    Returns:
+        Seconds of each iteration in windows without requests, of each in windows with requests, and of each request.
+    """
     client = Client(f"/runs/{folder.name}")
-    await client.ask(rate=words.rate, seconds=WARM_UP)
+    await client.ask(rate=rate, seconds=WARM_UP)
     client.latencies.clear()
     iteration_s = statistics.median(last - first for first, last in pairwise(ends(folder)))
-    length = max(words.seconds / WINDOWS, ITERATIONS * iteration_s)
+    length = max(seconds / WINDOWS, ITERATIONS * iteration_s)
     windows: dict[bool, list[Window]] = {False: [], True: []}
     kinds: dict[bool, list[float]] = {False: [], True: []}
-    while len(windows[True]) < WINDOWS or min(map(len, kinds.values())) < words.iterations:
+    while len(windows[True]) < WINDOWS or min(map(len, kinds.values())) < iterations:
         if len(windows[True]) == MOST_WINDOWS:
-            raise RuntimeError(f"the run does not get on: {len(kinds[True])} iterations in {MOST_WINDOWS} windows")
+            raise RuntimeError(f"the run is too slow: {len(kinds[True])} iterations in {MOST_WINDOWS} windows")
         is_even = len(windows[True]) % 2 == 0
-        for is_asked in (not is_even, is_even):
+        for is_loaded in (not is_even, is_even):
             began = time.time()
-            if is_asked:
-                await client.ask(rate=words.rate, seconds=length)
+            if is_loaded:
+                await client.ask(rate=rate, seconds=length)
             else:
                 await asyncio.sleep(length)
-            windows[is_asked].append((began, time.time()))
+            windows[is_loaded].append((began, time.time()))
         kinds = {kind: within(ends(folder), held) for kind, held in windows.items()}
+        say(f"{len(windows[True])} windows of each kind, {min(map(len, kinds.values()))} of {iterations} iterations")
     return kinds[False], kinds[True], client.latencies
 
 
 class Client:
-    """Asks over connections kept for a window, with no client library: what is measured is the server."""
+    """Sends requests over connections that last for a window. It uses no client library, so the server is measured."""
 
     def __init__(self, path: str) -> None:
         self.latencies: list[float] = []
@@ -116,7 +131,7 @@ class Client:
         self._free: asyncio.Queue[Connection] = asyncio.Queue()
 
     async def ask(self, *, rate: float, seconds: float) -> None:
-        """Requests are due at a fixed rate, whether or not earlier ones have been answered."""
+        """Send requests at a fixed rate, whether or not earlier ones have been answered."""
         for _ in range(CONNECTIONS):
             self._free.put_nowait(await connected())
         began, tasks = time.perf_counter(), []
@@ -141,7 +156,7 @@ class Client:
 
 
 async def connected() -> Connection:
-    """A connection to the server, once it has started."""
+    """Connect to the server as soon as it has started."""
     for _ in range(600):
         try:
             return await asyncio.open_connection("127.0.0.1", PORT)
@@ -151,7 +166,7 @@ async def connected() -> Connection:
 
 
 def ends(folder: Path) -> list[float]:
-    """When each iteration ended, as the run itself wrote it down."""
+    """Read from the run's log when each iteration ended, in seconds since the epoch."""
     try:
         text = (folder / "run.log").read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -160,38 +175,44 @@ def ends(folder: Path) -> list[float]:
 
 
 def within(ended: list[float], windows: list[Window]) -> list[float]:
-    """Seconds of the iterations that lie whole within one of the windows."""
+    """Return the seconds of the iterations that lie entirely within one of the windows."""
     spans = list(pairwise(ended))
     return [last - first for first, last in spans if any(low <= first and last <= high for low, high in windows)]
 
 
-def show(quiet: list[float], asked: list[float], latencies: list[float]) -> None:
-    """The figures, and whether the aims are met."""
+def show(quiet: list[float], loaded: list[float], latencies: list[float]) -> None:
+    """Print the figures, and whether they meet the goals.
+
+    Args:
+        quiet: seconds of each iteration in windows without requests.
+        loaded: seconds of each iteration in windows with requests.
+        latencies: seconds of each request.
+    """
     ordered = sorted(latencies)
     shown = {quantile: 1000 * ordered[int(len(ordered) * quantile / 100)] for quantile in (50, 90, 99)}
     say(f"requests {len(ordered)}: " + ", ".join(f"p{q} {value:.1f} ms" for q, value in shown.items()))
-    cost = statistics.median(asked) / statistics.median(quiet) - 1
-    error = math.hypot(*(relative_error(kind) for kind in (quiet, asked)))
-    for name, kind in (("quiet", quiet), ("asked", asked)):
+    cost = statistics.median(loaded) / statistics.median(quiet) - 1
+    error = math.hypot(*(relative_error(kind) for kind in (quiet, loaded)))
+    for name, kind in (("quiet", quiet), ("loaded", loaded)):
         middle = statistics.median(kind)
         say(f"{name}: {len(kind)} iterations, median {middle:.3f} s, from {min(kind):.3f} to {max(kind):.3f}")
-    say(f"cost {100 * cost:+.1f} % of the pace, standard error {100 * error:.1f} %")
-    say(f"aims: p99 below {LONGEST_P99_MS:g} ms {'met' if shown[99] < LONGEST_P99_MS else 'MISSED'}")
-    verdict = "cannot be told: the pace varies too much; more --iterations, and is the machine quiet?"
+    say(f"iterations take {100 * cost:+.1f} % longer with requests, standard error {100 * error:.1f} %")
+    say(f"goals: p99 below {LONGEST_P99_MS:g} ms {'met' if shown[99] < LONGEST_P99_MS else 'MISSED'}")
+    verdict = "unknown: iterations vary too much; use more --iterations on an idle machine"
     if cost + 2 * error <= LONGEST_COST:
         verdict = "met"
     elif cost - 2 * error > LONGEST_COST:
         verdict = "MISSED"
-    say(f"      cost at most {100 * LONGEST_COST:g} %, within two standard errors: {verdict}")
+    say(f"       at most {100 * LONGEST_COST:g} % longer, within two standard errors: {verdict}")
 
 
 def relative_error(spans: list[float]) -> float:
-    """Standard error of the median, as a share of it (for normal noise)."""
+    """Return the standard error of the median divided by the median (for normal noise)."""
     return 1.25 * statistics.stdev(spans) / math.sqrt(len(spans)) / statistics.median(spans)
 
 
 def pinned(words: list[str], core: int) -> "subprocess.Popen[bytes]":
-    """One of our commands on one core."""
+    """Start a `flowcredit` command on one core."""
     return subprocess.Popen(
         [sys.executable, "-m", "deploy", *words],
         stdout=subprocess.DEVNULL,
@@ -200,10 +221,10 @@ def pinned(words: list[str], core: int) -> "subprocess.Popen[bytes]":
 
 
 def say(line: str) -> None:
-    """A line on the terminal, at once."""
+    """Print a line and flush it."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -1,1 +1,1 @@
-"""Gains and images of the toy world's presets."""
+"""Benchmarks of the toy world: what its demo gains, and how well OCR reads its signs."""

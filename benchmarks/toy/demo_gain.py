@@ -1,9 +1,9 @@
-"""How much the demo gains: the held-out strict score before and after, for several seeds.
+"""What the demo gains: the held-out strict score before and after training, for several seeds.
 
     python -m benchmarks.toy.demo_gain --seeds 5
 
-Every seed is a whole `flowcredit train toy_geneval seed=N` in a fresh folder; minutes of each include the start of Ray.
-A run that is there already goes on or, when it is finished, is only read.
+Each seed is a whole `flowcredit train toy_geneval seed=N` in its own folder; its minutes include the start of Ray. An
+existing run is continued, or only read if it is finished.
 """
 
 import subprocess
@@ -22,7 +22,7 @@ from deploy.folder.read import evaluation_scores
 def main(
     seeds: Annotated[int, typer.Option(help="Seeds 0 to N-1.", min=1)] = 5,
     runs: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("runs/demo_gain"),
-    goal: Annotated[float, typer.Option(help="Gain that counts as a success.")] = 0.10,
+    goal: Annotated[float, typer.Option(help="Least gain of a success.")] = 0.10,
     overrides: Annotated[list[str] | None, typer.Argument(help="Config overrides of every run.")] = None,
 ) -> None:
     """Train the demo once for every seed and print the gains."""

@@ -1,6 +1,7 @@
 """How well OCR reads the toy world's signs: `python -m benchmarks.toy.signs`.
 
-Directly, through the sign pipeline's autoencoder, and with noise on the latents as a sampler leaves it.
+It reads the drawn signs, the same signs after the sign pipeline's autoencoder, and after noise on the latents, which is
+about what a sampler leaves.
 """
 
 from pathlib import Path
@@ -19,7 +20,7 @@ from toyworld.world import words
 
 def main(
     vae: Annotated[
-        Path | None, typer.Option(help="Folder of the autoencoder; default the shipped one, if there is one.")
+        Path | None, typer.Option(help="Folder of the autoencoder; by default the shipped one, if it exists.")
     ] = None,
     count: Annotated[int, typer.Option(help="Signs to draw.", min=1)] = 200,
     noise: Annotated[float, typer.Option(help="Std of the noise on normalised latents.", min=0.0)] = 0.1,

@@ -1,4 +1,4 @@
-"""The share of an iteration that is spent in scoring, in CPU time: a part of `benchmarks.speed.rewards`."""
+"""The share of scoring in an iteration's CPU time: a part of `benchmarks.speed.rewards`."""
 
 import asyncio
 import time
@@ -16,22 +16,24 @@ from protocol.prompts import read_prompts
 
 
 class Watched:
-    """A reward source that notes the CPU seconds of its scoring."""
+    """A reward source that records the CPU seconds of its scoring."""
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.seconds, self.images = inner, 0.0, 0
 
-    async def reward(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """The mixture, timed; nothing else may run meanwhile."""
+    async def score_for_training(
+        self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]
+    ) -> Scores:
+        """Score with the inner source and record the CPU time; nothing else may run in the meantime."""
         began = time.process_time()
-        scores = await self.inner.reward(images, prompts, metadata)
+        scores = await self.inner.score_for_training(images, prompts, metadata)
         self.seconds += time.process_time() - began
         self.images += len(prompts)
         return scores
 
 
 def share(preset: str, groups: int = 2) -> str:
-    """Draw, score and learn from some groups of a preset, one thing after the other in this process."""
+    """Generate, score and learn from some groups of a preset, one after the other in this process."""
     overrides = [f"group.per_iteration={groups}", "learner.updates_per_iteration=1", "cluster.learner.threads=1"]
     config = load_config(preset, overrides=overrides)
 
@@ -40,12 +42,12 @@ def share(preset: str, groups: int = 2) -> str:
         await fleet.start()
         watched = Watched(fleet.ports.rewards)
         ports: Any = replace(fleet.ports, rewards=watched)
-        drawn = Groups(config, read_prompts(config.data, config.data.train), ports)
-        await drawn.begin([])
-        await drawn.produce(0)
+        source = Groups(config, read_prompts(config.data, config.data.train), ports)
+        await source.begin([])
+        await source.produce(0)
         watched.seconds, watched.images = 0.0, 0
         began = time.process_time()
-        await fleet.update([await drawn.produce(place) for place in range(groups)])
+        await fleet.update([await source.produce(index) for index in range(groups)])
         seconds = time.process_time() - began
         fleet.stop()
         return watched, seconds
