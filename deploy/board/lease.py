@@ -95,7 +95,9 @@ class BoardLease:
     lease.release()
     """
 
-    def __init__(self, url: str, *, run: str, copies: str, under: Lease, keep_s: float, prefix: str) -> None:
+    def __init__(
+        self, url: str, *, run: str, copies: str, under: Lease, keep_s: float, prefix: str, renew_s: float | None
+    ) -> None:
         """Raises ValueError, TypeError or RedisError for an address that no client can use."""
         self._url = url
         self._names = {f"{prefix}run:{run}:lease": f"run {run!r}"}
@@ -110,6 +112,7 @@ class BoardLease:
         }
         self.fence = Fence(key=next(iter(self._names)), owner=json.dumps(facts))
         self._under, self._folder, self._keep_s = under, under.identity, keep_s
+        self._renew_s = RENEW_S if renew_s is None else renew_s
         self._redis: Any = Redis.from_url(
             url,
             decode_responses=True,
@@ -136,6 +139,7 @@ class BoardLease:
         under: Lease,
         keep_s: float,
         prefix: str = "flowcredit:",
+        renew_s: float | None = None,
         say: Callable[[str], None] = log.warning,
     ) -> "BoardLease":
         """Become the one who trains under this name; waits up to `TTL_S` for another holder to show itself.
@@ -147,12 +151,13 @@ class BoardLease:
             copies: `checkpoint.url`, or nothing.
             under: the lease of the run folder; whoever loses that one claims nothing here.
             keep_s: for how long the board remembers the tokens.
+            renew_s: seconds between two renewals, `RENEW_S` by default.
 
         Raises:
             RunFolderError: another process holds it.
             ValueError, TypeError, RedisError: no client can use this address.
         """
-        lease = cls(url, run=run, copies=copies, under=under, keep_s=keep_s, prefix=prefix)
+        lease = cls(url, run=run, copies=copies, under=under, keep_s=keep_s, prefix=prefix, renew_s=renew_s)
         try:
             lease._wait_until_free(say)
         except BaseException:
@@ -205,7 +210,7 @@ class BoardLease:
                 self._asking.release()
 
     def _renew_on(self) -> None:
-        while not self._ended.wait(RENEW_S):
+        while not self._ended.wait(self._renew_s):
             self.renew()
 
     def _wait_until_free(self, say: Callable[[str], None]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from redis.asyncio import Redis
 
 from deploy.board.board import COMMANDS_KEPT, LINES_KEPT, Board, Update, without_password
 from deploy.board.embedded import BoardServer
@@ -105,11 +106,13 @@ def test_streams_are_capped_and_everything_of_a_run_expires(url, prefix):
         await answering(board)
         for start in range(1, LINES_KEPT + 1001, 1000):
             await board.write(Update(status(), [line(seq) for seq in range(start, start + 1000)]), keep_s=KEEP_S)
-        assert await board._redis.xlen(f"{prefix}run:mine:metrics") <= LINES_KEPT + 200
+        client = Redis.from_url(url, decode_responses=True)
+        assert await client.xlen(f"{prefix}run:mine:metrics") <= LINES_KEPT + 200
         await board.ask("mine", new_command("pause"))
         await board.write(Update(status(trajectories=[1]), [], [], [record(1)]), keep_s=KEEP_S)
-        async for key in board._redis.scan_iter(f"{prefix}run:*"):
-            assert 0 < await board._redis.ttl(key) <= KEEP_S, key
+        async for key in client.scan_iter(f"{prefix}run:*"):
+            assert 0 < await client.ttl(key) <= KEEP_S, key
+        await client.aclose()
         await board.write(Update(status(run="old", updated=time.time() - 2 * KEEP_S)), keep_s=KEEP_S)
         await board.write(Update(status()), keep_s=KEEP_S)
         assert [held.run for held in await board.runs()] == ["mine"]
@@ -144,7 +147,9 @@ def test_documents_of_a_later_version_are_left_out_rather_than_failing(url, pref
         board = Board(url, prefix=prefix)
         await answering(board)
         await board.write(Update(status(), [line(1)]), keep_s=KEEP_S)
-        await board._redis.set(f"{prefix}run:mine:status", '{"schema_version": 9, "phase": "dreaming"}')
+        client = Redis.from_url(url)
+        await client.set(f"{prefix}run:mine:status", '{"schema_version": 9, "phase": "dreaming"}')
+        await client.aclose()
         assert await board.status("mine") is None
         assert await board.runs() == []
         await board.close()
@@ -182,6 +187,17 @@ async def until(holds, seconds: float = 20.0) -> None:
         await asyncio.sleep(0.05)
 
 
+async def has_noticed(story: Story) -> bool:
+    return "does not answer" in story.contacts[-1]
+
+
+async def end_server(url: str) -> None:
+    """End the server of a board; returns when it is gone."""
+    client = Redis.from_url(url)
+    await client.shutdown(nosave=True)
+    await client.aclose()
+
+
 def test_a_board_that_went_away_holds_the_whole_stream_again(tmp_path):
     """The server loses everything it held; the publisher writes it again and then goes on."""
 
@@ -199,10 +215,9 @@ def test_a_board_that_went_away_holds_the_whole_stream_again(tmp_path):
                 return False
 
         await until(lambda: seqs(3))
-        server._child.stop()
+        await end_server(server.url)
         story.buffers.lines.extend([line(4), line(5)])
-        await asyncio.sleep(0.5)
-        assert "does not answer" in story.contacts[-1]
+        await until(lambda: has_noticed(story))
         server.start()
         await until(lambda: seqs(5))
         story.buffers.lines.append(line(6))
@@ -246,7 +261,9 @@ def test_outcomes_of_old_commands_are_dropped(tmp_path):
             story.buffers.commands[command.id] = command
         await story.publisher(Board(server.url)).finish()
         assert len(story.buffers.commands) == COMMANDS_KEPT
-        assert await board._redis.hlen("flowcredit:run:mine:commands") == COMMANDS_KEPT
+        client = Redis.from_url(server.url)
+        assert await client.hlen("flowcredit:run:mine:commands") == COMMANDS_KEPT
+        await client.aclose()
         await board.close()
         server.stop()
 

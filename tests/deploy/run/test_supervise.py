@@ -21,15 +21,14 @@ from protocol.ports import Ports
 
 TRAIN = tuple(Prompt(index=i, text=text) for i, text in enumerate(("a red circle", "a blue square", "two")))
 HELDOUT = (Prompt(index=0, text="one"),)
-UNDISTURBED: list[tuple[str, list[dict[str, Any]]]] = []
-"""The story of the run that nothing happened to, once it has been run."""
+Story = tuple[str, list[dict[str, Any]]]
 
 
 class Mortal:
     """A learner port that is lost at certain calls; counted over the whole run."""
 
     def __init__(self, fleet: LocalFleet, deaths: dict[str, set[int]]) -> None:
-        self._fleet, self._deaths = fleet, deaths
+        self._fleet, self.deaths = fleet, deaths
         self.calls: dict[str, int] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -37,8 +36,8 @@ class Mortal:
 
         async def call(*args: Any) -> Any:
             self.calls[name] = self.calls.get(name, 0) + 1
-            if self.calls[name] in self._deaths.get(name, set()):
-                self._fleet._learner = None  # what it held is gone
+            if self.calls[name] in self.deaths.get(name, set()):
+                await self._fleet.restart_learner()  # what it held is gone
                 raise LearnerFailedError("the learner actor was lost: killed")
             return await method(*args)
 
@@ -54,14 +53,14 @@ class MortalFleet:
 
     async def restart_learner(self) -> None:
         self.restarts += 1
-        if self.restarts in self.learner._deaths.get("restart", set()):
+        if self.restarts in self.learner.deaths.get("restart", set()):
             raise LearnerFailedError("the learner actor was lost: again")
         await self._fleet.restart_learner()
 
 
-@pytest.fixture
-def config(tiny_config: Callable[..., RunConfig], tmp_path: Path) -> RunConfig:
-    prompts = tmp_path / "prompts.txt"
+@pytest.fixture(scope="module")
+def config(tiny_config: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    prompts = tmp_path_factory.mktemp("prompts") / "prompts.txt"
     prompts.write_text("a red circle\na blue square\n")
     return tiny_config(
         iterations=5,
@@ -98,7 +97,7 @@ def trained(config: RunConfig, path: Path, deaths: dict[str, set[int]] | None = 
     return path, asyncio.run(asyncio.wait_for(scene(), 120))
 
 
-def story(path: Path) -> tuple[str, list[dict[str, Any]]]:
+def story(path: Path) -> Story:
     """The last adapter's digest and all metrics without wall times."""
     from deploy.folder.read import lines_of
     from learner.checkpoint import newest_checkpoint
@@ -107,6 +106,12 @@ def story(path: Path) -> tuple[str, list[dict[str, Any]]]:
     assert found is not None
     lines = [{k: v for k, v in line.items() if "seconds" not in k} for line in lines_of(path)]
     return found[0].adapter.digest, lines
+
+
+@pytest.fixture(scope="module")
+def undisturbed(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    """The story of the run that nothing happens to."""
+    return story(trained(config, tmp_path_factory.mktemp("undisturbed") / "run")[0])
 
 
 @pytest.mark.parametrize(
@@ -130,11 +135,9 @@ def story(path: Path) -> tuple[str, list[dict[str, Any]]]:
         "at start",
     ],
 )
-def test_a_lost_learner_changes_nothing(config, tmp_path, deaths, restarts):
-    if not UNDISTURBED:
-        UNDISTURBED.append(story(trained(config, tmp_path / "undisturbed")[0]))
+def test_a_lost_learner_changes_nothing(config, undisturbed, tmp_path, deaths, restarts):
     path, fleet = trained(config, tmp_path / "disturbed", deaths)
-    assert story(path) == UNDISTURBED[0]
+    assert story(path) == undisturbed
     assert fleet.restarts == restarts
     assert ledger_faults(story(path)[1], config.group.per_iteration) == []
     events = (path / "events.jsonl").read_text()

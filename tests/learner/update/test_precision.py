@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers import SD3Transformer2DModel
+from diffusers.models.attention import JointTransformerBlock
 
 from flow.adapter.lora_file import write_lora
+from flow.build import build_policy
 from flow.models.contract import repeat
 from flow.models.load import load_backbone
 from flow.rollout import RolloutPolicy
@@ -65,8 +68,8 @@ def test_the_divergence_from_the_reference_is_exactly_zero_at_start_and_not_late
 
 
 def test_half_precision_freezes_half_weights_and_trains_float32_ones(tiny_config: Config) -> None:
-    learner = Learner(model(tiny_config, dtype="bfloat16"))
-    transformer = learner._policy.backbone.transformer
+    policy, _ = build_policy(model(tiny_config, dtype="bfloat16"), device="cpu")
+    transformer = policy.backbone.transformer
     trained = [p for p in transformer.parameters() if p.requires_grad]
     assert {p.dtype for p in trained} == {torch.float32}
     assert {p.dtype for p in transformer.parameters() if not p.requires_grad} == {torch.bfloat16}
@@ -88,32 +91,49 @@ def test_memory_options_have_the_gradient_of_the_plain_update(
     assert relative_difference(first, second) < 1e-4
 
 
-def test_checkpointed_gradients_compute_each_block_twice(tiny_config: Config) -> None:
-    counts = []
+def count_calls(monkeypatch: pytest.MonkeyPatch, block: type[torch.nn.Module], calls: list[int]) -> None:
+    """Note, whenever a module of this class runs, how many rows it gets."""
+    forward = block.forward
+
+    def counted(self: torch.nn.Module, *args: Any, **how: Any) -> Any:
+        calls.append(len(args[0] if args else how["hidden_states"]))
+        return forward(self, *args, **how)
+
+    monkeypatch.setattr(block, "forward", counted)
+
+
+def test_checkpointed_gradients_compute_each_block_twice(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, blocks = [], 2
+    calls: list[int] = []
+    count_calls(monkeypatch, JointTransformerBlock, calls)
     for settings in ({}, {"gradient_checkpointing": True}):
         config = model(tiny_config, **settings)
         learner, policy = pair(config)
         groups = draw_groups(policy, config, learner)
-        calls: list[int] = []
-        block = learner._policy.backbone.transformer.get_submodule("transformer_blocks.0")
-        hook = block.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        calls.clear()
         learner.update(groups)
-        hook.remove()
         counts.append(len(calls))
     probes = steps = 3
-    assert counts == [probes + steps, probes + 2 * steps]
+    assert counts == [blocks * (probes + steps), blocks * (probes + 2 * steps)]
 
 
-def test_forwards_hold_no_more_samples_than_allowed(tiny_config: Config) -> None:
+def test_forwards_hold_no_more_samples_than_allowed(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     config = model(tiny_config, forward_batch=3, guidance=2.0)
     learner, policy = pair(config)
     rows: list[int] = []
-    for each in (learner, policy):
-        each._policy.backbone.transformer.register_forward_pre_hook(
-            lambda module, args, kwargs: rows.append(len(kwargs["hidden_states"])), with_kwargs=True
-        )
+    count_calls(monkeypatch, SD3Transformer2DModel, rows)
     learner.update(draw_groups(policy, config, learner))
     assert set(rows) == {6, 2}, "3 samples and the remaining 1, two rows each under guidance"
+
+
+def set_scale(learner: Learner, scale: float) -> None:
+    """Go on with another loss scale."""
+    state = learner.state()
+    learner.restore(replace(state, optimizer=state.optimizer | {f"{SCALER}/scale": np.array(scale, np.float32)}))
+
+
+def scale_of(learner: Learner) -> float:
+    return learner.state().optimizer[f"{SCALER}/scale"].item()
 
 
 def test_an_overflow_in_float16_lowers_the_scale_and_leaves_the_adapter(tiny_config: Config) -> None:
@@ -121,24 +141,25 @@ def test_an_overflow_in_float16_lowers_the_scale_and_leaves_the_adapter(tiny_con
     learner, policy = pair(config)
     groups = draw_groups(policy, config, learner)
     before = learner.adapter().digest
-    learner._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120)
+    set_scale(learner, 2.0**120)
     metrics = learner.update(groups)
     assert learner.adapter().digest == before
-    assert learner._scaler.get_scale() == 2.0**119
+    assert scale_of(learner) == 2.0**119
     assert metrics["train/grad_norm"] == 0
 
 
 def test_the_scale_of_float16_comes_back_from_a_checkpoint_s_files(tiny_config: Config, tmp_path: Path) -> None:
     config = model(tiny_config, dtype="float16")
     learner, policy = pair(config)
-    learner._scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+    set_scale(learner, 512.0)
     learner.update(draw_groups(policy, config, learner))
     state = learner.state()
     assert any(name.startswith(f"{SCALER}/") for name in state.optimizer)
     again = Learner(config)
     again.restore(read_checkpoint(write_checkpoint(tmp_path, state, config.model.lora, keep=1)))
-    assert again._scaler.state_dict() == learner._scaler.state_dict()
     held = again.state().optimizer
+    assert scale_of(again) == scale_of(learner) == 512.0
+    assert all(np.array_equal(held[name], array) for name, array in state.optimizer.items())
     assert {name: array.shape for name, array in held.items()} == {n: a.shape for n, a in state.optimizer.items()}
 
 
