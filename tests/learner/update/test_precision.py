@@ -10,9 +10,9 @@ import pytest
 import torch
 from diffusers import SD3Transformer2DModel
 from diffusers.models.attention import JointTransformerBlock
+from flow.build import build_policy
 
 from flow.adapter.lora_file import write_lora
-from flow.build import build_policy
 from flow.models.contract import repeat
 from flow.models.load import load_backbone
 from flow.rollout import RolloutPolicy
