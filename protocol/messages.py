@@ -212,8 +212,6 @@ class Excerpt:
     steps: tuple[int, ...]
     images: np.ndarray
     """uint8 [M, P, h, w, 3], the longer side at most 128"""
-    image_index: np.ndarray
-    """int64 [M, P]: index of each image's score among the shard's scores"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from learner.loop.groups import Observer
 from learner.loop.stream import GroupStream
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError
-from protocol.messages import Credit, Excerpt, ScoredGroup, ScoredShard, Scores, ShardRequest
+from protocol.messages import Credit, Excerpt, ScoredGroup, ScoredShard, ShardRequest
 from protocol.ports import ImagesHandle, Ports, RolloutHandle
 from protocol.status import RecordedTrajectory, TrajectoryRecord
 
@@ -91,15 +91,15 @@ class TrajectoryRecorder(Observer):
                 raise ContractError(f"the learner holds the credit of iteration {credit.adapter_version} by now")
             rollout = cast(RolloutHandle, shard.rollout)
             excerpt = await self._ports.rollouts.excerpt(rollout, images, members=self._settings.trajectories)
-            self._sink(await asyncio.to_thread(record_of, iteration + 1, excerpt, shard.scores, credit))
+            self._sink(await asyncio.to_thread(record_of, iteration + 1, excerpt, credit))
         except Exception as error:  # noqa: BLE001  nothing that fails here may cost more than this record
             log.warning("the trajectories of iteration %d were not recorded: %s", iteration + 1, error)
 
 
-def record_of(iteration: int, excerpt: Excerpt, scores: Scores, credit: Credit) -> TrajectoryRecord:
+def record_of(iteration: int, excerpt: Excerpt, credit: Credit) -> TrajectoryRecord:
     """The excerpt with its rewards and credit; `iteration` counts from 1."""
-    members, _, height, width, _ = excerpt.images.shape
-    rewards = scores.values[excerpt.image_index]
+    members, points, height, width, _ = excerpt.images.shape
+    columns = [*excerpt.steps, credit.rewards.shape[1] - 1][-points:]
     return TrajectoryRecord(
         iteration=iteration,
         prompt=excerpt.request.prompt.text,
@@ -110,7 +110,7 @@ def record_of(iteration: int, excerpt: Excerpt, scores: Scores, credit: Credit) 
         trajectories=[
             RecordedTrajectory(
                 member=member,
-                rewards=_numbers(rewards[member]),
+                rewards=_numbers(credit.rewards[member, columns]),
                 gains=_numbers(credit.step_rewards[member, list(excerpt.steps)]),
                 advantages=_numbers(credit.advantages[member, list(excerpt.steps)]),
             )

@@ -26,7 +26,7 @@ from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
 from protocol.config.sampling import TOO_LOUD
 from protocol.errors import ConfigError, ContractError, RunFolderError
-from protocol.messages import Prompt, ShardRequest
+from protocol.messages import Prompt, ScoredGroup, ScoredShard, ShardRequest
 
 FLIPS = 2
 """Changes of direction after which a level counts as settled."""
@@ -188,6 +188,8 @@ class _Trajectories:
     def __call__(self, levels: Sequence[float], number: int) -> np.ndarray:
         from flow.policy import policy_of
         from flow.rollout import rollout_shard
+        from learner.credit.assign import reward_tables
+        from learner.credit.rules import along_windows, gains
         from rewards.scores import mix
 
         config = _with_levels(self._config, self._kernel, levels, std_min=0.0)
@@ -206,9 +208,9 @@ class _Trajectories:
             rollout, images = rollout_shard(policy, request, config)
             texts, metadata = [prompt.text] * len(images), [prompt.metadata] * len(images)
             answers = {name: scorer.score(images, texts, metadata) for name, scorer in self._scorers.items()}
-            scores = mix(answers, config.reward_weights)
-            points = np.where(scores.valid, scores.values, np.nan)[rollout.image_index]
-            gains = np.full((len(points), config.sampling.steps - 1), np.nan)
-            gains[:, list(rollout.steps)] = np.diff(points, axis=1)
-            tables.append(gains)
+            shard = ScoredShard(rollout=rollout, scores=mix(answers, config.reward_weights))
+            group = ScoredGroup(prompt=prompt, shards=(shard,))
+            held = reward_tables([group], members=request.members, total=config.sampling.steps)
+            (own,) = along_windows(gains, held.rewards, held.explored)
+            tables.append(own[:, :-1].double().numpy())
         return np.concatenate(tables)

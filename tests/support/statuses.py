@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from deploy.monitor.trajectories import record_of
-from protocol.messages import Credit, Excerpt, Prompt, Scores, ShardRequest
+from protocol.messages import Credit, Excerpt, Prompt, ShardRequest
 from protocol.status import Condition, PoolStatus, RunStatus, TrajectoryRecord
 
 
@@ -22,13 +22,11 @@ def a_record(iteration: int = 5) -> TrajectoryRecord:
         adapter_digest="d",
     )
     images = np.arange(2 * 3 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 3, 4, 4, 3)
-    index = np.array([[0, 1, 2], [0, 3, 4]])
-    excerpt = Excerpt(request=request, steps=(0, 1), images=images, image_index=index)
-    values = np.array([0.1, 0.2, 0.4, np.nan, 0.9], np.float32)
-    scores = Scores(values=values, valid=~np.isnan(values), reasons=("", "", "", "timeout", ""))
+    excerpt = Excerpt(request=request, steps=(0, 1), images=images)
+    rewards = np.array([[0.1, 0.2, 0.4], [0.1, np.nan, 0.9]], np.float32)
     gains = np.array([[0.1, 0.2], [np.nan, np.nan]], np.float32)
-    credit = Credit(adapter_version=5, rewards=values[index], step_rewards=gains, advantages=np.nan_to_num(gains))
-    return record_of(iteration, excerpt, scores, credit)
+    credit = Credit(adapter_version=5, rewards=rewards, step_rewards=gains, advantages=np.nan_to_num(gains))
+    return record_of(iteration, excerpt, credit)
 
 
 def a_status(run: str, phase: str = "running", **changes: Any) -> RunStatus:
