@@ -1,19 +1,19 @@
-"""Checkpoints: everything a learner needs to go on exactly, in folders that appear whole or not at all.
+"""Checkpoints: everything a learner needs to continue exactly, in folders that appear whole or not at all.
 
     checkpoints/iteration_000040/
         pytorch_lora_weights.safetensors    the adapter, as diffusers loads it
         optimizer.safetensors               AdamW's moments
-        recent.safetensors                  with `group.max_lag`: the adapters that groups in flight are drawn with
-        state.json                          step, adapter digests, baseline, guards that are broken, and facts such as
+        recent.safetensors                  with `group.max_lag`: the older adapters that groups in flight use
+        state.json                          iteration, adapter digests, baseline, broken guards, and facts such as
                                             library versions
         average/                            the adapter's running mean in the same form, where the run keeps one
         manifest.json                       sha256 of each file above, written last
     checkpoints/latest -> iteration_000040
 
-A folder is written under a temporary name, synced and renamed. Reading checks every digest first; a folder that is
-partial, truncated or altered is refused with its reason. `latest` is for people; reading looks for the newest itself.
+A folder is written under a temporary name, synced and renamed. Reading checks every digest first, and refuses a
+partial, truncated or altered folder with the reason. `latest` is for people; reading finds the newest folder itself.
 
-The step is also the place in the prompt order and in all noise keys, so nothing else needs to be kept.
+The iteration also determines the position in the prompt order and all noise keys, so nothing else is saved.
 """
 
 import hashlib
@@ -41,10 +41,10 @@ log = logging.getLogger(__name__)
 
 MANIFEST, OPTIMIZER, STATE, RECENT = "manifest.json", "optimizer.safetensors", "state.json", "recent.safetensors"
 FILES = (FILE_NAME, OPTIMIZER, STATE)
-"""What every checkpoint holds beside its manifest."""
+"""Files of every checkpoint, beside its manifest."""
 AVERAGE = "average"
 AVERAGE_FILE = f"{AVERAGE}/{FILE_NAME}"
-"""Of a run that keeps a running mean of its adapter; `pipeline.load_lora_weights` takes the folder."""
+"""In checkpoints of a run with `learner.average`; `pipeline.load_lora_weights` takes the folder."""
 LATEST = "latest"
 
 
@@ -57,14 +57,21 @@ def write_checkpoint(
     keep_hours: float = 0.0,
     facts: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write `root/iteration_NNNNNN` atomically; of the earlier ones the newest `keep` stay, and the young ones.
+    """Write `root/iteration_NNNNNN` atomically, and delete old checkpoints.
 
-    A folder of a later step was damaged when the run went on from before it; it does not count, and is replaced in
-    its turn.
+    A checkpoint of a later iteration was damaged when the run continued from before it. It does not count towards
+    `keep`, and the run replaces it when it reaches that iteration.
 
     Args:
-        keep_hours: checkpoints that are younger stay as well.
-        facts: what else `state.json` tells, in JSON's types.
+        root: the run's `checkpoints` folder.
+        state: written into the folder named after its iteration.
+        config: LoRA's rank, alpha and targets, for the adapter's metadata.
+        keep: number of checkpoints up to this iteration that stay.
+        keep_hours: younger checkpoints stay as well, in hours.
+        facts: further JSON values for `state.json`.
+
+    Returns:
+        The checkpoint's folder.
     """
     folder = root / f"iteration_{state.iteration:06d}"
     partial = root / f".{folder.name}.partial"
@@ -132,7 +139,10 @@ def read_checkpoint(folder: Path) -> LearnerState:
 
 
 def newest_checkpoint(root: Path) -> tuple[LearnerState, Path] | None:
-    """The newest checkpoint that is whole; a damaged one is reported and the one before is taken.
+    """Read the newest whole checkpoint; log each damaged one and try the one before it.
+
+    Returns:
+        State and folder; None if there is no checkpoint.
 
     Raises:
         CheckpointError: there are checkpoints, but none is whole.
@@ -150,17 +160,17 @@ def newest_checkpoint(root: Path) -> tuple[LearnerState, Path] | None:
 
 
 def read_facts(folder: Path) -> Mapping[str, Any]:
-    """What `state.json` of a checkpoint tells; to be asked of a folder that `read_checkpoint` took."""
+    """Read `state.json` of a folder that `read_checkpoint` accepted."""
     return json.loads((folder / STATE).read_text(encoding="utf-8"))
 
 
 def checkpoint_folders(root: Path) -> list[Path]:
-    """All checkpoints, whole or not, newest first."""
+    """List all checkpoints, whole or not, newest first."""
     return _folders(root)
 
 
 def _contiguous(array: np.ndarray) -> np.ndarray:
-    """As safetensors wants it; numpy's own function makes a scalar a row of one."""
+    """Copy to contiguous memory if needed. `np.ascontiguousarray` alone would give a scalar one dimension."""
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
@@ -193,7 +203,7 @@ def _write(partial: Path, state: LearnerState, config: LoraConfig, facts: Mappin
 
 
 def _recent(folder: Path, digests: Mapping[int, str], arrays: Mapping[str, np.ndarray]) -> tuple[Adapter, ...]:
-    """The older adapters, each checked against its own digest."""
+    """Rebuild the older adapters, and check each against its own digest."""
     adapters = []
     for version in sorted(digests):
         own = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith(f"{version}/")}
@@ -207,7 +217,7 @@ def _recent(folder: Path, digests: Mapping[int, str], arrays: Mapping[str, np.nd
 
 
 def _point_to(folder: Path) -> None:
-    """Let `latest` lead to this folder; a disk without symbolic links goes without it."""
+    """Point `latest` at this folder. A file system without symbolic links has no `latest`."""
     partial = folder.parent / f".{LATEST}.partial"
     with suppress(OSError):
         partial.unlink(missing_ok=True)
@@ -216,7 +226,7 @@ def _point_to(folder: Path) -> None:
 
 
 def _folders(root: Path) -> list[Path]:
-    """Newest first. Another name, such as a person's own copy `iteration_000040_best`, is neither read nor dropped."""
+    """List checkpoints, newest first. Other names, such as a copy `iteration_000040_best`, are not read or deleted."""
     held = [each for each in root.glob("iteration_*") if re.fullmatch(r"iteration_\d{6,}", each.name)]
     return sorted(held, key=_iteration, reverse=True)
 

@@ -73,7 +73,7 @@ def reward_tables(groups: Sequence[ScoredGroup], *, members: int, total: int) ->
     names = sorted({name for group in groups for shard in group.shards for name in shard.scores.components})
     rewards, *scores = (torch.full(shape, torch.nan) for _ in range(1 + len(names)))
     explored = torch.zeros(len(groups), members, total, dtype=torch.bool)
-    for place, group in enumerate(groups):
+    for row, group in enumerate(groups):
         _require_members(group, members)
         for shard in group.shards:
             rollout = shard.rollout
@@ -81,12 +81,12 @@ def reward_tables(groups: Sequence[ScoredGroup], *, members: int, total: int) ->
             first = rollout.request.first_member
             rows = slice(first, first + rollout.request.members)
             points = [*rollout.steps, total][-rollout.image_index.shape[1] :]
-            explored[place][rows, list(rollout.steps)] = True
+            explored[row][rows, list(rollout.steps)] = True
             columns = (_readings(each, names) for each in (shard.scores, group.shards[0].scores))
             for table, own, common in zip((rewards, *scores), *columns, strict=True):
                 # COMMON_IMAGE is -1: the score behind the shard's own ones.
                 found = np.append(own, common[0])[rollout.image_index]
-                table[place][rows, points] = torch.from_numpy(found.astype(np.float32))
+                table[row][rows, points] = torch.from_numpy(found.astype(np.float32))
     return RewardTables(rewards=rewards, scores=dict(zip(names, scores, strict=True)), explored=explored)
 
 

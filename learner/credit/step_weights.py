@@ -1,4 +1,4 @@
-"""Weights of the steps: factors by which advantages (or step rewards, before their normalisation) are multiplied."""
+"""Step weights: factors of each step's advantages, or of its step rewards before their normalisation."""
 
 from collections.abc import Mapping
 
@@ -11,14 +11,18 @@ from protocol.errors import ConfigError
 
 
 def step_weights(config: StepWeightConfig, *, total: int, stds: Mapping[int, float]) -> Float[Tensor, " T"]:
-    """One weight for each step of the schedule, by the config's rule.
+    """Compute one weight for each step of the schedule, by the config's rule.
 
     Args:
-        total: T, the length of the schedule, whatever window is trained.
-        stds: std of every step that can be stochastic.
+        config: the rule and its numbers.
+        total: T, the length of the whole schedule, also if only a window of it is trained.
+        stds: by step k the std s_k of every step that can be stochastic.
+
+    Returns:
+        float32 weights, 1 on average if the config asks for it.
 
     Raises:
-        ConfigError: none of these steps has a weight.
+        ConfigError: all steps that can be stochastic have weight 0.
     """
     if config.rule == "piecewise":
         weights = piecewise(total, early=config.early, middle=config.middle, late=config.late)
@@ -39,7 +43,16 @@ def step_weights(config: StepWeightConfig, *, total: int, stds: Mapping[int, flo
 def piecewise(total: int, *, early: float, middle: float, late: float) -> Float[Tensor, " T"]:
     """`early` where k < T/4, `late` where k > 3T/4, `middle` between, k counted from 0.
 
-    A recipe of practitioners (1.8, 1.0, 1.3). With T = 4 the late weight falls on no step.
+    A recipe of practitioners (1.8, 1.0, 1.3). With T = 4 no step gets the late weight.
+
+    Args:
+        total: T.
+        early: weight of the first quarter.
+        middle: weight between.
+        late: weight of the last quarter.
+
+    Returns:
+        float64 weights.
     """
     return torch.tensor(
         [early if 4 * k < total else late if 4 * k > 3 * total else middle for k in range(total)], dtype=torch.float64
@@ -51,11 +64,17 @@ def by_noise(
 ) -> Float[Tensor, " T"]:
     """w_k = s_k^p / mean(s^p) over the steps that can be stochastic; TempFlow-GRPO (arXiv 2508.04324, eq. 8) has p = 1.
 
-    s_k is the std of the whole step, g sqrt(h) for Flow-SDE. Other steps get weight 0; nothing trains them. With p = 2
+    s_k is the std of the whole step, g sqrt(h) for Flow-SDE. Other steps are never trained and get weight 0. With p = 2
     (ours) the gradient of a step is that of -|x' - mean|^2 / 2, whatever its std.
 
     Args:
+        total: T.
+        stds: s_k by step k.
+        power: p.
         constant: w_k = constant * s_k^p instead, as TempFlow-GRPO's released code has it with 2.25.
+
+    Returns:
+        float64 weights.
     """
     powers = {k: std**power for k, std in stds.items()}
     weights = torch.zeros(total, dtype=torch.float64)

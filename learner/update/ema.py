@@ -1,4 +1,4 @@
-"""The running mean of the adapter (EMA): smoother adapter for evaluation and export; training never sees them."""
+"""The running mean of the adapter (EMA), for evaluation and export. Training never reads it."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ from protocol.messages import Adapter, digest_of
 class AdapterAverage:
     """mean <- d mean + (1 - d) adapter every few optimizer steps, d = min((1 + n) / (10 + n), decay) as in Flow-GRPO.
 
-    n counts optimizer steps. The mean is a copy of its own, so that no update of the adapter reaches it by itself.
+    n counts optimizer steps. The mean is a separate copy, which only `update` and `load` change.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], config: AverageConfig) -> None:
@@ -22,20 +22,20 @@ class AdapterAverage:
         self._mean = {name: parameter.detach().clone() for name, parameter in parameters.items()}
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
-        """After optimizer step number `step`, counted from 0."""
-        if (step + 1) % self._config.every:
+    def update(self, optimizer_step: int) -> None:
+        """Move the mean after this optimizer step of the run, counted from 0, if its turn has come."""
+        if (optimizer_step + 1) % self._config.every:
             return
-        decay = min((1 + step) / (10 + step), self._config.decay)
+        decay = min((1 + optimizer_step) / (10 + optimizer_step), self._config.decay)
         for name, parameter in self._parameters.items():
             self._mean[name].lerp_(parameter.detach(), 1 - decay)
 
     def export(self, *, version: int) -> Adapter:
-        """A copy of the mean with its digest."""
+        """Copy the mean, with its digest."""
         arrays = {name: mean.cpu().numpy().copy() for name, mean in self._mean.items()}
         return Adapter(version=version, arrays=arrays, digest=digest_of(arrays))
 
     def load(self, adapter: Adapter) -> None:
-        """Go on from a saved mean."""
+        """Continue from a saved mean."""
         for name, array in adapter.arrays.items():
             self._mean[name] = torch.from_numpy(np.array(array)).to(self._parameters[name].device)

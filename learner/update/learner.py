@@ -28,7 +28,7 @@ SCALER = "grad_scaler"
 
 
 class Learner:
-    """Made once in the learner's process; `iteration` counts updates and is the version of the adapter.
+    """Owns adapter and optimizer. Made once in the learner's process; `iteration` is the adapter's version.
 
     learner = Learner(config)
     metrics = learner.update(groups)
@@ -63,6 +63,9 @@ class Learner:
 
     def update(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         """Learn from one iteration's groups in `epochs` passes of `updates_per_iteration` optimizer steps.
+
+        Returns:
+            Metrics by name.
 
         Raises:
             ContractError: a group is incomplete or another iteration's, or no step of the iteration has a step reward.
@@ -106,15 +109,15 @@ class Learner:
         }
 
     def adapter(self) -> Adapter:
-        """A copy of the adapter; its version is `iteration`."""
+        """Copy the adapter; its version is `iteration`."""
         return self._lora.export(version=self.iteration)
 
     def credit(self, group: int) -> Credit:
-        """What the steps of one group of the newest update earned."""
+        """Return the credit of one group of the newest update, by its index."""
         return self._credits[group]
 
     def state(self) -> LearnerState:
-        """Adapter, optimizer, running mean, baseline and iteration."""
+        """Copy adapter, optimizer, running mean and baseline, for a checkpoint."""
         optimizer: dict[str, np.ndarray] = {}
         for name, parameter in self._lora.parameters.items():
             for slot, value in self._optimizer.state.get(parameter, {}).items():
@@ -131,7 +134,7 @@ class Learner:
         )
 
     def restore(self, state: LearnerState) -> None:
-        """Go on exactly where `state` was taken."""
+        """Continue exactly from `state`, which may be older than the learner's own."""
         self._lora.load(state.adapter)
         self._optimizer.state.clear()
         for name, parameter in self._lora.parameters.items():
@@ -153,9 +156,9 @@ class Learner:
         self.iteration = state.iteration
 
     def _require_own(self, groups: Sequence[ScoredGroup]) -> None:
-        """Refuse other groups than 0 to G - 1 of this iteration, in order.
+        """Require groups 0 to G - 1 of this iteration, in order.
 
-        So the groups of a run, `ledger/first` to `ledger/last`, follow each other without a gap or a repetition.
+        So a run learns from each of its groups once: `ledger/first` to `ledger/last` has no gap and no repetition.
         """
         held = [{(s.rollout.request.iteration, s.rollout.request.group) for s in group.shards} for group in groups]
         for index, own in enumerate(held):
@@ -187,7 +190,7 @@ class Learner:
         Args:
             groups: of the mini-batch.
             group_credits: one for each group.
-            statistics: receive what the micro-batches show.
+            statistics: receives the losses of each micro-batch.
             epoch: counted from 0.
             is_first: whether this is the iteration's first optimizer step.
 
@@ -224,12 +227,12 @@ class Learner:
             self._average.update(self._optimizer_steps() - 1)
 
     def _optimizer_steps(self) -> int:
-        """Optimizer steps so far; part of AdamW's state, and so of every checkpoint."""
+        """Count the run's optimizer steps. AdamW keeps the count in its state, and so does every checkpoint."""
         return max(int(slots["step"].item()) for slots in self._optimizer.state.values())
 
 
 def _credits(tables: RewardTables, assignment: Assignment, *, version: int) -> list[Credit]:
-    """Each group's credit."""
+    """Split the tables into one message for each group."""
     rows = zip(tables.rewards, assignment.step_rewards, assignment.advantages, strict=True)
     return [
         Credit(

@@ -1,8 +1,8 @@
-"""Does the learner compute the log-probs that the rollout actors computed? Asked before an update, with equal adapter.
+"""The parity probe: before an update, learner and rollout actors must compute the same log-probs.
 
-Rollout and learner run the same code on the same numbers, so the ratio is exactly 1 on equal machines. Another
-precision, another attention kernel or a wrong adapter on one side shows here as a number, not weeks later as a flat
-reward.
+Both run the same code on the same numbers with the same adapter, so the ratio is exactly 1 on equal machines. Another
+precision, another attention kernel or a wrong adapter on one side shows here at once, and not as a reward that stays
+flat for weeks.
 """
 
 import math
@@ -19,13 +19,20 @@ from protocol.messages import Rollout, ScoredGroup
 def probe_parity(
     policy: FlowPolicy, groups: Sequence[ScoredGroup], *, version: int, bound: float, device: torch.device
 ) -> dict[str, float]:
-    """Replay every stochastic step of the first shard that this very version drew.
+    """Replay every stochastic step of the first shard that was rolled out with the learner's present adapter.
+
+    Args:
+        policy: the learner's, before the update.
+        groups: of the iteration.
+        version: the learner's adapter version.
+        bound: largest |ratio - 1| that is accepted.
+        device: the policy's.
 
     Returns:
-        `probe/ratio_deviation`, the largest |ratio - 1|; nothing when all groups come from older versions.
+        `probe/ratio_deviation`, the largest |ratio - 1|; empty if all groups come from older adapters.
 
     Raises:
-        ParityError: the deviation is above `bound`; says at which step.
+        ParityError: the deviation is above `bound`; the message names the step.
         NonFiniteError: a log-prob is NaN or infinite.
     """
     shards = ((group.prompt, shard.rollout) for group in groups for shard in group.shards)
@@ -43,9 +50,9 @@ def probe_parity(
         raise NonFiniteError(f"the log-probs of step {rollout.steps[worst]} must be finite on both sides")
     if deviations[worst] > bound:
         raise ParityError(
-            f"learner and rollout must agree on log-probs: the ratio at step {rollout.steps[worst]} is off 1 by"
-            f" {deviations[worst]:.2e}, allowed is learner.probe_bound {bound:g}. Do both use the same kind of device,"
-            " library versions and model.dtype?"
+            "learner and rollout must agree on log-probs to learner.probe_bound"
+            f" {bound:g}, got a ratio that differs from 1 by {deviations[worst]:.2e} at step {rollout.steps[worst]}:"
+            " give both the same kind of device, library versions and model.dtype"
         )
     return {"probe/ratio_deviation": deviations[worst]}
 
@@ -54,7 +61,7 @@ def _deviation(
     policy: FlowPolicy, rollout: Rollout, column: int, *, conditioning: tuple, device: torch.device
 ) -> float:
     k = rollout.steps[column]
-    latents, following = (torch.from_numpy(rollout.latents[:, place].copy()).to(device) for place in (k, k + 1))
+    latents, following = (torch.from_numpy(rollout.latents[:, point].copy()).to(device) for point in (k, k + 1))
     transition, _ = policy.transition(latents, k, conditioning=conditioning)
     old = torch.from_numpy(rollout.log_probs[:, column].copy()).to(device)
     return ((transition.log_prob(following) - old).exp() - 1).abs().max().item()

@@ -1,4 +1,4 @@
-"""Stepwise-Flow-GRPO's credit, for tests that take a step's reward for what the worked numbers show."""
+"""Stepwise-Flow-GRPO's credit, for tests whose worked numbers use each step's plain gain."""
 
 from typing import Any
 

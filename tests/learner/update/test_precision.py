@@ -176,7 +176,7 @@ def test_float32_keeps_no_scale_and_refuses_an_overflow(tiny_config: Config, mon
 def test_the_probe_stops_a_run_whose_sides_disagree(tiny_config: Config) -> None:
     low, full = model(tiny_config, dtype="bfloat16"), model(tiny_config)
     learner, policy = Learner(low), RolloutPolicy(full)
-    with pytest.raises(ParityError, match=r"ratio at step \d is off 1 by .* learner.probe_bound 0.0001"):
+    with pytest.raises(ParityError, match=r"learner.probe_bound 0.0001, got a ratio .* at step \d"):
         learner.update(draw_groups(policy, full, learner))
     assert learner.iteration == 0
 
