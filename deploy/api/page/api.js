@@ -1,4 +1,4 @@
-// Talking to the status API: JSON with the tab's token, and a run's event stream that comes back by itself.
+// The client of the status API: JSON with the tab's token, and a run's event stream that reconnects by itself.
 
 const KEY = "flowcredit-token";
 export const token = {
@@ -32,17 +32,17 @@ export async function order(method, path, body) {
   return (await checked(await fetch(path, request))).json();
 }
 
-// Calls `onEvent(name, data)` for each event and `onLink(isLive, error)` when the connection changes. `place()` says how
-// far the caller has come, so that a new connection goes on there. Returns a function that ends it.
-export function follow(run, place, onEvent, onLink) {
+// Calls `onEvent(name, data)` for each event and `onLink(isLive, error)` when the connection changes. `position()` returns
+// what the caller has already received, so that a new connection continues there. Returns a function that ends it.
+export function follow(run, position, onEvent, onLink) {
   const ending = new AbortController();
-  listen(run, place, onEvent, onLink, ending.signal);
+  listen(run, position, onEvent, onLink, ending.signal);
   return () => ending.abort();
 }
 
-const SILENCE_MS = 25_000; // the server says something at least every 15 seconds
+const SILENCE_MS = 25_000; // the server sends something at least every 15 seconds
 
-async function listen(run, place, onEvent, onLink, signal) {
+async function listen(run, position, onEvent, onLink, signal) {
   let pause = 1000;
   while (!signal.aborted) {
     const attempt = new AbortController();
@@ -50,7 +50,7 @@ async function listen(run, place, onEvent, onLink, signal) {
     signal.addEventListener("abort", end);
     let watchdog = setTimeout(end, SILENCE_MS);
     try {
-      const { since, sinceEvent } = place();
+      const { since, sinceEvent } = position();
       const path = `/runs/${encodeURIComponent(run)}/events?since=${since}&since_event=${sinceEvent}`;
       const response = await checked(await fetch(path, { headers: headers(), signal: attempt.signal, cache: "no-store" }));
       onLink(true, null);

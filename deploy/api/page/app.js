@@ -1,9 +1,9 @@
-// The page: which run is shown, what came of it so far, and keeping every part of the page in step with that.
+// The page: it selects a run, keeps what it has received of it, and updates every panel from that.
 
 import { Refused, ask, follow, order, token } from "/static/api.js";
 import { Heat, Lines } from "/static/charts.js";
 import * as panels from "/static/panels.js";
-import { drawStrips } from "/static/trajectories.js";
+import { drawTrajectories } from "/static/trajectories.js";
 
 const $ = (id) => document.getElementById(id);
 const RUNS_EVERY_MS = 5000;
@@ -16,7 +16,7 @@ const charts = {
   heat: new Heat($("heat")),
 };
 
-let view = null; // what is known of the run that is shown
+let view = null; // the run that is shown and what was received of it
 
 function show(run) {
   if (view?.run === run) return;
@@ -26,10 +26,10 @@ function show(run) {
   document.title = `${run} – flowcredit`;
   drawMetrics();
   panels.drawEvents($("events"), []);
-  $("strips").replaceChildren();
+  $("trajectories").replaceChildren();
   const mine = view;
-  const place = () => ({ since: mine.lines.at(-1)?.seq ?? 0, sinceEvent: mine.events.at(-1)?.number ?? 0 });
-  view.end = follow(run, place, (name, data) => mine === view && receive(name, data), (isLive, error) => mine === view && link(isLive, error));
+  const position = () => ({ since: mine.lines.at(-1)?.seq ?? 0, sinceEvent: mine.events.at(-1)?.number ?? 0 });
+  view.end = follow(run, position, (name, data) => mine === view && receive(name, data), (isLive, error) => mine === view && link(isLive, error));
 }
 
 function receive(name, data) {
@@ -55,7 +55,7 @@ function link(isLive, error) {
   const since = view.status ? `, showing ${panels.clock(view.status.updated)}` : "";
   element.textContent = isLive ? "live" : `connection lost${since}`;
   document.body.classList.toggle("lost", !isLive);
-  if (error instanceof Refused && error.status === 401) notice("This server shows runs only with its token: press “Token”.");
+  if (error instanceof Refused && error.status === 401) notice("This server needs its token: press “Token”.");
   else if (error instanceof Refused && error.status === 404) notice("This run is gone from the server.");
   else if (isLive) notice("");
 }
@@ -88,34 +88,34 @@ function drawStatus() {
 }
 
 function drawMetrics() {
-  const steps = view.lines.filter((line) => "reward/mean" in line.values);
+  const iterations = view.lines.filter((line) => "reward/mean" in line.values);
   const evaluations = view.lines.filter((line) => "evaluation/score" in line.values);
-  const x = [...new Set([...steps, ...evaluations].map((line) => line.values.iteration))].sort((a, b) => a - b);
+  const x = [...new Set([...iterations, ...evaluations].map((line) => line.values.iteration))].sort((a, b) => a - b);
   const column = (lines, name) => {
     const held = new Map(lines.map((line) => [line.values.iteration, line.values[name]]));
     return x.map((iteration) => held.get(iteration) ?? null);
   };
-  const parts = [...new Set(steps.flatMap((line) => Object.keys(line.values)))].filter((name) => /^reward\/(?!mean$|group_std$|missing$)/.test(name));
-  const series = [{ name: "reward", values: column(steps, "reward/mean") }];
+  const names = [...new Set(iterations.flatMap((line) => Object.keys(line.values)))].filter((name) => /^reward\/(?!mean$|group_std$|missing$)/.test(name));
+  const series = [{ name: "reward", values: column(iterations, "reward/mean") }];
   if (evaluations.length) series.push({ name: "held-out score", values: column(evaluations, "evaluation/score"), dots: true });
-  for (const name of parts) {
-    const values = column(steps, name);
+  for (const name of names) {
+    const values = column(iterations, name);
     // A single scorer of weight 1 is the reward itself.
     if (values.some((value, at) => Math.abs((value ?? 0) - (series[0].values[at] ?? 0)) > 1e-6)) series.push({ name: name.replace("reward/", ""), values });
   }
   charts.reward.show(x, x.length ? series.slice(0, 6) : []);
-  const at = steps.map((line) => line.values.iteration);
-  const of = (name) => steps.map((line) => line.values[name] ?? null);
+  const at = iterations.map((line) => line.values.iteration);
+  const of = (name) => iterations.map((line) => line.values[name] ?? null);
   charts.kl.show(at, [{ name: "clip fraction", values: of("train/clip_fraction") }]);
   charts.grad.show(at, [{ name: "gradient norm", values: of("train/grad_norm") }]);
-  const gains = [...new Set(steps.flatMap((line) => Object.keys(line.values)))].map((name) => name.match(/^gain\/step_(\d+)_abs_mean$/)).filter(Boolean).sort((a, b) => a[1] - b[1]);
-  charts.heat.show(at, gains.map((found) => found[1]), steps.map((line) => gains.map((found) => line.values[found[0]] ?? null)));
+  const gains = [...new Set(iterations.flatMap((line) => Object.keys(line.values)))].map((name) => name.match(/^gain\/step_(\d+)_abs_mean$/)).filter(Boolean).sort((a, b) => a[1] - b[1]);
+  charts.heat.show(at, gains.map((found) => found[1]), iterations.map((line) => gains.map((found) => line.values[found[0]] ?? null)));
 }
 
-// Samples
+// Trajectory records
 
 function drawRecordList(iterations) {
-  const select = $("strip-at");
+  const select = $("record-at");
   const key = iterations.join();
   if (select.dataset.key !== key) {
     select.dataset.key = key;
@@ -125,36 +125,36 @@ function drawRecordList(iterations) {
     else if (iterations.length) select.value = iterations.at(-1);
   }
   select.disabled = !iterations.length;
-  $("strip-prev").disabled = select.selectedIndex <= 0;
-  $("strip-next").disabled = select.selectedIndex >= iterations.length - 1;
-  if (!iterations.length) $("strip-prompt").textContent = panels.isOver(view.status) ? "Nothing was recorded." : "Nothing is recorded yet.";
+  $("record-prev").disabled = select.selectedIndex <= 0;
+  $("record-next").disabled = select.selectedIndex >= iterations.length - 1;
+  if (!iterations.length) $("record-prompt").textContent = panels.isOver(view.status) ? "Nothing was recorded." : "Nothing is recorded yet.";
   loadRecord();
 }
 
 async function loadRecord() {
   const mine = view;
-  const iteration = Number($("strip-at").value);
+  const iteration = Number($("record-at").value);
   if (!iteration || (mine.record?.iteration === iteration && mine.record.session === mine.session)) return;
   mine.record = { iteration, session: mine.session };
   try {
     const record = await ask(`/runs/${encodeURIComponent(mine.run)}/trajectories/${iteration}/record`);
     if (mine !== view || mine.record.iteration !== iteration) return;
-    $("strip-prompt").textContent = `“${record.prompt}”: the clean image as estimated before each step, its reward, and what each step changed.`;
-    await drawStrips($("strips"), record);
+    $("record-prompt").textContent = `“${record.prompt}”: the clean image as estimated before each step, its reward, and what each step changed.`;
+    await drawTrajectories($("trajectories"), record);
   } catch (error) {
     mine.record = null;
-    $("strip-prompt").textContent = `The recording of iteration ${iteration} cannot be shown: ${error.message}`;
+    $("record-prompt").textContent = `The record of iteration ${iteration} cannot be shown: ${error.message}`;
   }
 }
 
 function pageRecord(move) {
-  const select = $("strip-at");
+  const select = $("record-at");
   select.selectedIndex = Math.max(0, Math.min(select.options.length - 1, select.selectedIndex + move));
   pickRecord();
 }
 
 function pickRecord() {
-  const select = $("strip-at");
+  const select = $("record-at");
   view.followsNewest = select.selectedIndex === select.options.length - 1;
   drawRecordList(view.status.trajectories);
 }
@@ -166,7 +166,7 @@ async function command(method, path, body) {
   const run = view.run;
   const line = document.createElement("li");
   const words = body.command ?? `${decodeURIComponent(path.replace("actors/", ""))} to ${body.count} actors`;
-  line.textContent = `${words}: asking`;
+  line.textContent = `${words}: sending`;
   $("outcomes").prepend(line);
   while ($("outcomes").children.length > OUTCOMES_SHOWN) $("outcomes").lastChild.remove();
   try {
@@ -216,10 +216,10 @@ async function listRuns() {
   if (!view) notice("");
   const select = $("runs");
   const wanted = view?.run ?? new URLSearchParams(location.hash.slice(1)).get("run");
-  select.replaceChildren(...runs.map((run) => new Option(`${run.run} (${run.stale_since ? "not heard of" : run.phase})`, run.run)));
+  select.replaceChildren(...runs.map((run) => new Option(`${run.run} (${run.stale_since ? "silent" : run.phase})`, run.run)));
   if (!runs.length && !view) {
     $("link").textContent = "no runs yet";
-    notice("No runs here yet. Start one with “flowcredit train”, and it appears by itself.");
+    notice("No runs here yet. Start one with “flowcredit train”; it will appear here.");
     return;
   }
   const chosen = runs.some((run) => run.run === wanted) ? wanted : (view?.run ?? runs[0].run);
@@ -229,9 +229,9 @@ async function listRuns() {
 
 $("runs").addEventListener("change", (event) => show(event.target.value));
 $("token-open").addEventListener("click", askToken);
-$("strip-at").addEventListener("change", pickRecord);
-$("strip-prev").addEventListener("click", () => pageRecord(-1));
-$("strip-next").addEventListener("click", () => pageRecord(1));
+$("record-at").addEventListener("change", pickRecord);
+$("record-prev").addEventListener("click", () => pageRecord(-1));
+$("record-next").addEventListener("click", () => pageRecord(1));
 for (const button of document.querySelectorAll("[data-command]")) {
   button.addEventListener("click", async () => {
     const name = button.dataset.command;

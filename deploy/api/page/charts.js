@@ -96,10 +96,10 @@ export class Heat {
       const to = Math.max(from + 1, Math.floor(((column + 1) * iterations.length) / columns));
       for (let row = 0; row < steps.length; row++) {
         const held = values.slice(from, to).map((line) => line[row]).filter((value) => value != null);
-        const place = 4 * (row * columns + column);
+        const offset = 4 * (row * columns + column);
         if (!held.length) continue;
         const mean = held.reduce((sum, value) => sum + value, 0) / held.length;
-        pixels.data.set([...shade(mean / top), 255], place);
+        pixels.data.set([...shade(mean / top), 255], offset);
       }
     }
     context.putImageData(pixels, 0, 0);

@@ -1,4 +1,4 @@
-// The parts of the page that are words and numbers.
+// The panels of words and numbers.
 
 const make = (tag, text, className = "") => Object.assign(document.createElement(tag), { textContent: text ?? "", className });
 const number = (value, digits = 3) => (value == null ? "–" : value.toFixed(digits));
@@ -32,7 +32,7 @@ export function drawFacts(holder, status) {
   const { rewards } = status;
   const phase = fact("Phase", "", "");
   const isStale = status.stale_since != null;
-  phase.querySelector("b").append(make("span", isStale ? "not heard of" : status.phase, `badge ${isStale ? "bad" : TONES[status.phase]}`));
+  phase.querySelector("b").append(make("span", isStale ? "silent" : status.phase, `badge ${isStale ? "bad" : TONES[status.phase]}`));
   const age = phase.querySelector("small");
   age.id = "age";
   const trend = rewards.trend == null ? "" : `${rewards.trend >= 0 ? "+" : "−"}${Math.abs(rewards.trend).toFixed(3)} in 10 iterations`;
@@ -51,12 +51,12 @@ export function drawFacts(holder, status) {
 
 export function drawAges(status) {
   const age = document.getElementById("age");
-  if (age) age.textContent = `${["finished", "stopped", "failed"].includes(status.phase) ? "ended" : "heard"} ${ago(status.updated)}`;
+  if (age) age.textContent = `${["finished", "stopped", "failed"].includes(status.phase) ? "ended" : "updated"} ${ago(status.updated)}`;
 }
 
 export function drawAttention(holder, status) {
   const items = status.conditions.filter((condition) => condition.status !== "True").map((condition) => make("li", `${condition.type}: ${condition.message}`));
-  if (status.stale_since != null) items.unshift(make("li", `Nothing is heard of the run since ${clock(status.stale_since)}: its process or its board is gone. What is shown is from then.`));
+  if (status.stale_since != null) items.unshift(make("li", `The run has been silent since ${clock(status.stale_since)}: its process or its board is gone. The page shows the state of that time.`));
   if (status.phase === "failed") items.push(...status.errors.slice(-1).map((error) => make("li", error.message)));
   if (!items.length) items.push(make("li", status.conditions.length ? "All conditions are good." : "No conditions are known.", "good"));
   holder.replaceChildren(...items);
@@ -66,11 +66,11 @@ export function drawDiagnostics(holder, values) {
   const deviation = values.first_ratio_deviation;
   holder.replaceChildren(
     fact("Ratio, mean", number(values.ratio_mean, 4), ""),
-    fact("Ratio − 1 at first", small(deviation), "", deviation && !values.staleness ? "warn" : ""),
-    fact("Clipped", values.clip_fraction == null ? "–" : `${(100 * values.clip_fraction).toFixed(1)} %`, ""),
+    fact("First ratio − 1", small(deviation), "", deviation && !values.staleness ? "warn" : ""),
+    fact("Clip fraction", values.clip_fraction == null ? "–" : `${(100 * values.clip_fraction).toFixed(1)} %`, ""),
     fact("KL, approximate", small(values.approx_kl), ""),
     fact("Gradient norm", small(values.grad_norm), ""),
-    fact("Groups without contrast", values.zero_variance == null ? "–" : `${Math.round(100 * values.zero_variance)} %`, ""),
+    fact("Groups with equal rewards", values.zero_variance == null ? "–" : `${Math.round(100 * values.zero_variance)} %`, ""),
     fact("Missing scores", values.missing_scores ?? "–", "", values.missing_scores ? "warn" : ""),
     fact("Staleness", values.staleness ?? "–", "updates"),
   );
@@ -97,7 +97,7 @@ export function drawWork(holder, pools) {
   holder.replaceChildren(...known.map((pool) => bar(`${pool.name} × ${pool.ready}`, pool.busy_share, `${Math.round(100 * pool.busy_share)} %`)));
 }
 
-const QUEUES = { "groups/in_work": "Groups drawn or scored", "groups/scored": "Scored, not learned from" };
+const QUEUES = { "groups/in_work": "Groups in rollout or scoring", "groups/scored": "Groups scored, not yet trained on" };
 
 export function drawQueues(holder, status) {
   const queues = [
@@ -118,8 +118,8 @@ export function drawPools(holder, status, scale) {
   status.pools.forEach((pool, at) => {
     const form = holder.children[at];
     const queue = pool.queue ? `, ${pool.queue} calls wait` : "";
-    const gap = pool.ready === pool.desired ? "" : ` of ${pool.desired} wished`;
-    const text = `${pool.ready} ready${gap}, ${pool.busy} busy${queue}${pool.restarts ? `, ${pool.restarts} lost` : ""}`;
+    const gap = pool.ready === pool.desired ? "" : ` of ${pool.desired} desired`;
+    const text = `${pool.ready} ready${gap}, ${pool.busy} busy${queue}${pool.restarts ? `, ${pool.restarts} restarts` : ""}`;
     const now = form.querySelector(".now");
     if (now.textContent !== text) now.textContent = text;
     const input = form.querySelector("input");
@@ -169,7 +169,7 @@ export function drawActors(holder, status) {
       const line = row([
         [actor.name],
         [actor.state, actor.state === "waiting" ? "warn" : ""],
-        [actor.node || "no place yet"],
+        [actor.node || "not placed yet"],
         [actor.adapter_version ?? "–"],
         [actor.adapter_digest ?? "–"],
         [actor.calls, "n"],

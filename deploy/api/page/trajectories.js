@@ -1,23 +1,23 @@
-// One recorded group: each trajectory a film strip, the reward under each image, the credit between two of them.
+// A trajectory record: a row for each trajectory, the reward under each image, the credit of a step between two images.
 
-export async function drawStrips(holder, record) {
+export async function drawTrajectories(holder, record) {
   const sheet = new Image();
   sheet.src = `data:image/png;base64,${record.png}`;
   await sheet.decode();
-  const largest = Math.max(1e-9, ...record.trajectories.flatMap((strip) => strip.gains.map((gain) => Math.abs(gain ?? 0))));
-  holder.replaceChildren(...record.trajectories.map((strip, row) => film(record, strip, row, sheet, largest)));
+  const largest = Math.max(1e-9, ...record.trajectories.flatMap((trajectory) => trajectory.gains.map((gain) => Math.abs(gain ?? 0))));
+  holder.replaceChildren(...record.trajectories.map((trajectory, row) => drawn(record, trajectory, row, sheet, largest)));
 }
 
-function film(record, strip, row, sheet, largest) {
+function drawn(record, trajectory, row, sheet, largest) {
   const list = document.createElement("ol");
-  list.className = "strip";
-  list.setAttribute("aria-label", `Trajectory ${strip.member}`);
+  list.className = "trajectory";
+  list.setAttribute("aria-label", `Trajectory ${trajectory.member}`);
   const points = sheet.naturalWidth / record.width;
   for (let point = 0; point < points; point++) {
     const isFinal = point === points - 1;
     const name = isFinal ? "finished" : `before step ${record.steps[point]}`;
-    list.append(tile(record, strip.rewards[point], row, point, sheet, name));
-    if (points > 1 && !isFinal) list.append(credit(record.steps[point], strip.gains[point], strip.advantages[point], largest));
+    list.append(tile(record, trajectory.rewards[point], row, point, sheet, name));
+    if (points > 1 && !isFinal) list.append(credit(record.steps[point], trajectory.gains[point], trajectory.advantages[point], largest));
   }
   return list;
 }
@@ -36,7 +36,7 @@ function tile(record, reward, row, point, sheet, name) {
 function credit(step, gain, advantage, largest) {
   const item = document.createElement("li");
   item.className = "step";
-  const value = text("b", gain == null ? "void" : `${gain >= 0 ? "+" : "−"}${Math.abs(gain).toFixed(3)}`);
+  const value = text("b", gain == null ? "no gain" : `${gain >= 0 ? "+" : "−"}${Math.abs(gain).toFixed(3)}`);
   value.className = gain == null ? "" : gain > 0 ? "up" : gain < 0 ? "down" : "";
   value.style.setProperty("--w", `${(100 * Math.abs(gain ?? 0)) / largest}%`);
   const weight = advantage == null ? "none" : `${advantage >= 0 ? "+" : "−"}${Math.abs(advantage).toFixed(2)}`;

@@ -168,17 +168,18 @@ def test_the_page_of_a_live_run_moves_and_nothing_goes_wrong_in_the_browser(page
     assert "3 missing" in text(page, "#attention")
     assert page.execute_script("return document.querySelectorAll('#reward-chart canvas').length") == 1
     assert page.execute_script("return document.querySelector('#heat canvas').height") == 3
-    wait_for(page, lambda: page.execute_script("return document.querySelectorAll('.strip').length") == 2)
-    assert "+0.100" in text(page, "#strips")
-    assert "no score" in text(page, "#strips")
+    wait_for(page, lambda: page.execute_script("return document.querySelectorAll('.trajectory').length") == 2)
+    assert "+0.100" in text(page, "#trajectories")
+    assert "no score" in text(page, "#trajectories")
     assert "rollout-0" in text(page, "#actors")
-    assert "Scored, not learned from\n1" in text(page, "#queues")
+    assert "Groups scored, not yet trained on\n1" in text(page, "#queues")
     assert "Images for geneval\n40" in text(page, "#queues")
     assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
 def test_a_size_set_on_the_page_changes_the_pool(page, scene):
     run, _ = scene
+    wait_for(page, lambda: page.find_elements("css selector", "#pools input"))
     field = page.find_element("css selector", "#pools input")
     field.clear()
     field.send_keys("3")
@@ -224,7 +225,7 @@ def test_nothing_stands_out_of_the_page_sideways(page, width):
 
 
 def test_every_control_has_a_name_and_can_be_reached_by_keyboard(page):
-    wait_for(page, lambda: page.execute_script("return document.querySelectorAll('.strip').length") == 2)
+    wait_for(page, lambda: page.execute_script("return document.querySelectorAll('.trajectory').length") == 2)
     nameless = page.execute_script(
         """
         const name = (e) => e.getAttribute('aria-label') || e.labels?.[0]?.innerText || e.innerText || e.title;
@@ -265,6 +266,6 @@ def test_the_page_of_a_real_run_scales_and_stops_it(browser, tiny_sd3, tmp_path)
         driver.kill()
     status = json.loads((tmp_path / "run" / "status.json").read_text())["status"]
     assert (status["phase"], status["desired_sizes"]) == ("stopped", {"rollout": 2})
-    digests = {actor["digest"] for actor in status["actors"] if actor["kind"] == "rollout"}
+    digests = {actor["adapter_digest"] for actor in status["actors"] if actor["kind"] == "rollout"}
     assert len(digests) == 1
     assert None not in digests
