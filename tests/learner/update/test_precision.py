@@ -10,11 +10,11 @@ import pytest
 import torch
 from diffusers import SD3Transformer2DModel
 from diffusers.models.attention import JointTransformerBlock
-from flow.build import build_policy
 
 from flow.adapter.lora_file import write_lora
 from flow.models.contract import repeat
 from flow.models.load import load_backbone
+from flow.policy import build_policy
 from flow.rollout import RolloutPolicy
 from learner.checkpoint import read_checkpoint, write_checkpoint
 from learner.update.learner import SCALER, Learner
