@@ -33,7 +33,16 @@ class Redness:
         prompts: Sequence[str],  # noqa: ARG002
         metadata: Sequence[Metadata],  # noqa: ARG002
     ) -> Scores:
-        """Score B images uint8 [B, H, W, 3]; prompts and metadata are not used."""
+        """Score B images.
+
+        Args:
+            images: uint8 [B, H, W, 3].
+            prompts: not used.
+            metadata: not used.
+
+        Returns:
+            B valid scores in [-1, 1].
+        """
         channels = images.astype(np.float32).mean((1, 2)) / 255
         values = channels[:, 0] - (channels[:, 1] + channels[:, 2]) / 2
         return Scores(values=values, valid=np.ones(len(images), bool), reasons=("",) * len(images))
@@ -52,7 +61,16 @@ class GradedGenEval(GenEval):
         self._lenient = ShapeDetector(min_score=min(THRESHOLDS))
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """Score B images uint8 [B, H, W, 3] by their metadata; the values are in [0, 1]."""
+        """Score B images by their metadata.
+
+        Args:
+            images: uint8 [B, H, W, 3].
+            prompts: not used.
+            metadata: the GenEval line of each image.
+
+        Returns:
+            B valid scores in [0, 1].
+        """
         found = self._lenient.detect(images)
         values = [
             np.mean([judge([d for d in objects if d.score >= sure], line).soft for sure in THRESHOLDS])

@@ -1,4 +1,4 @@
-"""Images as files in memory: PNG, which is lossless, and JPEG for servers that open nothing else."""
+"""Encode and decode image files in memory: PNG, which is lossless, and JPEG for servers that read nothing else."""
 
 import io
 
@@ -7,18 +7,18 @@ import numpy as np
 from protocol.errors import FlowcreditError
 
 MOST_PIXELS = 64 * 1024 * 1024
-"""Pixels of one image that are decoded; what claims to be larger is refused before it takes memory."""
+"""Most pixels of an image that is decoded; a larger one is refused before it takes memory."""
 
 FORMATS = ("PNG", "JPEG", "WEBP")
-"""What is decoded; Pillow's decoders of rarer formats fail in ways of their own."""
+"""The formats that are decoded; Pillow's decoders of rarer formats fail in unpredictable ways."""
 
 
 class ImageError(FlowcreditError):
-    """Bytes that are no image of `FORMATS`, or one that is too large."""
+    """The bytes are no image of one of `FORMATS`, or the image is too large."""
 
 
 def encode_png(image: np.ndarray) -> bytes:
-    """An image uint8 [H, W, 3] as PNG, lossless."""
+    """Encode an image uint8 [H, W, 3] as PNG, which is lossless."""
     from PIL import Image
 
     file = io.BytesIO()
@@ -27,7 +27,7 @@ def encode_png(image: np.ndarray) -> bytes:
 
 
 def encode_jpeg(image: np.ndarray, *, quality: int) -> bytes:
-    """An image uint8 [H, W, 3] as JPEG without chroma subsampling; `quality` is 1 (worst) to 100."""
+    """Encode an image uint8 [H, W, 3] as JPEG without chroma subsampling; `quality` is 1 (worst) to 100."""
     from PIL import Image
 
     file = io.BytesIO()
@@ -36,10 +36,10 @@ def encode_jpeg(image: np.ndarray, *, quality: int) -> bytes:
 
 
 def decode_image(data: bytes) -> np.ndarray:
-    """An image file as uint8 [H, W, 3].
+    """Decode an image file to uint8 [H, W, 3].
 
     Raises:
-        ImageError: not an image that can be read, or one of more than `MOST_PIXELS` pixels.
+        ImageError: the file is not a readable image, or has more than `MOST_PIXELS` pixels.
     """
     from PIL import Image
 

@@ -15,12 +15,15 @@ MEAN, SPREAD, SAMPLES = 0.3, 0.5, 200_000
 
 
 def spread(kernel: str, level: float, steps: int) -> float:
-    """Return the std of samples after all steps; the last step is an ODE step.
+    """Generate samples, with an ODE step as the last one, and measure their std.
 
     Args:
         kernel: `ode`, `flow_sde` or `ddim_sde`.
         level: the kernel's noise level.
         steps: T.
+
+    Returns:
+        The std of the samples.
     """
     generator = torch.Generator().manual_seed(0)
     sigmas = sd3_sigmas(steps=steps)

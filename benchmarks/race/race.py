@@ -52,7 +52,7 @@ class Cell:
 
 
 def cell_config(preset: str, cell: Cell, *, iterations: int, every: int, extra: Sequence[str]) -> RunConfig:
-    """Return a cell's whole config.
+    """Put a cell's config together.
 
     Args:
         preset: name of the preset.
@@ -60,6 +60,9 @@ def cell_config(preset: str, cell: Cell, *, iterations: int, every: int, extra: 
         iterations: length of the run.
         every: iterations between evaluations.
         extra: further config overrides, which win over the variant's.
+
+    Returns:
+        The whole config.
     """
     variant = VARIANTS[cell.variant]
     overrides = (
@@ -233,12 +236,15 @@ def _seconds(lines: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def planned(only: Sequence[str], rewards: Sequence[str], seeds: int | None) -> list[Cell]:
-    """Return the cells in the order in which they run: first one seed of every variant, then further seeds.
+    """List the cells of a race.
 
     Args:
         only: names of variants; all if empty.
         rewards: names of rewards; all if empty.
         seeds: seeds of each variant; by default three for the main methods and one for the others.
+
+    Returns:
+        The cells in the order in which they run: first one seed of every variant, then further seeds.
 
     Raises:
         typer.BadParameter: a name is unknown.

@@ -51,7 +51,16 @@ class Numbered:
         """Accept any prompt."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images uint8 [B, H, W, 3], or raise; prompts and metadata are not used."""
+        """Score B images, or raise.
+
+        Args:
+            images: uint8 [B, H, W, 3].
+            prompts: not used.
+            metadata: not used.
+
+        Returns:
+            B valid scores.
+        """
         time.sleep(self._pause_s * len(images))
         if self._chance.random() < self._failing:
             raise ConnectionError("this request fails")

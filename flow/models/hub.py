@@ -39,6 +39,9 @@ def model_folder(repo: str, revision: str | None, parts: Sequence[str]) -> Path:
         revision: branch, tag or commit; None for the default branch.
         parts: sub-folders of the repository, such as `transformer`.
 
+    Returns:
+        The folder in the hub's cache.
+
     Raises:
         ModelError: the repository is gated or unknown, or it is neither cached nor reachable.
     """

@@ -72,6 +72,9 @@ class PipelineBackbone(ABC):
             folder: the model's folder in diffusers' format.
             device: torch device of all parts.
 
+        Returns:
+            The family's backbone.
+
         Raises:
             ModelError: a part cannot be read, or the model cannot generate images of the configured size.
         """

@@ -31,7 +31,13 @@ class ClipScore:
     high = 2.5 * (1 + ROUNDING)
 
     def __init__(self, *, model: str = VIT_L, device: str | None = None, batch: int = 16) -> None:
-        """Load the weights; see `PickScore` for the arguments."""
+        """Load the weights.
+
+        Args:
+            model: CLIP folder, `pkg://` path or hub id.
+            device: torch device; by default the GPU if there is one.
+            batch: images of one forward, at least 1.
+        """
         self._clip = ClipFeatures(model, device=device, batch=batch)
 
     @staticmethod
@@ -39,7 +45,16 @@ class ClipScore:
         """Accept any prompt."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images uint8 [B, H, W, 3] against their prompts; the metadata is not used."""
+        """Score B images against their prompts.
+
+        Args:
+            images: uint8 [B, H, W, 3].
+            prompts: the prompt of each image.
+            metadata: not used.
+
+        Returns:
+            B valid scores.
+        """
         return judged(2.5 * np.maximum(_cosines(self._clip, images, prompts), 0.0))
 
 
@@ -55,7 +70,14 @@ class HPSv2:
     high = 1.0 + ROUNDING
 
     def __init__(self, *, model: str, processor: str | None = None, device: str | None = None, batch: int = 16) -> None:
-        """Load the weights; see `PickScore` for the arguments. `model` has no default."""
+        """Load the weights.
+
+        Args:
+            model: CLIP folder with HPSv2's weights, `pkg://` path or hub id.
+            processor: source of tokenizer and image processor; by default `model`.
+            device: torch device; by default the GPU if there is one.
+            batch: images of one forward, at least 1.
+        """
         self._clip = ClipFeatures(model, processor=processor, device=device, batch=batch)
 
     @staticmethod
@@ -63,7 +85,16 @@ class HPSv2:
         """Accept any prompt."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images uint8 [B, H, W, 3] against their prompts; the metadata is not used."""
+        """Score B images against their prompts.
+
+        Args:
+            images: uint8 [B, H, W, 3].
+            prompts: the prompt of each image.
+            metadata: not used.
+
+        Returns:
+            B valid scores.
+        """
         return judged(_cosines(self._clip, images, prompts))
 
 
@@ -99,7 +130,16 @@ class Aesthetic:
         """Accept any prompt."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images uint8 [B, H, W, 3]; prompts and metadata are not used."""
+        """Score B images.
+
+        Args:
+            images: uint8 [B, H, W, 3].
+            prompts: not used.
+            metadata: not used.
+
+        Returns:
+            B valid scores.
+        """
         features = self._clip.of_images(images).astype(np.float64)
         for weight, bias in self._layers:
             features = features @ weight.T + bias

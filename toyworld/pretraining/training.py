@@ -75,6 +75,9 @@ def learning_rate(step: int, steps: int, *, peak: float, warmup: int = 100) -> f
         steps: total number of optimizer steps.
         peak: the largest learning rate.
         warmup: optimizer steps of the warm-up.
+
+    Returns:
+        The learning rate of this step.
     """
     if step < warmup:
         return peak * (step + 1) / warmup
@@ -116,15 +119,6 @@ def run_stage(
             if time.monotonic() - saved_at > SAVE_EVERY_S or step == steps - 1:
                 _save(path, step + 1, parts)
                 saved_at = time.monotonic()
-
-
-def checkpoint_parts(folder: Path, name: str) -> dict[str, Any]:
-    """Return the parts of a stage's checkpoint, by name.
-
-    Raises:
-        FileNotFoundError: the stage has no checkpoint yet.
-    """
-    return torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=True)["parts"]
 
 
 def _resume(path: Path, parts: dict[str, Stateful]) -> int:

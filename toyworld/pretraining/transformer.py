@@ -33,7 +33,13 @@ AVERAGE_DECAY = 0.998
 
 
 class VelocityModel(nn.Module):
-    """The three parts that are trained together; `build` makes them, and each is exported separately."""
+    """The three parts that are trained together; `build` makes them, and each is exported separately.
+
+    Args:
+        transformer: predicts the velocity.
+        text_encoder: the first CLIP text encoder.
+        text_encoder_2: the second one, of the same size.
+    """
 
     def __init__(
         self,

@@ -61,12 +61,15 @@ def is_heldout(word: str) -> bool:
 
 
 def caption(word: str, colour: str, phrase: str) -> str:
-    """Return the prompt of a sign, such as `a photo of a red sign "KX"`.
+    """Write the prompt of a sign.
 
     Args:
         word: the letters on the sign.
         colour: a name of the palette.
         phrase: the start of the prompt, such as "a photo of".
+
+    Returns:
+        The prompt, such as `a photo of a red sign "KX"`.
     """
     return f'{phrase} a {colour} sign "{word}"'
 
