@@ -1,7 +1,7 @@
-"""The scorer contract, the door that holds scorers to it, and the built-in scorers by name.
+"""The scorer contract, the wrapper that enforces it, and the built-in scorers by name.
 
-check_prompts("geneval", {"reward": "soft"}, prompts) # once, before the run starts
-scorer = build_scorer("geneval", reward="soft")       # or "my_package.my_module:MyScorer"
+check_prompts("ocr", {"min_side": 192}, prompts)      # once, before the run starts
+scorer = build_scorer("ocr", min_side=192)            # or "my_package.my_module:MyScorer"
 scores = scorer.score(images, texts, metadata)        # images uint8 [B, H, W, 3]
 """
 
@@ -24,31 +24,42 @@ logger = logging.getLogger(__name__)
 
 
 class Scorer(Protocol):
-    """Judges images. Made once in each reward actor (heavy imports go into the constructor), then only asked.
+    """Scores images. Each reward actor constructs it once; heavy imports belong in the constructor.
 
-    An image's score may depend on the image, its prompt and its metadata, and on nothing else: reward actors join
-    and cut requests, and a run's result must not depend on how.
+    An image's score may depend only on the image, its prompt and its metadata. Reward actors join and split requests,
+    and a run's result must not depend on how they do it.
     """
 
     name: str
-    """Short, for messages."""
+    """A short name for messages."""
     low: float
-    """Least value a valid score can have; -inf if there is none."""
+    """Least value of a valid score; -inf if there is no bound."""
     high: float
-    """Largest value a valid score can have; +inf if there is none."""
+    """Largest value of a valid score; +inf if there is no bound."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Raise an InputError that names the prompt line if a prompt cannot be scored; called before a run starts.
+        """Check before a run starts that all prompts can be scored.
 
-        As a static method it is asked without making the scorer, so heavy weights are then loaded by actors only.
+        If this is a static method, it is called without constructing the scorer, so that only actors load its weights.
+
+        Raises:
+            InputError: a prompt cannot be scored; the error names its line.
         """
         ...
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """Score B images uint8 [B, H, W, 3] (read-only), each against its own prompt and metadata.
+        """Score B images.
 
-        An image that cannot be judged gets NaN, `valid` false and a reason; it never gets 0. When this raises, it is
-        asked again for parts of the batch, and what it raises at is missing.
+        An image that cannot be scored gets NaN, `valid` false and a reason; it never gets 0. If this method raises, it
+        is called again for parts of the batch, and an image at which it still raises has no score.
+
+        Args:
+            images: uint8 [B, H, W, 3], read-only.
+            prompts: the prompt of each image.
+            metadata: the metadata of each image.
+
+        Returns:
+            B scores within [low, high].
         """
         ...
 
@@ -59,7 +70,7 @@ class Registered(NamedTuple):
     path: str
     """Import path `package.module:Class`."""
     extra: str | None = None
-    """Optional dependency group that installs its libraries; none if the base installation does."""
+    """Optional dependency group that installs its libraries; None if the base installation holds them."""
 
 
 SCORERS: dict[str, Registered] = {
@@ -77,7 +88,7 @@ SCORERS: dict[str, Registered] = {
 
 
 def build_scorer(spec: str, /, **args: Any) -> "CheckedScorer":
-    """Make the scorer that `spec` names and put the door in front of it.
+    """Construct a scorer and wrap it in `CheckedScorer`.
 
     Args:
         spec: a short name of `SCORERS`, or an import path `package.module:Class`.
@@ -91,11 +102,16 @@ def build_scorer(spec: str, /, **args: Any) -> "CheckedScorer":
 
 
 def check_prompts(spec: str, args: Mapping[str, Any], prompts: Sequence[Prompt]) -> None:
-    """Ask a scorer whether it can score these prompts; it is made only if its `check` is no static method.
+    """Check that a scorer can score these prompts; it is constructed only if its `check` is not a static method.
+
+    Args:
+        spec: a short name of `SCORERS`, or an import path `package.module:Class`.
+        args: keyword arguments of the scorer's constructor.
+        prompts: the prompts of the run.
 
     Raises:
-        ScorerError: as `build_scorer`.
-        InputError: what `check` has against a prompt.
+        ScorerError: see `build_scorer`.
+        InputError: a prompt cannot be scored.
     """
     path, extra = _registered(spec)
     cls = load_class(path, args=args, extra=extra)
@@ -115,13 +131,13 @@ def _registered(spec: str) -> Registered:
 
 
 class CheckedScorer:
-    """The door in front of a scorer: nothing malformed goes in, nothing that breaks the contract comes out.
+    """Wraps a scorer and checks every request and every answer against the contract.
 
-    It is a `Scorer` itself. It keeps no state between calls.
+    It is a `Scorer` itself, and keeps no state between calls.
     """
 
     def __init__(self, scorer: Scorer) -> None:
-        """Raises ScorerError if `scorer` lacks a part of the contract."""
+        """Raise ScorerError if `scorer` lacks a part of the contract."""
         _check_scorer(scorer)
         self._scorer = scorer
         self.name: str = scorer.name
@@ -129,14 +145,22 @@ class CheckedScorer:
         self.high: float = scorer.high
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Pass the question on: can these prompts be scored?"""
+        """Check that all prompts can be scored."""
         self._scorer.check(prompts)
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """Score B images; one at which the scorer raises is missing, with the exception as reason.
+        """Score B images; an image at which the scorer raises has no score, with the exception as reason.
+
+        Args:
+            images: uint8 [B, H, W, 3].
+            prompts: the prompt of each image.
+            metadata: the metadata of each image.
+
+        Returns:
+            B scores that keep the contract.
 
         Raises:
-            ContractError: wrong input, or an answer that breaks the contract: names the scorer, the rule, the value.
+            ContractError: request or answer break the contract; the error names the scorer, the rule and the value.
         """
         self._check_request(images, prompts, metadata)
         read_only = images.view()
@@ -164,13 +188,13 @@ class CheckedScorer:
         for what, items in (("prompts", prompts), ("metadata", metadata)):
             if isinstance(items, str | Mapping) or len(items) != len(images):
                 got = f"a single {type(items).__name__}" if isinstance(items, str | Mapping) else len(items)
-                self._break(f"{what} must be one an image, {len(images)}, got {got}")
+                self._break(f"{what} must hold one entry for each of {len(images)} images, got {got}")
 
     def _check_answer(self, scores: Scores, size: int) -> None:
         if not isinstance(scores, Scores):
             self._break(f"the answer must be Scores, got {type(scores).__name__}")
         if len(scores.reasons) != size:
-            self._break(f"the answer must hold one score an image, {size}, got {len(scores.reasons)}")
+            self._break(f"the answer must hold one score for each of {size} images, got {len(scores.reasons)}")
         if not isinstance(scores.valid, np.ndarray) or scores.valid.dtype != np.bool_:
             self._break(f"valid must be a bool array, got {_kind(scores.valid)}")
         self._check_numbers("values", scores.values, scores.valid)

@@ -1,9 +1,9 @@
-"""Operations on `Scores`: building an answer, cutting and joining answers, mixing scorers, applying the failure policy.
+"""Operations on `Scores`: build, split and join them, mix those of several scorers, and apply the failure policy.
 
 return judged([0.2, 0.9])
 return partly([0.2, nan], ["", "the engine failed"])
 reward = mix({"ocr": a, "pickscore": b}, {"ocr": 0.8, "pickscore": 0.2})
-shown = with_observed(reward, {"aesthetic": c})        # shown, but no part of the reward
+shown = with_observed(reward, {"aesthetic": c})        # reported, but not part of the reward
 """
 
 import logging
@@ -16,16 +16,27 @@ from protocol.config.reward import RewardConfig
 from protocol.errors import ContractError, RewardError
 from protocol.messages import Scores
 
+log = logging.getLogger(__name__)
+
 Numbers = Sequence[float] | np.ndarray
 
 
 def judged(values: Numbers, components: Mapping[str, Numbers] | None = None) -> Scores:
-    """Scores of B images that are all valid; `components` are further readings [B] by name."""
+    """Make the scores of B images that are all valid; `components` are further numbers [B] by name."""
     return partly(values, [""] * len(values), components)
 
 
 def partly(values: Numbers, reasons: Sequence[str], components: Mapping[str, Numbers] | None = None) -> Scores:
-    """Scores of B images, missing where `reasons` says why; a missing image's numbers become NaN."""
+    """Make the scores of B images of which some may have none.
+
+    Args:
+        values: a number for each image; that of an image without a score does not matter.
+        reasons: why an image has no score; empty if it has one.
+        components: further numbers [B] by name.
+
+    Returns:
+        The scores; all numbers of an image without a score are NaN.
+    """
     valid = np.array([not reason for reason in reasons], bool)
 
     def kept(numbers: Numbers) -> np.ndarray:
@@ -40,27 +51,36 @@ def partly(values: Numbers, reasons: Sequence[str], components: Mapping[str, Num
 
 
 def rows_of(scores: Scores, rows: Sequence[int] | slice) -> Scores:
-    """The answer about some of the images."""
-    places = range(len(scores.reasons))[rows] if isinstance(rows, slice) else rows
-    index = np.asarray(list(places), np.int64)
+    """Return the scores of some of the images."""
+    chosen = range(len(scores.reasons))[rows] if isinstance(rows, slice) else rows
+    index = np.asarray(list(chosen), np.int64)
     return Scores(
         values=scores.values[index],
         valid=scores.valid[index],
-        reasons=tuple(scores.reasons[place] for place in index),
+        reasons=tuple(scores.reasons[row] for row in index),
         components={name: numbers[index] for name, numbers in scores.components.items()},
         voids_group=scores.voids_group,
     )
 
 
 def patched(scores: Scores, rows: Sequence[int], answer: Scores) -> Scores:
-    """The same answer with some of its images judged anew."""
+    """Replace the scores of some images.
+
+    Args:
+        scores: scores of B images.
+        rows: indices of the images to replace.
+        answer: the replacements, one for each of `rows`.
+
+    Returns:
+        Scores of B images.
+    """
     order = np.arange(len(scores.reasons))
     order[np.asarray(rows)] = len(order) + np.arange(len(rows))
     return rows_of(joined([scores, answer]), order.tolist())
 
 
 def joined(parts: Sequence[Scores]) -> Scores:
-    """Answers about consecutive images as one; a component that one part lacks is NaN there."""
+    """Concatenate the scores of consecutive images; a component that a part lacks is NaN there."""
     names = dict.fromkeys(name for part in parts for name in part.components)
     return Scores(
         values=np.concatenate([part.values for part in parts]),
@@ -77,14 +97,15 @@ def joined(parts: Sequence[Scores]) -> Scores:
 
 
 def mix(scores: Mapping[str, Scores], weights: Mapping[str, float]) -> Scores:
-    """Weighted sum of several scorers' answers about the same B images: value_b = sum_s weights[s] values[s]_b.
+    """Compute the weighted sum of several scorers' scores of the same B images: value_b = sum_s weights[s] values[s]_b.
 
-    Valid only where every scorer is valid; elsewhere NaN, and the reasons of all failed scorers joined by "; ".
-    Components: each scorer's value under its name, its components under `<scorer>/<component>`. Raw scores are summed,
-    not standardised (Flow-GRPO's multi_score). One answer that voids the group makes the mixture void it.
+    An image is valid only if all of its scores are; otherwise its value is NaN, and its reason joins those of all
+    failed scorers by "; ". The components are each scorer's value under its name, and its components under
+    `<scorer>/<component>`. Raw scores are summed without standardisation (Flow-GRPO's multi_score). If the scores of
+    one scorer void the group, so does the mixture.
 
     Raises:
-        ContractError: no scores, weights for other names than the scores', or scores of different lengths.
+        ContractError: there are no scores, the weights have other names, or the scores have different lengths.
     """
     if not scores or set(scores) != set(weights):
         raise ContractError(f"weights must name the scorers {sorted(scores)}, got {sorted(weights)}")
@@ -102,10 +123,10 @@ def mix(scores: Mapping[str, Scores], weights: Mapping[str, float]) -> Scores:
 
 
 def with_observed(reward: Scores, observed: Mapping[str, Scores]) -> Scores:
-    """The same reward with the readings of scorers that never train beside it, NaN where they have none.
+    """Add the scores of scorers that never train as components of the reward, NaN where they have none.
 
     Raises:
-        ContractError: scores of different lengths.
+        ContractError: the scores have different lengths.
     """
     _require_one_length({"the reward": reward, **observed})
     return replace(reward, components={**reward.components, **_readings(observed)})
@@ -128,11 +149,19 @@ def _where_valid(valid: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     return np.where(valid, numbers, np.nan).astype(np.float32)
 
 
-log = logging.getLogger(__name__)
-
-
 def settle(name: str, config: RewardConfig, scores: Scores) -> Scores:
-    """The scores as the failure policy of reward `name` leaves them.
+    """Apply a reward's failure policy to scores after all tries. An image without a score never gets 0.
+
+    `missing` masks the gains that need the image's score, `drop_group` drops the scores of its whole group, and `fail`
+    ends the run. Under `pause`, an image that fails although the scorer works for others is treated as `missing`.
+
+    Args:
+        name: the reward's name.
+        config: its config with the policy `on_failure`.
+        scores: the scores; images without one are not valid.
+
+    Returns:
+        The scores; under `drop_group` they void their group.
 
     Raises:
         RewardError: a score is missing and the policy is `fail`.

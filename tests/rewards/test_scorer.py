@@ -109,7 +109,7 @@ def test_bounds_themselves_are_inside_the_range() -> None:
     ("answer", "message"),
     [
         (lambda: [0.0, 1.0], "the answer must be Scores, got list"),
-        (lambda: scores_of(0.5), "one score an image, 2, got 1"),
+        (lambda: scores_of(0.5), "one score for each of 2 images, got 1"),
         (lambda: scores_of(0.5, 1.5), r"values must lie in \[0.0, 1.0\], got 1.5 for image 1"),
         (lambda: scores_of(-0.25, 0.5), r"values must lie in \[0.0, 1.0\], got -0.25 for image 0"),
         (
@@ -158,7 +158,7 @@ def test_a_breach_is_caught_with_scorer_rule_and_value(answer: Callable[[], Any]
         (IMAGES.transpose(0, 3, 1, 2), r"images must be \[B, H, W, 3\] without empty axes, got \[2, 3, 4, 4\]"),
         (IMAGES[0], r"images must be \[B, H, W, 3\] without empty axes, got \[4, 4, 3\]"),
         (IMAGES[:0], r"images must be \[B, H, W, 3\] without empty axes, got \[0, 4, 4, 3\]"),
-        (IMAGES[:1], "prompts must be one an image, 1, got 2"),
+        (IMAGES[:1], "prompts must hold one entry for each of 1 images, got 2"),
     ],
 )
 def test_wrong_input_is_stopped_at_the_door(images: Any, message: str) -> None:
@@ -168,9 +168,9 @@ def test_wrong_input_is_stopped_at_the_door(images: Any, message: str) -> None:
 
 def test_one_prompt_for_all_images_is_not_guessed_at() -> None:
     door = CheckedScorer(FixedScorer(lambda: scores_of(0.0, 0.0)))
-    with pytest.raises(ContractError, match="prompts must be one an image, 2, got a single str"):
+    with pytest.raises(ContractError, match="prompts must hold one entry for each of 2 images, got a single str"):
         door.score(IMAGES, "ab", [{}, {}])
-    with pytest.raises(ContractError, match="metadata must be one an image, 2, got a single dict"):
+    with pytest.raises(ContractError, match="metadata must hold one entry for each of 2 images, got a single dict"):
         door.score(IMAGES, ["a", "b"], {"tag": 1, "include": 2})  # type: ignore[arg-type]
 
 

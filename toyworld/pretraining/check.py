@@ -80,7 +80,7 @@ def main(
         table.add_row(tag, *(f"{column[tag]:.3f}" for column in columns))
     table.add_row("mean", *(f"{np.mean(list(column.values())):.3f}" for column in columns))
     Console().print(table)
-    Console().print(f"{scenes} scenes; the detector took {milliseconds:.2f} ms an image")
+    Console().print(f"{scenes} scenes; the detector took {milliseconds:.2f} ms per image")
 
 
 if __name__ == "__main__":

@@ -154,6 +154,6 @@ def _progress(name: str, steps: int, start: int, console: Console) -> Iterator[C
     def line(step: int, loss: float) -> None:
         if (step + 1) % every == 0 or step == steps - 1:
             seconds = (time.monotonic() - began) / (step + 1 - start)
-            console.print(f"{name}: step {step + 1}/{steps}, loss {loss:.4f}, {seconds:.3f} s a step")
+            console.print(f"{name}: step {step + 1}/{steps}, loss {loss:.4f}, {seconds:.3f} s per step")
 
     yield line
