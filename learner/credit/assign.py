@@ -154,7 +154,15 @@ def _step_rewards(
     """Step rewards by the credit rule, and the slopes if values are calibrated."""
     rewards, slopes = tables.rewards, None
     if config.rule == "turning_point":
-        return turning_point(rewards, tables.explored, **config.turning_point.model_dump()), None
+        choice = config.turning_point
+        step_rewards = turning_point(
+            rewards,
+            tables.explored,
+            is_consistent=choice.is_consistent,
+            has_first_step=choice.has_first_step,
+            is_balanced=choice.is_balanced,
+        )
+        return step_rewards, None
     if config.values == "calibrated" and config.rule != "uniform":
         rewards, slopes = calibrated(rewards)
     rules: dict[str, CreditRule] = {"uniform": uniform, "gains": gains, "gae": partial(gae, decay=config.gae_lambda)}

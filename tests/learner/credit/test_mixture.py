@@ -125,7 +125,7 @@ def test_a_shared_first_image_counts_for_every_shard_of_the_group() -> None:
 
 
 def test_mixed_advantages_and_one_running_mean_exclude_each_other(tiny_config) -> None:
-    with pytest.raises(ConfigError, match="credit.mixture advantages normalises each reward by itself"):
+    with pytest.raises(ConfigError, match="credit.mixture advantages normalises each reward separately"):
         tiny_config(credit={"mixture": "advantages", "normalise": "ema"})
 
 
