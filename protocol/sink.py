@@ -1,6 +1,6 @@
-"""Where any part of a run says what people should know beyond numbers: conditions that hold for a while, and events.
+"""Where any part of a run tells people more than numbers: conditions, which hold for a while, and events.
 
-The words are those of Kubernetes: a type, whether it holds, a reason in one word, a message in one line. A condition
+A condition has Kubernetes' fields: a type, whether it holds, a reason in one word, a message in one line. A condition
 that holds is good.
 """
 
@@ -8,12 +8,19 @@ from typing import Protocol
 
 
 class StatusSink(Protocol):
-    """Served by `deploy.run.events`. Never waits and never fails."""
+    """Served by `deploy.monitor.journal.RunJournal`; may be called from any thread and never fails."""
 
     def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002, FBT001
-        """State that something holds (good), does not, or is unknown (None); saying it again changes nothing."""
+        """State that something holds (good), does not hold, or is unknown (None).
+
+        Args:
+            type: what the condition is about, such as `ClusterFits`; there is one condition of a type.
+            holds: whether it holds.
+            reason: one word in CamelCase, for programs.
+            message: one line for people.
+        """
         ...
 
     def event(self, message: str, kind: str = "info") -> None:
-        """Something happened."""
+        """Tell that something happened; `kind` is `info`, `warning`, `error` or a word of its own."""
         ...

@@ -49,7 +49,7 @@ class BoardLink:
             on_command: is called with each command that was left on the board.
         """
         self._sink = sink
-        self._server: BoardServer | None = None
+        self.server: BoardServer | None = None
         self._publisher: Publisher | None = None
         self._patient_until = 0.0
         self._address = board_address(config.status)
@@ -71,7 +71,7 @@ class BoardLink:
     @property
     def shared_address(self) -> str | None:
         """The address of a board that other runs may use too; None without one."""
-        return self._address if self._publisher and not self._server else None
+        return self._address if self._publisher and not self.server else None
 
     async def run(self) -> None:
         """Publish until cancelled; returns at once without a board."""
@@ -85,22 +85,22 @@ class BoardLink:
 
     def stop(self, *, is_taken_over: bool) -> None:
         """Stop the embedded server; another process's stays."""
-        if self._server:
-            self._server.stop(is_taken_over=is_taken_over)
+        if self.server:
+            self.server.stop(is_taken_over=is_taken_over)
 
     def _start_server(self, run: Path) -> str:
-        self._server = BoardServer(run)
-        self._server.start()
+        self.server = BoardServer(run)
+        self.server.start()
         self._patient_until = time.monotonic() + STARTING_S
-        return self._server.url
+        return self.server.url
 
     def _note_contact(self, trouble: str) -> None:
         """State whether the newest exchange worked; an embedded server that ended is started again."""
         if trouble and time.monotonic() < self._patient_until:
             return
         self._patient_until = 0.0
-        if trouble and self._server and not self._server.is_running():
+        if trouble and self.server and not self.server.is_running():
             with harmless("the embedded board cannot be started again"):
-                self._server.start()
+                self.server.start()
         message = trouble or "the board answers"
         self._sink.condition("BoardConnected", not trouble, "Away" if trouble else "Connected", message)

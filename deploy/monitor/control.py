@@ -1,8 +1,8 @@
-"""What people ask of a run while it goes: pool sizes, pause, resume, checkpoint, stop; each with an outcome.
+"""Carries out commands to a run while it goes on: scale, pause, resume, checkpoint, stop; each one gets an outcome.
 
-Commands come from the board. A desired size holds until it is met or replaced by a newer one; a condition says why a
-size cannot be met. Desired sizes and a pause survive a crash but not a normal exit. Commands that an earlier process
-left open are not carried out.
+Commands come from the board. A desired size holds until a newer one replaces it; a condition says why it is not
+reached. Desired sizes and a pause survive a crash but not a normal exit. Commands that an earlier process left open are
+not carried out.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import time
 
 from deploy.monitor.reporter import Reporter
 from learner.loop.loop import Save
+from learner.loop.stopping import unless_stopped
 from protocol.commands import Command, new_command
 from protocol.errors import PoolError
 from protocol.ports import Fleet
@@ -17,11 +18,11 @@ from protocol.sink import StatusSink
 from protocol.status import PoolStatus, RunStatus
 
 WAITING_S = 2.0
-"""A pool may take this long to reach its size before a condition says so."""
+"""Seconds that a pool may take to reach its desired size before a condition says that it has not."""
 
 
 class Control:
-    """Made by the process that runs the loop; the publisher hands it commands, the loop rests in it.
+    """Made by the process that runs the loop; the publisher hands it commands, the loop awaits `rest`.
 
     control = Control(fleet, reporter, sink, stop)
     control.take(command)
@@ -40,7 +41,7 @@ class Control:
         self._unmet_since: dict[str, float] = {}
 
     def take_over(self, earlier: RunStatus) -> None:
-        """Go on with the sizes and the pause that were asked of a process of this run that died."""
+        """Keep the desired sizes and the pause of an earlier process of this run that crashed."""
         commands = [new_command("scale", pool=pool, count=count) for pool, count in earlier.desired_sizes.items()]
         commands += [new_command("pause")] if earlier.is_pause_requested else []
         if commands:
@@ -50,10 +51,10 @@ class Control:
                 earlier.is_pause_requested,
             )
             words = ", ".join(map(_words, commands))
-            self._sink.event(f"the process before this one died; what was asked of it still holds: {words}")
+            self._sink.event(f"the process before this one crashed; its commands still hold: {words}")
 
     def take(self, command: Command) -> None:
-        """Begin to carry out a command; while the run starts it is kept for `reconcile`."""
+        """Begin to carry out a command; while the run starts, the command is kept for `reconcile`."""
         if self._reporter.phase == "starting":
             self._early.append(command)
             return
@@ -77,7 +78,7 @@ class Control:
         self._changed.set()
 
     async def rest(self, save: Save) -> None:
-        """Between two iterations: write a checkpoint that was asked for, and wait while the run is paused.
+        """Write a checkpoint that was asked for, and wait while the run is paused.
 
         A `resume` or a stop ends the wait.
         """
@@ -86,22 +87,16 @@ class Control:
             return
         self._reporter.phase = "paused"
         self._sink.event("paused")
-        stopping = asyncio.ensure_future(self._stop.wait())
-        try:
-            while self._reporter.is_pause_requested and not self._stop.is_set():
-                self._close_all("pause", "paused between two iterations")
-                self._changed.clear()
-                changing = asyncio.ensure_future(self._changed.wait())
-                await asyncio.wait({changing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                changing.cancel()
-                await self._save_if_asked(save)
-        finally:
-            stopping.cancel()
+        while self._reporter.is_pause_requested and not self._stop.is_set():
+            self._close_all("pause", "paused between two iterations")
+            self._changed.clear()
+            await unless_stopped(self._stop, self._changed.wait())
+            await self._save_if_asked(save)
         self._reporter.phase = "stopping" if self._stop.is_set() else "running"
         self._sink.event("goes on")
 
     async def reconcile(self) -> None:
-        """See which wished sizes are met; say what the others wait for. Called once the actors have started."""
+        """Close commands whose size is reached and state why others are not; called once the actors have started."""
         early, self._early = self._early, []
         for command in early:
             self.take(command)
@@ -110,17 +105,17 @@ class Control:
             if is_settled:
                 self._unmet_since.pop(pool.name, None)
                 self._close_all("scale", f"{pool.name} has {pool.ready} actors", pool=pool.name)
-                self._state(pool, holds=True, reason="Settled", message=f"{pool.ready} actors as wished")
+                self._state(pool, holds=True, reason="Settled", message=f"{pool.ready} actors, as desired")
                 continue
             since = self._unmet_since.setdefault(pool.name, time.monotonic())
             if time.monotonic() - since > WAITING_S:
                 self._state(pool, holds=False, **await self._why(pool))
 
     def end(self) -> None:
-        """The run has ended: a stop is met, everything else that is open is not."""
+        """Close all commands at the end of the run: a stop is done, every other open command failed."""
         self._close_all("stop", "stopped with a checkpoint")
         for command in (*self._open, *self._early):
-            self._close(command, "failed", "the run ended before it was met")
+            self._close(command, "failed", "the run ended before it was carried out")
 
     async def _why(self, pool: PoolStatus) -> dict[str, str]:
         have = f"{pool.ready} of {pool.desired} actors"
@@ -129,8 +124,8 @@ class Control:
         if pool.waiting:
             shortage = await asyncio.to_thread(self._fleet.shortage, pool.name)
             return {
-                "reason": "NoPlace",
-                "message": f"{have}; {pool.waiting} wait for a place and a process: {shortage}",
+                "reason": "Unschedulable",
+                "message": f"{have}; {pool.waiting} wait for a node and a process: {shortage}",
             }
         reason = "Starting" if pool.ready < pool.desired else "Leaving"
         return {"reason": reason, "message": f"{have}; actors load their models or finish their calls"}

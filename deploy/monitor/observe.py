@@ -63,8 +63,8 @@ class Observed(Observer):
         self._trackers = Trackers(config, run.path, journal)
         journal.join(self._trackers)
         self.control = Control(fleet, self.reporter, journal, stop)
-        self._heartbeat = Heartbeat(run, self.reporter, self.control, journal, stop)
-        self._board: BoardLink | None = None
+        self.heartbeat = Heartbeat(run, self.reporter, self.control, journal, stop)
+        self.board: BoardLink | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "Observed":
@@ -74,7 +74,7 @@ class Observed(Observer):
                 self.reporter.recorded_trajectories(record)
             if (earlier := status_of(self._run.path)) and earlier.status.phase not in ENDED:
                 self.control.take_over(earlier.status)
-            self._board = BoardLink(
+            self.board = BoardLink(
                 self._config,
                 self._run.path,
                 self._run.board_lease,
@@ -82,8 +82,8 @@ class Observed(Observer):
                 self._journal,
                 on_command=self.control.take,
             )
-            self._start(self._board.run)
-        self._start(self._heartbeat.run)
+            self.run_beside(self.board.run)
+        self.run_beside(self.heartbeat.run)
         return self
 
     async def __aexit__(
@@ -105,9 +105,9 @@ class Observed(Observer):
             reporter.event(f"the run has {reporter.phase}" if reporter.phase != "failed" else "the run has ended")
         await end_all(self._tasks)
         with harmless("the last status"):
-            await self._heartbeat.write_status()
-            if self._board:
-                await self._board.publish_end()
+            await self.heartbeat.write_status()
+            if self.board:
+                await self.board.publish_end()
             await asyncio.to_thread(self._close)
         logging.getLogger().removeHandler(reporter)
 
@@ -137,18 +137,13 @@ class Observed(Observer):
     def open_page(self) -> str | None:
         """Serve the run's page on loopback until the run ends; returns its address, or None if that fails."""
         with harmless("the page is not served"):
-            shared = self._board.shared_address if self._board else None
-            self._heartbeat.page = PageServer(self._run.path, board=shared)
-            return f"{self._heartbeat.page.address}#run={self.reporter.run}" if shared else self._heartbeat.page.address
+            shared = self.board.shared_address if self.board else None
+            self.heartbeat.page = PageServer(self._run.path, board=shared)
+            return f"{self.heartbeat.page.address}#run={self.reporter.run}" if shared else self.heartbeat.page.address
         return None
 
-    def _write_record(self, record: TrajectoryRecord) -> None:
-        self.reporter.recorded_trajectories(record)
-        self._run.require_writer()
-        write_record(self._run.trajectories, record)
-
-    def _start(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` in a task until it is cancelled; a failure of it is a condition."""
+    def run_beside(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run `work` in a task until the run ends; a failure of it is a condition."""
 
         async def guarded() -> None:
             try:
@@ -160,13 +155,18 @@ class Observed(Observer):
 
         self._tasks.append(asyncio.create_task(guarded()))
 
+    def _write_record(self, record: TrajectoryRecord) -> None:
+        self.reporter.recorded_trajectories(record)
+        self._run.require_writer()
+        write_record(self._run.trajectories, record)
+
     def _is_done(self) -> bool:
         return self.reporter.status().iteration >= self._config.iterations
 
     def _close(self) -> None:
         self._trackers.close()
         is_taken_over = not self._run.is_writer()
-        if self._heartbeat.page:
-            self._heartbeat.page.stop(is_taken_over=is_taken_over)
-        if self._board:
-            self._board.stop(is_taken_over=is_taken_over)
+        if self.heartbeat.page:
+            self.heartbeat.page.stop(is_taken_over=is_taken_over)
+        if self.board:
+            self.board.stop(is_taken_over=is_taken_over)

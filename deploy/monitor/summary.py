@@ -1,33 +1,33 @@
-"""From a run's metric lines to what one glance should tell: reward and trend, pace, stages, the slow side."""
+"""Summarises a run's metric lines for its status: reward and trend, pace, stages, bottleneck."""
 
 import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import linear_regression, median
 
 from protocol.status import Bottleneck, Diagnostics, MetricLine, Rewards
 
 TREND = 20
-"""Newest iterations that the trend is taken from."""
+"""Number of newest iterations that the trend is computed from."""
 GAIN = re.compile(r"gain/step_(\d+)_abs_mean")
 STAGE = "seconds/"
 Values = Mapping[str, float | None]
 
 
 def is_iteration(line: MetricLine) -> bool:
-    """Whether the line tells of an iteration; others tell of an evaluation."""
+    """Return whether the line is an iteration's; all others are evaluations'."""
     return "reward/mean" in line.values
 
 
 def line_of(seq: int, values: Mapping[str, object]) -> MetricLine:
-    """A line of `metrics.jsonl` with null for what is no finite number."""
+    """Make a metric line of a line of `metrics.jsonl`; numbers that are not finite become None."""
     numbers = {key: _finite(value) for key, value in values.items() if isinstance(value, int | float | None)}
     return MetricLine(seq=seq, values=numbers)
 
 
 def rewards_of(lines: Sequence[MetricLine]) -> Rewards:
-    """The training reward and the held-out score."""
+    """Summarise the training reward and the held-out score."""
     steps = [line.values for line in lines if is_iteration(line)]
     evaluations = [line.values for line in lines if "evaluation/score" in line.values]
     newest: Values = steps[-1] if steps else {}
@@ -45,7 +45,7 @@ def rewards_of(lines: Sequence[MetricLine]) -> Rewards:
 
 
 def diagnostics_of(values: Values, *, staleness: int | None) -> Diagnostics:
-    """How an update went."""
+    """Summarise how an update went."""
     names = ("ratio_mean", "first_ratio_deviation", "clip_fraction", "approx_kl", "grad_norm", "loss")
     return Diagnostics(
         **{name: values.get(f"train/{name}") for name in names},
@@ -56,18 +56,18 @@ def diagnostics_of(values: Values, *, staleness: int | None) -> Diagnostics:
 
 
 def gains_of(values: Values) -> dict[str, float | None]:
-    """Mean absolute gain by denoising step."""
+    """Return the mean absolute gain by denoising step."""
     return {found[1]: value for key, value in values.items() if (found := GAIN.fullmatch(key))}
 
 
 def stages_of(values: Values) -> dict[str, float]:
-    """Wall seconds by stage, without their sum."""
+    """Return the wall seconds by stage, without their sum."""
     named = {key.removeprefix(STAGE): value for key, value in values.items() if key.startswith(STAGE)}
     return {stage: value for stage, value in named.items() if value is not None and stage != "iteration"}
 
 
 def eta_s(finished_at: Sequence[float], *, left: int) -> float | None:
-    """Seconds to the end: the median time from one iteration's end to the next, times what is left."""
+    """Estimate the seconds to the end: the median time of an iteration, times the number of iterations `left`."""
     gaps = [later - earlier for earlier, later in pairwise(finished_at)]
     if left == 0:
         return 0.0
@@ -75,10 +75,10 @@ def eta_s(finished_at: Sequence[float], *, left: int) -> float | None:
 
 
 def bottleneck_of(stages: Mapping[str, float], busy: Mapping[str, float]) -> Bottleneck | None:
-    """Which side an iteration waits for most.
+    """Find the part of the run that an iteration waits for most.
 
-    The longest stage names the side; inside the stage in which images are drawn and scored it is the pool whose
-    actors worked the largest share of the time.
+    It is the longest stage; for the stage that generates and scores images it is the pool whose actors worked the
+    largest share of the time.
 
     Args:
         busy: share of the iteration in which each pool's actors worked.
@@ -93,16 +93,14 @@ def bottleneck_of(stages: Mapping[str, float], busy: Mapping[str, float]) -> Bot
         remedy = ": rollout and reward actors wait meanwhile" if stage == "update" else ""
         return Bottleneck(side=side, share=share, message=f"{stage} {text}{remedy}")
     pool = max(busy, key=lambda name: busy[name], default="rollout")
-    return Bottleneck(side=pool, share=share, message=f"drawing and scoring {text}; busiest: {pool}")
+    return Bottleneck(side=pool, share=share, message=f"generating and scoring {text}; busiest: {pool}")
 
 
 def _trend(rewards: Sequence[float | None]) -> float | None:
-    points = [(place, value) for place, value in enumerate(rewards) if value is not None]
+    points = [(index, value) for index, value in enumerate(rewards) if value is not None]
     if len(points) < 3:
         return None
-    x0, y0 = fmean(x for x, _ in points), fmean(y for _, y in points)
-    spread = sum((x - x0) ** 2 for x, _ in points)
-    return 10 * sum((x - x0) * (y - y0) for x, y in points) / spread
+    return 10 * linear_regression(*zip(*points, strict=True)).slope
 
 
 def _finite(value: float | None) -> float | None:

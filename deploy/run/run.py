@@ -15,10 +15,11 @@ from deploy.monitor.journal import RunJournal
 from deploy.monitor.observe import Observed
 from deploy.monitor.trackers import check_trackers
 from deploy.run.encode import encode_ahead
-from deploy.run.signals import finished_before, stop_on_signal
+from deploy.run.signals import stop_on_signal
 from deploy.run.supervise import supervise
 from flow.adapter.lora_file import FILE_NAME
 from flow.models.folder import completed, read_index
+from learner.loop.stopping import unless_stopped
 from protocol.config.run import RunConfig
 from protocol.errors import InputError
 from protocol.messages import LearnerState, Prompt
@@ -156,7 +157,8 @@ async def _train(order: Order, journal: RunJournal, resume_from: LearnerState | 
             async with Observed(config, run, fleet, journal, stop) as observed:
                 if order.has_page and (address := observed.open_page()):
                     progress.say(f"page      {address}  (its controls ask for the token in {run.path / TOKEN})")
-                if not await finished_before(stop, fleet.start()):
+                await unless_stopped(stop, fleet.start())
+                if stop.is_set():
                     return
                 await fleet.check(order.all_prompts)
                 start = resume_from.iteration if resume_from else 0

@@ -6,27 +6,31 @@
 | after that | `cluster.stop_within_s` later the run ends with the checkpoint it has            | 0         |
 | the second | the run ends at once; files are whole, since each appears by a rename            | 130       |
 
-What a stop leaves out is repeated bit for bit when the run goes on, so none of the three loses anything but time.
+Work that a stop cuts off is repeated bit for bit when the run goes on, so each of the three costs only time.
 """
 
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 ROUNDS = 5
-"""Seconds, and tries, in which tasks must end that were cancelled."""
+"""Number of times that a task is cancelled, one second apart."""
 
 
 @contextmanager
 def stop_on_signal(say: Callable[[str], None], *, within_s: float) -> Iterator[asyncio.Event]:
-    """An event that the first signal sets. Ends quietly when the stop took too long, with CancelledError on the second.
+    """Yield an event that the first signal sets; enter this context in the task that is to be stopped.
 
-    To be entered in the task that is to be stopped.
+    Args:
+        say: shows a line to the person at the terminal.
+        within_s: seconds after the first signal when the task is cancelled and the context ends without an exception.
+
+    Raises:
+        CancelledError: there was a second signal.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -66,24 +70,11 @@ def stop_on_signal(say: Callable[[str], None], *, within_s: float) -> Iterator[a
             loop.remove_signal_handler(number)
 
 
-async def finished_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do the work; False when `stop` is set first, and the work is then cancelled."""
-    task, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-        return task.done()
-    finally:
-        task.cancel()
-        stopping.cancel()
-
-
 async def end_all(tasks: Sequence["asyncio.Task[None]"]) -> None:
-    """Cancel tasks until they have ended; one that does not in `ROUNDS` rounds of a second is left.
+    """Cancel tasks until they have ended; a task that still runs after `ROUNDS` seconds is left running.
 
-    Once is not enough: `asyncio.wait_for` of Python 3.11, with which redis-py writes, answers a cancellation that
-    comes together with its result by that result.
+    Cancelling once is not enough: `asyncio.wait_for` of Python 3.11, which redis-py uses, returns its result and drops
+    the cancellation if both come at the same time.
     """
     left = set(tasks)
     for _ in range(ROUNDS):
@@ -92,4 +83,4 @@ async def end_all(tasks: Sequence["asyncio.Task[None]"]) -> None:
         if left:
             _, left = await asyncio.wait(left, timeout=1.0)
     if left:
-        log.warning("%d tasks beside the run do not end and are left", len(left))
+        log.warning("%d tasks of the monitoring do not end and are left running", len(left))

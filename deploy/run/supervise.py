@@ -1,19 +1,19 @@
-"""Keeping a run going when its learner is lost: a new learner, the newest checkpoint, and the same iterations again.
+"""Keeps a run going when its learner fails: starts another one, restores the newest checkpoint, repeats iterations.
 
-Everything that an iteration depends on is keyed by its number, so what is repeated is repeated bit for bit. The rest
-of the fleet goes on: rollout and reward actors hold no state that a repetition could miss.
+All randomness of an iteration is keyed by its number, so repeated iterations give the same bits. Rollout and reward
+actors go on as they are: they hold no state that a repetition depends on.
 """
 
 import asyncio
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 
 from actors.pool.restarts import RestartBudget
 from deploy.folder.run_folder import RunFolder
 from learner.loop.groups import Observer
 from learner.loop.loop import Journal, Rest, no_rest, train
+from learner.loop.stopping import unless_stopped
 from protocol.config.run import RunConfig
 from protocol.errors import LearnerFailedError
 from protocol.messages import LearnerState, Prompt
@@ -21,7 +21,7 @@ from protocol.ports import Fleet
 
 log = logging.getLogger(__name__)
 FAILURES_PER_ITERATION = 3
-"""Learners that one iteration may cost: what kills every learner, such as too little memory, is no accident."""
+"""Give up after this many learner failures in one iteration: restarting does not fix a reproducible failure."""
 
 
 async def supervise(
@@ -37,17 +37,29 @@ async def supervise(
     observer: Observer | None = None,
     resume_from: LearnerState | None,
 ) -> None:
-    """Train to the end, or until `stop`; `resume_from` is the checkpoint that the run goes on from.
+    """Train to the end, or until `stop` is set.
+
+    Args:
+        config: of the run.
+        run: its folder, for checkpoints and metric lines.
+        fleet: its actors; the learner among them is restarted.
+        journal: is told of failures, and everything that the loop tells.
+        prompts: to train on.
+        heldout: to evaluate on.
+        stop: ends the run after the update in progress.
+        rest: may pause the loop between two iterations.
+        observer: is told of the groups in flight.
+        resume_from: the checkpoint that the run goes on from; None for its start.
 
     Raises:
-        LearnerFailedError: one iteration cost `FAILURES_PER_ITERATION` learners.
+        LearnerFailedError: `FAILURES_PER_ITERATION` learners failed in one iteration.
         PoolError: the learner used up `cluster.max_restarts`.
     """
-    losses = LearnerFailures(config)
-    is_lost = False
+    failures = LearnerFailures(config)
+    has_failed = False
     while True:
         try:
-            if is_lost:
+            if has_failed:
                 await fleet.restart_learner()
                 journal.condition("LearnerReady", holds=True, reason="Restarted", message="the learner works again")
             if resume_from:
@@ -65,36 +77,35 @@ async def supervise(
                 is_evaluated=(resume_from.iteration if resume_from else 0) in run.evaluation_scores(),
             )
         except LearnerFailedError as error:
-            pause_s = losses.bear(error, reached=max((line["iteration"] for line in run.lines()), default=0))
-            is_lost, resume_from = True, _newest(run)
+            pause_s = failures.note(error, reached=max((line["iteration"] for line in run.lines()), default=0))
+            has_failed, resume_from = True, _newest(run)
             again = resume_from.iteration if resume_from else 0
             _tell(journal, f"{error}; a new one goes on from iteration {again}")
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), pause_s)
+            await unless_stopped(stop, asyncio.sleep(pause_s))
             if stop.is_set():
                 return None
             run.rewind(again)
 
 
 class LearnerFailures:
-    """How many learners a run has lost, and how many it may lose."""
+    """Counts a run's learner failures against its limits."""
 
     def __init__(self, config: RunConfig) -> None:
         cluster = config.cluster
         self._budget = RestartBudget("the learner", limit=cluster.max_restarts, within_s=cluster.restart_window_s)
         self._at: Counter[int] = Counter()
 
-    def bear(self, error: LearnerFailedError, *, reached: int) -> float:
-        """Seconds to wait before the next learner; `reached` is the last iteration that was done.
+    def note(self, error: LearnerFailedError, *, reached: int) -> float:
+        """Count a failure and return the seconds to wait before the next learner; `reached` is the last iteration done.
 
         Raises:
-            LearnerFailedError: one iteration cost `FAILURES_PER_ITERATION` learners.
+            LearnerFailedError: `FAILURES_PER_ITERATION` learners failed in one iteration.
             PoolError: the learner used up `cluster.max_restarts`.
         """
         self._at[reached] += 1
         if self._at[reached] >= FAILURES_PER_ITERATION:
             raise LearnerFailedError(
-                f"{error}; iteration {reached + 1} cost {FAILURES_PER_ITERATION} learners and is given up: if memory"
+                f"{error}; iteration {reached + 1} failed with {FAILURES_PER_ITERATION} learners and is given up: if memory"
                 " is short, make group.shard or the model smaller; the same command goes on from the checkpoint"
             ) from error
         return self._budget.spend(str(error))
@@ -102,7 +113,7 @@ class LearnerFailures:
 
 def _tell(journal: Journal, message: str) -> None:
     journal.event(message, "learner_failed")
-    journal.condition("LearnerReady", holds=False, reason="Lost", message=message)
+    journal.condition("LearnerReady", holds=False, reason="Failed", message=message)
 
 
 def _newest(run: RunFolder) -> LearnerState | None:

@@ -1,8 +1,8 @@
 """Guards against silent wrongness: rules over an iteration's numbers, each with a metric, a condition and a stop rule.
 
-A guard that trips sets its condition and stops the run with its name, its rule and the value. The iteration's metrics
-are on disk by then and no checkpoint of it is written, so the newest one is from before the trouble. The guards that
-are no rule over numbers stand where the wrongness would enter; `docs/reliability.md` lists them all.
+A broken guard sets its condition and stops the run; the error names the guard, its rule and the value. By then the
+iteration's metrics are on disk but not its checkpoint, so the newest checkpoint is from before the fault. Guards that
+are not rules over numbers are checked where the fault would enter; `docs/reliability.md` lists them all.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ BY_ERROR: Mapping[type[FlowcreditError], str] = {
 
 @dataclass(frozen=True)
 class Guard:
-    """One rule: the run stops when it is broken in `patience` iterations in a row."""
+    """One rule. The run stops when it is broken in `patience` iterations in a row."""
 
     name: str
     metric: str
@@ -43,26 +43,37 @@ class Guard:
 
 
 class Guards:
-    """Told of every iteration by the loop, in order; keeps how long each rule has been broken.
+    """Checks every iteration, in order, and counts for how long each rule has been broken.
 
-    A run that goes on gives `broken` of its checkpoint, so that a stop is no way around a rule.
+    The counts are part of a checkpoint, so stopping and resuming a run does not reset them.
     """
 
     def __init__(self, config: RunConfig, sink: StatusSink, *, broken: Mapping[str, int] | None = None) -> None:
+        """
+        Args:
+            config: sets the limits.
+            sink: is told the conditions.
+            broken: counts of the checkpoint that the run goes on from.
+        """
         self._guards = guards_of(config)
         self._sink = sink
         self._broken = {guard.name: (broken or {}).get(guard.name, 0) for guard in self._guards}
 
     @property
     def broken(self) -> dict[str, int]:
-        """Iterations in a row, of each rule that is broken now."""
+        """Number of iterations in a row, for each rule that is broken now."""
         return {name: times for name, times in self._broken.items() if times}
 
     def check(self, iteration: int, metrics: Mapping[str, float], adapter: Adapter) -> None:
-        """Look at the numbers of one iteration and at the adapter that it made.
+        """Check the numbers of one iteration and the adapter that it made.
+
+        Args:
+            iteration: counts from 1.
+            metrics: the numbers that the rules are about; a rule without its number is skipped.
+            adapter: of this iteration.
 
         Raises:
-            GuardError: a rule has been broken for as long as it bears.
+            GuardError: a rule has been broken in `patience` iterations in a row.
         """
         numbers = {**metrics, **adapter_metrics(adapter, had_contrast=metrics.get("group/zero_variance", 0.0) < 1.0)}
         for guard in self._guards:
@@ -92,13 +103,17 @@ class Guards:
 
 
 def guard_of(error: BaseException) -> str | None:
-    """The guard that this error comes from, where it is no rule over an iteration's numbers."""
+    """Return the name of the guard that raises this error; None for other errors and for rules over numbers."""
     return next((name for kind, name in BY_ERROR.items() if isinstance(error, kind)), None)
 
 
 def adapter_metrics(adapter: Adapter, *, had_contrast: bool) -> dict[str, float]:
-    """`adapter/not_finite`: elements that are NaN or infinite; `adapter/idle`: 1 when every B is exactly 0 although
-    the iteration had something to learn (absent when it had not)."""
+    """Compute the adapter's own metrics.
+
+    Returns:
+        `adapter/not_finite`: number of elements that are NaN or infinite. `adapter/idle`: 1 if every B is exactly 0,
+        else 0; only with `had_contrast`, so only if the iteration had something to learn.
+    """
     arrays = adapter.arrays
     second = [array for name, array in arrays.items() if "lora_B" in name]
     metrics = {"adapter/not_finite": float(sum(np.count_nonzero(~np.isfinite(array)) for array in arrays.values()))}
@@ -108,7 +123,7 @@ def adapter_metrics(adapter: Adapter, *, had_contrast: bool) -> dict[str, float]
 
 
 def guards_of(config: RunConfig) -> tuple[Guard, ...]:
-    """The rules over numbers, in the order in which they are looked at."""
+    """Return the rules over numbers, in the order in which they are checked."""
     limits = config.guards
     replay = Guard(
         name="exact_replay",

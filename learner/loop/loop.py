@@ -9,49 +9,49 @@
 | the loop                 | the oldest groups             | their production, or `stop`                   |
 | a group                  | its shards, then their scores | the sources' deadlines                        |
 | the loop                 | update, adapter, publish      | the ports' deadlines                          |
-| the loop, paused         | somebody who lets it go on    | `resume` or `stop`                            |
+| the loop, paused         | a command                     | `resume` or `stop`                            |
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from learner.loop.evaluate import Evaluation, evaluate
 from learner.loop.groups import Groups, Observer
 from learner.loop.guards import Guards
+from learner.loop.stopping import unless_stopped
 from protocol.config.run import RunConfig
 from protocol.errors import RunFolderError
 from protocol.messages import Adapter, LearnerState, Prompt
 from protocol.ports import Metrics, Ports
 from protocol.sink import StatusSink
 
-Result = TypeVar("Result")
 Save = Callable[[], Awaitable[bool]]
-"""Writes a checkpoint; whether it could."""
+"""Writes a checkpoint; returns whether it is on disk."""
 Rest = Callable[[Save], Awaitable[None]]
-"""Awaited between two iterations: a pause, a checkpoint that somebody asked for."""
+"""Awaited between two iterations: it may pause the loop, or write a checkpoint that was asked for."""
 
 
 class Journal(StatusSink, Protocol):
-    """Where the run's story is kept: the run folder, the progress bar."""
+    """Told everything that the loop has to say; served by `deploy.monitor.journal`."""
 
     def record(self, iteration: int, metrics: Metrics) -> None:
-        """One iteration's numbers."""
+        """Keep one iteration's numbers."""
         ...
 
     def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
-        """One evaluation."""
+        """Keep one evaluation."""
         ...
 
     def save(self, state: LearnerState) -> None:
-        """A checkpoint, whole or not at all; RunFolderError when it cannot be written."""
+        """Write a checkpoint, whole or not at all (RunFolderError: it cannot be written)."""
         ...
 
 
 async def no_rest(_: Save) -> None:
-    """Go on at once."""
+    """Return at once."""
 
 
 async def train(
@@ -70,13 +70,13 @@ async def train(
     """Run the iterations after `resume_from`, or all, up to `config.iterations`.
 
     Setting `stop` ends the run after the update in progress, with a checkpoint; groups and evaluations in flight are
-    dropped, since their keys draw them again.
+    dropped: the same command generates them again, bit for bit.
 
     Args:
         rest: may hold the loop between two iterations; it returns when `stop` is set.
         observer: told of the groups in flight; it must not touch them.
         resume_from: the checkpoint that the run goes on from; the learner holds it already.
-        is_evaluated: whether the evaluation at its step stands already.
+        is_evaluated: whether its evaluation is done already.
     """
     done = resume_from.iteration if resume_from else 0
     groups = Groups(config, prompts, ports, observer)
@@ -90,7 +90,7 @@ async def train(
     async with groups.stream(done) as stream:
         while done < config.iterations and not stop.is_set():
             clock = Clock()
-            batch = await _unless(stop, stream.take(per_iteration))
+            batch = await unless_stopped(stop, stream.take(per_iteration))
             if batch is None:
                 break
             clock.lap("rollout_and_reward")
@@ -111,25 +111,24 @@ async def train(
 
 @dataclass
 class Saver:
-    """Writes checkpoints. One that cannot be written is tried again with the next iteration; only the last one ends
-    the run."""
+    """Writes checkpoints. A failed write is tried again after the next iteration; only the last one ends the run."""
 
     groups: Groups
     guards: Guards
     journal: Journal
     every: int
     saved: int
-    """Newest step that was due and is written."""
-    is_owed: bool = False
+    """Newest iteration whose checkpoint was due and is written."""
+    is_overdue: bool = False
 
     async def save_if_due(self, done: int) -> None:
-        """Every `every` iterations, and when one could not be written."""
-        if done % self.every == 0 or self.is_owed:
-            self.is_owed = not await self.save()
-            self.saved = self.saved if self.is_owed else done
+        """Save after every `every` iterations, and when the last write failed."""
+        if done % self.every == 0 or self.is_overdue:
+            self.is_overdue = not await self.save()
+            self.saved = self.saved if self.is_overdue else done
 
     async def save(self) -> bool:
-        """Whether the checkpoint could be written; the older ones stand in any case."""
+        """Write a checkpoint and return whether it is on disk; the older ones stay in any case."""
         kind = "CheckpointsWritten"
         try:
             self.journal.save(await self._state())
@@ -140,7 +139,7 @@ class Saver:
         return True
 
     async def finish(self, done: int) -> None:
-        """The last checkpoint.
+        """Write the last checkpoint.
 
         Raises:
             RunFolderError: it cannot be written.
@@ -163,12 +162,12 @@ class Evaluator:
     stop: asyncio.Event
 
     async def assess_if_due(self, iteration: int, adapter: Adapter) -> None:
-        """At the start, at the end and every `evaluation.every`; a stop ends it without a result."""
+        """Evaluate at the start, at the end and every `evaluation.every`; a stop ends it without a result."""
         every = self.config.evaluation.every
         if iteration not in (0, self.config.iterations) and not (every and iteration % every == 0):
             return
         began = time.monotonic()
-        result = await _unless(self.stop, self._assess(adapter))
+        result = await unless_stopped(self.stop, self._assess(adapter))
         if result is not None:
             self.journal.evaluated(iteration, result.timed(time.monotonic() - began))
 
@@ -189,22 +188,11 @@ class Clock:
         self._last = time.monotonic()
 
     def lap(self, stage: str) -> None:
-        """The stage that ends now."""
+        """Note that a stage ends now."""
         now = time.monotonic()
         self._seconds[f"seconds/{stage}"] = now - self._last
         self._last = now
 
     def seconds(self) -> dict[str, float]:
-        """By stage, and their sum."""
+        """Return the seconds by stage, and their sum."""
         return self._seconds | {"seconds/iteration": sum(self._seconds.values())}
-
-
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """The work's result, or None when `stop` is set first; the work is then cancelled."""
-    task, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        task.cancel()
-        stopping.cancel()

@@ -107,11 +107,11 @@ def test_a_wish_waits_for_a_node_and_outlives_it_and_the_weights_stay_the_same(
         """The wish stands, one actor has no place, the condition says why, and the run goes on."""
 
         async def holds() -> bool:
-            return settled(scene).reason == "NoPlace"
+            return settled(scene).reason == "Unschedulable"
 
         await until(holds)
         assert settled(scene).status == "False"
-        assert settled(scene).message.startswith("1 of 2 actors; 1 wait for a place")
+        assert settled(scene).message.startswith("1 of 2 actors; 1 wait for a node")
         assert "one more needs 1 CPU on one node, 0 CPU free in the cluster" in settled(scene).message
         pool = scene.observed.reporter.status().pools[0]
         assert (pool.desired, pool.ready, pool.waiting) == (2, 1, 1)

@@ -136,7 +136,7 @@ def test_a_task_that_misses_its_cancellation_does_not_keep_the_run_from_ending(c
                     raise
 
     async def add(scene: Scene) -> None:
-        scene.observed._go(stubborn)
+        scene.observed.run_beside(stubborn)
 
     go(config(iterations=1), tmp_path / "run", beside=add, slow_s=0.1)
     assert left_behind(tmp_path / "run").phase == "finished"
@@ -167,7 +167,7 @@ def test_commands_of_an_earlier_process_are_not_carried_out(config, tmp_path):
 
 
 @pytest.mark.parametrize("phase", ["paused", "stopped"])
-def test_a_pause_and_a_wished_size_outlive_a_process_that_died_but_not_one_that_ended(config, tmp_path, phase):
+def test_a_pause_and_a_desired_size_survive_a_crash_but_not_a_normal_exit(config, tmp_path, phase):
     """What lies in the folder when a process is killed: the status that it wrote when the pause was asked for."""
     texts = []
 
@@ -183,7 +183,7 @@ def test_a_pause_and_a_wished_size_outlive_a_process_that_died_but_not_one_that_
 
     go(config(), tmp_path / "run", beside=pause, slow_s=0.1)
     left = texts[-1]
-    left["status"] |= {"phase": phase, "wishes": {"rollout": 2}}
+    left["status"] |= {"phase": phase, "desired_sizes": {"rollout": 2}}
     (tmp_path / "run" / "status.json").write_text(json.dumps(left))
 
     async def look(scene: Scene) -> None:
@@ -201,7 +201,7 @@ def test_a_pause_and_a_wished_size_outlive_a_process_that_died_but_not_one_that_
         outcomes = [(command.kind, command.state) for command in held.values()]
         assert outcomes == [("scale", "failed"), ("pause", "done")], "a run in one process cannot be scaled"
         events = [event.message for event in scene.observed.reporter.buffers.events]
-        assert any(message.endswith("still holds: rollout to 2 actors, pause") for message in events)
+        assert any(message.endswith("still hold: rollout to 2 actors, pause") for message in events)
         await scene.outcome(await scene.ask("resume"))
         assert not scene.observed.reporter.status().is_pause_requested
 
@@ -245,7 +245,7 @@ def test_an_unusable_address_and_a_file_that_cannot_be_written_are_conditions(co
         assert held["BoardConnected"].reason == "Unusable"
         (scene.run.path / "status.json").unlink(missing_ok=True)
         (scene.run.path / "status.json").mkdir()
-        await scene.observed._write_file()
+        await scene.observed.heartbeat.write_status()
         held = {c.type: c for c in scene.observed.reporter.status().conditions}
         assert (held["StatusWritten"].status, held["StatusWritten"].reason) == ("False", "WriteFailed")
 
@@ -254,7 +254,8 @@ def test_an_unusable_address_and_a_file_that_cannot_be_written_are_conditions(co
 
 def test_a_killed_embedded_board_comes_back_by_itself(config, tmp_path):
     async def kill(scene: Scene) -> None:
-        server = scene.observed._server
+        assert scene.observed.board is not None
+        server = scene.observed.board.server
         assert server is not None
         board = Board(server.url)
         await until(lambda: reaches(board))

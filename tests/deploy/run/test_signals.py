@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from deploy.run.signals import finished_before, stop_on_signal
+from deploy.run.signals import stop_on_signal
 
 
 def test_the_first_signal_sets_the_event_and_leaves_the_work_alone():
@@ -42,29 +42,3 @@ def test_the_second_signal_ends_at_once():
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(scene())
-
-
-def test_work_that_a_stop_overtakes_is_cancelled():
-    async def scene():
-        stop, ended = asyncio.Event(), []
-
-        async def work():
-            try:
-                await asyncio.sleep(60)
-            finally:
-                ended.append("cancelled")
-
-        asyncio.get_running_loop().call_later(0.05, stop.set)
-        is_done = await finished_before(stop, work())
-        await asyncio.sleep(0)
-        return is_done, ended
-
-    assert asyncio.run(scene()) == (False, ["cancelled"])
-
-
-def test_an_error_of_the_work_comes_through():
-    async def broken():
-        raise ValueError("no model")
-
-    with pytest.raises(ValueError, match="no model"):
-        asyncio.run(finished_before(asyncio.Event(), broken()))
