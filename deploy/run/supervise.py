@@ -105,8 +105,8 @@ class LearnerFailures:
         self._at[reached] += 1
         if self._at[reached] >= FAILURES_PER_ITERATION:
             raise LearnerFailedError(
-                f"{error}; iteration {reached + 1} failed with {FAILURES_PER_ITERATION} learners and is given up: if memory"
-                " is short, make group.shard or the model smaller; the same command goes on from the checkpoint"
+                f"{error}; iteration {reached + 1} failed with {FAILURES_PER_ITERATION} learners and is given up: if"
+                " memory is short, make group.shard or the model smaller; the same command goes on from the checkpoint"
             ) from error
         return self._budget.spend(str(error))
 
