@@ -45,8 +45,6 @@ async def encode_on_ray(config: RunConfig, batches: Sequence[Sequence[str]]) -> 
         return sum([await answer(actor.fill.remote(batch), timeout_s=role.timeout_s) for batch in batches])
     except ActorFailedError as error:
         reason = one_line(error)
-        raise PoolError(
-            f"the text encoders were lost: {reason}; raise cluster.learner.timeout_s or try again"
-        ) from error
+        raise PoolError(f"the text encoders failed: {reason}; raise cluster.learner.timeout_s or try again") from error
     finally:
         ray.kill(actor)

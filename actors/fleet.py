@@ -1,4 +1,4 @@
-"""The four ports of the training loop, served by Ray actors."""
+"""All actors of one run on Ray, which serve the four ports of the loop."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class RayFleet:
-    """All actors of one run, as the loop's ports. Made by `deploy`, which also stops it."""
+    """A `protocol.ports.Fleet` on Ray. `deploy` makes and stops it."""
 
     def __init__(self, config: RunConfig, sink: StatusSink) -> None:
         self._config = config
@@ -33,15 +33,15 @@ class RayFleet:
         self.ports = Ports(rollouts=self.rollouts, rewards=self.rewards, learner=self.learner, adapters=self.rollouts)
 
     async def start(self) -> None:
-        """Returns when every actor is ready."""
+        """Return when every actor is ready."""
         await asyncio.gather(self.learner.start(), *(pool.start() for pool in self._pools.values()))
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
-        """What the rewards have against these prompts, as far as only their actors can tell (InputError)."""
+        """Raise InputError for a prompt that a scorer cannot score, where only its actors can tell."""
         await self.rewards.check(prompts)
 
     async def restart_learner(self) -> None:
-        """A new learner in the state of iteration 0; the rest of the fleet goes on."""
+        """Replace the learner by one in the state of iteration 0; all other actors go on."""
         await self.learner.restart()
 
     def stop(self) -> None:
@@ -51,20 +51,20 @@ class RayFleet:
         self.learner.stop()
 
     def pools(self) -> list[PoolStatus]:
-        """Every pool."""
+        """Describe every pool."""
         return [self.rollouts.pool.status(), *self.rewards.statuses()]
 
     def actors(self) -> list[ActorStatus]:
-        """Every actor."""
+        """Describe every actor."""
         pooled = [actor for pool in self._pools.values() for actor in pool.actors()]
         return [self.learner.member.status("learner"), *pooled]
 
     def busy_seconds(self) -> dict[str, float]:
-        """Actor seconds spent in calls so far, by pool and for the learner."""
+        """Sum the seconds that actors spent in calls so far, by pool and for `learner`."""
         return {name: pool.busy_s for name, pool in self._pools.items()} | {"learner": self.learner.busy_s}
 
     def queues(self) -> dict[str, int]:
-        """Images that wait for each reward."""
+        """Count the images that wait for each reward."""
         return {f"images/{name}": health.waiting for name, health in self.rewards.health().items()}
 
     def scale(self, pool: str, size: int) -> None:
@@ -78,7 +78,7 @@ class RayFleet:
         self._pools[pool].scale(size)
 
     def shortage(self, pool: str) -> str:
-        """Why actors of this pool wait for a place; asks the cluster, so call it from a thread."""
+        """Say why actors of this pool wait for a node; asks the cluster, so call it from a thread."""
         free = ray.available_resources()
         return ", ".join(
             f"one more needs {need:g} {name} on one node, {free.get(name, 0.0):g} {name} free in the cluster"

@@ -1,4 +1,4 @@
-"""The learner actor: the Ray shell of `learner.update.learner.Learner`, and the handle that the loop asks."""
+"""The learner actor: the Ray shell of `learner.update.learner.Learner`, and `RemoteLearner`, which serves the port."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ from protocol.ports import Metrics
 
 @ray.remote(**HEARTBEAT)
 class LearnerActor(Alive):
-    """Owns the trained adapter. One call at a time; the caller ends a call that overruns its deadline."""
+    """Owns the trained adapter. It takes one call at a time; the caller ends a call at its deadline."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -33,7 +33,7 @@ class LearnerActor(Alive):
 
     @ray.method
     def prepare(self) -> None:
-        """Load the model. Not in the constructor: there Ray would turn the user's mistake into a dead actor."""
+        """Load the model; in the constructor Ray would turn the user's mistake into a dead actor."""
         self._learner = Learner(self._config, device=device_of(self._config.cluster.learner))
 
     @ray.method
@@ -49,27 +49,27 @@ class LearnerActor(Alive):
 
     @ray.method
     def adapter(self) -> Adapter:
-        """The current adapter."""
+        """Copy the current adapter."""
         return self._learner.adapter()
 
     @ray.method
     def credit(self, group: int) -> Credit:
-        """What the steps of one group of the newest update earned."""
+        """Tell the credit of one group of the newest update."""
         return self._learner.credit(group)
 
     @ray.method
     def state(self) -> LearnerState:
-        """Everything needed to go on exactly."""
+        """Copy everything that is needed to resume exactly."""
         return self._learner.state()
 
     @ray.method
     def restore(self, state: LearnerState) -> None:
-        """Take over a saved state."""
+        """Resume from a saved state."""
         self._learner.restore(state)
 
 
 class RemoteLearner:
-    """The learner actor. Its loss is a `LearnerFailedError`; `restart` makes a new one in the state of iteration 0."""
+    """The learner port. A dead actor is a `LearnerFailedError`; `restart` makes one in the state of iteration 0."""
 
     def __init__(self, config: RunConfig, nodes: NodeFailures) -> None:
         self._config = config
@@ -80,19 +80,19 @@ class RemoteLearner:
         self.member = Member(0, handle=self._actor)
 
     async def start(self) -> None:
-        """Returns when the actor is ready."""
+        """Return when the actor is ready."""
         try:
             where = self._actor.__ray_call__.remote(whereabouts)
-            self.member.live_at(await answer(where, timeout_s=self._role.timeout_s))
+            self.member.runs_on(await answer(where, timeout_s=self._role.timeout_s))
             self.member.state = "starting"
             self._nodes.joined(self._actor, await answer(self._actor.ping.remote(), timeout_s=self._role.timeout_s))
             await answer(self._actor.prepare.remote(), timeout_s=self._role.timeout_s)
             self.member.state = "idle"
         except ActorFailedError as error:
-            raise self._lost(error) from error
+            raise self._failed(error) from error
 
     async def restart(self) -> None:
-        """Replace the actor; the caller gives the new one its state."""
+        """Replace the actor; the caller restores its state."""
         ray.kill(self._actor)
         self._actor = self._spawn()
         self.member = Member(0, handle=self._actor, restarts=self.member.restarts + 1)
@@ -103,7 +103,7 @@ class RemoteLearner:
         return await self._call(self._actor.update.remote(groups))
 
     async def adapter(self) -> Adapter:
-        """The current adapter."""
+        """Copy the current adapter."""
         adapter: Adapter = await self._call(self._actor.adapter.remote())
         self.member.hold(adapter)
         return adapter
@@ -113,11 +113,11 @@ class RemoteLearner:
         return await self._answer(self._actor.credit.remote(group))
 
     async def state(self) -> LearnerState:
-        """Everything needed to go on exactly."""
+        """Copy everything that is needed to resume exactly."""
         return await self._call(self._actor.state.remote())
 
     async def restore(self, state: LearnerState) -> None:
-        """Take over a saved state."""
+        """Resume from a saved state."""
         await self._call(self._actor.restore.remote(state))
 
     def stop(self) -> None:
@@ -140,8 +140,8 @@ class RemoteLearner:
         try:
             return await answer(reference, timeout_s=self._role.timeout_s, actor=self._actor, heartbeat_s=beat_s)
         except ActorFailedError as error:
-            raise self._lost(error) from error
+            raise self._failed(error) from error
 
-    def _lost(self, error: ActorFailedError) -> LearnerFailedError:
+    def _failed(self, error: ActorFailedError) -> LearnerFailedError:
         self._nodes.failed(self._actor)
-        return LearnerFailedError(f"the learner actor was lost: {error}")
+        return LearnerFailedError(f"the learner actor failed: {error}")

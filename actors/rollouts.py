@@ -1,4 +1,4 @@
-"""Rollout actors: the Ray shell of `flow.rollout.RolloutPolicy`, and the pool that the loop asks."""
+"""Rollout actors: the Ray shell of `flow.rollout.RolloutPolicy`, and their pool, which serves the rollout port."""
 
 from collections import deque
 from typing import Any, cast
@@ -29,7 +29,7 @@ from protocol.sink import StatusSink
 
 @ray.remote(**HEARTBEAT)
 class RolloutActor(Alive):
-    """Draws shards and evaluation images. One call at a time; the pool ends a call that overruns its deadline."""
+    """Makes trajectories and images. It takes one call at a time; the pool ends a call at its deadline."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -37,32 +37,32 @@ class RolloutActor(Alive):
 
     @ray.method
     def prepare(self) -> None:
-        """Load the model. Not in the constructor: there Ray would turn the user's mistake into a dead actor."""
+        """Load the model; in the constructor Ray would turn the user's mistake into a dead actor."""
         self._policy = RolloutPolicy(self._config, device=device_of(self._config.cluster.rollout))
 
     @ray.method
     def load(self, adapter: Adapter) -> tuple[int, str]:
-        """Take over adapter; version and digest of what is now held."""
+        """Load an adapter; return version and digest of what the model now holds."""
         return self._policy.load(adapter)
 
     @ray.method(num_returns=3)
     def rollout(self, request: ShardRequest) -> tuple[Receipt, Rollout, np.ndarray]:
-        """One shard: receipt, trajectories, images; the last two stay in the object store."""
+        """Roll out one shard; trajectories and images stay in the object store."""
         return self._policy.rollout(request)
 
     @ray.method(num_returns=2)
     def generate(self, request: GenerateRequest) -> tuple[Receipt, np.ndarray]:
-        """Images without exploration: receipt, images."""
+        """Make ODE images; they stay in the object store."""
         return self._policy.generate(request)
 
     @ray.method
     def excerpt(self, rollout: Rollout, images: np.ndarray, members: int) -> Excerpt:
-        """The first members' images of a shard that any actor drew, small enough to show."""
+        """Cut out the first members of a shard of any actor, with small images."""
         return excerpt_of(rollout, images, members=members)
 
 
 class RolloutPool:
-    """Rollout actors: draws shards and evaluation images, and takes new adapter to every one of them."""
+    """The rollout actors; also brings every new adapter to all of them."""
 
     def __init__(self, config: RunConfig, nodes: NodeFailures, sink: StatusSink) -> None:
         """
@@ -82,14 +82,14 @@ class RolloutPool:
             lambda: RolloutActor.options(**resources, **nodes.options()).remote(config),
             size=cluster.rollout_actors,
             max_restarts=cluster.max_restarts,
-            welcome=self._welcome,
+            prepare=self._prepare,
             restart_window_s=cluster.restart_window_s,
             patience_s=cluster.rollout.timeout_s,
             on_failure=failure_reporter("rollout", nodes, sink),
         )
 
     async def rollout(self, request: ShardRequest) -> tuple[Receipt, RolloutHandle, ImagesHandle]:
-        """One shard, drawn by the next idle actor."""
+        """Roll out one shard on the next idle actor."""
 
         async def work(actor: ActorHandle) -> tuple[Receipt, RolloutHandle, ImagesHandle]:
             receipt, rollout, images = actor.rollout.remote(request)
@@ -98,7 +98,7 @@ class RolloutPool:
         return await self.pool.call(work)
 
     async def generate(self, request: GenerateRequest) -> tuple[Receipt, ImagesHandle]:
-        """Evaluation images, drawn by the next idle actor."""
+        """Make ODE images on the next idle actor."""
 
         async def work(actor: ActorHandle) -> tuple[Receipt, ImagesHandle]:
             receipt, images = actor.generate.remote(request)
@@ -107,22 +107,22 @@ class RolloutPool:
         return await self.pool.call(work)
 
     async def fetch(self, images: ImagesHandle) -> np.ndarray:
-        """Images from the object store."""
+        """Fetch images from the object store."""
         try:
             return await answer(cast(Any, images), timeout_s=self._timeout_s)
         except ActorFailedError as error:
             raise ShardLostError(f"images could not be fetched: {error}") from error
 
     async def excerpt(self, rollout: RolloutHandle, images: ImagesHandle, *, members: int) -> Excerpt:
-        """The first members' images, cut out by the next idle actor so that the rest stays where it is."""
+        """Cut out the first members on the next idle actor, so that the other images stay where they are."""
         return await self.pool.call(lambda actor: self._answer(actor.excerpt.remote(rollout, images, members), actor))
 
     async def publish(self, adapter: Adapter) -> None:
-        """Put the adapter into the object store once and have every actor load and acknowledge them."""
+        """Put the adapter into the object store once; every actor loads and confirms it."""
         self._newest.append((adapter, ray.put(adapter)))
         await self.pool.each(lambda actor: self._load(actor, *self._newest[-1]))
 
-    async def _welcome(self, actor: ActorHandle) -> None:
+    async def _prepare(self, actor: ActorHandle) -> None:
         self._nodes.joined(actor, await answer(actor.ping.remote(), timeout_s=self._timeout_s))
         await answer(actor.prepare.remote(), timeout_s=self._timeout_s)
         loaded = None

@@ -1,9 +1,9 @@
-"""Waiting for a remote call with a deadline and a heartbeat, and telling a lost actor from a failed call.
+"""Remote calls with a deadline and a heartbeat; tells a dead actor from a call that raised.
 
 | what the caller sees | what happened                                                | what helps       |
 |----------------------|--------------------------------------------------------------|------------------|
-| `ActorFailedError`          | the actor died, hangs, or has no memory or a broken GPU      | another actor    |
-| `ShardLostError`     | an argument or the answer went down with the node it was on  | drawing it again |
+| `ActorFailedError`   | the actor died, hangs, or has no memory or a broken GPU      | another actor    |
+| `ShardLostError`     | an argument or the answer was lost with its node             | making it again  |
 | anything else        | the remote code raised it                                    | nothing          |
 """
 
@@ -30,36 +30,37 @@ HEARTBEAT: dict[str, Any] = {"concurrency_groups": {GROUP: 1}}
 
 
 class Alive:
-    """Answers while another call is at work; a process that was stopped, or that keeps the GIL, does not."""
+    """Answers pings while another call runs. A stopped process, or one that keeps the GIL, does not answer."""
 
     @ray.method(concurrency_group=GROUP)
     def ping(self) -> str:
-        """The id of the cluster node that this actor lives on."""
+        """Return the id of the actor's cluster node."""
         return ray.get_runtime_context().get_node_id()
 
 
 GONE = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
-"""What Ray says of an actor that is gone."""
+"""Ray's exceptions for a dead actor."""
 BROKEN = ("AcceleratorError", "OutOfMemoryError", "MemoryError")
-"""Names of exceptions after which a process is of no further use: CUDA keeps its error state, memory its fragments."""
+"""Exceptions after which a process is useless: CUDA keeps its error state, memory stays fragmented."""
 
 
 class ActorFailedError(Exception):
-    """The actor is gone or useless; the same call may succeed on another one."""
+    """The actor is dead or useless; the same call may succeed on another one."""
 
 
 async def answer(
     reference: "ray.ObjectRef[Any]", *, timeout_s: float, actor: Any = None, heartbeat_s: float | None = None
 ) -> Any:
-    """The value of a remote call; an error that the remote code raised comes back as itself.
+    """Wait for the value of a remote call; an error that the remote code raised is raised as itself.
 
     Args:
         timeout_s: seconds for the whole call.
-        actor: who was called; with `heartbeat_s` its `ping` must be answered within as many seconds at any time.
+        actor: the actor that was called.
+        heartbeat_s: seconds within which the actor must answer a ping at any time; None sends no pings.
 
     Raises:
-        ActorFailedError: no answer in time, no sign of life, or the actor died.
-        ShardLostError: something the call needs was lost with its node.
+        ActorFailedError: no answer in time, no heartbeat, or the actor died.
+        ShardLostError: an argument or the answer was lost with its node.
     """
     call = asyncio.wrap_future(reference.future())
     try:
@@ -112,5 +113,5 @@ def _is_broken(cause: Any) -> bool:
 
 
 def whereabouts(actor: object) -> tuple[str, str, int]:  # noqa: ARG001
-    """Host name, cluster node and process of the actor; `actor.__ray_call__.remote(whereabouts)` runs it there."""
+    """Return host name, node id and process id; `actor.__ray_call__.remote(whereabouts)` runs this in the actor."""
     return socket.gethostname(), ray.get_runtime_context().get_node_id(), os.getpid()

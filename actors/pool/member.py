@@ -1,10 +1,12 @@
-"""How an actor becomes a member of a pool: it is started, waits for a node, and is welcomed.
+"""The members of a pool: what is known about one actor, and how an actor starts.
 
-| a join             | while it has no node                               | when it is lost or fails                  |
-|--------------------|----------------------------------------------------|-------------------------------------------|
-| needed: the first, | waits while other members work; after `patience_s` | counts as a restart; an error of its own  |
-| a replacement      | with none of them it counts as lost                | ends the pool                             |
-| wished for         | waits, until the wish changes or the pool stops    | is tried again later; the reason is shown |
+An actor is spawned, waits for a node, prepares itself (loads its model or scorer) and is then admitted to the pool.
+
+| a start             | while it has no node                            | when the actor dies or raises              |
+|---------------------|-------------------------------------------------|--------------------------------------------|
+| needed: a first     | waits while other members work; without any, it | a death counts as a restart; an error that |
+| member, a successor | counts as failed after `patience_s`             | the actor raises ends the pool             |
+| desired: by `scale` | waits until the desired size changes            | is tried again; `trouble` has the reason   |
 """
 
 import asyncio
@@ -18,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 import ray
 
 from actors.pool.calls import ActorFailedError, answer, whereabouts
+from actors.pool.restarts import backoff_s
 from protocol.errors import one_line
 from protocol.messages import Adapter
 from protocol.status import ActorState, ActorStatus
@@ -28,11 +31,11 @@ ActorHandle = Any
 
 @dataclass(eq=False)
 class Member:
-    """One place of a pool and the actor that holds it; made and changed by the pool."""
+    """One slot of a pool and the actor in it. The pool makes and changes it."""
 
-    place: int
+    slot: int
     restarts: int = 0
-    """Actors that were lost at this place."""
+    """Actors that failed in this slot."""
     handle: ActorHandle = None
     state: ActorState = "waiting"
     node: str = ""
@@ -45,16 +48,16 @@ class Member:
     _began: float = 0.0
     _answers: deque[float] = field(default_factory=lambda: deque(maxlen=32))
 
-    def live_at(self, place: tuple[str, str, int]) -> None:
-        """It runs: host name, cluster node and process, as `actors.pool.calls.whereabouts` tells them."""
-        self.node, self.node_id, self.pid = place
+    def runs_on(self, whereabouts: tuple[str, str, int]) -> None:
+        """Note host name, node id and process id, as `actors.pool.calls.whereabouts` returns them."""
+        self.node, self.node_id, self.pid = whereabouts
 
     def begin(self) -> None:
-        """It takes a call."""
+        """Note that a call begins."""
         self.state, self._began = "busy", time.monotonic()
 
     def end(self) -> float:
-        """It answered; the seconds that it took."""
+        """Note that the call was answered; return the seconds that it took."""
         now = time.monotonic()
         self.state, self.seen = "idle", time.time()
         self.calls += 1
@@ -66,9 +69,9 @@ class Member:
         self.adapter_version, self.adapter_digest, self.seen = adapter.version, adapter.digest, time.time()
 
     def status(self, kind: str) -> ActorStatus:
-        """For the board."""
+        """Describe the actor for the status."""
         return ActorStatus(
-            name=f"{kind}-{self.place}",
+            name=f"{kind}-{self.slot}",
             kind=kind,
             state=self.state,
             node=self.node,
@@ -92,13 +95,13 @@ class Member:
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 RETRY_S = (5.0, 60.0)
-"""Seconds until a wished member that failed is tried again: at first, and at most (doubling)."""
+"""Seconds until a desired member that failed is tried again: at first, and at most."""
 Work = Callable[[ActorHandle], Awaitable[Result]]
 """One call on one actor; raises `ActorFailedError` when the actor is gone."""
 
 
 class Host(Protocol):
-    """What a join needs of its pool."""
+    """What a start needs of its pool."""
 
     name: str
 
@@ -109,50 +112,66 @@ class Host(Protocol):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it takes nobody any more."""
+        """Whether it takes no more members."""
         ...
 
     def admit(self, member: Member) -> None:
-        """It is ready to work."""
+        """Add a member that is ready to work."""
         ...
 
     def count_restart(self, handle: ActorHandle, error: BaseException) -> float:
-        """An actor was lost: seconds to wait before its successor."""
+        """Count a failed actor; return the seconds to wait before its successor."""
         ...
 
 
-class Joining:
-    """Those who are on their way into one pool, which makes this and is the only one to call it."""
+class Starts:
+    """The members of one pool that are starting. Made and called by the pool only."""
 
-    def __init__(self, pool: Host, *, spawn: Callable[[], ActorHandle], welcome: Work[Any], patience_s: float) -> None:
+    def __init__(self, pool: Host, *, spawn: Callable[[], ActorHandle], prepare: Work[Any], patience_s: float) -> None:
+        """
+        Args:
+            pool: admits the members.
+            spawn: makes an actor.
+            prepare: makes a running actor ready to work.
+            patience_s: seconds to wait for a node where no other member works.
+        """
         self.trouble = ""
-        """Why the newest wished member could not begin; empty when it could."""
+        """Why the newest desired member could not start; empty if it could."""
         self._pool = pool
         self._spawn = spawn
-        self._welcome = welcome
+        self._prepare = prepare
         self._patience_s = patience_s
         self._tasks: dict[asyncio.Task[None], Member] = {}
         self._needed: set[asyncio.Task[None]] = set()
 
     @property
     def members(self) -> list[Member]:
-        """In the order in which they began."""
+        """The members in the order of their starts."""
         return list(self._tasks.values())
 
     def begin(self, member: Member, *, is_needed: bool, pause_s: float = 0.0) -> "asyncio.Task[None]":
-        """Start an actor for this place; the task ends when the pool has admitted it, or with its error."""
-        joining = self._join_needed(member, pause_s) if is_needed else self._join_desired(member)
-        task = asyncio.ensure_future(joining)
+        """Start an actor in the member's slot.
+
+        Args:
+            member: gets the actor.
+            is_needed: see the table above.
+            pause_s: seconds to wait first.
+
+        Returns:
+            A task that ends when the pool has admitted the member, or with its error.
+        """
+        start = self._start_needed(member, pause_s) if is_needed else self._start_desired(member)
+        task = asyncio.ensure_future(start)
         self._tasks[task] = member
         if is_needed:
             self._needed.add(task)
             task.add_done_callback(self._needed.discard)
         return task
 
-    def call_off(self, surplus: int) -> None:
-        """The wished size has changed: as many as are too many do not join after all, the newest first.
+    def cancel(self, surplus: int) -> None:
+        """Cancel `surplus` starts after the desired size changed: desired members before needed ones, newest first.
 
-        Those who are needed stay longest: a pool without members could wait for a wished one for ever.
+        Without this order a pool without members could wait for a desired member for ever.
         """
         self.trouble = ""
         newest_first = list(reversed(self._tasks))
@@ -161,11 +180,11 @@ class Joining:
             task.cancel()
 
     def stop(self) -> None:
-        """Nobody joins any more."""
+        """Cancel every start."""
         for task in self._tasks:
             task.cancel()
 
-    async def _join_needed(self, member: Member, pause_s: float = 0.0) -> None:
+    async def _start_needed(self, member: Member, pause_s: float = 0.0) -> None:
         while not self._pool.has_failed:
             await asyncio.sleep(pause_s)
             try:
@@ -175,17 +194,18 @@ class Joining:
                 member.restarts += 1
                 pause_s = self._pool.count_restart(member.handle, error)
 
-    async def _join_desired(self, member: Member) -> None:
-        pause_s, longest_s = RETRY_S
+    async def _start_desired(self, member: Member) -> None:
+        failures = 0
         while not self._pool.has_failed:
             try:
                 await self._admit(member, is_needed=False)
             except Exception as error:
                 self.trouble = one_line(error)
+                failures += 1
+                pause_s = backoff_s(failures, RETRY_S)
                 message = "no further %s actor yet (%s); again in %.0f s"
                 log.warning(message, self._pool.name, self.trouble, pause_s, exc_info=True)
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, longest_s)
             else:
                 self.trouble = ""
                 return
@@ -193,9 +213,9 @@ class Joining:
     async def _admit(self, member: Member, *, is_needed: bool) -> None:
         member.state, member.handle = "waiting", self._spawn()
         try:
-            await self._place(member, is_needed=is_needed)
+            await self._wait_for_node(member, is_needed=is_needed)
             member.state = "starting"
-            await self._welcome(member.handle)
+            await self._prepare(member.handle)
         except BaseException:
             if ray.is_initialized():
                 ray.kill(member.handle)
@@ -204,8 +224,8 @@ class Joining:
         self._tasks = {task: other for task, other in self._tasks.items() if other is not member}
         self._pool.admit(member)
 
-    async def _place(self, member: Member, *, is_needed: bool) -> None:
-        """Wait until the actor runs on a node; see the table above for who ends this."""
+    async def _wait_for_node(self, member: Member, *, is_needed: bool) -> None:
+        """Wait until the actor runs on a node; the table above says how long."""
         reference = member.handle.__ray_call__.remote(whereabouts)
         running = asyncio.wrap_future(reference.future())
         try:
@@ -215,4 +235,4 @@ class Joining:
                     raise ActorFailedError(f"no node had room for it within {self._patience_s:g} s")
         finally:
             running.cancel()
-        member.live_at(await answer(reference, timeout_s=self._patience_s))
+        member.runs_on(await answer(reference, timeout_s=self._patience_s))

@@ -1,4 +1,4 @@
-"""Which cluster nodes keep killing actors, so that replacements are started elsewhere."""
+"""Avoids cluster nodes on which actors keep failing."""
 
 import time
 from collections import Counter, deque
@@ -10,12 +10,12 @@ import ray
 from protocol.sink import StatusSink
 
 FAILURES = 3
-"""Actors that a node may lose within the window before it is avoided."""
+"""A node with this many failed actors within the window is avoided."""
 NODE_LABEL = "ray.io/node-id"
 
 
 class NodeFailures:
-    """Told where each actor lives and which were lost; says where the next one may start. Made once a run."""
+    """Counts failed actors by node and says where the next actor may start. Made once for a run."""
 
     def __init__(self, *, within_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._within_s = within_s
@@ -24,16 +24,16 @@ class NodeFailures:
         self._failures: deque[tuple[float, str]] = deque()
 
     def joined(self, actor: Any, node: str) -> None:
-        """An actor answered from this node."""
+        """Note that an actor runs on this node."""
         self._homes[actor] = node
 
     def failed(self, actor: Any) -> None:
-        """An actor died or hung."""
+        """Count an actor that died or hung."""
         if node := self._homes.pop(actor, None):
             self._failures.append((self._clock(), node))
 
     def avoided(self) -> frozenset[str]:
-        """Nodes that lost at least `FAILURES` actors within the window."""
+        """Return the nodes with at least `FAILURES` failed actors within the window."""
         now = self._clock()
         while self._failures and now - self._failures[0][0] > self._within_s:
             self._failures.popleft()
@@ -41,7 +41,7 @@ class NodeFailures:
         return frozenset(node for node, count in counts.items() if count >= FAILURES)
 
     def options(self) -> Mapping[str, Any]:
-        """Ray options of the next actor: keep off the avoided nodes, unless there is no other."""
+        """Return Ray options that keep the next actor off the avoided nodes, unless there is no other node."""
         avoided = self.avoided()
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} if avoided else set()
         if not avoided & alive or not alive - avoided:
@@ -50,10 +50,10 @@ class NodeFailures:
 
 
 def failure_reporter(pool: str, nodes: NodeFailures, sink: StatusSink) -> Callable[[Any, str], None]:
-    """What a pool calls when it loses an actor."""
+    """Make the callback that a pool calls when an actor fails."""
 
     def report(actor: Any, reason: str) -> None:
         nodes.failed(actor)
-        sink.event(f"a {pool} actor was lost: {reason}", "actor_failed")
+        sink.event(f"a {pool} actor failed: {reason}", "actor_failed")
 
     return report

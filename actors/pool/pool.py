@@ -1,9 +1,9 @@
-"""A resizable set of like actors: an idle one takes the next call, the dead are replaced, their work is re-issued.
+"""A resizable set of equal actors: an idle actor takes the next call, a dead one is replaced, its call is made again.
 
-A member takes one call at a time, so whoever waits for a member waits at most for the calls before it, each of
-which ends within its deadline. A member that was lost is ended and replaced; its call goes to the next idle member.
-A caller who gives up leaves his member busy until the call has ended. Results do not depend on any of this, since a
-call carries all that its answer depends on. How an actor becomes a member stands in `actors/pool/member.py`.
+A member takes one call at a time. So a caller waits at most for the calls before its own, and each of those has a
+deadline. A member that fails is killed and replaced; its call goes to the next idle member. If a caller gives up, its
+member stays busy until the call has ended. Results do not depend on any of this, since a call carries all that its
+answer depends on. `actors/pool/member.py` says how an actor starts.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import ray
 
 from actors.pool.calls import ActorFailedError
-from actors.pool.member import ActorHandle, Joining, Member, Work
+from actors.pool.member import ActorHandle, Member, Starts, Work
 from actors.pool.restarts import RestartBudget
 from protocol.errors import PoolError, one_line
 from protocol.messages import Adapter
@@ -23,16 +23,16 @@ from protocol.status import ActorStatus, PoolStatus
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 FAILURES_PER_CALL = 3
-"""Members that one call may cost before it is given up: what kills every actor must not use up the whole pool."""
+"""A call is given up after it cost this many members: a call that kills every actor must not use up the pool."""
 
 
 class ActorPool:
     """Made by the process that runs the loop; only that process calls it.
 
-    pool = ActorPool("rollout", spawn, size=2, max_restarts=10, welcome=load_newest_weights)
+    pool = ActorPool("rollout", spawn, size=2, max_restarts=10, prepare=load_model)
     await pool.start()
     result = await pool.call(lambda actor: answer(actor.rollout.remote(request), timeout_s=60))
-    pool.scale(4)                   # they join when they are ready
+    pool.scale(4)                   # returns at once
     """
 
     def __init__(
@@ -42,12 +42,22 @@ class ActorPool:
         *,
         size: int,
         max_restarts: int,
-        welcome: Work[Any],
+        prepare: Work[Any],
         restart_window_s: float = 3600.0,
         patience_s: float = 600.0,
         on_failure: Callable[[ActorHandle, str], None] | None = None,
     ) -> None:
-        """`on_failure` is told of every member that was lost, with the reason, before its successor is started."""
+        """
+        Args:
+            name: `rollout` or `reward/<scorer>`.
+            spawn: makes an actor.
+            size: members at the start.
+            max_restarts: failures within the window that the pool survives.
+            prepare: makes a running actor ready to work.
+            restart_window_s: seconds after which a failure no longer counts.
+            patience_s: seconds that a needed member may wait for a node.
+            on_failure: told of every failed member and the reason, before its successor starts.
+        """
         self.name = name
         self.busy_s = 0.0
         self._size = size
@@ -57,7 +67,7 @@ class ActorPool:
         self._members: dict[ActorHandle, Member] = {}
         self._idle: asyncio.Queue[ActorHandle] = asyncio.Queue()
         self._patience_s = patience_s
-        self._joining = Joining(self, spawn=spawn, welcome=welcome, patience_s=patience_s)
+        self._starts = Starts(self, spawn=spawn, prepare=prepare, patience_s=patience_s)
         self._abandoned: set[asyncio.Task[Any]] = set()
         self._queue = 0
         self._failure: PoolError | None = None
@@ -65,12 +75,12 @@ class ActorPool:
 
     @property
     def restarts(self) -> int:
-        """Members lost so far."""
+        """Members that failed so far."""
         return self._budget.total
 
     @property
     def desired(self) -> int:
-        """The size that is asked for."""
+        """The size that was asked for."""
         return self._size
 
     @property
@@ -84,24 +94,24 @@ class ActorPool:
         return not self._members
 
     def start_with(self, size: int) -> None:
-        """Begin with this many members instead of those of the config; before `start`."""
+        """Set the size before `start`."""
         self._size = size
 
     async def start(self) -> None:
-        """Returns when every member is ready, or one is and the others have waited `patience_s` for a place."""
-        joins = {self._joining.begin(Member(place), is_needed=True) for place in range(self._size)}
-        while joins and not (self._members and all(m.state == "waiting" for m in self._joining.members)):
-            done, joins = await asyncio.wait(joins, timeout=self._patience_s, return_when=asyncio.FIRST_EXCEPTION)
+        """Return when every member is ready, or when one is and the others have waited `patience_s` for a node."""
+        starts = {self._starts.begin(Member(slot), is_needed=True) for slot in range(self._size)}
+        while starts and not (self._members and all(m.state == "waiting" for m in self._starts.members)):
+            done, starts = await asyncio.wait(starts, timeout=self._patience_s, return_when=asyncio.FIRST_EXCEPTION)
             await asyncio.gather(*done)
             self._require_alive()
-        for join in joins:
-            join.add_done_callback(self._joined)
+        for start in starts:
+            start.add_done_callback(self._start_ended)
 
     async def call(self, work: Work[Result]) -> Result:
-        """Run `work` on the next idle member; on another one when that one dies.
+        """Run `work` on the next idle member, and again on another one if that one dies.
 
         Raises:
-            PoolError: the pool used up its restarts, or this work alone cost `FAILURES_PER_CALL` members.
+            PoolError: the pool used up its restarts, or this work cost `FAILURES_PER_CALL` members.
         """
         for _ in range(FAILURES_PER_CALL):
             handle = await self._take()
@@ -122,7 +132,7 @@ class ActorPool:
         raise PoolError(f"pool {self.name} lost {FAILURES_PER_CALL} actors to one call, which is given up")
 
     async def each(self, work: Work[Any]) -> None:
-        """Run `work` once on every member; one that dies is replaced, and its successor is welcomed instead."""
+        """Run `work` once on every member; a member that dies is replaced, and its successor is prepared instead."""
 
         async def once(handle: ActorHandle) -> None:
             try:
@@ -134,26 +144,26 @@ class ActorPool:
         self._require_alive()
 
     def scale(self, size: int) -> None:
-        """Grow or shrink towards `size` members, without waiting; a busy member finishes its call before it leaves."""
+        """Grow or shrink to `size` members without waiting; a busy member finishes its call before it leaves."""
         if size < 1:
             raise PoolError(f"pool {self.name} must keep at least 1 actor, got {size}")
         self._size = size
-        self._joining.call_off(self._surplus)
+        self._starts.cancel(self._surplus)
         while self._surplus > 0 and not self._idle.empty():
             self._dismiss(self._idle.get_nowait())
         for _ in range(-self._surplus):
-            self._joining.begin(Member(self._free_place()), is_needed=False).add_done_callback(self._joined)
+            self._starts.begin(Member(self._free_slot()), is_needed=False).add_done_callback(self._start_ended)
 
     async def resize(self, size: int) -> None:
-        """Wish for `size` members and wait until there are so many: the joins and the calls in progress end that."""
+        """Scale to `size` members and wait until that many are ready."""
         self.scale(size)
         while len(self._members) != self._size:
             self._require_alive()
             await asyncio.sleep(0.02)
 
     def stop(self) -> None:
-        """End all members and all who are joining."""
-        self._joining.stop()
+        """End all members and all starts."""
+        self._starts.stop()
         for task in self._abandoned:
             task.cancel()
         for handle in list(self._members):
@@ -166,32 +176,32 @@ class ActorPool:
                 member.hold(adapter)
 
     def status(self) -> PoolStatus:
-        """For the board."""
+        """Describe the pool for the status."""
         return PoolStatus(
             name=self.name,
             desired=self._size,
             ready=len(self._members),
             busy=sum(member.state == "busy" for member in self._members.values()),
-            waiting=sum(member.state == "waiting" for member in self._joining.members),
+            waiting=sum(member.state == "waiting" for member in self._starts.members),
             queue=self._queue,
             restarts=self.restarts,
             max_restarts=self._max_restarts,
-            trouble=self._joining.trouble,
+            trouble=self._starts.trouble,
         )
 
     def actors(self) -> list[ActorStatus]:
-        """Every member and everyone who is joining, for the board."""
-        return [member.status(self.name) for member in sorted(self._known, key=lambda member: member.place)]
+        """Describe every member, those that are starting included, for the status."""
+        return [member.status(self.name) for member in sorted(self._known, key=lambda member: member.slot)]
 
     def admit(self, member: Member) -> None:
-        """It is ready to work; called by its join."""
+        """Add a member that is ready to work."""
         self._members[member.handle] = member
         self._idle.put_nowait(member.handle)
 
     def count_restart(self, handle: ActorHandle, error: BaseException) -> float:
-        """An actor was lost: seconds to wait before its successor."""
+        """Count a failed actor; return the seconds to wait before its successor."""
         reason = one_line(error)
-        log.warning("%s actor lost (%s), restart %d", self.name, reason, self.restarts + 1)
+        log.warning("%s actor failed (%s), restart %d", self.name, reason, self.restarts + 1)
         if self._on_failure:
             self._on_failure(handle, reason)
         try:
@@ -202,15 +212,15 @@ class ActorPool:
 
     @property
     def _known(self) -> list[Member]:
-        return [*self._members.values(), *self._joining.members]
+        return [*self._members.values(), *self._starts.members]
 
     @property
     def _surplus(self) -> int:
         return len(self._known) - self._size
 
-    def _free_place(self) -> int:
-        held = {member.place for member in self._known}
-        return next(place for place in range(len(held) + 1) if place not in held)
+    def _free_slot(self) -> int:
+        held = {member.slot for member in self._known}
+        return next(slot for slot in range(len(held) + 1) if slot not in held)
 
     async def _take(self) -> ActorHandle:
         self._queue += 1
@@ -245,7 +255,7 @@ class ActorPool:
             self._idle.put_nowait(handle)
 
     def _abandon(self, handle: ActorHandle, task: "asyncio.Task[Any]") -> None:
-        """The caller gave up; the member works on, and is free again only when its call has ended."""
+        """Free the member of a caller that gave up only when its call has ended."""
 
         def ended(_: object) -> None:
             self._abandoned.discard(task)
@@ -266,10 +276,10 @@ class ActorPool:
         self._dismiss(handle)
         pause_s = self.count_restart(handle, error)
         if self._failure is None and self._surplus < 0:
-            successor = Member(member.place, restarts=member.restarts + 1)
-            self._joining.begin(successor, is_needed=True, pause_s=pause_s).add_done_callback(self._joined)
+            successor = Member(member.slot, restarts=member.restarts + 1)
+            self._starts.begin(successor, is_needed=True, pause_s=pause_s).add_done_callback(self._start_ended)
 
-    def _joined(self, task: "asyncio.Task[None]") -> None:
+    def _start_ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and task.exception() is not None:
             self._fail(f"pool {self.name} could not replace an actor: {task.exception()}")
 

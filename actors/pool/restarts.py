@@ -1,4 +1,4 @@
-"""How often a part of a run may be replaced: a number of times within a window, with growing pauses in between."""
+"""How often a part of a run may be restarted within a window, and how long each restart waits."""
 
 import time
 from collections import deque
@@ -6,11 +6,18 @@ from collections.abc import Callable
 
 from protocol.errors import PoolError
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+PAUSE_S = (0.5, 30.0)
+"""Seconds before the second restart within the window, and at most; the first restart comes at once."""
+
+
+def backoff_s(failures: int, bounds_s: tuple[float, float]) -> float:
+    """Seconds to wait after this many failures in a row: the lower bound first, then twice as long each time."""
+    shortest, longest = bounds_s
+    return min(longest, shortest * 2.0 ** min(failures - 1, 32))
 
 
 class RestartBudget:
-    """Counts losses; one that is older than the window no longer counts.
+    """Counts failures; one that is older than the window no longer counts.
 
     budget = RestartBudget("rollout", limit=10, within_s=3600)
     await asyncio.sleep(budget.spend("killed"))      # then start the replacement
@@ -25,10 +32,10 @@ class RestartBudget:
         self._failures: deque[float] = deque()
 
     def spend(self, reason: str) -> float:
-        """Count a loss and say how many seconds to wait: 0, then 0.5, 1, 2 … up to 30.
+        """Count a failure and return how many seconds to wait: 0, then 0.5, 1, 2 … up to 30.
 
         Raises:
-            PoolError: more than `limit` losses within the window.
+            PoolError: more than `limit` failures within the window.
         """
         now = self._clock()
         self.total += 1
@@ -38,6 +45,6 @@ class RestartBudget:
         recent = len(self._failures)
         if recent > self._limit:
             raise PoolError(
-                f"{self._name} used up its {self._limit} restarts within {self._within_s:g} s; last loss: {reason}"
+                f"{self._name} used up its {self._limit} restarts within {self._within_s:g} s; last failure: {reason}"
             )
-        return 0.0 if recent == 1 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (recent - 2))
+        return 0.0 if recent == 1 else backoff_s(recent - 1, PAUSE_S)

@@ -9,7 +9,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from actors.pool.calls import HEARTBEAT, Alive, answer
 from actors.pool.member import ActorHandle
 from actors.pool.nodes import NodeFailures, failure_reporter
 from actors.pool.pool import ActorPool
+from actors.pool.restarts import backoff_s
 from actors.rewards.queue import RewardQueue
 from protocol.config.reward import RewardConfig
 from protocol.config.run import RunConfig
@@ -34,7 +35,7 @@ from rewards.scores import mix, patched, settle, with_observed
 
 @ray.remote(**HEARTBEAT)
 class RewardActor(Alive):
-    """Scores images with one scorer; it holds no state, so any actor of its pool gives the same answer."""
+    """Scores images with one scorer. It holds no state, so any actor of its pool gives the same answer."""
 
     def __init__(self, config: RewardConfig, threads: int = 1) -> None:
         self._config = config
@@ -42,52 +43,52 @@ class RewardActor(Alive):
 
     @ray.method
     def prepare(self) -> None:
-        """Load the scorer. Not in the constructor: there Ray would turn the user's mistake into a dead actor."""
+        """Load the scorer; in the constructor Ray would turn the user's mistake into a dead actor."""
         self._scorer = build_scorer(self._config.scorer, **self._config.args)
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(self._threads)
 
     @ray.method
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Raises InputError for a prompt that cannot be scored."""
+        """Raise InputError for a prompt that cannot be scored."""
         self._scorer.check(prompts)
 
     @ray.method
     def score(self, pieces: Sequence[Piece], *images: np.ndarray) -> Scores:
-        """Scores of the pieces in their order; `images` are their arrays uint8 [I, H, W, 3], from the object store."""
+        """Score the pieces in their order; `images` holds each piece's array uint8 [I, H, W, 3]."""
         return score_pieces(self._scorer, pieces, images)
 
 
 log = logging.getLogger(__name__)
 PAUSE_S = (1.0, 30.0)
-"""Seconds between two attempts of a paused reward: at first, and at most (doubling)."""
+"""Seconds between two attempts of a paused reward: at first, and at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardHealth:
-    """How one reward's pool is doing; counts since the start of the run."""
+    """The state of one reward's pool; counts are since the start of the run."""
 
     waiting: int
-    """Images that wait or are being scored."""
+    """Images that wait for scores or are being scored."""
     images: int
-    """Images asked for."""
+    """Images that were to be scored."""
     calls: int
     retried: int
-    """Images that were tried again."""
+    """Images that were scored again after a failure."""
     failed_calls: int
     """Calls whose actor died or that overran their deadline."""
     missing: int
-    """Images that stayed without a score."""
+    """Images that have no score after all tries."""
     dropped: int
-    """Requests whose group was set aside."""
+    """Shards whose group was dropped."""
     paused_s: float
-    """Seconds in pause so far."""
+    """Seconds of pauses so far."""
     paused_because: str
-    """Why it is paused now; empty when it is not."""
+    """Why it is paused now; empty if it is not."""
 
 
 class RewardPool:
-    """Made by the reward source; `make` gives a new pool of actors, once more when a paused one used up its own."""
+    """One scorer's actors and queue; tries again where a score is missing and applies `on_failure`."""
 
     def __init__(
         self,
@@ -118,24 +119,33 @@ class RewardPool:
         self._renewing = asyncio.Lock()
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
-        """Raises InputError for a prompt that the scorer cannot score; asked where its libraries are."""
+        """Raise InputError for a prompt that the scorer cannot score; an actor answers, where its libraries are."""
         await self.pool.call(lambda actor: answer(actor.check.remote(prompts), timeout_s=self._timeout_s))
 
     async def score(self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """Scores of all images, after all tries; what is then missing is so by the failure policy.
+        """Score all images, retrying failures; `on_failure` decides about the rest.
+
+        Args:
+            images: B images.
+            prompts: B texts.
+            metadata: B mappings.
+
+        Returns:
+            Scores of B images; a missing one has a reason.
 
         Raises:
-            RewardError: the policy is `fail`.
+            RewardError: a score is missing and `on_failure` is `fail`.
             ContractError: the scorer broke its contract.
         """
         self._images += len(prompts)
         asked = time.monotonic()
         scores = await self._tried(images, prompts, metadata)
-        failed, waits = time.monotonic(), _pauses()
+        failed, pauses = time.monotonic(), 0
         while self._config.on_failure == "pause" and not scores.valid.any():
             if failed < self._worked < asked:
-                break  # it scores others' images: these are what it cannot judge
-            await self._pause(scores.reasons[0], next(waits))
+                break  # it scored other images meanwhile, so it cannot judge these
+            pauses += 1
+            await self._pause(scores.reasons[0], backoff_s(pauses, PAUSE_S))
             asked = time.monotonic()
             scores = await self._tried(images, prompts, metadata)
         if scores.valid.any():
@@ -147,7 +157,7 @@ class RewardPool:
         return settled
 
     def health(self) -> RewardHealth:
-        """For status and metrics."""
+        """Count for status and metrics."""
         pausing = time.monotonic() - self._paused_since if self._paused_since is not None else 0.0
         return RewardHealth(
             waiting=self._queue.waiting,
@@ -162,7 +172,7 @@ class RewardPool:
         )
 
     def status(self) -> PoolStatus:
-        """Its actors for the board; a pause is its trouble."""
+        """Describe its actors for the status; a pause is shown as trouble."""
         held = self.pool.status()
         return held.model_copy(update={"trouble": f"paused: {self._paused_because}"}) if self._paused_because else held
 
@@ -171,7 +181,7 @@ class RewardPool:
         return await answer(call, timeout_s=self._timeout_s, actor=actor, heartbeat_s=self._heartbeat_s)
 
     async def _tried(self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """Ask up to `tries` times, from the second on only for what is missing and sharing no call."""
+        """Score up to `tries` times; from the second time on only missing images, in a call of their own."""
         rows = tuple(range(len(prompts)))
         scores = await self._queue.score(images, _piece(rows, prompts, metadata))
         for _ in range(1, self._config.tries):
@@ -215,19 +225,12 @@ def _piece(rows: tuple[int, ...], prompts: Sequence[str], metadata: Sequence[Met
     return Piece(rows=rows, prompts=tuple(prompts[row] for row in rows), metadata=tuple(metadata[row] for row in rows))
 
 
-def _pauses() -> Iterator[float]:
-    seconds, longest = PAUSE_S
-    while True:
-        yield seconds
-        seconds = min(2 * seconds, longest)
-
-
 FAILURES = ("retried", "failed_calls", "missing", "dropped", "paused_s")
 """Counts of `RewardHealth` that are metrics when they are not 0."""
 
 
 class RewardPools:
-    """One pool of reward actors for each scorer; the scores of those that train are mixed."""
+    """The reward port: one pool of reward actors for each scorer, their scores mixed."""
 
     def __init__(self, config: RunConfig, nodes: NodeFailures, sink: StatusSink) -> None:
         self._config = config
@@ -238,35 +241,35 @@ class RewardPools:
 
     @property
     def pools(self) -> dict[str, ActorPool]:
-        """The actors of each reward by its name; a pool that was paused may be another one afterwards."""
+        """The actors of each reward by name; a pause may replace a pool that used up its restarts."""
         return {name: reward.pool for name, reward in self.rewards.items()}
 
     async def score_for_training(
         self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> Scores:
-        """The mixture of the scorers that train."""
+        """Mix the scores of the scorers that train."""
         answers = await self._ask(self._config.reward_weights, images, prompts, metadata)
         return mix(answers, self._config.reward_weights)
 
     async def score_for_evaluation(
         self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> Scores:
-        """The mixture, and beside it the readings of the scorers that only evaluate."""
+        """Mix the scores that train, and add the readings of the scorers that only evaluate."""
         answers = await self._ask(self.rewards, images, prompts, metadata)
         trained = {name: answers.pop(name) for name in self._config.reward_weights}
         return with_observed(mix(trained, self._config.reward_weights), answers)
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
-        """Ask the scorers that only their own environment can make whether they can score these prompts."""
+        """Check the prompts with scorers that only their own runtime environment can build."""
         apart = [name for name, reward in self._config.rewards.items() if reward.runtime_env]
         await asyncio.gather(*(self.rewards[name].check(prompts) for name in apart))
 
     def health(self) -> dict[str, RewardHealth]:
-        """Each reward's queue, counts and pause."""
+        """Count queue, failures and pause of each reward."""
         return {name: reward.health() for name, reward in self.rewards.items()}
 
     def statuses(self) -> list[PoolStatus]:
-        """Each reward's actors for the board, with the reason of a pause."""
+        """Describe each reward's actors for the status, with the reason of a pause."""
         return [reward.status() for reward in self.rewards.values()]
 
     def failures(self) -> Metrics:
@@ -298,7 +301,7 @@ class RewardPools:
                 spawn,
                 size=reward.actors,
                 max_restarts=cluster.max_restarts,
-                welcome=self._welcome,
+                prepare=self._prepare,
                 restart_window_s=cluster.restart_window_s,
                 patience_s=timeout_s,
                 on_failure=failure_reporter(f"reward/{name}", self._nodes, self._sink),
@@ -306,7 +309,7 @@ class RewardPools:
 
         return RewardPool(name, reward, make, timeout_s=timeout_s, heartbeat_s=cluster.heartbeat_s)
 
-    async def _welcome(self, actor: ActorHandle) -> None:
+    async def _prepare(self, actor: ActorHandle) -> None:
         self._nodes.joined(actor, await answer(actor.ping.remote(), timeout_s=self._role.timeout_s))
         await answer(actor.prepare.remote(), timeout_s=self._role.timeout_s)
 

@@ -1,17 +1,19 @@
-"""What waits for one scorer: requests are cut and joined to calls, and an idle actor takes the next call.
+"""The queue of one scorer: requests are cut and joined into calls, and an idle actor takes the next call.
+
+**Batching never changes a score.** An idle reward actor takes the oldest pending images, across groups, up to one
+batch.
 
     queue = RewardQueue(batch=64, delay_s=0.0, call=pool.call, ask=ask)
     scores = await queue.score(images, piece)
 
-A call is formed when an actor is free: it takes what has waited longest, up to `batch` images, from any request. So
-no actor waits while there is work (least-loaded dispatch), and under load calls fill up by themselves. A call that is
-lost with its actor gives missing scores; whoever asked decides whether to ask again.
+A call is formed when an actor is idle. So no actor waits while there is work, and under load calls fill up by
+themselves. If the actor dies, the scores of its call are missing; the reward pool decides whether to try again.
 
 | who waits          | for what                        | who ends it                                          |
 |--------------------|---------------------------------|------------------------------------------------------|
 | `score`            | its pieces' answers             | the call's deadline, or the pool's end               |
 | a call             | an idle actor                   | the calls before it, each with a deadline            |
-| a call on an actor | more images                   | `delay_s`                                            |
+| a call on an actor | more images                     | `delay_s`                                            |
 """
 
 import asyncio
@@ -27,11 +29,11 @@ from rewards.scorer import Piece
 from rewards.scores import joined, rows_of
 
 Ask = Callable[[ActorHandle, Sequence[Piece], Sequence[ImagesHandle]], Awaitable[Scores]]
-"""One call on one actor; raises `ActorFailedError` when the actor is gone or overran its deadline."""
+"""One call on one actor; raises `ActorFailedError` if the actor died or overran its deadline."""
 
 
 class Waiting:
-    """A piece with its images' handle and the future of its answer."""
+    """A piece that waits: its images and the future of its scores."""
 
     def __init__(self, piece: Piece, images: ImagesHandle, *, is_alone: bool) -> None:
         self.piece = piece
@@ -41,7 +43,7 @@ class Waiting:
 
 
 class RewardQueue:
-    """Made by a reward pool, used by the process that runs the loop only."""
+    """The pending pieces of one reward pool. Only the process that runs the loop uses it."""
 
     def __init__(
         self,
@@ -68,10 +70,15 @@ class RewardQueue:
         self._changed = asyncio.Event()
 
     async def score(self, images: ImagesHandle, piece: Piece, *, is_alone: bool = False) -> Scores:
-        """Answers about the piece, in its order; missing with the reason where a call was lost.
+        """Score a piece.
 
         Args:
-            is_alone: share no call with other requests: what has been lost once may be what kills the actors.
+            images: the array that the piece points into.
+            piece: at least one image.
+            is_alone: share no call with other requests; an image that failed once may be what kills the actors.
+
+        Returns:
+            Scores in the piece's order, missing with a reason where a call failed.
         """
         parts = [Waiting(part, images, is_alone=is_alone) for part in _cut(piece, self._batch)]
         self.waiting += len(piece.rows)
@@ -90,7 +97,7 @@ class RewardQueue:
             self._changed.set()
 
     async def _serve(self) -> None:
-        """See that what waits is called for, until one call got through or nothing waits."""
+        """Make calls until one succeeded or nothing is pending."""
         was_called = False
 
         async def work(actor: ActorHandle) -> None:
@@ -123,7 +130,7 @@ class RewardQueue:
             self.failed_calls += 1
             reason = one_line(error)
             for part in parts:
-                _answer(part, Scores.missing(len(part.piece.rows), f"reward actor lost: {reason}"))
+                _answer(part, Scores.missing(len(part.piece.rows), f"reward actor failed: {reason}"))
             raise
         except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this image has no score
             for part in parts:
@@ -145,7 +152,7 @@ class RewardQueue:
                 return
 
     def _take(self) -> list[Waiting]:
-        """What has waited longest, up to a full batch; pieces whose asker has gone are dropped."""
+        """Take the oldest pieces up to a full batch; drop pieces that nobody waits for any more."""
         taken: list[Waiting] = []
         size = 0
         while self._pending:

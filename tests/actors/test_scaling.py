@@ -10,7 +10,7 @@ import ray
 
 from actors.pool import member as member_module
 from actors.pool.calls import answer
-from actors.pool.member import Joining, Member
+from actors.pool.member import Member, Starts
 from actors.pool.pool import ActorPool
 from protocol.errors import ContractError, PoolError
 
@@ -52,7 +52,7 @@ class Nowhere:
 
 
 async def answered(_: object) -> None:
-    """A welcome."""
+    """Ready at once."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,7 +68,7 @@ def make_pool(size: int, *, cpus: float = 0.0, marker: str = "", patience_s: flo
         Slow.options(num_cpus=cpus).remote,
         size=size,
         max_restarts=0,
-        welcome=lambda actor: answer(actor.begin.remote(marker), timeout_s=60),
+        prepare=lambda actor: answer(actor.begin.remote(marker), timeout_s=60),
         patience_s=patience_s,
     )
 
@@ -211,15 +211,15 @@ def test_a_pool_whose_cluster_is_too_small_begins_with_those_who_found_a_place()
 
 def test_a_smaller_wish_calls_off_whom_it_wished_for_before_whom_the_pool_needs():
     async def scenario():
-        members = [Member(place) for place in range(3)]
-        joining = Joining(Lonely(), spawn=Nowhere, welcome=answered, patience_s=60.0)
+        members = [Member(slot) for slot in range(3)]
+        starts = Starts(Lonely(), spawn=Nowhere, prepare=answered, patience_s=60.0)
         for member, is_needed in zip(members, (False, True, False), strict=True):
-            joining.begin(member, is_needed=is_needed)
+            starts.begin(member, is_needed=is_needed)
         kept = []
         for surplus in (1, 1):
-            joining.call_off(surplus)
-            kept.append([member.place for member in joining.members])
-        joining.stop()
+            starts.cancel(surplus)
+            kept.append([member.slot for member in starts.members])
+        starts.stop()
         return kept
 
     assert asyncio.run(scenario()) == [[0, 1], [1]]

@@ -84,7 +84,7 @@ def make_pool(size: int = 2, max_restarts: int = 3) -> ActorPool:
         Counter.remote,
         size=size,
         max_restarts=max_restarts,
-        welcome=lambda actor: answer(actor.pid.remote(), timeout_s=60),
+        prepare=lambda actor: answer(actor.pid.remote(), timeout_s=60),
     )
 
 
@@ -175,7 +175,7 @@ def test_pool_whose_actors_refuse_to_begin_ends_with_their_own_error_and_without
             Counter.remote,
             size=2,
             max_restarts=3,
-            welcome=lambda actor: answer(actor.fail.remote(), timeout_s=60),
+            prepare=lambda actor: answer(actor.fail.remote(), timeout_s=60),
         )
         with pytest.raises(ContractError, match="a rule is broken"):
             await pool.start()

@@ -17,7 +17,7 @@ class Clock:
 def test_pauses_grow_to_a_bound_and_the_limit_ends_it():
     budget = RestartBudget("pool x", limit=9, within_s=60, clock=Clock())
     assert [budget.spend("killed") for _ in range(9)] == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
-    with pytest.raises(PoolError, match="pool x used up its 9 restarts within 60 s; last loss: hung"):
+    with pytest.raises(PoolError, match="pool x used up its 9 restarts within 60 s; last failure: hung"):
         budget.spend("hung")
 
 

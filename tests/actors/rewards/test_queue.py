@@ -108,7 +108,7 @@ def test_a_lost_call_is_missing_for_its_askers_and_the_others_are_answered() -> 
         desk = Desk(losing=[0])
         queue = desk.queue()
         first, second = await asyncio.gather(queue.score(*request(1, 2, 3, 4)), queue.score(*request(5)))
-        assert not first.valid.any() and first.reasons[0] == "reward actor lost: gone"
+        assert not first.valid.any() and first.reasons[0] == "reward actor failed: gone"
         assert second.values.tolist() == [5]
         assert (queue.calls, queue.failed_calls, queue.waiting) == (2, 1, 0)
 

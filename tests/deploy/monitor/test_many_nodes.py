@@ -51,7 +51,7 @@ def test_members_that_a_node_took_along_come_back_with_the_next_node(cluster):
             Idle.remote,
             size=3,
             max_restarts=5,
-            welcome=lambda actor: answer(actor.work.remote(), timeout_s=60),
+            prepare=lambda actor: answer(actor.work.remote(), timeout_s=60),
         )
 
         async def has(ready: int) -> bool:
