@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 import ray
@@ -28,8 +29,14 @@ class Slow:
             raise ContractError("the model is missing here")
         return "ready"
 
-    def double(self, number: int, seconds: float) -> int:
+    def double(self, number: int, seconds: float = 0.0, gate: str = "") -> int:
+        """Twice the number, after so many seconds and when the file `gate` is there."""
+        import os
+
         time.sleep(seconds)
+        end = time.monotonic() + 100
+        while gate and not os.path.exists(gate) and time.monotonic() < end:
+            time.sleep(0.01)
         return 2 * number
 
 
@@ -73,8 +80,10 @@ def make_pool(size: int, *, cpus: float = 0.0, marker: str = "", patience_s: flo
     )
 
 
-def double(pool: ActorPool, number: int, seconds: float = 0.2) -> "asyncio.Task[int]":
-    return asyncio.ensure_future(pool.call(lambda actor: answer(actor.double.remote(number, seconds), timeout_s=60)))
+def double(pool: ActorPool, number: int, seconds: float = 0.0, gate: Path | str = "") -> "asyncio.Task[int]":
+    return asyncio.ensure_future(
+        pool.call(lambda actor: answer(actor.double.remote(number, seconds, str(gate)), timeout_s=120))
+    )
 
 
 async def until(holds, seconds: float = 60.0) -> None:
@@ -84,15 +93,16 @@ async def until(holds, seconds: float = 60.0) -> None:
         await asyncio.sleep(0.02)
 
 
-def test_work_in_progress_is_finished_while_the_pool_grows_and_shrinks():
+def test_work_in_progress_is_finished_while_the_pool_grows_and_shrinks(tmp_path):
     async def scenario():
         pool = make_pool(1)
         await pool.start()
-        calls = [double(pool, number) for number in range(24)]
+        calls = [double(pool, number, gate=tmp_path / "gate") for number in range(24)]
         pool.scale(3)
         await until(lambda: pool.status().busy == 3)
         assert pool.status().queue > 0
         pool.scale(1)
+        (tmp_path / "gate").touch()
         answers = await asyncio.gather(*calls)
         await until(lambda: pool.status().ready == 1)
         status = pool.status()
@@ -104,14 +114,15 @@ def test_work_in_progress_is_finished_while_the_pool_grows_and_shrinks():
     assert (status.desired, status.ready, status.restarts, status.queue) == (1, 1, 0, 0)
 
 
-def test_busy_member_finishes_its_call_before_it_leaves():
+def test_busy_member_finishes_its_call_before_it_leaves(tmp_path):
     async def scenario():
         pool = make_pool(2)
         await pool.start()
-        calls = [double(pool, 1, 1.0), double(pool, 2, 1.0)]
+        calls = [double(pool, number, gate=tmp_path / "gate") for number in (1, 2)]
         await until(lambda: pool.status().busy == 2)
         pool.scale(1)
         assert pool.status().ready == 2
+        (tmp_path / "gate").touch()
         answers = await asyncio.gather(*calls)
         await until(lambda: pool.status().ready == 1)
         pool.stop()
@@ -125,8 +136,7 @@ def test_members_without_a_place_are_seen_waiting_and_the_wish_can_be_taken_back
         pool = make_pool(1, cpus=1.0)
         await pool.start()
         pool.scale(5)
-        await until(lambda: pool.status().ready == 2)
-        await asyncio.sleep(0.5)
+        await until(lambda: (pool.status().ready, pool.status().waiting) == (2, 3))
         unmet = pool.status()
         assert [actor.state for actor in pool.actors()].count("waiting") == 3
         answered = await double(pool, 4)

@@ -13,7 +13,6 @@ import pytest
 import ray
 
 from actors.pool.nodes import NodeFailures
-from actors.pool.pool import ActorPool
 from actors.rewards import pool as reward_pool
 from actors.rewards.pool import RewardPools
 from protocol.errors import InputError, PromptError, RewardError
@@ -32,9 +31,15 @@ class Moody:
     low = 0.0
     high = 255.0
 
-    def __init__(self, *, needs: str = "") -> None:
-        """With `needs`, nothing can be scored until that file is there."""
+    def __init__(self, *, needs: str = "", door: str = "") -> None:
+        """With `needs`, nothing can be scored until that file is there; with `door`, the scorer makes the file
+        `door`.knock and begins when the file `door` is there."""
         self._needs = needs
+        if door:
+            Path(f"{door}.knock").touch()
+            end = time.monotonic() + 60
+            while not os.path.exists(door) and time.monotonic() < end:
+                time.sleep(0.01)
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         for prompt in prompts:
@@ -97,7 +102,7 @@ def run(source: RewardPools, *requests: tuple[list[int], list[dict[str, Any]]]) 
 
 
 def test_a_killed_a_hanging_and_a_failing_call_cost_tries_and_no_score(tiny_config: Any, tmp_path: Path) -> None:
-    source = pools(tiny_config, actors=2, batch=4, timeout_s=3.0)
+    source = pools(tiny_config, actors=2, batch=4, timeout_s=5.0, tries=10)
     requests = [
         (list(range(10 * start, 10 * start + 10)), [{"once": str(tmp_path / does), "does": does}, *[{}] * 9])
         for start, does in enumerate(("die", "hang", "fail", ""))
@@ -106,9 +111,13 @@ def test_a_killed_a_hanging_and_a_failing_call_cost_tries_and_no_score(tiny_conf
     answers = run(source, *requests)
     assert [answer.values.tolist() for answer in answers] == [[float(n) for n in levels] for levels, _ in requests]
     health = source.health()["moody"]
-    assert health.failed_calls == 2 and health.missing == 0 and health.retried >= 3 and health.waiting == 0
+    assert health.failed_calls >= 2, "the killed call, the hanging one, and any that a busy machine made late"
+    assert health.missing == 0 and health.retried >= 3 and health.waiting == 0
     failures = source.failures()
-    assert failures["reward_server/moody/failed_calls"] == 2 and "reward_server/moody/missing" not in failures
+    assert (
+        failures["reward_server/moody/failed_calls"] == health.failed_calls
+        and "reward_server/moody/missing" not in failures
+    )
 
 
 def test_what_stays_missing_is_masked_drops_its_group_or_ends_the_run(tiny_config: Any) -> None:
@@ -176,20 +185,29 @@ def test_what_a_working_scorer_cannot_judge_is_missing_and_pauses_nothing(tiny_c
 
 def test_a_size_wished_while_a_paused_pool_is_made_anew_is_kept(tiny_config: Any, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(reward_pool, "PAUSE_S", (0.2, 0.2))
+    door, knock = tmp_path / "door", tmp_path / "door.knock"
+    door.touch()
     settings = {"scorer": f"{__name__}:Moody", "cpus": 0, "timeout_s": 20.0, "on_failure": "pause", "tries": 1}
-    config = tiny_config(rewards={"moody": settings}, evaluation={"component": "reward"}, cluster={"max_restarts": 0})
+    config = tiny_config(
+        rewards={"moody": settings | {"args": {"door": str(door)}}},
+        evaluation={"component": "reward"},
+        cluster={"max_restarts": 0},
+    )
     source = RewardPools(config, NODES, Silent())
 
     async def scenario() -> tuple[Scores, int]:
         first = source.pools["moody"]
         await first.start()
+        door.unlink()
+        knock.unlink()
         images = ray.put(np.full((1, 2, 2, 3), 5, np.uint8))
         scoring = asyncio.ensure_future(
             source.score_for_training(images, ["p"], [{"once": str(tmp_path / "die"), "does": "die"}])
         )
-        while not first.has_failed:  # noqa: ASYNC110
+        while not knock.exists():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-        monkeypatch.setattr(ActorPool, "start_with", lambda pool, size: first.scale(3))
+        first.scale(3)
+        door.touch()
         try:
             return await scoring, source.pools["moody"].desired
         finally:
