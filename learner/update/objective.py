@@ -117,7 +117,7 @@ def divergence(
     """KL(policy || reference) of one step by the config's convention.
 
     `full`: mean_d (mean - mean_ref)^2 / (2 std^2). `no_dt`: the same over 2 g^2 with std = g sqrt(h), which is h times
-    `full`; released code of Flow-GRPO and TP-GRPO. `velocity`: mean_d (v - v_ref)^2 (Flow-Factory).
+    `full`; released code of Flow-GRPO. `velocity`: mean_d (v - v_ref)^2 (Flow-Factory).
 
     Args:
         config: its `rule` is the convention.

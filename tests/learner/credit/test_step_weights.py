@@ -84,6 +84,9 @@ def test_the_second_power_takes_back_the_log_prob_s_variance() -> None:
     weights = step_weights(StepWeightConfig(rule="noise", noise_power=2.0), total=4, stds=stds)
     # s^2 = 0.49 sigma / (1 - sigma) h = 0.49 (1, 0.8, 0.45, 0.128571); their mean is 0.49 * 0.594643
     assert weights.tolist() == pytest.approx([1.681682, 1.345345, 0.756757, 0.216216], abs=2e-6)
+    del stds[3]  # as in a run: the last step is never stochastic
+    weights = step_weights(StepWeightConfig(rule="noise", noise_power=2.0), total=4, stds=stds)
+    assert weights.tolist() == pytest.approx([4 / 3, 16 / 15, 0.6, 0.0], abs=2e-6)
 
 
 def test_temp_flow_s_released_constant_keeps_the_size_of_the_noise() -> None:
