@@ -1,29 +1,12 @@
-"""The exception tree. Every class takes one string (so that it pickles across Ray): the rule, the value, the remedy.
+"""The exceptions of this project, and the one line that shows one.
 
-FlowcreditError
-├── InputError           the user's mistake: one line on stderr, exit code 2, nothing written
-│   ├── ConfigError      unknown preset or key, wrong type, value out of range
-│   ├── PromptError      a prompt file that is missing or has a broken line
-│   ├── ModelError       a model folder that is missing, of another family, or binds no LoRA module
-│   ├── RunFolderError   a run folder that cannot be written, or that belongs to another config
-│   └── ScorerError      a scorer that cannot be found or built
-├── LeaseLostError       another process took this run over while this one was silent
-├── BoardError           the status board does not answer, or refuses what was asked
-├── ContractError        a part of the program broke its promise: wrong length, NaN, out of range, digest differs
-├── ParityError          learner and rollout compute different log-probs from equal adapter
-├── CheckpointError      a checkpoint that is partial, truncated or altered
-├── NonFiniteError       latents, rewards, loss or gradient hold NaN or infinity
-├── PoolError            a pool of remote actors used up its restarts, or a call its deadline
-├── RewardError          an image got no score after all tries, and the policy is to fail
-├── LearnerFailedError     the learner died or hangs: the run goes on from its newest checkpoint
-├── ShardLostError       trajectories or images went down with their node: they are drawn again
-├── GuardError           a guard against silent wrongness stops the run
-└── StaleAdapterError    a rollout actor holds another policy version than the request asks for
+Each class takes one string: the rule, the value, the remedy; so it pickles across Ray. An `InputError` is the user's
+mistake: one line on stderr, exit code 2, nothing written.
 """
 
 
 class FlowcreditError(Exception):
-    """Root of everything this project raises on purpose."""
+    """Base of all exceptions that this project raises on purpose."""
 
 
 LONGEST_LINE = 400
@@ -36,11 +19,11 @@ def one_line(error: object) -> str:
 
 
 class InputError(FlowcreditError):
-    """The user can mend this: shown as one line, exit code 2."""
+    """A mistake in the input, which the user can correct."""
 
 
 class ConfigError(InputError):
-    """Unknown preset or key, wrong type, value out of range."""
+    """An unknown preset or key, a wrong type, or a value out of range."""
 
 
 class PromptError(InputError):
@@ -48,7 +31,7 @@ class PromptError(InputError):
 
 
 class ModelError(InputError):
-    """A model folder is missing, belongs to another family, or no module takes the LoRA."""
+    """A model folder is missing or of another family, or no module takes the LoRA."""
 
 
 class RunFolderError(InputError):
@@ -60,7 +43,7 @@ class ScorerError(InputError):
 
 
 class LeaseLostError(FlowcreditError):
-    """Another process took this run over while this one was silent; this one stops without writing."""
+    """Another process took this run over while this one was silent; this process stops without writing."""
 
 
 class BoardError(FlowcreditError):
@@ -68,11 +51,11 @@ class BoardError(FlowcreditError):
 
 
 class ContractError(FlowcreditError):
-    """A part of the program broke its promise."""
+    """A part of the program broke its contract: wrong length, NaN, out of range, another digest."""
 
 
 class ParityError(FlowcreditError):
-    """Learner and rollout compute different log-probs from equal adapter."""
+    """Learner and rollout compute different log-probs from the same adapter."""
 
 
 class CheckpointError(FlowcreditError):
@@ -92,11 +75,11 @@ class RewardError(FlowcreditError):
 
 
 class LearnerFailedError(FlowcreditError):
-    """The learner died or hangs; a new one goes on from the newest checkpoint."""
+    """The learner crashed or hangs; a new learner continues from the newest checkpoint."""
 
 
 class ShardLostError(FlowcreditError):
-    """Trajectories or images were lost with the node that held them; the same request draws them again."""
+    """Trajectories or images were lost with the node that held them; the same request makes them again."""
 
 
 class GuardError(FlowcreditError):
@@ -104,4 +87,4 @@ class GuardError(FlowcreditError):
 
 
 class StaleAdapterError(FlowcreditError):
-    """A rollout actor holds another policy version than the request asks for."""
+    """A rollout actor holds another adapter version than the request asks for."""

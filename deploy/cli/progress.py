@@ -1,4 +1,4 @@
-"""What a person sees while a run goes: a progress bar on a terminal, plain lines elsewhere."""
+"""The output of a run in progress: a progress bar on a terminal, plain lines elsewhere."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,12 +25,12 @@ class Progress(Listener):
         self._total = 0
 
     def say(self, text: str) -> None:
-        """One line above the bar."""
+        """Print one line above the bar."""
         self._console.print(text, markup=False, emoji=False)
 
     @contextmanager
     def bar(self, start: int, total: int) -> Iterator[None]:
-        """Show the way from iteration `start` to `total`."""
+        """Show the progress from iteration `start` to `total`."""
         self._total = total
         if not self._console.is_terminal:
             yield

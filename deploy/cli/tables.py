@@ -1,4 +1,4 @@
-"""A run's status on a terminal."""
+"""The status of runs on a terminal."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from protocol.status import RunStatus, staleness_of
 
 
 def show_runs(statuses: Sequence[RunStatus]) -> RenderableType:
-    """All runs, a line each."""
+    """Return a table of all runs, one per line."""
     if not statuses:
         return Text("no runs here")
     table = Table("run", "phase", "iteration", "reward", "held-out", "last heard", box=None)
@@ -29,7 +29,7 @@ def show_runs(statuses: Sequence[RunStatus]) -> RenderableType:
 
 
 def show_run(status: RunStatus) -> RenderableType:
-    """One run at a glance."""
+    """Return the status of one run."""
     rewards, diagnostics = status.rewards, status.diagnostics
     facts = Table.grid(padding=(0, 2))
     facts.add_row("run", f"{status.run}  {_phase(status)}")
@@ -72,7 +72,7 @@ def _actors(status: RunStatus) -> Table:
 def _phase(status: RunStatus) -> Text:
     stale = staleness_of(status, now=time.time())
     if stale is not None:
-        return Text(f"{status.phase}, not heard of for {_span(time.time() - stale)}", "red")
+        return Text(f"{status.phase}, silent for {_span(time.time() - stale)}", "red")
     return Text(status.phase, {"failed": "red", "paused": "yellow", "running": "green"}.get(status.phase, ""))
 
 

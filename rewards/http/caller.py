@@ -1,7 +1,7 @@
-"""HTTP calls that end: each has a timeout, all tries together a deadline, and what stays failed is an error.
+"""Bounded HTTP calls: each try has a timeout, all tries together a deadline.
 
-A connection that breaks, an answer that is late, and the statuses 429, 500, 502, 503, 504 are tried again, with waits
-that grow and are drawn at random, so that many actors do not come back at the same moment. Any other status is final.
+A broken connection, a late answer and the statuses 429, 500, 502, 503 and 504 are retried. The waits between tries grow
+and are random, so that many actors do not return at the same moment. Any other status is final.
 """
 
 import os
@@ -14,15 +14,15 @@ LONGEST_WAIT_S = 15.0
 
 
 class CallError(FlowcreditError):
-    """An HTTP call that failed for good."""
+    """An HTTP call that failed on its last try."""
 
 
 class _PassingError(CallError):
-    """A failure that may pass."""
+    """A failure that another try may not meet."""
 
 
 class HttpCaller:
-    """Calls one server; safe to use from several threads.
+    """The client of one server; several threads may use it.
 
     caller = HttpCaller("http://127.0.0.1:8100", timeout_s=60, tries=4, deadline_s=200)
     reply = caller.call("POST", "/v1/score", content=data, headers={"content-type": "application/msgpack"})
@@ -31,7 +31,8 @@ class HttpCaller:
     def __init__(
         self, url: str, *, timeout_s: float, tries: int, deadline_s: float, token_env: str | None = None
     ) -> None:
-        """
+        """Check the settings; no request is sent.
+
         Args:
             url: base address, `http://host:port` or with a path.
             timeout_s: seconds for one try.
@@ -40,7 +41,7 @@ class HttpCaller:
             token_env: environment variable that holds the bearer token.
 
         Raises:
-            ScorerError: an address that is none, numbers out of range, a token that is not set.
+            ScorerError: a malformed address, a number out of range, or a token that is not set.
         """
         import httpx2
 
@@ -60,10 +61,15 @@ class HttpCaller:
         self._broken = httpx2.TransportError
 
     def call(self, method: str, path: str, **request: Any) -> Any:
-        """The response of status 200; its body is read.
+        """Send a request and return the response of status 200, with its body read.
+
+        Args:
+            method: GET or POST.
+            path: appended to the base address.
+            request: arguments of httpx's `Client.request`.
 
         Raises:
-            CallError: no such response within the tries and the deadline; says what the last one was.
+            CallError: no such response within the tries and the deadline; the message says how the last try ended.
         """
         from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay
         from tenacity import wait_random_exponential as growing

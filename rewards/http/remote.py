@@ -1,4 +1,4 @@
-"""A scorer that another machine serves with `flowcredit serve-rewards`: images go there as PNG.
+"""A scorer that another machine serves with `flowcredit serve-rewards`; images are sent as PNG.
 
 scorer = build_scorer("remote", url="http://10.0.0.7:8100", scorer="ocr")
 """
@@ -35,9 +35,9 @@ KINDS = {"msgpack": MSGPACK, "json": JSON}
 
 
 class RemoteScorer:
-    """Asks a reward service; name and range are the served scorer's own.
+    """The client of one scorer of a reward service, with that scorer's name and range.
 
-    A request that fails for good makes its own images missing, with the reason, and no others.
+    If a request fails on its last try, only its own images have no score; the reason says why.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class RemoteScorer:
         """Ask the service what it serves.
 
         Args:
-            url: of the service.
-            scorer: the name it serves.
+            url: address of the service.
+            scorer: name of the scorer there.
             timeout_s: seconds for one try of one request.
-            tries: of one request.
+            tries: tries of one request.
             deadline_s: seconds for all tries of one request together.
-            batch: images of one request.
-            parallel: requests under way at once.
+            batch: images in one request.
+            parallel: requests in progress at one time.
             wire: `msgpack` or `json`.
             token_env: environment variable that holds the service's token.
 
@@ -89,7 +89,7 @@ class RemoteScorer:
         self.high = float("inf") if high is None else high
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Raises PromptError with what the served scorer has against the prompts, ScorerError if it does not answer."""
+        """Raise PromptError if the served scorer refuses the prompts, ScorerError if the service does not answer."""
         lines = tuple(PromptLine(index=p.index, text=p.text, metadata=dict(p.metadata)) for p in prompts)
         try:
             reply = self._post("/v1/check", CheckCall(scorer=self._scorer, prompts=lines), CheckReply)
@@ -102,7 +102,7 @@ class RemoteScorer:
         """Score B images uint8 [B, H, W, 3] in requests of `batch`.
 
         Raises:
-            ContractError: an answer that breaks the protocol.
+            ContractError: the answer breaks the protocol.
         """
         starts = range(0, len(images), self._batch)
         parts = self._threads.map(lambda start: self._score_part(start, images, prompts, metadata), starts)

@@ -2,7 +2,7 @@
 
     scorer = build_scorer("vlm_judge", url="http://127.0.0.1:8000/v1", model="UnifiedReward-7b-v1.5")
 
-The answer is parsed strictly: exactly one line that the pattern matches, with a number in range. Anything else is a
+The answer is parsed strictly: exactly one line must match the pattern, with a number in range. Any other answer is a
 missing score, never 0.
 """
 
@@ -31,7 +31,7 @@ INSTRUCTION = (
 
 
 class VlmJudge:
-    """Asks for one judgement an image at temperature 0; value = number / high, in [low / high, 1].
+    """Asks for one judgement per image at temperature 0; value = number / high, in [low / high, 1].
 
     UnifiedReward (arXiv 2503.05236) was trained with an instruction of its own: give that as `instruction`.
     """
@@ -54,24 +54,24 @@ class VlmJudge:
         deadline_s: float = 300.0,
         token_env: str | None = None,
     ) -> None:
-        """Check the settings; the endpoint is asked first when images come.
+        """Check the settings; no request is sent.
 
         Args:
-            url: of the endpoint, up to and with `/v1`.
-            model: its name there.
+            url: address of the endpoint, up to and including `/v1`.
+            model: name of the model there.
             instruction: the question; `{prompt}`, `{low}` and `{high}` are filled in.
             pattern: regular expression with one group, the number; it must match exactly once.
-            low: least number that counts as an answer.
-            high: largest, by which the number is divided; above 0.
-            max_tokens: of one answer.
-            parallel: requests under way at once.
+            low: least valid number.
+            high: largest valid number, by which the number is divided; above 0.
+            max_tokens: largest length of one answer.
+            parallel: requests in progress at one time.
             timeout_s: seconds for one try.
-            tries: of one request.
+            tries: tries of one request.
             deadline_s: seconds for all tries of one request together.
             token_env: environment variable that holds the API key.
 
         Raises:
-            ScorerError: settings that cannot work.
+            ScorerError: a setting is out of range or cannot be parsed.
         """
         try:
             self._pattern = re.compile(pattern)
@@ -90,10 +90,10 @@ class VlmJudge:
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
-        """Any prompt will do."""
+        """Accept any prompt."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images uint8 [B, H, W, 3], each in a request of its own."""
+        """Score B images uint8 [B, H, W, 3], one request for each."""
         answers = list(self._threads.map(self._judge, images, prompts))
         return partly([value for value, _ in answers], [reason for _, reason in answers])
 

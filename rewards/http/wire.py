@@ -1,10 +1,10 @@
-"""The messages of the HTTP reward service, as msgpack or JSON. No part of them runs code when it is read.
+"""The messages of the HTTP reward service, as msgpack or JSON. Reading them runs no code.
 
-    POST /v1/score    ScoreCall -> ScoreReply, one answer an item, in order; an item that fails has a reason
+    POST /v1/score    ScoreCall -> ScoreReply, one answer per item, in order; an item that fails has a reason
     POST /v1/check    CheckCall -> CheckReply
     GET  /v1/scorers  ScorerList
 
-In msgpack an image is a byte string, in JSON it is base64. A number that there is not is null, never NaN and never 0.
+An image is a byte string in msgpack and base64 in JSON. A missing number is null, never NaN and never 0.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ Read = TypeVar("Read", bound="Message")
 
 
 class Message(BaseModel):
-    """Base of all: frozen, unknown keys refused, bytes as base64 in JSON."""
+    """Base of all messages: frozen, without unknown keys, bytes as base64 in JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
 
@@ -37,14 +37,14 @@ class Item(Message):
 
 
 class ScoreCall(Message):
-    """Score these images."""
+    """The request to score images."""
 
     scorer: str
     items: tuple[Item, ...] = Field(min_length=1)
 
 
 class ItemAnswer(Message):
-    """One image's score, or why there is none."""
+    """The score of one image, or the reason why it has none."""
 
     value: float | None = Field(default=None, allow_inf_nan=False)
     reason: str = ""
@@ -68,20 +68,20 @@ class PromptLine(Message):
 
 
 class CheckCall(Message):
-    """Can these prompts be scored?"""
+    """The request to check prompts."""
 
     scorer: str
     prompts: tuple[PromptLine, ...]
 
 
 class CheckReply(Message):
-    """What there is against them; empty if nothing."""
+    """Why the prompts cannot be scored; empty if they can."""
 
     problem: str = ""
 
 
 class ScorerFacts(Message):
-    """What a scorer declares."""
+    """The name of a scorer and the range of its values."""
 
     name: str
     low: float | None = None
@@ -91,13 +91,13 @@ class ScorerFacts(Message):
 
 
 class ScorerList(Message):
-    """What a service can score."""
+    """The scorers of a service."""
 
     scorers: tuple[ScorerFacts, ...]
 
 
 def write_message(message: Message, kind: str) -> bytes:
-    """A message as bytes of content type `kind`."""
+    """Write a message as bytes of content type `kind`."""
     if kind == JSON:
         return message.model_dump_json().encode()
     import msgpack
@@ -107,7 +107,15 @@ def write_message(message: Message, kind: str) -> bytes:
 
 
 def read_message(cls: type[Read], data: bytes, kind: str) -> Read:
-    """Bytes of content type `kind` as a message.
+    """Read a message.
+
+    Args:
+        cls: class of the message.
+        data: its bytes.
+        kind: content type of the bytes.
+
+    Returns:
+        The message.
 
     Raises:
         ContractError: another content type, or bytes that are no such message.
@@ -129,7 +137,7 @@ def read_message(cls: type[Read], data: bytes, kind: str) -> Read:
 
 
 def answers_of(scores: Scores) -> tuple[ItemAnswer, ...]:
-    """Scores as answers, NaN as null."""
+    """Convert scores to answers, NaN to null."""
     return tuple(
         ItemAnswer(
             value=_number(scores.values[row]),
@@ -141,7 +149,7 @@ def answers_of(scores: Scores) -> tuple[ItemAnswer, ...]:
 
 
 def scores_of(answers: Sequence[ItemAnswer]) -> Scores:
-    """Answers as scores, null as NaN.
+    """Convert answers to scores, null to NaN.
 
     Raises:
         ContractError: an answer with both a value and a reason, or with neither.
@@ -159,12 +167,12 @@ def scores_of(answers: Sequence[ItemAnswer]) -> Scores:
 
 
 def facts_of(name: str, low: float, high: float) -> ScorerFacts:
-    """A scorer's declaration, infinities as null."""
+    """Return the facts of a scorer whose values lie in [low, high]; an infinite bound becomes null."""
     return ScorerFacts(name=name, low=_number(low), high=_number(high))
 
 
 def prompt_of(line: PromptLine) -> Prompt:
-    """A line as a prompt."""
+    """Convert a line to a prompt."""
     return Prompt(index=line.index, text=line.text, metadata=line.metadata)
 
 

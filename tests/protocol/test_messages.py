@@ -110,7 +110,7 @@ def test_a_digest_is_sha256_over_names_types_shapes_and_bytes() -> None:
     assert Adapter(version=0, arrays=arrays, digest=digest_of(arrays)).version == 0
 
 
-def test_every_error_belongs_to_the_tree_pickles_and_is_drawn() -> None:
+def test_every_error_belongs_to_the_tree_pickles_and_says_what_it_means() -> None:
     classes = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__]
     assert len(classes) >= 12
     for kind in classes:
@@ -118,5 +118,4 @@ def test_every_error_belongs_to_the_tree_pickles_and_is_drawn() -> None:
         error = pickle.loads(pickle.dumps(kind("rule, value, remedy")))
         assert type(error) is kind
         assert str(error) == "rule, value, remedy"
-        assert errors.__doc__ is not None
-        assert kind.__name__ in errors.__doc__
+        assert kind.__doc__

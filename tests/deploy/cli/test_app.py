@@ -125,7 +125,7 @@ def test_lora_targets_that_bind_nothing_are_refused(preset, tmp_path, monkeypatc
         ("evaluation.component=geneval/nope", "evaluation.component must be one of"),
         ("cluster.rollout.gpus=1", "cluster.*.gpus must be 0 where torch finds no GPU, got 1"),
         ("learner.betas=[1.5, 0.9]", "learner.betas.0: input should be less than 1, got 1.5"),
-        ("model.path=~nobody_of_this_name/x", "leads nowhere"),
+        ("model.path=~nobody_of_this_name/x", "cannot be resolved"),
     ],
 )
 def test_a_mistake_that_only_the_model_shows_leaves_no_folder_either(
