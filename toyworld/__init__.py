@@ -1,1 +1,1 @@
-"""The embedded default: a small world of images, captions and a small pretrained Stable-Diffusion-3 pipeline."""
+"""The toy world, the built-in default: images, captions, prompts and a small pretrained Stable-Diffusion-3 pipeline."""

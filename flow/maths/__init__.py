@@ -1,1 +1,1 @@
-"""The mathematics of a flow: schedules, transitions, completions and keyed noise. Tensors in, tensors out."""
+"""The mathematics of a flow: schedules, transitions, windows, completions and keyed noise, as functions of tensors."""

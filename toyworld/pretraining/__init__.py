@@ -1,1 +1,1 @@
-"""How the toy world's models were trained and exported. No run needs this."""
+"""Training and export of the toy world's models; no run needs this."""
