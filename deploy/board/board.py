@@ -1,4 +1,4 @@
-"""The status board on Redis or Valkey: what runs tell about themselves, and what is asked of them. JSON only.
+"""The status board on Redis or Valkey: status of runs, and commands to them. JSON only.
 
     flowcredit:runs                 sorted set: run, when it was last heard
     flowcredit:run:ID:status        `RunStatus`
@@ -7,11 +7,11 @@
     flowcredit:run:ID:events        stream of `Event`, newest `EVENTS_KEPT`; entry `NUMBER-0`
     flowcredit:run:ID:trajectories       hash: iteration, `TrajectoryRecord`
     flowcredit:run:ID:commands      hash: command id, `Command` with its outcome
-    flowcredit:run:ID:queue         list: ids of commands that the run has not seen to
+    flowcredit:run:ID:queue         list: ids of commands that the run has not read
     flowcredit:run:ID:lease         who may write, see `deploy.board.lease`
 
-Every key of a run expires some days after its last sign of life. The board carries status and wishes, never data of
-the training: losing it costs sight, and nothing else.
+Every key of a run expires some days after its last write. The board carries status and commands, never training data:
+without it a run cannot be watched or steered, but it trains on.
 """
 
 import json
@@ -35,20 +35,20 @@ from protocol.status import Document, Event, MetricLine, RunStatus, TrajectoryRe
 
 LINES_KEPT, EVENTS_KEPT, RECORDS_KEPT, COMMANDS_KEPT = 10_000, 1_000, 20, 100
 RENEWALS = 3
-"""Tries of one write: a lease that is renewed just then voids it."""
+"""Number of tries of one write: a lease that is renewed at the same moment cancels it."""
 OPEN_COMMANDS = 50
-"""Commands that may wait for a run at one time."""
+"""Largest number of commands that may wait for a run."""
 REMEDIES = {
     "CERTIFICATE_VERIFY_FAILED": "name the host as its certificate does, and the CA's file with ?ssl_ca_certs=FILE",
     "HELLO must be called": "it wants a password: write redis://:PASSWORD@HOST",
 }
-"""By what the client library says."""
+"""Remedies by a part of the client library's message."""
 Parsed = TypeVar("Parsed", bound=Document)
 
 
 @dataclass
 class Update:
-    """What a run writes at one time."""
+    """Everything that a run writes at one time."""
 
     status: RunStatus
     lines: Sequence[MetricLine] = ()
@@ -56,7 +56,7 @@ class Update:
     trajectories: Sequence[TrajectoryRecord] = ()
     commands: Sequence[Command] = ()
     is_rewrite: bool = False
-    """Drop what an earlier process left of the run; open commands stay."""
+    """Drop the streams and records of an earlier process of the run; open commands stay."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class Fence:
 
 
 class FencedOutError(BoardError):
-    """The writer does not hold the lease that it writes under."""
+    """The writer does not hold the lease that its write needs."""
 
 
 @dataclass
 class Held:
-    """How much of a run's streams the board holds."""
+    """The newest entries of a run's streams that the board holds."""
 
     session: str | None
     line: int = 0
@@ -82,7 +82,7 @@ class Held:
 
 
 class Board:
-    """One board, for the run that writes it or for who reads it; a client of one event loop.
+    """A client of one board, for the run that writes it or for readers; belongs to one event loop.
 
     board = Board("unix:///tmp/board.sock")
     asked = await board.write(Update(status), keep_s=86400)
@@ -117,7 +117,7 @@ class Board:
             await self._redis.ping()
 
     async def held(self, run: str) -> Held:
-        """How far the run's streams have come here."""
+        """Ask for the newest entries of a run's streams."""
         with _answering(self.url):
             pipe = self._redis.pipeline(transaction=True)
             pipe.get(self._key(run, "session"))
@@ -128,7 +128,15 @@ class Board:
         return Held(session, _top(lines), _top(events), {int(iteration) for iteration in trajectories})
 
     async def write(self, update: Update, *, keep_s: float, fence: Fence | None = None) -> list[Command]:
-        """Write all or nothing; returns the commands that wait for the run. Writing the same twice does no harm.
+        """Write all or nothing; writing the same twice does no harm.
+
+        Args:
+            update: everything to write.
+            keep_s: seconds after which the run's keys expire.
+            fence: nothing is written unless it holds.
+
+        Returns:
+            The commands that wait for the run.
 
         Raises:
             FencedOutError: the fence does not hold; nothing is written.
@@ -181,10 +189,10 @@ class Board:
             return _parsed(Command, await self._redis.hget(self._key(run, "commands"), command))
 
     async def ask(self, run: str, command: Command) -> None:
-        """Leave a command for the run (BoardError: too many wait already)."""
+        """Put a command into the run's queue (BoardError: too many wait already)."""
         with _answering(self.url):
             if await self._redis.llen(self._key(run, "queue")) >= OPEN_COMMANDS:
-                raise BoardError(f"at most {OPEN_COMMANDS} commands may wait for a run: wait until it has seen to them")
+                raise BoardError(f"at most {OPEN_COMMANDS} commands may wait for a run: wait until it has read them")
             pipe = self._redis.pipeline(transaction=True)
             pipe.hset(self._key(run, "commands"), command.id, command.model_dump_json())
             pipe.rpush(self._key(run, "queue"), command.id)
@@ -245,7 +253,7 @@ class Board:
 
 
 def without_password(url: str) -> str:
-    """An address that may be shown."""
+    """Return an address that may be shown to anybody."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
@@ -265,7 +273,7 @@ def _top(entries: Sequence[tuple[str, Any]]) -> int:
 
 
 def _parsed(kind: type[Parsed], text: str | None) -> Parsed | None:
-    """None for what is not there, and for what a later version wrote in another form."""
+    """Parse a document; None if it is missing or in the form of a later version."""
     if text is None:
         return None
     try:

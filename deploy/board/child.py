@@ -1,4 +1,4 @@
-"""A process that ends with this one, however this one ends: its watcher reads from a pipe that only we hold open."""
+"""A child process that ends with this one, however this one ends: its watcher reads a pipe that only we hold open."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ STOP_S = 5.0
 
 
 class Child:
-    """A running program in a session of its own, so that Ctrl-C reaches it only through us."""
+    """A running program in its own session, so that Ctrl-C does not reach it."""
 
     def __init__(
         self, command: Sequence[str], *, output: int | None = None, variables: Mapping[str, str] | None = None
@@ -37,11 +37,11 @@ class Child:
         )
 
     def is_running(self) -> bool:
-        """Whether the program is still there."""
+        """Return whether the program still runs."""
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """Ask it to end; after `STOP_S` seconds it is ended."""
+        """Ask it to end; after `STOP_S` seconds it is killed."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -50,7 +50,7 @@ class Child:
             self.kill()
 
     def kill(self) -> None:
-        """End it at once: it cannot tidy up."""
+        """Kill it at once; it cannot clean up."""
         with suppress(ProcessLookupError):  # it has ended already
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

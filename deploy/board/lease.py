@@ -39,7 +39,7 @@ from protocol.status import run_id_of
 log = logging.getLogger(__name__)
 TTL_S, RENEW_S, POLL_S = 30.0, 5.0, 1.0
 TIMEOUT_S = 2.0
-"""For one question to the board, and for the turn to ask one."""
+"""Seconds for one request to the board, and for the turn to make one."""
 
 CLAIM = """
 local owner, folder, ttl, keep, words = ARGV[1], ARGV[2], ARGV[3], ARGV[4], 4
@@ -68,20 +68,20 @@ for i, key in ipairs(KEYS) do
 end
 return tokens
 """
-"""All leases or none. Free is what nobody holds, and what an earlier process of the same folder holds: the folder's own
-lease says that it has ended. One that this process held and that changed hands since is not taken again. A board that
-lost its memory goes on counting from the token of whoever comes back."""
+"""Takes all leases or none. A lease is free if nobody holds it, or if its holder was an earlier process of the same run
+folder: the folder's lease shows that it has ended. A lease that this process held and that changed hands since is not
+taken again. A board that lost its data goes on counting from the token of the first process that comes back."""
 RELEASE = "for _, k in ipairs(KEYS) do if redis.call('GET', k) == ARGV[1] then redis.call('DEL', k) end end return 1"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What one question to the board found out."""
+    """The result of one request to the board."""
 
     tokens: tuple[int, ...] = ()
-    """Of each lease, when they are ours."""
+    """The token of each lease, if this process holds them."""
     what: str = ""
-    """Otherwise: the name or the URL that somebody else holds, or held since."""
+    """Otherwise: the name or the URL that another process holds, or has held since."""
     holder: Mapping[str, Any] | None = None
     left_ms: int = 0
 
@@ -142,15 +142,20 @@ class BoardLease:
         renew_s: float | None = None,
         say: Callable[[str], None] = log.warning,
     ) -> "BoardLease":
-        """Become the one who trains under this name; waits up to `TTL_S` for another holder to show itself.
+        """Take the lease; waits up to `TTL_S` seconds for a sign of life of another holder.
 
-        A board that does not answer is asked again every `RENEW_S`.
+        If the board does not answer, this returns, and the lease is asked for again every `RENEW_S` seconds.
 
         Args:
             run: the run's name on the board.
             copies: `checkpoint.url`, or nothing.
-            under: the lease of the run folder; whoever loses that one claims nothing here.
-            keep_s: for how long the board remembers the tokens.
+            under: the lease of the run folder; a process that loses it claims nothing here.
+            keep_s: seconds for which the board keeps the tokens.
+            prefix: of the keys on the board.
+            say: is told why this waits.
+
+        Returns:
+            The lease, held until `release`.
             renew_s: seconds between two renewals, `RENEW_S` by default.
 
         Raises:
@@ -174,8 +179,10 @@ class BoardLease:
             raise LeaseLostError(self._lost)
 
     def renew(self) -> None:
-        """Ask the board now: hold on to the lease, take it where nobody has it, or learn that it is lost. Gives up
-        while another thread's question takes long."""
+        """Ask the board now: renew the lease, take it if it is free, or learn that another process holds it.
+
+        Returns without asking if another thread has been asking for `TIMEOUT_S` seconds.
+        """
         with self._only_one() as is_mine:
             if not is_mine or self._lost or self._ended.is_set():
                 return
@@ -187,7 +194,7 @@ class BoardLease:
                 self._note(self._claim())
 
     def release(self) -> None:
-        """Let others in at once."""
+        """Give the lease up, so that another process can take it at once."""
         self._ended.set()
         self._thread.join(timeout=2 * TIMEOUT_S)
         with self._only_one() as is_mine:
@@ -201,7 +208,7 @@ class BoardLease:
 
     @contextmanager
     def _only_one(self) -> Iterator[bool]:
-        """Whether this thread may ask; false when another one has been asking for `TIMEOUT_S`."""
+        """Yield whether this thread may ask; false if another one has been asking for `TIMEOUT_S` seconds."""
         is_mine = self._asking.acquire(timeout=TIMEOUT_S)
         try:
             yield is_mine
@@ -214,7 +221,7 @@ class BoardLease:
             self.renew()
 
     def _wait_until_free(self, say: Callable[[str], None]) -> None:
-        """Returns when the lease is ours or the board is away."""
+        """Return when this process holds the lease, or when the board does not answer."""
         deadline = time.monotonic() + TTL_S + 2 * POLL_S
         before: Claim | None = None
         while (claim := self._claim()) is not None and claim.holder is not None:
@@ -231,7 +238,7 @@ class BoardLease:
         self._note(claim)
 
     def _claim(self) -> Claim | None:
-        """None when the board does not answer."""
+        """Ask the board for all leases; None if it does not answer."""
         asked = time.monotonic()
         words = (self.fence.owner, self._folder, int(TTL_S * 1000), int(self._keep_s), *self.tokens)
         try:
@@ -260,8 +267,15 @@ class BoardLease:
 
 
 def lease_on_board(config: RunConfig, run: Path, under: Lease, say: Callable[[str], None]) -> BoardLease | None:
-    """The lease of this run on its shared board; None without one. An embedded board is the run's own: only processes
-    of this machine that open the same folder reach it, and the folder's lock keeps these apart.
+    """Take the lease of this run on its shared board; None without a shared board.
+
+    An embedded board needs no lease: it is reached only through the run folder, which has a lease itself.
+
+    Args:
+        config: names the board and `checkpoint.url`.
+        run: the run folder; its name is the run's name on the board.
+        under: the lease of the run folder.
+        say: is told why this waits.
 
     Raises:
         RunFolderError: another process holds it.

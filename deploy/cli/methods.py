@@ -24,12 +24,12 @@ def calibrate_noise(
 ) -> None:
     """Calibrate a noise level for each step on the base model and write the config with these levels."""
     from deploy.run.run import check_inputs
-    from deploy.tools.noise_calibration import Calibration, calibrated_config, require_place, write_config
+    from deploy.tools.noise_calibration import NoiseCalibration, calibrated_config, require_writable, write_config
 
-    require_place(out)
+    require_writable(out)
     config = load_config(preset, overrides=overrides or [])
     found, _ = check_inputs(config)
-    settings = Calibration(rounds=rounds, prompts=prompts)
+    settings = NoiseCalibration(rounds=rounds, prompts=prompts)
     calibrated = calibrated_config(config, found, settings, typer.echo)
     typer.echo(f"noise levels {list(calibrated.sampling.noise_levels)}")
     write_config(calibrated, out)

@@ -1,7 +1,7 @@
-"""What a run was started with, by content: prompt files, model folder, library versions.
+"""Digests of a run's inputs: prompt files, model folder, library versions.
 
-A run goes on only with the contents it began with; other library versions are allowed and said, since they may round
-differently.
+A run goes on only with the input files that it began with. Other library versions are allowed and reported, since they
+may round differently.
 """
 
 import hashlib
@@ -17,14 +17,14 @@ from protocol.resources import resolve
 PACKAGES = ("torch", "numpy", "diffusers", "transformers", "peft", "safetensors", "ray")
 """Libraries that compute, load or carry a run's numbers."""
 WHOLE_MIB, PIECES = 64, 16
-"""Files up to this size are hashed whole; of larger ones so many evenly spaced MiB, the header's among them."""
+"""Files up to `WHOLE_MIB` are hashed whole; of larger ones `PIECES` evenly spaced MiB, including the first."""
 MIB = 2**20
 
 
 def input_digests(config: RunConfig) -> dict[str, str]:
-    """sha256 by what it is of: `data.train`, `data.heldout`, and `model.path/<file>` for each file of a model folder.
+    """Compute the sha256 of `data.train`, `data.heldout`, and `model.path/<file>` for each file of a model folder.
 
-    A model that is no folder on this machine is left out: its revision is part of the config.
+    A model that is not a folder on this machine is left out: its revision is part of the config.
     """
     prompts = {f"data.{name}": resolve(getattr(config.data, name)) for name in ("train", "heldout")}
     digests = {name: file_digest(path) for name, path in prompts.items() if path.is_file()}
@@ -34,7 +34,7 @@ def input_digests(config: RunConfig) -> dict[str, str]:
 
 
 def library_versions() -> dict[str, str]:
-    """Python's and those of `PACKAGES`; a library that is not installed as a package is left out."""
+    """Return the versions of Python and of the installed `PACKAGES`."""
     versions = {"python": ".".join(map(str, sys.version_info[:3]))}
     for package in PACKAGES:
         try:
@@ -45,7 +45,7 @@ def library_versions() -> dict[str, str]:
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """One line for each entry that differs, is new or has gone."""
+    """Return one line for each entry that was changed, added or removed."""
     return [
         f"{name} (there {before.get(name, 'nothing')[:12]}, now {now.get(name, 'nothing')[:12]})"
         for name in sorted(before.keys() | now.keys())
@@ -54,7 +54,7 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def file_digest(path: Path) -> str:
-    """sha256 of a file up to `WHOLE_MIB`; of a larger one over its size and `PIECES` pieces of 1 MiB."""
+    """Compute a file's sha256; above `WHOLE_MIB`, that of its size and `PIECES` pieces of 1 MiB."""
     size = path.stat().st_size
     with path.open("rb") as file:
         if size <= WHOLE_MIB * MIB:
@@ -67,7 +67,7 @@ def file_digest(path: Path) -> str:
 
 
 def read_digests(path: Path) -> dict[str, str] | None:
-    """What `write_digests` wrote; None when it is not there or not readable."""
+    """Read `inputs.json`; None if it is missing or not readable."""
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Images for people: the gallery of an evaluation, and before beside after at the same seeds."""
+"""Images for people: the gallery of an evaluation, and a comparison of two evaluations at the same seeds."""
 
 import io
 from pathlib import Path
@@ -15,7 +15,16 @@ COLUMNS = 4
 
 
 def write_gallery(gallery: Path, iteration: int, evaluation: Evaluation) -> Path:
-    """`iteration_NNNNNN.png`, and `.npz` with the same images, prompts and readings."""
+    """Write `iteration_NNNNNN.png`, and `.npz` with the same images, prompts and readings.
+
+    Args:
+        gallery: the folder.
+        iteration: of the evaluation.
+        evaluation: its gallery is drawn: images uint8 [H, W, 3], and their readings.
+
+    Returns:
+        The path of the PNG.
+    """
     prompts = np.array([prompt.text for prompt, _, _ in evaluation.gallery])
     images = np.stack([image for _, image, _ in evaluation.gallery])
     readings = np.array([reading for _, _, reading in evaluation.gallery], np.float32)
@@ -29,9 +38,15 @@ def write_gallery(gallery: Path, iteration: int, evaluation: Evaluation) -> Path
 
 
 def write_before_after(gallery: Path, *, first: int, last: int) -> Path:
-    """`before_after.png`: the images of two evaluations side by side, each pair from the same noise.
+    """Write `before_after.png`: the images of two evaluations side by side, each pair from the same noise.
 
-    Prompts that only one of the two galleries shows are left out.
+    Args:
+        gallery: the folder that holds both galleries.
+        first: iteration of the earlier evaluation.
+        last: iteration of the later one; prompts that only one of the two shows are left out.
+
+    Returns:
+        The path of the PNG.
     """
     before, after = (_read_gallery(gallery, iteration) for iteration in (first, last))
     cells = [
@@ -43,14 +58,14 @@ def write_before_after(gallery: Path, *, first: int, last: int) -> Path:
 
 
 def _read_gallery(gallery: Path, iteration: int) -> dict[str, tuple[np.ndarray, float]]:
-    """Image and reading by prompt."""
+    """Return image and reading by prompt."""
     held = np.load(gallery / f"iteration_{iteration:06d}.npz", allow_pickle=False)
     rows = zip(held["images"], held["readings"].tolist(), strict=True)
     return dict(zip(held["prompts"].tolist(), rows, strict=True))
 
 
 def _write(path: Path, cells: list[tuple[str, list[np.ndarray], list[float]]], title: str) -> Path:
-    """A grid of prompts; verdicts (0 or 1) are the colour of an image's frame, other scores stand below it."""
+    """Draw a grid of prompts; a verdict (0 or 1) colours an image's frame, other scores are written below it."""
     rows = -(-len(cells) // COLUMNS)
     wide = len(cells[0][1])
     figure = Figure(figsize=(COLUMNS * (0.5 + 1.1 * wide), 0.5 + 1.6 * rows), layout="constrained")

@@ -2,11 +2,12 @@
 
     .lease/token_000003      {"host", "boot", "pid", "run", "beats", "is_released"}
 
-The holder is who made the highest token; a token is made with O_EXCL, so that of two who want the next one gets it. The
-holder counts `beats` up every few seconds. A holder on this machine is known to be dead when the folder's flock is
-free; any other is dead when its beats stand still for `STALE_S` by the clock of whoever waits, so clocks need not
-agree. Before each write the holder looks for a higher token: one who slept too long finds that it is fenced out. `run`
-is drawn with the first token and handed on: it tells one run folder from another, on any machine.
+The process that made the highest token holds the lease. A token is made with O_EXCL, so only one of two processes gets
+the next one. The holder increments `beats` every few seconds. A lease is free if nobody holds it, or if its holder is
+dead: a holder on this machine is dead when the folder's flock is free; one on another machine is dead when its beats do
+not change for `STALE_S` seconds on the clock of the waiting process, so clocks need not agree. Before each write the
+holder looks for a higher token, so a process that was suspended for too long does not write any more. `run` is drawn
+with the first token and copied to the next ones: it identifies the run folder on any machine.
 """
 
 import fcntl
@@ -28,7 +29,7 @@ from protocol.errors import LeaseLostError, RunFolderError
 log = logging.getLogger(__name__)
 BEAT_S, STALE_S = 5.0, 30.0
 WIDTH = 256
-"""Bytes of a token: always as many, so that a beat needs no new space on a full disk."""
+"""Bytes of a token; constant, so that a beat needs no space on a full disk."""
 
 
 class Lease:
@@ -51,7 +52,15 @@ class Lease:
 
     @classmethod
     def take(cls, run: Path, *, stale_s: float = STALE_S, say: Callable[[str], None] = log.warning) -> "Lease":
-        """Become the writer of an existing run folder; waits `stale_s` for a holder on another machine to show itself.
+        """Become the writer of an existing run folder; waits `stale_s` seconds for a sign of life of another machine.
+
+        Args:
+            run: the run folder.
+            stale_s: seconds without a beat after which a holder on another machine is dead.
+            say: is told why this waits.
+
+        Returns:
+            The lease, held until `release`.
 
         Raises:
             RunFolderError: another process holds it.
@@ -80,7 +89,7 @@ class Lease:
 
     @property
     def identity(self) -> str:
-        """Of the run folder; the same for all that ever held it, and another for a copy of the folder."""
+        """The run folder's identity; the same for all its holders, different for a copy of the folder."""
         return f"{self._run}-{self._folder.stat().st_ino}"
 
     def require(self) -> None:
@@ -94,7 +103,7 @@ class Lease:
             )
 
     def release(self) -> None:
-        """Let others in at once."""
+        """Give the lease up, so that another process can take it at once."""
         self._ended.set()
         self._thread.join(timeout=BEAT_S)
         with suppress(OSError):
@@ -102,7 +111,7 @@ class Lease:
         os.close(self._lock)
 
     def discard(self) -> None:
-        """Release and leave no trace: for a folder that is removed."""
+        """Release and remove all tokens; for a folder that is removed."""
         self.clear()
         self.release()
 
@@ -131,7 +140,7 @@ class Lease:
 
 
 def _locked(run: Path) -> tuple[int, bool]:
-    """A descriptor that keeps other processes of this machine out, and whether it does: not every disk has locks."""
+    """Keep out other processes of this machine; returns a descriptor, and whether the disk has locks."""
     descriptor = os.open(run, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -146,7 +155,7 @@ def _locked(run: Path) -> tuple[int, bool]:
 
 
 def _is_free(folder: Path, token: int, *, is_sure: bool, stale_s: float, say: Callable[[str], None]) -> bool:
-    """Whether the holder of a token has ended or is dead; `is_sure` says that no process of this machine holds it."""
+    """Return whether a token's holder has ended; `is_sure` if no process of this machine holds the folder's lock."""
     holder = _read(folder, token)
     if holder.get("is_released"):
         return True
@@ -194,7 +203,7 @@ def _content(run: str, beats: int, *, is_released: bool) -> bytes:
 
 
 def _read(folder: Path, token: int) -> dict[str, Any]:
-    """What a token says; nothing when it is gone, or when its maker died before it wrote."""
+    """Read a token; empty if it is gone, or if its maker died before it wrote."""
     try:
         facts = json.loads((folder / _name(token)).read_bytes())
     except (OSError, ValueError):
@@ -214,7 +223,7 @@ def _name(token: int) -> str:
 
 
 def _boot() -> str:
-    """Tells one start of one machine from another."""
+    """Return an id of this machine's current start."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""

@@ -1,8 +1,7 @@
-"""Copies of a run's checkpoints on any store that fsspec knows: s3://, gs://, sftp://, file://, memory://.
+"""Copies a run's checkpoints to any store that fsspec knows: s3://, gs://, sftp://, file://, memory://.
 
-The run folder stays the place of work. A copy counts only with its manifest, which is written last; a copy that fails
-is said in the log and made good by the next one, and never ends the run. A run that starts in an empty folder begins
-with the newest whole copy.
+A copy is complete only with its manifest, which is written last. A failed copy is a line in the log, not an exception
+in the run; the next checkpoint is copied again. A run that starts in an empty folder begins with the newest whole copy.
 """
 
 import logging
@@ -21,7 +20,7 @@ from protocol.errors import CheckpointError, RunFolderError, one_line
 
 log = logging.getLogger(__name__)
 CLOSE_S = 120.0
-"""Seconds that the end of a run waits for the copy in progress."""
+"""Seconds that the end of a run waits for the pending copies."""
 
 
 class Mirror:
@@ -43,13 +42,13 @@ class Mirror:
         self._root = root.rstrip("/")
 
     def push(self, checkpoint: Path, *, beside: Sequence[Path]) -> None:
-        """Begin to copy a checkpoint and the files beside it, and to drop copies that the run folder no longer has."""
+        """Begin to copy a checkpoint and the files `beside` it, and to drop copies that the run folder has dropped."""
         if self._thread.ident is None:
             self._thread.start()
         self._waiting.put((checkpoint, beside))
 
     def config(self) -> str | None:
-        """The `config.yaml` of the run whose copies these are."""
+        """Read the copy of the run's `config.yaml`; None if there is none."""
         try:
             with self._store.open(f"{self._root}/{CONFIG}") as file:
                 return bytes(file.read()).decode()  # pyright: ignore[reportArgumentType]
@@ -87,7 +86,7 @@ class Mirror:
         log.info("filled from %s: %s", self._url, taken)
 
     def _take_newest(self, names: Sequence[str], checkpoints: Path) -> str:
-        """Fetch one after the other, newest first, until one is whole; its name."""
+        """Fetch copies, newest first, until one is whole; returns its name."""
         reasons = []
         for name in reversed(names):
             partial = checkpoints / f".{name}.partial"
@@ -109,7 +108,7 @@ class Mirror:
         raise CheckpointError(f"no checkpoint at {self._url} is whole; the newest: {reasons[0]}")
 
     def close(self) -> None:
-        """Wait for the copies that were begun, for at most `CLOSE_S`."""
+        """Wait for the pending copies, for at most `CLOSE_S` seconds."""
         self._waiting.put(None)
         if self._thread.is_alive():
             self._thread.join(CLOSE_S)

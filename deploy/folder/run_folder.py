@@ -67,7 +67,7 @@ class RunFolder:
         self._mirror = Mirror(config.checkpoint.url) if config.checkpoint.url else None
 
     def open(self, say: Say) -> None:
-        """Make what is not there yet, keep other processes out, write the config and begin the log.
+        """Make missing folders, take the leases, write the config and begin the log.
 
         Raises:
             RunFolderError: cannot be written, another process holds it, or prompts or model have changed.
@@ -85,7 +85,7 @@ class RunFolder:
             self._log = _log_to(self.path / LOG)
 
     def close(self) -> None:
-        """End the log and let others in."""
+        """End the log and release the leases."""
         if self._mirror:
             self._mirror.close()
         if self._log:
@@ -97,14 +97,14 @@ class RunFolder:
             self._lease.release()
 
     def abandon(self) -> None:
-        """Close a folder that could not be opened, and leave nothing where nothing was."""
+        """Close a folder that could not be opened; a folder that this process made is removed."""
         if self._is_made and not (self.path / CONFIG).exists():
             with suppress(OSError):
                 self._remove_beginnings()
         self.close()
 
     def _remove_beginnings(self) -> None:
-        """Folders go only when they are empty: another process may have begun here too."""
+        """Remove folders only if they are empty: another process may have begun here too."""
         if self._lease:
             (self.path / INPUTS).unlink(missing_ok=True)
             self._lease.clear()
@@ -119,7 +119,7 @@ class RunFolder:
                 lease.require()
 
     def is_writer(self) -> bool:
-        """Whether no other process has taken over."""
+        """Return whether this process is still the writer."""
         try:
             self.require_writer()
         except LeaseLostError:
@@ -127,7 +127,7 @@ class RunFolder:
         return True
 
     def discard_if_unused(self, *, is_forked: bool = False) -> None:
-        """Remove a folder in which nothing was drawn or learned, so that a mended config can take its name."""
+        """Remove a folder without any result, so that a run with a corrected config can take its name."""
         learned = {path.name for path in self.checkpoints.iterdir()} - (
             {"iteration_000000", LATEST} if is_forked else set()
         )
@@ -146,7 +146,7 @@ class RunFolder:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Inside, a disk that is full or gone becomes a `RunFolderError`.
+        """Turn an error of the disk inside into a `RunFolderError`.
 
         Raises:
             LeaseLostError: another process has taken over.
@@ -161,11 +161,11 @@ class RunFolder:
             ) from error
 
     def newest(self) -> tuple[LearnerState, Path] | None:
-        """The newest whole checkpoint; None for a new run."""
+        """Read the newest whole checkpoint; None for a new run."""
         return newest_checkpoint(self.checkpoints)
 
     def save(self, state: LearnerState) -> Path:
-        """Write a checkpoint, after all lines up to it."""
+        """Write all pending lines, then a checkpoint, and return its folder."""
         settings = self.config.checkpoint
         with self.writing():
             self._flush()
@@ -182,10 +182,10 @@ class RunFolder:
         return path
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """One line of metrics, on disk when this returns; a number that is not finite stands as null.
+        """Append one line of metrics, on disk when this returns; numbers that are not finite become null.
 
         Raises:
-            RunFolderError: the disk does not take it; the line waits for the next call.
+            RunFolderError: the disk does not take it; the next call tries the line again.
         """
         finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in line.items()}
         self._pending.append(json.dumps(finite) + "\n")
@@ -193,7 +193,7 @@ class RunFolder:
             self._flush()
 
     def _flush(self) -> None:
-        """Write the lines that wait, all or none."""
+        """Write the pending lines, all or none."""
         append_whole(self.path / METRICS, "".join(self._pending))
         self._pending.clear()
 
@@ -206,7 +206,7 @@ class RunFolder:
         return evaluation_scores(self.path)
 
     def rewind(self, iteration: int) -> None:
-        """Drop lines of metrics after `iteration`: they are drawn again from the checkpoint."""
+        """Drop the lines of metrics after `iteration`; these iterations are repeated from the checkpoint."""
         self._pending.clear()
         path = self.path / METRICS
         kept = list(takewhile(lambda line: line["iteration"] <= iteration, self.lines()))
@@ -217,7 +217,7 @@ class RunFolder:
                 os.truncate(path, size)
 
     def version_changes(self, checkpoint: Path) -> list[str]:
-        """Libraries whose versions are not those that wrote this checkpoint."""
+        """List libraries whose versions differ from those that wrote this checkpoint."""
         return differences(read_facts(checkpoint).get("versions", {}), library_versions())
 
     def _fill_from_mirror(self) -> None:
@@ -237,12 +237,20 @@ class RunFolder:
         elif changed := differences(held, now):
             raise RunFolderError(
                 f"run folder {self.path} was started with other contents: {', '.join(changed)};"
-                " restore them, or start a new run from its weights with --fork"
+                " restore them, or start a new run from its adapter with --fork"
             )
 
 
 def open_run_folder(path: Path, config: RunConfig, *, say: Say = log.warning) -> RunFolder:
-    """Make a new run folder, or open one of an equal config to go on with it; whoever opens it closes it.
+    """Make a new run folder, or open one with an equal config to go on with it; the caller closes it.
+
+    Args:
+        path: the run folder.
+        config: of the run.
+        say: is told why this waits.
+
+    Returns:
+        The folder, held by this process until `close`.
 
     Raises:
         RunFolderError: cannot be written, is in use, holds something else, or belongs to another config (the keys are
@@ -274,7 +282,7 @@ def _log_to(path: Path) -> logging.Handler:
 
 
 class _LogFile(logging.FileHandler):
-    """A log that a full disk leaves with gaps, in silence: its other readers are told by conditions."""
+    """A log file that skips what a full disk refuses; conditions tell people about the disk."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802
         return

@@ -1,7 +1,7 @@
 """Experiment trackers behind one small port: TensorBoard, Weights & Biases, or a class of your own.
 
-A tracker works on a thread of its own behind a bounded queue: a slow one drops lines and says so, a failing one is left
-out for the rest of the run; neither delays the run.
+A tracker works on its own thread behind a bounded queue: a slow one misses lines, a failing one is left out of the
+rest of the run. Both are conditions, and neither delays the run.
 """
 
 import logging
@@ -28,10 +28,10 @@ Values = Mapping[str, Any]
 
 
 class Tracker(Protocol):
-    """What a tracker must be: `Tracker(config, folder)` begins, or goes on with, the record of this run folder."""
+    """The interface of a tracker: `Tracker(config, folder)` begins or continues the record of this run folder."""
 
     def log(self, iteration: int, values: Values) -> None:
-        """One line of metrics, names as in docs/metrics.md; numbers that are not finite are left out."""
+        """Record one line of metrics, names as in docs/metrics.md; numbers that are not finite are left out."""
         ...
 
     def close(self) -> None:
@@ -51,7 +51,7 @@ class TensorBoard:
         self._writer = EventFileWriter(str(folder / "tensorboard"))
 
     def log(self, iteration: int, values: Values) -> None:
-        """One summary with every number."""
+        """Write one summary with every number."""
         numbers = [self._summary.Value(tag=name, simple_value=number) for name, number in values.items()]
         self._writer.add_event(self._event(wall_time=time.time(), step=iteration, summary=self._summary(value=numbers)))
 
@@ -77,7 +77,7 @@ class WeightsAndBiases:
         )
 
     def log(self, iteration: int, values: Values) -> None:
-        """One step; the iteration is a value, so that a resumed run may repeat it."""
+        """Log one line; the iteration is a value, so that a resumed run may repeat it."""
         self._run.log({**values, "iteration": iteration})
 
     def close(self) -> None:
@@ -155,7 +155,7 @@ class _Running:
 
 
 def find_tracker(name: str) -> Any:
-    """The class of a tracker by its name in the config.
+    """Find the class of a tracker by its name in the config.
 
     Raises:
         ConfigError: no such tracker, or its library is not installed.
@@ -171,7 +171,7 @@ def find_tracker(name: str) -> Any:
 
 
 def check_trackers(names: tuple[str, ...]) -> None:
-    """Before a run begins: every tracker can be found and its library is installed (ConfigError)."""
+    """Check before a run that every tracker can be found and its library is installed (ConfigError)."""
     for name in names:
         find_tracker(name)
         if name in BUILT_IN and find_spec(name) is None:

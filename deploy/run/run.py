@@ -1,4 +1,4 @@
-"""One run from start to end: check everything, open the folder, start the parts, run the loop, leave a result."""
+"""One run from start to end: check the inputs, open the folder, start the actors, run the loop, return the outcome."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What is to be run and how, after everything that a user can get wrong has been looked at."""
+    """A run that is about to start, after its inputs have been checked."""
 
     config: RunConfig
     run: RunFolder
@@ -50,7 +50,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run left behind."""
+    """The outcome of a run."""
 
     finished: bool
     """False when it was stopped before its last iteration."""
@@ -75,11 +75,18 @@ def run_training(
     """Train, or go on training, in a run folder. A mistake in the input leaves no folder behind.
 
     Args:
+        config: of the run.
+        folder: the run folder.
         fork: another run's folder; a new run begins with its newest adapter, at iteration 0 with a fresh optimizer.
-        has_page: serve the run's page on loopback while it goes.
+        is_local: run in this process instead of on Ray.
+        progress: shows the run at the terminal.
+        has_page: serve the run's page on loopback while it goes on.
+
+    Returns:
+        The outcome, also of a run that was stopped.
 
     Raises:
-        InputError: something that the user can mend.
+        InputError: a mistake that the user can correct.
         LeaseLostError: another process has taken the run over.
     """
     config = completed(config)
@@ -113,7 +120,7 @@ def run_training(
 
 
 def check_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
-    """Train and held-out prompts, after everything that a user can get wrong has been looked at.
+    """Check model folder, trackers, prompt files and scorers; returns train and held-out prompts.
 
     Raises:
         InputError: model folder, prompt file or scorer.
@@ -128,7 +135,7 @@ def check_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
 
 
 def _run(order: Order) -> Outcome:
-    """Ray is started outside the event loop, where Ctrl-C ends it at once."""
+    """Start Ray outside the event loop, where Ctrl-C ends it at once, and train."""
     config, run, say = order.config, order.run, order.progress.say
     found = run.newest()
     start = found[0].iteration if found else 0
@@ -211,7 +218,7 @@ def _outcome(config: RunConfig, run: RunFolder, journal: RunJournal) -> Outcome:
 
 
 def _before_after(run: RunFolder, last: int) -> Path | None:
-    """None when a person has tidied the galleries away."""
+    """Draw the first and the last gallery; None if a person has removed one."""
     from deploy.folder.gallery import write_before_after
 
     if not all((run.gallery / f"iteration_{iteration:06d}.npz").exists() for iteration in (0, last)):

@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from deploy.board.board import Board
 
 Verdict = Literal["ok", "note", "bad"]
-"""`bad` stops a run, `note` may surprise."""
+"""`bad` stops a run; `note` may surprise."""
 CONNECT_S = 5.0
 FREE_GIB, SHARED_GIB, OPEN_FILES = 5.0, 2.0, 4096
-"""Free disk, shared memory for Ray's object store, and open files below which a person is told."""
+"""Free disk, shared memory for Ray's object store, and open files below which a note is shown."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked about."""
+    """The subject of the checks."""
 
     config: RunConfig | None
-    """A preset that is to be run; without one only the machine is looked at."""
+    """The preset that is to be run; without one only the machine is checked."""
     run: Path
-    """Where run folders are going to be written."""
+    """The folder for run folders."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line."""
+    """One line of the result."""
 
     verdict: Verdict
     subject: str
@@ -55,7 +55,7 @@ Check = Callable[[Question], Iterator[Finding]]
 
 
 def examine(question: Question) -> Iterator[Finding]:
-    """All findings; a check that fails itself is a finding too."""
+    """Run all checks; a check that fails itself is a finding too."""
     for check in CHECKS:
         try:
             yield from check(question)
@@ -65,7 +65,7 @@ def examine(question: Question) -> Iterator[Finding]:
 
 
 def python_and_libraries(_: Question) -> Iterator[Finding]:
-    """Python and every required library by the range that the project declares."""
+    """Check Python and every required library against the versions that the project declares."""
     from packaging.requirements import Requirement
 
     found = ".".join(map(str, sys.version_info[:3]))
@@ -91,7 +91,7 @@ def python_and_libraries(_: Question) -> Iterator[Finding]:
 
 
 def cores_and_gpus(question: Question) -> Iterator[Finding]:
-    """CPU cores and GPUs, against what the preset reserves on a cluster of its own."""
+    """Check CPU cores and GPUs against what the preset reserves on a cluster of its own."""
     import torch
 
     cores = len(os.sched_getaffinity(0))
@@ -105,7 +105,7 @@ def cores_and_gpus(question: Question) -> Iterator[Finding]:
 
 
 def disk_and_memory(question: Question) -> Iterator[Finding]:
-    """Free space where runs go, shared memory for Ray's object store, open files."""
+    """Check free space for run folders, shared memory for Ray's object store, open files."""
     parent = next(folder for folder in (question.run, *question.run.absolute().parents) if folder.exists())
     free = shutil.disk_usage(parent).free / 2**30
     remedy = "" if free > FREE_GIB else f"free some space or set --run: below {FREE_GIB:g} GiB checkpoints may not fit"
@@ -126,7 +126,7 @@ def disk_and_memory(question: Question) -> Iterator[Finding]:
 
 
 def ray_cluster_answers(question: Question) -> Iterator[Finding]:
-    """The address that a run would use, and whether a token is there where Ray wants one."""
+    """Check the address that a run would use, and the token if Ray needs one."""
     address = _address(question)
     if not address:
         yield Finding("ok", "ray", "no address given: a run starts a cluster of its own on loopback")
@@ -147,7 +147,7 @@ def ray_cluster_answers(question: Question) -> Iterator[Finding]:
 
 
 def board_answers(question: Question) -> Iterator[Finding]:
-    """The status board: the program of the embedded one, or a given Redis."""
+    """Check the status board: the program of the embedded one, or a given Redis."""
     from deploy.board.board import Board
     from deploy.board.embedded import server_program
 
@@ -167,7 +167,7 @@ def board_answers(question: Question) -> Iterator[Finding]:
 
 
 def preset_can_run(question: Question) -> Iterator[Finding]:
-    """Model folder, prompt files and scorers of the preset."""
+    """Check model folder, prompt files and scorers of the preset."""
     if question.config is None:
         yield Finding("ok", "preset", "none given: `flowcredit doctor PRESET` also looks at its model and rewards")
         return
@@ -185,7 +185,7 @@ def preset_can_run(question: Question) -> Iterator[Finding]:
 
 
 def prompts_are_apart(question: Question) -> Iterator[Finding]:
-    """Held-out prompts that are also trained on measure memory."""
+    """Report held-out prompts that are also trained on: they measure memory."""
     if question.config is None:
         return
     data = question.config.data
@@ -201,7 +201,7 @@ def prompts_are_apart(question: Question) -> Iterator[Finding]:
 
 
 def costs(question: Question) -> Iterator[Finding]:
-    """Velocity evaluations and memory of the preset, see `deploy.tools.estimate`."""
+    """Report velocity evaluations and memory of the preset, see `deploy.tools.estimate`."""
     if question.config is None:
         return
     from deploy.tools.estimate import estimate

@@ -12,11 +12,11 @@ from protocol.config.run import RunConfig
 
 
 def assess(config: RunConfig, run: Path | None) -> Evaluation:
-    """The evaluation of `config` with the newest adapter of the folder `run`, or with none.
+    """Evaluate `config` once with the newest adapter of the run folder `run`, or with the base model.
 
     Raises:
         RunFolderError: `run` holds no checkpoint, or its adapter was trained in another `model`.
-        InputError: something else that the user can mend.
+        InputError: another mistake that the user can correct.
     """
     config = completed(config)
     _, heldout = check_inputs(config)

@@ -25,9 +25,14 @@ def export_model(
     """Write the model of `run` with its adapter merged to `folder`, which appears whole or not at all.
 
     Args:
+        run: the run folder.
+        folder: to write; it must not exist.
         iteration: of the checkpoint; the newest without one.
         dtype: of the written weights; without one that of the model's own transformer.
         is_average: merge the adapter's running mean.
+
+    Returns:
+        `folder`.
 
     Raises:
         RunFolderError: no such run or checkpoint, or `folder` exists or cannot be written.
@@ -78,7 +83,7 @@ def _load(model: Path, family: Family, dtype: str) -> Any:
 
 
 def _stored_dtype(folder: Path) -> str:
-    """dtype of the first tensor on disk."""
+    """Return the dtype of the first tensor on disk."""
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118

@@ -1,4 +1,4 @@
-"""Images of any prompt by a run's adapter, drawn as the run's evaluation draws."""
+"""Generates images of any prompt with a run's adapter, in the same way as the run's evaluation."""
 
 from pathlib import Path
 
@@ -21,14 +21,23 @@ def generate_images(
     is_average: bool = False,
     device: str | None = None,
 ) -> list[Path]:
-    """Draw `count` images of a prompt to `out/NNN.png`; equal arguments give equal images.
+    """Generate `count` images of a prompt as `out/NNN.png`; equal arguments give equal images.
 
     Args:
+        run: the run folder.
+        text: the prompt.
+        out: the folder for the images.
+        count: number of images.
+        seed: of the initial noise.
+        negative: the negative prompt, for models with guidance.
         steps: Euler steps of the ODE; the run's `evaluation.steps` without them.
         iteration: of the checkpoint; the newest without one.
         is_base: leave the adapter out.
-        is_average: draw with the adapter's running mean.
-        device: torch's name; a GPU where there is one.
+        is_average: use the adapter's running mean.
+        device: torch's name; a GPU if there is one.
+
+    Returns:
+        The paths of the images.
 
     Raises:
         RunFolderError: no such run or checkpoint, or `out` cannot be written.

@@ -1,14 +1,14 @@
-"""A noise level for each step, calibrated before training as DenseGRPO does (arXiv 2601.20218, algorithm 1).
+"""Noise calibration: a noise level for each step, found before training as in DenseGRPO (arXiv 2601.20218, alg. 1).
 
-For each step, count the trajectories whose reward it raised and those whose reward it lowered. Where the two are in
-balance there is room to explore, and its level grows; where one side prevails the noise disturbs, and it shrinks:
+For each step, count the trajectories whose reward it raised and those whose reward it lowered. If the two are
+balanced there is room to explore, and the level grows; if one side prevails the noise disturbs, and the level shrinks:
 
     |#{gain > 0} - #{gain < 0}| < tolerance   level + rate
     otherwise                                 level - rate
 
-All steps move at once, each round on fresh trajectories, until every level has turned back and forth. A step without a
-single valid gain in a round stays where it is. The table is then frozen: `sampling.noise_levels` of the config that is
-written. Every step but the last is drawn with noise meanwhile, however little (`sampling.std_min` waits).
+All levels move at once, each round on other trajectories, until every level has turned back and forth. A step without a
+valid gain in a round keeps its level. The frozen table is `sampling.noise_levels` of the config that is written. During
+calibration every step but the last is stochastic, however small its noise: `sampling.std_min` does not apply.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ FLIPS = 2
 
 
 @dataclass(frozen=True)
-class Calibration:
-    """How the levels are moved."""
+class NoiseCalibration:
+    """Settings of a noise calibration."""
 
     rounds: int = 30
-    """Rounds at most."""
+    """Largest number of rounds."""
     prompts: int = 8
-    """Prompts of a round, one group each."""
+    """Prompts per round, one group each."""
     rate: float = 0.01
     """Change of a level in one round."""
     tolerance: float = 2.0
@@ -54,17 +54,23 @@ Measure = Callable[[Sequence[float], int], np.ndarray]
 def calibrate(
     levels: Sequence[float],
     measure: Measure,
-    settings: Calibration,
+    settings: NoiseCalibration,
     report: Callable[[str], None],
     highest: float = math.inf,
 ) -> list[float]:
-    """Move the levels until each has settled or the rounds are over.
+    """Run the noise calibration: move the levels until each has settled or the rounds are over.
 
     Settled is a level that turned back and forth, one held at a limit, and that of a step which never had a gain.
 
     Args:
-        levels: where to begin; they stay above 0.
+        levels: to begin with, one per step; they stay above 0.
+        measure: returns the gains at given levels, [trajectories, steps].
+        settings: rounds, rate and tolerance.
+        report: is told each round's levels.
         highest: largest level that the kernel takes.
+
+    Returns:
+        The calibrated levels, one per step.
     """
     current = np.array(levels, float)
     direction, flips = np.zeros(len(current)), np.zeros(len(current), int)
@@ -72,7 +78,7 @@ def calibrate(
     for number in range(settings.rounds):
         gains = measure(current.tolist(), number)
         if not np.isfinite(gains).any():
-            raise ContractError("a calibration needs at least one valid score, got none")
+            raise ContractError("a noise calibration needs at least one valid score, got none")
         has_gains |= np.isfinite(gains).any(0)
         moves = np.where(is_balanced(gains, settings.tolerance), 1.0, -1.0) * np.isfinite(gains).any(0)
         flips += (moves * direction) < 0
@@ -92,7 +98,7 @@ def calibrate(
 
 
 def is_balanced(gains: np.ndarray, tolerance: float) -> np.ndarray:
-    """Of each step, whether as many trajectories gained as lost: bool [steps].
+    """Return for each step whether its noise raised as many rewards as it lowered: bool [steps].
 
     The difference of two counts grows with the root of their number, so the tolerance does too.
     """
@@ -101,9 +107,9 @@ def is_balanced(gains: np.ndarray, tolerance: float) -> np.ndarray:
 
 
 def calibrated_config(
-    config: RunConfig, prompts: Sequence[Prompt], settings: Calibration, report: Callable[[str], None]
+    config: RunConfig, prompts: Sequence[Prompt], settings: NoiseCalibration, report: Callable[[str], None]
 ) -> RunConfig:
-    """The same config with a noise level for each step.
+    """Calibrate the noise of a config: the same config with a noise level for each step.
 
     A `flow_sde` becomes the `dance_sde` with the same std at each step, since the table is about the diffusion itself.
 
@@ -112,7 +118,7 @@ def calibrated_config(
     """
     if not config.scores_points or config.sampling.window.rule != "all":
         raise ConfigError(
-            "a calibration needs credit.rule gains, gae or turning_point and sampling.window.rule all,"
+            "a noise calibration needs credit.rule gains, gae or turning_point and sampling.window.rule all,"
             f" got {config.credit.rule} and {config.sampling.window.rule}: set method=dense_grpo"
         )
     from deploy.run.encode import encode_ahead
@@ -142,8 +148,8 @@ def first_levels(config: RunConfig, backbone: object) -> tuple[str, list[float]]
     return config.sampling.kernel, list(config.sampling.noise_levels) or [config.sampling.noise_level] * count
 
 
-def require_place(path: Path) -> None:
-    """Ask before hours of work whether `write_config` will have a place that `train` takes.
+def require_writable(path: Path) -> None:
+    """Check before hours of work that `write_config` can write a file that `train` reads.
 
     Raises:
         ConfigError: the name does not end in .yaml or .yml.
@@ -156,7 +162,7 @@ def require_place(path: Path) -> None:
 
 
 def write_config(config: RunConfig, path: Path) -> None:
-    """The whole config as a YAML file that appears at once.
+    """Write the whole config as a YAML file.
 
     Raises:
         RunFolderError: it cannot be written.
@@ -174,7 +180,7 @@ def _with_levels(config: RunConfig, kernel: str, levels: Sequence[float], **samp
 
 
 class _Trajectories:
-    """Draws one group of every prompt with given levels and scores all points."""
+    """Rolls out one group of every prompt at given levels and scores all points."""
 
     def __init__(self, config: RunConfig, kernel: str, backbone: object, prompts: Sequence[Prompt]) -> None:
         from rewards.scorer import build_scorer
@@ -195,10 +201,10 @@ class _Trajectories:
         config = _with_levels(self._config, self._kernel, levels, std_min=0.0)
         policy = policy_of(self._backbone, config)  # type: ignore[arg-type]
         tables = []
-        for place, prompt in enumerate(self._prompts):
+        for group, prompt in enumerate(self._prompts):
             request = ShardRequest(
                 iteration=number,
-                group=place,
+                group=group,
                 prompt=prompt,
                 first_member=0,
                 members=config.group.shard,

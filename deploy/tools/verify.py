@@ -1,6 +1,6 @@
-"""`flowcredit verify RUN`: is everything in a run folder whole, and does its ledger of groups have no gap?
+"""`flowcredit verify RUN`: checks that all files of a run folder are whole and that its ledger of groups has no gap.
 
-It reads only, needs neither the model nor Ray, and may be asked while the run goes on.
+It only reads, needs neither the model nor Ray, and may be used while the run goes on.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from protocol.errors import CheckpointError, FlowcreditError, RunFolderError, on
 
 @dataclass(frozen=True)
 class Verified:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     subject: str
     found: str
@@ -26,7 +26,7 @@ class Verified:
 
 
 def verify(run: Path) -> Iterator[Verified]:
-    """Config, inputs, metrics with their ledger, and every checkpoint.
+    """Check config, inputs, metrics with their ledger, and every checkpoint.
 
     Raises:
         RunFolderError: there is no run.
@@ -45,7 +45,7 @@ def verify(run: Path) -> Iterator[Verified]:
 
 
 def ledger_faults(lines: list[dict[str, Any]], per_iteration: int) -> list[str]:
-    """What is wrong with the ledger: each iteration once, in order, with its own groups, none left out."""
+    """List the faults of the ledger, which must hold each iteration once, in order, with its own groups."""
     faults = []
     expected = 1
     for line in lines:
@@ -54,7 +54,7 @@ def ledger_faults(lines: list[dict[str, Any]], per_iteration: int) -> list[str]:
         iteration = line["iteration"]
         first, last = (iteration - 1) * per_iteration, iteration * per_iteration - 1
         if iteration != expected:
-            faults.append(f"iteration {iteration} stands where {expected} should")
+            faults.append(f"iteration {iteration} found, {expected} expected")
         if (line["ledger/first"], line["ledger/last"]) != (first, last):
             faults.append(f"iteration {iteration} learned from other groups than {first} to {last}")
         expected = iteration + 1

@@ -68,7 +68,7 @@ class SamplingConfig(Section):
     noise_level: float = 0.7
     """a of Flow-SDE and CPS, eta of DDIM-SDE and Dance-SDE; above 0, and at most 1 for DDIM-SDE and CPS."""
     noise_levels: tuple[float, ...] = ()
-    """A noise level for each step but the last; empty takes `noise_level` for all. `flowcredit calibrate` writes them.
+    """One noise level per step but the last; empty: `noise_level` for all. `flowcredit calibrate-noise` writes them.
     """
     first_step: Literal["clamp", "exclude"] = "clamp"
     """The first step of DDIM-SDE, whose std is 0 at sigma 1. `clamp`: use 1 - sigma_1 instead of 1 - sigma there;

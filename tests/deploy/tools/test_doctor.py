@@ -157,7 +157,7 @@ def test_the_ledger_shows_gaps_repetitions_and_strangers():
 
     good = [line(1, 0), {"iteration": 1, "evaluation/score": 1.0}, line(2, 2), line(3, 4)]
     assert ledger_faults(good, 2) == []
-    assert ledger_faults([line(1, 0), line(3, 4)], 2) == ["iteration 3 stands where 2 should"]
-    assert ledger_faults([line(1, 0), line(1, 0)], 2) == ["iteration 1 stands where 2 should"]
+    assert ledger_faults([line(1, 0), line(3, 4)], 2) == ["iteration 3 found, 2 expected"]
+    assert ledger_faults([line(1, 0), line(1, 0)], 2) == ["iteration 1 found, 2 expected"]
     assert ledger_faults([line(1, 0), line(2, 0)], 2) == ["iteration 2 learned from other groups than 2 to 3"]
     assert json.dumps(ledger_faults([], 2)) == "[]"

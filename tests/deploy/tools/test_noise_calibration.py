@@ -1,4 +1,4 @@
-"""Calibration of the noise: which way a level moves, when it stops, and what is written."""
+"""NoiseCalibration of the noise: which way a level moves, when it stops, and what is written."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ import yaml
 
 from deploy.cli.app import main
 from deploy.presets import load_config
-from deploy.tools.noise_calibration import Calibration, calibrate, first_levels, is_balanced
+from deploy.tools.noise_calibration import NoiseCalibration, calibrate, first_levels, is_balanced
 from flow.models.load import load_backbone
 from flow.policy import policy_of
 from protocol.errors import ContractError
@@ -31,7 +31,7 @@ def walk(threshold: float, start: float, highest: float = 1.0, **settings: Any) 
         signs = np.where(np.arange(24) % 2, 1.0, -1.0)[:, None]
         return np.where(np.array(levels) < threshold, signs, -1.0)
 
-    return calibrate([start], measure, Calibration(**settings), lambda text: None, highest)
+    return calibrate([start], measure, NoiseCalibration(**settings), lambda text: None, highest)
 
 
 def test_a_level_rises_while_signs_balance_falls_when_they_do_not_and_settles_between() -> None:
@@ -47,7 +47,7 @@ def test_a_step_without_a_valid_gain_stays_where_it_is() -> None:
         balanced = np.where(levels[0] < 0.5, signs, -1.0)
         return np.stack([balanced, np.full(24, np.nan)], axis=1)
 
-    first, second = calibrate([0.48, 0.7], measure, Calibration(rounds=8), said.append)
+    first, second = calibrate([0.48, 0.7], measure, NoiseCalibration(rounds=8), said.append)
     assert first == pytest.approx(0.5, abs=0.011)
     assert second == 0.7
     assert said[-1] == "steps [1] never had a gain and keep the level they began with"
@@ -75,13 +75,13 @@ def test_rounds_end_early_once_every_level_has_turned_twice() -> None:
         signs = np.where(np.arange(24) % 2, 1.0, -1.0)[:, None]
         return np.where(np.array(levels) < 0.5, signs, -1.0)
 
-    calibrate([0.48], measure, Calibration(rounds=30), lambda text: None)
+    calibrate([0.48], measure, NoiseCalibration(rounds=30), lambda text: None)
     assert len(rounds) < 10
 
 
 def test_scores_that_are_all_missing_end_it() -> None:
     with pytest.raises(ContractError, match="needs at least one valid score, got none"):
-        calibrate([0.5], lambda levels, number: np.full((4, 1), np.nan), Calibration(), lambda text: None)
+        calibrate([0.5], lambda levels, number: np.full((4, 1), np.nan), NoiseCalibration(), lambda text: None)
 
 
 def test_a_level_at_its_limit_and_a_step_that_never_gains_hold_up_nothing() -> None:
@@ -92,7 +92,7 @@ def test_a_level_at_its_limit_and_a_step_that_never_gains_hold_up_nothing() -> N
         signs = np.where(np.arange(24) % 2, 1.0, -1.0)
         return np.stack([np.where(levels[0] < 0.5, signs, -1.0), np.full(24, np.nan), np.full(24, -1.0)], axis=1)
 
-    levels = calibrate([0.48, 0.7, 0.03], measure, Calibration(rounds=30), said.append)
+    levels = calibrate([0.48, 0.7, 0.03], measure, NoiseCalibration(rounds=30), said.append)
     assert len(rounds) < 10
     assert levels[1:] == [0.7, 0.01]
     assert said[-1] == "steps [1] never had a gain and keep the level they began with"
