@@ -23,10 +23,9 @@ from protocol.messages import COMMON_IMAGE, Adapter, Excerpt, GenerateRequest, R
 
 
 class RolloutPolicy:
-    """Draws with exactly the adapter that a request names, or refuses.
+    """Rolls out with exactly the adapter that a request names, or refuses.
 
-    Keeps the newest `held_adapters` adapters, since a request may have been admitted some updates ago, or ask for the
-    running mean of a version.
+    It keeps the newest `held_adapters` adapters, since a request may be some updates old or name a running mean.
 
         rollout_policy = RolloutPolicy(config)
         digest = rollout_policy.load(adapter)
@@ -40,7 +39,7 @@ class RolloutPolicy:
         self._active: tuple[int, str] | None = None
 
     def load(self, adapter: Adapter) -> tuple[int, str]:
-        """Take over adapter; returns version and digest of what the transformer now holds."""
+        """Load an adapter; return version and digest of what the transformer now holds."""
         self._active = (adapter.version, self._lora.load(adapter))
         key = adapter.version, adapter.digest
         self._versions[key] = adapter
@@ -50,19 +49,19 @@ class RolloutPolicy:
         return self._active
 
     def rollout(self, request: ShardRequest) -> tuple[Receipt, Rollout, UInt8[np.ndarray, "I height width 3"]]:
-        """One shard's receipt, trajectories and images, drawn with the requested adapter."""
+        """Roll out one shard with the requested adapter: receipt, trajectories, images."""
         held = self._activate(request.adapter_version, request.adapter_digest)
         rollout, images = rollout_shard(self._policy, request, self._config)
         return Receipt(adapter_version=held[0], adapter_digest=held[1], images=len(images)), rollout, images
 
     def generate(self, request: GenerateRequest) -> tuple[Receipt, UInt8[np.ndarray, "B height width 3"]]:
-        """A receipt and images without exploration, drawn with the requested adapter."""
+        """Make ODE images with the requested adapter: receipt, images."""
         held = self._activate(request.adapter_version, request.adapter_digest)
         images = generate(self._policy, request)
         return Receipt(adapter_version=held[0], adapter_digest=held[1], images=len(images)), images
 
     def _activate(self, version: int, digest: str) -> tuple[int, str]:
-        """Version and digest of what the transformer holds now: the requested ones."""
+        """Make the transformer hold the requested adapter; return its version and digest."""
         if self._active is not None and self._active == (version, digest):
             return self._active
         adapter = self._versions.get((version, digest))
@@ -77,7 +76,7 @@ class RolloutPolicy:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a trajectory as it was drawn."""
+    """One step of a trajectory as it was sampled."""
 
     k: int
     latents: Float[Tensor, "N C H W"]
@@ -94,11 +93,18 @@ def trajectory(
     noise: Callable[[int], Float[Tensor, "N C H W"]],
     stochastic: Sequence[int],
 ) -> Iterator[Step]:
-    """The T steps from `initial`; `noise(k)` is asked for the stochastic ones only.
+    """Sample the T steps from `initial`.
 
     Args:
-        initial: a row for each member, or one row that all start from: then steps have one row up to the first
-            stochastic one, where each member goes its own way.
+        policy: gives every transition.
+        initial: a row for each member, or one row that all share: then the steps have one row up to the first
+            stochastic step, where the members part.
+        conditioning: from `policy.conditioning`.
+        noise: standard normal noise [N, C, H, W] of step k; asked for the stochastic steps only.
+        stochastic: the steps k that are stochastic; all others are ODE steps.
+
+    Returns:
+        The steps in order.
     """
     latents = initial
     for k in range(policy.total_steps):
@@ -115,7 +121,7 @@ def trajectory(
 def rollout_shard(
     policy: FlowPolicy, request: ShardRequest, config: RunConfig
 ) -> tuple[Rollout, UInt8[np.ndarray, "I H W 3"]]:
-    """Draw a shard's trajectories and the images to be scored.
+    """Roll out a shard: its trajectories and the images to be scored.
 
     Images are the completed points of the stochastic steps (when the credit rule compares them), then the
     finished images: after the last stochastic step the finished image itself stands for the point, not an
@@ -167,7 +173,7 @@ def rollout_shard(
 
 @torch.no_grad()
 def generate(policy: FlowPolicy, request: GenerateRequest) -> UInt8[np.ndarray, "B H W 3"]:
-    """Images by the probability-flow ODE, one for each (prompt, number) of the request."""
+    """Make images by the probability-flow ODE, uint8 [B, H, W, 3], one for each (prompt, number) of the request."""
     device = next(policy.backbone.transformer.parameters()).device
     pairs = [policy.conditioning(prompt.text, prompt.negative) for prompt in request.prompts]
     conditioning = tuple(stack(rows) for rows in zip(*pairs, strict=True))
@@ -192,7 +198,7 @@ def _points(
     *,
     is_first: bool,
 ) -> tuple[Float[Tensor, "B C H W"], Int[Tensor, "N P"]]:
-    """Clean latents of all points, each point's completions and then the finished ones, and every point's image.
+    """Complete all points: clean latents of each point and then of the finished images, and the image index of points.
 
     Args:
         is_first: the group's first shard, which completes the point that all members share.
@@ -203,7 +209,7 @@ def _points(
     rows = [first_rows] + [members] * (len(stochastic) - 1)
     own = torch.arange(members)
     first = torch.full_like(own, COMMON_IMAGE) if is_elsewhere else torch.zeros_like(own) if shared else own
-    later = [first_rows + members * place + own for place in range(len(stochastic))]
+    later = [first_rows + members * position + own for position in range(len(stochastic))]
     index = torch.stack([first, *later], dim=1)
     if not sum(rows):
         return final, index
@@ -221,8 +227,8 @@ def _points(
 def _targets(
     clean: Float[Tensor, "B C H W"], index: Int[Tensor, "N P"], final: Float[Tensor, "N C H W"]
 ) -> list[Float[Tensor, "N C H W"]]:
-    """Where each stochastic step led: the completion of the point behind it; the finished latents for the last step."""
-    return [clean[places] for places in index[:, 1:-1].unbind(1)] + [final]
+    """Clean latents after each stochastic step: the completion of its next point, or the finished latents."""
+    return [clean[rows] for rows in index[:, 1:-1].unbind(1)] + [final]
 
 
 def _stacked(tensors: list[Float[Tensor, "N C H W"]]) -> np.ndarray:

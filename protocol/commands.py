@@ -1,4 +1,4 @@
-"""What is asked of a run while it goes: pause, resume, checkpoint, stop, another size of a pool."""
+"""Commands to a running run: pause, resume, checkpoint, stop, scale a pool."""
 
 import time
 import uuid
@@ -9,18 +9,18 @@ from pydantic import BeforeValidator, Field
 from protocol.status import Document
 
 MAX_ACTORS = 1024
-"""Largest pool that can be wished for."""
+"""Largest size that a pool can be scaled to."""
 CommandKind = Literal["pause", "resume", "checkpoint", "stop", "scale"]
 
 
 class Command(Document):
-    """Something that was asked of a run, and what came of it."""
+    """A command and its outcome."""
 
     id: str
     kind: CommandKind
     pool: str | None = None
     count: int | None = None
-    """With `scale`: the wished size."""
+    """With `scale`: the desired size."""
     state: Literal["accepted", "working", "done", "failed", "superseded"] = "accepted"
     message: str = ""
     requested: float
@@ -28,17 +28,17 @@ class Command(Document):
 
     @property
     def is_open(self) -> bool:
-        """Whether its outcome is still to come."""
+        """Whether it has no outcome yet."""
         return self.state in ("accepted", "working")
 
 
 def new_command(kind: CommandKind, *, pool: str | None = None, count: int | None = None) -> Command:
-    """A command with an id of its own."""
+    """Make a command with an id of its own."""
     return Command(id=uuid.uuid4().hex, kind=kind, pool=pool, count=count, requested=time.time())
 
 
 def _no_text(value: Any) -> Any:
-    """JSON's 3 and 3.0 are the same whole number; text and booleans are none."""
+    """Refuse text and booleans; JSON's 3 and 3.0 are the same whole number."""
     if isinstance(value, str | bytes | bool):
         raise ValueError("must be a whole number")
     return value

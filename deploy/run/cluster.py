@@ -1,4 +1,4 @@
-"""The Ray cluster of a run: a given one is used and left alone, otherwise a local one lives as long as the run."""
+"""The Ray cluster of a run: a given cluster keeps running afterwards, a local one ends with the run."""
 
 import logging
 import os
@@ -14,27 +14,28 @@ from protocol.errors import ConfigError, one_line
 from protocol.sink import StatusSink
 
 PROBE_TIMEOUT_S = 10.0
-"""Seconds that the given address has to take a connection; Ray itself would try for minutes."""
+"""Seconds within which the given address must accept a connection; Ray itself would try for minutes."""
 
 GROWTH = 4
-"""Further CPUs of a local cluster, for actors that are wished for later."""
+"""Further CPUs of a local cluster, for actors that `scale` adds later."""
 
 
 @contextmanager
 def ray_cluster(config: RunConfig, sink: StatusSink) -> Iterator[None]:
     """Connect to `cluster.address` or RAY_ADDRESS; without either start Ray on loopback and stop it at the end.
 
-    A given cluster that is too small for all actors is said at once: those without a place wait for nodes to join.
+    If a given cluster cannot fit all actors, the condition `ClusterFits` reports it at startup; actors without a node
+    wait for nodes to join.
 
     Raises:
-        ConfigError: no cluster answers at the given address, or more GPUs are asked for than this machine has.
+        ConfigError: no cluster answers at the given address, or the config asks for more GPUs than this machine has.
     """
     address = config.cluster.address or os.environ.get("RAY_ADDRESS")
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         _connect(config, address)
         if address:
-            _say_what_lacks(config, sink)
+            _report_fit(config, sink)
         else:
             _require_gpus(config)
         yield
@@ -83,7 +84,7 @@ def _require_gpus(config: RunConfig) -> None:
 
 
 def _needed_resources(config: RunConfig) -> dict[str, float]:
-    """Custom resources that the reward actors ask for, all together."""
+    """Sum the custom resources of all reward actors."""
     needed: Counter[str] = Counter()
     for reward in config.rewards.values():
         for resource, amount in reward.resources.items():
@@ -91,7 +92,7 @@ def _needed_resources(config: RunConfig) -> dict[str, float]:
     return dict(needed)
 
 
-def _say_what_lacks(config: RunConfig, sink: StatusSink) -> None:
+def _report_fit(config: RunConfig, sink: StatusSink) -> None:
     found = ray.cluster_resources()
     lacking = [
         f"{amount:g} {kind} for all actors, has {found.get(kind, 0.0):g}"
@@ -108,7 +109,7 @@ def _say_what_lacks(config: RunConfig, sink: StatusSink) -> None:
 
 
 def _asked(config: RunConfig) -> dict[str, float]:
-    """What all actors of a run reserve together."""
+    """Sum what all actors of a run reserve."""
     cluster = config.cluster
     rewards = config.rewards.values()
     cpus = sum(reward.actors * (cluster.reward.cpus if reward.cpus is None else reward.cpus) for reward in rewards)
@@ -121,6 +122,5 @@ def _asked(config: RunConfig) -> dict[str, float]:
 
 
 def _needed_cpus(config: RunConfig) -> int:
-    """CPUs that the actors reserve: on one machine they take turns, so the local cluster is as large as they ask, with
-    room to grow while the run goes."""
+    """CPUs of a local cluster: all that the actors reserve, since on one machine they take turns, and room to grow."""
     return max(os.cpu_count() or 1, int(_asked(config)["CPU"]) + 1 + GROWTH)

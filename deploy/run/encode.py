@@ -1,4 +1,4 @@
-"""Encoding a run's prompts before it starts, so that no actor of the run holds a text encoder."""
+"""Encodes a run's prompts before it starts, so that no actor of the run holds a text encoder."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ BATCH = 256
 
 
 def texts_of(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
-    """Every text that the run's policy may ask for: the prompts, and their negatives when guidance needs them."""
+    """List every text that the policy may need: the prompts, and their negatives if guidance uses them."""
     texts = [prompt.text for prompt in prompts]
     if config.model.guidance > 1:
         texts += [prompt.negative for prompt in prompts]
@@ -22,7 +22,13 @@ def texts_of(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
 async def encode_ahead(
     config: RunConfig, prompts: Sequence[Prompt], *, is_local: bool, say: Callable[[str], None]
 ) -> None:
-    """Fill `model.embedding_cache` with the learner's resources; nothing to do without one.
+    """Fill `model.embedding_cache` on the learner's resources; without a cache do nothing.
+
+    Args:
+        config: model, cache and the learner's resources.
+        prompts: all prompts of the run, held-out ones included.
+        is_local: encode in this process instead of a Ray actor.
+        say: told what is encoded.
 
     Raises:
         ModelError: the encoders cannot be loaded or the folder cannot be written.

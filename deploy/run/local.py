@@ -1,7 +1,7 @@
-"""The same loop in one process without Ray: for debugging and tests. The ports are served by the plain classes.
+"""The fleet in one process without Ray, for debugging and tests: plain classes serve the ports.
 
-All computation happens on one thread of its own, so the event loop stays free for Ctrl-C, and torch's thread count
-is that of the role whose turn it is.
+All computation runs on one thread of its own, so the event loop stays free for Ctrl-C. Torch's thread count is that of
+the role that computes.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ Result = TypeVar("Result")
 
 
 class LocalFleet:
-    """All four ports in this process; a handle is the message itself."""
+    """A `protocol.ports.Fleet` in this process; a handle is the message itself."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -54,7 +54,7 @@ class LocalFleet:
         self.ports = Ports(rollouts=self, rewards=self, learner=self, adapters=self)
 
     async def start(self) -> None:
-        """Load the model twice, as rollout actor and learner would, and the scorers."""
+        """Load the model twice, for rollouts and for the learner, and build the scorers."""
         cluster = self._config.cluster
         self._rollout = await self._run(
             "rollout", cluster.rollout, lambda: RolloutPolicy(self._config, device=device_of(cluster.rollout))
@@ -65,12 +65,12 @@ class LocalFleet:
         }
 
     async def restart_learner(self) -> None:
-        """A new learner in the state of iteration 0."""
+        """Replace the learner by one in the state of iteration 0."""
         role = self._config.cluster.learner
         self._learner = await self._run("learner", role, lambda: Learner(self._config, device=device_of(role)))
 
     def stop(self) -> None:
-        """Let the computation in progress end, and no other begin."""
+        """Let the computation in progress end and start no other."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     async def rollout(self, request: ShardRequest) -> tuple[Receipt, RolloutHandle, ImagesHandle]:
@@ -94,7 +94,7 @@ class LocalFleet:
         return excerpt_of(rollout, images, members=members)
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
-        """Ask the scorers that are not made before the run whether they can score these prompts."""
+        """Check the prompts with scorers that were not built before the run."""
         for name, reward in self._config.rewards.items():
             if reward.runtime_env:
                 self._scorers[name].check(prompts)
@@ -102,13 +102,13 @@ class LocalFleet:
     async def score_for_training(
         self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> Scores:
-        """The mixture of the scorers that train."""
+        """Mix the scores of the scorers that train."""
         return mix(await self._ask(self._config.reward_weights, images, prompts, metadata), self._config.reward_weights)
 
     async def score_for_evaluation(
         self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> Scores:
-        """The mixture, and beside it the readings of the scorers that only evaluate."""
+        """Mix the scores that train, and add the readings of the scorers that only evaluate."""
         answers = await self._ask(self._scorers, images, prompts, metadata)
         trained = {name: answers.pop(name) for name in self._config.reward_weights}
         return with_observed(mix(trained, self._config.reward_weights), answers)
@@ -122,30 +122,30 @@ class LocalFleet:
         return await self._run("learner", self._config.cluster.learner, lambda: self._learner.update(groups))
 
     async def adapter(self) -> Adapter:
-        """The current adapter."""
+        """Copy the current adapter."""
         return self._learner.adapter()
 
     async def credit(self, group: int) -> Credit:
-        """What the steps of one group of the newest update earned."""
+        """Tell the credit of one group of the newest update."""
         return self._learner.credit(group)
 
     async def state(self) -> LearnerState:
-        """Everything needed to go on exactly."""
+        """Copy everything that is needed to resume exactly."""
         return self._learner.state()
 
     async def restore(self, state: LearnerState) -> None:
-        """Take over a saved state."""
+        """Resume from a saved state."""
         self._learner.restore(state)
 
     async def publish(self, adapter: Adapter) -> None:
-        """Load the adapter into the rollout policy and compare what it then holds."""
+        """Load the adapter into the rollout policy and compare what it holds then."""
         held = await self._run("rollout", self._config.cluster.rollout, lambda: self._rollout.load(adapter))
         if held != (adapter.version, adapter.digest):
             raise ContractError(f"the rollout policy must hold version {adapter.version}, got {held}")
         self._held = held
 
     def pools(self) -> list[PoolStatus]:
-        """One of each kind, all in this process."""
+        """Describe one actor of each kind, all in this process."""
         return [
             PoolStatus(name=name, desired=1, ready=1, busy=int(name == self._working), is_resizable=False)
             for name in self._busy_s
@@ -153,7 +153,7 @@ class LocalFleet:
         ]
 
     def actors(self) -> list[ActorStatus]:
-        """One of each kind, all in this process."""
+        """Describe one actor of each kind, all in this process."""
         version, digest = self._held or (None, None)
         return [
             ActorStatus(
@@ -171,25 +171,25 @@ class LocalFleet:
         ]
 
     def busy_seconds(self) -> dict[str, float]:
-        """Seconds of computation so far, by kind."""
+        """Sum the seconds of computation so far, by kind."""
         return dict(self._busy_s)
 
     def queues(self) -> dict[str, int]:
-        """Images are scored as soon as they are drawn."""
+        """Nothing waits: images are scored as soon as they are made."""
         return {}
 
     def scale(self, pool: str, size: int) -> None:
-        """Not here: there is one process (PoolError)."""
+        """Refuse with PoolError: there is one process."""
         raise PoolError(f"a run with --local is one process and cannot be scaled, got {size} for {pool}")
 
     def shortage(self, pool: str) -> str:  # noqa: ARG002
-        """Nothing waits for a place."""
+        """Nothing waits for a node."""
         return ""
 
     async def _ask(
         self, names: Iterable[str], images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> dict[str, Scores]:
-        """Each scorer is asked once; `pause` ends the run here, since nobody else could mend this process."""
+        """Score once with each scorer; `pause` fails the run here, since nothing else could repair this process."""
         role, answers = self._config.cluster.reward, {}
         for name in names:
             config = self._config.rewards[name]

@@ -1,0 +1,59 @@
+"""The recorder of trajectories costs the loop nothing: what fails in it is a warning."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deploy.monitor.trajectories import TrajectoryRecorder
+from protocol.config.run import RunConfig
+from protocol.errors import LearnerFailedError
+from protocol.messages import Credit, Prompt, ScoredGroup, ScoredShard, ShardRequest
+from protocol.ports import Ports
+from rewards.scores import judged
+
+PROMPT = Prompt(index=0, text="a")
+REQUEST = ShardRequest(
+    iteration=0, group=0, prompt=PROMPT, first_member=0, members=1, adapter_version=0, adapter_digest="d"
+)
+
+
+class Failing:
+    """A learner that died."""
+
+    async def credit(self, group: int) -> Credit:
+        raise LearnerFailedError("the learner actor failed: killed")
+
+
+class Late:
+    """A learner that has made its next update already."""
+
+    async def credit(self, group: int) -> Credit:
+        return Credit(adapter_version=2, step_rewards=np.zeros((1, 1)), advantages=np.zeros((1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("learner", "reason"),
+    [(Failing(), "the learner actor failed: killed"), (Late(), "the learner holds the credit of iteration 2")],
+)
+def test_a_recording_that_fails_is_a_warning(
+    tiny_config: Callable[..., RunConfig], caplog: pytest.LogCaptureFixture, learner: Any, reason: str
+) -> None:
+    records: list[Any] = []
+
+    async def scene() -> int | None:
+        ports = Ports(rollouts=None, rewards=None, learner=learner, adapters=None)  # type: ignore[arg-type]
+        recorder = TrajectoryRecorder(tiny_config(), ports, sink=records.append)
+        shard = ScoredShard(rollout=None, scores=judged([1.0]))  # type: ignore[arg-type]
+        recorder.rolled_out(REQUEST, np.zeros((1, 2, 2, 3), np.uint8))  # type: ignore[arg-type]
+        recorder.learned(0, [ScoredGroup(prompt=PROMPT, shards=(shard,))])
+        await recorder.finish()
+        return recorder.staleness
+
+    with caplog.at_level(logging.WARNING):
+        assert asyncio.run(scene()) == 0
+    assert records == []
+    assert "the trajectories of iteration 1 were not recorded" in caplog.text and reason in caplog.text
