@@ -11,6 +11,8 @@ from tests.support.paths import ROOT
 PRODUCT = ("protocol", "flow", "toyworld", "rewards", "learner", "actors", "deploy", "benchmarks")
 MOST_MODULES = 12
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "misc", "common", "shared", "stuff"}
+FOREIGN = {"_compiled_call_impl"}
+"""Private names of other libraries that a test may look at."""
 
 
 def folders() -> list[Path]:
@@ -53,5 +55,26 @@ def test_no_test_module_imports_from_another() -> None:
         for path in files_of_tests()
         for name in imported_by(ast.parse(path.read_text()))
         if name.split(".")[0] == "tests" and ".test_" in name
+    ]
+    assert found == []
+
+
+def private_names_in(tree: ast.Module) -> Iterator[str]:
+    """Private names that a test looks up on something other than its own `self`, or replaces by name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
+            yield node.attr
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
+            words = [word.value for word in node.args[:2] if isinstance(word, ast.Constant)]
+            yield from (str(word).rpartition(".")[2] for word in words)
+
+
+def test_no_test_reaches_into_private_names() -> None:
+    """A test uses what everybody may use; where it cannot, the code lacks a public seam."""
+    found = [
+        (name_of(path), name)
+        for path in files_of_tests()
+        for name in private_names_in(ast.parse(path.read_text()))
+        if name.startswith("_") and not name.endswith("__") and name not in FOREIGN
     ]
     assert found == []

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import trustme
+from redis.asyncio import Redis
 
 from deploy.board.embedded import BoardServer
 from tests.support.programs import need
@@ -61,3 +62,10 @@ def redis_over_tls(folder: Path) -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
+
+
+async def end_server(url: str) -> None:
+    """End the server of a board; returns when it is gone."""
+    client = Redis.from_url(url)
+    await client.shutdown(nosave=True)
+    await client.aclose()

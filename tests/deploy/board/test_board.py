@@ -19,7 +19,7 @@ from deploy.folder.names import BOARD_SOCKET, BOARD_URL
 from protocol.commands import Command, new_command
 from protocol.errors import BoardError, ConfigError
 from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
-from tests.support.boards import KINDS, board_of, redis_over_tls
+from tests.support.boards import KINDS, board_of, end_server, redis_over_tls
 from tests.support.paths import ROOT
 
 KEEP_S = 3600.0
@@ -189,13 +189,6 @@ async def until(holds, seconds: float = 20.0) -> None:
 
 async def has_noticed(story: Story) -> bool:
     return "does not answer" in story.contacts[-1]
-
-
-async def end_server(url: str) -> None:
-    """End the server of a board; returns when it is gone."""
-    client = Redis.from_url(url)
-    await client.shutdown(nosave=True)
-    await client.aclose()
 
 
 def test_a_board_that_went_away_holds_the_whole_stream_again(tmp_path):

@@ -26,6 +26,7 @@ from protocol.commands import new_command
 from protocol.config.run import RunConfig
 from protocol.errors import BoardError, LeaseLostError, NonFiniteError
 from protocol.status import RunStatus
+from tests.support.boards import end_server
 from tests.support.programs import need
 from tests.support.watched import REDNESS, Scene, comes_to, go, left_behind, reaches, until
 
@@ -259,8 +260,7 @@ def test_a_killed_embedded_board_comes_back_by_itself(config, tmp_path):
         assert server is not None
         board = Board(server.url)
         await until(lambda: reaches(board))
-        assert server._child is not None
-        server._child.stop()
+        await end_server(server.url)
         scene.observed.reporter.event("the server was killed")
 
         async def knows() -> bool:
@@ -337,7 +337,7 @@ def test_a_driver_that_another_took_over_on_the_board_stops_and_writes_nothing_m
         await until(is_held)
         board = Board(f"unix://{tmp_path / 'r.sock'}")
         theirs = {"host": "elsewhere", "pid": 7, "folder": "another", "id": "x"}
-        await board._redis.set(lease.fence.key, json.dumps(theirs))
+        Redis.from_url(f"unix://{tmp_path / 'r.sock'}").set(lease.fence.key, json.dumps(theirs))
         before = await board.status("run")
         lease.renew()
         names = ("metrics.jsonl", "events.jsonl", "status.json")
