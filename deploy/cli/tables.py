@@ -64,8 +64,8 @@ def _actors(status: RunStatus) -> Table:
     for actor in status.actors:
         seen = "never" if actor.last_seen is None else f"{_span(max(0.0, status.updated - actor.last_seen))} ago"
         version = "" if actor.adapter_version is None else str(actor.adapter_version)
-        place = (actor.name, actor.state, actor.node, version, actor.adapter_digest or "")
-        table.add_row(*place, f"{actor.calls_per_minute:.1f}", seen, str(actor.restarts))
+        cells = (actor.name, actor.state, actor.node, version, actor.adapter_digest or "")
+        table.add_row(*cells, f"{actor.calls_per_minute:.1f}", seen, str(actor.restarts))
     return table
 
 
