@@ -32,7 +32,9 @@ class Late:
     """A learner that has made its next update already."""
 
     async def credit(self, group: int) -> Credit:
-        return Credit(adapter_version=2, step_rewards=np.zeros((1, 1)), advantages=np.zeros((1, 1)))
+        return Credit(
+            adapter_version=2, rewards=np.zeros((1, 2)), step_rewards=np.zeros((1, 1)), advantages=np.zeros((1, 1))
+        )
 
 
 @pytest.mark.parametrize(
