@@ -179,7 +179,7 @@ def test_a_pause_and_a_desired_size_survive_a_crash_but_not_a_normal_exit(config
             texts.append(json.loads((scene.run.path / "status.json").read_text()))
             return texts[-1]["status"]["is_pause_requested"]
 
-        await until(is_written, seconds=5)
+        await until(is_written)
         scene.stop.set()
 
     go(config(), tmp_path / "run", beside=pause, slow_s=0.1)
@@ -397,7 +397,7 @@ def test_iterations_that_a_lost_learner_costs_are_shown_again_from_the_checkpoin
         scene.observed.reporter.rewind(scene.run.lines()[:2])
         assert scene.observed.reporter.session != before
         assert scene.observed.reporter.status().iteration == 1
-        await until(lambda: holds(2), seconds=5)
+        await until(lambda: holds(2))
         await board.close()
         scene.stop.set()
 
