@@ -1,0 +1,37 @@
+"""A trajectory's record: rewards of the images that are shown, credit of the steps that were stochastic."""
+
+import numpy as np
+import pytest
+
+from deploy.monitor.trajectories import record_of
+from protocol.messages import Credit, Excerpt, Prompt, ShardRequest
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("points", "rewards", "shown"),
+    [(3, [NAN, 0.2, NAN, 0.5, 0.7], [0.2, 0.5, 0.7]), (1, [NAN, NAN, NAN, NAN, 0.7], [0.7])],
+    ids=["all points", "final images only"],
+)
+def test_rewards_stand_under_their_own_images(points: int, rewards: list[float], shown: list[float]) -> None:
+    """Steps 1 and 3 of four were stochastic."""
+    request = ShardRequest(
+        iteration=0,
+        group=0,
+        prompt=Prompt(index=0, text="a"),
+        first_member=0,
+        members=1,
+        adapter_version=0,
+        adapter_digest="",
+    )
+    excerpt = Excerpt(request=request, steps=(1, 3), images=np.zeros((1, points, 2, 2, 3), np.uint8))
+    credit = Credit(
+        adapter_version=1,
+        rewards=np.array([rewards]),
+        step_rewards=np.array([[NAN, 0.3, NAN, 0.2]]),
+        advantages=np.array([[0.0, 1.0, 0.0, -1.0]]),
+    )
+    (trajectory,) = record_of(1, excerpt, credit).trajectories
+    assert trajectory.rewards == shown
+    assert (trajectory.gains, trajectory.advantages) == ([0.3, 0.2], [1.0, -1.0])
