@@ -1,4 +1,4 @@
-"""NoiseCalibration of the noise: which way a level moves, when it stops, and what is written."""
+"""Noise calibration: which way a level moves, when it stops, and what is written."""
 
 import json
 import sys
