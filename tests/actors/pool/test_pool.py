@@ -14,7 +14,7 @@ from actors.pool.calls import HEARTBEAT, Alive, answer
 from actors.pool.nodes import NodeFailures
 from actors.pool.pool import ActorPool
 from actors.rewards.pool import RewardPools
-from protocol.errors import ContractError, PoolError, ScorerError
+from protocol.errors import ConfigError, ContractError, PoolError
 from tests.support.sinks import Silent
 
 pytestmark = pytest.mark.ray
@@ -190,7 +190,7 @@ def test_reward_actor_whose_scorer_cannot_be_loaded_says_so_at_once(tiny_config)
 
     async def scenario():
         pool = RewardPools(config, NodeFailures(within_s=60), Silent()).pools["brightness"]
-        with pytest.raises(ScorerError, match="module 'no_such_library' .* does not exist"):
+        with pytest.raises(ConfigError, match="module 'no_such_library' .* does not exist"):
             await pool.start()
         pool.stop()
         return pool.restarts
