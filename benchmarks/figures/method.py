@@ -108,8 +108,8 @@ def completion() -> Figure:
         panel.plot(grid, [row] * len(grid), "-", color=colour, linewidth=1)
         panel.plot(grid[:-1], [row] * (len(grid) - 1), "o", color=colour, markersize=6)
         panel.plot(grid[-1:], [row], "o", color=colour, markersize=6, markerfacecolor="white")
-        for place, sigma in enumerate(grid.tolist()):
-            label = str(place) if name == "trajectory" else f"{sigma:.2f}" if sigma else "0"
+        for index, sigma in enumerate(grid.tolist()):
+            label = str(index) if name == "trajectory" else f"{sigma:.2f}" if sigma else "0"
             side = "left" if not sigma else "right" if sigma < 0.03 else "center"
             box = {"boxstyle": "square,pad=0", "facecolor": "white", "edgecolor": "none"}
             panel.annotate(label, (sigma, row), (0, 6), textcoords="offset points", ha=side, fontsize=8, bbox=box)
@@ -227,8 +227,8 @@ def objective() -> Figure:
     left.set(xlabel="ratio ρ", ylabel="− loss", title="clipped surrogate", xticks=(1 - clip_range, 1, 1 + clip_range))
     left.set_xticklabels(["1 − c", "1", "1 + c"])
     left.legend(fontsize=8, loc="center left")
-    for place, (name, ratios) in enumerate(_log_ratios().items()):
-        steps = np.arange(STEPS - 1) + 0.2 * (place - 1)
+    for index, (name, ratios) in enumerate(_log_ratios().items()):
+        steps = np.arange(STEPS - 1) + 0.2 * (index - 1)
         means, stds = [r.mean().item() for r in ratios], [r.std().item() for r in ratios]
         right.errorbar(steps, means, stds, fmt="o", label=name, markersize=4, capsize=3)
     right.axhline(0, color="grey", linewidth=0.8)

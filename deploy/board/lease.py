@@ -249,9 +249,9 @@ class BoardLease:
         if kind == "ours":
             self._confirmed = asked
             return Claim(tokens=tuple(rest))
-        place, holder, left_ms = rest
+        index, holder, left_ms = rest
         facts = json.loads(holder)
-        what = list(self._names.values())[place - 1]
+        what = list(self._names.values())[index - 1]
         return Claim(what=what, holder=facts if isinstance(facts, dict) else {}, left_ms=left_ms)
 
     def _note(self, claim: Claim | None) -> None:

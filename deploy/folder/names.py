@@ -24,7 +24,7 @@ BOARD_URL, BOARD_SOCKET = "board.url", "board.sock"
 """Address and socket of the embedded board while the run goes on, see `deploy.board.embedded`."""
 TOKEN = "control.token"
 """The token that the controls of the run's page ask for, see `deploy.monitor.page_server`."""
-EARLIER = ("samples", "strips")
+EARLIER = ("samples",)
 """Folders that only earlier versions made."""
 EARLIER_CHECKPOINT = "step_"
 """How the names of their checkpoints begin."""

@@ -149,15 +149,15 @@ def sheet(record: TrajectoryRecord) -> bytes:
         "RGB", ((cell + gap) * columns + gap, (tall + text + gap) * len(record.trajectories) + gap), "white"
     )
     draw = ImageDraw.Draw(page)
-    for row, strip in enumerate(record.trajectories):
+    for row, trajectory in enumerate(record.trajectories):
         for column in range(columns):
             left, top = gap + column * (cell + gap), gap + row * (tall + text + gap)
             box = (column * record.width, row * record.height)
             tile = images.crop((*box, box[0] + record.width, box[1] + record.height))
             page.paste(tile.resize((cell, tall), Image.Resampling.NEAREST), (left, top))
-            draw.text((left, top + tall), _shown(strip.rewards[column], ".3f"), fill="black")
-            if column < len(strip.gains) and columns > 1:
-                draw.text((left + cell // 2, top + tall + 12), _shown(strip.gains[column], "+.3f"), fill="#555555")
+            draw.text((left, top + tall), _shown(trajectory.rewards[column], ".3f"), fill="black")
+            if column < len(trajectory.gains) and columns > 1:
+                draw.text((left + cell // 2, top + tall + 12), _shown(trajectory.gains[column], "+.3f"), fill="#555555")
     out = io.BytesIO()
     page.save(out, "PNG")
     return out.getvalue()

@@ -126,7 +126,7 @@ def calibrated_config(
     from flow.models.load import load_backbone
     from learner.loop.groups import prompt_at
 
-    drawn = [prompt_at(prompts, place, seed=config.seed) for place in range(settings.prompts)]
+    drawn = [prompt_at(prompts, index, seed=config.seed) for index in range(settings.prompts)]
     asyncio.run(encode_ahead(config, drawn, is_local=True, say=report))
     backbone = load_backbone(config.model, device=best_device())
     kernel, levels = first_levels(config, backbone)

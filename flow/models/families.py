@@ -31,7 +31,7 @@ class Family:
     backbone: str
     """Import path `module:Class` of its backbone."""
     text_parts: tuple[str, ...]
-    """Parts of the pipeline that are needed to encode prompts only."""
+    """Components of the pipeline that are needed to encode prompts only."""
     rank: int
     """Default inner width of the LoRA, as in Flow-GRPO's published training script (arXiv 2505.05470)."""
     alpha: int

@@ -6,7 +6,7 @@ s_k = sign(d_k) sign(D), where sign(0) = 0:
     turning point   k >= 2, s_{k-1} < 0 and s_k > 0                          Definition 4.1
     consistent      also sign(d_k) sign(R_S - R_k) > 0                       Definition 5.1: |r_agg| > |d_k|
     first step      s_1 > 0; consistent: sign(d_1) sign(R_S - R_1) > 0       Remark 5.2
-    aggregate       r_agg,k = R_S - R_{k-1}, which takes the place of d_k
+    aggregate       r_agg,k = R_S - R_{k-1}, which replaces d_k
 
 Columns count from 0: column k - 1 is the step from point k - 1 to point k. The last step is never consistent, since
 nothing follows it.

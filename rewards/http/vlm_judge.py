@@ -23,7 +23,7 @@ from rewards.scores import partly
 PATTERN = r"(?m)^\s*Final Score:\s*(-?\d+(?:\.\d+)?)\s*$"
 INSTRUCTION = (
     "You see an image that was generated from this description:\n\n{prompt}\n\n"
-    "Judge how well the image shows what the description says: every object, its number, colours, places and texts,"
+    "Judge how well the image shows what the description says: every object, its number, colours, positions and texts,"
     " and whether the image is free of errors. Give a score from {low} (shows nothing of it) to {high} (shows all of"
     " it without fault). Write one short sentence of reasons, and end with a line of exactly this form:\n"
     "Final Score: <number>"

@@ -1,4 +1,4 @@
-"""Pools that change their size while work goes on: nothing is lost, and a wish that cannot be met waits visibly."""
+"""Pools that change their size while work goes on: nothing is lost, and a size that cannot be met waits visibly."""
 
 import asyncio
 import time
@@ -47,7 +47,7 @@ class Lonely:
 
 
 class Nowhere:
-    """An actor that never finds a place."""
+    """An actor that never finds a node."""
 
     __ray_call__ = property(lambda self: self)
 
@@ -131,7 +131,7 @@ def test_busy_member_finishes_its_call_before_it_leaves(tmp_path):
     assert asyncio.run(scenario()) == ([2, 4], 0)
 
 
-def test_members_without_a_place_are_seen_waiting_and_the_wish_can_be_taken_back():
+def test_members_without_a_node_are_seen_waiting_and_the_size_can_be_taken_back():
     async def scenario():
         pool = make_pool(1, cpus=1.0)
         await pool.start()
@@ -152,7 +152,7 @@ def test_members_without_a_place_are_seen_waiting_and_the_wish_can_be_taken_back
     assert (settled.desired, settled.ready, settled.waiting) == (1, 1, 0)
 
 
-def test_wished_member_that_cannot_begin_costs_no_restart_and_joins_later(tmp_path, monkeypatch):
+def test_a_further_member_that_cannot_begin_costs_no_restart_and_joins_later(tmp_path, monkeypatch):
     monkeypatch.setattr(member_module, "RETRY_S", (0.2, 0.5))
     marker = tmp_path / "missing"
 
@@ -175,7 +175,7 @@ def test_wished_member_that_cannot_begin_costs_no_restart_and_joins_later(tmp_pa
     assert (settled.ready, settled.restarts, settled.trouble) == (2, 0, "")
 
 
-def test_first_member_without_a_place_is_given_up_after_its_patience():
+def test_first_member_without_a_node_is_given_up_after_its_patience():
     async def scenario():
         pool = make_pool(1, cpus=64.0, patience_s=0.5)
         with pytest.raises(PoolError, match=r"no node had room for it within 0.5 s"):
@@ -202,7 +202,7 @@ def test_actors_tell_where_they_are_and_what_they_did():
     assert busy_s >= 6 * 0.05
 
 
-def test_a_pool_whose_cluster_is_too_small_begins_with_those_who_found_a_place():
+def test_a_pool_whose_cluster_is_too_small_begins_with_those_that_found_a_node():
     async def scenario():
         pool = make_pool(3, cpus=1.0, patience_s=3.0)
         await asyncio.wait_for(pool.start(), 60)
@@ -219,7 +219,7 @@ def test_a_pool_whose_cluster_is_too_small_begins_with_those_who_found_a_place()
     assert (settled.desired, settled.ready, settled.waiting) == (2, 2, 0)
 
 
-def test_a_smaller_wish_calls_off_whom_it_wished_for_before_whom_the_pool_needs():
+def test_a_smaller_size_calls_off_further_members_before_those_that_the_pool_needs():
     async def scenario():
         members = [Member(slot) for slot in range(3)]
         starts = Starts(Lonely(), spawn=Nowhere, prepare=answered, patience_s=60.0)

@@ -21,7 +21,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_sd3: Path) -> Sto
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A small disk that can be filled or made read-only."""
     try:
-        with small_disk(tmp_path / "disk") as place:
-            yield place
+        with small_disk(tmp_path / "disk") as disk:
+            yield disk
     except NoRightToMountError as error:
         pytest.skip(f"no right to mount a small disk: {error}")

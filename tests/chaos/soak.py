@@ -46,11 +46,11 @@ def _survives(folder: Path, model: Path, seed: int, expected: Story) -> bool:
     began = time.monotonic()
     done: list[str] = []
     try:
-        with _disk(folder / f"seed_{seed}") as (place, names), moody_server(seed) as (url, answered):
+        with _disk(folder / f"seed_{seed}") as (root, names), moody_server(seed) as (url, answered):
             rewards = {"redness": {"scorer": "remote", "args": {"url": url, "scorer": "redness", "tries": 10}}}
-            run = place / "run"
+            run = root / "run"
             try:
-                done = disturbed(preset(place, model, rewards=rewards), run, seed=seed, names=names)
+                done = disturbed(preset(root, model, rewards=rewards), run, seed=seed, names=names)
                 require_undisturbed(run, expected)
             finally:
                 kept = shutil.copytree(run, folder / f"seed_{seed}_run", ignore=shutil.ignore_patterns("*.sock"))
@@ -67,14 +67,14 @@ def _survives(folder: Path, model: Path, seed: int, expected: Story) -> bool:
 
 
 @contextmanager
-def _disk(place: Path) -> Iterator[tuple[Path, list[str]]]:
+def _disk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """Where a run may work, and the faults that it can be given there."""
     try:
-        with small_disk(place, size="4m") as disk:
+        with small_disk(folder, size="4m") as disk:
             yield disk, list(ALL_FAULTS)
     except NoRightToMountError as error:
         _say(f"without the full disk: {error}")
-        yield place, [name for name in ALL_FAULTS if name != FULL_DISK]
+        yield folder, [name for name in ALL_FAULTS if name != FULL_DISK]
 
 
 def _say(text: str) -> None:

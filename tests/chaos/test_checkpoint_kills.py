@@ -49,8 +49,8 @@ def work(config: RunConfig, path: Path) -> None:
     run.rewind(state.iteration if found else -1)
     while state.iteration < STEPS:
         state = learned(state)
-        place = 2.0 * (state.iteration - 1)
-        run.append({"iteration": state.iteration, "ledger/first": place, "ledger/last": place + 1})
+        index = 2.0 * (state.iteration - 1)
+        run.append({"iteration": state.iteration, "ledger/first": index, "ledger/last": index + 1})
         if state.iteration % 2 == 0:
             run.save(state)
     run.close()

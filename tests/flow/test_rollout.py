@@ -82,7 +82,7 @@ def test_images_are_the_completions_of_their_points(backbone: Backbone, tiny_con
     policy = FlowPolicy(backbone, config.sampling, guidance=1.0)
     conditioning = policy.conditioning(PROMPT.text, "")
     with torch.no_grad():
-        for place, k in enumerate(rollout.steps):
+        for index, k in enumerate(rollout.steps):
             latents, sigma = torch.from_numpy(rollout.latents[:, k].copy()), policy.sigmas[k].repeat(3)
             velocity = policy.velocity(latents, sigma, conditioning)
             clean = clean_estimate(latents=latents, velocity=velocity, sigma=sigma)
@@ -95,7 +95,7 @@ def test_images_are_the_completions_of_their_points(backbone: Backbone, tiny_con
                     solver=config.completion.solver,
                 )
             expected = backbone.decode(clean).astype(int)
-            assert np.abs(images[rollout.image_index[:, place]] - expected).max() <= 1
+            assert np.abs(images[rollout.image_index[:, index]] - expected).max() <= 1
     final = backbone.decode(torch.from_numpy(rollout.latents[:, -1].copy())).astype(int)
     assert np.abs(images[rollout.image_index[:, -1]] - final).max() <= 1
 
@@ -148,7 +148,7 @@ def test_a_member_is_the_same_in_another_shard_up_to_rounding(backbone: Backbone
 
 
 @pytest.mark.parametrize("changes", [{"iteration": 9}, {"group": 9}, {"first_member": 9}])
-def test_other_places_in_the_run_draw_other_trajectories(
+def test_other_positions_in_the_run_draw_other_trajectories(
     backbone: Backbone, tiny_config: Config, changes: dict[str, int]
 ) -> None:
     config = tiny_config(sampling={"shared_noise": False})

@@ -42,7 +42,7 @@ def ask(scorer: Fussy, count: int = 16) -> Scores:
 def test_one_bad_image_is_missing_alone(bad: int) -> None:
     scorer = Fussy(bad)
     scores = ask(scorer)
-    assert scores.valid.tolist() == [place != bad for place in range(16)]
+    assert scores.valid.tolist() == [index != bad for index in range(16)]
     assert scores.values[scores.valid].tolist() == [float(i) for i in range(16) if i != bad]
     assert scores.reasons[bad] == "fussy: ValueError: cannot look at this"
     assert scorer.calls == [16, 8, 8, 4, 4, 2, 2, 1, 1]

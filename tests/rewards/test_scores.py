@@ -77,7 +77,7 @@ def test_pieces_of_one_size_share_a_call_and_answers_keep_the_pieces_order() -> 
     assert answer.components["words"].tolist()[:2] == [1, 1] and np.isnan(answer.components["words"][2])
 
 
-def test_images_judged_anew_take_their_places() -> None:
+def test_images_judged_anew_take_their_rows() -> None:
     old = partly([1, NAN, NAN, 4], ["", "x", "y", ""], {"c": [1, 1, 1, 1]})
     new = patched(old, [1, 2], partly([2, NAN], ["", "again y"], {"c": [5, 5]}))
     np.testing.assert_array_equal(new.values, np.array([1, 2, NAN, 4], np.float32))

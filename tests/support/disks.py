@@ -11,21 +11,21 @@ class NoRightToMountError(Exception):
 
 
 @contextmanager
-def small_disk(place: Path, *, size: str = "2m") -> Iterator[Path]:
-    """A tmpfs of a few MiB at `place`, which is made.
+def small_disk(folder: Path, *, size: str = "2m") -> Iterator[Path]:
+    """A tmpfs of a few MiB at `folder`, which is made.
 
     Raises:
         NoRightToMountError: with the system's reason.
     """
-    place.mkdir(parents=True)
-    words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(place)]
+    folder.mkdir(parents=True)
+    words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
     mounted = subprocess.run(words, capture_output=True, text=True, check=False)
     if mounted.returncode:
         raise NoRightToMountError(mounted.stderr.strip())
     try:
-        yield place
+        yield folder
     finally:
-        _system("umount", "--lazy", place)
+        _system("umount", "--lazy", folder)
 
 
 def fill(disk: Path) -> Path:

@@ -46,15 +46,15 @@ def damage(path: Path, numbers: random.Random) -> str:
     kind = numbers.choice(("bit", "truncated", "missing", "empty", "zeros", "tail", "swapped", "folder"))
     content = bytearray(path.read_bytes())
     if kind == "bit":
-        place = numbers.randrange(len(content))
-        content[place] ^= 1 << numbers.randrange(8)
+        index = numbers.randrange(len(content))
+        content[index] ^= 1 << numbers.randrange(8)
     elif kind == "truncated":
         del content[numbers.randrange(len(content)) :]
     elif kind == "empty":
         content.clear()
     elif kind == "zeros":
-        place = numbers.randrange(len(content))
-        content[place : place + 64] = bytes(len(content[place : place + 64]))
+        index = numbers.randrange(len(content))
+        content[index : index + 64] = bytes(len(content[index : index + 64]))
         if bytes(content) == path.read_bytes():
             content += b"\x00"
     elif kind == "tail":
@@ -88,5 +88,5 @@ def _changed(node: Any, numbers: random.Random) -> Any:
 
 
 def _misspelt(key: str, numbers: random.Random) -> str:
-    place = numbers.randrange(len(key) + 1)
-    return numbers.choice((key[:place] + "e" + key[place:], key[:place] + key[place + 1 :], key.upper()))
+    index = numbers.randrange(len(key) + 1)
+    return numbers.choice((key[:index] + "e" + key[index:], key[:index] + key[index + 1 :], key.upper()))

@@ -1,6 +1,6 @@
 """Scenes: a few coloured shapes on a light ground that satisfy a GenEval metadata line.
 
-`sample_scene(metadata, rng)` chooses and places the shapes; `render(scene)` draws them as an anti-aliased uint8 image.
+`sample_scene(metadata, rng)` arranges the shapes; `render(scene)` draws them as an anti-aliased uint8 image.
 """
 
 import math
@@ -115,7 +115,7 @@ def sample_scene(metadata: dict[str, Any], rng: np.random.Generator) -> Scene:
     wanted = [item for item in metadata["include"] for _ in range(item["count"])]
     relation = next((item["position"][0] for item in metadata["include"] if "position" in item), None)
     for _ in range(1000):
-        boxes = _place([item["class"] for item in wanted], rng)
+        boxes = _arrange([item["class"] for item in wanted], rng)
         if boxes is not None and (relation is None or relation in relations(boxes[1][2], boxes[0][2], clear=0.75)):
             return Scene(shapes=tuple(_coloured(item, *box[:2], rng) for item, box in zip(wanted, boxes, strict=True)))
     raise ValueError(f"a scene must hold its shapes without touching, got {metadata['include']}: ask for fewer")
@@ -147,7 +147,7 @@ def relations(
     return {name for name, holds in found.items() if holds}
 
 
-def _place(labels: list[str], rng: np.random.Generator) -> list[tuple[tuple[float, float], float, tuple]] | None:
+def _arrange(labels: list[str], rng: np.random.Generator) -> list[tuple[tuple[float, float], float, tuple]] | None:
     """Place the shapes so that none touch; return centre, radius and box of each, or None if this try failed."""
     many = len(labels) > 2
     cells = rng.permutation(4)

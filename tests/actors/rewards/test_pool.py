@@ -183,7 +183,7 @@ def test_what_a_working_scorer_cannot_judge_is_missing_and_pauses_nothing(tiny_c
     assert (health.missing, health.paused_because) == (2, "") and health.paused_s > 0
 
 
-def test_a_size_wished_while_a_paused_pool_is_made_anew_is_kept(tiny_config: Any, tmp_path: Path, monkeypatch) -> None:
+def test_a_size_desired_while_a_paused_pool_is_made_anew_is_kept(tiny_config: Any, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(reward_pool, "PAUSE_S", (0.2, 0.2))
     door, knock = tmp_path / "door", tmp_path / "door.knock"
     door.touch()
@@ -213,9 +213,9 @@ def test_a_size_wished_while_a_paused_pool_is_made_anew_is_kept(tiny_config: Any
         finally:
             source.pools["moody"].stop()
 
-    scores, wished = asyncio.run(asyncio.wait_for(scenario(), 60))
+    scores, desired = asyncio.run(asyncio.wait_for(scenario(), 60))
     assert scores.values.tolist() == [5]
-    assert wished == 3
+    assert desired == 3
 
 
 def test_a_paused_reward_whose_pool_was_used_up_gets_a_new_one(tiny_config: Any, tmp_path: Path, monkeypatch) -> None:

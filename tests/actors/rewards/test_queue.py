@@ -1,4 +1,4 @@
-"""The reward queue without Ray: how requests become calls, and what a lost call leaves."""
+"""The reward queue without Ray: how requests become calls, and what a failed call leaves."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -102,7 +102,7 @@ def test_an_idle_actor_waits_for_a_full_batch_no_longer_than_the_delay() -> None
     asyncio.run(scenario())
 
 
-def test_a_lost_call_is_missing_for_its_askers_and_the_others_are_answered() -> None:
+def test_a_failed_call_is_missing_for_its_askers_and_the_others_are_answered() -> None:
     async def scenario() -> None:
         desk = Desk(losing=[0])
         queue = desk.queue()

@@ -19,11 +19,11 @@ from toyworld.world.vocabulary import GROUND
 def written(folder: Path, seconds: list[float], scores: dict[int, float]) -> None:
     folder.mkdir(parents=True)
     lines: list[dict[str, Any]] = [
-        {"iteration": place, "seconds/iteration": spent, "reward/mean": 0.5}
-        | {f"gain/step_{k}_abs_mean": 0.1 * place for k in (0, 1)}
-        for place, spent in enumerate(seconds, start=1)
+        {"iteration": index, "seconds/iteration": spent, "reward/mean": 0.5}
+        | {f"gain/step_{k}_abs_mean": 0.1 * index for k in (0, 1)}
+        for index, spent in enumerate(seconds, start=1)
     ]
-    lines += [{"iteration": place, "evaluation/score": score} for place, score in scores.items()]
+    lines += [{"iteration": index, "evaluation/score": score} for index, score in scores.items()]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"cut')
 
 

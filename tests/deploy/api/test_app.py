@@ -160,8 +160,8 @@ def test_a_desired_size_is_accepted_and_its_outcome_can_be_read(client, board_ur
     answer = client.put("/runs/alive/actors/reward/geneval", json={"count": 3}, headers=AUTHORISED)
     assert answer.status_code == 202
     assert answer.json()["state"] == "accepted"
-    place = answer.headers["location"]
-    assert client.get(place).json()["count"] == 3
+    index = answer.headers["location"]
+    assert client.get(index).json()["count"] == 3
 
     async def carry_out() -> None:
         board = Board(board_url)
@@ -170,7 +170,7 @@ def test_a_desired_size_is_accepted_and_its_outcome_can_be_read(client, board_ur
         await board.close()
 
     asyncio.run(carry_out())
-    assert client.get(place).json()["state"] == "done"
+    assert client.get(index).json()["state"] == "done"
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ class LivingRun:
         self._thread.join()
 
     def status(self) -> RunStatus:
-        names = [f"rollout-{place}" for place in range(self.rollout)]
+        names = [f"rollout-{index}" for index in range(self.rollout)]
         actors = [
             ActorStatus(
                 name=n,

@@ -274,7 +274,7 @@ def test_the_embedded_server_is_private_and_leaves_nothing_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_embedded_server_of_a_deep_folder_finds_another_place_for_its_socket(tmp_path):
+def test_the_embedded_server_of_a_deep_folder_finds_another_path_for_its_socket(tmp_path):
     deep = tmp_path / ("d" * 60) / ("e" * 60)
     deep.mkdir(parents=True)
     server = BoardServer(deep)

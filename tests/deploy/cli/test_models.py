@@ -61,11 +61,11 @@ def preset(tmp_path: Path, tiny_sd3: Path) -> Path:
 @pytest.fixture(scope="module")
 def run(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of one iteration; its preset and embeddings lie beside it."""
-    place = tmp_path_factory.mktemp("trained")
+    index = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as monkeypatch:
-        words = ("train", str(write_preset(place, tiny_sd3)), "--local", "--run", str(place / "run"))
+        words = ("train", str(write_preset(index, tiny_sd3)), "--local", "--run", str(index / "run"))
         assert run_cli(monkeypatch, *words) == 0
-    return place / "run"
+    return index / "run"
 
 
 def images(folder: Path) -> np.ndarray:

@@ -114,7 +114,7 @@ def test_of_two_who_want_the_same_token_one_gets_it(tmp_path, monkeypatch):
         Lease.take(tmp_path)
 
 
-def test_the_beats_count_up_in_place(tmp_path, monkeypatch):
+def test_the_beats_count_up_without_a_new_file(tmp_path, monkeypatch):
     monkeypatch.setattr(leases, "BEAT_S", 0.02)
     lease = Lease.take(tmp_path)
     deadline = time.monotonic() + 10

@@ -21,7 +21,7 @@ def run(tmp_path: Path, tiny_config) -> tuple[Path, RunConfig]:
     return tmp_path / "run", config
 
 
-@pytest.mark.parametrize("sign", ["samples", "strips", "checkpoints/step_000040"])
+@pytest.mark.parametrize("sign", ["samples", "checkpoints/step_000040"])
 def test_a_run_of_an_earlier_version_is_refused_by_every_reader(sign, run):
     folder, config = run
     (folder / sign).mkdir()

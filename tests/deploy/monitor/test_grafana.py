@@ -83,7 +83,7 @@ def test_every_query_finds_what_a_living_run_exports(trajectories):
 def test_a_query_for_what_is_not_exported_is_found_out(trajectories):
     assert not finds("flowcredit_iterationz", 'run=~"run"', trajectories)
     assert not finds("flowcredit_metric", 'run=~"run",name="reward/men"', trajectories)
-    assert not finds("flowcredit_pool_actors", 'run=~"run",state=~"wish"', trajectories)
+    assert not finds("flowcredit_pool_actors", 'run=~"run",state=~"desire"', trajectories)
 
 
 def test_every_name_that_a_legend_shows_is_a_label_of_its_query(trajectories):

@@ -1,4 +1,4 @@
-"""A cluster that is too small, grows and loses a node: a wish waits for its node, and the weights stay the same."""
+"""A cluster that is too small, grows and loses a node: a desired size waits for its node, and the adapter stays."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ def cluster() -> Iterator[Any]:
 
 @ray.remote(num_cpus=1)
 class Idle:
-    """Takes a place."""
+    """Reserves resources."""
 
     def work(self) -> int:
         return 1
@@ -90,7 +90,7 @@ def homes(scene: Scene) -> list[str]:
 
 
 @pytest.mark.chaos
-def test_a_wish_waits_for_a_node_and_outlives_it_and_the_weights_stay_the_same(
+def test_a_desired_size_waits_for_a_node_and_outlives_it_and_the_weights_stay_the_same(
     cluster, tiny_config: Callable[..., RunConfig], tmp_path
 ):
     def config(iterations: int) -> RunConfig:
@@ -104,7 +104,7 @@ def test_a_wish_waits_for_a_node_and_outlives_it_and_the_weights_stay_the_same(
     head = cluster.head_node.node_id
 
     async def waits(scene: Scene) -> None:
-        """The wish stands, one actor has no place, the condition says why, and the run goes on."""
+        """The desired size stands, one actor has no node, the condition says why, and the run goes on."""
 
         async def holds() -> bool:
             return settled(scene).reason == "Unschedulable"
@@ -120,11 +120,11 @@ def test_a_wish_waits_for_a_node_and_outlives_it_and_the_weights_stay_the_same(
         await until(lambda: comes_to(scene, done + 2))
 
     async def steer(scene: Scene) -> None:
-        wish = await scene.ask("scale", pool="rollout", count=2)
+        command = await scene.ask("scale", pool="rollout", count=2)
         await waits(scene)
-        assert scene.observed.reporter.buffers.commands[wish].is_open
+        assert scene.observed.reporter.buffers.commands[command].is_open
         node = cluster.add_node(num_cpus=1)
-        assert await scene.outcome(wish, seconds=120) == ("done", "rollout has 2 actors")
+        assert await scene.outcome(command, seconds=120) == ("done", "rollout has 2 actors")
         assert homes(scene) == sorted((head, node.node_id))
         assert settled(scene).status == "True"
         done = scene.observed.reporter.status().iteration

@@ -73,7 +73,7 @@ def test_scored_groups_that_wait_for_the_learner_are_counted(config, tmp_path):
     assert left_behind(tmp_path / "run").queues == {"groups/in_work": 0, "groups/scored": 0}
 
 
-def test_recorded_strips_hold_rewards_gains_and_what_the_learner_made_of_them(config, tmp_path):
+def test_recorded_trajectories_hold_rewards_gains_and_what_the_learner_made_of_them(config, tmp_path):
     go(config(iterations=2, credit={"rule": "gains", "values": "raw"}), tmp_path / "run")
 
     async def read():
@@ -82,11 +82,13 @@ def test_recorded_strips_hold_rewards_gains_and_what_the_learner_made_of_them(co
     record = asyncio.run(read())
     assert record is not None
     assert (record.steps, record.width, record.height, len(record.trajectories)) == ([0, 1, 2], 16, 16, 2)
-    for strip in record.trajectories:
-        differences = [later - earlier for earlier, later in zip(strip.rewards, strip.rewards[1:], strict=False)]
-        assert strip.gains == pytest.approx(differences, abs=2e-6)
-        assert len(strip.advantages) == 3
-        assert any(strip.advantages)
+    for trajectory in record.trajectories:
+        differences = [
+            later - earlier for earlier, later in zip(trajectory.rewards, trajectory.rewards[1:], strict=False)
+        ]
+        assert trajectory.gains == pytest.approx(differences, abs=2e-6)
+        assert len(trajectory.advantages) == 3
+        assert any(trajectory.advantages)
 
 
 def test_pause_checkpoint_resume_and_stop_have_outcomes_and_change_no_weights(config, tmp_path):
@@ -382,7 +384,7 @@ def test_a_lease_that_waits_for_its_board_is_a_condition(config, tmp_path, redis
     assert left_behind(tmp_path / "run").phase == "stopped"
 
 
-def test_iterations_that_a_lost_learner_costs_are_shown_again_from_the_checkpoint_on(config, tmp_path):
+def test_iterations_that_a_failed_learner_costs_are_shown_again_from_the_checkpoint_on(config, tmp_path):
     async def lose(scene: Scene) -> None:
         await until(lambda: comes_to(scene, 3))
         board = Board((scene.run.path / BOARD_URL).read_text())
@@ -429,8 +431,8 @@ def test_a_run_scaled_from_one_to_three_to_two_ends_in_the_weights_of_one_that_n
         for count in (3, 2):
             before = scene.observed.reporter.status().iteration
             await until(lambda: comes_to(scene, before + 1))  # noqa: B023
-            wish = await scene.ask("scale", pool="rollout", count=count)
-            assert await scene.outcome(wish, seconds=120) == ("done", f"rollout has {count} actors")
+            command = await scene.ask("scale", pool="rollout", count=count)
+            assert await scene.outcome(command, seconds=120) == ("done", f"rollout has {count} actors")
         kinds = [actor.kind for actor in scene.observed.reporter.status().actors]
         assert kinds == ["learner", "rollout", "rollout", "reward/redness"]
 

@@ -1,4 +1,4 @@
-"""A lost learner is replaced and the iterations since the checkpoint are repeated, bit for bit."""
+"""A failed learner is replaced and the iterations since the checkpoint are repeated, bit for bit."""
 
 import asyncio
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class Mortal:
             self.calls[name] = self.calls.get(name, 0) + 1
             if self.calls[name] in self.deaths.get(name, set()):
                 await self._fleet.restart_learner()  # what it held is gone
-                raise LearnerFailedError("the learner actor was lost: killed")
+                raise LearnerFailedError("the learner actor failed: killed")
             return await method(*args)
 
         return call
@@ -54,7 +54,7 @@ class MortalFleet:
     async def restart_learner(self) -> None:
         self.restarts += 1
         if self.restarts in self.learner.deaths.get("restart", set()):
-            raise LearnerFailedError("the learner actor was lost: again")
+            raise LearnerFailedError("the learner actor failed: again")
         await self._fleet.restart_learner()
 
 
@@ -135,7 +135,7 @@ def undisturbed(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> 
         "at start",
     ],
 )
-def test_a_lost_learner_changes_nothing(config, undisturbed, tmp_path, deaths, restarts):
+def test_a_failed_learner_changes_nothing(config, undisturbed, tmp_path, deaths, restarts):
     path, fleet = trained(config, tmp_path / "disturbed", deaths)
     assert story(path) == undisturbed
     assert fleet.restarts == restarts

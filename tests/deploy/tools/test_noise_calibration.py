@@ -157,7 +157,7 @@ def test_the_command_writes_a_config_that_trains_as_it_is(preset, tmp_path, monk
 @pytest.mark.parametrize(
     ("name", "rule"), [("mine", "--out must end in .yaml or .yml"), ("no/such/x.yaml", "cannot be written: no folder")]
 )
-def test_a_place_that_cannot_take_the_table_is_refused_before_the_work(
+def test_a_path_that_cannot_take_the_table_is_refused_before_the_work(
     preset, tmp_path, monkeypatch, capsys, name: str, rule: str
 ) -> None:
     out = tmp_path / name

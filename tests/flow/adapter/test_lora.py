@@ -152,13 +152,13 @@ def test_the_written_file_gives_a_plain_pipeline_the_policy_s_velocity(tiny_sd3:
 
 def test_the_file_round_trips_bitwise_and_equal_weights_give_equal_bytes(tiny_sd3: Path, tmp_path: Path) -> None:
     weights = random_weights(Lora(fresh(tiny_sd3).transformer, CONFIG, seed=1))
-    places = [tmp_path / "one", tmp_path / "two"]
+    folders = [tmp_path / "one", tmp_path / "two"]
     reordered = replace(weights, arrays=dict(reversed(weights.arrays.items())))
-    for place, each in zip(places, (weights, reordered), strict=True):
-        place.mkdir()
-        write_lora(place, each, CONFIG)
-    assert (places[0] / FILE_NAME).read_bytes() == (places[1] / FILE_NAME).read_bytes()
-    held = read_lora(places[0], version=3)
+    for folder, each in zip(folders, (weights, reordered), strict=True):
+        folder.mkdir()
+        write_lora(folder, each, CONFIG)
+    assert (folders[0] / FILE_NAME).read_bytes() == (folders[1] / FILE_NAME).read_bytes()
+    held = read_lora(folders[0], version=3)
     assert held.digest == weights.digest
     assert held.version == 3
 

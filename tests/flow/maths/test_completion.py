@@ -25,7 +25,7 @@ def points() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def even(sigma: torch.Tensor, substeps: int) -> torch.Tensor:
-    return torch.stack([sigma * (1 - place / substeps) for place in range(substeps + 1)], dim=1)
+    return torch.stack([sigma * (1 - index / substeps) for index in range(substeps + 1)], dim=1)
 
 
 def completed(substeps: int, **how: Any) -> torch.Tensor:
@@ -69,11 +69,11 @@ def test_substeps_run_evenly_to_zero_and_reuse_the_first_velocity_with_all_point
 
     result = completed(5, velocity=watched)
     assert len(asked) == 4
-    for place, at in enumerate(asked, start=1):
-        torch.testing.assert_close(at, sigma * (1 - place / 5))
+    for index, at in enumerate(asked, start=1):
+        torch.testing.assert_close(at, sigma * (1 - index / 5))
     by_hand = latents
-    for place in range(5):
-        at = sigma * (1 - place / 5)
+    for index in range(5):
+        at = sigma * (1 - index / 5)
         by_hand = by_hand - (sigma / 5).view(-1, 1, 1) * field(by_hand, at)
     torch.testing.assert_close(result, by_hand)
 

@@ -27,14 +27,14 @@ def test_a_fixed_window_drops_steps_that_cannot_be_stochastic() -> None:
     assert steps(rule="fixed", first=8, size=2) == (8,)
 
 
-def test_a_random_window_is_the_same_for_all_shards_of_an_iteration_and_reaches_every_place() -> None:
+def test_a_random_window_is_the_same_for_all_shards_of_an_iteration_and_reaches_every_position() -> None:
     def drawn(iteration: int, shard: int) -> tuple[int, ...]:
         return steps(iteration, shard, rule="random", size=2, within=(0.0, 0.5))
 
-    places = [drawn(iteration, 0) for iteration in range(200)]
-    assert places == [drawn(iteration, 5) for iteration in range(200)]
-    assert set(places) == {(0, 1), (1, 2), (2, 3), (3, 4)}
-    assert min(places.count(place) for place in set(places)) > 25, "each of four places about 50 times"
+    indices = [drawn(iteration, 0) for iteration in range(200)]
+    assert indices == [drawn(iteration, 5) for iteration in range(200)]
+    assert set(indices) == {(0, 1), (1, 2), (2, 3), (3, 4)}
+    assert min(indices.count(index) for index in set(indices)) > 25, "each of four indices about 50 times"
 
 
 def test_a_random_window_is_a_fixed_function_of_seed_and_iteration() -> None:
@@ -48,8 +48,8 @@ def test_another_seed_draws_other_windows() -> None:
 
 
 def test_a_sliding_window_moves_by_one_every_so_many_iterations_and_rolls_back() -> None:
-    places = [steps(i, rule="sliding", size=4, every=25)[0] for i in range(0, 25 * 9, 25)]
-    assert places == [0, 1, 2, 3, 4, 5, 6, 0, 1]
+    indices = [steps(i, rule="sliding", size=4, every=25)[0] for i in range(0, 25 * 9, 25)]
+    assert indices == [0, 1, 2, 3, 4, 5, 6, 0, 1]
     assert steps(24, rule="sliding", size=4, every=25) == (0, 1, 2, 3)
     assert steps(25 * 6, rule="sliding", size=4, every=25) == (6, 7, 8), "never empty at the end of the schedule"
 

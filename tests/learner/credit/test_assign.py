@@ -139,7 +139,7 @@ def test_groups_of_different_windows_stand_side_by_side() -> None:
 
 def test_the_iteration_s_std_is_that_of_all_groups() -> None:
     finals = REWARDS[:, -1:], np.array([[0.9], [0.8], [0.8]], np.float32)
-    groups = [group_of(shard(rewards, (0, 1), group=place)) for place, rewards in enumerate(finals)]
+    groups = [group_of(shard(rewards, (0, 1), group=index)) for index, rewards in enumerate(finals)]
     first, second = assigned(*groups, rule="uniform", scale="iteration").advantages
     assert first[:, 0].tolist() == pytest.approx([0.815997, 0.203999, -1.019996], abs=2e-5)
     assert second[:, 1].tolist() == pytest.approx([0.407998, -0.203999, -0.203999], abs=2e-5)
@@ -237,7 +237,7 @@ def credits_of(groups: Sequence[ScoredGroup], held: Assignment) -> list[Credit]:
 
 
 def test_a_share_of_the_steps_is_drawn_for_each_shard_and_epoch() -> None:
-    groups = [group_of(shard(REWARDS, (0, 1, 2, 3), group=place)) for place in range(12)]
+    groups = [group_of(shard(REWARDS, (0, 1, 2, 3), group=index)) for index in range(12)]
     held = assigned(*groups)
 
     def trained(epoch: int, seed: int = 0) -> list[int]:

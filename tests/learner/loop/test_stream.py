@@ -11,8 +11,8 @@ from protocol.errors import PoolError
 from protocol.messages import Prompt, ScoredGroup
 
 
-def group(place: int) -> ScoredGroup:
-    return ScoredGroup(prompt=Prompt(index=place, text=str(place)), shards=())
+def group(index: int) -> ScoredGroup:
+    return ScoredGroup(prompt=Prompt(index=index, text=str(index)), shards=())
 
 
 def run(scene: Callable[[], Awaitable[None]]) -> None:
@@ -23,10 +23,10 @@ def run(scene: Callable[[], Awaitable[None]]) -> None:
 
 
 def test_groups_come_in_the_order_of_admission_whichever_finishes_first() -> None:
-    async def produce(place: int) -> ScoredGroup:
-        await asyncio.sleep(0.02 - 0.002 * place)
-        finished.append(place)
-        return group(place)
+    async def produce(index: int) -> ScoredGroup:
+        await asyncio.sleep(0.02 - 0.002 * index)
+        finished.append(index)
+        return group(index)
 
     async def scene() -> None:
         async with GroupStream(produce, slots=8, start=0, end=8) as groups:
@@ -45,10 +45,10 @@ def test_the_staleness_bound_holds_exactly(max_lag: int) -> None:
     version, lags = 0, []
     jitter = np.random.default_rng(0).uniform(0, 0.002, per_iteration * iterations)
 
-    async def produce(place: int) -> ScoredGroup:
-        drawn_with[place] = version
-        await asyncio.sleep(jitter[place])
-        return group(place)
+    async def produce(index: int) -> ScoredGroup:
+        drawn_with[index] = version
+        await asyncio.sleep(jitter[index])
+        return group(index)
 
     async def scene() -> None:
         nonlocal version
@@ -69,9 +69,9 @@ def test_the_staleness_bound_holds_exactly(max_lag: int) -> None:
 def test_nothing_is_admitted_before_its_slot_is_free_nor_beyond_the_end() -> None:
     admitted: list[int] = []
 
-    async def produce(place: int) -> ScoredGroup:
-        admitted.append(place)
-        return group(place)
+    async def produce(index: int) -> ScoredGroup:
+        admitted.append(index)
+        return group(index)
 
     async def scene() -> None:
         async with GroupStream(produce, slots=4, start=10, end=15) as groups:
@@ -88,15 +88,15 @@ def test_nothing_is_admitted_before_its_slot_is_free_nor_beyond_the_end() -> Non
 def test_the_failure_of_one_group_surfaces_and_the_others_are_cancelled() -> None:
     cancelled: list[int] = []
 
-    async def produce(place: int) -> ScoredGroup:
-        if place == 1:
+    async def produce(index: int) -> ScoredGroup:
+        if index == 1:
             raise PoolError("no rollout actor is left")
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
-            cancelled.append(place)
+            cancelled.append(index)
             raise
-        return group(place)
+        return group(index)
 
     async def scene() -> None:
         with pytest.raises(PoolError, match="no rollout actor is left"):
@@ -108,10 +108,10 @@ def test_the_failure_of_one_group_surfaces_and_the_others_are_cancelled() -> Non
 
 
 def test_a_failure_ahead_of_its_turn_waits_for_its_turn() -> None:
-    async def produce(place: int) -> ScoredGroup:
-        if place == 3:
+    async def produce(index: int) -> ScoredGroup:
+        if index == 3:
             raise PoolError("late")
-        return group(place)
+        return group(index)
 
     async def scene() -> None:
         async with GroupStream(produce, slots=4, start=0, end=4) as groups:
@@ -125,9 +125,9 @@ def test_a_failure_ahead_of_its_turn_waits_for_its_turn() -> None:
 def test_groups_in_work_and_scored_ones_are_counted() -> None:
     gates = [asyncio.Event() for _ in range(4)]
 
-    async def produce(place: int) -> ScoredGroup:
-        await gates[place].wait()
-        return group(place)
+    async def produce(index: int) -> ScoredGroup:
+        await gates[index].wait()
+        return group(index)
 
     async def scene() -> None:
         async with GroupStream(produce, slots=3, start=0, end=4) as groups:

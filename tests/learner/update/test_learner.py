@@ -199,9 +199,9 @@ def test_incomplete_or_disordered_groups_are_refused(tiny_config: Config) -> Non
 def moved(group: ScoredGroup, iteration: int, index: int, *shards: int) -> ScoredGroup:
     """The group as if it were another one of the run; only some of its shards, where they are named."""
     held = []
-    for place, shard in enumerate(group.shards):
+    for position, shard in enumerate(group.shards):
         request = replace(shard.rollout.request, iteration=iteration, group=index)
-        is_moved = not shards or place in shards
+        is_moved = not shards or position in shards
         held.append(replace(shard, rollout=replace(shard.rollout, request=request)) if is_moved else shard)
     return replace(group, shards=tuple(held))
 

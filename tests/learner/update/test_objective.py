@@ -31,8 +31,8 @@ def perturbed(config: RunConfig, amount: float) -> tuple[FlowPolicy, Lora]:
     backbone = load_backbone(config.model)
     lora = Lora(backbone.transformer, config.model.lora, seed=0)
     with torch.no_grad():
-        for place, parameter in enumerate(lora.parameters.values()):
-            parameter.add_(amount * normal("perturbed", place, shape=parameter.shape))
+        for index, parameter in enumerate(lora.parameters.values()):
+            parameter.add_(amount * normal("perturbed", index, shape=parameter.shape))
     return FlowPolicy(backbone, config.sampling, guidance=config.model.guidance), lora
 
 
