@@ -97,6 +97,10 @@ class RolloutPool:
 
         return await self.pool.call(work)
 
+    def parallel(self) -> int:
+        """Count the ready actors; each rolls out one shard at a time."""
+        return self.pool.status().ready
+
     async def generate(self, request: GenerateRequest) -> tuple[Receipt, ImagesHandle]:
         """Make ODE images on the next idle actor."""
 

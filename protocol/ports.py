@@ -41,6 +41,10 @@ class RolloutSource(Protocol):
         """Roll out one shard: its receipt, its trajectories, and the images to be scored."""
         ...
 
+    def parallel(self) -> int:
+        """Count the shards that can be rolled out at the same time now."""
+        ...
+
     async def generate(self, request: GenerateRequest) -> tuple[Receipt, ImagesHandle]:
         """Make ODE images: a receipt and one image for each prompt of the request."""
         ...

@@ -79,6 +79,10 @@ class LocalFleet:
         receipt, rollout, images = await self._run("rollout", role, lambda: self._rollout.rollout(request))
         return receipt, RolloutHandle(rollout), ImagesHandle(images)
 
+    def parallel(self) -> int:
+        """One shard at a time: there is one thread."""
+        return 1
+
     async def generate(self, request: GenerateRequest) -> tuple[Receipt, ImagesHandle]:
         """Make ODE images."""
         role = self._config.cluster.rollout

@@ -56,7 +56,8 @@ class Groups:
         self._ports = ports
         self._observer = observer or Observer()
         self._adapters: dict[int, Adapter] = {}
-        self._budget = ImageBudget(min(config.rewards[name].queue for name in config.reward_weights))
+        queue = min(config.rewards[name].queue for name in config.reward_weights)
+        self._budget = ImageBudget(queue, parallel=ports.rollouts.parallel)
 
     @property
     def adapter(self) -> Adapter:

@@ -84,17 +84,23 @@ class GroupStream:
 
 
 class ImageBudget:
-    """Back-pressure: bounds the images that are being rolled out or wait for their scores.
+    """Back-pressure: bounds the images that wait for their scores, beside those that are being rolled out.
 
-    budget = ImageBudget(4096)
+    budget = ImageBudget(4096, parallel=lambda: 8)
     async with budget.room(44):
         ...                                # request a shard of 44 images, score it
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, parallel: Callable[[], int]) -> None:
+        """
+        Args:
+            limit: images that may wait for their scores.
+            parallel: tells how many shards are rolled out at the same time now; it may change while the run goes on.
+        """
         self.images = 0
-        """Images in work now."""
+        """Images of all shards that were requested and are not scored."""
         self._limit = limit
+        self._parallel = parallel
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
 
@@ -102,7 +108,7 @@ class ImageBudget:
     async def room(self, images: int) -> AsyncIterator[None]:
         """Enter when `images` more fit, first come, first served; a shard above the limit enters alone."""
         async with self._turn:
-            while self.images and self.images + images > self._limit:
+            while self.images and self.images + images > self._limit + images * self._parallel():
                 self._changed.clear()
                 await self._changed.wait()
             self.images += images

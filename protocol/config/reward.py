@@ -27,7 +27,7 @@ class RewardConfig(Section):
     batch_delay_s: float = Field(default=0.0, ge=0.0)
     """Seconds that an idle actor waits for a full batch; 0 takes the pending images at once."""
     queue: Positive = 4096
-    """Most images in progress, at least 1: images being generated plus images waiting for scores. At this number no
+    """Most images that wait for this scorer, at least 1, beside those that rollout actors are making. At this number no
     further shard is requested."""
     timeout_s: float | None = Field(default=None, gt=0.0)
     """Seconds that one call may take; then it counts as failed and the actor is replaced. None takes

@@ -38,6 +38,9 @@ class Workshop:
         )
         return receipt, request, self._images
 
+    def parallel(self) -> int:
+        return 1
+
     async def score_for_training(self, images: Any, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         await asyncio.sleep(0.005)
         self.waiting -= len(prompts)
@@ -59,7 +62,7 @@ def groups_of(config: RunConfig, workshop: Workshop, observer: Observer | None =
 
 
 def test_slow_rewards_hold_shards_back_before_they_are_requested(tiny_config: Config) -> None:
-    """6 groups of 2 shards: at most `queue` images are rolled out or wait at any time, and every shard gets scored."""
+    """6 groups of 2 shards: at most `queue` images wait beside the shard in rollout, and every shard is scored."""
     rewards = {"slow": {"scorer": "x:Y", "queue": 20}, "quick": {"scorer": "x:Y", "queue": 500}}
     config = tiny_config(rewards=rewards, group={"size": 4, "shard": 2, "per_iteration": 6}, iterations=1)
     images = 2 * config.sampling.steps
@@ -74,7 +77,37 @@ def test_slow_rewards_hold_shards_back_before_they_are_requested(tiny_config: Co
 
     assert asyncio.run(asyncio.wait_for(scene(), 20)) == 6
     assert (workshop.shards, workshop.waiting, workshop.asked_while_full) == (12, 0, 0)
-    assert images <= workshop.most_waiting <= 20
+    assert images <= workshop.most_waiting <= 20 + images
+
+
+def test_as_many_shards_as_there_are_rollout_actors_are_requested_whatever_the_queue(tiny_config: Config) -> None:
+    class Wide(Workshop):
+        """Twelve rollout actors; a rollout ends when all twelve are at work."""
+
+        def __init__(self, images: int) -> None:
+            super().__init__(images)
+            self.all_busy = asyncio.Event()
+
+        def parallel(self) -> int:
+            return 12
+
+        async def rollout(self, request: ShardRequest) -> tuple[Receipt, Any, Any]:
+            answer = await super().rollout(request)
+            if self.shards == 12:
+                self.all_busy.set()
+            await self.all_busy.wait()
+            return answer
+
+    rewards = {"slow": {"scorer": "x:Y", "queue": 1}}
+    config = tiny_config(rewards=rewards, group={"size": 4, "shard": 2, "per_iteration": 6}, iterations=1)
+
+    async def scene() -> int:
+        groups = groups_of(config, Wide(2 * config.sampling.steps))
+        await groups.begin(())
+        async with groups.stream(0) as stream:
+            return len(await stream.take(6))
+
+    assert asyncio.run(asyncio.wait_for(scene(), 20)) == 6
 
 
 def test_a_shard_larger_than_the_queue_is_rolled_out_alone(tiny_config: Config) -> None:
