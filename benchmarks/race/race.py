@@ -28,8 +28,8 @@ from rich.table import Table
 
 from benchmarks.race.plots import write_plots
 from benchmarks.race.variants import COMMON, LOOKS, METHODS, RATES, REWARDS, THREE_SEEDS, VARIANTS
-from deploy.cli.progress import Progress
 from deploy.folder.read import lines_of
+from deploy.monitor.progress import Progress
 from deploy.presets import load_config
 from deploy.run.run import run_training
 from protocol.config.run import RunConfig

@@ -59,7 +59,7 @@ def evaluate(
 
 
 def _train(config: RunConfig, folder: Path, *, fork: Path | None = None, is_local: bool, has_page: bool) -> None:
-    from deploy.cli.progress import Progress
+    from deploy.monitor.progress import Progress
     from deploy.run.run import run_training
 
     progress = Progress()

@@ -3,7 +3,7 @@
 | listener   | module                    | what it makes of it                                      |
 |------------|---------------------------|----------------------------------------------------------|
 | `EventLog` | this one                  | `events.jsonl` and `run.log`                             |
-| `Progress` | `deploy.cli.progress`     | the progress bar and lines on the terminal               |
+| `Progress` | `deploy.monitor.progress`     | the progress bar and lines on the terminal               |
 | `Reporter` | `deploy.monitor.reporter` | the status, for the board and `status.json`              |
 | `Trackers` | `deploy.monitor.trackers` | metrics for TensorBoard, Weights & Biases or another     |
 

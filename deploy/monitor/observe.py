@@ -19,9 +19,9 @@ from deploy.monitor.page_server import PageServer
 from deploy.monitor.reporter import Reporter
 from deploy.monitor.trackers import Trackers
 from deploy.monitor.trajectories import TrajectoryRecorder, read_records, write_record
-from deploy.run.signals import end_all
 from learner.loop.groups import Observer
 from learner.loop.guards import guard_of
+from learner.loop.stopping import end_all
 from learner.loop.stream import GroupStream
 from protocol.config.run import RunConfig
 from protocol.errors import one_line

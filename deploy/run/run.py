@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.cli.progress import Progress
 from deploy.folder.names import CONFIG, TOKEN
 from deploy.folder.read import adapter_to_fork
 from deploy.folder.run_folder import RunFolder, open_run_folder
 from deploy.monitor.journal import RunJournal
 from deploy.monitor.observe import Observed
+from deploy.monitor.progress import Progress
 from deploy.monitor.trackers import check_trackers
 from deploy.run.encode import encode_ahead
 from deploy.run.signals import stop_on_signal

@@ -12,13 +12,11 @@ Work that a stop cuts off is repeated bit for bit when the run goes on, so each 
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-ROUNDS = 5
-"""Number of times that a task is cancelled, one second apart."""
 
 
 @contextmanager
@@ -68,19 +66,3 @@ def stop_on_signal(say: Callable[[str], None], *, within_s: float) -> Iterator[a
             timer.cancel()
         for number in SIGNALS:
             loop.remove_signal_handler(number)
-
-
-async def end_all(tasks: Sequence["asyncio.Task[None]"]) -> None:
-    """Cancel tasks until they have ended; a task that still runs after `ROUNDS` seconds is left running.
-
-    Cancelling once is not enough: `asyncio.wait_for` of Python 3.11, which redis-py uses, returns its result and drops
-    the cancellation if both come at the same time.
-    """
-    left = set(tasks)
-    for _ in range(ROUNDS):
-        for task in left:
-            task.cancel()
-        if left:
-            _, left = await asyncio.wait(left, timeout=1.0)
-    if left:
-        log.warning("%d tasks of the monitoring do not end and are left running", len(left))

@@ -1,10 +1,14 @@
-"""Waiting for work that a stop may end early."""
+"""Waiting for work that a stop may end early, and ending tasks for good."""
 
 import asyncio
-from collections.abc import Coroutine
+import logging
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
+log = logging.getLogger(__name__)
 Result = TypeVar("Result")
+ROUNDS = 5
+"""Number of times that a task is cancelled, one second apart."""
 
 
 async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result | None:
@@ -20,3 +24,19 @@ async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, Result])
     finally:
         task.cancel()
         stopping.cancel()
+
+
+async def end_all(tasks: Sequence["asyncio.Task[None]"]) -> None:
+    """Cancel tasks until they have ended; a task that still runs after `ROUNDS` seconds is left running.
+
+    Cancelling once is not enough: `asyncio.wait_for` of Python 3.11, which redis-py uses, returns its result and drops
+    the cancellation if both come at the same time.
+    """
+    left = set(tasks)
+    for _ in range(ROUNDS):
+        for task in left:
+            task.cancel()
+        if left:
+            _, left = await asyncio.wait(left, timeout=1.0)
+    if left:
+        log.warning("%d tasks do not end and are left running", len(left))

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from deploy.board.board import Board
-from deploy.cli.progress import Progress
 from deploy.folder.names import BOARD_URL
 from deploy.folder.run_folder import RunFolder, open_run_folder
 from deploy.monitor.journal import RunJournal
 from deploy.monitor.observe import Observed
+from deploy.monitor.progress import Progress
 from deploy.run.local import LocalFleet
 from learner.loop.loop import Save, train
 from protocol.commands import new_command

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image
 
-from deploy.cli.progress import Progress
 from deploy.folder.gallery import write_before_after, write_gallery
 from deploy.folder.run_folder import open_run_folder
 from deploy.monitor.journal import RunJournal
+from deploy.monitor.progress import Progress
 from learner.loop.evaluate import Evaluation
 from protocol.messages import Prompt
 

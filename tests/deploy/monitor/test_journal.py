@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from deploy.cli.progress import Progress
 from deploy.folder.names import EVENTS
 from deploy.folder.run_folder import RunFolder, open_run_folder
 from deploy.monitor import journal as journal_module
 from deploy.monitor.journal import Listener, RunJournal
+from deploy.monitor.progress import Progress
 from deploy.monitor.reporter import PACKAGES, Reporter
 from deploy.monitor.trackers import Trackers
 from protocol.config.run import RunConfig

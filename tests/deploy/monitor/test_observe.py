@@ -16,11 +16,11 @@ from redis import Redis
 
 from deploy.api.folder_source import FolderSource
 from deploy.board.board import Board
-from deploy.cli.progress import Progress
 from deploy.folder.names import BOARD_URL
 from deploy.folder.run_folder import open_run_folder
 from deploy.monitor.journal import RunJournal
 from deploy.monitor.observe import Observed
+from deploy.monitor.progress import Progress
 from deploy.run.local import LocalFleet
 from protocol.commands import new_command
 from protocol.config.run import RunConfig

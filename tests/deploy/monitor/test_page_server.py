@@ -11,13 +11,13 @@ import psutil
 import pytest
 
 from deploy.board.embedded import BoardServer
-from deploy.cli.progress import Progress
 from deploy.folder.names import TOKEN
 from deploy.folder.run_folder import open_run_folder
 from deploy.monitor import page_server
 from deploy.monitor.journal import RunJournal
 from deploy.monitor.observe import Observed
 from deploy.monitor.page_server import PageServer
+from deploy.monitor.progress import Progress
 from deploy.run.local import LocalFleet
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from deploy.cli.progress import Progress
 from deploy.folder.run_folder import open_run_folder
 from deploy.monitor.journal import RunJournal
+from deploy.monitor.progress import Progress
 from deploy.run.local import LocalFleet
 from deploy.run.supervise import supervise
 from deploy.tools.verify import ledger_faults
