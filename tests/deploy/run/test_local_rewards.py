@@ -52,9 +52,9 @@ def asked(fleet: LocalFleet, method: str) -> Scores:
 
 def test_a_scorer_that_evaluates_is_asked_at_evaluations_only(tiny_config: Any) -> None:
     rewards = {"a": {"weight": 2.0}, "watched": {"use": "evaluate", "args": {"lacking": 20}}}
-    trained = asked(fleet_of(tiny_config, **rewards), "reward")
+    trained = asked(fleet_of(tiny_config, **rewards), "score_for_training")
     assert trained.values.tolist() == [20, 40, 60] and set(trained.components) == {"a"}
-    shown = asked(fleet_of(tiny_config, **rewards), "score")
+    shown = asked(fleet_of(tiny_config, **rewards), "score_for_evaluation")
     assert shown.values.tolist() == [20, 40, 60] and shown.valid.all()
     np.testing.assert_array_equal(shown.components["watched"], np.array([10, np.nan, 30], np.float32))
 
@@ -62,11 +62,11 @@ def test_a_scorer_that_evaluates_is_asked_at_evaluations_only(tiny_config: Any) 
 @pytest.mark.parametrize("policy", ["fail", "pause"])
 def test_a_missing_score_ends_the_run_where_nobody_could_mend_it(tiny_config: Any, policy: str) -> None:
     with pytest.raises(RewardError, match="reward a has no score for 1 of 3 images"):
-        asked(fleet_of(tiny_config, a={"on_failure": policy, "args": {"lacking": 20}}), "reward")
+        asked(fleet_of(tiny_config, a={"on_failure": policy, "args": {"lacking": 20}}), "score_for_training")
 
 
 def test_drop_group_marks_the_answer(tiny_config: Any) -> None:
-    scores = asked(fleet_of(tiny_config, a={"on_failure": "drop_group", "args": {"lacking": 20}}), "reward")
+    scores = asked(fleet_of(tiny_config, a={"on_failure": "drop_group", "args": {"lacking": 20}}), "score_for_training")
     assert scores.voids_group and scores.valid.tolist() == [True, False, True]
 
 

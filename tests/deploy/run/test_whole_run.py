@@ -46,7 +46,7 @@ def wait_for_line(process: "subprocess.Popen[str]", start_of_line: str) -> None:
     raise AssertionError(f"no line starts with {start_of_line!r}")
 
 
-def adapter_sha(folder: Path, step: int = 3) -> str:
+def adapter_sha(folder: Path, iteration: int = 3) -> str:
     return hashlib.sha256((folder / "checkpoints" / f"iteration_{iteration:06d}" / FILE_NAME).read_bytes()).hexdigest()
 
 
@@ -68,7 +68,16 @@ def test_run_leaves_its_story_behind(local_run):
     assert str(folder / "checkpoints" / "iteration_000003" / FILE_NAME) in said.replace("\n", "")
     assert str(folder / "gallery" / "before_after.png") in said.replace("\n", "")
     names = {path.name for path in folder.iterdir()} - {".lease"}
-    assert names == {"config.yaml", "inputs.json", "metrics.jsonl", "checkpoints", "gallery", "run.log", "status.json"}
+    assert names == {
+        "config.yaml",
+        "inputs.json",
+        "metrics.jsonl",
+        "checkpoints",
+        "gallery",
+        "trajectories",
+        "run.log",
+        "status.json",
+    }
     assert [line["iteration"] for line in curve(folder)] == [0, 1, 2, 3, 3]
 
 
@@ -94,7 +103,7 @@ def test_interrupted_run_stops_with_a_checkpoint_and_goes_on_to_the_same_end(loc
     assert "stopping with a checkpoint" in finish(process)
     stopped_at = max(line["iteration"] for line in curve(folder))
     assert stopped_at < 3
-    assert (folder / "checkpoints" / f"step_{stopped_at:06d}" / "manifest.json").exists()
+    assert (folder / "checkpoints" / f"iteration_{stopped_at:06d}" / "manifest.json").exists()
     assert "going on from" in finish(start(folder, "--local"))
     assert adapter_sha(folder) == adapter_sha(local_run[0])
     assert curve(folder) == curve(local_run[0])
@@ -138,7 +147,7 @@ def test_plain_diffusers_pipeline_with_the_lora_draws_the_policys_images(local_r
         adapter_version=3,
         adapter_digest=weights.digest,
     )
-    _, ours = policy.draw(request)
+    _, ours = policy.generate(request)
 
     from flow.maths.noise import normal
 
