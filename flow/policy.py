@@ -58,7 +58,16 @@ class FlowPolicy:
         return len(self.sigmas) - 1
 
     def steps_of(self, *, seed: int, iteration: int, shard: int) -> tuple[int, ...]:
-        """The stochastic steps of one shard: those of `steps` inside its window."""
+        """The stochastic steps of one shard: those of `steps` inside its window.
+
+        Args:
+            seed: the run's.
+            iteration: counted from 0.
+            shard: index of the shard in its group.
+
+        Returns:
+            Steps k, ascending.
+        """
         return window_steps(
             self._config.window,
             candidates=self.steps,
@@ -81,7 +90,12 @@ class FlowPolicy:
         More than `forward_batch` samples go in several forwards of at most that many.
 
         Args:
+            latents: x, the state of each sample.
+            sigma: noise level of each sample, in [0, 1].
             conditioning: from `conditioning`; rows for each sample, or one row for all.
+
+        Returns:
+            v, shaped as `latents`.
         """
         count = len(latents)
         rows = [each if len(next(iter(each.values()))) == count else repeat(each, count) for each in conditioning]
@@ -113,7 +127,13 @@ class FlowPolicy:
         """Step k from these states, and the velocity it is made of.
 
         Args:
+            latents: x_k, the state of each sample.
+            k: the step, 0 to T - 1.
+            conditioning: from `conditioning`.
             as_ode: leave the noise out, as outside a window.
+
+        Returns:
+            The transition to x_{k+1}, and the velocity v, shaped as `latents`.
         """
         sigma, sigma_next = (self.sigmas[i].expand(len(latents)).to(latents.device) for i in (k, k + 1))
         velocity = self.velocity(latents, sigma, conditioning)

@@ -128,6 +128,14 @@ def rollout_shard(
     estimate. With shared initial noise the first point is the same for all members: the group's first shard completes
     it once, the other shards refer to it.
 
+    Args:
+        policy: with the adapter that the request names.
+        request: prompt, members and keys of the noise.
+        config: of the run.
+
+    Returns:
+        The trajectories, and I images uint8.
+
     Raises:
         NonFiniteError: the model produced NaN or infinity.
     """
@@ -245,7 +253,16 @@ LONGEST = 128
 
 
 def excerpt_of(rollout: Rollout, images: UInt8[np.ndarray, "I H W 3"], *, members: int) -> Excerpt:
-    """The first `members` trajectories (all, when there are fewer) of a group's first shard."""
+    """The first `members` trajectories (all, when there are fewer) of a group's first shard.
+
+    Args:
+        rollout: the shard.
+        images: its images.
+        members: M, how many trajectories.
+
+    Returns:
+        M trajectories with small images.
+    """
     stride = -(-max(images.shape[1:3]) // LONGEST)
     return Excerpt(
         request=rollout.request,

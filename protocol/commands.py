@@ -33,7 +33,16 @@ class Command(Document):
 
 
 def new_command(kind: CommandKind, *, pool: str | None = None, count: int | None = None) -> Command:
-    """Make a command with an id of its own."""
+    """Make a command with an id of its own.
+
+    Args:
+        kind: what to do.
+        pool: with `scale`: the pool's name.
+        count: with `scale`: the desired number of actors.
+
+    Returns:
+        An accepted command, requested now.
+    """
     return Command(id=uuid.uuid4().hex, kind=kind, pool=pool, count=count, requested=time.time())
 
 

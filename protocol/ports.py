@@ -54,7 +54,16 @@ class RolloutSource(Protocol):
         ...
 
     async def excerpt(self, rollout: RolloutHandle, images: ImagesHandle, *, members: int) -> Excerpt:
-        """Cut out the first `members` trajectories of a shard with small images, to show them."""
+        """Cut out the first `members` trajectories of a shard with small images, to show them.
+
+        Args:
+            rollout: the shard.
+            images: its images.
+            members: M, how many trajectories; all if there are fewer.
+
+        Returns:
+            M trajectories whose images are at most 128 pixels long.
+        """
         ...
 
 
@@ -79,7 +88,16 @@ class RewardSource(Protocol):
     async def score_for_evaluation(
         self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> Scores:
-        """Score as for training, and add the readings of the scorers that only evaluate to `components`."""
+        """Score as for training, and add the readings of the scorers that only evaluate to `components`.
+
+        Args:
+            images: B images.
+            prompts: B texts, one for each image.
+            metadata: B mappings, one for each image.
+
+        Returns:
+            Scores of B images.
+        """
         ...
 
     def failures(self) -> Metrics:

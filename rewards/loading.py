@@ -39,7 +39,13 @@ def build_from_path(path: str, *, args: Mapping[str, Any], extra: str | None = N
 def load_class(path: str, *, args: Mapping[str, Any], extra: str | None = None) -> type:
     """Import the class at `path` and check that its constructor takes the keyword arguments `args`.
 
-    Args and Raises as `build_from_path`; returns the class.
+    Args:
+        path: `package.module:Class`.
+        args: keyword arguments of the constructor; only their names are checked.
+        extra: dependency group that installs its libraries, for the error message.
+
+    Returns:
+        The class.
     """
     with _explained_imports(path, extra):
         cls = find_class(path)

@@ -78,3 +78,45 @@ def test_no_test_reaches_into_private_names() -> None:
         if name.startswith("_") and not name.endswith("__") and name not in FOREIGN
     ]
     assert found == []
+
+
+def public_functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Path with line, and definition, of every public function and method of the product."""
+    for package in PRODUCT:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                body = node.body if isinstance(node, ast.Module | ast.ClassDef) else []
+                if isinstance(node, ast.ClassDef) and node.name.startswith("_"):
+                    continue
+                for each in body:
+                    if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not each.name.startswith("_"):
+                        yield f"{path.relative_to(ROOT)}:{each.lineno} {each.name}", each
+
+
+def of_protocols() -> set[str]:
+    """Names of the methods that a Protocol documents for all who serve it."""
+    names = set()
+    for package in PRODUCT:
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Protocol" for base in node.bases):
+                    names |= {
+                        each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+                    }
+    return names
+
+
+def test_functions_of_three_or_more_parameters_document_them_and_their_result() -> None:
+    """Commands and routes describe their parameters in annotations, and a Protocol those of all who serve it."""
+    served, lacking = of_protocols(), []
+    for where, function in public_functions():
+        given = [a.arg for a in (*function.args.args, *function.args.kwonlyargs) if a.arg not in ("self", "cls")]
+        is_described = function.name in served | {"main"} or where.startswith(("deploy/cli/", "deploy/api/app.py"))
+        is_command = any("command" in ast.unparse(each) for each in function.decorator_list)
+        if len(given) < 3 or is_described or is_command:
+            continue
+        text = ast.get_docstring(function) or ""
+        has_result = function.returns is not None and ast.unparse(function.returns) != "None"
+        if "Args:" not in text or (has_result and "Returns:" not in text and "Yields:" not in text):
+            lacking.append(where)
+    assert not lacking, "\n".join(lacking)

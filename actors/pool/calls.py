@@ -54,9 +54,13 @@ async def answer(
     """Wait for the value of a remote call; an error that the remote code raised is raised as itself.
 
     Args:
+        reference: the call's answer to come.
         timeout_s: seconds for the whole call.
         actor: the actor that was called.
         heartbeat_s: seconds within which the actor must answer a ping at any time; None sends no pings.
+
+    Returns:
+        The value.
 
     Raises:
         ActorFailedError: no answer in time, no heartbeat, or the actor died.

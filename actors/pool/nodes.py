@@ -50,7 +50,16 @@ class NodeFailures:
 
 
 def failure_reporter(pool: str, nodes: NodeFailures, sink: StatusSink) -> Callable[[Any, str], None]:
-    """Make the callback that a pool calls when an actor fails."""
+    """Make the callback that a pool calls when an actor fails.
+
+    Args:
+        pool: the pool's name, for the event.
+        nodes: told which actor failed.
+        sink: told of the event.
+
+    Returns:
+        A function of the actor's handle and the reason.
+    """
 
     def report(actor: Any, reason: str) -> None:
         nodes.failed(actor)

@@ -25,11 +25,29 @@ class Source(Protocol):
         ...
 
     async def lines(self, run: str, *, since: int, limit: int) -> list[MetricLine]:
-        """Return at most `limit` metric lines with a `seq` above `since`, oldest first."""
+        """Return at most `limit` metric lines with a `seq` above `since`, oldest first.
+
+        Args:
+            run: the run's name.
+            since: `seq` after which lines are wanted; 0 for all.
+            limit: most lines.
+
+        Returns:
+            The lines.
+        """
         ...
 
     async def events(self, run: str, *, since: int, limit: int) -> list[Event]:
-        """Return at most `limit` events with a number above `since`, oldest first."""
+        """Return at most `limit` events with a number above `since`, oldest first.
+
+        Args:
+            run: the run's name.
+            since: number after which events are wanted; 0 for all.
+            limit: most events.
+
+        Returns:
+            The events.
+        """
         ...
 
     async def record(self, run: str, iteration: int) -> TrajectoryRecord | None:

@@ -29,6 +29,9 @@ async def event_stream(
         run: the run's name.
         since: send metric lines with a `seq` above this.
         since_event: send events with a number above this.
+
+    Returns:
+        Events `status`, `metrics` and `event`, without end.
     """
     last, session = b"", None
     while True:

@@ -277,6 +277,9 @@ def lease_on_board(config: RunConfig, run: Path, under: Lease, say: Callable[[st
         under: the lease of the run folder.
         say: is told why this waits.
 
+    Returns:
+        The lease, held; None without a shared board.
+
     Raises:
         RunFolderError: another process holds it.
     """

@@ -97,7 +97,16 @@ class TrajectoryRecorder(Observer):
 
 
 def record_of(iteration: int, excerpt: Excerpt, credit: Credit) -> TrajectoryRecord:
-    """The excerpt with its rewards and credit; `iteration` counts from 1."""
+    """Put an excerpt and its credit into one document.
+
+    Args:
+        iteration: counted from 1.
+        excerpt: M trajectories with small images.
+        credit: of their group.
+
+    Returns:
+        The record, its images as one PNG.
+    """
     members, points, height, width, _ = excerpt.images.shape
     columns = [*excerpt.steps, credit.rewards.shape[1] - 1][-points:]
     return TrajectoryRecord(

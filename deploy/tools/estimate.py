@@ -96,7 +96,18 @@ def estimate_of(
     *,
     fake: FakeTensorMode,
 ) -> Estimate:
-    """The same for parts that were made under `fake`, without an adapter so far."""
+    """Estimate a model whose components were made under `fake`, without an adapter so far.
+
+    Args:
+        config: of the run.
+        backbone: the model; it gets an adapter here.
+        encoders: its text encoders; none with an embedding cache.
+        adapter: rank, alpha and targets.
+        fake: the mode in which tensors have shapes and no memory.
+
+    Returns:
+        Counts, and memory in bytes.
+    """
     trained = attach_hollow_adapter(backbone.transformer, adapter, within=fake)
     with fake:
         gradient = gradient_cost(backbone)
@@ -212,7 +223,16 @@ def gradient_cost(backbone: PipelineBackbone) -> float:
 
 
 def forward_peak(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> int:
-    """Bytes that one forward, and the backward of a mean square, take at their highest beside the weights."""
+    """Count the memory that one forward takes at its highest beside the weights.
+
+    Args:
+        backbone: the model, with its adapter.
+        rows: samples of the forward; guidance takes two rows a sample.
+        has_gradient: count the backward of a mean square too.
+
+    Returns:
+        Bytes.
+    """
     latents = torch.zeros(rows, *backbone.latent_shape)
     conditioning, sigma = backbone.example(rows), torch.full((rows,), 0.5)
     with torch.set_grad_enabled(has_gradient), PeakMemory(apart=backbone.transformer.parameters()) as memory:

@@ -113,6 +113,15 @@ def calibrated_config(
 
     A `flow_sde` becomes the `dance_sde` with the same std at each step, since the table is about the diffusion itself.
 
+    Args:
+        config: of the run; its noise levels are where the calibration begins.
+        prompts: the training prompts.
+        settings: rounds, prompts of a round and rate.
+        report: told of every round in one line.
+
+    Returns:
+        The same config with `sampling.noise_levels`.
+
     Raises:
         ConfigError: the credit rule does not score points, or a window is set.
     """

@@ -46,7 +46,15 @@ def per_step(
 
     The ablation of Stepwise-Flow-GRPO, the advantage of DenseGRPO (arXiv 2601.20218, equation 10) and of TP-GRPO
     (arXiv 2602.06422); with ddof 1 and epsilon 1e-8 on `uniform` step rewards DanceGRPO's (arXiv 2505.07818).
-    Arguments and result as of `joint`.
+
+    Args:
+        values: g, the group's step rewards.
+        epsilon: added to each std.
+        ddof: degrees of freedom taken from each std.
+        pool: step rewards of the iteration that the stds are taken over.
+
+    Returns:
+        A, 0 where g is missing.
     """
     columns = []
     for k in range(values.shape[1]):
@@ -61,7 +69,16 @@ def centred(
     """A = (g_k - m_k) / (s + epsilon) with each step's own mean and one std of what remains.
 
     Ours: `joint` leaves a step whose gains are mostly of one sign with advantages of that sign for every member. The
-    pool's remainders are about the steps' means over the pool. Arguments and result as of `joint`.
+    pool's remainders are about the steps' means over the pool.
+
+    Args:
+        values: g, the group's step rewards.
+        epsilon: added to the std.
+        ddof: degrees of freedom taken from the std.
+        pool: step rewards of the iteration that the std is taken over.
+
+    Returns:
+        A, 0 where g is missing.
     """
     pooled = None if pool is None else _without_step_means(pool)
     return _scaled(_without_step_means(values), epsilon=epsilon, ddof=ddof, pool=pooled)

@@ -167,7 +167,16 @@ def scores_of(answers: Sequence[ItemAnswer]) -> Scores:
 
 
 def facts_of(name: str, low: float, high: float) -> ScorerFacts:
-    """Return the facts of a scorer whose values lie in [low, high]; an infinite bound becomes null."""
+    """Return the facts of a scorer whose values lie in [low, high]; an infinite bound becomes null.
+
+    Args:
+        name: the scorer's, in the service.
+        low: least value of a score.
+        high: largest value of a score.
+
+    Returns:
+        The facts, ready to be sent.
+    """
     return ScorerFacts(name=name, low=_number(low), high=_number(high))
 
 
