@@ -55,15 +55,6 @@ class PickScore:
         """Accept any prompt."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images against their prompts.
-
-        Args:
-            images: uint8 [B, H, W, 3].
-            prompts: the prompt of each image.
-            metadata: not used.
-
-        Returns:
-            B valid scores.
-        """
+        """Score B images against their prompts."""
         cosines = (self._clip.of_images(images) * self._clip.of_texts(prompts)).sum(-1)
         return judged(self._factor * cosines)

@@ -45,16 +45,7 @@ class ClipScore:
         """Accept any prompt."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images against their prompts.
-
-        Args:
-            images: uint8 [B, H, W, 3].
-            prompts: the prompt of each image.
-            metadata: not used.
-
-        Returns:
-            B valid scores.
-        """
+        """Score B images against their prompts."""
         return judged(2.5 * np.maximum(_cosines(self._clip, images, prompts), 0.0))
 
 
@@ -85,16 +76,7 @@ class HPSv2:
         """Accept any prompt."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images against their prompts.
-
-        Args:
-            images: uint8 [B, H, W, 3].
-            prompts: the prompt of each image.
-            metadata: not used.
-
-        Returns:
-            B valid scores.
-        """
+        """Score B images against their prompts."""
         return judged(_cosines(self._clip, images, prompts))
 
 
@@ -130,16 +112,7 @@ class Aesthetic:
         """Accept any prompt."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images.
-
-        Args:
-            images: uint8 [B, H, W, 3].
-            prompts: not used.
-            metadata: not used.
-
-        Returns:
-            B valid scores.
-        """
+        """Score B images."""
         features = self._clip.of_images(images).astype(np.float64)
         for weight, bias in self._layers:
             features = features @ weight.T + bias

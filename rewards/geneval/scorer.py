@@ -94,14 +94,6 @@ class GenEval:
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Judge B images by their metadata.
 
-        Args:
-            images: uint8 [B, H, W, 3].
-            prompts: not used.
-            metadata: the GenEval line of each image.
-
-        Returns:
-            B valid scores with the components `strict` and `correct`.
-
         Raises:
             ContractError: the detector's answer is not one list of detections for each image.
         """

@@ -92,16 +92,7 @@ class Ocr:
                 raise PromptError(f"prompt line {prompt.index + 1} ({prompt.text!r}): {error}") from None
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images against their prompts.
-
-        Args:
-            images: uint8 [B, H, W, 3].
-            prompts: the prompt of each image.
-            metadata: not used.
-
-        Returns:
-            B scores; the component `exact` is 1 for a score of 1 and else 0.
-        """
+        """Score B images against their prompts."""
         answers = [self._score_one(image, prompt) for image, prompt in zip(images, prompts, strict=True)]
         values = np.array([value for value, _ in answers], np.float32)
         exact = np.where(np.isnan(values), np.nan, values == 1.0)
