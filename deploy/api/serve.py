@@ -9,8 +9,13 @@ from fastapi import FastAPI
 from protocol.errors import ConfigError, one_line
 
 
-def listen(host: str, port: int) -> tuple[socket.socket, str]:
+def listen(host: str, port: int, *, descriptor: int | None = None) -> tuple[socket.socket, str]:
     """Open a listening socket.
+
+    Args:
+        host: name or address of this machine.
+        port: 0 for any.
+        descriptor: of a socket that listens already and is used instead.
 
     Returns:
         The socket, and its address as a URL without a path; IPv6 addresses stand in brackets.
@@ -20,7 +25,10 @@ def listen(host: str, port: int) -> tuple[socket.socket, str]:
     """
     is_ipv6 = ":" in host
     try:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if is_ipv6 else socket.AF_INET)
+        if descriptor is not None:
+            listener = socket.socket(fileno=descriptor)
+        else:
+            listener = socket.create_server((host, port), family=socket.AF_INET6 if is_ipv6 else socket.AF_INET)
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"{host}:{port} cannot be listened on: {one_line(error)}; set --host and --port") from None
     return listener, f"http://{f'[{host}]' if is_ipv6 else host}:{listener.getsockname()[1]}"

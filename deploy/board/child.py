@@ -23,9 +23,20 @@ class Child:
     """A running program in its own session, so that Ctrl-C does not reach it."""
 
     def __init__(
-        self, command: Sequence[str], *, output: int | None = None, variables: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        *,
+        output: int | None = None,
+        variables: Mapping[str, str] | None = None,
+        descriptors: Sequence[int] = (),
     ) -> None:
-        """`variables` are added to the environment."""
+        """
+        Args:
+            command: program and arguments.
+            output: file descriptor for its output; by default it goes nowhere.
+            variables: added to the environment.
+            descriptors: file descriptors that it inherits, above 9.
+        """
         quiet = subprocess.DEVNULL if output is None else output
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", WATCHER, "watcher", *command],
@@ -34,6 +45,7 @@ class Child:
             stderr=quiet,
             start_new_session=True,
             env=os.environ | (variables or {}),
+            pass_fds=descriptors,
         )
 
     def is_running(self) -> bool:

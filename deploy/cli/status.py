@@ -34,6 +34,7 @@ def serve(
     port: Port = 8400,
     token_file: TokenFile = None,
     allow_host: AllowHost = None,
+    descriptor: Annotated[int | None, typer.Option("--socket", hidden=True, help="A listening socket to use.")] = None,
 ) -> None:
     """Serve the page and the status API of live and ended runs."""
     from deploy.api.app import make_app
@@ -44,7 +45,7 @@ def serve(
     token = read_token(token_file)
     access = Access(host=host, token=token, allowed_hosts=tuple(allow_host or ()))
     app = make_app(open_source(where or os.environ.get(BOARD_VARIABLE) or "runs"), access)
-    listener, address = listen(host, port)
+    listener, address = listen(host, port, descriptor=descriptor)
     announcement = f"page      {address}/"
     if token is None:
         announcement += f"\n          read only: commands need a token, {TOKEN_VARIABLE} or --token-file"

@@ -1,5 +1,10 @@
-"""The process that serves a run's page on loopback while the run goes on; if it ends, it is started again."""
+"""The process that serves a run's page on loopback while the run goes on; if it ends, it is started again.
 
+This process opens the listening socket and hands it to the other one, so that no other program can take the port in
+between, and the address stays the same after a restart.
+"""
+
+import fcntl
 import os
 import secrets
 import socket
@@ -14,6 +19,8 @@ from protocol.config.status import BOARD_VARIABLE
 from protocol.sink import StatusSink
 
 FIRST_PORT, PORTS = 8420, 50
+LEAST_DESCRIPTOR = 20
+"""Descriptors below are the watcher's own, see `deploy.board.child`."""
 EVERY_S = 15.0
 """Seconds between two checks of the process, and so between two starts."""
 
@@ -40,10 +47,10 @@ class PageServer:
         descriptor = os.open(self._token, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(secrets.token_urlsafe(24))
-        port = _free_port()
-        self.address = f"http://127.0.0.1:{port}/"
+        self._listener = _listen()
+        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}/"
         where = [] if board else [str(run)]
-        words = ["serve", *where, "--port", str(port), "--token-file", str(self._token)]
+        words = ["serve", *where, "--socket", str(self._listener.fileno()), "--token-file", str(self._token)]
         self._command = [sys.executable, "-m", "deploy", *words]
         self._variables = {BOARD_VARIABLE: board} if board else {}  # an address may hold a password: no argument
         self._child = self._start()
@@ -65,18 +72,17 @@ class PageServer:
     def stop(self, *, is_taken_over: bool = False) -> None:
         """End the process and remove its token, unless another process has taken the run over and written its own."""
         self._child.stop()
+        self._listener.close()
         if not is_taken_over:
             self._token.unlink(missing_ok=True)
 
     def _start(self) -> Child:
-        return Child(self._command, variables=self._variables)
+        return Child(self._command, variables=self._variables, descriptors=(self._listener.fileno(),))
 
 
-def _free_port() -> int:
-    for port in range(FIRST_PORT, FIRST_PORT + PORTS):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def _listen() -> socket.socket:
+    """Listen on the first free port from `FIRST_PORT`, or on any."""
+    for port in (*range(FIRST_PORT, FIRST_PORT + PORTS), 0):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)) as listener:
+            return socket.socket(fileno=fcntl.fcntl(listener, fcntl.F_DUPFD_CLOEXEC, LEAST_DESCRIPTOR))
+    raise OSError("no port of 127.0.0.1 is free")

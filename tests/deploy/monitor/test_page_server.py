@@ -77,6 +77,20 @@ def test_a_page_s_server_that_is_killed_is_started_again_at_the_same_address(tmp
     assert not (tmp_path / TOKEN).exists()
 
 
+def test_runs_started_at_the_same_time_have_an_address_each(tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    pages = [PageServer(folder) for folder in folders]
+    try:
+        assert pages[0].address != pages[1].address
+        for page in pages:
+            until_served(page.address)
+    finally:
+        for page in pages:
+            page.stop()
+
+
 @pytest.mark.timeout(200)
 def test_the_page_of_a_run_on_a_shared_board_is_the_board_s(tiny_config, tmp_path: Path, monkeypatch):
     shared = BoardServer(tmp_path)
