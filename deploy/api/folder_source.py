@@ -33,6 +33,11 @@ class _Run:
     lines: list[MetricLine] = field(default_factory=list)
     file: StatusFile | None = None
 
+    @property
+    def name(self) -> str:
+        """The run's name on its board, whatever path or link led to its folder."""
+        return run_id_of(self.path.resolve().name)
+
 
 class FolderSource:
     """A `Source` over a run folder, or over a folder of run folders."""
@@ -65,7 +70,7 @@ class FolderSource:
             return None
         if board := await self._live(found):
             try:
-                status = await board.status(run_id_of(found.path.name))
+                status = await board.status(found.name)
             except BoardError:
                 status = None
             if status:
@@ -79,7 +84,7 @@ class FolderSource:
         if found is None:
             return []
         if board := await self._live(found):
-            return await board.lines(run_id_of(found.path.name), since=since, limit=limit)
+            return await board.lines(found.name, since=since, limit=limit)
         await asyncio.to_thread(self._filed, run, found)
         return found.lines[since : since + limit]
 
@@ -89,7 +94,7 @@ class FolderSource:
         if found is None:
             return []
         if board := await self._live(found):
-            return await board.events(run_id_of(found.path.name), since=since, limit=limit)
+            return await board.events(found.name, since=since, limit=limit)
         file = await asyncio.to_thread(self._filed, run, found)
         return [event for event in file.events if event.number > since][:limit] if file else []
 
@@ -107,7 +112,7 @@ class FolderSource:
         if found is None:
             return None
         if board := await self._live(found):
-            return await board.command(run_id_of(found.path.name), command)
+            return await board.command(found.name, command)
         file = await asyncio.to_thread(self._filed, run, found)
         return next((held for held in file.commands if held.id == command), None) if file else None
 
@@ -117,7 +122,7 @@ class FolderSource:
         board = await self._live(found) if found else None
         if found is None or board is None:
             raise BoardError(f"run {run} has no board that answers: it takes no commands")
-        await board.ask(run_id_of(found.path.name), command)
+        await board.ask(found.name, command)
 
     def _scan(self) -> dict[str, _Run]:
         if time.monotonic() - self._scanned > SCAN_S:

@@ -10,11 +10,13 @@ import pytest
 
 from deploy.api import folder_source
 from deploy.api.folder_source import FolderSource
+from deploy.board.board import Board, Update
+from deploy.board.embedded import BoardServer
 from deploy.folder.names import CONFIG, METRICS, STATUS
 from deploy.folder.read import StatusFile
-from protocol.commands import new_command
+from protocol.commands import Command, new_command
 from protocol.errors import BoardError
-from protocol.status import RunStatus, staleness_of
+from protocol.status import MetricLine, RunStatus, staleness_of
 
 
 @pytest.fixture
@@ -64,6 +66,47 @@ def test_a_killed_run_is_not_heard_of_and_shows_what_its_metrics_say(make, tmp_p
     assert (status.phase, status.iteration, status.lines) == ("running", 2, 2)
     with pytest.raises(BoardError, match="it takes no commands"):
         asyncio.run(FolderSource(tmp_path / "runs").ask("killed", new_command("stop")))
+
+
+@pytest.mark.parametrize("way", ["through a link", "from inside"])
+def test_a_live_run_is_found_by_any_path_to_its_folder(make, tmp_path, monkeypatch, way: str):
+    folder = make("mine", iterations=9)
+    (tmp_path / "another-name").symlink_to(folder)
+    monkeypatch.chdir(folder)
+    path = tmp_path / "another-name" if way == "through a link" else Path(".")
+    server = BoardServer(folder)
+    server.start()
+
+    async def asked() -> tuple[RunStatus | None, list[MetricLine], Command | None]:
+        source, board = FolderSource(path), Board(server.url)
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            try:
+                await board.ping()
+                break
+            except BoardError:
+                await asyncio.sleep(0.05)
+        now = time.time()
+        status = RunStatus(
+            run="mine", session="s", phase="running", iteration=1, iterations=9, started=now, updated=now
+        )
+        await board.write(Update(status, lines=[MetricLine(seq=1, values={"reward/mean": 0.75})]), keep_s=60)
+        (name,) = [found.run for found in await source.runs()]
+        command = new_command("pause")
+        await source.ask(name, command)
+        answers = await source.status(name), await source.lines(name, since=0, limit=9)
+        found = await source.command(name, command.id)
+        await board.close()
+        await source.close()
+        return *answers, found
+
+    try:
+        status, lines, command = asyncio.run(asked())
+    finally:
+        server.stop()
+    assert status is not None and status.phase == "running"
+    assert [line.values["reward/mean"] for line in lines] == [0.75]
+    assert command is not None, "a command reaches the run"
 
 
 def test_damaged_files_hide_no_other_run(make, tmp_path):
