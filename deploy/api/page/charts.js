@@ -84,7 +84,7 @@ export class Heat {
     this.data = { iterations, steps, values };
     if (steps.join() !== this.key) this.build(steps);
     this.key = steps.join();
-    const top = Math.max(...values.flat().filter((value) => value != null), 1e-12);
+    const top = values.flat().reduce((most, value) => Math.max(most, value ?? 0), 1e-12);
     // At most 600 columns: neighbouring iterations share one, as their mean.
     const columns = Math.min(iterations.length, 600);
     this.canvas.width = columns;
@@ -115,12 +115,14 @@ export class Heat {
       <div class="under" aria-hidden="true"></div><output aria-live="polite"></output>
       <div class="scale" aria-hidden="true">0 <i></i> <span></span></div>`;
     this.canvas = this.holder.querySelector("canvas");
-    this.canvas.style.height = `${Math.max(120, Math.min(300, steps.length * 30))}px`;
+    const height = Math.max(120, Math.min(300, steps.length * 30));
+    const every = Math.ceil((14 * steps.length) / height); // as many labels as have room, each beside its own row
+    this.canvas.style.height = `${height}px`;
     this.canvas.style.imageRendering = "pixelated";
     this.under = this.holder.querySelector(".under");
     this.most = this.holder.querySelector(".scale span");
     this.output = this.holder.querySelector("output");
-    this.holder.querySelector(".steps").append(...steps.map((step) => Object.assign(document.createElement("span"), { textContent: `step ${step}` })));
+    this.holder.querySelector(".steps").append(...steps.map((step, row) => Object.assign(document.createElement("span"), { textContent: row % every ? "" : `step ${step}` })));
     this.canvas.addEventListener("pointermove", (event) => {
       const box = this.canvas.getBoundingClientRect();
       const share = [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];

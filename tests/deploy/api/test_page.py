@@ -1,6 +1,7 @@
 """The page in a real browser: a live run moves, a size set there reaches the run, a lost connection heals."""
 
 import asyncio
+import itertools
 import json
 import threading
 import time
@@ -212,6 +213,40 @@ def test_a_lost_connection_is_shown_and_heals(page, scene):
     wait_for(page, lambda: shown_iteration(page) > before + 1)
     seqs = page.execute_script("return document.querySelector('#reward-chart').getAttribute('aria-label')")
     assert "reward now 0.5" in seqs
+
+
+HEAT = """
+const done = arguments[arguments.length - 1];
+import("/static/charts.js").then(({ Heat }) => {
+  const holder = Object.assign(document.createElement("div"), { className: "heat" });
+  document.body.append(holder);
+  const [iterations, steps] = [5000, 28];
+  const gain = (n, k) => (n + k) / 1e4;
+  const values = Array.from({ length: iterations }, (_, n) => Array.from({ length: steps }, (_, k) => gain(n, k)));
+  new Heat(holder).show(values.map((_, n) => n + 1), values[0].map((_, k) => k), values);
+  const canvas = holder.querySelector("canvas").getBoundingClientRect();
+  const middle = (box) => (box.top + box.bottom) / 2 - canvas.top;
+  const spans = [...holder.querySelectorAll(".steps span")];
+  const labels = spans.map((span, row) => [row, span.textContent, span.getBoundingClientRect()]);
+  done({
+    height: canvas.height / steps,
+    labels: labels.filter((one) => one[1]).map(([row, text, box]) => [row, text, middle(box)]),
+    most: holder.querySelector(".scale span").textContent,
+  });
+}).catch((error) => done({ error: String(error) }));
+"""
+
+
+def test_the_heat_map_of_a_long_run_of_many_steps_is_drawn_and_its_labels_stand_beside_their_rows(page):
+    found = page.execute_async_script(HEAT)
+    assert "error" not in found, found
+    assert found["most"] == "0.5026"
+    assert len(found["labels"]) >= 10
+    for row, text, middle in found["labels"]:
+        assert text == f"step {row}"
+        assert abs(middle - (row + 0.5) * found["height"]) < found["height"], "the label belongs to its row"
+    distances = [later[2] - earlier[2] for earlier, later in itertools.pairwise(found["labels"])]
+    assert min(distances) >= 12, "labels do not overlap"
 
 
 @pytest.mark.parametrize("width", [400, 1200])
