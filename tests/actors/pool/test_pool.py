@@ -65,10 +65,13 @@ class Counter(Alive):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return "sound"
 
-    def work(self, seconds: float) -> float:
-        began = time.monotonic()
+    def work(self, seconds: float) -> None:
         time.sleep(seconds)
-        return time.monotonic() - began
+
+    def work_until(self, began: str, gate: str) -> None:
+        open(began, "w").close()
+        while not os.path.exists(gate):
+            time.sleep(0.01)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -272,20 +275,25 @@ def test_an_actor_whose_gpu_is_in_a_broken_state_is_replaced(tmp_path):
     assert asyncio.run(scenario()) == ("sound", 1)
 
 
-def test_a_member_whose_caller_gave_up_is_busy_until_its_call_has_ended():
+def test_a_member_whose_caller_gave_up_is_busy_until_its_call_has_ended(tmp_path):
+    began, gate = tmp_path / "began", tmp_path / "gate"
+
     async def scenario():
         pool = make_pool(size=1)
         await pool.start()
-        first = asyncio.create_task(pool.call(lambda actor: answer(actor.work.remote(2), timeout_s=60)))
-        await asyncio.sleep(0.5)
+        first = asyncio.create_task(
+            pool.call(lambda actor: answer(actor.work_until.remote(str(began), str(gate)), timeout_s=60))
+        )
+        while not began.exists():  # noqa: ASYNC110  another process makes it
+            await asyncio.sleep(0.01)
         first.cancel()
-        began = time.monotonic()
-        inside = await pool.call(lambda actor: answer(actor.work.remote(0), timeout_s=1))
-        waited = time.monotonic() - began
+        second = asyncio.create_task(pool.call(lambda actor: answer(actor.square.remote(3), timeout_s=60)))
+        for _ in range(50):
+            await asyncio.sleep(0.01)
+        was_waiting = pool.status().queue == 1 and not second.done()
+        gate.touch()
+        result = await second
         pool.stop()
-        return inside, waited, pool.restarts
+        return was_waiting, result, pool.restarts
 
-    inside, waited, restarts = asyncio.run(scenario())
-    assert waited > 1
-    assert inside < 1
-    assert restarts == 0
+    assert asyncio.run(asyncio.wait_for(scenario(), 120)) == (True, 9, 0)
