@@ -139,7 +139,7 @@ async function loadRecord() {
   try {
     const record = await ask(`/runs/${encodeURIComponent(mine.run)}/trajectories/${iteration}/record`);
     if (mine !== view || mine.record.iteration !== iteration) return;
-    $("record-prompt").textContent = `“${record.prompt}”: the clean image as estimated before each step, its reward, and what each step changed.`;
+    $("record-prompt").textContent = `“${record.prompt}”: the clean image as estimated before each step with its reward; between them the step's reward by the credit rule (with calibrated values it follows the predicted final reward, not the rewards shown) and its advantage.`;
     await drawTrajectories($("trajectories"), record);
   } catch (error) {
     mine.record = null;
