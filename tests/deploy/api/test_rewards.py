@@ -79,7 +79,7 @@ def test_prompts_are_checked_by_the_served_scorer(url: str) -> None:
         remote.check([Prompt(index=3, text="a", metadata={"known": False})])
 
 
-def test_a_image_that_cannot_be_read_fails_alone_and_sizes_may_differ(url: str) -> None:
+def test_an_image_that_cannot_be_read_fails_alone_and_sizes_may_differ(url: str) -> None:
     wide = np.full((3, 9, 3), 255, np.uint8)
     items = [(encode_png(IMAGES[0]), "a"), (b"no image", "a"), (encode_png(wide), "a"), (encode_png(wide), "dark")]
     call = ScoreCall(scorer="red", items=tuple(Item(image=data, prompt=prompt) for data, prompt in items))

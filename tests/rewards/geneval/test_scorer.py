@@ -70,7 +70,7 @@ def test_soft_scores_come_with_both_verdicts_and_nothing_else() -> None:
     }
 
 
-def test_a_image_without_shapes_is_a_valid_zero() -> None:
+def test_an_image_without_shapes_is_a_valid_zero() -> None:
     scores = ask("PixelDetector", images(0))
     assert scores.values.tolist() == [0.0] and scores.valid.tolist() == [True]
 
@@ -87,7 +87,7 @@ def test_a_failing_detector_makes_scores_missing_and_is_logged_once(caplog: pyte
     assert [record.name for record in caplog.records] == ["rewards.scorer"]
 
 
-def test_a_detector_that_forgets_a_image_breaks_the_contract() -> None:
+def test_a_detector_that_forgets_an_image_breaks_the_contract() -> None:
     with pytest.raises(
         ContractError, match=r"scorer geneval: the detector must return one list for each of 2 images, got 1"
     ):

@@ -98,7 +98,7 @@ def test_a_reply_that_would_run_code_is_refused_even_when_unpickling_was_asked_f
     assert not trace.exists()
 
 
-def test_replies_without_one_number_a_image_break_the_contract() -> None:
+def test_replies_without_one_number_an_image_break_the_contract() -> None:
     for reply in ({"scores": [1, 2]}, {"rewards": [1, 2, 3]}, [1, 2, 3], {"scores": ["a", "b", "c"]}):
         body = json.dumps(reply).encode()
         with (

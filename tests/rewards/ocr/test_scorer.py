@@ -100,7 +100,7 @@ def test_short_lines_and_long_ones_are_read_with_a_small_line_width() -> None:
         build_scorer("ocr", engine_args={"threads": 2})
 
 
-def test_a_image_is_read_the_same_alone_and_in_company() -> None:
+def test_an_image_is_read_the_same_alone_and_in_company() -> None:
     scorer = build_scorer("ocr")
     images = np.stack([drawn("Platform 9"), drawn("Platfrm"), drawn("9 forms")])
     together = scorer.score(images, ['"Platform 9"'] * 3, [{}] * 3).values
