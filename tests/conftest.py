@@ -43,7 +43,7 @@ def one_torch_thread() -> None:
 @pytest.fixture(scope="session")
 def tiny_sd3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A StableDiffusion3Pipeline folder with random weights: latents 4x8x8, images 16x16, no T5."""
-    from tests.support.tiny_models import write_sd3
+    from tests.support.worlds.tiny_models import write_sd3
 
     return write_sd3(tmp_path_factory.mktemp("models") / "tiny_sd3")
 

@@ -1,6 +1,7 @@
 """Rules of the house that no linter knows: how folders are made, and what tests may not do."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,11 @@ def test_a_folder_holds_a_dozen_modules_at_most_and_its_init_a_docstring(folder:
 
 def files_of_tests() -> list[Path]:
     return sorted((ROOT / "tests").rglob("*.py"))
+
+
+def test_a_folder_of_tests_holds_a_dozen_modules_at_most() -> None:
+    modules = Counter(name_of(path.parent) for path in files_of_tests())
+    assert {folder: count for folder, count in modules.items() if count > MOST_MODULES} == {}
 
 
 def imported_by(tree: ast.Module) -> Iterator[str]:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from flow.maths.schedule import sd3_sigmas
 from flow.maths.transition import ddim_sde, flow_sde, ode
-from tests.support.gaussian import gaussian_velocity
+from tests.support.worlds.gaussian import gaussian_velocity
 
 MEAN, SPREAD, SAMPLES = 0.3, 0.5, 200_000
 

@@ -26,7 +26,7 @@ from learner.credit.turning_point import aggregates, balanced, turning_point
 from learner.update.objective import clipped_surrogate, guarded_log_ratio
 from protocol.config.credit import TurningPointConfig
 from protocol.config.sampling import CompletionConfig, WindowConfig
-from tests.support.gaussian import gaussian_velocity
+from tests.support.worlds.gaussian import gaussian_velocity
 
 STEPS = 10
 SIGMAS = sd3_sigmas(steps=STEPS)

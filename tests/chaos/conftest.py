@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.disks import NoRightToMountError, small_disk
-from tests.support.scene import Driver, Story, preset, story
+from tests.support.faults.disks import NoRightToMountError, small_disk
+from tests.support.runs.scene import Driver, Story, preset, story
 
 
 @pytest.fixture(scope="session")

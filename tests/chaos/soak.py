@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.disks import NoRightToMountError, small_disk
-from tests.support.moody import moody_server
-from tests.support.plans import ALL_FAULTS, FULL_DISK, disturbed, plan
-from tests.support.scene import Driver, Story, events, preset, require_undisturbed, story
-from tests.support.tiny_models import write_sd3
+from tests.support.faults.disks import NoRightToMountError, small_disk
+from tests.support.faults.plans import ALL_FAULTS, FULL_DISK, disturbed, plan
+from tests.support.rewards.moody import moody_server
+from tests.support.runs.scene import Driver, Story, events, preset, require_undisturbed, story
+from tests.support.worlds.tiny_models import write_sd3
 
 
 def main() -> None:

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tests.support.plans import FAULTS, disturbed
-from tests.support.scene import ROOT, Driver, events, preset, require_undisturbed, two_nodes
+from tests.support.faults.plans import FAULTS, disturbed
+from tests.support.runs.scene import ROOT, Driver, events, preset, require_undisturbed, two_nodes
 
 pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.timeout(600)]
 

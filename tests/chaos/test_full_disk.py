@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from tests.support.disks import fill
-from tests.support.scene import Driver, events, preset, require_undisturbed
+from tests.support.faults.disks import fill
+from tests.support.runs.scene import Driver, events, preset, require_undisturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 

@@ -24,7 +24,7 @@ from protocol.config.run import DataConfig, RunConfig
 from protocol.errors import CheckpointError, ConfigError, ContractError, PromptError, RunFolderError
 from protocol.messages import Adapter, LearnerState, Prompt, Rollout, Scores, ShardRequest, digest_of
 from protocol.prompts import read_prompts
-from tests.support.fuzz import ODD, damage, mutated
+from tests.support.faults.fuzz import ODD, damage, mutated
 
 pytestmark = pytest.mark.chaos
 

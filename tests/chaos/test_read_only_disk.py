@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from deploy.cli.app import main
-from tests.support.disks import fill, read_only
-from tests.support.scene import Driver, events, preset, require_undisturbed
+from tests.support.faults.disks import fill, read_only
+from tests.support.runs.scene import Driver, events, preset, require_undisturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 

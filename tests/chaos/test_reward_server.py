@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.support.moody import moody_server
-from tests.support.scene import Driver, preset, require_undisturbed
+from tests.support.rewards.moody import moody_server
+from tests.support.runs.scene import Driver, preset, require_undisturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from deploy.board.board import Board
 from deploy.board.embedded import BoardServer
 from protocol.commands import new_command
-from tests.support.scene import Driver, preset, require_undisturbed
+from tests.support.runs.scene import Driver, preset, require_undisturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 PROGRAM = (

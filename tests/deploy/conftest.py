@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.boards import KINDS, board_of
-from tests.support.serving import Serve, servers
+from tests.support.services.boards import KINDS, board_of
+from tests.support.services.serving import Serve, servers
 
 
 @pytest.fixture(scope="module", params=KINDS)

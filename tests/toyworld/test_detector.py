@@ -7,7 +7,7 @@ import pytest
 import torch
 from diffusers import AutoencoderTiny
 
-from tests.support.shapes import one_shape
+from tests.support.worlds.shapes import one_shape
 from toyworld.pretraining import check
 from toyworld.pretraining.autoencoder import reconstruct
 from toyworld.pretraining.dataset import Examples, draw_examples

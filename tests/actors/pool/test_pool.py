@@ -15,7 +15,7 @@ from actors.pool.nodes import NodeFailures
 from actors.pool.pool import ActorPool
 from actors.rewards.pool import RewardPools
 from protocol.errors import ConfigError, ContractError, PoolError
-from tests.support.sinks import Silent
+from tests.support.runs.sinks import Silent
 
 pytestmark = pytest.mark.ray
 

@@ -18,7 +18,7 @@ from actors.rewards.pool import RewardPools
 from protocol.errors import InputError, PromptError, RewardError
 from protocol.messages import Metadata, Prompt, Scores
 from rewards.scores import partly
-from tests.support.sinks import Silent
+from tests.support.runs.sinks import Silent
 
 pytestmark = pytest.mark.ray
 NODES = NodeFailures(within_s=60)

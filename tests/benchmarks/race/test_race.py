@@ -11,7 +11,7 @@ from benchmarks.race.plots import FIGURES, write_plots
 from benchmarks.race.race import Cell, cell_config, planned, rates, reached, read_cell, summarise
 from benchmarks.race.variants import LOOKS, REWARDS, THREE_SEEDS, VARIANTS
 from benchmarks.scorers import GradedGenEval, Redness
-from tests.support.shapes import one_shape
+from tests.support.worlds.shapes import one_shape
 from toyworld.world.scenes import render
 from toyworld.world.vocabulary import GROUND
 

@@ -26,8 +26,8 @@ from protocol.commands import Command
 from protocol.errors import BoardError, ConfigError
 from protocol.status import Event, MetricLine
 from tests.support.paths import ROOT
-from tests.support.serving import AUTHORISED, TOKEN, Serve
-from tests.support.statuses import a_record, a_status
+from tests.support.runs.statuses import a_record, a_status
+from tests.support.services.serving import AUTHORISED, TOKEN, Serve
 
 LINES = [
     MetricLine(seq=seq, values={"iteration": seq, "reward/mean": seq / 10, "train/loss": None, "seconds/update": 1.0})

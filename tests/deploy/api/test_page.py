@@ -16,9 +16,9 @@ from protocol.commands import Command
 from protocol.errors import BoardError
 from protocol.status import ActorStatus, Event, MetricLine, PoolStatus, RunStatus
 from tests.support.programs import need
-from tests.support.scene import Driver, preset
-from tests.support.serving import TOKEN, free_port, start_server
-from tests.support.statuses import a_record, a_status
+from tests.support.runs.scene import Driver, preset
+from tests.support.runs.statuses import a_record, a_status
+from tests.support.services.serving import TOKEN, free_port, start_server
 
 
 class LivingRun:

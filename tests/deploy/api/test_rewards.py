@@ -22,7 +22,7 @@ from rewards.http.wire import JSON, MSGPACK, Item, ScoreCall, ScoreReply, read_m
 from rewards.images import ImageError, decode_image, encode_png
 from rewards.scorer import build_scorer
 from rewards.scores import partly
-from tests.support.reward_servers import http_server, reward_service
+from tests.support.rewards.reward_servers import http_server, reward_service
 
 OPEN = Access(host="127.0.0.1", token=None)
 TOKEN = "a-token-of-this-test-0123"

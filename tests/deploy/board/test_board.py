@@ -19,8 +19,8 @@ from deploy.folder.names import BOARD_SOCKET, BOARD_URL
 from protocol.commands import Command, new_command
 from protocol.errors import BoardError, ConfigError
 from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
-from tests.support.boards import KINDS, board_of, end_server, redis_over_tls
 from tests.support.paths import ROOT
+from tests.support.services.boards import KINDS, board_of, end_server, redis_over_tls
 
 KEEP_S = 3600.0
 

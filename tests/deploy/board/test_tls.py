@@ -13,9 +13,9 @@ import pytest
 from deploy.board.board import Board
 from protocol.config.run import RunConfig
 from protocol.errors import BoardError, ConfigError
-from tests.support.boards import PASSWORD, redis_over_tls
 from tests.support.paths import ROOT
-from tests.support.watched import REDNESS, go, left_behind
+from tests.support.runs.watched import REDNESS, go, left_behind
+from tests.support.services.boards import PASSWORD, redis_over_tls
 
 
 @pytest.fixture(scope="module")

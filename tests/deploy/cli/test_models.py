@@ -45,7 +45,7 @@ def write_preset(folder: Path, model: Path) -> Path:
         "group": {"size": 4, "shard": 2, "per_iteration": 2},
         "learner": {"learning_rate": 0.05, "updates_per_iteration": 1},
         "completion": {"substeps": 2},
-        "rewards": {"dark": {"scorer": "tests.support.dark:Dark"}},
+        "rewards": {"dark": {"scorer": "tests.support.rewards.dark:Dark"}},
         "evaluation": {"component": "reward", "steps": 3, "batch": 3},
     }
     path = folder / "preset.yaml"
@@ -205,7 +205,7 @@ def test_encode_without_a_folder_says_so(
 def test_flux_trains_with_every_point_completed_and_its_adapter_loads_in_one_line(
     preset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.support.tiny_models import write_flux
+    from tests.support.worlds.tiny_models import write_flux
 
     tree = yaml.safe_load(preset.read_text())
     flux = write_flux(tmp_path / "flux")

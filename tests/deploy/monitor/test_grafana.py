@@ -13,9 +13,9 @@ import pytest
 from deploy.presets import load_config
 from tests.support.paths import ROOT
 from tests.support.programs import need
-from tests.support.scene import preset
-from tests.support.serving import Serve
-from tests.support.watched import Scene, comes_to, go, until
+from tests.support.runs.scene import preset
+from tests.support.runs.watched import Scene, comes_to, go, until
+from tests.support.services.serving import Serve
 
 DASHBOARD = json.loads((ROOT / "deploy/grafana/flowcredit.json").read_text())
 SELECTOR = re.compile(r"(flowcredit_\w+)(?:\{([^}]*)\})?")

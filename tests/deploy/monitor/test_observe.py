@@ -26,9 +26,9 @@ from protocol.commands import new_command
 from protocol.config.run import RunConfig
 from protocol.errors import BoardError, LeaseLostError, NonFiniteError
 from protocol.status import RunStatus
-from tests.support.boards import end_server
 from tests.support.programs import need
-from tests.support.watched import REDNESS, Scene, comes_to, go, left_behind, reaches, until
+from tests.support.runs.watched import REDNESS, Scene, comes_to, go, left_behind, reaches, until
+from tests.support.services.boards import end_server
 
 Config = Callable[..., RunConfig]
 OUTAGE_S = float(os.environ.get("FLOWCREDIT_TEST_OUTAGE_S", "2"))

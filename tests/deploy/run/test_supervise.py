@@ -66,7 +66,7 @@ def config(tiny_config: Callable[..., RunConfig], tmp_path_factory: pytest.TempP
         iterations=5,
         checkpoint={"every": 2},
         group={"max_lag": 1},
-        rewards={"redness": {"scorer": "tests.support.judges:Redness"}},
+        rewards={"redness": {"scorer": "tests.support.rewards.judges:Redness"}},
         data={"train": str(prompts), "heldout": str(prompts)},
         evaluation={"every": 2},
     )

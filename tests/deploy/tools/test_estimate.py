@@ -16,7 +16,7 @@ from flow.policy import build_policy
 from flow.rollout import rollout_shard
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt, ShardRequest
-from tests.support.tiny_models import write_flux
+from tests.support.worlds.tiny_models import write_flux
 
 Config = Callable[..., RunConfig]
 

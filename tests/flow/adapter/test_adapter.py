@@ -23,7 +23,7 @@ from protocol.config.model import LoraConfig, ModelConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.errors import ModelError
 from protocol.messages import Adapter, digest_of
-from tests.support.tiny_models import write_flux, write_sd35
+from tests.support.worlds.tiny_models import write_flux, write_sd35
 
 WRITERS: dict[str, Callable[[Path], Path]] = {"sd35": write_sd35, "flux": write_flux}
 SMALL = LoraConfig(rank=4, alpha=12)

@@ -9,7 +9,7 @@ from flow.maths.completion import complete, stack_grids, substep_grid
 from flow.maths.interpolant import clean_estimate, noise_estimate
 from flow.maths.schedule import linear_sigmas, sd3_sigmas
 from protocol.config.sampling import CompletionConfig
-from tests.support.gaussian import gaussian_velocity
+from tests.support.worlds.gaussian import gaussian_velocity
 
 MEAN, SPREAD = 0.7, 0.5
 SIGMAS = sd3_sigmas(steps=10)

@@ -15,7 +15,7 @@ import torch
 
 from flow.maths.schedule import sd3_sigmas
 from flow.maths.transition import Transition, cps, dance_sde, ddim_sde, flow_sde, ode
-from tests.support.gaussian import gaussian_velocity
+from tests.support.worlds.gaussian import gaussian_velocity
 
 SAMPLES, MEAN, STEPS = 100_000, 0.7, 10
 SIGMAS = sd3_sigmas(steps=STEPS)

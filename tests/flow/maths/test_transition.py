@@ -10,7 +10,7 @@ import torch
 
 from flow.maths.schedule import linear_sigmas, sd3_sigmas
 from flow.maths.transition import Transition, ddim_sde, flow_sde, ode
-from tests.support.gaussian import gaussian_velocity
+from tests.support.worlds.gaussian import gaussian_velocity
 
 MEAN, SPREAD = 0.7, 0.5
 """Of the data in the Gaussian world."""

@@ -23,7 +23,7 @@ from flow.rollout import trajectory
 from protocol.config.model import ModelConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.errors import ModelError
-from tests.support.tiny_models import write_flux, write_sd35
+from tests.support.worlds.tiny_models import write_flux, write_sd35
 
 STEPS, TOKENS = 3, 6
 TEXT, NEGATIVE = "a red circle", "blurry"

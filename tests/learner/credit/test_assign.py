@@ -16,7 +16,7 @@ from learner.update.micro_batches import StepChoice, count_pairs, micro_batches
 from protocol.config.credit import CreditConfig
 from protocol.errors import ContractError
 from protocol.messages import COMMON_IMAGE, Credit, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
-from tests.support.plain_credit import PLAIN
+from tests.support.learning.plain_credit import PLAIN
 
 REWARDS = np.array(
     [[0.50, 0.62, 0.58, 0.66, 0.70], [0.50, 0.46, 0.55, 0.53, 0.60], [0.50, 0.57, 0.49, 0.44, 0.40]], np.float32

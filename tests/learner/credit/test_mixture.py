@@ -14,7 +14,7 @@ from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, ContractError
 from protocol.messages import COMMON_IMAGE, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
 from rewards.scores import judged, mix, partly
-from tests.support.plain_credit import PLAIN
+from tests.support.learning.plain_credit import PLAIN
 
 A = np.array([[0.5, 0.62, 0.58, 0.66], [0.5, 0.46, 0.55, 0.53]], np.float32)
 B = np.array([[20, 22, 21, 25], [20, 21, 24, 23]], np.float32)

@@ -13,8 +13,8 @@ from learner.update.learner import Learner
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, NonFiniteError
 from protocol.messages import Rollout, ScoredGroup, ScoredShard
-from tests.support.groups import draw_groups, iterate, log_probs_of, redness, scored
-from tests.support.plain_credit import PLAIN
+from tests.support.learning.groups import draw_groups, iterate, log_probs_of, redness, scored
+from tests.support.learning.plain_credit import PLAIN
 
 Config = Callable[..., RunConfig]
 

@@ -19,8 +19,8 @@ from learner.update.objective import Objective, divergence
 from protocol.config.learning import KlConfig, LearnerConfig
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt
-from tests.support.gradients import relative_difference, watch_gradients
-from tests.support.groups import draw_groups, iterate
+from tests.support.learning.gradients import relative_difference, watch_gradients
+from tests.support.learning.groups import draw_groups, iterate
 
 Config = Callable[..., RunConfig]
 GAINS = {"rule": "gains"}

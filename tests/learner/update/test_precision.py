@@ -21,7 +21,7 @@ from learner.update.learner import SCALER, Learner
 from protocol.config.run import RunConfig
 from protocol.errors import ModelError, NonFiniteError, ParityError
 from protocol.messages import Prompt, ScoredGroup, ScoredShard, Scores, ShardRequest
-from tests.support.gradients import relative_difference, watch_gradients
+from tests.support.learning.gradients import relative_difference, watch_gradients
 
 Config = Callable[..., RunConfig]
 PROMPT = Prompt(index=0, text="a red circle", negative="photo")

@@ -24,7 +24,7 @@ from protocol.config.model import ModelConfig
 from protocol.config.run import RunConfig
 from protocol.config.sampling import SamplingConfig, WindowConfig
 from protocol.messages import Prompt, ShardRequest, digest_of
-from tests.support.groups import iterate, log_probs_of
+from tests.support.learning.groups import iterate, log_probs_of
 
 Config = Callable[..., RunConfig]
 PROMPT = Prompt(index=1, text="two blue squares", negative="photo")

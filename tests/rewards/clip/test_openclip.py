@@ -10,7 +10,7 @@ from torch import nn
 from protocol.errors import ScorerError
 from rewards.clip.features import ClipFeatures
 from rewards.clip.openclip import convert
-from tests.support.clips import CONTEXT, SIZE, letters_tokenizer, write_clip
+from tests.support.worlds.clips import CONTEXT, SIZE, letters_tokenizer, write_clip
 
 
 class Block(nn.Module):

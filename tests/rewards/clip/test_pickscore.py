@@ -10,7 +10,7 @@ from transformers import CLIPModel, CLIPTokenizer
 
 from protocol.errors import ScorerError
 from rewards.scorer import build_scorer, check_prompts
-from tests.support.clips import CONTEXT, SIZE, write_clip
+from tests.support.worlds.clips import CONTEXT, SIZE, write_clip
 
 PROMPTS = ["a", "a red cat on a mat", "Two!", "a very long prompt that is cut at the model's context, nobody reads on"]
 MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073])

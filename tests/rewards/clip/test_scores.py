@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from protocol.errors import ScorerError
 from rewards.clip.features import ClipFeatures
 from rewards.scorer import build_scorer
-from tests.support.clips import write_clip
+from tests.support.worlds.clips import write_clip
 
 IMAGES = np.random.default_rng(9).integers(0, 256, (5, 24, 24, 3), np.uint8)
 PROMPTS = ["a cat", "two dogs", "a sign", "rain", "a cat"]

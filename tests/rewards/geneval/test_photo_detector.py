@@ -10,7 +10,7 @@ from protocol.errors import PromptError, ScorerError
 from protocol.messages import Prompt
 from rewards.geneval.photo_detector import COLORS, PhotoDetector, instances
 from rewards.scorer import build_scorer
-from tests.support.clips import write_clip
+from tests.support.worlds.clips import write_clip
 
 BIG = 20.0
 

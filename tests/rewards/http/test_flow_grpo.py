@@ -12,7 +12,7 @@ from PIL import Image
 
 from protocol.errors import ContractError, ScorerError
 from rewards.scorer import build_scorer
-from tests.support.reward_servers import Answer, Asked, http_server
+from tests.support.rewards.reward_servers import Answer, Asked, http_server
 
 IMAGES = np.random.default_rng(2).integers(0, 256, (3, 9, 7, 3), np.uint8)
 METADATA = [{"tag": "colors", "include": [{"class": "cat", "count": i}]} for i in range(3)]

@@ -9,7 +9,7 @@ import pytest
 from protocol.errors import ScorerError
 from rewards.images import decode_image
 from rewards.scorer import build_scorer
-from tests.support.reward_servers import Answer, Asked, http_server
+from tests.support.rewards.reward_servers import Answer, Asked, http_server
 
 IMAGES = np.random.default_rng(2).integers(0, 256, (1, 9, 7, 3), np.uint8)
 

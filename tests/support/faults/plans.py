@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from tests.support.disks import fill
-from tests.support.scene import KINDS, Driver, TwoNodes, two_nodes
+from tests.support.faults.disks import fill
+from tests.support.runs.scene import KINDS, Driver, TwoNodes, two_nodes
 
 Fault = Callable[[TwoNodes, Driver], object]
 KILL_DRIVER = "kill driver"

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from deploy.board.embedded import BoardServer
 from tests.support.programs import need
-from tests.support.serving import free_port
+from tests.support.services.serving import free_port
 
 KINDS = ("valkey", "redis with a password")
 PASSWORD = "secret-word"

@@ -27,7 +27,7 @@ from protocol.status import RunStatus
 
 TRAIN = tuple(Prompt(index=index, text=text) for index, text in enumerate(("a red circle", "a blue square", "two")))
 HELDOUT = (Prompt(index=0, text="one"),)
-REDNESS = {"redness": {"scorer": "tests.support.judges:Redness"}}
+REDNESS = {"redness": {"scorer": "tests.support.rewards.judges:Redness"}}
 """Section `rewards` of a config for `go`."""
 
 

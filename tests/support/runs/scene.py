@@ -46,7 +46,7 @@ def preset(folder: Path, model: Path, **sections: Any) -> Path:
         "completion": {"substeps": 2},
         "group": {"size": 4, "shard": 2, "per_iteration": 2, "max_lag": 1},
         "learner": {"updates_per_iteration": 1, "learning_rate": 1e-3},
-        "rewards": {"redness": {"scorer": "tests.support.judges:Redness"}},
+        "rewards": {"redness": {"scorer": "tests.support.rewards.judges:Redness"}},
         "evaluation": {"component": "reward", "steps": 2, "images_per_prompt": 1, "batch": 2},
         "checkpoint": {"every": 4},
         "cluster": {"heartbeat_s": 5, "max_restarts": 20, "restart_window_s": 60},
