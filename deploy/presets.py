@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from protocol.config.parse import parse_config
+from protocol.config.parse import is_text, parse_config
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, one_line
 from protocol.spelling import suggest
@@ -68,6 +68,22 @@ def load_config(preset: str | Path, *, overrides: Sequence[str] = ()) -> RunConf
     return parse_config(tree)
 
 
+class UniqueKeys(yaml.SafeLoader):
+    """PyYAML's safe loader; it refuses a key that a section holds twice, of which PyYAML drops the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
+        """Construct a section of keys that are all different."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} stands twice in one section: join the two", key.start_mark
+                )
+            if isinstance(key, yaml.ScalarNode):
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def read_tree(path: Path) -> dict[str, Any]:
     """Read the keys and values of a YAML file.
 
@@ -75,7 +91,7 @@ def read_tree(path: Path) -> dict[str, Any]:
         ConfigError: the file does not exist, cannot be read, or holds something else.
     """
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)
     except FileNotFoundError:
         raise ConfigError(f"config file {path} does not exist: name a preset or a YAML file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -108,11 +124,16 @@ def merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_value(key: str, text: str) -> Any:
-    """Parse the YAML value of a `key=text` on a command line; raises ConfigError."""
+    """Parse the YAML value of a `key=text` on a command line; raises ConfigError.
+
+    Where the config wants a text it stays one, even if it looks like a number: `model.revision=7e10`.
+    """
     try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise ConfigError(f"the value of {key} is not YAML, got {text!r}: quote it") from None
+        value = yaml.load(text, UniqueKeys)
+        if value is not None and is_text(key):
+            return yaml.load(text, yaml.BaseLoader)  # its scalars are texts
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the value of {key} is not YAML, got {text!r}: quote it ({one_line(error)})") from None
     if not isinstance(value, str):
         return value
     try:

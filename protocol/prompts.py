@@ -6,10 +6,12 @@
 | anything else                            | a prompt; words that the image shall show are in double quotes      |
 
 The first line that is not blank decides about the format; a file whose name ends in `.jsonl` is always JSON. A line in
-the other format is an error that names the line's number.
+the other format is an error that names the line's number, and so is a table or one JSON document over the whole file.
 """
 
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,13 @@ def read_prompts(data: DataConfig, path: str) -> list[Prompt]:
     return prompts
 
 
+def overlap(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> str | None:
+    """Say how many held-out prompts are trained on too; their scores measure memory. None if there are none."""
+    trained = {prompt.text for prompt in train}
+    both = [prompt.text for prompt in heldout if prompt.text in trained]
+    return f"{len(both)} of {len(heldout)} held-out prompts are trained on too, such as {both[0]!r}" if both else None
+
+
 def _read(path: Path) -> list[Prompt]:
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
@@ -41,10 +50,32 @@ def _read(path: Path) -> list[Prompt]:
         raise PromptError(f"prompt file {path} does not exist: set data.train and data.heldout") from None
     except (OSError, UnicodeDecodeError) as error:
         raise PromptError(f"prompt file {path} cannot be read: {error}") from None
+    _require_lines(path, lines)
     numbered = [(index, line.strip()) for index, line in enumerate(lines) if line.strip()]
     is_json = path.suffix == ".jsonl" or any(_is_object(line) for _, line in numbered[:1])
     read_line = _json_line if is_json else _text_line
     return [read_line(line, index, f"{path}:{index + 1}") for index, line in numbered]
+
+
+def _require_lines(path: Path, lines: list[str]) -> None:
+    """Refuse a table, and a JSON document over several lines: their lines would pass as prompts.
+
+    Raises:
+        PromptError: the file is one of these.
+    """
+    rule = f"prompt file {path} must hold one prompt on each line, as text or as a JSON object with `prompt`"
+    first = next((line.strip() for line in lines if line.strip()), "")
+    cells = [cell.strip().strip('"').lower() for cell in re.split("[,;\t]", first)]
+    if path.suffix.lower() in (".csv", ".tsv") or (len(cells) > 1 and "prompt" in cells):
+        raise PromptError(f"{rule}, got a table that begins with {first[:60]!r}: keep its column of prompts")
+    if path.suffix == ".jsonl" or not first.startswith(("[", "{")):
+        return
+    try:
+        found = json.loads("\n".join(lines))
+    except (ValueError, RecursionError):
+        return
+    if isinstance(found, list) or not _is_object(first):
+        raise PromptError(f"{rule}, got one JSON {'array' if isinstance(found, list) else 'object'} over the whole file")
 
 
 def _is_object(line: str) -> bool:

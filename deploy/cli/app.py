@@ -7,8 +7,10 @@ once by a second Ctrl-C.
 import asyncio
 import sys
 import warnings
+from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 from deploy.cli import checks, methods, models, rewards, status, training
 from protocol.errors import FlowcreditError, InputError
@@ -37,6 +39,20 @@ COMMANDS = {
 }
 """All commands by name, in the order of `flowcredit --help`."""
 
+
+
+class Command(TyperCommand):
+    """A command whose help shows a flag as `--local`, without a value."""
+
+    def get_params(self, ctx: typer.Context) -> list[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """List the parameters, flags without a value."""
+        params = super().get_params(ctx)
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -44,7 +60,7 @@ app = typer.Typer(
     help="Fine-tune flow-matching text-to-image models with credit for every denoising step.",
 )
 for name, command in COMMANDS.items():
-    app.command(name)(command)
+    app.command(name, cls=Command)(command)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ def calibrate_noise(
     prompts: Annotated[int, typer.Option(min=1, help="Prompts per round; one shard of each is drawn.")] = 8,
 ) -> None:
     """Calibrate a noise level for each step on the base model and write the config with these levels."""
-    from deploy.run.run import check_inputs
+    from deploy.run.inputs import check_inputs
     from deploy.tools.noise_calibration import NoiseCalibration, calibrated_config, require_writable, write_config
 
     require_writable(out)

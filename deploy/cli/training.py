@@ -76,7 +76,7 @@ def _train(config: RunConfig, folder: Path, *, fork: Path | None = None, is_loca
 
 
 def _dry_run(config: RunConfig) -> None:
-    from deploy.run.run import check_inputs
+    from deploy.run.inputs import check_inputs
     from deploy.tools.estimate import estimate
     from flow.models.folder import completed
 

@@ -13,19 +13,17 @@ from deploy.folder.run_folder import RunFolder, open_run_folder
 from deploy.monitor.journal import RunJournal
 from deploy.monitor.observe import Observed
 from deploy.monitor.progress import Progress
-from deploy.monitor.trackers import check_trackers
 from deploy.run.encode import encode_ahead
+from deploy.run.inputs import check_inputs, concerns, local_concerns
 from deploy.run.signals import stop_on_signal
 from deploy.run.supervise import supervise
 from flow.adapter.lora_file import FILE_NAME
-from flow.models.folder import completed, read_index
+from flow.models.folder import completed
 from learner.loop.stopping import unless_stopped
 from protocol.config.run import RunConfig
 from protocol.errors import InputError
 from protocol.messages import LearnerState, Prompt
 from protocol.ports import Fleet
-from protocol.prompts import read_prompts
-from rewards.scorer import check_prompts
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +37,8 @@ class Order:
     prompts: Sequence[Prompt]
     heldout: Sequence[Prompt]
     progress: Progress
+    concerns: Sequence[tuple[str, str]]
+    """See `deploy.run.inputs.concerns`."""
     is_local: bool
     has_page: bool
 
@@ -91,6 +91,7 @@ def run_training(
     """
     config = completed(config)
     prompts, heldout = check_inputs(config)
+    noticed = [*concerns(config, prompts, heldout), *(local_concerns(config) if is_local else ())]
     is_new = not (folder / CONFIG).exists()
     adapter = adapter_to_fork(fork, config) if fork and is_new else None
     run = open_run_folder(folder, config, say=progress.say)
@@ -104,6 +105,7 @@ def run_training(
                 prompts=prompts,
                 heldout=heldout,
                 progress=progress,
+                concerns=noticed,
                 is_local=is_local,
                 has_page=has_page,
             )
@@ -119,21 +121,6 @@ def run_training(
         run.close()
 
 
-def check_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
-    """Check model folder, trackers, prompt files and scorers; returns train and held-out prompts.
-
-    Raises:
-        InputError: model folder, prompt file or scorer.
-    """
-    read_index(config.model)
-    check_trackers(config.status.trackers)
-    prompts, heldout = (read_prompts(config.data, path) for path in (config.data.train, config.data.heldout))
-    for reward in config.rewards.values():
-        if not reward.runtime_env:
-            check_prompts(reward.scorer, reward.args, [*prompts, *heldout])
-    return prompts, heldout
-
-
 def _run(order: Order) -> Outcome:
     """Start Ray outside the event loop, where Ctrl-C ends it at once, and train."""
     config, run, say = order.config, order.run, order.progress.say
@@ -147,8 +134,12 @@ def _run(order: Order) -> Outcome:
         if changes := run.version_changes(found[1]):
             message = f"the run may round differently from here on: {', '.join(changes)}"
             journal.condition("SameVersions", holds=False, reason="Changed", message=message)
+        if start >= config.iterations:
+            say(f"{start} iterations are done, iterations={config.iterations} asks for no more: raise it to go on")
     if start < config.iterations or start not in run.evaluation_scores():
         say("starting " + ("in this process" if order.is_local else "on Ray"))
+        for kind, message in order.concerns:
+            journal.condition(kind, holds=False, reason="Noticed", message=message)
         with nullcontext() if order.is_local else _cluster(config, journal):
             asyncio.run(_train(order, journal, found[0] if found else None))
         run.require_writer()

@@ -171,7 +171,7 @@ def preset_can_run(question: Question) -> Iterator[Finding]:
     if question.config is None:
         yield Finding("ok", "preset", "none given: `flowcredit doctor PRESET` also looks at its model and rewards")
         return
-    from deploy.run.run import check_inputs
+    from deploy.run.inputs import check_inputs
     from flow.models.folder import completed
 
     try:
@@ -184,20 +184,21 @@ def preset_can_run(question: Question) -> Iterator[Finding]:
     yield Finding("ok", "rewards", ", ".join(question.config.rewards))
 
 
-def prompts_are_apart(question: Question) -> Iterator[Finding]:
-    """Report held-out prompts that are also trained on: they measure memory."""
+def inputs_may_mislead(question: Question) -> Iterator[Finding]:
+    """Report what may not be meant: held-out prompts that are trained on, prompts that lose their ends."""
     if question.config is None:
         return
+    from deploy.run.inputs import concerns
+
     data = question.config.data
     try:
-        train, heldout = ({prompt.text for prompt in read_prompts(data, path)} for path in (data.train, data.heldout))
+        train, heldout = (read_prompts(data, path) for path in (data.train, data.heldout))
+        found = list(concerns(question.config, train, heldout))
     except InputError:
-        return
-    if both := train & heldout:
-        shown = sorted(both)[0]
-        yield Finding(
-            "note", "prompts", f"{len(both)} held-out prompts are trained on, e.g. {shown!r}", "keep them apart"
-        )
+        return  # `preset_can_run` says it
+    for _, message in found:
+        what, _, remedy = message.rpartition(": ")
+        yield Finding("note", "prompts", what, remedy)
 
 
 def costs(question: Question) -> Iterator[Finding]:
@@ -234,7 +235,7 @@ CHECKS: list[Check] = [
     ray_cluster_answers,
     board_answers,
     preset_can_run,
-    prompts_are_apart,
+    inputs_may_mislead,
     costs,
 ]
 """In the order in which they are shown."""

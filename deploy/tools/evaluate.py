@@ -5,7 +5,7 @@ from pathlib import Path
 
 from deploy.folder.read import checkpoint_of, config_of, require_same
 from deploy.run.local import LocalFleet
-from deploy.run.run import check_inputs
+from deploy.run.inputs import check_inputs
 from flow.models.folder import completed
 from learner.loop.evaluate import Evaluation, evaluate
 from protocol.config.run import RunConfig

@@ -60,7 +60,7 @@ def find_model(model: ModelConfig) -> tuple[ModelIndex, Path]:
 
 
 def find_configs(model: ModelConfig) -> tuple[ModelIndex, Path]:
-    """Return the index and a folder with the model's config files; of a hub id nothing else is downloaded.
+    """Return the index and a folder with its config files and tokenizers; of a hub id nothing else is downloaded.
 
     Raises:
         ModelError: see `read_index`.

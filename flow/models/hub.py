@@ -55,7 +55,7 @@ def model_folder(repo: str, revision: str | None, parts: Sequence[str]) -> Path:
 
 
 def config_folder(repo: str, revision: str | None) -> Path:
-    """Return a folder with the repository's config files but no weights, which is enough to compute sizes.
+    """Return a folder with the repository's config files and tokenizers but no weights: enough to compute sizes.
 
     Raises:
         ModelError: the repository is gated or unknown, or it is neither cached nor reachable.
@@ -63,7 +63,7 @@ def config_folder(repo: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     with _explained(repo, revision):
-        wanted = ["model_index.json", "*/config.json", "*/scheduler_config.json"]
+        wanted = ["model_index.json", "*/config.json", "*/scheduler_config.json", "tokenizer*/*"]
         return Path(snapshot_download(repo, revision=revision, allow_patterns=wanted))
 
 

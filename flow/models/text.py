@@ -1,7 +1,7 @@
 """The text encoders of a pipeline: loaded when a prompt first needs them, and freed on request."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 
 from flow.models.contract import Conditioning
 from flow.models.families import Family
+from flow.models.folder import find_configs
 from flow.models.reading import UNREADABLE, dtype_of, quiet_libraries, unreadable
 from protocol.config.model import ModelConfig
 
@@ -92,3 +93,35 @@ class TextEncoders:
         settings = json.loads((self.folder / "transformer" / "config.json").read_text(encoding="utf-8"))
         pipeline.transformer = SimpleNamespace(config=SimpleNamespace(**settings))
         return pipeline
+
+
+def overlong(model: ModelConfig, texts: Sequence[str]) -> tuple[int, list[str]]:
+    """Find the texts that no text encoder of a model reads to their ends; of a hub id only small files are downloaded.
+
+    Args:
+        model: the model's config.
+        texts: the prompts.
+
+    Returns:
+        Tokens that the encoder with the largest limit reads, and the texts that are longer.
+
+    Raises:
+        ModelError: the model's tokenizers cannot be read.
+    """
+    index, folder = find_configs(model)
+    with quiet_libraries():
+        from transformers import AutoTokenizer
+
+        try:
+            parts = [part for part in index.parts if part.startswith("tokenizer")]
+            tokenizers = [AutoTokenizer.from_pretrained(folder / part, local_files_only=True) for part in parts]
+        except UNREADABLE as error:
+            raise unreadable(folder, index.family, error) from error
+
+        def limit_of(tokenizer: Any) -> int:
+            is_t5 = type(tokenizer).__name__.startswith("T5")
+            return model.max_sequence_length if is_t5 else tokenizer.model_max_length
+
+        roomiest = max(tokenizers, key=limit_of)
+        limit, rows = limit_of(roomiest), roomiest(list(texts))["input_ids"]
+    return limit, [text for text, row in zip(texts, rows, strict=True) if len(row) > limit]

@@ -12,8 +12,8 @@ class GroupConfig(Section):
 
     size: int = 24
     """Members N of a group, at least 2: trajectories of one prompt, which are compared with each other."""
-    shard: Positive = 24
-    """Members of one shard, the unit of rollout work; it must divide `size`."""
+    shard: Positive = Field(default_factory=lambda given: given.get("size", 1))
+    """Members of one shard, the unit of rollout work; it must divide `size`. Left out, a group is one shard."""
     per_iteration: Positive = 12
     """Groups of one iteration, at least 1."""
     max_lag: int = Field(default=0, ge=0)

@@ -1,13 +1,18 @@
 """Validating a tree of keys and values as a RunConfig; the first broken rule becomes one line (`ConfigError`)."""
 
-from typing import Any, get_args
+import difflib
+from collections.abc import Iterator
+from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from protocol.config.reward import RewardConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
 from protocol.spelling import suggest
+
+TEXTS = (str, str | None, tuple[str, ...], tuple[str, ...] | None)
+"""Annotations of keys whose values are texts, even where a text looks like a number."""
 
 
 def parse_config(tree: dict[str, Any]) -> RunConfig:
@@ -33,25 +38,62 @@ def parse_reward(name: str, tree: Any) -> RewardConfig:
         raise ConfigError(_explain({**problem, "loc": ("rewards", name, *problem["loc"])})) from None
 
 
+def is_text(key: str) -> bool:
+    """Tell whether a dotted key of the config holds a text or a list of texts."""
+    *parents, last = key.split(".")
+    section = _section(parents)
+    return section is not None and last in section.model_fields and section.model_fields[last].annotation in TEXTS
+
+
 def _explain(problem: Any) -> str:
     location = [str(part) for part in problem["loc"]]
     dotted = ".".join(location)
     if problem["type"] == "extra_forbidden":
-        return f"unknown key {dotted!r}: {suggest(location[-1], _known_keys(location[:-1]))}"
+        return f"unknown key {dotted!r}: {_suggest_key(location[-1], location[:-1])}"
     if problem["type"] == "missing":
         return f"{dotted} must be given"
+    if problem["type"] == "tuple_type":
+        return f"{dotted} must be a list such as [{problem['input']}], got {problem['input']!r}: put it in brackets"
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
         return message
     return f"{dotted}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
 
 
-def _known_keys(path: list[str]) -> list[str]:
+def _suggest_key(word: str, parents: list[str]) -> str:
+    """Suggest a key of this section; else one of another section, with its section."""
+    section = _section(parents)
+    here = list(section.model_fields) if section else []
+    elsewhere = [key for key in _keys(RunConfig) if key.rpartition(".")[2] == word]
+    if not elsewhere and not difflib.get_close_matches(word, here, n=1):
+        close = difflib.get_close_matches(word, {key.rpartition(".")[2] for key in _keys(RunConfig)}, n=1, cutoff=0.8)
+        elsewhere = [key for key in _keys(RunConfig) if key.rpartition(".")[2] in close]
+    if elsewhere:
+        return f"did you mean {' or '.join(map(repr, elsewhere))}?"
+    return suggest(word, here)
+
+
+def _section(path: list[str]) -> type[BaseModel] | None:
+    """Find the class of a section; None where there is none."""
     section: Any = RunConfig
     for part in path:
         if section is dict:
             section = RewardConfig
-            continue
-        annotation = section.model_fields[part].annotation
-        section = dict if get_args(annotation) else annotation
-    return list(section.model_fields)
+        elif isinstance(section, type) and issubclass(section, BaseModel) and part in section.model_fields:
+            annotation = section.model_fields[part].annotation
+            section = dict if annotation == dict[str, RewardConfig] else annotation
+        else:
+            return None
+    return section if isinstance(section, type) and issubclass(section, BaseModel) else None
+
+
+def _keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """List the dotted keys of a section and of those below it."""
+    for name, field in section.model_fields.items():
+        annotation = field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield from _keys(annotation, f"{prefix}{name}.")
+        elif annotation == dict[str, RewardConfig]:
+            yield from _keys(RewardConfig, f"{prefix}{name}.NAME.")
+        else:
+            yield prefix + name

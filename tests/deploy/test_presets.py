@@ -1,6 +1,7 @@
 """The presets are valid and hold what their papers state; files and overrides are read as a user means them."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,36 @@ def test_overrides_reach_every_depth_and_read_numbers_as_a_user_means_them(tmp_p
 def test_the_last_of_two_overrides_counts_and_a_value_may_hold_an_equals_sign(tmp_path: Path) -> None:
     config = loaded(tmp_path, "seed=1", "seed=2", "model.path=a=b")
     assert (config.seed, config.model.path) == (2, "a=b")
+
+
+@pytest.mark.parametrize(
+    ("override", "read", "value"),
+    [
+        ("model.revision=7e10", lambda config: config.model.revision, "7e10"),
+        ("model.revision=1234567", lambda config: config.model.revision, "1234567"),
+        ("model.revision=2026-11-22", lambda config: config.model.revision, "2026-11-22"),
+        ("model.revision=null", lambda config: config.model.revision, None),
+        ("data.train=nan", lambda config: config.data.train, "nan"),
+        ("data.tags=[1e5, off]", lambda config: config.data.tags, ("1e5", "off")),
+        ("rewards.geneval.scorer=1e5", lambda config: config.rewards["geneval"].scorer, "1e5"),
+        ("rewards.geneval.args.level=1e-3", lambda config: config.rewards["geneval"].args, {"level": 1e-3}),
+    ],
+)
+def test_a_text_that_looks_like_a_number_stays_a_text_where_the_config_wants_one(
+    tmp_path: Path, override: str, read: Callable[[RunConfig], Any], value: Any
+) -> None:
+    assert read(loaded(tmp_path, override)) == value
+
+
+def test_a_section_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, yaml.safe_dump(TREE) + "\ngroup: {size: 8}\ngroup: {per_iteration: 2}\n")
+    with pytest.raises(ConfigError, match="the key 'group' stands twice in one section: join the two"):
+        load_config(path)
+
+
+def test_every_preset_takes_another_group_size() -> None:
+    for name in preset_names():
+        assert load_config(name, overrides=["group.size=16"]).group.shard == 16
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from protocol.config.run import DataConfig
 from protocol.errors import ConfigError, PromptError
 from protocol.messages import Prompt
-from protocol.prompts import read_prompts
+from protocol.prompts import overlap, read_prompts
 from protocol.resources import resolve
 from tests.support.paths import ROOT
 
@@ -150,3 +150,31 @@ def test_the_sign_prompts_suit_the_text_task_and_hold_other_words_out() -> None:
     assert len(train) == 108 and len(heldout) == 36 and not train & heldout
     for words in (train, heldout):
         assert {word[0] for word in words} == {word[1] for word in words} == set("ACEHKLNPRTUX")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "got"),
+    [
+        ("a.json", '["a cat", "a dog"]', "one JSON array over the whole file"),
+        ("a.txt", '[\n  {"prompt": "a cat"},\n  {"prompt": "a dog"}\n]\n', "one JSON array over the whole file"),
+        ("a.json", '{\n  "prompt": "a cat"\n}\n', "one JSON object over the whole file"),
+        ("a.csv", "1,a cat\n2,a dog\n", "a table that begins with '1,a cat'"),
+        ("a.txt", "id,Prompt\n1,a cat\n", "a table that begins with 'id,Prompt'"),
+        ("a.tsv", "a cat\tred\n", "a table that begins with 'a cat"),
+    ],
+)
+def test_what_is_no_list_of_lines_is_refused(tmp_path: Path, name: str, text: str, got: str) -> None:
+    with pytest.raises(PromptError, match=re.escape("must hold one prompt on each line, as text or as a JSON")) as said:
+        read(written(tmp_path, name, text))
+    assert got in str(said.value)
+
+
+def test_text_may_hold_brackets_commas_and_the_word_prompt(tmp_path: Path) -> None:
+    text = "[a cat], a dog\n{braces\nprompt engineering, oil\n"
+    assert len(read(written(tmp_path, "a.txt", text))) == 3
+
+
+def test_shared_prompts_are_counted() -> None:
+    a, b = Prompt(index=0, text="a"), Prompt(index=1, text="b")
+    assert overlap([a], [b]) is None
+    assert overlap([a, b], [b, b]) == "2 of 2 held-out prompts are trained on too, such as 'b'"

@@ -60,8 +60,9 @@ def test_prompts_that_are_in_both_files_are_noted(tiny_config, tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo\n")
     (tmp_path / "b.txt").write_text("two\nthree\n")
     config = tiny_config(data={"train": str(tmp_path / "a.txt"), "heldout": str(tmp_path / "b.txt")})
-    (finding,) = doctor.prompts_are_apart(Question(config=config, run=tmp_path))
-    assert "1 held-out prompts are trained on, e.g. 'two'" in finding.found
+    (finding,) = doctor.inputs_may_mislead(Question(config=config, run=tmp_path))
+    assert finding.found == "1 of 2 held-out prompts are trained on too, such as 'two'"
+    assert "share none" in finding.remedy
 
 
 def test_a_check_that_fails_itself_is_a_line(monkeypatch, tmp_path):

@@ -50,6 +50,11 @@ def test_defaults_are_the_papers() -> None:
     assert config.scores_points
 
 
+def test_a_shard_that_is_left_out_is_the_whole_group() -> None:
+    assert parse_config(with_value("group.size", 16)).group.shard == 16
+    assert parse_config(with_value("group", {"size": 16, "shard": 4})).group.shard == 4
+
+
 def test_the_default_completion_is_the_one_that_the_fidelity_table_favours() -> None:
     completion = parse_config(TREE).completion
     assert (completion.rule, completion.solver, completion.spacing, completion.substeps) == (
@@ -67,6 +72,8 @@ def test_the_default_completion_is_the_one_that_the_fidelity_table_favours() -> 
         ("group.sise", "unknown key 'group.sise': did you mean 'size'?"),
         ("model.lora.rnk", "unknown key 'model.lora.rnk': did you mean 'rank'?"),
         ("cluster.rollout.thread", "unknown key 'cluster.rollout.thread': did you mean 'threads'?"),
+        ("learning_rate", "unknown key 'learning_rate': did you mean 'learner.learning_rate'?"),
+        ("group.learnin_rate", "unknown key 'group.learnin_rate': did you mean 'learner.learning_rate'?"),
         ("rewards.geneval.wieght", "unknown key 'rewards.geneval.wieght': did you mean 'weight'?"),
         ("completion.zzz", "unknown key 'completion.zzz': known: rule, solver, spacing, substeps"),
     ],
@@ -82,7 +89,7 @@ def test_an_unknown_key_is_refused_with_a_suggestion(key: str, message: str) -> 
         ("iterations", "many", "iterations: .*got 'many'"),
         ("iterations", 0, "iterations: .*greater than or equal to 1, got 0"),
         ("group.size", 1, "group.size must be at least 2, got 1: advantages compare samples; raise it"),
-        ("group.size", 25, "group.shard must divide group.size 25, got 24"),
+        ("group", {"size": 25, "shard": 24}, "group.shard must divide group.size 25, got 24"),
         ("group", {"size": 8, "shard": 3}, "group.shard must divide group.size 8, got 3"),
         ("learner.updates_per_iteration", 5, "must divide group.per_iteration 12, got 5"),
         ("sampling.kernel", "ddim", "sampling.kernel: .*'flow_sde', 'ddim_sde', 'dance_sde' or 'cps', got 'ddim'"),
@@ -103,6 +110,7 @@ def test_an_unknown_key_is_refused_with_a_suggestion(key: str, message: str) -> 
         ("sampling.window", {"rule": "random", "size": 3, "within": [0.0, 0.2]}, "leave room for 3 of 10 steps, got 2"),
         ("sampling.window", {"rule": "sliding", "size": 11}, "leave room for 11 of 10 steps, got 10: widen it"),
         ("sampling.window.within", [0.0, 1.5], "sampling.window.within.1: .*got 1.5"),
+        ("data.tags", "x", r"data.tags must be a list such as \[x\], got 'x': put it in brackets"),
         ("completion.substeps", 0, "completion.substeps must be at least 1, got 0: 1 is Tweedie's estimate"),
         ("credit.rule", "gain", "credit.rule: .*got 'gain'"),
         ("credit.step_weights", {"rule": "table", "table": [1.0]}, "a weight for each of 10 steps, got 1"),
