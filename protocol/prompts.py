@@ -75,7 +75,9 @@ def _require_lines(path: Path, lines: list[str]) -> None:
     except (ValueError, RecursionError):
         return
     if isinstance(found, list) or not _is_object(first):
-        raise PromptError(f"{rule}, got one JSON {'array' if isinstance(found, list) else 'object'} over the whole file")
+        raise PromptError(
+            f"{rule}, got one JSON {'array' if isinstance(found, list) else 'object'} over the whole file"
+        )
 
 
 def _is_object(line: str) -> bool:

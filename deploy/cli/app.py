@@ -40,7 +40,6 @@ COMMANDS = {
 """All commands by name, in the order of `flowcredit --help`."""
 
 
-
 class Command(TyperCommand):
     """A command whose help shows a flag as `--local`, without a value."""
 

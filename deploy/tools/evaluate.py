@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 
 from deploy.folder.read import checkpoint_of, config_of, require_same
-from deploy.run.local import LocalFleet
 from deploy.run.inputs import check_inputs
+from deploy.run.local import LocalFleet
 from flow.models.folder import completed
 from learner.loop.evaluate import Evaluation, evaluate
 from protocol.config.run import RunConfig

@@ -13,9 +13,9 @@ from deploy.run.inputs import local_concerns
 from deploy.run.run import run_training
 from flow.models.text import overlong
 from protocol.config.run import RunConfig
-from tests.support.tiny_models import CONTEXT_LENGTH, write_flux
+from tests.support.worlds.tiny_models import CONTEXT_LENGTH, write_flux
 
-SCORER = {"scorer": "tests.support.dark:Dark"}
+SCORER = {"scorer": "tests.support.rewards.dark:Dark"}
 
 
 @pytest.fixture
