@@ -173,7 +173,7 @@ def rollout_shard(
         latents=_stacked([each.expand_as(final) for each in (initial, *(step.next_latents for step in steps))]),
         log_probs=torch.stack([s.transition.log_prob(s.next_latents) for s in stochastic], dim=1).cpu().numpy(),
         image_index=index.numpy(),
-        means=_stacked([step.transition.mean for step in stochastic]) if objective == "guarded" else None,
+        means=_stacked([step.transition.mean for step in stochastic]) if objective in ("guarded", "masked") else None,
         targets=_stacked(_targets(clean, index, final)) if objective == "distillation" else None,
     )
     return rollout, policy.backbone.decode(clean)

@@ -83,6 +83,16 @@ class Objective:
                 clip_range=self.config.clip_range,
                 step_size=self._step_size(micro_batch.k),
             )
+        if self.config.objective == "masked":
+            if micro_batch.old_mean is None:
+                raise ContractError("objective masked needs the means of the rollout, got none")
+            return masked_surrogate(
+                log_prob=log_prob,
+                old_log_prob=micro_batch.old_log_prob,
+                advantages=micro_batch.advantages,
+                divergence=Transition(mean=micro_batch.old_mean, std=transition.std).kl(transition),
+                bound=self.config.divergence_bound,
+            )
         return clipped_surrogate(
             log_prob=log_prob,
             old_log_prob=micro_batch.old_log_prob,
@@ -215,6 +225,37 @@ def guarded_surrogate(
         log_prob=log_ratio, old_log_prob=nothing, advantages=advantages, clip_range=clip_range
     )
     return loss / step_size, ratio
+
+
+def masked_surrogate(
+    *,
+    log_prob: Float[Tensor, " B"],
+    old_log_prob: Float[Tensor, " B"],
+    advantages: Float[Tensor, " B"],
+    divergence: Float[Tensor, " B"],
+    bound: float,
+) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
+    """Flow-DPPO's loss and ratio (arXiv 2606.11025): a mask by the exact divergence of the step, no clip of the ratio.
+
+        rho = exp(log_prob - log_prob_old)
+        loss = -A rho, constant where D > tau and the pair would move on: A > 0 with rho > 1, or A < 0 with rho < 1
+
+    The ratio is one noisy sample of how far the policy has moved; D = mean_d (mean - mean_old)^2 / (2 std^2) is exact.
+
+    Args:
+        log_prob: under the trained policy, mean over latent elements, carries the gradient.
+        old_log_prob: under the policy that drew the trajectory.
+        advantages: A.
+        divergence: D = KL(old || new) of each step, in nats per latent element; no gradient flows through it.
+        bound: tau.
+
+    Returns:
+        Loss and ratio of each pair; a masked pair keeps its value and has no gradient.
+    """
+    ratio = (log_prob - old_log_prob).exp()
+    loss = -advantages * ratio
+    moves_on = ((advantages > 0) & (ratio > 1)) | ((advantages < 0) & (ratio < 1))
+    return torch.where((divergence > bound) & moves_on, loss.detach(), loss), ratio
 
 
 def weighted_regression(

@@ -14,8 +14,8 @@ from tests.support.paths import ROOT
 
 PRESETS = sorted((ROOT / "deploy" / "presets").glob("*.yaml"))
 METHODS = {
-    "dance_grpo", "dense_grpo", "flow_grpo", "flow_grpo_fast", "mix_grpo", "step_weights", "stepwise",
-    "stepwise_calibrated", "stepwise_flow_sde", "temp_flow", "tp_grpo", "tp_grpo_plain",
+    "dance_grpo", "dense_grpo", "flow_dppo", "flow_grpo", "flow_grpo_fast", "grpo_guard", "mix_grpo", "step_weights",
+    "stepwise", "stepwise_calibrated", "stepwise_flow_sde", "temp_flow", "tp_grpo", "tp_grpo_plain",
 }  # fmt: skip
 DECIDED = {
     "sampling": {"kernel", "noise_level", "noise_levels", "log_prob", "window", "shared_noise"},

@@ -13,6 +13,7 @@ from learner.update.objective import (
     divergence,
     guarded_log_ratio,
     guarded_surrogate,
+    masked_surrogate,
     weighted_regression,
 )
 from protocol.config.learning import KlConfig
@@ -41,6 +42,38 @@ def test_loss_and_gradient_are_those_worked_by_hand(ratio: float, advantage: flo
     )
     value.sum().backward()
     assert value.item() == pytest.approx(loss, abs=1e-6)
+    assert rho.item() == pytest.approx(ratio, abs=1e-6)
+    assert log_prob.grad is not None
+    assert log_prob.grad.item() == pytest.approx(slope, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "divergence", "slope"),
+    [
+        (1.5, 2.0, 0.02, 0.0),
+        (0.5, -2.0, 0.02, 0.0),
+        (0.5, 2.0, 0.02, -1.0),
+        (1.5, -2.0, 0.02, 3.0),
+        (1.5, 2.0, 0.005, -3.0),
+        (0.5, -2.0, 0.005, 1.0),
+        (1.0, 2.0, 0.02, -2.0),
+        (1.5, 2.0, 0.01, -3.0),
+    ],
+)
+def test_the_mask_stops_pairs_that_moved_too_far_and_would_move_on(
+    ratio: float, advantage: float, divergence: float, slope: float
+) -> None:
+    """With tau = 0.01: a pair on its way back, or within tau, keeps the gradient -A rho, however far its ratio is."""
+    log_prob = torch.tensor([math.log(ratio) - 0.4], requires_grad=True)
+    value, rho = masked_surrogate(
+        log_prob=log_prob,
+        old_log_prob=torch.tensor([-0.4]),
+        advantages=torch.tensor([advantage]),
+        divergence=torch.tensor([divergence]),
+        bound=0.01,
+    )
+    value.sum().backward()
+    assert value.item() == pytest.approx(-advantage * ratio, abs=1e-6)
     assert rho.item() == pytest.approx(ratio, abs=1e-6)
     assert log_prob.grad is not None
     assert log_prob.grad.item() == pytest.approx(slope, abs=1e-6)
@@ -81,6 +114,13 @@ def test_the_loss_s_gradient_is_that_of_finite_differences() -> None:
         )
         return guarded_surrogate(log_ratio=log_ratio, advantages=advantages, clip_range=0.3, step_size=0.1)[0].sum()
 
+    def unmasked(at: torch.Tensor) -> torch.Tensor:
+        new = Transition(mean=at, std=std)
+        distance = Transition(mean=old_mean, std=std).kl(new)
+        return masked_surrogate(
+            log_prob=new.log_prob(value), old_log_prob=old, advantages=advantages, divergence=distance, bound=1.0
+        )[0].sum()
+
     def regression(at: torch.Tensor) -> torch.Tensor:
         return weighted_regression(velocity=at, target=value, advantages=advantages).sum()
 
@@ -93,7 +133,7 @@ def test_the_loss_s_gradient_is_that_of_finite_differences() -> None:
         ).sum()
 
     divergences = [partial(towards_reference, rule) for rule in get_args(KlConfig.model_fields["rule"].annotation)]
-    for loss in (plain, guarded, regression, *divergences):
+    for loss in (plain, guarded, unmasked, regression, *divergences):
         assert torch.autograd.gradcheck(loss, (mean,), eps=1e-6, atol=1e-6)
         (gradient,) = torch.autograd.grad(loss(mean), mean)
         assert gradient.abs().sum() > 0

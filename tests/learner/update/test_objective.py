@@ -1,6 +1,8 @@
 """The objective on the tiny pipeline: the reference is the base model, pairs without a step reward cost nothing."""
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -139,13 +141,31 @@ def test_the_reference_s_forward_leaves_no_graph_and_the_policy_s_does(
     assert losses.loss.requires_grad
 
 
-@pytest.mark.parametrize("objective", ["clipped", "guarded", "distillation"])
+@pytest.mark.parametrize("objective", ["clipped", "guarded", "masked", "distillation"])
 def test_pairs_without_a_step_reward_cost_nothing(tiny_config: Config, objective: str) -> None:
     policy, lora = perturbed(tiny_config(), 0.1)
     losses = Objective(policy, lora, LearnerConfig(objective=objective, kl=KlConfig(weight=1.0)))(pairs(policy))  # type: ignore[arg-type]
     assert losses.ratio.tolist() == [1.0, 1.0, 1.0]
     assert losses.loss[2].item() == 0.0
     assert losses.loss[0].item() != 0.0
+
+
+def test_the_mask_sees_how_far_the_means_of_the_step_have_moved(tiny_config: Config) -> None:
+    """The rollout's means lie two stds away: D = 2 in nats per element, and the ratio says which way the pair moved."""
+    policy, lora = perturbed(tiny_config(), 0.1)
+    micro_batch = pairs(policy)
+    assert micro_batch.old_mean is not None
+    far = replace(
+        micro_batch,
+        old_mean=micro_batch.old_mean + 2 * policy.std(micro_batch.k),
+        old_log_prob=micro_batch.old_log_prob - torch.tensor([0.3, 0.3, 0.0]),
+    )
+    for bound, gradients in ((1.9, [False, True]), (2.1, [True, True])):
+        losses = Objective(policy, lora, LearnerConfig(objective="masked", divergence_bound=bound))(far)
+        assert losses.loss.tolist() == pytest.approx([-math.exp(0.3), 0.5 * math.exp(0.3), 0.0], rel=1e-4)
+        for loss, has_gradient in zip(losses.loss, gradients, strict=False):
+            found = torch.autograd.grad(loss, list(lora.parameters.values()), retain_graph=True)
+            assert any(bool(each.any()) for each in found) is has_gradient
 
 
 def test_distillation_regresses_onto_the_straight_way_to_the_completion(tiny_config: Config) -> None:

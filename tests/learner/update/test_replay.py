@@ -108,6 +108,7 @@ UPDATES: Mapping[str, dict[str, Any]] = MappingProxyType(
             "completion": {"rule": "schedule"},
         },
         "guarded": {"learner": {"objective": "guarded"}},
+        "masked": {"learner": {"objective": "masked"}, "sampling": {"kernel": "cps"}},
         "with kl": {"learner": {"kl": {"weight": 0.1}}},
         "distillation": {"learner": {"objective": "distillation"}},
         "bfloat16, guided, cps": {"model": {"dtype": "bfloat16", "guidance": 2.0}, "sampling": {"kernel": "cps"}},
