@@ -1,15 +1,19 @@
-# The two commands a newcomer needs. Both make the virtual environment first; VENV=path puts it elsewhere.
+# The commands a newcomer needs. Each makes the virtual environment first; VENV=path puts it elsewhere.
 VENV ?= .venv
 PYTHON ?= python3
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
 
-.PHONY: demo test
+.PHONY: demo test docs
 
 demo: $(VENV)/installed
 	$(VENV)/bin/flowcredit demo
 
 test: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -m "not chaos" -n 2 --dist loadgroup
+
+docs: $(VENV)/installed
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/properdocs build --quiet
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
