@@ -74,11 +74,11 @@ class LearnerConfig(Section):
     """Share of a shard's stochastic steps that is trained, in (0, 1]; the steps are chosen at random for each shard and
     pass (DanceGRPO: 0.6)."""
     divergence_bound: float = Field(default=1e-5, gt=0.0)
-    """tau of the objective `masked`, above 0: nats per latent element by which a step may have moved away from the policy
-    that drew it."""
+    """tau of the objective `masked`, above 0: nats per latent element by which a step may have moved away from the
+    policy that drew it."""
     objective: Literal["clipped", "guarded", "masked", "distillation"] = "clipped"
-    """`clipped`: PPO's clipped surrogate; `guarded`: the same with GRPO-Guard's ratio; `masked`: Flow-DPPO's mask by the
-    divergence of the step, without a clip; `distillation`: regression onto improved completions."""
+    """`clipped`: PPO's clipped surrogate; `guarded`: the same with GRPO-Guard's ratio; `masked`: Flow-DPPO's mask by
+    the divergence of the step, without a clip; `distillation`: regression onto improved completions."""
     kl: KlConfig = KlConfig()
     """The KL penalty."""
     average: AverageConfig = AverageConfig()
