@@ -20,7 +20,7 @@ def window_steps(
     - `fixed`: `size` steps from `first`.
     - `random`: `size` steps from a random start, one start for each iteration (Flow-GRPO-Fast).
     - `sliding`: `size` steps; the start moves one step further after `every` iterations, and from the last start back
-      to the first (MixGRPO, arXiv 2507.21802).
+      to the first (MixGRPO, arXiv 2507.21802). With `shrinks`, windows at the end are shorter (its released code).
     - `branch`: one step for each shard, and the next step in the next iteration. With shared noise the members of the
       shard branch from one trunk (TempFlow-GRPO, arXiv 2508.04324).
 
@@ -39,7 +39,8 @@ def window_steps(
         return tuple(candidates)
     if window.rule == "branch":
         return (candidates[(shard + iteration) % len(candidates)],)
-    return _inside(window, candidates, _start(window, total=total, seed=seed, iteration=iteration))
+    start = _start(window, total=total, seed=seed, iteration=iteration)
+    return _inside(window, candidates, start, total=total)
 
 
 def require_trainable(window: WindowConfig, *, candidates: Sequence[int], total: int) -> None:
@@ -54,15 +55,19 @@ def require_trainable(window: WindowConfig, *, candidates: Sequence[int], total:
         ConfigError: some start of the window leaves it without an eligible step.
     """
     for start in _starts(window, total):
-        if not _inside(window, candidates, start):
+        if not _inside(window, candidates, start, total=total):
             raise ConfigError(
                 f"sampling.window must always hold a stochastic step, one of {list(candidates)},"
-                f" got steps {start} to {start + window.size - 1}: move it or enlarge size"
+                f" got steps {start} to {_end(window, start, total) - 1}: move it or enlarge size"
             )
 
 
-def _inside(window: WindowConfig, candidates: Sequence[int], start: int) -> tuple[int, ...]:
-    return tuple(k for k in candidates if start <= k < start + window.size)
+def _inside(window: WindowConfig, candidates: Sequence[int], start: int, *, total: int) -> tuple[int, ...]:
+    return tuple(k for k in candidates if start <= k < _end(window, start, total))
+
+
+def _end(window: WindowConfig, start: int, total: int) -> int:
+    return min(start + window.size, window.bounds(total)[1]) if window.is_shrinking else start + window.size
 
 
 def _starts(window: WindowConfig, total: int) -> Iterator[int]:
@@ -71,7 +76,7 @@ def _starts(window: WindowConfig, total: int) -> Iterator[int]:
         yield window.first
     elif window.rule in ("random", "sliding"):
         low, high = window.bounds(total)
-        yield from range(low, high - window.size + 1)
+        yield from range(low, high if window.is_shrinking else high - window.size + 1)
 
 
 def _start(window: WindowConfig, *, total: int, seed: int, iteration: int) -> int:

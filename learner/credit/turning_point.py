@@ -6,7 +6,7 @@ s_k = sign(d_k) sign(D), where sign(0) = 0:
     turning point   k >= 2, s_{k-1} < 0 and s_k > 0                          Definition 4.1
     consistent      also sign(d_k) sign(R_S - R_k) > 0                       Definition 5.1: |r_agg| > |d_k|
     first step      s_1 > 0; consistent: sign(d_1) sign(R_S - R_1) > 0       Remark 5.2
-    aggregate       r_agg,k = R_S - R_{k-1}, which replaces d_k
+    aggregate       r_agg,k = R_S - R_{k-1}, which replaces d_k unless it is 0, as in the published code
 
 Columns count from 0: column k - 1 is the step from point k - 1 to point k. The last step is never consistent, since
 nothing follows it.
@@ -57,7 +57,7 @@ def aggregates(rewards: Float[Tensor, "M P"], *, is_consistent: bool, has_first_
         has_first_step: select the first step by Remark 5.2.
 
     Returns:
-        R_S - R_{k-1} in the columns of the selected steps.
+        R_S - R_{k-1} in the columns of the selected steps, where it is not 0.
     """
     final, changes = rewards[:, -1:], _sign(gains(rewards))
     agrees = changes * _sign(final - rewards[:, :1])
@@ -67,14 +67,16 @@ def aggregates(rewards: Float[Tensor, "M P"], *, is_consistent: bool, has_first_
         selected[:, 0] = agrees[:, 0] > 0
     if is_consistent:
         selected &= changes * _sign(final - rewards[:, 1:]) > 0
-    return torch.where(selected, final - rewards[:, :-1], torch.nan)
+    earned = final - rewards[:, :-1]
+    return torch.where(selected & (earned != 0), earned, torch.nan)
 
 
 def balanced(selected: Float[Tensor, "*B T"]) -> Float[Tensor, "*B T"]:
     """Keep as many positive as negative aggregates of an iteration: the largest of each sign. The others become NaN.
 
-    Where one sign is absent all stay. Ranked by |r_agg|, ties by (group, member, step); the published code ranks by
-    |R_S - R_0| and balances each device's part, which would depend on the number of devices.
+    Where one sign is absent all stay. Sign and rank are those of r_agg, ties by (group, member, step). The published
+    code takes both from R_S - R_0, and balances each device's part, which would depend on the number of devices. The
+    signs differ only without consistency, where a trajectory may turn and yet end on the other side of R_{k-1}.
     """
     flat = selected.flatten()
     sides = [side.nonzero().flatten() for side in (flat > 0, flat < 0)]

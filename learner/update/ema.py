@@ -11,9 +11,10 @@ from protocol.messages import Adapter, digest_of
 
 
 class AdapterAverage:
-    """mean <- d mean + (1 - d) adapter every few optimizer steps, d = min((1 + n) / (10 + n), decay) as in Flow-GRPO.
+    """mean <- d mean + (1 - d) adapter, d = min((1 + n) / (10 + n), decay), as in Flow-GRPO's released code.
 
-    n counts optimizer steps. The mean is a separate copy, which only `update` and `load` change.
+    n is the number of optimizer steps of the run so far. The mean moves where `every` divides n + 1, there `repeats`
+    times: d becomes d^repeats. It is a separate copy, which only `update` and `load` change.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], config: AverageConfig) -> None:
@@ -22,11 +23,11 @@ class AdapterAverage:
         self._mean = {name: parameter.detach().clone() for name, parameter in parameters.items()}
 
     @torch.no_grad()
-    def update(self, optimizer_step: int) -> None:
-        """Move the mean after this optimizer step of the run, counted from 0, if its turn has come."""
-        if (optimizer_step + 1) % self._config.every:
+    def update(self, steps: int) -> None:
+        """Move the mean if its turn has come after so many optimizer steps of the run."""
+        if (steps + 1) % self._config.every:
             return
-        decay = min((1 + optimizer_step) / (10 + optimizer_step), self._config.decay)
+        decay = min((1 + steps) / (10 + steps), self._config.decay) ** self._config.repeats
         for name, parameter in self._parameters.items():
             self._mean[name].lerp_(parameter.detach(), 1 - decay)
 

@@ -224,7 +224,7 @@ class Learner:
             return
         statistics.grad_norms.append(norm.item())
         if self._average:
-            self._average.update(self._optimizer_steps() - 1)
+            self._average.update(self._optimizer_steps())
 
     def _optimizer_steps(self) -> int:
         """Count the run's optimizer steps. AdamW keeps the count in its state, and so does every checkpoint."""

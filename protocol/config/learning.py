@@ -47,6 +47,9 @@ class AverageConfig(Section):
     the mean off."""
     every: Positive = 8
     """Optimizer steps between updates of the mean, at least 1."""
+    repeats: Positive = 1
+    """Repetitions of each update of the mean, at least 1. Flow-GRPO's released code repeats it for each micro-batch of
+    a device that one optimizer step accumulates: 2 on its 32 GPUs, 4 on 4."""
 
 
 class LearnerConfig(Section):

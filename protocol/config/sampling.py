@@ -23,6 +23,9 @@ class WindowConfig(Section):
     every: Positive = 25
     """Iterations after which the sliding window moves on by one step, at least 1; after its last position it starts
     again at the first."""
+    shrinks: bool = False
+    """The sliding window goes on to the last step of `within`, one step shorter at each further position (MixGRPO's
+    released code). Otherwise its last position is the last one that holds `size` steps."""
 
     def require_inside(self, steps: int) -> None:
         """Check that the window fits into a schedule of `steps` steps.
@@ -36,11 +39,17 @@ class WindowConfig(Section):
                 f" {self.first + self.size - 1}: {'raise first' if self.first < 0 else 'lower first or size'}"
             )
         low, high = self.bounds(steps)
-        if self.rule in ("random", "sliding") and high - low < self.size:
+        needed = 1 if self.is_shrinking else self.size
+        if self.rule in ("random", "sliding") and high - low < needed:
             raise ValueError(
-                f"sampling.window.within must leave room for {self.size} of {steps} steps,"
+                f"sampling.window.within must leave room for {needed} of {steps} steps,"
                 f" got {max(0, high - low)}: widen it or lower size"
             )
+
+    @property
+    def is_shrinking(self) -> bool:
+        """Whether the windows at the end are shorter than `size`."""
+        return self.rule == "sliding" and self.shrinks
 
     def bounds(self, steps: int) -> tuple[int, int]:
         """Return the first step, and the step after the last one, of the part that holds the windows."""

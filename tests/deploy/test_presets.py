@@ -54,7 +54,7 @@ def test_real_models_follow_the_papers(name: str) -> None:
     assert (config.group.size, config.group.per_iteration) == (24, 48)
     learner = config.learner
     assert (learner.learning_rate, learner.clip_range, learner.updates_per_iteration) == (3e-4, 1e-4, 2)
-    assert (learner.average.decay, learner.average.every) == (0.9, 8)
+    assert (learner.average.decay, learner.average.every, learner.average.repeats) == (0.9, 8, 2)
     assert (learner.kl.weight, learner.kl.rule) == (0.004, "full")
     assert (config.model.height, config.model.width) == (512, 512)
     assert config.evaluation.adapter == "average"

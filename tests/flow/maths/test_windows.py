@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from deploy.presets import load_config
 from flow.maths.windows import require_trainable, window_steps
 from protocol.config.sampling import WindowConfig
 from protocol.errors import ConfigError
@@ -54,6 +55,22 @@ def test_a_sliding_window_moves_by_one_every_so_many_iterations_and_rolls_back()
     assert steps(25 * 6, rule="sliding", size=4, every=25) == (6, 7, 8), "never empty at the end of the schedule"
 
 
+def test_a_shrinking_window_slides_as_in_mixgrpos_release() -> None:
+    """T = 25: the release's steps are range(p, min(p + 4, T - 2)) at position p; the empty one at T - 2 is left out."""
+    window = load_config("sd35_pickscore", overrides=["method=mix_grpo"]).sampling.window.model_dump()
+    positions = [
+        window_steps(WindowConfig(**window), candidates=range(24), total=25, seed=0, iteration=25 * p, shard=0)
+        for p in range(24)
+    ]
+    assert positions == [tuple(range(p % 23, min(p % 23 + 4, 23))) for p in range(24)]
+    assert positions[19:] == [(19, 20, 21, 22), (20, 21, 22), (21, 22), (22,), (0, 1, 2, 3)]
+
+
+def test_only_a_sliding_window_shrinks() -> None:
+    for rule in ("random", "fixed"):
+        assert steps(3, rule=rule, size=4, shrinks=True) == steps(3, rule=rule, size=4)
+
+
 def test_branches_explore_one_step_a_shard_and_all_steps_over_the_iterations() -> None:
     assert [steps(0, shard, rule="branch") for shard in range(9)] == [(k,) for k in range(9)]
     assert {steps(iteration, 0, rule="branch")[0] for iteration in range(9)} == set(CANDIDATES)
@@ -65,6 +82,7 @@ def test_branches_explore_one_step_a_shard_and_all_steps_over_the_iterations() -
         ({"rule": "fixed", "first": 9, "size": 1}, "always hold a stochastic step, one of .*, got steps 9 to 9"),
         ({"rule": "random", "size": 1}, "got steps 9 to 9"),
         ({"rule": "sliding", "size": 1, "within": (0.9, 1.0)}, "got steps 9 to 9"),
+        ({"rule": "sliding", "size": 4, "shrinks": True}, "got steps 9 to 9"),
     ],
 )
 def test_a_window_that_may_hold_no_stochastic_step_is_refused(window: dict[str, Any], message: str) -> None:

@@ -113,6 +113,34 @@ def test_a_step_without_gain_never_turns_anything(is_consistent: bool) -> None:
     assert turns.isnan().all(), "0 before, 0 at the step, or no trend at all"
 
 
+RETURNING = [0.3, 0.6, 0.5, 0.6, 0.5]
+"""Turns at its third step, from 0.5 to 0.6, and ends where that step began: its aggregate is 0."""
+
+
+@pytest.mark.parametrize("others", [[], [[0.9, 0.5, 0.6, 0.2, 0.1]]], ids=["alone", "beside a negative aggregate"])
+def test_an_aggregate_of_zero_leaves_the_step_its_gain_as_in_the_release(others: list[list[float]]) -> None:
+    rewards = torch.tensor([RETURNING, *others], dtype=torch.float64)
+    values = step_rewards(rewards, is_consistent=False, has_first_step=False, is_balanced=True)[0]
+    assert values[0].tolist() == pytest.approx([0.3, -0.1, 0.1, -0.1])
+    if others:
+        assert values[1].tolist() == pytest.approx([-0.4, 0.1, -0.5, -0.1]), (
+            "0.1 - 0.6 at the turn, with nothing to balance"
+        )
+
+
+def test_an_aggregate_against_the_trend_counts_by_its_own_sign_where_the_release_takes_the_trends() -> None:
+    """0.85 -> 0.87 turns a trajectory that rises over all, but the rest falls to 0.6: r_agg = -0.25, R_S - R_0 = .1."""
+    rewards = torch.tensor([[0.5, 0.9, 0.85, 0.87, 0.6], [0.1, 0.2, 0.15, 0.3, 0.4]], dtype=torch.float64)
+    turns = aggregates(rewards, is_consistent=False, has_first_step=False)
+    assert positions(turns) == [[0, 2], [1, 2]]
+    assert [turns[0, 2].item(), turns[1, 2].item()] == pytest.approx([-0.25, 0.25])
+    assert positions(balanced(turns)) == positions(turns), "one of each sign"
+    rising = torch.cat([turns, torch.full((1, 4), torch.nan, dtype=turns.dtype)])
+    rising[2, 1] = 0.1
+    assert positions(balanced(rising)) == positions(turns), "by the trend all three are positive and would stay"
+    assert aggregates(rewards, is_consistent=True, has_first_step=False)[0].isnan().all(), "consistent turns agree"
+
+
 def test_a_missing_reward_selects_nothing_that_it_touches() -> None:
     rewards = REWARDS.clone()
     rewards[0, 0] = rewards[1, 2] = torch.nan

@@ -9,9 +9,10 @@ from learner.update.ema import AdapterAverage
 from protocol.config.learning import AverageConfig
 
 
-def made(decay: float = 0.9, every: int = 1) -> tuple[AdapterAverage, nn.Parameter]:
+def made(decay: float = 0.9, every: int = 1, repeats: int = 1) -> tuple[AdapterAverage, nn.Parameter]:
     parameter = nn.Parameter(torch.zeros(2))
-    return AdapterAverage({"a": parameter}, AverageConfig(decay=decay, every=every)), parameter
+    config = AverageConfig(decay=decay, every=every, repeats=repeats)
+    return AdapterAverage({"a": parameter}, config), parameter
 
 
 def held(average: AdapterAverage) -> float:
@@ -46,6 +47,49 @@ def test_it_is_updated_every_so_many_steps() -> None:
     assert held(average) == 0.0
     average.update(7)
     assert held(average) == pytest.approx(1 - 8 / 17, abs=1e-6)
+
+
+@pytest.mark.parametrize(("repeats", "shares"), [(1, (0.470588, 0.64)), (2, (0.221453, 0.4096))])
+def test_a_repeated_update_keeps_a_power_of_the_share(repeats: int, shares: tuple[float, float]) -> None:
+    """The shares of the old mean after 7 and 15 optimizer steps, as docs/method/objectives.md states them."""
+    average, parameter = made(every=8, repeats=repeats)
+    set_to(parameter, 1.0)
+    for steps in range(1, 8):
+        average.update(steps)
+    assert held(average) == pytest.approx(1 - shares[0], abs=1e-6)
+    for steps in range(8, 16):
+        average.update(steps)
+    assert held(average) == pytest.approx(1 - shares[0] * shares[1], abs=1e-6)
+
+
+@pytest.mark.parametrize(("repeats", "age"), [(1, 72.0), (2, 34.105), (4, 15.263)])
+def test_the_mean_lags_behind_as_the_docs_state(repeats: int, age: float) -> None:
+    """A parameter that grows by 1 with each step makes its lag readable: just after a move, and 7 steps later."""
+    average, parameter = made(every=8, repeats=repeats)
+    for steps in range(1, 8 * 500):
+        set_to(parameter, float(steps))
+        average.update(steps)
+    assert steps % 8 == 7
+    assert steps - held(average) == pytest.approx(age, abs=0.01)
+
+
+def test_two_micro_batches_of_one_optimizer_step_move_the_mean_as_the_release_does() -> None:
+    """Flow-GRPO's release calls its mean after each micro-batch with the number of finished optimizer steps.
+
+    With two micro-batches to a step the calls are (0), 1, 1, 2, 2, ...: the first of a step's two ends the step before.
+    """
+    average, parameter = made(every=8, repeats=2)
+    released, values = 0.0, [0.0, *(1.5**-k for k in range(40))]
+    steps = 0
+    for micro_batch in range(60):
+        if micro_batch % 2:
+            steps += 1
+            set_to(parameter, values[steps])
+            average.update(steps)
+        if (steps + 1) % 8 == 0:
+            released += (1 - min((1 + steps) / (10 + steps), 0.9)) * (values[steps] - released)
+    assert released > 0
+    assert held(average) == pytest.approx(released, abs=1e-6)
 
 
 def test_weights_and_exports_are_never_aliases_of_the_mean() -> None:

@@ -44,6 +44,23 @@ def test_step_weights_count_the_steps_of_the_schedule_and_not_of_the_window(tiny
     assert not advantages[:, 4:].any()
 
 
+def test_the_running_mean_counts_the_optimizer_steps_that_are_done(tiny_config: Config) -> None:
+    """Two steps an iteration: the mean of `every: 4` moves after step 3, in the second iteration, with d = 4 / 13."""
+    config = tiny_config(
+        learner={"updates_per_iteration": 2, "average": {"decay": 0.9, "every": 4}}, group={"per_iteration": 2}
+    )
+    learner, policy = Learner(config), RolloutPolicy(config)
+    start = learner.adapter()
+    iterate(learner, policy, config)
+    state = learner.state()
+    assert state.average is not None
+    assert state.average.digest == start.digest
+    iterate(learner, policy, config)
+    state = learner.state()
+    assert state.average is not None
+    assert state.average.digest not in (start.digest, state.adapter.digest)
+
+
 @pytest.mark.parametrize("rule", ["uniform", "gains"])
 def test_an_update_makes_the_better_member_more_likely_and_the_worse_less(tiny_config: Config, rule: str) -> None:
     config = tiny_config(

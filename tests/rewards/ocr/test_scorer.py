@@ -17,6 +17,8 @@ READINGS: list[list[str] | None] = [
     ["something else altogether"],
     None,
     ["h e l l o"],
+    ["hel\u00a0lo"],
+    ["hel\tlo\u3000"],
 ]
 """What `Parrot` reads in the images whose first pixel is 0, 1, 2, …; None makes it fail."""
 
@@ -55,6 +57,13 @@ def test_the_reward_is_one_minus_the_share_of_letters_to_change() -> None:
     assert scores.valid.tolist() == [True, True, True, True, True, False, True]
     assert scores.reasons[5] == "ocr: RuntimeError: out of ink"
     np.testing.assert_allclose(scores.components["exact"], [1, 1, 0, 0, 0, np.nan, 1])
+
+
+def test_every_blank_of_unicode_is_left_out_where_flow_grpos_release_leaves_out_spaces_only() -> None:
+    """A no-break space, a tab and a full-width space: the release counts each as a letter, so 0.8 and 0.6 there."""
+    scorer = build_scorer("ocr", engine=f"{__name__}:Parrot")
+    scores = scorer.score(numbered(9)[7:], ['a sign "Hel lo" here'] * 2, [{}] * 2)
+    assert scores.values.tolist() == [1.0, 1.0]
 
 
 def test_the_target_is_the_text_between_the_first_pair_of_quotes() -> None:
