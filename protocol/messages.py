@@ -198,6 +198,8 @@ class Credit:
     """The adapter version that this update made."""
     rewards: np.ndarray
     """float32 [N, T+1] rewards of the points, the finished image's last; NaN where missing or not explored."""
+    values: np.ndarray | None = None
+    """float32 [N, T+1] calibrated values of the points, NaN where the reward is; None unless values are calibrated."""
     step_rewards: np.ndarray
     """float32 [N, T] step rewards of the credit rule; NaN where missing, and for steps that were not stochastic."""
     advantages: np.ndarray

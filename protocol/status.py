@@ -205,8 +205,11 @@ class RecordedTrajectory(Document):
     member: int
     rewards: list[float | None]
     """[P]"""
-    gains: list[float | None]
-    """[S] step rewards as the credit rule gave them."""
+    values: list[float | None] | None = None
+    """[P] calibrated values: what each reward predicts of the final one, about the group's mean; null if the credit
+    rule takes the rewards themselves."""
+    step_rewards: list[float | None]
+    """[S] what the credit rule gave to each step."""
     advantages: list[float | None]
     """[S] the weight of each step in the learner's loss."""
 

@@ -1,14 +1,19 @@
-"""The cost of reading the status: 200 requests per second of `GET /runs/{run}` during a toy run, on an idle machine.
+"""The cost of reading the status, on an idle machine.
 
-    python -m benchmarks.speed.status_load --seconds 60 --rate 200 --iterations 8
+    python -m benchmarks.speed.status_load one --seconds 60 --rate 200 --iterations 8
+    python -m benchmarks.speed.status_load many --runs 300 --iterations 5000
 
-The run uses the first core, the server and the client the last one. Windows with and without requests alternate (quiet,
+`one` sends 200 requests per second of `GET /runs/{run}` during a toy run. The run uses the first core, the server and the client the last one. Windows with and without requests alternate (quiet,
 loaded, loaded, quiet, ...) within one run, so that drifts affect both equally. An iteration counts if it lies entirely
 within one window. The measurement ends after at least `--seconds` of requests and `--iterations` in windows of each
 kind. A request's latency is measured from the time at which it is due.
+
+`many` serves a folder of ended runs with metrics as long as real ones. It measures the first `GET /runs` after the
+start, later ones, `GET /metrics`, and the server's largest memory.
 """
 
 import asyncio
+import json
 import math
 import os
 import re
@@ -50,12 +55,19 @@ ITERATIONS = 4
 MOST_WINDOWS = 40
 """Windows with requests after which the measurement gives up."""
 LONGEST_COST, LONGEST_P99_MS = 0.03, 50.0
+LONGEST_FIRST_MS, LONGEST_LATER_MS, MOST_MIB = 1000.0, 50.0, 200.0
+"""Goals for many runs: the first list, each later one, and the server's memory."""
+LATER = 20
+"""Lists of many runs after the first."""
 DONE = re.compile(r"^(\S+ \S+) INFO \S+: iteration \d+ done", re.MULTILINE)
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Window = tuple[float, float]
 
+app = typer.Typer(help=__doc__, add_completion=False)
 
-def main(
+
+@app.command()
+def one(
     seconds: Annotated[float, typer.Option(help="Least total seconds of requests.", min=1.0)] = 60.0,
     rate: Annotated[float, typer.Option(help="Requests per second.", min=1.0)] = 200.0,
     iterations: Annotated[int, typer.Option(help="Least iterations in windows of each kind.", min=2)] = 8,
@@ -83,6 +95,81 @@ def main(
                     process.terminate()
                     process.wait()
     show(quiet, loaded, latencies)
+
+
+@app.command()
+def many(
+    runs: Annotated[int, typer.Option(help="Ended runs in the folder.", min=1)] = 300,
+    iterations: Annotated[int, typer.Option(help="Iterations of each run.", min=1)] = 5_000,
+) -> None:
+    """Measure how long the list of many ended runs takes, and the server's memory."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        size = write_runs(folder, runs=runs, iterations=iterations)
+        say(f"{runs} runs of {iterations} iterations, {size / 1e6:.1f} MB of metrics each")
+        server = pinned(["serve", str(folder), "--port", str(PORT)], max(os.sched_getaffinity(0)))
+        try:
+            first, later, scraped = asyncio.run(listed())
+            peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{server.pid}/status").read_text())
+        finally:
+            server.terminate()
+            server.wait()
+    assert peak is not None
+    figures = [
+        ("first GET /runs", first, LONGEST_FIRST_MS, "ms"),
+        (f"slowest of {LATER} later ones", max(later), LONGEST_LATER_MS, "ms"),
+        ("largest memory of the server", int(peak[1]) / 1024, MOST_MIB, "MiB"),
+    ]
+    for name, value, goal, unit in figures:
+        say(f"{name}: {value:.0f} {unit}, goal {goal:g}: {'met' if value < goal else 'MISSED'}")
+    say(f"GET /metrics: {scraped:.0f} ms")
+
+
+def write_runs(folder: Path, *, runs: int, iterations: int) -> int:
+    """Write run folders of ended runs as `flowcredit train` leaves them, without checkpoints.
+
+    Args:
+        folder: takes them.
+        runs: their number.
+        iterations: of each run.
+
+    Returns:
+        Bytes of each run's metrics.
+    """
+    from deploy.folder.names import CONFIG, METRICS, STATUS
+    from deploy.folder.read import StatusFile
+    from deploy.presets import load_config
+    from protocol.status import Event, Rewards, RunStatus
+
+    by_step = ("gain/step_{}_abs_mean", "gain/step_{}_zero_share", "advantage/step_{}_mean", "advantage/step_{}_std")
+    names = [name.format(step) for step in range(10) for name in by_step]
+    numbers = {"reward/mean": 0.75, "train/loss": -1e-5} | dict.fromkeys(names, 0.1234567890123456)
+    lines = [json.dumps({"iteration": n} | numbers) for n in range(1, iterations + 1)]
+    metrics = "".join(f"{line}\n" for line in lines).encode()
+    events = [Event(number=n, time=0.0, kind="info", message=f"checkpoint of iteration {n}") for n in range(1, 201)]
+    config = load_config("toy_geneval").to_yaml()
+    for number in range(runs):
+        run = folder / f"run_{number:04d}"
+        run.mkdir()
+        facts = {"run": run.name, "session": "s", "phase": "finished", "rewards": Rewards(now=0.75)}
+        counts = {"iteration": iterations, "iterations": iterations, "lines": iterations}
+        status = RunStatus.model_validate(facts | counts | {"started": 0.0, "updated": float(number)})
+        (run / CONFIG).write_text(config)
+        (run / METRICS).write_bytes(metrics)
+        (run / STATUS).write_text(StatusFile(status=status, events=events).model_dump_json())
+    return len(metrics)
+
+
+async def listed() -> tuple[float, list[float], float]:
+    """Ask for lists and a scrape of Prometheus; milliseconds of the first list, of each later one, of the scrape."""
+    spans = []
+    for path in (*["/runs"] * (LATER + 1), "/metrics"):
+        client = Client(path)
+        client.connect(await connected())
+        await client.once(time.perf_counter())
+        spans += [1000 * span for span in client.latencies]
+        await asyncio.sleep(1.0)  # longer than the server keeps a list
+    return spans[0], spans[1:-1], spans[-1]
 
 
 async def measured(
@@ -130,20 +217,25 @@ class Client:
         self._request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
         self._free: asyncio.Queue[Connection] = asyncio.Queue()
 
+    def connect(self, connection: Connection) -> None:
+        """Use this connection too."""
+        self._free.put_nowait(connection)
+
     async def ask(self, *, rate: float, seconds: float) -> None:
         """Send requests at a fixed rate, whether or not earlier ones have been answered."""
         for _ in range(CONNECTIONS):
-            self._free.put_nowait(await connected())
+            self.connect(await connected())
         began, tasks = time.perf_counter(), []
         for number in range(int(rate * seconds)):
             due = began + number / rate
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            tasks.append(asyncio.create_task(self._once(due)))
+            tasks.append(asyncio.create_task(self.once(due)))
         await asyncio.gather(*tasks)
         while not self._free.empty():
             self._free.get_nowait()[1].close()
 
-    async def _once(self, due: float) -> None:
+    async def once(self, due: float) -> None:
+        """Send one request that was due at this time of `perf_counter`."""
         reader, writer = connection = await self._free.get()
         writer.write(self._request)
         head = await reader.readuntil(b"\r\n\r\n")
@@ -227,4 +319,4 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

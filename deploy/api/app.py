@@ -23,8 +23,10 @@ from deploy.api.problems import Problem, add_problem_handlers, documented
 from deploy.api.prometheus import CONTENT_TYPE, exposition
 from deploy.api.source import Source
 from deploy.api.sse import LINES_AT_ONCE, event_stream
+from deploy.monitor.summary import values_of
 from deploy.monitor.trajectories import sheet
 from protocol.commands import Command, CommandKind, Count, new_command
+from protocol.errors import ContractError
 from protocol.status import ENDED, POOL, RUN_ID, MetricLine, RunStatus, RunSummary, TrajectoryRecord, summary_of
 
 PAGE = FilePath(__file__).parent / "page"
@@ -188,14 +190,17 @@ async def events(
     "/runs/{run}/trajectories/{iteration}", responses={**documented(404, 422), 200: {"content": {"image/png": {}}}}
 )
 async def trajectory_sheet(request: Request, run: RunName, iteration: Iteration) -> Response:
-    """Return a PNG: a row of clean-image estimates for each recorded trajectory, with its rewards and gains."""
+    """Return a PNG: a row of clean-image estimates for each recorded trajectory, with its rewards and step rewards."""
     record = await _record(request, run, iteration)
-    return Response(await asyncio.to_thread(sheet, record), media_type="image/png")
+    try:
+        return Response(await asyncio.to_thread(sheet, record), media_type="image/png")
+    except ContractError as error:
+        raise Problem(404, f"the record of this iteration is damaged: {error}") from None
 
 
 @_reading.get("/runs/{run}/trajectories/{iteration}/record", responses=documented(404, 422))
 async def trajectory_record(request: Request, run: RunName, iteration: Iteration) -> TrajectoryRecord:
-    """Return the same as data: rewards, gains and advantages, and a PNG of the images alone."""
+    """Return the same as data: rewards, calibrated values, step rewards, advantages, and a PNG of the images alone."""
     return await _record(request, run, iteration)
 
 
@@ -211,16 +216,18 @@ async def command_outcome(request: Request, run: RunName, command: CommandName) 
 
 @_reading.get("/metrics", responses={200: {"content": {CONTENT_TYPE: {}}}}, response_class=Response)
 async def prometheus(request: Request) -> Response:
-    """Return the metrics of all runs for Prometheus."""
+    """Return the metrics of all runs for Prometheus; those of an ended run are the ones that its status holds."""
     statuses = await request.app.state.cache.runs()
-    newest = {}
+    newest = {status.run: values_of(status) for status in statuses}
     for status in statuses:
+        if status.phase in ENDED:
+            continue
         lines = await request.app.state.source.lines(status.run, since=max(0, status.lines - 2), limit=2)
-        newest[status.run] = {name: value for line in lines for name, value in line.values.items()}
+        newest[status.run] |= {name: value for line in lines for name, value in line.values.items()}
     return Response(exposition(statuses, newest), media_type=CONTENT_TYPE)
 
 
-@_control.put("/runs/{run}/actors/{pool:path}", status_code=202, responses=documented(404, 409, 422))
+@_control.put("/runs/{run}/actors/{pool:path}", status_code=202, responses=documented(404, 409, 422, 429))
 async def scale(request: Request, response: Response, run: RunName, pool: PoolName, size: Size) -> Command:
     """Set the desired size of a pool; the answer's `id` leads to the outcome."""
     status = await _running(request, run)
@@ -232,7 +239,7 @@ async def scale(request: Request, response: Response, run: RunName, pool: PoolNa
     return await _ask(request, response, run, kind="scale", pool=pool, count=size.count)
 
 
-@_control.post("/runs/{run}/commands", status_code=202, responses=documented(404, 409, 422))
+@_control.post("/runs/{run}/commands", status_code=202, responses=documented(404, 409, 422, 429))
 async def order(request: Request, response: Response, run: RunName, body: Order) -> Command:
     """Pause, resume, write a checkpoint or stop; the answer's `id` leads to the outcome."""
     await _running(request, run)

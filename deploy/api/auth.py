@@ -42,7 +42,7 @@ class Access:
                 f"a server on {host} can be reached by others and needs a token: set {TOKEN_VARIABLE} or --token-file"
             )
         self._token = token
-        self.hosts = (*LOOPBACK_NAMES, *allowed_hosts) if is_loopback(host) else ()
+        self.hosts = (*LOOPBACK_NAMES, host, *allowed_hosts) if is_loopback(host) else ()
         """Names that a request's Host header may hold; all if empty."""
         self.to_control: list[Dependency] = [Depends(self.require_token)]
         self.to_call = self.to_control if token else []

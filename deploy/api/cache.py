@@ -1,7 +1,9 @@
 """What the status API has lately read from its source: many clients cost one reading, and it outlives the board."""
 
+import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from deploy.api.problems import Problem
@@ -30,18 +32,19 @@ class StatusCache:
         self._source = source
         self._all: Sequence[RunStatus] | None = None
         self._all_read = 0.0
+        self._first = asyncio.Lock()
         self._each: dict[str, _Read] = {}
 
     async def runs(self) -> list[RunStatus]:
         """Return all runs, newest first (BoardError: the board is away and was never read)."""
-        now = time.monotonic()
-        if self._all is None or now - self._all_read >= FRESH_S:
-            self._all_read = now  # others get the list that is held while this one reads
-            try:
-                self._all = await self._source.runs()
-            except BoardError:
+        if self._all is None:
+            async with self._first:  # many that ask at the start cost one reading
                 if self._all is None:
-                    raise
+                    self._all, self._all_read = await self._source.runs(), time.monotonic()
+        elif (now := time.monotonic()) - self._all_read >= FRESH_S:
+            self._all_read = now  # others get the list that is held while this one reads
+            with suppress(BoardError):
+                self._all = await self._source.runs()
         return [_marked(status) for status in self._all]
 
     async def status(self, run: str) -> RunStatus:

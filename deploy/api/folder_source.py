@@ -1,25 +1,33 @@
 """The status of the runs in a folder: from the embedded board of a live run, from the files of any other.
 
-Names that clients send are looked up among the runs that were found; they never become part of a path.
+Names that clients send are looked up among the runs that were found; they never become part of a path. Of an ended run
+`status.json` says all that a list of runs needs; `metrics.jsonl` is read when its lines are asked for.
 """
 
 import asyncio
+import hashlib
 import time
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.board.board import Board
+from deploy.folder.metric_file import Outline, last_line, outline_of, page_of
 from deploy.folder.names import BOARD_URL, CONFIG, METRICS, STATUS, TRAJECTORIES
-from deploy.folder.read import StatusFile, config_of, earlier_sign, lines_of, status_of
+from deploy.folder.read import StatusFile, config_of, earlier_sign, status_of
 from deploy.monitor import summary as overview
-from deploy.monitor.trajectories import read_records
+from deploy.monitor.trajectories import read_record
 from protocol.commands import Command
 from protocol.errors import BoardError, ConfigError, RunFolderError
-from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord, run_id_of
+from protocol.status import ENDED, Event, MetricLine, RunStatus, TrajectoryRecord, run_id_of
 
 SCAN_S = 2.0
 """Seconds between two scans of the folder."""
+FILES_HELD = 16
+"""Runs whose events and commands are kept in memory."""
+Stamp = tuple[tuple[int, int], ...]
+"""When the metrics and the status file were changed, and their sizes."""
 
 
 @dataclass
@@ -27,16 +35,15 @@ class _Run:
     """One run folder."""
 
     path: Path
+    """Without links."""
     board: Board | None = None
-    read: tuple[float, ...] = ()
-    """When the files that `lines` and `file` came from were changed."""
-    lines: list[MetricLine] = field(default_factory=list)
-    file: StatusFile | None = None
+    status: tuple[Stamp, RunStatus] | None = None
+    outline: tuple[Stamp, Outline] | None = None
 
     @property
     def name(self) -> str:
         """The run's name on its board, whatever path or link led to its folder."""
-        return run_id_of(self.path.resolve().name)
+        return run_id_of(self.path.name)
 
 
 class FolderSource:
@@ -45,13 +52,13 @@ class FolderSource:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._runs: dict[str, _Run] = {}
-        self._scanned = 0.0
+        self._files: dict[Path, tuple[Stamp, StatusFile | None]] = {}
+        self._scanned: float | None = None
+        self._scanning = asyncio.Lock()
 
     async def close(self) -> None:
         """Close the connections."""
-        for run in self._runs.values():
-            if run.board:
-                await run.board.close()
+        await _close(self._runs.values())
 
     async def ping(self) -> None:
         """Raise BoardError if the folder cannot be read."""
@@ -60,12 +67,15 @@ class FolderSource:
 
     async def runs(self) -> list[RunStatus]:
         """Return all runs, newest first."""
-        found = [await self.status(name) for name in list(self._scan())]
-        return sorted((status for status in found if status), key=lambda status: -status.updated)
+        found = await self._scan()
+        filed = await asyncio.to_thread(_filed_runs, found)
+        live = [self.status(name) for name in found if name not in filed]
+        statuses = [*filed.values(), *(status for status in await asyncio.gather(*live) if status)]
+        return sorted(statuses, key=lambda status: -status.updated)
 
     async def status(self, run: str) -> RunStatus | None:
         """Return one run, from its board if that answers, otherwise from its files."""
-        found = self._scan().get(run)
+        found = (await self._scan()).get(run)
         if found is None:
             return None
         if board := await self._live(found):
@@ -75,105 +85,115 @@ class FolderSource:
                 status = None
             if status:
                 return status.model_copy(update={"run": run})
-        file = await asyncio.to_thread(self._filed, run, found)
-        return file.status if file else None
+        return await asyncio.to_thread(_filed, run, found)
 
     async def lines(self, run: str, *, since: int, limit: int) -> list[MetricLine]:
         """Return metric lines with a `seq` above `since`, oldest first."""
-        found = self._scan().get(run)
+        found = (await self._scan()).get(run)
         if found is None:
             return []
         if board := await self._live(found):
             return await board.lines(found.name, since=since, limit=limit)
-        await asyncio.to_thread(self._filed, run, found)
-        return found.lines[since : since + limit]
+        return await asyncio.to_thread(_page, found, since, limit)
 
     async def events(self, run: str, *, since: int, limit: int) -> list[Event]:
         """Return events with a number above `since`, oldest first."""
-        found = self._scan().get(run)
+        found = (await self._scan()).get(run)
         if found is None:
             return []
         if board := await self._live(found):
             return await board.events(found.name, since=since, limit=limit)
-        file = await asyncio.to_thread(self._filed, run, found)
+        file = await asyncio.to_thread(self._file, found)
         return [event for event in file.events if event.number > since][:limit] if file else []
 
     async def record(self, run: str, iteration: int) -> TrajectoryRecord | None:
         """Return the trajectories recorded at an iteration."""
-        found = self._scan().get(run)
-        if found is None:
-            return None
-        trajectories = await asyncio.to_thread(read_records, found.path / TRAJECTORIES)
-        return next((record for record in trajectories if record.iteration == iteration), None)
+        found = (await self._scan()).get(run)
+        return await asyncio.to_thread(read_record, found.path / TRAJECTORIES, iteration) if found else None
 
     async def command(self, run: str, command: str) -> Command | None:
         """Return a command with its outcome."""
-        found = self._scan().get(run)
+        found = (await self._scan()).get(run)
         if found is None:
             return None
         if board := await self._live(found):
             return await board.command(found.name, command)
-        file = await asyncio.to_thread(self._filed, run, found)
+        file = await asyncio.to_thread(self._file, found)
         return next((held for held in file.commands if held.id == command), None) if file else None
 
     async def ask(self, run: str, command: Command) -> None:
         """Send a command to a run (BoardError: it is not live)."""
-        found = self._scan().get(run)
+        found = (await self._scan()).get(run)
         board = await self._live(found) if found else None
         if found is None or board is None:
             raise BoardError(f"run {run} has no board that answers: it takes no commands")
         await board.ask(found.name, command)
 
-    def _scan(self) -> dict[str, _Run]:
-        if time.monotonic() - self._scanned > SCAN_S:
-            self._scanned = time.monotonic()
-            known = {run.path: run for run in self._runs.values()}
-            self._runs = {}
-            for path in _run_folders(self._root):
-                name = run_id_of(path.resolve().name)
-                if name in self._runs:
-                    name = f"{name[:90]}-{len(self._runs)}"
-                self._runs[name] = known.get(path) or _Run(path)
+    async def _scan(self) -> dict[str, _Run]:
+        async with self._scanning:
+            if self._scanned is None or time.monotonic() - self._scanned > SCAN_S:
+                known = {run.path: run for run in self._runs.values()}
+                paths = await asyncio.to_thread(_run_folders, self._root, set(known))
+                self._runs = {name: known.pop(path, None) or _Run(path) for name, path in _named(paths).items()}
+                self._scanned = time.monotonic()
+                await _close(known.values())
         return self._runs
 
     async def _live(self, run: _Run) -> Board | None:
         """The run's own board, if it answers."""
-        try:
-            url = (run.path / BOARD_URL).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            url = None
+        url = _board_url(run)
         if run.board and run.board.url != url:
-            await run.board.close()
-            run.board = None
+            gone, run.board = run.board, None
+            await gone.close()
         if url and run.board is None:
             with suppress(ConfigError):  # a damaged address is no board
                 run.board = Board(url)
-        if run.board:
+        board = run.board
+        if board:
             try:
-                await run.board.ping()
+                await board.ping()
             except BoardError:
                 return None
-        return run.board
+        return board
 
-    def _filed(self, name: str, run: _Run) -> StatusFile | None:
-        """What the run left in its folder; read again when a file has changed."""
-        changed = tuple(_changed(run.path / file) for file in (METRICS, STATUS))
-        if changed != run.read or run.file is None:
-            lines = lines_of(run.path, skips_damaged=True)
-            run.lines = [overview.line_of(seq, values) for seq, values in enumerate(lines, start=1)]
-            run.file = _file(name, run.path, run.lines)
-            run.read = changed
-        return run.file
+    def _file(self, run: _Run) -> StatusFile | None:
+        """The run's `status.json` with its events and commands; read again when it has changed."""
+        stamp, held = _stamp(run), self._files.get(run.path)
+        if held is None or held[0] != stamp:
+            held = stamp, status_of(run.path)
+            while len(self._files) >= FILES_HELD:
+                self._files.pop(next(iter(self._files)), None)
+            self._files[run.path] = held
+        return held[1]
 
 
-def _run_folders(root: Path) -> list[Path]:
-    """Folders that hold a run of this version."""
+async def _close(runs: Iterable[_Run]) -> None:
+    for run in runs:
+        if run.board:
+            await run.board.close()
+
+
+def _named(paths: Iterable[Path]) -> dict[str, Path]:
+    """Name the runs: each like its folder; where another run has that name, a digest of the path stands behind it."""
+    named: dict[str, Path] = {}
+    for path in sorted(paths, key=lambda path: (run_id_of(path.name) != path.name, path)):  # exact names come first
+        name = run_id_of(path.name)
+        if name in named:
+            name = f"{name[:91]}-{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
+        named[name] = path
+    return named
+
+
+def _run_folders(root: Path, known: set[Path]) -> set[Path]:
+    """Folders that hold a run of this version, without links; those that are known are not looked into again."""
     if _is_run(root):
-        return [root]
+        return {root.resolve()}
     try:
-        return sorted(path for path in root.iterdir() if _is_run(path))
+        own = root.resolve()
+        paths = {path.resolve() if path.is_symlink() else own / path.name for path in root.iterdir()}
     except OSError:
-        return []
+        return set()
+    return {path for path in paths if ((path / CONFIG).is_file() if path in known else _is_run(path))}
 
 
 def _is_run(path: Path) -> bool:
@@ -181,39 +201,94 @@ def _is_run(path: Path) -> bool:
     return (path / CONFIG).is_file() and earlier_sign(path) is None
 
 
-def _changed(path: Path) -> float:
+def _board_url(run: _Run) -> str | None:
     try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+        return (run.path / BOARD_URL).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
-def _file(name: str, path: Path, lines: list[MetricLine]) -> StatusFile | None:
+def _filed_runs(runs: dict[str, _Run]) -> dict[str, RunStatus]:
+    """The statuses of all runs that have no board, and had none when they were last asked."""
+    return {name: _filed(name, run) for name, run in runs.items() if run.board is None and _board_url(run) is None}
+
+
+def _filed(name: str, run: _Run) -> RunStatus:
+    """What the run left in its folder; read again when a file has changed."""
+    stamp = _stamp(run)
+    held = run.status
+    if held is None or held[0] != stamp or held[1].run != name:
+        held = run.status = stamp, _read_status(name, run)
+    return held[1]
+
+
+def _read_status(name: str, run: _Run) -> RunStatus:
     """`status.json`, or what can be told without it."""
-    if held := status_of(path):
-        held.status.run = name
+    file = status_of(run.path)
+    status = file.status.model_copy(update={"run": name}) if file else None
+    if status and status.phase in ENDED and _has_all(status, last_line(run.path / METRICS)):
+        return status
+    outline = _outline(run)
+    lines = [overview.line_of(number, values) for number, values in outline.lines]
+    done = max((int(line.values.get("iteration") or 0) for line in lines), default=0)
+    if status is None:
+        status = _told_from(name, run.path, lines, done)
+    return status.model_copy(update={"iteration": done, "lines": outline.count, "rewards": overview.rewards_of(lines)})
+
+
+def _has_all(status: RunStatus, line: dict[str, object] | None) -> bool:
+    """Whether a status was written after the last line of the metrics."""
+    return line is not None and line["iteration"] == status.iteration and status.lines > 0
+
+
+def _told_from(name: str, path: Path, lines: list[MetricLine], done: int) -> RunStatus:
+    """The status of a run that left none."""
     try:
         iterations = config_of(path).iterations
     except RunFolderError:
-        iterations = held.status.iterations if held else 0
-    done = max((int(line.values.get("iteration") or 0) for line in lines), default=0)
-    if held is None:
-        newest = next((line.values for line in reversed(lines) if overview.is_iteration(line)), {})
-        changed = _changed(path / METRICS) or _changed(path / CONFIG)
-        status = RunStatus(
-            run=name,
-            session="",
-            phase="finished" if done >= iterations else "stopped",
-            iteration=done,
-            iterations=iterations,
-            started=changed,
-            updated=changed,
-            gains=overview.gains_of(newest),
-            diagnostics=overview.diagnostics_of(newest, staleness=None),
-            stages=overview.stages_of(newest),
-            bottleneck=overview.bottleneck_of(overview.stages_of(newest), {}),
-        )
-        held = StatusFile(status=status)
-    held.status.iteration, held.status.lines = done, len(lines)
-    held.status.rewards = overview.rewards_of(lines)
-    return held
+        iterations = 0
+    newest = next((line.values for line in reversed(lines) if overview.is_iteration(line)), {})
+    changed = max(moment for moment, _ in _stamps(path, METRICS, CONFIG)) / 1e9
+    stages = overview.stages_of(newest)
+    return RunStatus(
+        run=name,
+        session="",
+        phase="finished" if done >= iterations else "stopped",
+        iteration=done,
+        iterations=iterations,
+        started=changed,
+        updated=changed,
+        gains=overview.gains_of(newest),
+        diagnostics=overview.diagnostics_of(newest, staleness=None),
+        stages=stages,
+        bottleneck=overview.bottleneck_of(stages, {}),
+    )
+
+
+def _page(run: _Run, since: int, limit: int) -> list[MetricLine]:
+    found = page_of(run.path / METRICS, _outline(run), since=since, limit=limit)
+    return [overview.line_of(number, values) for number, values in found]
+
+
+def _outline(run: _Run) -> Outline:
+    """The outline of the run's metrics; read again when the file has changed."""
+    stamp, held = _stamps(run.path, METRICS), run.outline
+    if held is None or held[0] != stamp:
+        held = run.outline = stamp, outline_of(run.path / METRICS)
+    return held[1]
+
+
+def _stamp(run: _Run) -> Stamp:
+    return _stamps(run.path, METRICS, STATUS)
+
+
+def _stamps(path: Path, *names: str) -> Stamp:
+    return tuple(_changed(path / name) for name in names)
+
+
+def _changed(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size

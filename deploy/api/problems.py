@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from deploy.board.board import QueueFullError
 from protocol.errors import BoardError
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ DESCRIPTIONS = {
     413: "the body is too large",
     421: "the server is not known by this name",
     422: "an argument breaks its rule",
-    429: "too many event streams",
+    429: "too many event streams, or too many commands that wait for the run",
     503: "the board does not answer, or too many images wait: come again later",
 }
 
@@ -71,6 +72,10 @@ def add_problem_handlers(app: FastAPI) -> None:
     @app.exception_handler(Problem)
     async def on_problem(request: Request, problem: Problem) -> JSONResponse:  # noqa: ARG001
         return problem.response()
+
+    @app.exception_handler(QueueFullError)
+    async def on_full_queue(request: Request, error: QueueFullError) -> JSONResponse:  # noqa: ARG001
+        return Problem(429, str(error)).response()
 
     @app.exception_handler(BoardError)
     async def on_board(request: Request, error: BoardError) -> JSONResponse:  # noqa: ARG001

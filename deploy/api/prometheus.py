@@ -35,9 +35,8 @@ class _Runs(Collector):
         metric = GaugeMetricFamily(
             "flowcredit_metric", "Newest value of a metric of docs/metrics.md.", labels=["run", "name"]
         )
-        heldout = {status.run: status.rewards.heldout for status in self._statuses}
         for run, values in self._newest.items():
-            for name, value in ({"evaluation/score": heldout.get(run)} | dict(values)).items():
+            for name, value in values.items():
                 if value is not None:
                     metric.add_metric([run, name], value)
         yield metric

@@ -71,6 +71,10 @@ class FencedOutError(BoardError):
     """The writer does not hold the lease that its write needs."""
 
 
+class QueueFullError(BoardError):
+    """`OPEN_COMMANDS` commands wait for the run already."""
+
+
 @dataclass
 class Held:
     """The newest entries of a run's streams that the board holds."""
@@ -189,10 +193,12 @@ class Board:
             return _parsed(Command, await self._redis.hget(self._key(run, "commands"), command))
 
     async def ask(self, run: str, command: Command) -> None:
-        """Put a command into the run's queue (BoardError: too many wait already)."""
+        """Put a command into the run's queue (QueueFullError: too many wait already)."""
         with _answering(self.url):
             if await self._redis.llen(self._key(run, "queue")) >= OPEN_COMMANDS:
-                raise BoardError(f"at most {OPEN_COMMANDS} commands may wait for a run: wait until it has read them")
+                raise QueueFullError(
+                    f"at most {OPEN_COMMANDS} commands may wait for a run: wait until it has read them"
+                )
             pipe = self._redis.pipeline(transaction=True)
             pipe.hset(self._key(run, "commands"), command.id, command.model_dump_json())
             pipe.rpush(self._key(run, "queue"), command.id)

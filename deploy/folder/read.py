@@ -110,7 +110,7 @@ def lines_of(run: Path, *, skips_damaged: bool = False) -> list[dict[str, Any]]:
     try:
         for number, text in enumerate((run / METRICS).read_bytes().split(b"\n")[:-1], start=1):
             try:
-                lines.append(_line(text))
+                lines.append(line_of_text(text))
             except (ValueError, RecursionError) as error:
                 if not skips_damaged:
                     raise ValueError(f"line {number}: {error}") from None
@@ -121,6 +121,14 @@ def lines_of(run: Path, *, skips_damaged: bool = False) -> list[dict[str, Any]]:
             return lines
         raise RunFolderError(f"run folder {run} holds a damaged {METRICS}: {error}; mend or remove it") from None
     return lines
+
+
+def line_of_text(text: bytes) -> dict[str, Any]:
+    """One line of `metrics.jsonl` (ValueError, RecursionError: it is damaged)."""
+    line = json.loads(text)
+    if not isinstance(line, dict) or not isinstance(line.get("iteration"), int):
+        raise ValueError(f"a line must be an object with an iteration, got {text[:60]!r}")
+    return line
 
 
 def evaluation_scores(run: Path) -> dict[int, float]:
@@ -187,10 +195,3 @@ def adapter_to_fork(source: Path, config: RunConfig) -> Adapter:
 def _unreadable_config(where: object, error: Exception) -> RunFolderError:
     reason = one_line(error)
     return RunFolderError(f"run folder {where} holds no readable {CONFIG}: {reason}; mend it or name another folder")
-
-
-def _line(text: bytes) -> dict[str, Any]:
-    line = json.loads(text)
-    if not isinstance(line, dict) or not isinstance(line.get("iteration"), int):
-        raise ValueError(f"a line must be an object with an iteration, got {text[:60]!r}")
-    return line

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import linear_regression, median
 
-from protocol.status import Bottleneck, Diagnostics, MetricLine, Rewards
+from protocol.status import Bottleneck, Diagnostics, MetricLine, Rewards, RunStatus
 
 TREND = 20
 """Number of newest iterations that the trend is computed from."""
 GAIN = re.compile(r"gain/step_(\d+)_abs_mean")
 STAGE = "seconds/"
+TRAINED = ("ratio_mean", "first_ratio_deviation", "clip_fraction", "approx_kl", "grad_norm", "loss")
+"""The metrics `train/…` that a status holds."""
 Values = Mapping[str, float | None]
 
 
@@ -46,9 +48,8 @@ def rewards_of(lines: Sequence[MetricLine]) -> Rewards:
 
 def diagnostics_of(values: Values, *, staleness: int | None) -> Diagnostics:
     """Summarise how an update went."""
-    names = ("ratio_mean", "first_ratio_deviation", "clip_fraction", "approx_kl", "grad_norm", "loss")
     return Diagnostics(
-        **{name: values.get(f"train/{name}") for name in names},
+        **{name: values.get(f"train/{name}") for name in TRAINED},
         zero_variance=values.get("group/zero_variance"),
         missing_scores=values.get("reward/missing"),
         staleness=staleness,
@@ -64,6 +65,19 @@ def stages_of(values: Values) -> dict[str, float]:
     """Return the wall seconds by stage, without their sum."""
     named = {key.removeprefix(STAGE): value for key, value in values.items() if key.startswith(STAGE)}
     return {stage: value for stage, value in named.items() if value is not None and stage != "iteration"}
+
+
+def values_of(status: RunStatus) -> dict[str, float | None]:
+    """Return the newest metrics that a status holds, by their names in docs/metrics.md."""
+    held = {"reward/mean": status.rewards.now, "evaluation/score": status.rewards.heldout}
+    held |= {f"reward/{name}": value for name, value in status.rewards.components.items()}
+    held |= {f"train/{name}": getattr(status.diagnostics, name) for name in TRAINED}
+    held |= {
+        "group/zero_variance": status.diagnostics.zero_variance,
+        "reward/missing": status.diagnostics.missing_scores,
+    }
+    held |= {f"gain/step_{step}_abs_mean": value for step, value in status.gains.items()}
+    return held | {f"{STAGE}{stage}": value for stage, value in status.stages.items()}
 
 
 def eta_s(finished_at: Sequence[float], *, left: int) -> float | None:

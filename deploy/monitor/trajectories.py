@@ -8,11 +8,10 @@ left out while it lasts.
 import asyncio
 import base64
 import io
-import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from protocol.errors import ContractError
 from protocol.messages import Credit, Excerpt, ScoredGroup, ScoredShard, ShardRequest
 from protocol.ports import ImagesHandle, Ports, RolloutHandle
 from protocol.status import RecordedTrajectory, TrajectoryRecord
+from rewards.images import ImageError, decode_image
 
 log = logging.getLogger(__name__)
 FILE = "trajectories_{:06d}.json"
@@ -120,7 +120,8 @@ def record_of(iteration: int, excerpt: Excerpt, credit: Credit) -> TrajectoryRec
             RecordedTrajectory(
                 member=member,
                 rewards=_numbers(credit.rewards[member, columns]),
-                gains=_numbers(credit.step_rewards[member, list(excerpt.steps)]),
+                values=None if credit.values is None else _numbers(credit.values[member, columns]),
+                step_rewards=_numbers(credit.step_rewards[member, list(excerpt.steps)]),
                 advantages=_numbers(credit.advantages[member, list(excerpt.steps)]),
             )
             for member in range(members)
@@ -137,20 +138,25 @@ def write_record(folder: Path, record: TrajectoryRecord) -> None:
 
 def read_records(folder: Path) -> list[TrajectoryRecord]:
     """All recorded trajectories of a `trajectories/` folder, oldest first; damaged files are left out."""
-    trajectories = []
-    for path in sorted(folder.glob("trajectories_*.json")):
-        try:
-            trajectories.append(TrajectoryRecord.model_validate(json.loads(path.read_text(encoding="utf-8"))))
-        except (OSError, ValueError):
-            log.warning("%s cannot be read and is left out", path)
-    return trajectories
+    found = (_read(path) for path in sorted(folder.glob("trajectories_*.json")))
+    return [record for record in found if record]
+
+
+def read_record(folder: Path, iteration: int) -> TrajectoryRecord | None:
+    """The record of an iteration in a `trajectories/` folder; None if there is none, or if it is damaged."""
+    path = folder / FILE.format(iteration)
+    return _read(path) if path.is_file() else None
 
 
 def sheet(record: TrajectoryRecord) -> bytes:
-    """A PNG for people: each trajectory a row, its reward under each image and the gain of each step between them."""
+    """Draw a PNG for people: each trajectory a row, its reward under each image, the step rewards between them.
+
+    Raises:
+        ContractError: the record is damaged.
+    """
     from PIL import Image, ImageDraw
 
-    images = Image.open(io.BytesIO(base64.b64decode(record.png)))
+    images = _images(record)
     cell, text, gap = max(record.width, 64), 26, 6
     tall = cell * record.height // record.width
     columns = images.width // record.width
@@ -165,11 +171,37 @@ def sheet(record: TrajectoryRecord) -> bytes:
             tile = images.crop((*box, box[0] + record.width, box[1] + record.height))
             page.paste(tile.resize((cell, tall), Image.Resampling.NEAREST), (left, top))
             draw.text((left, top + tall), _shown(trajectory.rewards[column], ".3f"), fill="black")
-            if column < len(trajectory.gains) and columns > 1:
-                draw.text((left + cell // 2, top + tall + 12), _shown(trajectory.gains[column], "+.3f"), fill="#555555")
+            if column < len(trajectory.step_rewards) and columns > 1:
+                draw.text(
+                    (left + cell // 2, top + tall + 12), _shown(trajectory.step_rewards[column], "+.3f"), fill="#555555"
+                )
     out = io.BytesIO()
     page.save(out, "PNG")
     return out.getvalue()
+
+
+def _images(record: TrajectoryRecord) -> Any:
+    """The record's images, rows of trajectories by columns of points (ContractError: they do not fit the record)."""
+    from PIL import Image
+
+    try:
+        images = Image.fromarray(decode_image(base64.b64decode(record.png, validate=True)))
+    except (ValueError, ImageError) as error:
+        raise ContractError(f"its images cannot be read: {error}") from None
+    points, rows = len(record.steps) + 1, len(record.trajectories)
+    fits = [(record.width * count, record.height * rows) for count in (points, 1)]
+    lengths = {(len(one.rewards) * record.width, len(one.step_rewards)) for one in record.trajectories}
+    if images.size not in fits or lengths != {(images.width, len(record.steps))}:
+        raise ContractError(f"its images, {images.width}x{images.height}, or its numbers do not fit its steps")
+    return images
+
+
+def _read(path: Path) -> TrajectoryRecord | None:
+    try:
+        return TrajectoryRecord.model_validate_json(path.read_bytes())
+    except (OSError, ValueError):
+        log.warning("%s cannot be read and is left out", path)
+        return None
 
 
 def _png(images: np.ndarray) -> bytes:

@@ -52,6 +52,8 @@ class Assignment:
     """Running mean gain of each step after this iteration; None unless the normalisation keeps one."""
     slopes: Float[Tensor, " T"] | None
     """How far the final rewards follow each point's; None unless values are calibrated."""
+    values: Float[Tensor, "G N P"] | None
+    """What each point is worth, NaN where its reward is; None unless values are calibrated."""
 
 
 def reward_tables(groups: Sequence[ScoredGroup], *, members: int, total: int) -> RewardTables:
@@ -105,7 +107,7 @@ def assign_credit(
 
     With `advantages` a reward's weight is its share of the update, whatever its scale and spread are. MixGRPO divides
     the weights by their sum and clamps the mixture instead; here weights are taken as they are given. A point that
-    one reward could not score is missing for all. Step rewards and slopes are the mixture's.
+    one reward could not score is missing for all. Step rewards, values and slopes are the mixture's.
 
     Args:
         tables: rewards of the iteration.
@@ -135,7 +137,7 @@ def _assign(
 ) -> Assignment:
     """Credit by `tables.rewards` alone."""
     weights = config.step_weights
-    step_rewards, slopes = _step_rewards(tables, config)
+    step_rewards, slopes, values = _step_rewards(tables, config)
     if weights.order == "before":
         step_rewards = step_rewards * step_weights
     pool = step_rewards.flatten(0, 1)
@@ -145,14 +147,14 @@ def _assign(
     advantages = advantages.clamp(-config.advantage_clip, config.advantage_clip)
     if weights.order == "after" and weights.rule != "none":
         advantages = advantages * step_weights
-    return Assignment(step_rewards=step_rewards, advantages=advantages, baseline=after, slopes=slopes)
+    return Assignment(step_rewards=step_rewards, advantages=advantages, baseline=after, slopes=slopes, values=values)
 
 
 def _step_rewards(
     tables: RewardTables, config: CreditConfig
-) -> tuple[Float[Tensor, "G N T"], Float[Tensor, " T"] | None]:
-    """Step rewards by the credit rule, and the slopes if values are calibrated."""
-    rewards, slopes = tables.rewards, None
+) -> tuple[Float[Tensor, "G N T"], Float[Tensor, " T"] | None, Float[Tensor, "G N P"] | None]:
+    """Step rewards by the credit rule, and slopes and values if values are calibrated."""
+    rewards, slopes, values = tables.rewards, None, None
     if config.rule == "turning_point":
         choice = config.turning_point
         step_rewards = turning_point(
@@ -162,11 +164,12 @@ def _step_rewards(
             has_first_step=choice.has_first_step,
             is_balanced=choice.is_balanced,
         )
-        return step_rewards, None
+        return step_rewards, None, None
     if config.values == "calibrated" and config.rule != "uniform":
-        rewards, slopes = calibrated(rewards)
+        values, slopes = calibrated(rewards)
+        rewards = values
     rules: dict[str, CreditRule] = {"uniform": uniform, "gains": gains, "gae": partial(gae, decay=config.gae_lambda)}
-    return along_windows(rules[config.rule], rewards, tables.explored), slopes
+    return along_windows(rules[config.rule], rewards, tables.explored), slopes, values
 
 
 def _normaliser(config: CreditConfig, pool: Float[Tensor, "M T"], baseline: Float[Tensor, " T"] | None) -> Normaliser:

@@ -233,13 +233,15 @@ class Learner:
 
 def _credits(tables: RewardTables, assignment: Assignment, *, version: int) -> list[Credit]:
     """Split the tables into one message for each group."""
-    rows = zip(tables.rewards, assignment.step_rewards, assignment.advantages, strict=True)
+    values = [None] * len(tables.rewards) if assignment.values is None else assignment.values.numpy()
+    rows = zip(tables.rewards, values, assignment.step_rewards, assignment.advantages, strict=True)
     return [
         Credit(
             adapter_version=version,
             rewards=rewards.numpy(),
+            values=value,
             step_rewards=earned.numpy(),
             advantages=advantages.numpy(),
         )
-        for rewards, earned, advantages in rows
+        for rewards, value, earned, advantages in rows
     ]

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from deploy.board.board import Board, Update
 from deploy.board.embedded import BoardServer
 from protocol.commands import Command
 from protocol.errors import BoardError, ConfigError
-from protocol.status import Event, MetricLine
+from protocol.status import Diagnostics, Event, MetricLine, Rewards
 from tests.support.paths import ROOT
 from tests.support.runs.statuses import a_record, a_status
 from tests.support.services.serving import AUTHORISED, TOKEN, Serve
@@ -51,11 +52,15 @@ def living(board_url: str) -> Iterator[None]:
     async def live() -> None:
         board = Board(board_url)
         events = [Event(number=1, time=1.0, kind="info", message="the run begins")]
+        rewards, diagnostics = Rewards(now=0.4, heldout=0.6), Diagnostics(grad_norm=2.0)
+        over = a_status("over", "finished", rewards=rewards, diagnostics=diagnostics)
+        damaged = a_record(7).model_copy(update={"width": 5})
         while not ending.is_set():
             try:
-                update = Update(a_status("alive"), LINES, events, [a_record()])
+                update = Update(a_status("alive"), LINES, events, [a_record(), damaged])
                 await board.write(update, keep_s=3600)
-                await board.write(Update(a_status("over", "finished")), keep_s=3600)
+                await board.write(Update(over), keep_s=3600)
+                await board.write(Update(a_status("deaf")), keep_s=3600)
             except BoardError:
                 pass
             await asyncio.sleep(0.3)
@@ -132,7 +137,8 @@ def test_records_are_a_sheet_for_people_and_data_for_programs(client):
     data = client.get("/runs/alive/trajectories/5/record").json()
     assert data["trajectories"][0]["rewards"] == pytest.approx([0.1, 0.2, 0.4])
     assert data["trajectories"][1]["rewards"] == [pytest.approx(0.1), None, pytest.approx(0.9)]
-    assert data["trajectories"][1]["gains"] == [None, None]
+    assert data["trajectories"][1]["step_rewards"] == [None, None]
+    assert data["trajectories"][0]["values"] == pytest.approx([0.0, 0.1, 0.3])
     tiles = np.asarray(Image.open(io.BytesIO(base64.b64decode(data["png"]))))
     assert tiles.shape == (2 * 4, 3 * 4, 3)
     np.testing.assert_array_equal(tiles[:4, 4:8], np.arange(48, 96, dtype=np.uint8).reshape(4, 4, 3))
@@ -154,6 +160,49 @@ def test_prometheus_reads_runs_pools_and_metrics(client):
     assert values["flowcredit_queue", (("queue", "groups/scored"), ("run", "alive"))] == 1
     labels = (("reason", "Missing"), ("run", "alive"), ("type", "ScoresComplete"))
     assert values["flowcredit_condition", labels] == 0
+
+
+def test_prometheus_has_the_metrics_that_the_status_of_an_ended_run_holds(client):
+    """Its lines are not asked for: nothing on the board but its status says that it had any."""
+    values = client.get("/metrics").text
+    assert 'flowcredit_metric{name="reward/mean",run="over"} 0.4' in values
+    assert 'flowcredit_metric{name="evaluation/score",run="over"} 0.6' in values
+    assert 'flowcredit_metric{name="train/grad_norm",run="over"} 2.0' in values
+
+
+def test_a_record_that_is_damaged_is_not_shown_and_says_so(client):
+    answer = client.get("/runs/alive/trajectories/7")
+    assert answer.status_code == 404
+    assert "damaged: its images" in answer.json()["detail"]
+
+
+def test_a_queue_that_is_full_says_so(client):
+    """The run of this test carries nothing out."""
+    answers = [
+        client.post("/runs/deaf/commands", json={"command": "checkpoint"}, headers=AUTHORISED) for _ in range(51)
+    ]
+    assert [answer.status_code for answer in answers] == [202] * 50 + [429]
+    assert "at most 50 commands may wait" in answers[-1].json()["detail"]
+
+
+def test_readiness_reads_no_run(tmp_path, serve):
+    """A status file that is a pipe would be waited for."""
+    run = tmp_path / "runs" / "one"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("{}")
+    os.mkfifo(run / "status.json")
+    process, address = serve(str(tmp_path / "runs"))
+    assert httpx2.get(f"{address}/readyz", timeout=20).status_code == 200
+    process.kill()
+    process.wait(10)
+
+
+def test_a_server_on_any_loopback_address_knows_itself(tmp_path, serve):
+    process, address = serve(str(tmp_path), "--host", "127.0.0.2")
+    assert address.startswith("http://127.0.0.2:")
+    assert httpx2.get(f"{address}/runs", timeout=20).json() == []
+    process.terminate()
+    process.wait(10)
 
 
 def test_a_desired_size_is_accepted_and_its_outcome_can_be_read(client, board_url):

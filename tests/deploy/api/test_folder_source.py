@@ -3,10 +3,12 @@
 import asyncio
 import json
 import os
+import re
 import time
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 
 from deploy.api import folder_source
 from deploy.api.folder_source import FolderSource
@@ -37,6 +39,16 @@ def filed(name: str, phase: str, updated: float) -> str:
         run=name, session="s", phase=phase, iteration=1, iterations=2, started=updated - 9, updated=updated
     )
     return StatusFile(status=status).model_dump_json()
+
+
+async def until_it_answers(board: Board) -> None:
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        try:
+            await board.ping()
+            break
+        except BoardError:
+            await asyncio.sleep(0.05)
 
 
 def read(source: FolderSource, run: str) -> RunStatus:
@@ -79,13 +91,7 @@ def test_a_live_run_is_found_by_any_path_to_its_folder(make, tmp_path, monkeypat
 
     async def asked() -> tuple[RunStatus | None, list[MetricLine], Command | None]:
         source, board = FolderSource(path), Board(server.url)
-        until = time.monotonic() + 30
-        while time.monotonic() < until:
-            try:
-                await board.ping()
-                break
-            except BoardError:
-                await asyncio.sleep(0.05)
+        await until_it_answers(board)
         now = time.time()
         status = RunStatus(
             run="mine", session="s", phase="running", iteration=1, iterations=9, started=now, updated=now
@@ -107,6 +113,91 @@ def test_a_live_run_is_found_by_any_path_to_its_folder(make, tmp_path, monkeypat
     assert status is not None and status.phase == "running"
     assert [line.values["reward/mean"] for line in lines] == [0.75]
     assert command is not None, "a command reaches the run"
+
+
+def test_the_list_of_ended_runs_reads_the_end_of_their_metrics_only(make, tmp_path):
+    folder = make("long")
+    lines = (folder / METRICS).read_bytes()
+    with (folder / METRICS).open("wb") as file:  # 64 GiB that take no room on the disk, then the last lines
+        file.truncate(64 * 1024**3)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n" + lines)
+    status = RunStatus(run="long", session="s", phase="finished", iteration=2, iterations=2, started=1, updated=2)
+    status.lines, status.rewards.now = 2, 0.5
+    (folder / STATUS).write_text(StatusFile(status=status).model_dump_json())
+    (found,) = asyncio.run(FolderSource(tmp_path / "runs").runs())
+    assert (found.run, found.lines, found.rewards.now) == ("long", 2, 0.5)
+
+
+def test_a_status_that_is_older_than_the_metrics_is_brought_up_to_date(make, tmp_path):
+    folder = make("killed", done=60, iterations=60)
+    with (folder / METRICS).open("a") as file:
+        file.write('{"iteration": 60, "evaluation/score": 0.75}\n')
+    first = '{"iteration": 0, "evaluation/score": 0.25}\n'
+    (folder / METRICS).write_text(first + (folder / METRICS).read_text())
+    (folder / STATUS).write_text(filed("killed", "finished", time.time() - 600))
+    status = read(FolderSource(tmp_path / "runs"), "killed")
+    assert (status.iteration, status.lines, status.rewards.now) == (60, 62, 15.0)
+    assert (status.rewards.heldout_first, status.rewards.heldout, status.rewards.heldout_iteration) == (0.25, 0.75, 60)
+    assert status.rewards.trend == pytest.approx(2.5)
+
+
+def test_metric_lines_are_read_page_by_page(make, tmp_path):
+    folder = make("long", done=50)
+    (folder / METRICS).write_bytes((folder / METRICS).read_bytes().replace(b'"iteration": 12,', b'"iteration" 12,'))
+    source = FolderSource(tmp_path / "runs")
+
+    def page(since: int, limit: int) -> list[int]:
+        return [line.seq for line in asyncio.run(source.lines("long", since=since, limit=limit))]
+
+    assert page(0, 3) == [1, 2, 3]
+    assert page(10, 3) == [11, 13], "a damaged line is left out, the others keep their numbers"
+    assert page(48, 9) == [49, 50]
+    assert page(50, 9) == page(99, 9) == []
+    line = asyncio.run(source.lines("long", since=48, limit=1))[0]
+    assert line.values["reward/mean"] == 49 / 4
+
+
+def test_names_that_would_be_equal_are_told_apart(make, tmp_path):
+    make("a b", done=1)
+    runs = tmp_path / "runs"
+    assert [status.run for status in asyncio.run(FolderSource(runs).runs())] == ["a-b"]
+    make("a-b", done=2)
+    make("a+b", done=1)
+    (runs / "link").symlink_to(runs / "a-b")
+    held = {status.run: status.iteration for status in asyncio.run(FolderSource(runs).runs())}
+    assert held.pop("a-b") == 2, "a folder whose name is an id has this id"
+    assert len(held) == 2 and set(held.values()) == {1}
+    assert all(re.fullmatch(r"a-b-[0-9a-f]{8}", name) for name in held)
+    again = {status.run for status in asyncio.run(FolderSource(runs).runs())}
+    assert again == held.keys() | {"a-b"}, "names stay"
+
+
+def test_connections_to_boards_of_folders_that_are_gone_are_closed(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_source, "SCAN_S", 0.0)
+    make("stays")
+    folder = make("goes")
+    server = BoardServer(tmp_path)
+    server.start()
+
+    async def connections() -> list[int]:
+        source, client = FolderSource(tmp_path / "runs"), Redis.from_url(server.url)
+        await until_it_answers(Board(server.url))
+        before = len(await client.client_list())
+        (folder / "board.url").write_text(server.url)
+        await source.runs()
+        live = len(await client.client_list())
+        folder.rename(tmp_path / "elsewhere")
+        await source.runs()
+        after = len(await client.client_list())
+        await source.close()
+        await client.aclose()
+        return [live - before, after - before]
+
+    try:
+        assert asyncio.run(connections()) == [1, 0]
+    finally:
+        server.stop()
 
 
 def test_damaged_files_hide_no_other_run(make, tmp_path):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -73,8 +74,9 @@ def test_scored_groups_that_wait_for_the_learner_are_counted(config, tmp_path):
     assert left_behind(tmp_path / "run").queues == {"groups/in_work": 0, "groups/scored": 0}
 
 
-def test_recorded_trajectories_hold_rewards_gains_and_what_the_learner_made_of_them(config, tmp_path):
-    go(config(iterations=2, credit={"rule": "gains", "values": "raw"}), tmp_path / "run")
+@pytest.mark.parametrize("values", ["raw", "calibrated"])
+def test_recorded_trajectories_hold_rewards_values_and_what_the_learner_made_of_them(config, tmp_path, values):
+    go(config(iterations=2, credit={"rule": "gains", "values": values}), tmp_path / "run")
 
     async def read():
         return await FolderSource(tmp_path / "run").record("run", 2)
@@ -83,10 +85,10 @@ def test_recorded_trajectories_hold_rewards_gains_and_what_the_learner_made_of_t
     assert record is not None
     assert (record.steps, record.width, record.height, len(record.trajectories)) == ([0, 1, 2], 16, 16, 2)
     for trajectory in record.trajectories:
-        differences = [
-            later - earlier for earlier, later in zip(trajectory.rewards, trajectory.rewards[1:], strict=False)
-        ]
-        assert trajectory.gains == pytest.approx(differences, abs=2e-6)
+        assert (trajectory.values is None) == (values == "raw")
+        held = trajectory.rewards if trajectory.values is None else trajectory.values
+        differences = [later - earlier for earlier, later in itertools.pairwise(held)]
+        assert trajectory.step_rewards == pytest.approx(differences, abs=2e-6)
         assert len(trajectory.advantages) == 3
         assert any(trajectory.advantages)
 

@@ -9,12 +9,15 @@ from protocol.messages import Credit, Excerpt, Prompt, ShardRequest
 NAN = float("nan")
 
 
+@pytest.mark.parametrize("is_calibrated", [True, False])
 @pytest.mark.parametrize(
     ("points", "rewards", "shown"),
     [(3, [NAN, 0.2, NAN, 0.5, 0.7], [0.2, 0.5, 0.7]), (1, [NAN, NAN, NAN, NAN, 0.7], [0.7])],
     ids=["all points", "final images only"],
 )
-def test_rewards_stand_under_their_own_images(points: int, rewards: list[float], shown: list[float]) -> None:
+def test_rewards_and_values_stand_under_their_own_images(
+    points: int, rewards: list[float], shown: list[float], is_calibrated: bool
+) -> None:
     """Steps 1 and 3 of four were stochastic."""
     request = ShardRequest(
         iteration=0,
@@ -29,9 +32,11 @@ def test_rewards_stand_under_their_own_images(points: int, rewards: list[float],
     credit = Credit(
         adapter_version=1,
         rewards=np.array([rewards]),
+        values=2 * np.array([rewards]) if is_calibrated else None,
         step_rewards=np.array([[NAN, 0.3, NAN, 0.2]]),
         advantages=np.array([[0.0, 1.0, 0.0, -1.0]]),
     )
     (trajectory,) = record_of(1, excerpt, credit).trajectories
     assert trajectory.rewards == shown
-    assert (trajectory.gains, trajectory.advantages) == ([0.3, 0.2], [1.0, -1.0])
+    assert trajectory.values == (pytest.approx([2 * reward for reward in shown]) if is_calibrated else None)
+    assert (trajectory.step_rewards, trajectory.advantages) == ([0.3, 0.2], [1.0, -1.0])

@@ -25,7 +25,13 @@ def a_record(iteration: int = 5) -> TrajectoryRecord:
     excerpt = Excerpt(request=request, steps=(0, 1), images=images)
     rewards = np.array([[0.1, 0.2, 0.4], [0.1, np.nan, 0.9]], np.float32)
     gains = np.array([[0.1, 0.2], [np.nan, np.nan]], np.float32)
-    credit = Credit(adapter_version=5, rewards=rewards, step_rewards=gains, advantages=np.nan_to_num(gains))
+    credit = Credit(
+        adapter_version=5,
+        rewards=rewards,
+        values=rewards - np.float32(0.1),
+        step_rewards=gains,
+        advantages=np.nan_to_num(gains),
+    )
     return record_of(iteration, excerpt, credit)
 
 
