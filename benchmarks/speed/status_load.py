@@ -3,10 +3,11 @@
     python -m benchmarks.speed.status_load one --seconds 60 --rate 200 --iterations 8
     python -m benchmarks.speed.status_load many --runs 300 --iterations 5000
 
-`one` sends 200 requests per second of `GET /runs/{run}` during a toy run. The run uses the first core, the server and the client the last one. Windows with and without requests alternate (quiet,
-loaded, loaded, quiet, ...) within one run, so that drifts affect both equally. An iteration counts if it lies entirely
-within one window. The measurement ends after at least `--seconds` of requests and `--iterations` in windows of each
-kind. A request's latency is measured from the time at which it is due.
+`one` sends 200 requests per second of `GET /runs/{run}` during a toy run. The run uses the first core, the server and
+the client the last one. Windows with and without requests alternate (quiet, loaded, loaded, quiet, ...) within one run,
+so that drifts affect both equally. An iteration counts if it lies entirely within one window. The measurement ends
+after at least `--seconds` of requests and `--iterations` in windows of each kind. A request's latency is measured from
+the time at which it is due.
 
 `many` serves a folder of ended runs with metrics as long as real ones. It measures the first `GET /runs` after the
 start, later ones, `GET /metrics`, and the server's largest memory.

@@ -3,7 +3,7 @@
 import { Refused, ask, follow, order, token } from "/static/api.js";
 import { Heat, Lines } from "/static/charts.js";
 import * as panels from "/static/panels.js";
-import { drawTrajectories } from "/static/trajectories.js";
+import { drawTrajectories, explanation } from "/static/trajectories.js";
 
 const $ = (id) => document.getElementById(id);
 const RUNS_EVERY_MS = 5000;
@@ -139,7 +139,7 @@ async function loadRecord() {
   try {
     const record = await ask(`/runs/${encodeURIComponent(mine.run)}/trajectories/${iteration}/record`);
     if (mine !== view || mine.record.iteration !== iteration) return;
-    $("record-prompt").textContent = `“${record.prompt}”: the clean image as estimated before each step with its reward; between them the step's reward by the credit rule (with calibrated values it follows the predicted final reward, not the rewards shown) and its advantage.`;
+    $("record-prompt").textContent = `“${record.prompt}”. ${explanation(record)}`;
     await drawTrajectories($("trajectories"), record);
   } catch (error) {
     mine.record = null;

@@ -1,10 +1,21 @@
-// A trajectory record: a row for each trajectory, the reward under each image, the credit of a step between two images.
+// A trajectory record: a row for each trajectory; under each image its reward and its calibrated value, between two images
+// the step reward and the advantage.
+
+const signed = (value, digits) => `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(digits)}`;
+
+export function explanation(record) {
+  const isCalibrated = record.trajectories.some((trajectory) => trajectory.values);
+  const reward = "A reward is what the scorers give to the clean image as estimated before a step";
+  const value = "a calibrated value is what this reward predicts of the final one, relative to the group's mean";
+  const step = `a step reward, between two images, is what the credit rule makes of the ${isCalibrated ? "values" : "rewards"} around the step`;
+  return `${[reward, ...(isCalibrated ? [value] : []), step].join("; ")}.`;
+}
 
 export async function drawTrajectories(holder, record) {
   const sheet = new Image();
   sheet.src = `data:image/png;base64,${record.png}`;
   await sheet.decode();
-  const largest = Math.max(1e-9, ...record.trajectories.flatMap((trajectory) => trajectory.gains.map((gain) => Math.abs(gain ?? 0))));
+  const largest = Math.max(1e-9, ...record.trajectories.flatMap((trajectory) => trajectory.step_rewards.map((earned) => Math.abs(earned ?? 0))));
   holder.replaceChildren(...record.trajectories.map((trajectory, row) => drawn(record, trajectory, row, sheet, largest)));
 }
 
@@ -16,31 +27,35 @@ function drawn(record, trajectory, row, sheet, largest) {
   for (let point = 0; point < points; point++) {
     const isFinal = point === points - 1;
     const name = isFinal ? "finished" : `before step ${record.steps[point]}`;
-    list.append(tile(record, trajectory.rewards[point], row, point, sheet, name));
-    if (points > 1 && !isFinal) list.append(credit(record.steps[point], trajectory.gains[point], trajectory.advantages[point], largest));
+    list.append(tile(record, trajectory, row, point, sheet, name));
+    if (points > 1 && !isFinal) list.append(credit(record.steps[point], trajectory.step_rewards[point], trajectory.advantages[point], largest));
   }
   return list;
 }
 
-function tile(record, reward, row, point, sheet, name) {
+function tile(record, trajectory, row, point, sheet, name) {
+  const reward = trajectory.rewards[point];
+  const value = trajectory.values?.[point];
   const item = document.createElement("li");
   item.className = "tile";
   const canvas = Object.assign(document.createElement("canvas"), { width: record.width, height: record.height });
   canvas.getContext("2d").drawImage(sheet, point * record.width, row * record.height, record.width, record.height, 0, 0, record.width, record.height);
   canvas.setAttribute("role", "img");
   canvas.setAttribute("aria-label", `clean-image estimate, ${name}`);
-  item.append(canvas, text("b", reward == null ? "no score" : reward.toFixed(3)), text("span", name));
+  item.append(canvas, text("b", reward == null ? "no score" : `reward ${reward.toFixed(3)}`));
+  if (trajectory.values) item.append(text("span", value == null ? "no value" : `value ${signed(value, 3)}`));
+  item.append(text("span", name));
   return item;
 }
 
-function credit(step, gain, advantage, largest) {
+function credit(step, earned, advantage, largest) {
   const item = document.createElement("li");
   item.className = "step";
-  const value = text("b", gain == null ? "no gain" : `${gain >= 0 ? "+" : "−"}${Math.abs(gain).toFixed(3)}`);
-  value.className = gain == null ? "" : gain > 0 ? "up" : gain < 0 ? "down" : "";
-  value.style.setProperty("--w", `${(100 * Math.abs(gain ?? 0)) / largest}%`);
-  const weight = advantage == null ? "none" : `${advantage >= 0 ? "+" : "−"}${Math.abs(advantage).toFixed(2)}`;
-  item.append(text("span", `step ${step} →`), value, text("span", `advantage ${weight}`));
+  const value = text("b", earned == null ? "none" : signed(earned, 3));
+  value.className = earned == null ? "" : earned > 0 ? "up" : earned < 0 ? "down" : "";
+  value.style.setProperty("--w", `${(100 * Math.abs(earned ?? 0)) / largest}%`);
+  const weight = advantage == null ? "none" : signed(advantage, 2);
+  item.append(text("span", `step ${step} →`), text("span", "step reward"), value, text("span", `advantage ${weight}`));
   return item;
 }
 
