@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-import ray
+from ray._private.state import available_resources_per_node  # Ray has no public way to ask this
 
 from actors.learners import RemoteLearner
 from actors.pool.nodes import NodeFailures
@@ -78,13 +78,8 @@ class RayFleet:
         self._pools[pool].scale(size)
 
     def shortage(self, pool: str) -> str:
-        """Say why actors of this pool wait for a node; asks the cluster, so call it from a thread."""
-        free = ray.available_resources()
-        return ", ".join(
-            f"one more needs {need:g} {name} on one node, {free.get(name, 0.0):g} {name} free in the cluster"
-            for name, need in self._needs(pool).items()
-            if need > 0
-        )
+        """Say why actors of this pool wait for a node; empty if one has room. Takes time: call it in a thread."""
+        return shortage_of(self._needs(pool), list(available_resources_per_node().values()))
 
     @property
     def _pools(self) -> dict[str, ActorPool]:
@@ -99,3 +94,24 @@ class RayFleet:
         cpus = cluster.reward.cpus if reward.cpus is None else reward.cpus
         gpus = cluster.reward.gpus if reward.gpus is None else reward.gpus
         return {"CPU": cpus, "GPU": gpus, **reward.resources}
+
+
+def shortage_of(needs: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
+    """Say which resources one more actor lacks.
+
+    Args:
+        needs: of one actor, by resource.
+        nodes: free resources of each node.
+
+    Returns:
+        One line; empty if a node has room.
+    """
+    if any(all(node.get(name, 0.0) >= need for name, need in needs.items()) for node in nodes):
+        return ""
+    free = {name: sum(node.get(name, 0.0) for node in nodes) for name in needs}
+    return ", ".join(
+        f"one more needs {need:g} {name} on one node, {free[name]:g} {name} free in the cluster"
+        + (" but not together on one node" if free[name] >= need else "")
+        for name, need in needs.items()
+        if need > 0
+    )

@@ -131,7 +131,13 @@ class RemoteLearner:
 
     async def _call(self, reference: "ray.ObjectRef[Any]") -> Any:
         self.member.begin()
-        result = await self._answer(reference)
+        try:
+            result = await self._answer(reference)
+        except LearnerFailedError:
+            raise
+        except Exception:  # the actor answered with an error and takes the next call
+            self.busy_s += self.member.end()
+            raise
         self.busy_s += self.member.end()
         return result
 

@@ -2,9 +2,9 @@
 
 import time
 import uuid
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from protocol.status import Document
 
@@ -25,6 +25,13 @@ class Command(Document):
     message: str = ""
     requested: float
     finished: float | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        """Refuse a `scale` that a run could not carry out: anybody may write to a board."""
+        if self.kind == "scale" and (self.pool is None or self.count is None or not 1 <= self.count <= MAX_ACTORS):
+            raise ValueError(f"scale must name a pool and 1 to {MAX_ACTORS} actors, got {self.count}")
+        return self
 
     @property
     def is_open(self) -> bool:

@@ -196,5 +196,5 @@ class Fleet(Protocol):
         ...
 
     def shortage(self, pool: str) -> str:
-        """Say why actors of this pool wait for a node. May take a second, so call it from a thread."""
+        """Say why actors of this pool wait for a node; empty if one has room. Takes time: call it in a thread."""
         ...

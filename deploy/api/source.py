@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Protocol
 
 from protocol.commands import Command
-from protocol.config.status import SCHEMES
+from protocol.config.status import SCHEMES, shown_place
 from protocol.errors import ConfigError
 from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
 
@@ -80,5 +80,7 @@ def open_source(where: str) -> Source:
         return Board(where)
     folder = Path(where).expanduser()
     if not folder.is_dir():
-        raise ConfigError(f"{where} is no folder: give a run folder, a folder of runs or a board's address")
+        raise ConfigError(
+            f"{shown_place(where)} is no folder: give a run folder, a folder of runs or a board's address"
+        )
     return FolderSource(folder)

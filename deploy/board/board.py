@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from pydantic import ValidationError
 from redis.asyncio import Redis
@@ -30,6 +30,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError, WatchError
 
 from protocol.commands import Command
+from protocol.config.status import check_address, without_password
 from protocol.errors import BoardError, ConfigError, one_line
 from protocol.status import Document, Event, MetricLine, RunStatus, TrajectoryRecord
 
@@ -93,6 +94,7 @@ class Board:
     """
 
     def __init__(self, url: str, *, prefix: str = "flowcredit:", timeout_s: float = 2.0) -> None:
+        check_address(url)
         self.url = url
         self._prefix = prefix
         try:
@@ -107,7 +109,7 @@ class Board:
         except (ValueError, TypeError, RedisError) as error:
             reason = str(error).rpartition("__init__() ")[2]
             raise ConfigError(f"the board's address {without_password(url)} is not usable: {reason}") from None
-        for authority in parse_qs(urlsplit(url).query).get("ssl_ca_certs", ()):
+        for authority in parse_qs(url.partition("?")[2]).get("ssl_ca_certs", ()):
             if not Path(authority).is_file():
                 raise ConfigError(f"ssl_ca_certs in the board's address must be the CA's file, got {authority}")
 
@@ -256,12 +258,6 @@ class Board:
 
     def _key(self, run: str, part: str) -> str:
         return f"{self._prefix}run:{run}:{part}"
-
-
-def without_password(url: str) -> str:
-    """Return an address that may be shown to anybody."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 @contextmanager

@@ -29,11 +29,11 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from deploy.board.board import Fence, without_password
+from deploy.board.board import Fence
 from deploy.folder.lease import Lease
 from protocol.config.run import RunConfig
-from protocol.config.status import EMBEDDED, OFF, board_address
-from protocol.errors import LeaseLostError, RunFolderError, one_line
+from protocol.config.status import EMBEDDED, OFF, board_address, check_address, without_password
+from protocol.errors import ConfigError, LeaseLostError, RunFolderError, one_line
 from protocol.status import run_id_of
 
 log = logging.getLogger(__name__)
@@ -43,12 +43,21 @@ TIMEOUT_S = 2.0
 
 CLAIM = """
 local owner, folder, ttl, keep, words = ARGV[1], ARGV[2], ARGV[3], ARGV[4], 4
+local function text(key)
+    if redis.call('TYPE', key).ok ~= 'string' then redis.call('DEL', key) end
+    return redis.call('GET', key)
+end
 for i, key in ipairs(KEYS) do
-    local holder = redis.call('GET', key)
-    if holder and holder ~= owner and cjson.decode(holder).folder ~= folder then
+    local holder, newest = text(key), tonumber(text(key .. ':token') or '0') or 0
+    local is_whole, facts = pcall(cjson.decode, holder or '{}')
+    if holder and not (is_whole and type(facts) == 'table' and facts.folder) then
+        redis.call('DEL', key)
+        holder = false
+    end
+    if holder and holder ~= owner and facts.folder ~= folder then
         return {'theirs', i, holder, redis.call('PTTL', key)}
     end
-    local ours, newest = tonumber(ARGV[words + i]), tonumber(redis.call('GET', key .. ':token') or '0')
+    local ours = tonumber(ARGV[words + i])
     if holder ~= owner and ours > 0 and newest > ours then
         return {'theirs', i, holder or '{}', 0}
     end
@@ -57,7 +66,7 @@ local tokens = {'ours'}
 for i, key in ipairs(KEYS) do
     local ours = tonumber(ARGV[words + i])
     if redis.call('GET', key) ~= owner then
-        if tonumber(redis.call('GET', key .. ':token') or '0') < ours then
+        if (tonumber(redis.call('GET', key .. ':token') or '0') or 0) <= ours then
             redis.call('SET', key .. ':token', ours)
         end
         ours = redis.call('INCR', key .. ':token')
@@ -70,7 +79,8 @@ return tokens
 """
 """Takes all leases or none. A lease is free if nobody holds it, or if its holder was an earlier process of the same run
 folder: the folder's lease shows that it has ended. A lease that this process held and that changed hands since is not
-taken again. A board that lost its data goes on counting from the token of the first process that comes back."""
+taken again. A board that lost its data goes on counting from the token of the first process that comes back. A value
+that is no lease is nobody's: it is dropped."""
 RELEASE = "for _, k in ipairs(KEYS) do if redis.call('GET', k) == ARGV[1] then redis.call('DEL', k) end end return 1"
 
 
@@ -98,7 +108,8 @@ class BoardLease:
     def __init__(
         self, url: str, *, run: str, copies: str, under: Lease, keep_s: float, prefix: str, renew_s: float | None
     ) -> None:
-        """Raises ValueError, TypeError or RedisError for an address that no client can use."""
+        """Raises ConfigError, ValueError, TypeError or RedisError for an address that no client can use."""
+        check_address(url)
         self._url = url
         self._names = {f"{prefix}run:{run}:lease": f"run {run!r}"}
         if copies:
@@ -160,7 +171,7 @@ class BoardLease:
 
         Raises:
             RunFolderError: another process holds it.
-            ValueError, TypeError, RedisError: no client can use this address.
+            ConfigError, ValueError, TypeError, RedisError: no client can use this address.
         """
         lease = cls(url, run=run, copies=copies, under=under, keep_s=keep_s, prefix=prefix, renew_s=renew_s)
         try:
@@ -243,7 +254,7 @@ class BoardLease:
         words = (self.fence.owner, self._folder, int(TTL_S * 1000), int(self._keep_s), *self.tokens)
         try:
             kind, *rest = self._redis.eval(CLAIM, len(self._names), *self._names, *words)
-        except (RedisError, OSError) as error:
+        except (RedisError, OSError, ValueError) as error:
             self.trouble = f"the board at {without_password(self._url)} does not answer: {one_line(error)}"
             return None
         if kind == "ours":
@@ -292,9 +303,11 @@ def lease_on_board(config: RunConfig, run: Path, under: Lease, say: Callable[[st
         return BoardLease.take(
             address, run=name, copies=config.checkpoint.url or "", under=under, keep_s=keep_s, say=say
         )
+    except ConfigError as error:
+        log.warning("no lease on the board: %s", error)
     except (ValueError, TypeError, RedisError) as error:
         log.warning("no lease on the board: its address %s is not usable: %s", without_password(address), error)
-        return None
+    return None
 
 
 def _who(holder: Mapping[str, Any]) -> str:

@@ -42,7 +42,7 @@ class Buffers:
 class Publisher:
     """Made once a run.
 
-    publisher = Publisher(board, buffers, compose=reporter.status, on_command=control.take, keep_s=86400)
+    publisher = Publisher(board, buffers, compose=reporter.status, on_command=control.take, ..., keep_s=86400)
     task = asyncio.create_task(publisher.run())
     ...
     task.cancel()
@@ -56,6 +56,7 @@ class Publisher:
         *,
         compose: Callable[[], RunStatus],
         on_command: Callable[[Command], None],
+        on_leftover: Callable[[Command], None],
         on_contact: Callable[[str], None],
         keep_s: float,
         lease: BoardLease | None = None,
@@ -65,7 +66,9 @@ class Publisher:
             board: is closed by `finish`.
             buffers: the run's lines, events, records and outcomes.
             compose: returns the run's status as of now.
-            on_command: is called once with each command that was left on the board.
+            on_command: is called once with each command to this process.
+            on_leftover: is called once with each command that the board held before this process first wrote to it: it
+                was left for an earlier process of the run. No clocks are compared.
             on_contact: is called after each exchange, with "" or the reason why the board does not answer.
             keep_s: seconds after the last write when the board drops the run.
             lease: nothing is written while another process holds it.
@@ -74,6 +77,8 @@ class Publisher:
         self._buffers = buffers
         self._compose = compose
         self._on_command = on_command
+        self._on_leftover = on_leftover
+        self._has_written = False
         self._on_contact = on_contact
         self._keep_s = keep_s
         self._lease = lease
@@ -97,7 +102,10 @@ class Publisher:
     async def finish(self) -> None:
         """Write once more, so that the board shows how the run ended; a board that does not answer is given up."""
         try:
-            await asyncio.wait_for(self._exchange(), FINISH_S)
+            async with asyncio.timeout(FINISH_S):
+                await self._exchange()
+                if any(self._written.get(c.id) != c.state for c in self._buffers.commands.values()):
+                    await self._exchange()  # a command came too late and was refused
         except (BoardError, TimeoutError) as error:
             log.warning("the board does not know how the run ended: %s", error)
         await self._board.close()
@@ -128,10 +136,12 @@ class Publisher:
         asked = await self._write(update)
         self._note(update, held)
         await self._forget_old()
+        hand_over = self._on_command if self._has_written else self._on_leftover
+        self._has_written = True
         for command in asked:
             if command.id not in self._seen:
                 self._seen.add(command.id)
-                self._on_command(command)
+                hand_over(command)
 
     async def _write(self, update: Update) -> list[Command]:
         """Write; if the lease is missing, as on a board that lost its memory, renew it and write again."""

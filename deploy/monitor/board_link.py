@@ -23,7 +23,7 @@ STARTING_S = 5.0
 class BoardLink:
     """Made once a run; states the condition `BoardConnected`.
 
-    link = BoardLink(config, run_folder, lease, reporter, sink, on_command=control.take)
+    link = BoardLink(config, run_folder, lease, reporter, sink, on_command=control.take, on_leftover=control.refuse)
     await link.run()                  # until cancelled
     await link.publish_end()
     link.stop(is_taken_over=False)
@@ -38,6 +38,7 @@ class BoardLink:
         sink: StatusSink,
         *,
         on_command: Callable[[Command], None],
+        on_leftover: Callable[[Command], None],
     ) -> None:
         """
         Args:
@@ -46,7 +47,8 @@ class BoardLink:
             lease: nothing is published while another process holds it.
             reporter: composes what is published.
             sink: is told whether the board answers.
-            on_command: is called with each command that was left on the board.
+            on_command: is called with each command to this process.
+            on_leftover: is called with each command that was left for an earlier process.
         """
         self._sink = sink
         self.server: BoardServer | None = None
@@ -61,6 +63,7 @@ class BoardLink:
                 reporter.buffers,
                 compose=reporter.status,
                 on_command=on_command,
+                on_leftover=on_leftover,
                 on_contact=self._note_contact,
                 keep_s=config.status.keep_days * 86400,
                 lease=lease,

@@ -1,8 +1,8 @@
 """Carries out commands to a run while it goes on: scale, pause, resume, checkpoint, stop; each one gets an outcome.
 
 Commands come from the board. A desired size holds until a newer one replaces it; a condition says why it is not
-reached. Desired sizes and a pause survive a crash but not a normal exit. Commands that an earlier process left open are
-not carried out.
+reached. Desired sizes and a pause survive a crash but not a normal exit. A desired size that is refused is forgotten.
+Commands that were left for an earlier process are not carried out.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from protocol.commands import Command, new_command
 from protocol.errors import PoolError
 from protocol.ports import Fleet
 from protocol.sink import StatusSink
-from protocol.status import PoolStatus, RunStatus
+from protocol.status import ENDED, PoolStatus, RunStatus
 
 WAITING_S = 2.0
 """Seconds that a pool may take to reach its desired size before a condition says that it has not."""
@@ -34,7 +34,6 @@ class Control:
         self._sink = sink
         self._reporter = reporter
         self._stop = stop
-        self._began = time.time()
         self._changed = asyncio.Event()
         self._open: list[Command] = []
         self._early: list[Command] = []
@@ -58,8 +57,8 @@ class Control:
         if self._reporter.phase == "starting":
             self._early.append(command)
             return
-        if command.requested < self._began:
-            self._close(command, "failed", "asked of an earlier process of this run; ask again")
+        if self._reporter.phase in ENDED:
+            self._close(command, "failed", "the run has ended")
             return
         if command.kind != "checkpoint":
             self._supersede(command)
@@ -76,6 +75,10 @@ class Control:
         if command.kind == "resume":
             self._close_all("resume", "the run goes on")
         self._changed.set()
+
+    def refuse(self, command: Command) -> None:
+        """Refuse a command that was left for an earlier process of this run."""
+        self._close(command, "failed", "asked of an earlier process of this run; ask again")
 
     async def rest(self, save: Save) -> None:
         """Write a checkpoint that was asked for, and wait while the run is paused.
@@ -123,12 +126,11 @@ class Control:
             return {"reason": "ActorsFail", "message": f"{have}; the next one failed: {pool.trouble}"}
         if pool.waiting:
             shortage = await asyncio.to_thread(self._fleet.shortage, pool.name)
-            return {
-                "reason": "Unschedulable",
-                "message": f"{have}; {pool.waiting} wait for a node and a process: {shortage}",
-            }
+            if shortage:
+                message = f"{have}; {pool.waiting} wait for a node and a process: {shortage}"
+                return {"reason": "Unschedulable", "message": message}
         reason = "Starting" if pool.ready < pool.desired else "Leaving"
-        return {"reason": reason, "message": f"{have}; actors load their models or finish their calls"}
+        return {"reason": reason, "message": f"{have}; actors start, load their models or finish their calls"}
 
     def _state(self, pool: PoolStatus, *, holds: bool, reason: str, message: str) -> None:
         self._sink.condition(f"PoolSettled/{pool.name}", holds, reason, message)
@@ -139,6 +141,8 @@ class Control:
         try:
             self._fleet.scale(command.pool, command.count)
         except PoolError as error:
+            if self._reporter.desired_sizes.get(command.pool) == command.count:  # it came from an earlier process
+                del self._reporter.desired_sizes[command.pool]
             self._close(command, "failed", str(error))
         else:
             self._reporter.desired_sizes[command.pool] = command.count

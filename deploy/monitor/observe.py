@@ -69,11 +69,12 @@ class Observed(Observer):
 
     async def __aenter__(self) -> "Observed":
         logging.getLogger().addHandler(self.reporter)
-        with harmless("the status is not shown"):
+        with harmless("earlier records and commands are not taken over"):
             for record in read_records(self._run.trajectories):
                 self.reporter.recorded_trajectories(record)
             if (earlier := status_of(self._run.path)) and earlier.status.phase not in ENDED:
                 self.control.take_over(earlier.status)
+        with harmless("the status is not shown"):
             self.board = BoardLink(
                 self._config,
                 self._run.path,
@@ -81,6 +82,7 @@ class Observed(Observer):
                 self.reporter,
                 self._journal,
                 on_command=self.control.take,
+                on_leftover=self.control.refuse,
             )
             self.run_beside(self.board.run)
         self.run_beside(self.heartbeat.run)

@@ -5,19 +5,20 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from redis.asyncio import Redis
 
-from deploy.board.board import COMMANDS_KEPT, LINES_KEPT, Board, Update, without_password
+from deploy.board.board import COMMANDS_KEPT, LINES_KEPT, Board, Update
 from deploy.board.embedded import BoardServer
 from deploy.board.publisher import Buffers, Publisher
 from deploy.folder.names import BOARD_SOCKET, BOARD_URL
+from learner.loop.stopping import end_all
 from protocol.commands import Command, new_command
-from protocol.errors import BoardError, ConfigError
+from protocol.errors import BoardError
 from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
 from tests.support.paths import ROOT
 from tests.support.services.boards import KINDS, board_of, end_server, redis_over_tls
@@ -164,6 +165,8 @@ class Story:
         self.buffers = Buffers([line(seq) for seq in range(1, lines + 1)])
         self.session = "s1"
         self.asked: list[Command] = []
+        self.on_command: Callable[[Command], None] = self.asked.append
+        self.left_over: list[Command] = []
         self.contacts: list[str] = []
 
     def status(self) -> RunStatus:
@@ -174,7 +177,8 @@ class Story:
             board,
             self.buffers,
             compose=self.status,
-            on_command=self.asked.append,
+            on_command=lambda command: self.on_command(command),
+            on_leftover=self.left_over.append,
             on_contact=self.contacts.append,
             keep_s=KEEP_S,
         )
@@ -235,11 +239,44 @@ def test_a_new_process_of_a_run_replaces_what_the_earlier_one_left(tmp_path):
         story = Story(lines=4)
         await story.publisher(Board(server.url)).finish()
         assert [held.seq for held in await board.lines("mine", since=0, limit=99)] == [1, 2, 3, 4]
-        assert story.asked == [command]
+        assert (story.asked, story.left_over) == ([], [command]), "it was meant for the earlier process"
         await board.close()
         server.stop()
 
     asyncio.run(scenario())
+
+
+def test_a_command_that_comes_too_late_gets_an_outcome(tmp_path):
+    """The run has ended; what its last write finds on the board is refused, and the board shows it."""
+
+    async def scenario():
+        server = BoardServer(tmp_path)
+        server.start()
+        board = Board(server.url)
+        await answering(board)
+        story, command = Story(), new_command("pause")
+        publisher = story.publisher(Board(server.url))
+        task = asyncio.create_task(publisher.run())
+
+        async def is_there() -> bool:
+            return await board.status("mine") is not None
+
+        await until(is_there)
+        await end_all([task])
+        await board.ask("mine", command)
+
+        def refuse(asked: Command) -> None:
+            story.buffers.commands[asked.id] = asked.model_copy(update={"state": "failed"})
+
+        story.on_command = refuse
+        await publisher.finish()
+        held = await board.command("mine", command.id)
+        await board.close()
+        server.stop()
+        return held
+
+    held = asyncio.run(scenario())
+    assert held is not None and held.state == "failed"
 
 
 def test_outcomes_of_old_commands_are_dropped(tmp_path):
@@ -345,10 +382,3 @@ def test_a_child_that_was_stopped_ends_with_its_starter_too():
         assert process.name() == "sleep"
         psutil.wait_procs([process], timeout=20)
         assert not process.is_running()
-
-
-def test_addresses_are_shown_without_their_password_and_bad_ones_are_refused():
-    assert without_password("rediss://user:word@host:6379/0?ssl_cert_reqs=none") == "rediss://host:6379/0"
-    assert without_password("unix://:word@/tmp/board.sock") == "unix:///tmp/board.sock"
-    with pytest.raises(ConfigError, match="http://host is not usable"):
-        Board("http://:word@host")

@@ -23,7 +23,7 @@ from deploy.monitor.journal import RunJournal
 from deploy.monitor.observe import Observed
 from deploy.monitor.progress import Progress
 from deploy.run.local import LocalFleet
-from protocol.commands import new_command
+from protocol.commands import Command, new_command
 from protocol.config.run import RunConfig
 from protocol.errors import BoardError, LeaseLostError, NonFiniteError
 from protocol.status import RunStatus
@@ -157,15 +157,29 @@ def test_a_stop_ends_a_pause(config, tmp_path):
     assert left_behind(tmp_path / "run").phase == "stopped"
 
 
-def test_commands_of_an_earlier_process_are_not_carried_out(config, tmp_path):
-    async def steer(scene: Scene) -> None:
-        board = Board((scene.run.path / BOARD_URL).read_text())
+@pytest.mark.parametrize("ahead_s", [-3600.0, -30.0, 30.0, 3600.0])
+def test_a_command_to_an_earlier_process_is_refused_and_one_to_this_process_is_not_whatever_the_clocks_say(
+    config, tmp_path, redis, monkeypatch, ahead_s
+):
+    monkeypatch.setenv("FLOWCREDIT_BOARD", address := f"unix://{tmp_path / 'r.sock'}")
+    redis()
+
+    def asked_by_another_host(kind: str) -> Command:
+        return new_command(kind).model_copy(update={"requested": time.time() + ahead_s})  # pyright: ignore[reportArgumentType]
+
+    async def leave(command: Command) -> None:
+        board = Board(address)
         await until(lambda: reaches(board))
-        old = new_command("stop").model_copy(update={"requested": time.time() - 3600})
-        await board.ask("run", old)
+        await board.ask("run", command)
         await board.close()
-        state, message = await scene.outcome(old.id)
-        assert (state, message) == ("failed", "asked of an earlier process of this run; ask again")
+
+    old, new = asked_by_another_host("stop"), asked_by_another_host("checkpoint")
+    asyncio.run(leave(old))
+
+    async def steer(scene: Scene) -> None:
+        assert await scene.outcome(old.id) == ("failed", "asked of an earlier process of this run; ask again")
+        await leave(new)
+        assert await scene.outcome(new.id) == ("done", "written")
 
     go(config(), tmp_path / "run", beside=steer, slow_s=0.2)
     assert left_behind(tmp_path / "run").phase == "finished"
@@ -197,7 +211,6 @@ def test_a_pause_and_a_desired_size_survive_a_crash_but_not_a_normal_exit(config
             await until(lambda: comes_to(scene, 2))
             assert not held
             return
-        assert scene.observed.reporter.status().desired_sizes == {"rollout": 2}
 
         async def is_paused() -> bool:
             return scene.observed.reporter.phase == "paused"
@@ -205,6 +218,12 @@ def test_a_pause_and_a_desired_size_survive_a_crash_but_not_a_normal_exit(config
         await until(is_paused)
         outcomes = [(command.kind, command.state) for command in held.values()]
         assert outcomes == [("scale", "failed"), ("pause", "done")], "a run in one process cannot be scaled"
+        assert scene.observed.reporter.status().desired_sizes == {}, "the size was refused: no later process gets it"
+
+        async def is_forgotten() -> bool:
+            return json.loads((scene.run.path / "status.json").read_text())["status"]["desired_sizes"] == {}
+
+        await until(is_forgotten)
         events = [event.message for event in scene.observed.reporter.buffers.events]
         assert any(message.endswith("still hold: rollout to 2 actors, pause") for message in events)
         await scene.outcome(await scene.ask("resume"))

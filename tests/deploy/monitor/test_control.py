@@ -1,0 +1,98 @@
+"""Commands of anybody who may write to a board, and the reasons that conditions give for a size that is not reached."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from actors.fleet import shortage_of
+from deploy.monitor import control as control_module
+from deploy.monitor.control import Control
+from deploy.monitor.reporter import Reporter
+from protocol.commands import MAX_ACTORS, Command, new_command
+from protocol.errors import PoolError
+from protocol.status import PoolStatus
+from tests.support.runs.sinks import Silent
+
+
+class OnePool:
+    """A fleet of one pool that is one actor short and cannot be scaled."""
+
+    def __init__(self, shortage: str = "") -> None:
+        self._shortage = shortage
+
+    def pools(self) -> list[PoolStatus]:
+        return [PoolStatus(name="rollout", desired=2, ready=1, busy=0, waiting=1)]
+
+    def actors(self) -> list[Any]:
+        return []
+
+    def queues(self) -> dict[str, int]:
+        return {}
+
+    def scale(self, pool: str, size: int) -> None:
+        raise PoolError(f"{pool} cannot have {size} actors")
+
+    def shortage(self, pool: str) -> str:
+        return self._shortage
+
+
+class Told(Silent):
+    """A sink that keeps reasons by condition."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002
+        self.reasons[type] = reason
+
+
+@pytest.mark.parametrize(
+    ("shortage", "reason"), [("", "Starting"), ("one more needs 1 GPU on one node, 0 GPU free", "Unschedulable")]
+)
+def test_an_actor_that_only_starts_is_not_called_unschedulable(tiny_config, monkeypatch, shortage, reason):
+    monkeypatch.setattr(control_module, "WAITING_S", -1.0)
+    sink = Told()
+
+    async def reconcile() -> None:
+        fleet: Any = OnePool(shortage)
+        reporter = Reporter(tiny_config(), name="mine", lines=[], fleet=fleet)
+        await Control(fleet, reporter, sink, asyncio.Event()).reconcile()
+
+    asyncio.run(reconcile())
+    assert sink.reasons == {"PoolSettled/rollout": reason}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shortage"),
+    [
+        ([{"CPU": 0.0}, {"CPU": 1.0}], ""),
+        ([{"CPU": 0.0}], "one more needs 1 CPU on one node, 0 CPU free in the cluster"),
+        (
+            [{"CPU": 0.5}, {"CPU": 0.5}],
+            "one more needs 1 CPU on one node, 1 CPU free in the cluster but not together on one node",
+        ),
+    ],
+)
+def test_a_shortage_is_only_what_no_node_has_room_for(nodes, shortage):
+    assert shortage_of({"CPU": 1.0, "GPU": 0.0}, nodes) == shortage
+
+
+def test_a_refused_size_leaves_the_one_that_was_accepted_before(tiny_config):
+    async def ask() -> tuple[dict[str, int], list[str]]:
+        fleet: Any = OnePool()
+        reporter = Reporter(tiny_config(), name="mine", lines=[], fleet=fleet)
+        reporter.phase, reporter.desired_sizes = "running", {"rollout": 3}
+        Control(fleet, reporter, Silent(), asyncio.Event()).take(new_command("scale", pool="rollout", count=8))
+        return reporter.desired_sizes, [command.state for command in reporter.buffers.commands.values()]
+
+    assert asyncio.run(ask()) == ({"rollout": 3}, ["failed"])
+
+
+@pytest.mark.parametrize(
+    "facts", [{}, {"pool": "rollout"}, {"count": 2}, {"pool": "rollout", "count": 0}, {"pool": "x", "count": 10**9}]
+)
+def test_a_scale_command_that_no_run_could_carry_out_is_no_command(facts):
+    with pytest.raises(ValidationError, match=f"scale must name a pool and 1 to {MAX_ACTORS} actors"):
+        Command(id="0" * 32, kind="scale", requested=1.0, **facts)
