@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Protocol
 
 from protocol.commands import Command
-from protocol.config.status import SCHEMES, shown_place
+from protocol.config.status import SCHEMES, shown_source
 from protocol.errors import ConfigError
 from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
 
@@ -81,6 +81,6 @@ def open_source(where: str) -> Source:
     folder = Path(where).expanduser()
     if not folder.is_dir():
         raise ConfigError(
-            f"{shown_place(where)} is no folder: give a run folder, a folder of runs or a board's address"
+            f"{shown_source(where)} is no folder: give a run folder, a folder of runs or a board's address"
         )
     return FolderSource(folder)

@@ -15,7 +15,7 @@ import typer
 
 from deploy.cli.options import AllowHost, Host, Port, TokenFile
 from protocol.commands import CommandKind
-from protocol.config.status import BOARD_VARIABLE, shown_place
+from protocol.config.status import BOARD_VARIABLE, shown_source
 from protocol.errors import BoardError, InputError, RunFolderError
 
 OUTCOME_S = 5.0
@@ -166,7 +166,7 @@ def _with_source(run: str | None, board: str | None, go: Callable[[Any, str | No
     else:
         folder = Path(run) if Path(run).is_dir() else Path("runs") / run
         if not folder.is_dir():
-            shown = shown_place(run)
+            shown = shown_source(run)
             raise RunFolderError(f"there is no run folder {shown} and no runs/{shown}: give one, or --board")
         where, name = str(folder), run_id_of(folder.resolve().name)
 

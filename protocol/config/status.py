@@ -85,7 +85,7 @@ def without_password(address: str) -> str:
     return f"{found['scheme']}://{found['where']}"
 
 
-def shown_place(where: str) -> str:
+def shown_source(where: str) -> str:
     """Return a folder or an address as it may be shown to anybody."""
     return without_password(where) if re.search(r"://|:.*@", where) else where
 
