@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ray._private.state import available_resources_per_node  # Ray has no public way to ask this
 
-from actors.learners import RemoteLearner
+from actors.learner_group import LearnerGroup
 from actors.pool.nodes import NodeFailures
 from actors.pool.pool import ActorPool
 from actors.rewards.pool import RewardPools
@@ -29,7 +29,7 @@ class RayFleet:
         nodes = NodeFailures(within_s=config.cluster.restart_window_s)
         self.rewards = RewardPools(config, nodes, sink)
         self.rollouts = RolloutPool(config, nodes, sink)
-        self.learner = RemoteLearner(config, nodes)
+        self.learner = LearnerGroup(config, nodes)
         self.ports = Ports(rollouts=self.rollouts, rewards=self.rewards, learner=self.learner, adapters=self.rollouts)
 
     async def start(self) -> None:
@@ -41,7 +41,7 @@ class RayFleet:
         await self.rewards.check(prompts)
 
     async def restart_learner(self) -> None:
-        """Replace the learner by one in the state of iteration 0; all other actors go on."""
+        """Replace the learner group by one in the state of iteration 0; all other actors go on."""
         await self.learner.restart()
 
     def stop(self) -> None:
@@ -52,12 +52,12 @@ class RayFleet:
 
     def pools(self) -> list[PoolStatus]:
         """Describe every pool."""
-        return [self.rollouts.pool.status(), *self.rewards.statuses()]
+        return [self.rollouts.pool.status(), *self.rewards.statuses(), self.learner.status()]
 
     def actors(self) -> list[ActorStatus]:
         """Describe every actor."""
         pooled = [actor for pool in self._pools.values() for actor in pool.actors()]
-        return [self.learner.member.status("learner"), *pooled]
+        return [*self.learner.actors(), *pooled]
 
     def busy_seconds(self) -> dict[str, float]:
         """Sum the seconds that actors spent in calls so far, by pool and for `learner`."""
@@ -68,14 +68,15 @@ class RayFleet:
         return {f"images/{name}": health.waiting for name, health in self.rewards.health().items()}
 
     def scale(self, pool: str, size: int) -> None:
-        """Grow or shrink a pool without waiting for it.
+        """Grow or shrink a pool or the learner group without waiting for it.
 
         Raises:
-            PoolError: no such pool, or a size below 1.
+            PoolError: no such pool, or a size that it cannot have.
         """
-        if pool not in self._pools:
-            raise PoolError(f"the pools are {', '.join(self._pools)}, got {pool!r}")
-        self._pools[pool].scale(size)
+        resizable: dict[str, ActorPool | LearnerGroup] = {**self._pools, self.learner.name: self.learner}
+        if pool not in resizable:
+            raise PoolError(f"the pools are {', '.join(resizable)}, got {pool!r}")
+        resizable[pool].scale(size)
 
     def shortage(self, pool: str) -> str:
         """Say why actors of this pool wait for a node; empty if one has room. Takes time: call it in a thread."""
@@ -90,6 +91,8 @@ class RayFleet:
         cluster = self._config.cluster
         if pool == "rollout":
             return {"CPU": cluster.rollout.cpus, "GPU": cluster.rollout.gpus}
+        if pool == self.learner.name:
+            return {"CPU": cluster.learner.cpus, "GPU": cluster.learner.gpus}
         reward = self._config.rewards[pool.removeprefix("reward/")]
         cpus = cluster.reward.cpus if reward.cpus is None else reward.cpus
         gpus = cluster.reward.gpus if reward.gpus is None else reward.gpus

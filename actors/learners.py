@@ -1,51 +1,85 @@
-"""The learner actor: the Ray shell of `learner.update.learner.Learner`, and `RemoteLearner`, which serves the port."""
+"""One learner worker: the Ray shell of `learner.update.learner.Learner`, and `RemoteWorker`, which calls it."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 import ray
 import torch
 
-from actors.pool.calls import HEARTBEAT, ActorFailedError, Alive, answer, whereabouts
+from actors.pool.calls import HEARTBEAT, ActorFailedError, Alive, answer
 from actors.pool.member import ActorHandle, Member
-from actors.pool.nodes import NodeFailures
-from flow.device import device_of
-from learner.update.learner import Learner
+from flow.device import compute_deterministically, computing_facts, device_of
+from learner.update.lanes import Gradient, Seat, added
+from learner.update.learner import Findings, Finished, Learner
+from learner.update.workers import FindingsHandle, GradientHandle
 from protocol.config.run import RunConfig
 from protocol.errors import LearnerFailedError
-from protocol.messages import (
-    Adapter,
-    Credit,
-    LearnerState,
-    ScoredGroup,
-)
-from protocol.ports import Metrics
+from protocol.messages import Adapter, Credit, LearnerState, Rollout, ScoredGroup
 
 
 @ray.remote(**HEARTBEAT)
 class LearnerActor(Alive):
-    """Owns the trained adapter. It takes one call at a time; the caller ends a call at its deadline."""
+    """One worker of the learner group. It takes one call at a time; the caller ends a call at its deadline."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
+        self._fetched = 0
         torch.set_num_threads(config.cluster.learner.threads)
 
     @ray.method
-    def prepare(self) -> None:
-        """Load the model; in the constructor Ray would turn the user's mistake into a dead actor."""
-        self._learner = Learner(self._config, device=device_of(self._config.cluster.learner))
+    def prepare(self) -> dict[str, str]:
+        """Load the model and return what the bits depend on; the constructor would hide the user's mistakes."""
+        device = device_of(self._config.cluster.learner)
+        compute_deterministically(device)
+        self._learner = Learner(self._config, device=device, fetch=self._fetch)
+        return computing_facts(device)
 
     @ray.method
-    def update(self, groups: Sequence[ScoredGroup]) -> Metrics:
-        """Fetch the groups' trajectories from the object store and learn from them."""
-        handles: list[Any] = [shard.rollout for group in groups for shard in group.shards]
-        rollouts = iter(ray.get(handles))
-        fetched = [
-            replace(group, shards=tuple(replace(shard, rollout=next(rollouts)) for shard in group.shards))
-            for group in groups
-        ]
-        return self._learner.update(fetched)
+    def sit(self, seat: Seat) -> None:
+        """Take the lanes of this seat."""
+        self._learner.sit(seat)
+
+    @ray.method
+    def begin(self) -> None:
+        """Begin the update of an iteration."""
+        self._fetched = 0
+        self._learner.begin()
+
+    @ray.method
+    def feed(self, groups: Sequence[ScoredGroup]) -> None:
+        """Take the next groups of the iteration; their trajectories stay where they are."""
+        self._learner.feed(groups)
+
+    @ray.method
+    def train(self, first: int, count: int, epoch: int) -> None:
+        """Fetch this worker's shards, one ahead, and add their gradients to its lanes."""
+        self._learner.train(first, count, epoch=epoch)
+
+    @ray.method(num_returns=2)
+    def lane_sum(self) -> tuple[None, Gradient]:
+        """Add up the worker's lanes; the sum stays in the object store."""
+        return None, self._learner.lane_sum()
+
+    @ray.method(num_returns=2)
+    def added(self, one: Gradient, other: Gradient) -> tuple[None, Gradient]:
+        """Add two gradients; the sum stays in the object store."""
+        return None, added(one, other)
+
+    @ray.method
+    def step(self, gradient: Gradient, first: int, epoch: int) -> None:
+        """Take an optimizer step."""
+        self._learner.step(gradient, first=first, epoch=epoch)
+
+    @ray.method(num_returns=2)
+    def findings(self) -> tuple[int, Findings]:
+        """Return the bytes that this update fetched, and what it showed."""
+        return self._fetched, self._learner.findings()
+
+    @ray.method
+    def finish(self, *findings: Findings) -> Finished:
+        """End the update with the findings of all workers."""
+        return self._learner.finish(findings)
 
     @ray.method
     def adapter(self) -> Adapter:
@@ -67,72 +101,81 @@ class LearnerActor(Alive):
         """Resume from a saved state."""
         self._learner.restore(state)
 
+    def _fetch(self, handles: Sequence[Any]) -> Iterator[Rollout]:
+        """Fetch trajectories in order, the next ones while the caller works on those before."""
+        with ThreadPoolExecutor(1, thread_name_prefix="fetch") as thread:
+            coming = thread.submit(ray.get, handles[0]) if handles else None
+            for following in [*handles[1:], None]:
+                if coming is None:
+                    return
+                rollout = cast(Rollout, coming.result())
+                coming = None if following is None else thread.submit(ray.get, following)
+                arrays = (rollout.latents, rollout.log_probs, rollout.means, rollout.targets)
+                self._fetched += sum(array.nbytes for array in arrays if array is not None)
+                yield rollout
 
-class RemoteLearner:
-    """The learner port. A dead actor is a `LearnerFailedError`; `restart` makes one in the state of iteration 0."""
 
-    def __init__(self, config: RunConfig, nodes: NodeFailures) -> None:
-        self._config = config
+class RemoteWorker:
+    """A `learner.update.workers.Worker` on Ray. Sums and findings are references into the object store."""
+
+    def __init__(self, config: RunConfig, actor: ActorHandle, member: Member) -> None:
         self._role = config.cluster.learner
-        self._nodes = nodes
+        self._heartbeat_s = config.cluster.heartbeat_s
+        self.actor = actor
+        self.member = member
+        self.has_failed = False
         self.busy_s = 0.0
-        self._actor: ActorHandle = self._spawn()
-        self.member = Member(0, handle=self._actor)
+        """Seconds in calls so far."""
+        self.reduction_s = 0.0
+        """Those of them that added gradients."""
+        self.fetched = 0
+        """Bytes of trajectories that the newest update fetched."""
 
-    async def start(self) -> None:
-        """Return when the actor is ready."""
-        try:
-            where = self._actor.__ray_call__.remote(whereabouts)
-            self.member.runs_on(await answer(where, timeout_s=self._role.timeout_s))
-            self.member.state = "starting"
-            self._nodes.joined(self._actor, await answer(self._actor.ping.remote(), timeout_s=self._role.timeout_s))
-            await answer(self._actor.prepare.remote(), timeout_s=self._role.timeout_s)
-            self.member.state = "idle"
-        except ActorFailedError as error:
-            raise self._failed(error) from error
+    async def begin(self) -> None:
+        """Begin the update of an iteration."""
+        await self.call(self.actor.begin.remote())
 
-    async def restart(self) -> None:
-        """Replace the actor; the caller restores its state."""
-        ray.kill(self._actor)
-        self._actor = self._spawn()
-        self.member = Member(0, handle=self._actor, restarts=self.member.restarts + 1)
-        await self.start()
+    async def feed(self, groups: Sequence[ScoredGroup]) -> None:
+        """Take the next groups of the iteration."""
+        await self.call(self.actor.feed.remote(groups))
 
-    async def update(self, groups: Sequence[ScoredGroup]) -> Metrics:
-        """Learn from one iteration's groups."""
-        return await self._call(self._actor.update.remote(groups))
+    async def train(self, first: int, count: int, *, epoch: int) -> None:
+        """Add the gradients of this worker's shards to its lanes."""
+        await self.call(self.actor.train.remote(first, count, epoch))
 
-    async def adapter(self) -> Adapter:
-        """Copy the current adapter."""
-        adapter: Adapter = await self._call(self._actor.adapter.remote())
-        self.member.hold(adapter)
-        return adapter
+    async def lane_sum(self) -> GradientHandle:
+        """Add up this worker's lanes."""
+        done, gradient = self.actor.lane_sum.remote()
+        return await self._reduce(done, gradient)
 
-    async def credit(self, group: int) -> Credit:
-        """Tell the credit of one group of the newest update. Asked beside the loop, it does not count as work."""
-        return await self._answer(self._actor.credit.remote(group))
+    async def added(self, one: GradientHandle, other: GradientHandle) -> GradientHandle:
+        """Add two gradients."""
+        done, gradient = self.actor.added.remote(one, other)
+        return await self._reduce(done, gradient)
 
-    async def state(self) -> LearnerState:
-        """Copy everything that is needed to resume exactly."""
-        return await self._call(self._actor.state.remote())
+    async def step(self, gradient: GradientHandle, *, first: int, epoch: int) -> None:
+        """Take an optimizer step."""
+        await self.call(self.actor.step.remote(gradient, first, epoch))
 
-    async def restore(self, state: LearnerState) -> None:
-        """Resume from a saved state."""
-        await self._call(self._actor.restore.remote(state))
+    async def findings(self) -> FindingsHandle:
+        """Return what the update showed on this worker's shards."""
+        fetched, findings = self.actor.findings.remote()
+        self.fetched = await self.call(fetched)
+        return cast(FindingsHandle, findings)
 
-    def stop(self) -> None:
-        """End the actor."""
-        ray.kill(self._actor)
+    async def finish(self, findings: Sequence[FindingsHandle]) -> Finished:
+        """End the update."""
+        return await self.call(self.actor.finish.remote(*findings))
 
-    def _spawn(self) -> ActorHandle:
-        return LearnerActor.options(num_cpus=self._role.cpus, num_gpus=self._role.gpus, **self._nodes.options()).remote(
-            self._config
-        )
+    async def call(self, reference: "ray.ObjectRef[Any]") -> Any:
+        """Wait for a call that counts as work.
 
-    async def _call(self, reference: "ray.ObjectRef[Any]") -> Any:
+        Raises:
+            LearnerFailedError: the actor died, hangs, or gave no answer in time.
+        """
         self.member.begin()
         try:
-            result = await self._answer(reference)
+            result = await self.answer(reference)
         except LearnerFailedError:
             raise
         except Exception:  # the actor answered with an error and takes the next call
@@ -141,13 +184,21 @@ class RemoteLearner:
         self.busy_s += self.member.end()
         return result
 
-    async def _answer(self, reference: "ray.ObjectRef[Any]") -> Any:
-        beat_s = self._config.cluster.heartbeat_s
+    async def answer(self, reference: "ray.ObjectRef[Any]") -> Any:
+        """Wait for a call."""
+        timeout_s = self._role.timeout_s
         try:
-            return await answer(reference, timeout_s=self._role.timeout_s, actor=self._actor, heartbeat_s=beat_s)
+            return await answer(reference, timeout_s=timeout_s, actor=self.actor, heartbeat_s=self._heartbeat_s)
         except ActorFailedError as error:
-            raise self._failed(error) from error
+            raise self.failed(error) from error
 
-    def _failed(self, error: ActorFailedError) -> LearnerFailedError:
-        self._nodes.failed(self._actor)
-        return LearnerFailedError(f"the learner actor failed: {error}")
+    def failed(self, error: object) -> LearnerFailedError:
+        """Note that the actor is dead or useless, and return the exception that says so."""
+        self.has_failed = True
+        return LearnerFailedError(f"learner worker {self.member.slot} failed: {error}")
+
+    async def _reduce(self, done: "ray.ObjectRef[Any]", gradient: Any) -> GradientHandle:
+        before = self.busy_s
+        await self.call(done)
+        self.reduction_s += self.busy_s - before
+        return cast(GradientHandle, gradient)

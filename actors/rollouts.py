@@ -21,6 +21,7 @@ from protocol.messages import (
     GenerateRequest,
     Receipt,
     Rollout,
+    ShardReceipt,
     ShardRequest,
 )
 from protocol.ports import ImagesHandle, RolloutHandle
@@ -46,7 +47,7 @@ class RolloutActor(Alive):
         return self._policy.load(adapter)
 
     @ray.method(num_returns=3)
-    def rollout(self, request: ShardRequest) -> tuple[Receipt, Rollout, np.ndarray]:
+    def rollout(self, request: ShardRequest) -> tuple[ShardReceipt, Rollout, np.ndarray]:
         """Roll out one shard; trajectories and images stay in the object store."""
         return self._policy.rollout(request)
 
@@ -88,10 +89,10 @@ class RolloutPool:
             on_failure=failure_reporter("rollout", nodes, sink),
         )
 
-    async def rollout(self, request: ShardRequest) -> tuple[Receipt, RolloutHandle, ImagesHandle]:
+    async def rollout(self, request: ShardRequest) -> tuple[ShardReceipt, RolloutHandle, ImagesHandle]:
         """Roll out one shard on the next idle actor."""
 
-        async def work(actor: ActorHandle) -> tuple[Receipt, RolloutHandle, ImagesHandle]:
+        async def work(actor: ActorHandle) -> tuple[ShardReceipt, RolloutHandle, ImagesHandle]:
             receipt, rollout, images = actor.rollout.remote(request)
             return await self._answer(receipt, actor), rollout, images
 

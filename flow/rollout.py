@@ -19,7 +19,16 @@ from flow.models.contract import Conditioning, stack
 from flow.policy import FlowPolicy, build_policy
 from protocol.config.run import RunConfig
 from protocol.errors import NonFiniteError, StaleAdapterError
-from protocol.messages import COMMON_IMAGE, Adapter, Excerpt, GenerateRequest, Receipt, Rollout, ShardRequest
+from protocol.messages import (
+    COMMON_IMAGE,
+    Adapter,
+    Excerpt,
+    GenerateRequest,
+    Receipt,
+    Rollout,
+    ShardReceipt,
+    ShardRequest,
+)
 
 
 class RolloutPolicy:
@@ -48,11 +57,14 @@ class RolloutPolicy:
             self._versions.popitem(last=False)
         return self._active
 
-    def rollout(self, request: ShardRequest) -> tuple[Receipt, Rollout, UInt8[np.ndarray, "I height width 3"]]:
+    def rollout(self, request: ShardRequest) -> tuple[ShardReceipt, Rollout, UInt8[np.ndarray, "I height width 3"]]:
         """Roll out one shard with the requested adapter: receipt, trajectories, images."""
         held = self._activate(request.adapter_version, request.adapter_digest)
         rollout, images = rollout_shard(self._policy, request, self._config)
-        return Receipt(adapter_version=held[0], adapter_digest=held[1], images=len(images)), rollout, images
+        receipt = ShardReceipt(
+            adapter_version=held[0], adapter_digest=held[1], images=len(images), facts=rollout.facts()
+        )
+        return receipt, rollout, images
 
     def generate(self, request: GenerateRequest) -> tuple[Receipt, UInt8[np.ndarray, "B height width 3"]]:
         """Make ODE images with the requested adapter: receipt, images."""

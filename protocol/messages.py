@@ -84,6 +84,19 @@ class ShardRequest:
     """Digest of the adapter that must roll out this shard."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFacts:
+    """What credit and metrics need of a shard beside its scores. Small: it travels where trajectories need not go."""
+
+    request: ShardRequest
+    steps: tuple[int, ...]
+    """The S stochastic steps k, ascending."""
+    image_index: np.ndarray
+    """int64 [N, P], as in `Rollout`."""
+    finals: tuple[str, ...]
+    """sha256 of each member's final latents: equal for members that end in the same bits."""
+
+
 COMMON_IMAGE = -1
 """In `Rollout.image_index`: the image at index 0 of the group's first shard."""
 
@@ -125,6 +138,11 @@ class Rollout:
         )
         _require(self.latents.dtype == np.float32, f"latents must be float32, got {self.latents.dtype}")
 
+    def facts(self) -> ShardFacts:
+        """Return what is known about these trajectories without their arrays."""
+        finals = tuple(hashlib.sha256(final.tobytes()).hexdigest() for final in self.latents[:, -1])
+        return ShardFacts(request=self.request, steps=self.steps, image_index=self.image_index, finals=finals)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
@@ -143,6 +161,13 @@ class Receipt:
             f"images must come from adapter version {version} ({digest[:12]}),"
             f" got {self.adapter_version} ({self.adapter_digest[:12]})",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardReceipt(Receipt):
+    """The small answer to a `ShardRequest`."""
+
+    facts: ShardFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +203,8 @@ class ScoredShard:
     """One shard's trajectories with the scores of its images. The loop makes it, the learner reads it."""
 
     rollout: Rollout
-    """In the loop a `protocol.ports.RolloutHandle`, which only the learner's process resolves."""
+    """In the loop a `protocol.ports.RolloutHandle`, which only the learner worker that trains the shard resolves."""
+    facts: ShardFacts
     scores: Scores
 
 

@@ -22,6 +22,7 @@ from protocol.messages import (
     Rollout,
     ScoredGroup,
     Scores,
+    ShardReceipt,
     ShardRequest,
 )
 from protocol.status import ActorStatus, PoolStatus
@@ -37,7 +38,7 @@ Metrics = Mapping[str, float]
 class RolloutSource(Protocol):
     """Makes trajectories and images. Every call ends in an answer, or in `PoolError` after the source's deadline."""
 
-    async def rollout(self, request: ShardRequest) -> tuple[Receipt, RolloutHandle, ImagesHandle]:
+    async def rollout(self, request: ShardRequest) -> tuple[ShardReceipt, RolloutHandle, ImagesHandle]:
         """Roll out one shard: its receipt, its trajectories, and the images to be scored."""
         ...
 

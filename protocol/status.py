@@ -66,6 +66,10 @@ class ActorStatus(Document):
     """Over its newest answers."""
     restarts: int = 0
     """Actors that failed in this slot."""
+    busy_share: float | None = None
+    """A learner worker's share of the newest update in which it worked."""
+    fetched_bytes: int | None = None
+    """Bytes of trajectories that a learner worker fetched for the newest update."""
 
 
 class PoolStatus(Document):

@@ -45,6 +45,8 @@ class Member:
     adapter_digest: str | None = None
     calls: int = 0
     seen: float | None = None
+    busy_share: float | None = None
+    fetched_bytes: int | None = None
     _began: float = 0.0
     _answers: deque[float] = field(default_factory=lambda: deque(maxlen=32))
 
@@ -83,6 +85,8 @@ class Member:
             calls=self.calls,
             calls_per_minute=self._per_minute(),
             restarts=self.restarts,
+            busy_share=self.busy_share,
+            fetched_bytes=self.fetched_bytes,
         )
 
     def _per_minute(self) -> float:

@@ -106,7 +106,7 @@ def bottleneck_of(stages: Mapping[str, float], busy: Mapping[str, float]) -> Bot
         side = "learner" if stage == "update" else stage
         remedy = ": rollout and reward actors wait meanwhile" if stage == "update" else ""
         return Bottleneck(side=side, share=share, message=f"{stage} {text}{remedy}")
-    pool = max(busy, key=lambda name: busy[name], default="rollout")
+    pool = max((name for name in busy if name != "learner"), key=lambda name: busy[name], default="rollout")
     return Bottleneck(side=pool, share=share, message=f"generating and scoring {text}; busiest: {pool}")
 
 

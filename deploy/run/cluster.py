@@ -115,8 +115,8 @@ def _asked(config: RunConfig) -> dict[str, float]:
     cpus = sum(reward.actors * (cluster.reward.cpus if reward.cpus is None else reward.cpus) for reward in rewards)
     gpus = sum(reward.actors * (cluster.reward.gpus if reward.gpus is None else reward.gpus) for reward in rewards)
     return {
-        "CPU": cluster.rollout_actors * cluster.rollout.cpus + cpus + cluster.learner.cpus,
-        "GPU": cluster.rollout_actors * cluster.rollout.gpus + gpus + cluster.learner.gpus,
+        "CPU": cluster.rollout_actors * cluster.rollout.cpus + cpus + cluster.learner.workers * cluster.learner.cpus,
+        "GPU": cluster.rollout_actors * cluster.rollout.gpus + gpus + cluster.learner.workers * cluster.learner.gpus,
         **_needed_resources(config),
     }
 

@@ -17,6 +17,7 @@ import numpy as np
 from flow.device import device_of, torch_threads
 from flow.rollout import RolloutPolicy, excerpt_of
 from learner.update.learner import Learner
+from learner.update.workers import NearWorker, update
 from protocol.config.cluster import RoleConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, PoolError
@@ -31,6 +32,7 @@ from protocol.messages import (
     Receipt,
     ScoredGroup,
     Scores,
+    ShardReceipt,
     ShardRequest,
 )
 from protocol.ports import ImagesHandle, Metrics, Ports, RolloutHandle
@@ -73,7 +75,7 @@ class LocalFleet:
         """Let the computation in progress end and start no other."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    async def rollout(self, request: ShardRequest) -> tuple[Receipt, RolloutHandle, ImagesHandle]:
+    async def rollout(self, request: ShardRequest) -> tuple[ShardReceipt, RolloutHandle, ImagesHandle]:
         """Roll out one shard: receipt, trajectories and images."""
         role = self._config.cluster.rollout
         receipt, rollout, images = await self._run("rollout", role, lambda: self._rollout.rollout(request))
@@ -123,7 +125,7 @@ class LocalFleet:
 
     async def update(self, groups: Sequence[ScoredGroup]) -> Metrics:
         """Learn from one iteration's groups."""
-        return await self._run("learner", self._config.cluster.learner, lambda: self._learner.update(groups))
+        return await update(self._config, [NearWorker(self._learner, self._learn)], groups)
 
     async def adapter(self) -> Adapter:
         """Copy the current adapter."""
@@ -153,7 +155,6 @@ class LocalFleet:
         return [
             PoolStatus(name=name, desired=1, ready=1, busy=int(name == self._working), is_resizable=False)
             for name in self._busy_s
-            if name != "learner"
         ]
 
     def actors(self) -> list[ActorStatus]:
@@ -204,6 +205,9 @@ class LocalFleet:
             )
             answers[name] = settle(name, config, scores)
         return answers
+
+    async def _learn(self, work: Callable[[], Result]) -> Result:
+        return await self._run("learner", self._config.cluster.learner, work)
 
     async def _run(self, name: str, role: RoleConfig, work: Callable[[], Result]) -> Result:
         def timed() -> Result:

@@ -223,7 +223,7 @@ class _Trajectories:
             rollout, images = rollout_shard(policy, request, config)
             texts, metadata = [prompt.text] * len(images), [prompt.metadata] * len(images)
             answers = {name: scorer.score(images, texts, metadata) for name, scorer in self._scorers.items()}
-            shard = ScoredShard(rollout=rollout, scores=mix(answers, config.reward_weights))
+            shard = ScoredShard(rollout=rollout, facts=rollout.facts(), scores=mix(answers, config.reward_weights))
             group = ScoredGroup(prompt=prompt, shards=(shard,))
             held = reward_tables([group], members=request.members, total=config.sampling.steps)
             (own,) = along_windows(gains, held.rewards, held.explored)

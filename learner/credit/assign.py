@@ -57,7 +57,7 @@ class Assignment:
 
 
 def reward_tables(groups: Sequence[ScoredGroup], *, members: int, total: int) -> RewardTables:
-    """Look up every point's scores. This is where `Rollout.image_index` and `COMMON_IMAGE` are resolved.
+    """Look up every point's scores. This is where `ShardFacts.image_index` and `COMMON_IMAGE` are resolved.
 
     Args:
         groups: G complete groups of one iteration.
@@ -78,16 +78,16 @@ def reward_tables(groups: Sequence[ScoredGroup], *, members: int, total: int) ->
     for row, group in enumerate(groups):
         _require_members(group, members)
         for shard in group.shards:
-            rollout = shard.rollout
-            _require_scores(shard.scores, images=int(rollout.image_index.max()) + 1)
-            first = rollout.request.first_member
-            rows = slice(first, first + rollout.request.members)
-            points = [*rollout.steps, total][-rollout.image_index.shape[1] :]
-            explored[row][rows, list(rollout.steps)] = True
+            facts = shard.facts
+            _require_scores(shard.scores, images=int(facts.image_index.max()) + 1)
+            first = facts.request.first_member
+            rows = slice(first, first + facts.request.members)
+            points = [*facts.steps, total][-facts.image_index.shape[1] :]
+            explored[row][rows, list(facts.steps)] = True
             columns = (_readings(each, names) for each in (shard.scores, group.shards[0].scores))
             for table, own, common in zip((rewards, *scores), *columns, strict=True):
                 # COMMON_IMAGE is -1: the score behind the shard's own ones.
-                found = np.append(own, common[0])[rollout.image_index]
+                found = np.append(own, common[0])[facts.image_index]
                 table[row][rows, points] = torch.from_numpy(found.astype(np.float32))
     return RewardTables(rewards=rewards, scores=dict(zip(names, scores, strict=True)), explored=explored)
 
@@ -205,7 +205,7 @@ def _readings(scores: Scores, names: Sequence[str]) -> Iterator[Float[np.ndarray
 
 
 def _require_members(group: ScoredGroup, members: int) -> None:
-    requests = [shard.rollout.request for shard in group.shards]
+    requests = [shard.facts.request for shard in group.shards]
     held = [member for each in requests for member in range(each.first_member, each.first_member + each.members)]
     if held != list(range(members)):
         raise ContractError(f"a group must hold members 0 to {members - 1} in order, got {held}")

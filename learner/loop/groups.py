@@ -148,7 +148,7 @@ class Groups:
             scores = await self._ports.rewards.score_for_training(
                 images, [prompt.text] * count, [prompt.metadata] * count
             )
-        return ScoredShard(rollout=rollout, scores=scores)
+        return ScoredShard(rollout=rollout, facts=receipt.facts, scores=scores)
 
     async def _publish(self, adapter: Adapter) -> None:
         await self._ports.adapters.publish(adapter)

@@ -1,7 +1,9 @@
-"""The learner: owns the trained adapter and its optimizer, and turns one iteration's groups into the next version."""
+"""A learner worker: owns the trained adapter and its optimizer, and computes its part of an update."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,30 +15,88 @@ from flow.policy import build_policy
 from learner.credit.assign import Assignment, RewardTables, assign_credit, reward_tables
 from learner.credit.step_weights import step_weights
 from learner.update.ema import AdapterAverage
-from learner.update.metrics import UpdateStatistics, group_metrics
-from learner.update.micro_batches import StepChoice, count_pairs, micro_batches, split_micro_batches
+from learner.update.lanes import Gradient, Lanes, Seat
+from learner.update.metrics import PieceStatistics, StepStatistics, group_metrics, update_metrics
+from learner.update.micro_batches import ShardTask, StepChoice, micro_batches, shard_tasks, split_micro_batches
 from learner.update.objective import Objective
 from learner.update.probe import probe_parity
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, NonFiniteError
-from protocol.messages import Adapter, Credit, LearnerState, ScoredGroup
+from protocol.messages import Adapter, Credit, LearnerState, Rollout, ScoredGroup
 
 SLOTS = ("exp_avg", "exp_avg_sq", "step")
 """AdamW's state of one parameter."""
+Fetch = Callable[[Sequence[Any]], Iterable[Rollout]]
+"""Turns handles of shards into their trajectories."""
 SCALER = "grad_scaler"
 """Prefix of float16's loss scale in the saved optimizer state, where others have a parameter's name."""
 
 
-class Learner:
-    """Owns adapter and optimizer. Made once in the learner's process; `iteration` is the adapter's version.
+@dataclass(frozen=True)
+class MiniBatch:
+    """The groups of one optimizer step."""
 
-    learner = Learner(config)
-    metrics = learner.update(groups)
-    adapter = learner.adapter()
+    first: int
+    """Index of its first group in the iteration."""
+    size: int
+    epoch: int
+    number: int
+    """Of the optimizer step in the iteration, from 0."""
+
+    @staticmethod
+    def of(config: RunConfig, *, first: int, epoch: int) -> "MiniBatch":
+        """Find the mini-batch that a group belongs to.
+
+        Args:
+            config: of the run.
+            first: a group's index in the iteration.
+            epoch: pass over the iteration, from 0.
+        """
+        updates = config.learner.updates_per_iteration
+        size = config.group.per_iteration // updates
+        turn = first // size
+        return MiniBatch(first=turn * size, size=size, epoch=epoch, number=epoch * updates + turn)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What an update showed on one worker's shards."""
+
+    pieces: Sequence[PieceStatistics]
+    probed: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One worker's end of an update; the same on every worker."""
+
+    metrics: Mapping[str, float]
+    digest: str
+    """Of the new adapter."""
+
+
+class Learner:
+    """One learner worker: owns a copy of adapter and optimizer; `iteration` is the adapter's version.
+
+    All workers take every optimizer step, from the same gradient, so their copies stay equal. Each computes the credit
+    of all groups, from scores, and the gradients of its own lanes' shards. `learner.update.workers` runs an update:
+
+        begin -> feed -> (train -> lane_sum -> step) for each mini-batch -> findings -> finish
     """
 
-    def __init__(self, config: RunConfig, *, device: str = "cpu") -> None:
+    def __init__(
+        self, config: RunConfig, *, device: str = "cpu", seat: Seat | None = None, fetch: Fetch = iter
+    ) -> None:
+        """
+        Args:
+            config: of the run.
+            device: of the model.
+            seat: which worker of how many this is; alone without one.
+            fetch: turns handles of shards into their trajectories, in order, one ahead of the training.
+        """
         self._config = config
+        self._seat = seat or Seat()
+        self._fetch = fetch
         self._device = torch.device(device)
         self._policy, self._lora = build_policy(config, device=device)
         if config.model.lora.start:
@@ -60,64 +120,132 @@ class Learner:
         )
         self.iteration = 0
         self._credits: list[Credit] = []
+        self._lanes = Lanes(self._lora.parameters)
+        self._before: LearnerState | None = None
+        self._groups: list[ScoredGroup] = []
+        self._group_credits: list[Credit] = []
+        self._pieces: list[PieceStatistics] = []
+        self._steps: list[StepStatistics] = []
+        self._probed: dict[str, float] = {}
 
-    def update(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
-        """Learn from one iteration's groups in `epochs` passes of `updates_per_iteration` optimizer steps.
+    def sit(self, seat: Seat) -> None:
+        """Take the lanes of another seat, between two updates."""
+        self._seat = seat
 
-        Returns:
-            Metrics by name.
+    def begin(self) -> None:
+        """Begin the update of an iteration; one that did not finish is undone."""
+        if self._before is not None:
+            self.restore(self._before)
+        self._before = self.state()
+        self._groups, self._group_credits, self._pieces, self._steps = [], [], [], []
+        self._probed = {}
+        self._lanes.clear()
+        self._scaler.scale(torch.zeros((), device=self._device))  # a worker without a shard must know the scale too
+
+    def feed(self, groups: Sequence[ScoredGroup]) -> None:
+        """Take the next groups of the iteration and assign their credit, from scores alone.
 
         Raises:
-            ContractError: a group is incomplete or another iteration's, or no step of the iteration has a step reward.
-            NonFiniteError: loss or gradient is not finite; that optimizer step then leaves the adapter unchanged.
+            ContractError: a group is incomplete or another iteration's.
         """
-        self._require_own(groups)
-        tables = reward_tables(groups, members=self._config.group.size, total=self._policy.total_steps)
-        assignment = assign_credit(
-            tables,
-            self._config.credit,
-            reward_weights=self._config.reward_weights,
-            step_weights=self._step_weights,
-            baseline=self._baseline,
-        )
+        self._require_own(groups, first=len(self._groups))
+        tables, assignment = self._assigned(groups)
+        self._groups += groups
+        self._group_credits += _credits(tables, assignment, version=self.iteration + 1)
+
+    def train(self, first: int, count: int, *, epoch: int) -> None:
+        """Add the gradients of this worker's shards to its lanes.
+
+        Args:
+            first: the first of the fed groups to train on; all of them belong to one mini-batch.
+            count: how many groups.
+            epoch: pass over the iteration, from 0.
+
+        Raises:
+            NonFiniteError: a loss is not finite.
+            ParityError: the probe found that learner and rollout disagree.
+        """
+        batch = MiniBatch.of(self._config, first=first, epoch=epoch)
+        tasks = self._tasks(batch, stop=first + count)
+        if self._seat.owns(0) and first == epoch == 0:
+            self._probe(tasks[0])
+        keeps_idle = self._config.learner.kl.weight > 0
+        skipped = sum(len(group.shards) for group in self._groups[batch.first : first])
+        own = [
+            task
+            for task in tasks[skipped:]
+            if self._seat.owns(task.number % self._config.learner.lanes) and task.teaching(keeps_idle=keeps_idle)
+        ]
+        for task, rollout in zip(own, self._fetch([task.shard.rollout for task in own]), strict=True):
+            with self._lanes.adding_to(task.number % self._config.learner.lanes):
+                self._add_gradients(task, rollout, batch)
+
+    def lane_sum(self) -> Gradient:
+        """Add up this worker's lanes of the mini-batch, and begin the next one."""
+        return self._lanes.take(range(self._seat.worker, self._config.learner.lanes, self._seat.workers))
+
+    def step(self, gradient: Gradient, *, first: int, epoch: int) -> None:
+        """Take an optimizer step with the gradient of all workers.
+
+        Args:
+            gradient: sum of all lanes.
+            first: the mini-batch's first group.
+            epoch: pass over the iteration, from 0.
+
+        Raises:
+            NonFiniteError: the gradient is not finite. An overflow of float16 lowers the loss scale instead.
+        """
+        batch = MiniBatch.of(self._config, first=first, epoch=epoch)
+        pairs = sum(task.pairs for task in self._tasks(batch, stop=first + batch.size))
+        norm = self._take_step(gradient, scale=self._all_pairs(batch) / max(1, pairs))
+        self._steps.append(StepStatistics(pairs=pairs, grad_norm=norm))
+
+    def findings(self) -> Findings:
+        """Return what the update showed on this worker's shards."""
+        return Findings(pieces=tuple(self._pieces), probed=self._probed)
+
+    def finish(self, findings: Sequence[Findings]) -> Finished:
+        """End the update with the findings of all workers; the adapter's version grows by one.
+
+        Raises:
+            ContractError: no step of the iteration has a step reward.
+        """
+        groups, settings = self._groups, self._config.learner
+        tables, assignment = self._assigned(groups)
         if assignment.step_rewards.isnan().all():
             reasons = (reason for group in groups for shard in group.shards for reason in shard.scores.reasons)
             raise ContractError(
                 "an iteration needs at least one step reward whose scores are valid, got none; first reason:"
                 f" {next(filter(None, reasons), 'none given')}"
             )
-        group_credits = _credits(tables, assignment, version=self.iteration + 1)
-        probed = self._probe(groups)
-        statistics = UpdateStatistics()
-        size = len(groups) // self._config.learner.updates_per_iteration
-        for epoch in range(self._config.learner.epochs):
-            for start in range(0, len(groups), size):
-                own = slice(start, start + size)
-                self._optimizer_step(
-                    groups[own], group_credits[own], statistics, epoch=epoch, is_first=epoch == start == 0
-                )
         first = self.iteration * len(groups)
-        self._baseline, self._credits = assignment.baseline, group_credits
+        self._baseline, self._credits = assignment.baseline, self._group_credits
         self.iteration += 1
-        return {
+        self._before = None
+        metrics = {
             "ledger/first": float(first),
             "ledger/last": float(first + len(groups) - 1),
             **group_metrics(groups, tables, assignment),
-            **statistics.metrics(self._config.learner.clip_range),
-            **probed,
+            **update_metrics(
+                (piece for found in findings for piece in found.pieces), self._steps, clip_range=settings.clip_range
+            ),
+            **{name: value for found in findings for name, value in found.probed.items()},
             "adapter/version": float(self.iteration),
         }
+        return Finished(metrics=metrics, digest=self.adapter().digest)
 
     def adapter(self) -> Adapter:
-        """Copy the adapter; its version is `iteration`."""
-        return self._lora.export(version=self.iteration)
+        """Copy the adapter; its version is `iteration`. During an update it is the one before."""
+        return self._before.adapter if self._before else self._lora.export(version=self.iteration)
 
     def credit(self, group: int) -> Credit:
         """Return the credit of one group of the newest update, by its index."""
         return self._credits[group]
 
     def state(self) -> LearnerState:
-        """Copy adapter, optimizer, running mean and baseline, for a checkpoint."""
+        """Copy adapter, optimizer, running mean and baseline; during an update they are those before it."""
+        if self._before:
+            return self._before
         optimizer: dict[str, np.ndarray] = {}
         for name, parameter in self._lora.parameters.items():
             for slot, value in self._optimizer.state.get(parameter, {}).items():
@@ -135,6 +263,7 @@ class Learner:
 
     def restore(self, state: LearnerState) -> None:
         """Continue exactly from `state`, which may be older than the learner's own."""
+        self._before = None
         self._lora.load(state.adapter)
         self._optimizer.state.clear()
         for name, parameter in self._lora.parameters.items():
@@ -155,76 +284,83 @@ class Learner:
         self._baseline = torch.tensor(baseline, dtype=torch.float64) if baseline else None
         self.iteration = state.iteration
 
-    def _require_own(self, groups: Sequence[ScoredGroup]) -> None:
+    def _require_own(self, groups: Sequence[ScoredGroup], *, first: int) -> None:
         """Require groups 0 to G - 1 of this iteration, in order.
 
         So a run learns from each of its groups once: `ledger/first` to `ledger/last` has no gap and no repetition.
         """
-        held = [{(s.rollout.request.iteration, s.rollout.request.group) for s in group.shards} for group in groups]
-        for index, own in enumerate(held):
+        held = [{(s.facts.request.iteration, s.facts.request.group) for s in group.shards} for group in groups]
+        for index, own in enumerate(held, start=first):
             if own != {(self.iteration, index)}:
                 raise ContractError(
-                    f"iteration {self.iteration} must learn from its own groups 0 to {len(groups) - 1} in order,"
-                    f" got (iteration, group) {sorted(own)} at index {index}"
+                    f"iteration {self.iteration} must learn from its own groups 0 to"
+                    f" {self._config.group.per_iteration - 1} in order, got (iteration, group) {sorted(own)} at index"
+                    f" {index}"
                 )
 
-    def _probe(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    def _assigned(self, groups: Sequence[ScoredGroup]) -> tuple[RewardTables, Assignment]:
+        tables = reward_tables(groups, members=self._config.group.size, total=self._policy.total_steps)
+        assignment = assign_credit(
+            tables,
+            self._config.credit,
+            reward_weights=self._config.reward_weights,
+            step_weights=self._step_weights,
+            baseline=self._baseline,
+        )
+        return tables, assignment
+
+    def _probe(self, task: ShardTask) -> None:
+        """Replay the iteration's first shard if a probe is due and the shard comes from the present adapter."""
         every = self._config.learner.probe_every
-        if not every or self.iteration % every:
-            return {}
-        return probe_parity(
-            self._policy, groups, version=self.iteration, bound=self._config.learner.probe_bound, device=self._device
-        )
+        is_own = task.shard.facts.request.adapter_version == self.iteration
+        if every and self.iteration % every == 0 and is_own:
+            (rollout,) = self._fetch([task.shard.rollout])
+            bound = self._config.learner.probe_bound
+            self._probed = probe_parity(self._policy, rollout, bound=bound, device=self._device)
 
-    def _optimizer_step(
-        self,
-        groups: Sequence[ScoredGroup],
-        group_credits: Sequence[Credit],
-        statistics: UpdateStatistics,
-        *,
-        epoch: int,
-        is_first: bool,
-    ) -> None:
-        """Learn from one mini-batch: add up its micro-batches' gradients, clip them, step.
+    def _tasks(self, batch: "MiniBatch", *, stop: int) -> list[ShardTask]:
+        """What the mini-batch's shards are to teach, up to the group `stop`."""
+        own, settings = slice(batch.first, stop), self._config.learner
+        choice = StepChoice(fraction=settings.step_fraction, seed=self._config.seed, epoch=batch.epoch)
+        return shard_tasks(self._groups[own], self._group_credits[own], choice=choice)
 
-        Args:
-            groups: of the mini-batch.
-            group_credits: one for each group.
-            statistics: receives the losses of each micro-batch.
-            epoch: counted from 0.
-            is_first: whether this is the iteration's first optimizer step.
+    def _all_pairs(self, batch: "MiniBatch") -> int:
+        """Pairs of the mini-batch as if no score were missing, which its first group tells: windows differ by shard."""
+        return batch.size * sum(task.all_pairs for task in self._tasks(batch, stop=batch.first + 1))
 
-        Raises:
-            NonFiniteError: loss or gradient is not finite. An overflow of float16 lowers the loss scale instead.
-        """
-        settings = self._config.learner
-        choice = StepChoice(fraction=settings.step_fraction, seed=self._config.seed, epoch=epoch)
-        pairs = count_pairs(groups, group_credits, choice=choice)
-        self._optimizer.zero_grad(set_to_none=True)
-        whole = micro_batches(
-            groups, group_credits, choice=choice, device=self._device, keeps_idle=settings.kl.weight > 0
-        )
-        for micro_batch in split_micro_batches(whole, most=self._config.model.forward_batch):
+    def _add_gradients(self, task: ShardTask, rollout: Rollout, batch: "MiniBatch") -> None:
+        """Run every micro-batch of a shard forward and backward."""
+        keeps_idle, all_pairs = self._config.learner.kl.weight > 0, self._all_pairs(batch)
+        whole = micro_batches(task, rollout, device=self._device, keeps_idle=keeps_idle)
+        for piece, micro_batch in enumerate(split_micro_batches(whole, most=self._config.model.forward_batch)):
             losses = self._objective(micro_batch)
-            total = losses.loss.sum() / pairs
-            if not torch.isfinite(total):
-                raise NonFiniteError(f"the loss of step {micro_batch.k} must be finite, got {total.item()}")
-            self._scaler.scale(total).backward()
-            statistics.add(losses, total.item(), is_first=is_first)
-        if all(parameter.grad is None for parameter in self._lora.parameters.values()):
-            return
+            total = losses.loss.sum()
+            loss = total.item()
+            if not math.isfinite(loss):
+                raise NonFiniteError(f"the loss of step {micro_batch.k} must be finite, got {loss}")
+            self._scaler.scale(total / all_pairs).backward()
+            self._pieces.append(PieceStatistics.of((batch.number, task.number, piece), losses, loss))
+
+    def _take_step(self, gradient: Gradient, *, scale: float) -> float | None:
+        """Clip and step; returns the gradient's norm before clipping, None if no step was taken."""
+        if not gradient:
+            return None
+        for name, parameter in self._lora.parameters.items():
+            held = gradient.get(name)
+            parameter.grad = None if held is None else torch.tensor(held, device=self._device).mul_(scale)
         self._scaler.unscale_(self._optimizer)
-        norm = clip_grad_norm_(self._lora.parameters.values(), settings.max_grad_norm)
+        norm = clip_grad_norm_(self._lora.parameters.values(), self._config.learner.max_grad_norm)
         is_overflow = not torch.isfinite(norm)
         if is_overflow and self._scaler.get_scale() <= 1:
             raise NonFiniteError(f"the gradient norm must be finite, got {norm.item()}")
         self._scaler.step(self._optimizer)
         self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
         if is_overflow:
-            return
-        statistics.grad_norms.append(norm.item())
+            return None
         if self._average:
             self._average.update(self._optimizer_steps())
+        return norm.item()
 
     def _optimizer_steps(self) -> int:
         """Count the run's optimizer steps. AdamW keeps the count in its state, and so does every checkpoint."""

@@ -1,8 +1,8 @@
 """The numbers of one iteration by name, for `metrics.jsonl`: rewards, credit, and the course of the update."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,45 +15,67 @@ from learner.update.objective import PairLosses
 from protocol.messages import ScoredGroup
 
 
-@dataclass
-class UpdateStatistics:
-    """Running statistics (ratio, loss, KL, gradient norm) of one iteration's update."""
+@dataclass(frozen=True)
+class PieceStatistics:
+    """What one piece of a micro-batch showed. The worker that trained it makes it; every worker reads all of them."""
 
-    ratios: list[Float[Tensor, " N"]] = field(default_factory=list)
-    first_ratios: list[Float[Tensor, " N"]] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    divergences: list[Float[Tensor, " N"]] = field(default_factory=list)
-    grad_norms: list[float] = field(default_factory=list)
-    """One for each optimizer step that was taken."""
+    order: tuple[int, int, int]
+    """Optimizer step of the iteration, shard of the mini-batch, piece of the shard; each from 0."""
+    loss: float
+    """Sum over its pairs."""
+    ratios: Float[np.ndarray, " N"]
+    divergences: Float[np.ndarray, " N"]
 
-    def add(self, pairs: PairLosses, total: float, *, is_first: bool) -> None:
-        """Add one micro-batch.
+    @staticmethod
+    def of(order: tuple[int, int, int], pairs: PairLosses, loss: float) -> "PieceStatistics":
+        """Copy a piece's numbers.
 
         Args:
+            order: see the class.
             pairs: its losses.
-            total: its part of the mini-batch's loss.
-            is_first: it belongs to the first optimizer step of the iteration.
+            loss: their sum.
         """
-        self.losses.append(total)
-        self.ratios.append(pairs.ratio.detach().cpu())
-        self.divergences.append(pairs.kl.cpu())
-        if is_first:
-            self.first_ratios.append(pairs.ratio.detach().cpu())
+        ratios = pairs.ratio.detach().cpu().numpy()
+        return PieceStatistics(order=order, loss=loss, ratios=ratios, divergences=pairs.kl.cpu().numpy())
 
-    def metrics(self, clip_range: float) -> dict[str, float]:
-        """Numbers by name; ratios of the first optimizer step show whether learner and rollout agree (exactly 1)."""
-        ratios = torch.cat(self.ratios) if self.ratios else torch.ones(1)
-        first = torch.cat(self.first_ratios) if self.first_ratios else torch.ones(1)
-        divergences = torch.cat(self.divergences) if self.divergences else torch.zeros(1)
-        return {
-            "train/loss": float(np.sum(self.losses)) / max(1, len(self.grad_norms)),
-            "train/grad_norm": float(np.mean(self.grad_norms)) if self.grad_norms else 0.0,
-            "train/ratio_mean": ratios.mean().item(),
-            "train/first_ratio_deviation": (first - 1).abs().max().item(),
-            "train/clip_fraction": ((ratios - 1).abs() > clip_range).float().mean().item(),
-            "train/approx_kl": (0.5 * ratios.log().square()).mean().item(),
-            "train/reference_kl": divergences.mean().item(),
-        }
+
+@dataclass(frozen=True)
+class StepStatistics:
+    """What one optimizer step showed; the same on every worker."""
+
+    pairs: int
+    """What its loss is averaged over."""
+    grad_norm: float | None
+    """Before clipping; None if no step was taken."""
+
+
+def update_metrics(
+    pieces: Iterable[PieceStatistics], steps: Sequence[StepStatistics], *, clip_range: float
+) -> dict[str, float]:
+    """Numbers of an update by name; ratios of the first optimizer step show whether learner and rollout agree.
+
+    Args:
+        pieces: of all workers, in any order.
+        steps: the iteration's optimizer steps.
+        clip_range: of the objective.
+
+    Returns:
+        The same bits for any number of workers.
+    """
+    ordered = sorted(pieces, key=lambda piece: piece.order)
+    ratios = _joined([piece.ratios for piece in ordered], empty=1.0)
+    first = _joined([piece.ratios for piece in ordered if not piece.order[0]], empty=1.0)
+    losses = [piece.loss / steps[piece.order[0]].pairs for piece in ordered]
+    grad_norms = [step.grad_norm for step in steps if step.grad_norm is not None]
+    return {
+        "train/loss": float(np.sum(losses)) / max(1, len(grad_norms)),
+        "train/grad_norm": float(np.mean(grad_norms)) if grad_norms else 0.0,
+        "train/ratio_mean": ratios.mean().item(),
+        "train/first_ratio_deviation": (first - 1).abs().max().item(),
+        "train/clip_fraction": ((ratios - 1).abs() > clip_range).float().mean().item(),
+        "train/approx_kl": (0.5 * ratios.log().square()).mean().item(),
+        "train/reference_kl": _joined([piece.divergences for piece in ordered], empty=0.0).mean().item(),
+    }
 
 
 def group_metrics(groups: Sequence[ScoredGroup], tables: RewardTables, assignment: Assignment) -> dict[str, float]:
@@ -130,9 +152,13 @@ def _slopes(assignment: Assignment) -> dict[str, float]:
 
 
 def _duplicates(group: ScoredGroup) -> int:
-    finals = [row.tobytes() for shard in group.shards for row in shard.rollout.latents[:, -1]]
+    finals = [final for shard in group.shards for final in shard.facts.finals]
     return len(finals) - len(set(finals))
 
 
 def _known(values: Float[Tensor, "*B"]) -> Float[Tensor, " M"]:
     return values[~values.isnan()]
+
+
+def _joined(parts: Sequence[Float[np.ndarray, " N"]], *, empty: float) -> Float[Tensor, " M"]:
+    return torch.from_numpy(np.concatenate(parts)) if parts else torch.tensor([empty])

@@ -1,4 +1,4 @@
-"""From an iteration's groups and their credit to the (trajectory, step) pairs that the update runs over.
+"""From groups and their credit to the (trajectory, step) pairs that the update runs over.
 
 A micro-batch is one shard at one step k: the batch shape in which the rollout actor computed it, so that a replay with
 an unchanged adapter gives the same bits. A mini-batch is the groups of one optimizer step; its micro-batches'
@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from protocol.messages import Credit, Prompt, Rollout, ScoredGroup
+from protocol.errors import ContractError
+from protocol.messages import Credit, Prompt, Rollout, ScoredGroup, ScoredShard, ShardFacts
 
 
 @dataclass(frozen=True)
@@ -44,72 +45,121 @@ class StepChoice:
     epoch: int = 0
     """With seed, iteration, group and first member the key of the draw."""
 
-    def columns(self, rollout: Rollout) -> list[int]:
-        """The trained ones of the rollout's stochastic steps, ascending, as columns of its `log_probs`."""
-        steps = len(rollout.steps)
+    def columns(self, facts: ShardFacts) -> list[int]:
+        """The trained ones of the shard's stochastic steps, ascending, as columns of its `log_probs`."""
+        steps = len(facts.steps)
         count = max(1, math.floor(self.fraction * steps))
         if count == steps:
             return list(range(steps))
-        request = rollout.request
+        request = facts.request
         key = np.random.SeedSequence([self.seed, request.iteration, request.group, request.first_member, self.epoch])
         order = np.random.Generator(np.random.Philox(key)).permutation(steps)
         return sorted(order[:count].tolist())
 
 
-def micro_batches(
-    groups: Sequence[ScoredGroup],
-    group_credits: Sequence[Credit],
-    *,
-    choice: StepChoice,
-    device: torch.device,
-    keeps_idle: bool = False,
-) -> Iterator[MicroBatch]:
-    """The pairs of a mini-batch in a fixed order: group, shard, step; those whose advantages are all 0 drop out.
+@dataclass(frozen=True)
+class ShardTask:
+    """What one shard of a mini-batch is to teach, known from scores alone. Made by `shard_tasks`."""
+
+    number: int
+    """Of the shard in its mini-batch, from 0, in the order of groups and shards."""
+    shard: ScoredShard
+    advantages: Float[np.ndarray, "N T"]
+    valid: Bool[np.ndarray, "N T"]
+    """Which pairs have a step reward."""
+    columns: Sequence[int]
+    """The trained steps, as columns of `Rollout.log_probs`."""
+
+    @property
+    def steps(self) -> list[int]:
+        """The trained steps k."""
+        return [self.shard.facts.steps[column] for column in self.columns]
+
+    @property
+    def pairs(self) -> int:
+        """Trained pairs that have a step reward; those that `micro_batches` drops count too."""
+        return int(self.valid[:, self.steps].sum())
+
+    @property
+    def all_pairs(self) -> int:
+        """Trained pairs, as if no score were missing."""
+        return len(self.valid) * len(self.columns)
+
+    def teaching(self, *, keeps_idle: bool) -> list[int]:
+        """The columns that have something to teach: not all advantages are 0.
+
+        Args:
+            keeps_idle: keep those with a step reward, for a KL term that holds there too.
+        """
+        return [
+            column
+            for column, k in zip(self.columns, self.steps, strict=True)
+            if self.advantages[:, k].any() or (keeps_idle and self.valid[:, k].any())
+        ]
+
+
+def shard_tasks(
+    groups: Sequence[ScoredGroup], group_credits: Sequence[Credit], *, choice: StepChoice
+) -> list[ShardTask]:
+    """The shards of a mini-batch in their fixed order: group, then shard.
 
     Args:
         groups: of the mini-batch.
         group_credits: one for each group.
         choice: which steps are trained.
-        device: where the tensors go.
-        keeps_idle: keep shards whose advantages are all 0, for a KL term that holds there too.
 
     Returns:
-        One micro-batch for each shard and trained step.
+        One task for each shard.
     """
-    for rollout, advantages, valid in _shards(groups, group_credits):
-        for column in choice.columns(rollout):
-            k = rollout.steps[column]
-            if not (advantages[:, k].any() or (keeps_idle and valid[:, k].any())):
-                continue
-            yield MicroBatch(
-                prompt=rollout.request.prompt,
-                k=k,
-                latents=_tensor(rollout.latents[:, k], device),
-                next_latents=_tensor(rollout.latents[:, k + 1], device),
-                old_log_prob=_tensor(rollout.log_probs[:, column], device),
-                advantages=_tensor(advantages[:, k], device),
-                valid=_tensor(valid[:, k], device),
-                old_mean=None if rollout.means is None else _tensor(rollout.means[:, column], device),
-                target=None if rollout.targets is None else _tensor(rollout.targets[:, column], device),
+    tasks: list[ShardTask] = []
+    for group, credit in zip(groups, group_credits, strict=True):
+        for shard in group.shards:
+            request = shard.facts.request
+            rows = slice(request.first_member, request.first_member + request.members)
+            tasks.append(
+                ShardTask(
+                    number=len(tasks),
+                    shard=shard,
+                    advantages=credit.advantages[rows],
+                    valid=~np.isnan(credit.step_rewards[rows]),
+                    columns=choice.columns(shard.facts),
+                )
             )
+    return tasks
 
 
-def count_pairs(groups: Sequence[ScoredGroup], group_credits: Sequence[Credit], *, choice: StepChoice) -> int:
-    """Pairs of a mini-batch that have a step reward and are trained: what the loss is averaged over.
+def micro_batches(
+    task: ShardTask, rollout: Rollout, *, device: torch.device, keeps_idle: bool = False
+) -> Iterator[MicroBatch]:
+    """The pairs of one shard, step by step; steps whose advantages are all 0 drop out.
 
     Args:
-        groups: of the mini-batch.
-        group_credits: one for each group.
-        choice: which steps are trained.
+        task: what the shard is to teach.
+        rollout: its trajectories.
+        device: where the tensors go.
+        keeps_idle: as in `ShardTask.teaching`.
 
     Returns:
-        Their number; those that `micro_batches` drops count too.
+        One micro-batch for each trained step.
+
+    Raises:
+        ContractError: the trajectories are another shard's.
     """
-    return sum(
-        int(valid[:, rollout.steps[column]].sum())
-        for rollout, _, valid in _shards(groups, group_credits)
-        for column in choice.columns(rollout)
-    )
+    if (rollout.request, rollout.steps) != (task.shard.facts.request, task.shard.facts.steps):
+        raise ContractError(f"a shard must come with its own trajectories, got those of {rollout.request}")
+    for column in task.teaching(keeps_idle=keeps_idle):
+        k = rollout.steps[column]
+        yield MicroBatch(
+            prompt=rollout.request.prompt,
+            k=k,
+            latents=_tensor(rollout.latents[:, k], device),
+            next_latents=_tensor(rollout.latents[:, k + 1], device),
+            old_log_prob=_tensor(rollout.log_probs[:, column], device),
+            advantages=_tensor(task.advantages[:, k], device),
+            valid=_tensor(task.valid[:, k], device),
+            old_mean=None if rollout.means is None else _tensor(rollout.means[:, column], device),
+            target=None if rollout.targets is None else _tensor(rollout.targets[:, column], device),
+        )
 
 
 def split_micro_batches(micro_batches: Iterable[MicroBatch], *, most: int | None) -> Iterator[MicroBatch]:
@@ -130,17 +180,6 @@ def split_micro_batches(micro_batches: Iterable[MicroBatch], *, most: int | None
                 if isinstance(value := getattr(micro_batch, field.name), torch.Tensor) and len(value) == count
             }
             yield replace(micro_batch, **pieces)
-
-
-def _shards(
-    groups: Sequence[ScoredGroup], group_credits: Sequence[Credit]
-) -> Iterator[tuple[Rollout, Float[np.ndarray, "N T"], Bool[np.ndarray, "N T"]]]:
-    """Every shard's rollout with its members' advantages, and which of their steps have a step reward."""
-    for group, credit in zip(groups, group_credits, strict=True):
-        for shard in group.shards:
-            request = shard.rollout.request
-            rows = slice(request.first_member, request.first_member + request.members)
-            yield shard.rollout, credit.advantages[rows], ~np.isnan(credit.step_rewards[rows])
 
 
 def _tensor(array: np.ndarray, device: torch.device) -> Tensor:

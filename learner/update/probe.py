@@ -6,40 +6,32 @@ flat for weeks.
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 
 from flow.policy import FlowPolicy
 from protocol.errors import NonFiniteError, ParityError
-from protocol.messages import Rollout, ScoredGroup
+from protocol.messages import Rollout
 
 
 @torch.no_grad()
-def probe_parity(
-    policy: FlowPolicy, groups: Sequence[ScoredGroup], *, version: int, bound: float, device: torch.device
-) -> dict[str, float]:
-    """Replay every stochastic step of the first shard that was rolled out with the learner's present adapter.
+def probe_parity(policy: FlowPolicy, rollout: Rollout, *, bound: float, device: torch.device) -> dict[str, float]:
+    """Replay every stochastic step of a shard that was rolled out with the learner's present adapter.
 
     Args:
         policy: the learner's, before the update.
-        groups: of the iteration.
-        version: the learner's adapter version.
+        rollout: the shard's trajectories.
         bound: largest |ratio - 1| that is accepted.
         device: the policy's.
 
     Returns:
-        `probe/ratio_deviation`, the largest |ratio - 1|; empty if all groups come from older adapters.
+        `probe/ratio_deviation`, the largest |ratio - 1|.
 
     Raises:
         ParityError: the deviation is above `bound`; the message names the step.
         NonFiniteError: a log-prob is NaN or infinite.
     """
-    shards = ((group.prompt, shard.rollout) for group in groups for shard in group.shards)
-    found = next(((prompt, rollout) for prompt, rollout in shards if rollout.request.adapter_version == version), None)
-    if found is None:
-        return {}
-    prompt, rollout = found
+    prompt = rollout.request.prompt
     conditioning = policy.conditioning(prompt.text, prompt.negative)
     deviations = [
         _deviation(policy, rollout, column, conditioning=conditioning, device=device)

@@ -18,6 +18,14 @@ class RoleConfig(Section):
     """Seconds that one call may take; then it counts as failed and the actor is replaced."""
 
 
+class LearnerRoleConfig(RoleConfig):
+    """The learner group."""
+
+    workers: Positive = 1
+    """Learner workers W, each an actor with the resources above; a divisor of `learner.lanes`. Every W gives the same
+    bits; `flowcredit scale RUN learner W` changes it while the run goes on."""
+
+
 class ClusterConfig(Section):
     """Where a run computes. Only `threads`, and whether `gpus` is above 0, can change a result, through rounding."""
 
@@ -38,5 +46,15 @@ class ClusterConfig(Section):
     """Resources of one rollout actor."""
     reward: RoleConfig = RoleConfig()
     """Resources of one reward actor; a reward may override them."""
-    learner: RoleConfig = RoleConfig()
-    """Resources of the learner actor."""
+    learner: LearnerRoleConfig = LearnerRoleConfig()
+    """Number and resources of the learner workers."""
+
+
+def require_divisor(workers: int, *, lanes: int) -> None:
+    """Raise ValueError unless this many learner workers can share the lanes."""
+    if lanes % workers:
+        fitting = ", ".join(str(1 << power) for power in range(lanes.bit_length()))
+        raise ValueError(
+            f"cluster.learner.workers must divide learner.lanes {lanes}, got {workers}: each worker owns as many lanes;"
+            f" take one of {fitting}"
+        )

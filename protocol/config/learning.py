@@ -71,6 +71,9 @@ class LearnerConfig(Section):
     updates_per_iteration: Positive = 2
     """Optimizer steps of one pass, at least 1; it must divide `group.per_iteration`. Each step accumulates the
     gradients of an equal part of the iteration's groups."""
+    lanes: Positive = 8
+    """Lanes L of an optimizer step, a power of two. Shard s of the step adds its gradient to lane s mod L, and the
+    lanes are added in a fixed tree. So results depend on L and not on `cluster.learner.workers`, which divides L."""
     epochs: Positive = 1
     """Passes over the groups of one iteration, at least 1."""
     step_fraction: float = Field(default=1.0, gt=0.0, le=1.0)
@@ -91,3 +94,12 @@ class LearnerConfig(Section):
     probes off."""
     probe_bound: float = Field(default=1e-4, ge=0.0)
     """Largest |ratio - 1| of a probe, at least 0; above it the run stops."""
+
+    @model_validator(mode="after")
+    def _forms_a_tree(self) -> "LearnerConfig":
+        if self.lanes & (self.lanes - 1):
+            raise ValueError(
+                f"learner.lanes must be a power of two, got {self.lanes}: the lanes are added in pairs; take"
+                f" {1 << (self.lanes.bit_length() - 1)} or {1 << self.lanes.bit_length()}"
+            )
+        return self

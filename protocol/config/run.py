@@ -8,7 +8,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, model_validator
 
-from protocol.config.cluster import ClusterConfig
+from protocol.config.cluster import ClusterConfig, require_divisor
 from protocol.config.credit import CREDIT_RULES_OF_POINTS, CreditConfig
 from protocol.config.guards import GuardsConfig
 from protocol.config.learning import GroupConfig, LearnerConfig
@@ -109,6 +109,7 @@ class RunConfig(Section):
                 f"learner.updates_per_iteration must divide group.per_iteration {groups}, got {updates}:"
                 " every optimizer step takes the same number of groups; take a divisor"
             )
+        require_divisor(self.cluster.learner.workers, lanes=self.learner.lanes)
         self._require_one_method()
         first = self.evaluation.component.split("/")[0]
         if first != "reward" and first not in self.rewards:

@@ -49,7 +49,7 @@ def test_a_recording_that_fails_is_a_warning(
     async def scene() -> int | None:
         ports = Ports(rollouts=None, rewards=None, learner=learner, adapters=None)  # type: ignore[arg-type]
         recorder = TrajectoryRecorder(tiny_config(), ports, sink=records.append)
-        shard = ScoredShard(rollout=None, scores=judged([1.0]))  # type: ignore[arg-type]
+        shard = ScoredShard(rollout=None, facts=None, scores=judged([1.0]))  # type: ignore[arg-type]
         recorder.rolled_out(REQUEST, np.zeros((1, 2, 2, 3), np.uint8))  # type: ignore[arg-type]
         recorder.learned(0, [ScoredGroup(prompt=PROMPT, shards=(shard,))])
         await recorder.finish()

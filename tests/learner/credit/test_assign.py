@@ -12,7 +12,7 @@ from learner.credit.assign import Assignment, assign_credit, reward_tables
 from learner.credit.normalise import joint, per_step
 from learner.credit.rules import gains
 from learner.update.metrics import group_metrics
-from learner.update.micro_batches import StepChoice, count_pairs, micro_batches
+from learner.update.micro_batches import StepChoice, micro_batches, shard_tasks
 from protocol.config.credit import CreditConfig
 from protocol.errors import ContractError
 from protocol.messages import COMMON_IMAGE, Credit, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
@@ -53,7 +53,9 @@ def shard(
         image_index=index,
     )
     reasons = tuple("" if ok else "blurred" for ok in valid)
-    return ScoredShard(rollout=rollout, scores=Scores(values=values, valid=valid, reasons=reasons))
+    return ScoredShard(
+        rollout=rollout, facts=rollout.facts(), scores=Scores(values=values, valid=valid, reasons=reasons)
+    )
 
 
 def group_of(*shards: ScoredShard) -> ScoredGroup:
@@ -223,8 +225,11 @@ def batches(
 ) -> list[int]:
     """Step of each micro-batch of the assignment's first groups."""
     device, choice = torch.device("cpu"), choice or StepChoice()
-    found = micro_batches(groups, credits_of(groups, held), choice=choice, device=device, keeps_idle=keeps_idle)
-    return [part.k for part in found]
+    return [
+        part.k
+        for task in shard_tasks(groups, credits_of(groups, held), choice=choice)
+        for part in micro_batches(task, task.shard.rollout, device=device, keeps_idle=keeps_idle)
+    ]
 
 
 def credits_of(groups: Sequence[ScoredGroup], held: Assignment) -> list[Credit]:
@@ -248,7 +253,8 @@ def test_a_share_of_the_steps_is_drawn_for_each_shard_and_epoch() -> None:
     assert trained(0) != trained(1)
     assert trained(0) != trained(0, seed=1)
     assert set(trained(0)) == {0, 1, 2, 3}
-    assert count_pairs(groups, credits_of(groups, held), choice=StepChoice(fraction=0.6)) == 24 * 3
+    tasks = shard_tasks(groups, credits_of(groups, held), choice=StepChoice(fraction=0.6))
+    assert sum(task.pairs for task in tasks) == sum(task.all_pairs for task in tasks) == 24 * 3
 
 
 def test_pairs_of_an_idle_shard_come_only_for_a_kl_term() -> None:
@@ -262,7 +268,7 @@ def test_pairs_of_an_idle_shard_come_only_for_a_kl_term() -> None:
 
 def test_a_group_that_is_not_whole_is_refused() -> None:
     whole = shard(REWARDS, (0, 1, 2, 3))
-    odd = replace(whole, rollout=replace(whole.rollout, request=replace(whole.rollout.request, first_member=1)))
+    odd = replace(whole, facts=replace(whole.facts, request=replace(whole.facts.request, first_member=1)))
     with pytest.raises(ContractError, match=r"members 0 to 2 in order, got \[1, 2, 3\]"):
         assigned(group_of(odd))
 

@@ -37,7 +37,7 @@ def shard(first: int, scores: Scores, members: int = 1) -> ScoredShard:
         log_probs=np.zeros((members, 3), np.float32),
         image_index=np.arange(4 * members).reshape(members, 4),
     )
-    return ScoredShard(rollout=rollout, scores=scores)
+    return ScoredShard(rollout=rollout, facts=rollout.facts(), scores=scores)
 
 
 def group(a: np.ndarray = A, b: np.ndarray = B, weights: tuple[float, float] = (0.7, 0.3)) -> ScoredGroup:

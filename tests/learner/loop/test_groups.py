@@ -5,12 +5,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from learner.loop.groups import Groups, Observer, drop_if_void, prompt_at
 from protocol.config.run import RunConfig
 from protocol.errors import LearnerFailedError
-from protocol.messages import Adapter, Metadata, Prompt, Receipt, ScoredGroup, ScoredShard, Scores, ShardRequest
+from protocol.messages import (
+    Adapter,
+    Metadata,
+    Prompt,
+    ScoredGroup,
+    ScoredShard,
+    Scores,
+    ShardFacts,
+    ShardReceipt,
+    ShardRequest,
+)
 from protocol.ports import Ports
 from rewards.scores import judged, partly
 
@@ -27,14 +38,18 @@ class Workshop:
         self.asked_while_full = 0
         self.limit = 10**9
 
-    async def rollout(self, request: ShardRequest) -> tuple[Receipt, Any, Any]:
+    async def rollout(self, request: ShardRequest) -> tuple[ShardReceipt, Any, Any]:
         self.asked_while_full += self.waiting >= self.limit
         await asyncio.sleep(0)
         self.shards += 1
         self.waiting += self._images
         self.most_waiting = max(self.most_waiting, self.waiting)
-        receipt = Receipt(
-            adapter_version=request.adapter_version, adapter_digest=request.adapter_digest, images=self._images
+        index = np.zeros((request.members, 1), np.int64)
+        receipt = ShardReceipt(
+            adapter_version=request.adapter_version,
+            adapter_digest=request.adapter_digest,
+            images=self._images,
+            facts=ShardFacts(request=request, steps=(0,), image_index=index, finals=("",) * request.members),
         )
         return receipt, request, self._images
 
@@ -91,7 +106,7 @@ def test_as_many_shards_as_there_are_rollout_actors_are_requested_whatever_the_q
         def parallel(self) -> int:
             return 12
 
-        async def rollout(self, request: ShardRequest) -> tuple[Receipt, Any, Any]:
+        async def rollout(self, request: ShardRequest) -> tuple[ShardReceipt, Any, Any]:
             answer = await super().rollout(request)
             if self.shards == 12:
                 self.all_busy.set()
@@ -157,7 +172,7 @@ def test_the_observer_is_told_of_every_shard_and_of_the_update_that_succeeded(ti
 
 
 def shard(scores: Scores) -> ScoredShard:
-    return ScoredShard(rollout=None, scores=scores)  # type: ignore[arg-type]
+    return ScoredShard(rollout=None, facts=None, scores=scores)  # type: ignore[arg-type]
 
 
 def test_a_void_image_drops_its_whole_group_and_no_other() -> None:

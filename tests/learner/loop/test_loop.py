@@ -247,7 +247,7 @@ def test_with_lag_groups_are_drawn_ahead_with_the_version_they_name(tiny_config:
             return getattr(self._inner, name)
 
         async def update(self, groups: Sequence[Any]) -> Mapping[str, float]:
-            lags.append(max(self._step - s.rollout.request.adapter_version for group in groups for s in group.shards))
+            lags.append(max(self._step - s.facts.request.adapter_version for group in groups for s in group.shards))
             self._step += 1
             return await self._inner.update(groups)
 

@@ -13,7 +13,7 @@ from learner.update.learner import Learner
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, NonFiniteError
 from protocol.messages import Rollout, ScoredGroup, ScoredShard
-from tests.support.learning.groups import draw_groups, iterate, log_probs_of, redness, scored
+from tests.support.learning.groups import draw_groups, iterate, learn, log_probs_of, redness, scored
 from tests.support.learning.plain_credit import PLAIN
 
 Config = Callable[..., RunConfig]
@@ -82,7 +82,7 @@ def test_an_update_makes_the_better_member_more_likely_and_the_worse_less(tiny_c
 
     groups = draw_groups(policy, config, weights, iteration=0, judge=first_is_better)
     rollout = groups[0].shards[0].rollout
-    learner.update(groups)
+    learn(config, groups, learner)
     updated, lora = build_policy(config, device="cpu")
     lora.load(learner.adapter())
     change = (log_probs_of(updated, rollout).numpy() - rollout.log_probs).sum(1)
@@ -206,10 +206,10 @@ def test_incomplete_or_disordered_groups_are_refused(tiny_config: Config) -> Non
         (lambda each: each[:1] * 2, r"\[0, 1, 0, 1\]"),
     ):
         with pytest.raises(ContractError, match=f"members 0 to 3 in order, got {held}"):
-            learner.update(damaged(groups, shards))
+            learn(config, damaged(groups, shards), learner)
     too_few = scored(np.zeros(3))
     with pytest.raises(ContractError, match="7 images must have as many scores, got 3"):
-        learner.update(damaged(groups, lambda each: (replace(each[0], scores=too_few), each[1])))
+        learn(config, damaged(groups, lambda each: (replace(each[0], scores=too_few), each[1])), learner)
     assert learner.iteration == 0
 
 
@@ -217,9 +217,9 @@ def moved(group: ScoredGroup, iteration: int, index: int, *shards: int) -> Score
     """The group as if it were another one of the run; only some of its shards, where they are named."""
     held = []
     for position, shard in enumerate(group.shards):
-        request = replace(shard.rollout.request, iteration=iteration, group=index)
+        request = replace(shard.facts.request, iteration=iteration, group=index)
         is_moved = not shards or position in shards
-        held.append(replace(shard, rollout=replace(shard.rollout, request=request)) if is_moved else shard)
+        held.append(replace(shard, facts=replace(shard.facts, request=request)) if is_moved else shard)
     return replace(group, shards=tuple(held))
 
 
@@ -241,7 +241,7 @@ def test_groups_that_are_not_this_iteration_s_own_in_order_are_refused(
     policy.load(learner.adapter())
     groups = change(*draw_groups(policy, config, learner.adapter(), iteration=0))
     with pytest.raises(ContractError, match=f"iteration 0 must learn from its own groups 0 to 1 in order, .*{odd}"):
-        learner.update(groups)
+        learn(config, groups, learner)
 
 
 def test_the_ledger_numbers_the_groups_of_a_run_without_a_gap(tiny_config: Config) -> None:
@@ -260,7 +260,7 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_alone(tiny_config: Config)
     for shard in groups[0].shards:
         shard.rollout.log_probs[0, 0] = -np.inf
     with pytest.raises(NonFiniteError, match="must be finite"):
-        learner.update(groups)
+        learn(config, groups, learner)
     assert learner.adapter().digest == before.digest
 
 

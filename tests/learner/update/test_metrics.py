@@ -31,7 +31,7 @@ def shard(first: int, finals: tuple[float, ...], scores: Scores) -> ScoredShard:
         log_probs=np.zeros((len(finals), 2), np.float32),
         image_index=np.arange(len(finals)).reshape(-1, 1),
     )
-    return ScoredShard(rollout=rollout, scores=scores)
+    return ScoredShard(rollout=rollout, facts=rollout.facts(), scores=scores)
 
 
 def group(*finals: tuple[float, float], rewards: tuple[float, ...] = (0.1, 0.3, 0.2, 0.6)) -> ScoredGroup:

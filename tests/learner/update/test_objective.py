@@ -22,7 +22,7 @@ from protocol.config.learning import KlConfig, LearnerConfig
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt
 from tests.support.learning.gradients import relative_difference, watch_gradients
-from tests.support.learning.groups import draw_groups, iterate
+from tests.support.learning.groups import draw_groups, iterate, learn
 
 Config = Callable[..., RunConfig]
 GAINS = {"rule": "gains"}
@@ -206,7 +206,7 @@ def test_parts_of_a_group_add_up_to_the_gradient_of_the_whole(
                 rewards[rollout.image_index[member]] = np.arange(4) * (rollout.request.first_member + member)
             return rewards
 
-        learner.update(draw_groups(policy, config, learner.adapter(), iteration=0, judge=by_member))
+        learn(config, draw_groups(policy, config, learner.adapter(), iteration=0, judge=by_member), learner)
     whole, parts = gradients
     assert whole.norm() > 0
     assert relative_difference(whole, parts) < 1e-4

@@ -22,6 +22,7 @@ from protocol.config.run import RunConfig
 from protocol.errors import ModelError, NonFiniteError, ParityError
 from protocol.messages import Prompt, ScoredGroup, ScoredShard, Scores, ShardRequest
 from tests.support.learning.gradients import relative_difference, watch_gradients
+from tests.support.learning.groups import learn
 
 Config = Callable[..., RunConfig]
 PROMPT = Prompt(index=0, text="a red circle", negative="photo")
@@ -47,7 +48,7 @@ def draw_groups(policy: RolloutPolicy, config: RunConfig, learner: Learner) -> l
     _, rollout, images = policy.rollout(request)
     values = images[..., 0].mean((1, 2)).astype(np.float32) / 255
     scores = Scores(values=values, valid=np.ones(len(values), bool), reasons=("",) * len(values))
-    return [ScoredGroup(prompt=PROMPT, shards=(ScoredShard(rollout=rollout, scores=scores),))]
+    return [ScoredGroup(prompt=PROMPT, shards=(ScoredShard(rollout=rollout, facts=rollout.facts(), scores=scores),))]
 
 
 def pair(config: RunConfig) -> tuple[Learner, RolloutPolicy]:
@@ -62,7 +63,7 @@ def test_the_divergence_from_the_reference_is_exactly_zero_at_start_and_not_late
     weighted = {"kl": {"weight": 0.1, "rule": "full"}, "updates_per_iteration": 1, "learning_rate": 0.01}
     config = config.model_copy(update={"learner": type(config.learner)(**weighted)})
     learner, policy = pair(config)
-    divergences = [learner.update(draw_groups(policy, config, learner))["train/reference_kl"] for _ in range(2)]
+    divergences = [learn(config, draw_groups(policy, config, learner), learner)["train/reference_kl"] for _ in range(2)]
     assert divergences[0] == 0
     assert divergences[1] > 0
 
@@ -84,8 +85,8 @@ def test_memory_options_have_the_gradient_of_the_plain_update(
     plain, frugal = (model(tiny_config, **each) for each in ({}, settings))
     learners = [Learner(config) for config in (plain, frugal)]
     groups = draw_groups(RolloutPolicy(plain), plain, learners[0])
-    for learner in learners:
-        learner.update(groups)
+    for config, learner in zip((plain, frugal), learners, strict=True):
+        learn(config, groups, learner)
     first, second = gradients
     assert first.norm() > 0
     assert relative_difference(first, second) < 1e-4
@@ -111,7 +112,7 @@ def test_checkpointed_gradients_compute_each_block_twice(tiny_config: Config, mo
         learner, policy = pair(config)
         groups = draw_groups(policy, config, learner)
         calls.clear()
-        learner.update(groups)
+        learn(config, groups, learner)
         counts.append(len(calls))
     probes = steps = 3
     assert counts == [blocks * (probes + steps), blocks * (probes + 2 * steps)]
@@ -122,7 +123,7 @@ def test_forwards_hold_no_more_samples_than_allowed(tiny_config: Config, monkeyp
     learner, policy = pair(config)
     rows: list[int] = []
     count_calls(monkeypatch, SD3Transformer2DModel, rows)
-    learner.update(draw_groups(policy, config, learner))
+    learn(config, draw_groups(policy, config, learner), learner)
     assert set(rows) == {6, 2}, "3 samples and the remaining 1, two rows each under guidance"
 
 
@@ -142,7 +143,7 @@ def test_an_overflow_in_float16_lowers_the_scale_and_leaves_the_adapter(tiny_con
     groups = draw_groups(policy, config, learner)
     before = learner.adapter().digest
     set_scale(learner, 2.0**120)
-    metrics = learner.update(groups)
+    metrics = learn(config, groups, learner)
     assert learner.adapter().digest == before
     assert scale_of(learner) == 2.0**119
     assert metrics["train/grad_norm"] == 0
@@ -152,7 +153,7 @@ def test_the_scale_of_float16_comes_back_from_a_checkpoint_s_files(tiny_config: 
     config = model(tiny_config, dtype="float16")
     learner, policy = pair(config)
     set_scale(learner, 512.0)
-    learner.update(draw_groups(policy, config, learner))
+    learn(config, draw_groups(policy, config, learner), learner)
     state = learner.state()
     assert any(name.startswith(f"{SCALER}/") for name in state.optimizer)
     again = Learner(config)
@@ -169,7 +170,7 @@ def test_float32_keeps_no_scale_and_refuses_an_overflow(tiny_config: Config, mon
     groups = draw_groups(policy, config, learner)
     monkeypatch.setattr("learner.update.learner.clip_grad_norm_", lambda *_: torch.tensor(float("inf")))
     with pytest.raises(NonFiniteError, match="gradient norm must be finite"):
-        learner.update(groups)
+        learn(config, groups, learner)
     assert not any(name.startswith(SCALER) for name in learner.state().optimizer)
 
 
@@ -177,7 +178,7 @@ def test_the_probe_stops_a_run_whose_sides_disagree(tiny_config: Config) -> None
     low, full = model(tiny_config, dtype="bfloat16"), model(tiny_config)
     learner, policy = Learner(low), RolloutPolicy(full)
     with pytest.raises(ParityError, match=r"learner.probe_bound 0.0001, got a ratio .* at step \d"):
-        learner.update(draw_groups(policy, full, learner))
+        learn(low, draw_groups(policy, full, learner), learner)
     assert learner.iteration == 0
 
 
@@ -187,13 +188,14 @@ def test_the_probe_asks_when_it_is_due_and_only_of_groups_of_this_version(tiny_c
     learner, policy = pair(config)
     asked = []
     for _ in range(3):
-        asked.append("probe/ratio_deviation" in learner.update(draw_groups(policy, config, learner)))
+        asked.append("probe/ratio_deviation" in learn(config, draw_groups(policy, config, learner), learner))
     assert asked == [True, False, True]
     stale = draw_groups(policy, config, learner)
     shard = stale[0].shards[0]
-    old = replace(shard.rollout, request=replace(shard.rollout.request, iteration=4, adapter_version=1))
+    request = replace(shard.facts.request, iteration=4, adapter_version=1)
+    old = replace(shard, rollout=replace(shard.rollout, request=request), facts=replace(shard.facts, request=request))
     learner.iteration = 4
-    metrics = learner.update([replace(stale[0], shards=(replace(shard, rollout=old),))])
+    metrics = learn(config, [replace(stale[0], shards=(old,))], learner)
     assert "probe/ratio_deviation" not in metrics
 
 
@@ -210,7 +212,7 @@ def test_a_learner_starts_from_a_saved_adapter_and_its_reference_stays_the_base_
     plain = model(tiny_config)
     learner, policy = pair(plain)
     for _ in range(2):
-        learner.update(draw_groups(policy, plain, learner))
+        learn(plain, draw_groups(policy, plain, learner), learner)
     held = learner.adapter()
     write_lora(tmp_path, held, plain.model.lora)
     config = model(tiny_config, lora={**plain.model.lora.model_dump(), "start": str(tmp_path)})
@@ -219,7 +221,7 @@ def test_a_learner_starts_from_a_saved_adapter_and_its_reference_stays_the_base_
     started = Learner(config)
     assert started.adapter().digest == held.digest
     assert started.iteration == 0
-    metrics = started.update(draw_groups(RolloutPolicy(config), config, started))
+    metrics = learn(config, draw_groups(RolloutPolicy(config), config, started), started)
     assert metrics["train/first_ratio_deviation"] == 0
     assert metrics["train/reference_kl"] > 0
 

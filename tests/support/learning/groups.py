@@ -1,6 +1,7 @@
 """Scored groups of the tiny pipeline, one iteration with them, and the log-probs of a rollout."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from flow.policy import FlowPolicy
 from flow.rollout import RolloutPolicy
 from learner.update.learner import Learner
+from learner.update.workers import NearWorker, update
 from protocol.config.run import RunConfig
 from protocol.messages import Adapter, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
 
@@ -45,7 +47,7 @@ def draw_groups(
                 adapter_digest=weights.digest,
             )
             _, rollout, images = policy.rollout(request)
-            shards.append(ScoredShard(rollout=rollout, scores=scored(judge(rollout, images))))
+            shards.append(ScoredShard(rollout=rollout, facts=rollout.facts(), scores=scored(judge(rollout, images))))
         groups.append(ScoredGroup(prompt=prompt, shards=tuple(shards)))
     return groups
 
@@ -53,7 +55,12 @@ def draw_groups(
 def iterate(learner: Learner, policy: RolloutPolicy, config: RunConfig, **how: Any) -> dict[str, float]:
     weights = learner.adapter()
     assert policy.load(weights) == (weights.version, weights.digest)
-    return learner.update(draw_groups(policy, config, weights, iteration=learner.iteration, **how))
+    return learn(config, draw_groups(policy, config, weights, iteration=learner.iteration, **how), learner)
+
+
+def learn(config: RunConfig, groups: Sequence[ScoredGroup], *learners: Learner) -> dict[str, float]:
+    """One update by these workers, in the order of their seats."""
+    return dict(asyncio.run(update(config, [NearWorker(learner) for learner in learners], groups)))
 
 
 def log_probs_of(policy: FlowPolicy, rollout: Rollout) -> torch.Tensor:

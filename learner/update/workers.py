@@ -1,0 +1,178 @@
+"""One update by a group of learner workers: who does what, and in which order their gradients are added.
+
+The workers wait for nothing but their own calls: lane sums travel as handles, from one worker to another, and whoever
+runs the update passes them on. So a worker that raises ends the update at once, and no worker waits for a dead one.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, NewType, Protocol, TypeVar
+
+from learner.update.lanes import Gradient, added
+from learner.update.learner import Findings, Finished, Learner
+from protocol.config.run import RunConfig
+from protocol.errors import ContractError
+from protocol.messages import ScoredGroup
+from protocol.ports import Metrics
+
+GradientHandle = NewType("GradientHandle", Gradient)
+"""Stands for a `Gradient`: the mapping itself or a reference to it in an object store."""
+FindingsHandle = NewType("FindingsHandle", Findings)
+"""Stands for `Findings`."""
+
+
+Result = TypeVar("Result")
+
+
+class Run(Protocol):
+    """Does a piece of work and returns its result."""
+
+    async def __call__(self, work: Callable[[], Result]) -> Result:
+        """Do it."""
+        ...
+
+
+class Worker(Protocol):
+    """A `learner.update.learner.Learner`, in this process or another one. It takes one call at a time."""
+
+    async def begin(self) -> None:
+        """Begin the update of an iteration."""
+        ...
+
+    async def feed(self, groups: Sequence[ScoredGroup]) -> None:
+        """Take the next groups of the iteration."""
+        ...
+
+    async def train(self, first: int, count: int, *, epoch: int) -> None:
+        """Add the gradients of this worker's shards to its lanes."""
+        ...
+
+    async def lane_sum(self) -> GradientHandle:
+        """Add up this worker's lanes."""
+        ...
+
+    async def added(self, one: GradientHandle, other: GradientHandle) -> GradientHandle:
+        """Add two gradients."""
+        ...
+
+    async def step(self, gradient: GradientHandle, *, first: int, epoch: int) -> None:
+        """Take an optimizer step."""
+        ...
+
+    async def findings(self) -> FindingsHandle:
+        """Return what the update showed on this worker's shards."""
+        ...
+
+    async def finish(self, findings: Sequence[FindingsHandle]) -> Finished:
+        """End the update."""
+        ...
+
+
+async def at_once(work: Callable[[], Result]) -> Result:
+    """Do the work now, in this thread."""
+    return work()
+
+
+class NearWorker:
+    """A `Worker` in this process."""
+
+    def __init__(self, learner: Learner, run: Run = at_once) -> None:
+        """
+        Args:
+            learner: does the work.
+            run: where: `at_once`, or in a thread.
+        """
+        self._learner = learner
+        self._run = run
+
+    async def begin(self) -> None:
+        """Begin the update of an iteration."""
+        await self._run(self._learner.begin)
+
+    async def feed(self, groups: Sequence[ScoredGroup]) -> None:
+        """Take the next groups of the iteration."""
+        await self._run(lambda: self._learner.feed(groups))
+
+    async def train(self, first: int, count: int, *, epoch: int) -> None:
+        """Add the gradients of this worker's shards to its lanes."""
+        await self._run(lambda: self._learner.train(first, count, epoch=epoch))
+
+    async def lane_sum(self) -> GradientHandle:
+        """Add up this worker's lanes."""
+        return GradientHandle(await self._run(self._learner.lane_sum))
+
+    async def added(self, one: GradientHandle, other: GradientHandle) -> GradientHandle:
+        """Add two gradients."""
+        return GradientHandle(await self._run(lambda: added(one, other)))
+
+    async def step(self, gradient: GradientHandle, *, first: int, epoch: int) -> None:
+        """Take an optimizer step."""
+        await self._run(lambda: self._learner.step(gradient, first=first, epoch=epoch))
+
+    async def findings(self) -> FindingsHandle:
+        """Return what the update showed on this worker's shards."""
+        return FindingsHandle(await self._run(self._learner.findings))
+
+    async def finish(self, findings: Sequence[FindingsHandle]) -> Finished:
+        """End the update."""
+        return await self._run(lambda: self._learner.finish(findings))
+
+
+async def update(config: RunConfig, workers: Sequence[Worker], groups: Sequence[ScoredGroup]) -> Metrics:
+    """Learn from one iteration's groups in `epochs` passes of `updates_per_iteration` optimizer steps.
+
+    Args:
+        config: of the run.
+        workers: W, in the order of their seats; W divides `learner.lanes`.
+        groups: of the iteration, in order.
+
+    Returns:
+        Metrics by name.
+
+    Raises:
+        ContractError: a group is not as it must be, or the workers' adapters differ afterwards.
+        NonFiniteError: a loss or a gradient is not finite; the adapter is then the one before the update.
+    """
+    await _each(workers, lambda worker: worker.begin())
+    await _each(workers, lambda worker: worker.feed(groups))
+    size = config.group.per_iteration // config.learner.updates_per_iteration
+    for epoch in range(config.learner.epochs):
+        for first in range(0, len(groups), size):
+            await _each(workers, lambda worker, at=first, turn=epoch: worker.train(at, size, epoch=turn))
+            gradient = await _gradient(workers)
+            await _each(
+                workers, lambda worker, at=first, turn=epoch, sum_=gradient: worker.step(sum_, first=at, epoch=turn)
+            )
+    findings = await _each(workers, lambda worker: worker.findings())
+    finished = await _each(workers, lambda worker: worker.finish(findings))
+    digests = [each.digest for each in finished]
+    if len(set(digests)) > 1:
+        raise ContractError(
+            f"all learner workers must hold the same adapter after an update, got digests"
+            f" {[digest[:12] for digest in digests]}: give them equal machines and library versions"
+        )
+    return finished[0].metrics
+
+
+async def _gradient(workers: Sequence[Worker]) -> GradientHandle:
+    """Add the workers' lane sums: the last levels of the tree of `learner.update.lanes`."""
+    held = await _each(workers, lambda worker: worker.lane_sum())
+    while len(held) > 1:
+        half = len(held) // 2
+        pairs: Iterable[Any] = zip(workers, held[:half], held[half:], strict=False)
+        held = await _together(worker.added(one, other) for worker, one, other in pairs)
+    return held[0]
+
+
+async def _each(workers: Sequence[Worker], call: Callable[[Worker], Awaitable[Any]]) -> list[Any]:
+    return await _together(call(worker) for worker in workers)
+
+
+async def _together(calls: Iterable[Awaitable[Any]]) -> list[Any]:
+    """Wait for all calls; the first one that raises ends the wait."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,241 @@
+"""The learner group on Ray has the bits of one learner in this process, whatever its size is and what happens to it."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from actors.learner_group import LearnerGroup
+from actors.pool.nodes import NodeFailures
+from flow.device import computing_facts, require_same_facts
+from flow.rollout import RolloutPolicy
+from learner.update.learner import Learner
+from protocol.config.run import RunConfig
+from protocol.errors import InputError, LearnerFailedError, NonFiniteError, PoolError
+from protocol.messages import LearnerState, Rollout, ScoredGroup
+from tests.support.learning.groups import draw_groups, learn
+
+pytestmark = pytest.mark.ray
+Config = Callable[..., RunConfig]
+OWN = ("learner/",)
+"""Metrics about the group itself, which depend on its size."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    ray.init(address="local", num_cpus=4, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@ray.remote(num_cpus=0)
+def behind(gate: str, rollout: Rollout) -> Rollout:
+    """The rollout, once the file `gate` is there."""
+    end = time.monotonic() + 200
+    while not Path(gate).exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    return rollout
+
+
+def stored(groups: Sequence[ScoredGroup], gates: dict[tuple[int, int], Path] | None = None) -> list[ScoredGroup]:
+    """The groups with their trajectories in the object store; those named by (group, first member) behind a gate."""
+
+    def handle(rollout: Rollout) -> Any:
+        gate = (gates or {}).get((rollout.request.group, rollout.request.first_member))
+        return behind.remote(str(gate), rollout) if gate else ray.put(rollout)
+
+    return [
+        replace(group, shards=tuple(replace(shard, rollout=handle(shard.rollout)) for shard in group.shards))
+        for group in groups
+    ]
+
+
+class Reference:
+    """One learner in this process, which draws the groups of every iteration and learns from them."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._policy, self.learner = RolloutPolicy(config), Learner(config)
+
+    def draw(self) -> list[ScoredGroup]:
+        adapter = self.learner.adapter()
+        self._policy.load(adapter)
+        return draw_groups(self._policy, self._config, adapter, iteration=self.learner.iteration)
+
+    def learn(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
+        return learn(self._config, groups, self.learner)
+
+
+def require_equal(one: LearnerState, other: LearnerState) -> None:
+    assert one.iteration == other.iteration
+    assert one.adapter.digest == other.adapter.digest
+    assert one.optimizer.keys() == other.optimizer.keys()
+    assert all(np.array_equal(array, other.optimizer[name]) for name, array in one.optimizer.items())
+
+
+def shared(metrics: Any) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if not name.startswith(OWN)}
+
+
+@asynccontextmanager
+async def group_of(config: RunConfig) -> AsyncIterator[LearnerGroup]:
+    group = LearnerGroup(config, NodeFailures(within_s=60))
+    try:
+        await group.start()
+        yield group
+    finally:
+        group.stop()
+
+
+async def until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come about"
+        await asyncio.sleep(0.02)
+
+
+def run(scenario: Awaitable[None]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(scenario, 400)
+
+    asyncio.run(bounded())
+
+
+def config_of(tiny_config: Config, workers: int, *, cpus: float = 0.5, **cluster: Any) -> RunConfig:
+    learner = {"timeout_s": 300, "workers": workers, "cpus": cpus}
+    group = {"size": 4, "shard": 2, "per_iteration": 4}
+    return tiny_config(group=group, learner={"updates_per_iteration": 2}, cluster={"learner": learner, **cluster})
+
+
+def test_a_group_gives_the_bits_of_one_learner_while_its_size_changes(tiny_config: Config) -> None:
+    config = config_of(tiny_config, 2)
+    reference = Reference(config)
+
+    async def update(group: LearnerGroup, size: int) -> None:
+        groups = reference.draw()
+        told, expected = await group.update(stored(groups)), reference.learn(groups)
+        assert shared(told) == expected
+        assert told["learner/workers"] == size
+        assert 0 < told["learner/busy_share_min"] <= told["learner/busy_share"] <= 1
+        assert told["learner/fetched_mb"] > 0
+        require_equal(await group.state(), reference.learner.state())
+        credit, own = await group.credit(1), reference.learner.credit(1)
+        assert np.array_equal(credit.advantages, own.advantages)
+
+    async def scenario() -> None:
+        async with group_of(config) as group:
+            await update(group, 2)
+            group.scale(4)
+            await until(lambda: group.status().ready == 4)
+            await update(group, 4)
+            with pytest.raises(PoolError, match=r"must divide learner.lanes 8, got 3: .* take one of 1, 2, 4, 8"):
+                group.scale(3)
+            group.scale(1)
+            await update(group, 1)
+            status = group.status()
+            assert (status.desired, status.ready, status.restarts) == (1, 1, 0)
+            assert [actor.name for actor in group.actors()] == ["learner-0"]
+
+    run(scenario())
+
+
+def test_a_size_that_finds_no_room_waits_visibly_and_the_group_goes_on(tiny_config: Config) -> None:
+    config = config_of(tiny_config, 1, cpus=3.0)
+    reference = Reference(config)
+
+    async def scenario() -> None:
+        async with group_of(config) as group:
+            group.scale(4)
+            await until(lambda: group.status().waiting == 3)
+            groups = reference.draw()
+            assert shared(await group.update(stored(groups))) == reference.learn(groups)
+            assert (group.status().desired, group.status().ready) == (4, 1)
+            group.scale(1)
+            assert (group.status().desired, group.status().ready, group.status().waiting) == (1, 1, 0)
+
+    run(scenario())
+
+
+def test_a_worker_killed_amid_its_gradients_ends_the_group_and_the_next_one_repeats_its_bits(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    config = config_of(tiny_config, 2)
+    reference = Reference(config)
+
+    async def scenario() -> None:
+        async with group_of(config) as group:
+            first = reference.draw()
+            await group.update(stored(first))
+            reference.learn(first)
+            saved = await group.state()
+            second = reference.draw()
+            gates = {(1, 2): tmp_path / "never"}
+            doomed = asyncio.ensure_future(group.update(stored(second, gates)))
+            await until(lambda: [actor.state for actor in group.actors()] == ["idle", "busy"])
+            victim = group.actors()[1].pid
+            assert victim is not None
+            os.kill(victim, signal.SIGKILL)
+            with pytest.raises(LearnerFailedError, match="learner worker 1 failed"):
+                await doomed
+            await group.restart()
+            await group.restore(saved)
+            assert shared(await group.update(stored(second))) == reference.learn(second)
+            require_equal(await group.state(), reference.learner.state())
+            assert [actor.restarts for actor in group.actors()] == [0, 1]
+
+    run(scenario())
+
+
+def test_a_worker_that_hangs_is_noticed_by_its_heartbeat(tiny_config: Config) -> None:
+    config = config_of(tiny_config, 2, heartbeat_s=3)
+    reference = Reference(config)
+
+    async def scenario() -> None:
+        async with group_of(config) as group:
+            victim = group.actors()[1].pid
+            assert victim is not None
+            os.kill(victim, signal.SIGSTOP)
+            with pytest.raises(LearnerFailedError, match=r"learner worker 1 failed: no sign of life within 3 s"):
+                await group.update(stored(reference.draw()))
+
+    run(scenario())
+
+
+def test_a_worker_that_raises_ends_the_update_at_once_and_the_next_one_begins_where_it_began(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    config = config_of(tiny_config, 2)
+    reference = Reference(config)
+
+    async def scenario() -> None:
+        async with group_of(config) as group:
+            groups = reference.draw()
+            whole = groups[0].shards[1].rollout
+            log_probs = whole.log_probs.copy()
+            log_probs[0, 0] = -np.inf
+            broken = replace(groups[0].shards[1], rollout=replace(whole, log_probs=log_probs))
+            bad = [replace(groups[0], shards=(groups[0].shards[0], broken)), *groups[1:]]
+            gate = tmp_path / "gate"
+            with pytest.raises(NonFiniteError, match="must be finite"):
+                await group.update(stored(bad, {(1, 0): gate}))
+            gate.touch()
+            assert shared(await group.update(stored(groups))) == reference.learn(groups)
+            require_equal(await group.state(), reference.learner.state())
+
+    run(scenario())
+
+
+def test_a_worker_of_another_kind_is_refused_with_both_values() -> None:
+    facts = computing_facts("cpu")
+    require_same_facts(facts, dict(facts), who="worker 1")
+    with pytest.raises(InputError, match=r"got worker 1 with GPU NVIDIA L4 instead of NVIDIA H100, torch 2.8 instead"):
+        require_same_facts({"GPU": "NVIDIA H100", "torch": "2.9"}, {"GPU": "NVIDIA L4", "torch": "2.8"}, who="worker 1")
