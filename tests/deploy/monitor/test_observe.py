@@ -443,21 +443,25 @@ def test_a_resumed_run_counts_its_lines_on(config, tmp_path):
 
 
 @pytest.mark.ray
-def test_a_run_scaled_from_one_to_three_to_two_ends_in_the_weights_of_one_that_never_was(config, tmp_path):
+def test_a_run_whose_pools_and_learner_are_scaled_ends_in_the_weights_of_one_that_never_was(config, tmp_path):
     import ray
 
     from actors.fleet import RayFleet
 
     async def steer(scene: Scene) -> None:
-        for count in (3, 2):
+        for pool, count in (("rollout", 3), ("rollout", 2), ("learner", 2)):
+            command = await scene.ask("scale", pool=pool, count=count)
+            assert await scene.outcome(command, seconds=120) == ("done", f"{pool} has {count} actors")
             before = scene.observed.reporter.status().iteration
-            await until(lambda: comes_to(scene, before + 1))  # noqa: B023
-            command = await scene.ask("scale", pool="rollout", count=count)
-            assert await scene.outcome(command, seconds=120) == ("done", f"rollout has {count} actors")
+            await until(lambda: comes_to(scene, before + 2))  # noqa: B023
+        refused = await scene.ask("scale", pool="learner", count=3)
+        state, message = await scene.outcome(refused, seconds=120)
+        assert state == "failed"
+        assert "must divide learner.lanes 8, got 3" in message
         kinds = [actor.kind for actor in scene.observed.reporter.status().actors]
-        assert kinds == ["learner", "rollout", "rollout", "reward/redness"]
+        assert kinds == ["learner", "learner", "rollout", "rollout", "reward/redness"]
 
-    settings = config(iterations=40, cluster={"rollout_actors": 1})
+    settings = config(iterations=60, cluster={"rollout_actors": 1})
     ray.init(address="local", num_cpus=8, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
     try:
         scaled = go(settings, tmp_path / "scaled", beside=steer, slow_s=0.3, make_fleet=RayFleet)
@@ -468,8 +472,9 @@ def test_a_run_scaled_from_one_to_three_to_two_ends_in_the_weights_of_one_that_n
     assert [(pool.name, pool.ready, pool.restarts) for pool in status.pools] == [
         ("rollout", 2, 0),
         ("reward/redness", 1, 0),
+        ("learner", 2, 0),
     ]
     assert status.queues == {"groups/in_work": 0, "groups/scored": 0, "images/redness": 0}
-    assert status.desired_sizes == {"rollout": 2}
+    assert status.desired_sizes == {"rollout": 2, "learner": 2}
     digests = {actor.adapter_digest for actor in status.actors if actor.kind in ("learner", "rollout")}
     assert digests == {scaled[:12]}

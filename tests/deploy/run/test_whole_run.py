@@ -53,7 +53,9 @@ def adapter_sha(folder: Path, iteration: int = 3) -> str:
 def curve(folder: Path) -> list[dict]:
     """All metrics without wall times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if not key.startswith("seconds/")} for line in lines]
+    return [
+        {key: value for key, value in line.items() if not key.startswith(("seconds/", "learner/"))} for line in lines
+    ]
 
 
 @pytest.fixture(scope="module")
