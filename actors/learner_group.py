@@ -234,11 +234,11 @@ class LearnerGroup:
             worker.member.busy_share = round(min(1.0, own / seconds), 3)
             worker.member.fetched_bytes = worker.fetched
         return {
-            "learner/workers": float(len(self._workers)),
-            "learner/busy_share": sum(busy) / (seconds * len(busy)),
-            "learner/busy_share_min": min(busy) / seconds,
-            "learner/fetched_mb": sum(worker.fetched for worker in self._workers) / 1e6,
-            "learner/reduction_seconds": max(reduction),
+            "update/workers": float(len(self._workers)),
+            "update/busy_share": sum(busy) / (seconds * len(busy)),
+            "update/busy_share_min": min(busy) / seconds,
+            "update/fetched_mb": sum(worker.fetched for worker in self._workers) / 1e6,
+            "update/reduction_seconds": max(reduction),
         }
 
 

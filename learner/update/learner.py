@@ -51,6 +51,9 @@ class MiniBatch:
             config: of the run.
             first: a group's index in the iteration.
             epoch: pass over the iteration, from 0.
+
+        Returns:
+            The mini-batch.
         """
         updates = config.learner.updates_per_iteration
         size = config.group.per_iteration // updates

@@ -34,6 +34,9 @@ class PieceStatistics:
             order: see the class.
             pairs: its losses.
             loss: their sum.
+
+        Returns:
+            Its numbers, without gradients.
         """
         ratios = pairs.ratio.detach().cpu().numpy()
         return PieceStatistics(order=order, loss=loss, ratios=ratios, divergences=pairs.kl.cpu().numpy())

@@ -26,7 +26,7 @@ from tests.support.learning.groups import draw_groups, learn
 
 pytestmark = pytest.mark.ray
 Config = Callable[..., RunConfig]
-OWN = ("learner/",)
+OWN = ("update/",)
 """Metrics about the group itself, which depend on its size."""
 
 
@@ -123,9 +123,9 @@ def test_a_group_gives_the_bits_of_one_learner_while_its_size_changes(tiny_confi
         groups = reference.draw()
         told, expected = await group.update(stored(groups)), await reference.learn(groups)
         assert shared(told) == expected
-        assert told["learner/workers"] == size
-        assert 0 < told["learner/busy_share_min"] <= told["learner/busy_share"] <= 1
-        assert told["learner/fetched_mb"] > 0
+        assert told["update/workers"] == size
+        assert 0 < told["update/busy_share_min"] <= told["update/busy_share"] <= 1
+        assert told["update/fetched_mb"] > 0
         require_equal(await group.state(), reference.learner.state())
         credit, own = await group.credit(1), reference.learner.credit(1)
         assert np.array_equal(credit.advantages, own.advantages)

@@ -54,7 +54,7 @@ def curve(folder: Path) -> list[dict]:
     """All metrics without wall times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
-        {key: value for key, value in line.items() if not key.startswith(("seconds/", "learner/"))} for line in lines
+        {key: value for key, value in line.items() if not key.startswith(("seconds/", "update/"))} for line in lines
     ]
 
 
