@@ -151,6 +151,8 @@ class RunStatus(Document):
     run: RunId
     session: str
     """The process that writes this; another one means that the run was started again."""
+    job: str | None = None
+    """Submission id of the Ray job whose driver runs it."""
     phase: Phase
     iteration: int
     """Iterations done."""

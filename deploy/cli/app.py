@@ -12,13 +12,15 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from deploy.cli import checks, methods, models, rewards, status, training
+from deploy.cli import checks, jobs, methods, models, rewards, status, training
 from protocol.errors import FlowcreditError, InputError
 
 STOPPED = "stopped at once; `train` continues from the newest checkpoint"
 COMMANDS = {
     "train": training.train,
     "demo": training.demo,
+    "submit": jobs.submit,
+    "fetch": jobs.fetch,
     "eval": training.evaluate,
     "generate": models.generate,
     "export": models.export,

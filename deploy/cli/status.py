@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from deploy.cli.options import AllowHost, Host, Port, TokenFile
+from deploy.folder.location import runs_folder
 from protocol.commands import CommandKind
 from protocol.config.status import BOARD_VARIABLE, shown_source
 from protocol.errors import BoardError, InputError, RunFolderError
@@ -44,7 +45,7 @@ def serve(
 
     token = read_token(token_file)
     access = Access(host=host, token=token, allowed_hosts=tuple(allow_host or ()))
-    app = make_app(open_source(where or os.environ.get(BOARD_VARIABLE) or "runs"), access)
+    app = make_app(open_source(where or os.environ.get(BOARD_VARIABLE) or str(runs_folder())), access)
     listener, address = listen(host, port, descriptor=descriptor)
     announcement = f"page      {address}/"
     if token is None:
@@ -162,12 +163,12 @@ def _with_source(run: str | None, board: str | None, go: Callable[[Any, str | No
     if board:
         where, name = board, run and run_id_of(Path(run).resolve().name)
     elif run is None:
-        where, name = "runs", None
+        where, name = str(runs_folder()), None
     else:
-        folder = Path(run) if Path(run).is_dir() else Path("runs") / run
+        folder = Path(run) if Path(run).is_dir() else runs_folder() / run
         if not folder.is_dir():
             shown = shown_source(run)
-            raise RunFolderError(f"there is no run folder {shown} and no runs/{shown}: give one, or --board")
+            raise RunFolderError(f"there is no run folder {shown} and no {runs_folder()}/{shown}: give one, or --board")
         where, name = str(folder), run_id_of(folder.resolve().name)
 
     async def opened() -> None:

@@ -33,6 +33,8 @@ def show_run(status: RunStatus) -> RenderableType:
     rewards, diagnostics = status.rewards, status.diagnostics
     facts = Table.grid(padding=(0, 2))
     facts.add_row("run", f"{status.run}  {_phase(status)}")
+    if status.job:
+        facts.add_row("job", status.job)
     left = f", {_span(status.eta_s)} left" if status.eta_s else ""
     facts.add_row("iteration", f"{status.iteration}/{status.iterations}{left}")
     trend = "" if rewards.trend is None else f"  ({rewards.trend:+.3f} in 10 iterations)"

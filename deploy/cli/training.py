@@ -1,5 +1,7 @@
 """The commands that train and evaluate: `train`, `demo`, `eval`."""
 
+import socket
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -7,6 +9,7 @@ from typing import Annotated
 import typer
 
 from deploy.cli.options import Overrides, Preset
+from deploy.folder.location import default_name, job_id, placed, runs_folder, stop_grace_s, stop_wait_s
 from deploy.presets import find_preset, load_config
 from protocol.config.run import RunConfig
 
@@ -18,7 +21,11 @@ def train(
     preset: Preset,
     overrides: Overrides = None,
     run: Annotated[
-        Path | None, typer.Option(help="Run folder; default: runs/PRESET. An existing run is continued.")
+        Path | None,
+        typer.Option(
+            help="Run folder; default: runs/PRESET, in a Ray job ~/flowcredit/runs/PRESET-DIGEST of its driver's node."
+            " An existing run is continued."
+        ),
     ] = None,
     fork: Annotated[Path | None, typer.Option(help="Run whose newest adapter a new run starts from.")] = None,
     is_local: IsLocal = False,
@@ -30,14 +37,15 @@ def train(
     if is_dry:
         _dry_run(config)
         return
-    folder = run or Path("runs") / find_preset(preset).stem
-    _train(config, folder, fork=fork, is_local=is_local, has_page=has_page)
+    name = default_name(find_preset(preset).stem, config, is_job=job_id() is not None)
+    folder = placed(run) if run else runs_folder() / name
+    _train(config, folder, fork=fork and placed(fork), is_local=is_local, has_page=has_page)
 
 
 def demo(overrides: Overrides = None, is_local: IsLocal = False, has_page: HasPage = True) -> None:
     """Train the toy world and show held-out scores and images before and after."""
     config = load_config("toy_geneval", overrides=overrides or [])
-    _train(config, Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}", is_local=is_local, has_page=has_page)
+    _train(config, runs_folder() / f"demo-{datetime.now():%Y%m%d-%H%M%S}", is_local=is_local, has_page=has_page)
 
 
 def evaluate(
@@ -50,7 +58,7 @@ def evaluate(
     """Score the held-out prompts of a preset, with the base model or the newest adapter of a run."""
     from deploy.tools.evaluate import assess
 
-    result = assess(load_config(preset, overrides=overrides or []), run)
+    result = assess(load_config(preset, overrides=overrides or []), run and placed(run))
     for tag, value in result.by_tag.items():
         typer.echo(f"{tag:14} {value:.3f}")
     for name, value in result.readings.items():
@@ -63,6 +71,8 @@ def _train(config: RunConfig, folder: Path, *, fork: Path | None = None, is_loca
     from deploy.run.run import run_training
 
     progress = Progress()
+    if job := job_id():
+        _announce_job(job, config, folder, say=progress.say)
     outcome = run_training(config, folder=folder, fork=fork, is_local=is_local, has_page=has_page, progress=progress)
     if outcome.before is not None and outcome.after is not None:
         progress.say(f"held-out score before {outcome.before:.3f}, after {outcome.after:.3f}")
@@ -71,8 +81,23 @@ def _train(config: RunConfig, folder: Path, *, fork: Path | None = None, is_loca
     if outcome.image is not None:
         progress.say(f"images    {outcome.image}")
     progress.say(f"page      flowcredit serve {folder}")
+    if job_id():
+        progress.say(f"fetch     flowcredit fetch {folder.absolute()}  (on your machine, with the job's --address)")
     if not outcome.finished:
         progress.say(f"stopped at iteration {outcome.iteration} of {config.iterations}; the same command continues")
+
+
+def _announce_job(job: str, config: RunConfig, folder: Path, *, say: Callable[[str], None]) -> None:
+    """Say where a job keeps its run, and how to stop it if Ray would kill it before its checkpoint."""
+    say(f"job       {job}")
+    say(f"run       {folder} on {socket.gethostname()}")
+    grace_s, needed_s = stop_grace_s(), stop_wait_s(config)
+    if grace_s < config.cluster.stop_within_s:
+        say(
+            f"`ray job stop` kills this job after {grace_s} s, maybe before its checkpoint: stop it with"
+            f" `flowcredit stop`, or submit it with `flowcredit submit` or RAY_JOB_STOP_WAIT_TIME_S={needed_s}"
+            " in its env_vars"
+        )
 
 
 def _dry_run(config: RunConfig) -> None:

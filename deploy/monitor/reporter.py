@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from deploy.board.publisher import Buffers
+from deploy.folder.location import job_id
 from deploy.folder.read import StatusFile
 from deploy.monitor import summary as overview
 from deploy.monitor.journal import TOLD, Listener
@@ -129,6 +130,7 @@ class Reporter(logging.Handler, Listener):
         return RunStatus(
             run=self.run,
             session=self.session,
+            job=job_id(),
             phase=self.phase,
             iteration=self._iteration,
             iterations=self._config.iterations,

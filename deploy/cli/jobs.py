@@ -1,0 +1,98 @@
+"""The commands for a cluster elsewhere: `submit` and `fetch`."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deploy.cli.options import Overrides, Preset
+from protocol.config.status import BOARD_VARIABLE
+from protocol.errors import ConfigError
+
+FORWARDED = ("HF_TOKEN", "WANDB_API_KEY")
+"""Variables of this machine that a job gets without being asked."""
+Address = Annotated[
+    str | None,
+    typer.Option(help="Job server, http://HEAD:8265; default: RAY_API_SERVER_ADDRESS, RAY_ADDRESS, this machine."),
+]
+
+
+def submit(
+    preset: Preset,
+    overrides: Overrides = None,
+    address: Address = None,
+    run: Annotated[str | None, typer.Option(help="Name of the run, or an absolute path on the head.")] = None,
+    fork: Annotated[str | None, typer.Option(help="Run on the head whose adapter a new run starts from.")] = None,
+    working_dir: Annotated[Path, typer.Option(help="Folder that travels with the job.")] = Path(),
+    runtime_env: Annotated[Path | None, typer.Option(help="YAML file of a Ray runtime environment to add to.")] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE, or NAME for this machine's value, in the job's environment; repeatable."),
+    ] = None,
+    board: Annotated[
+        str | None, typer.Option(envvar=BOARD_VARIABLE, help="Address of the status board, as the cluster sees it.")
+    ] = None,
+    is_waiting: Annotated[bool, typer.Option("--wait", help="Show the log; end with the run's exit code.")] = False,
+) -> None:
+    """Submit a `train` to a Ray cluster; the same command again resumes the run."""
+    from deploy.jobs.follow import follow
+    from deploy.jobs.submit import Submission, connect, submit_run
+
+    submission = Submission(
+        preset=preset,
+        overrides=overrides or (),
+        run=run,
+        fork=fork,
+        working_dir=working_dir,
+        runtime_env=runtime_env,
+        variables=_variables(env or []),
+        board=board,
+    )
+    submission.environment()  # mistakes in the input end here, before the cluster is asked
+    client = connect(address)
+    job = submit_run(client, submission, address)
+    at = f" --address {address}" if address else ""
+    typer.echo(f"job       {job}")
+    typer.echo(f"run       {submission.run_name()}")
+    if is_waiting:
+        try:
+            raise typer.Exit(follow(client, job, say=lambda text: typer.echo(text, nl=False)))
+        except KeyboardInterrupt:
+            typer.echo(f"\njob {job} goes on; `ray job stop{at} {job}` stops it")
+            raise
+    typer.echo(f"follow    ray job logs --follow{at} {job}")
+    typer.echo(f"stop      ray job stop{at} {job}")
+    typer.echo(f"fetch     flowcredit fetch{at} {submission.run_name()}")
+
+
+def fetch(
+    run: Annotated[
+        str, typer.Argument(help="Name of a run on the cluster's head, its absolute path there, or a checkpoint.url.")
+    ],
+    address: Address = None,
+    into: Annotated[Path | None, typer.Option(help="Folder to make; default: runs/NAME.")] = None,
+) -> None:
+    """Fetch a run's newest checkpoint, metrics and images to this machine."""
+    from deploy.folder.location import runs_folder
+    from deploy.jobs.fetch import fetch as fetch_run
+    from protocol.status import run_id_of
+
+    folder = fetch_run(run, into or runs_folder() / run_id_of(run.rstrip("/").rsplit("/", 1)[-1]), address=address)
+    newest = sorted(folder.glob("checkpoints/iteration_*/*.safetensors"))
+    for lora in [path for path in newest if path.name == "pytorch_lora_weights.safetensors"][-1:]:
+        typer.echo(f"LoRA      {lora}")
+    for image in [path for path in [folder / "gallery" / "before_after.png"] if path.exists()]:
+        typer.echo(f"images    {image}")
+    typer.echo(f"page      flowcredit serve {folder}")
+
+
+def _variables(given: list[str]) -> dict[str, str]:
+    """Read `--env`; a name alone takes the value of this machine (ConfigError: it has none)."""
+    found = {name: os.environ[name] for name in FORWARDED if name in os.environ}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not name or (not equals and name not in os.environ):
+            raise ConfigError(f"--env must be NAME=VALUE, or the NAME of a variable that is set here, got {each!r}")
+        found[name] = value if equals else os.environ[name]
+    return found

@@ -1,0 +1,86 @@
+"""Where run folders are, outside a Ray job and in one.
+
+| where the run's process is | `--run` is left out           | `--run runs/NAME`     | `--run /a/path` |
+|----------------------------|-------------------------------|-----------------------|-----------------|
+| anywhere else              | `runs/PRESET`                 | `runs/NAME`           | `/a/path`       |
+| in a Ray job               | `RUNS/PRESET-` and 8 digits   | `RUNS/NAME`           | `/a/path`       |
+
+`RUNS` is `FLOWCREDIT_RUNS`, or `~/flowcredit/runs` of the node on which the job's driver runs. The current folder of a
+job is Ray's copy of the working directory, which Ray deletes together with the package. The digits are a digest of all
+config keys that may change a result: the same command finds its run again, another config gets a folder of its own.
+"""
+
+import hashlib
+import json
+import math
+import os
+from pathlib import Path
+
+from deploy.folder.mirror import CLOSE_S
+from protocol.config.run import RunConfig
+from protocol.errors import RunFolderError
+
+RUNS = "runs"
+RUNS_VARIABLE = "FLOWCREDIT_RUNS"
+JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Set by Ray in the driver of a job."""
+STOP_VARIABLE, STOP_WAIT_S = "RAY_JOB_STOP_WAIT_TIME_S", 3
+"""Seconds between `ray job stop` and the kill; Ray's default."""
+
+
+def job_id() -> str | None:
+    """Return the submission id of the Ray job whose driver this process is, None outside a job."""
+    try:
+        held = json.loads(os.environ.get(JOB_VARIABLE, ""))["metadata"]["job_submission_id"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return held if isinstance(held, str) else None
+
+
+def runs_folder() -> Path:
+    """Return the folder of runs: FLOWCREDIT_RUNS, in a Ray job `~/flowcredit/runs`, anywhere else `runs`."""
+    if given := os.environ.get(RUNS_VARIABLE):
+        return Path(given).expanduser()
+    return Path.home() / "flowcredit" / RUNS if job_id() else Path(RUNS)
+
+
+def default_name(preset: str, config: RunConfig, *, is_job: bool) -> str:
+    """Name the run folder for which no `--run` is given.
+
+    Args:
+        preset: name of the preset.
+        config: of the run.
+        is_job: in a Ray job.
+
+    Returns:
+        The name.
+    """
+    if not is_job:
+        return preset
+    deciding = json.dumps(config.outcome_fields(), sort_keys=True)
+    return f"{preset}-{hashlib.sha256(deciding.encode()).hexdigest()[:8]}"
+
+
+def placed(run: Path) -> Path:
+    """Return the run folder that a `--run` names.
+
+    Raises:
+        RunFolderError: in a Ray job, a path that leads out of the folder of runs.
+    """
+    if job_id() is None or run.is_absolute():
+        return run
+    below = Path(*run.parts[1:]) if run.parts[:1] == (RUNS,) else run
+    if ".." in below.parts or not below.parts:
+        raise RunFolderError(f"--run must be a name or an absolute path in a Ray job, got {run}: name it runs/NAME")
+    return runs_folder() / below
+
+
+def stop_grace_s() -> int:
+    """Seconds that Ray leaves the process of this job between `ray job stop` and its kill."""
+    given = os.environ.get(STOP_VARIABLE, "")
+    return int(given) if given.isdigit() else STOP_WAIT_S
+
+
+def stop_wait_s(config: RunConfig) -> int:
+    """Seconds that a job needs to stop: for the update in progress, the checkpoint and its copy."""
+    return math.ceil(config.cluster.stop_within_s + CLOSE_S)

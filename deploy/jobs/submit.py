@@ -1,0 +1,147 @@
+"""Submits a `train` to a Ray cluster as a job.
+
+The cluster needs the dependencies only: the working directory travels with the job, and the project's packages with it
+when they are not in that directory.
+"""
+
+import logging
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deploy.folder.location import STOP_VARIABLE, default_name, stop_wait_s
+from deploy.presets import PRESETS, find_preset, load_config, read_tree
+from protocol.config.status import BOARD_VARIABLE
+from protocol.errors import ConfigError, one_line
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
+
+ROOT = PRESETS.parents[1]
+"""The folder that holds the project's packages."""
+PACKAGES = ("protocol", "flow", "toyworld", "rewards", "learner", "actors", "deploy")
+EXCLUDES = ("/runs/", "/images/", ".git/", ".venv/", "__pycache__/")
+"""What of a working directory stays here, besides what its .gitignore and .rayignore name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A `train` to be submitted."""
+
+    preset: str
+    overrides: Sequence[str] = ()
+    run: str | None = None
+    """Name of the run, or its folder as an absolute path on the cluster."""
+    fork: str | None = None
+    working_dir: Path = field(default_factory=Path)
+    runtime_env: Path | None = None
+    """YAML file of a Ray runtime environment that this one is added to: pip, conda, image_uri …"""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the job."""
+    board: str | None = None
+
+    def run_name(self) -> str:
+        """Return the run's name or folder."""
+        if self.run:
+            return self.run
+        config = load_config(self._local_preset(), overrides=self.overrides)
+        return default_name(find_preset(self.preset).stem, config, is_job=True)
+
+    def entrypoint(self) -> str:
+        """Return the command that the cluster runs, in its copy of the working directory."""
+        words = ["python", "-m", "deploy", "train", self.preset, *self.overrides]
+        words += ["--run", self.run] if self.run else []
+        words += ["--fork", self.fork] if self.fork else []
+        return shlex.join(words)
+
+    def environment(self) -> dict[str, Any]:
+        """Return the runtime environment of the job.
+
+        Raises:
+            ConfigError: no such working directory, a preset outside it, a wrong config.
+        """
+        if not self.working_dir.is_dir():
+            raise ConfigError(f"--working-dir must be a folder, got {self.working_dir}")
+        config = load_config(self._local_preset(), overrides=self.overrides)
+        base = read_tree(self.runtime_env) if self.runtime_env else {}
+        variables = {STOP_VARIABLE: str(stop_wait_s(config))} | dict(base.get("env_vars") or {})
+        if self.board:
+            variables[BOARD_VARIABLE] = self.board
+        made = {
+            "working_dir": str(self.working_dir.resolve()),
+            "excludes": [*EXCLUDES, *(base.get("excludes") or ())],
+            "env_vars": variables | dict(self.variables),
+        }
+        if not (self.working_dir / "deploy" / "cli").is_dir():
+            made["py_modules"] = [str(ROOT / name) for name in PACKAGES] + list(base.get("py_modules") or ())
+        return base | made
+
+    def _local_preset(self) -> Path:
+        """Find the preset on this machine; one of the user's must lie in the working directory.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        found = find_preset(self.preset)
+        if found.parent == PRESETS:
+            return found
+        if found.is_absolute() or not (self.working_dir / found).resolve().is_relative_to(self.working_dir.resolve()):
+            raise ConfigError(
+                f"the preset must be a path in the working directory {self.working_dir.resolve()}, got {found}:"
+                " only that directory travels with the job"
+            )
+        return self.working_dir / found
+
+
+@contextmanager
+def cluster_errors(address: str | None) -> Iterator[None]:
+    """Turn what the job server or the connection says into one line.
+
+    Raises:
+        ConfigError: it does not answer, or refuses.
+    """
+    where = address or "RAY_API_SERVER_ADDRESS, RAY_ADDRESS or this machine"
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"the Ray cluster at {where} takes no job: {one_line(error)};"
+            " check --address (http://HEAD:8265) and Ray's token (RAY_AUTH_MODE, ~/.ray/auth_token)"
+        ) from None
+
+
+def connect(address: str | None) -> "JobSubmissionClient":
+    """Connect to the job server of a cluster.
+
+    Raises:
+        ConfigError: it does not answer or refuses the token.
+    """
+    from ray.job_submission import JobSubmissionClient
+
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    with cluster_errors(address):
+        return JobSubmissionClient(address)
+
+
+def submit_run(client: "JobSubmissionClient", submission: Submission, address: str | None) -> str:
+    """Submit a run; return the job's submission id.
+
+    Args:
+        client: of `connect`.
+        submission: what to run.
+        address: of the cluster, for the error.
+
+    Returns:
+        The submission id.
+
+    Raises:
+        ConfigError: a wrong config or working directory, or the cluster takes no job.
+    """
+    environment = submission.environment()
+    with cluster_errors(address):
+        return client.submit_job(
+            entrypoint=submission.entrypoint(), runtime_env=environment, metadata={"run": submission.run_name()}
+        )

@@ -1,0 +1,83 @@
+"""A run folder that travels through the log of a job, or out of a store, and arrives whole."""
+
+import io
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from deploy.jobs import pack
+from deploy.jobs.fetch import Received, fetch
+from protocol.errors import ConfigError, RunFolderError
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    run = tmp_path / "runs" / "mine"
+    for name in ("iteration_000004", "iteration_000008", "iteration_1000000"):
+        folder = run / "checkpoints" / name
+        folder.mkdir(parents=True)
+        (folder / "pytorch_lora_weights.safetensors").write_bytes(name.encode() * 50_000)
+        if name != "iteration_1000000":
+            (folder / "manifest.json").write_text("{}")
+    (run / "gallery").mkdir()
+    (run / "gallery" / "before_after.png").write_bytes(b"image")
+    (run / "config.yaml").write_text("seed: 0\n")
+    (run / "control.token").write_text("secret")
+    return run
+
+
+def printed(*words: str, **variables: str) -> str:
+    """What the job prints, on a machine without the project."""
+    command = [sys.executable, "-I", pack.__file__, *words]
+    return subprocess.run(command, env=variables, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_newest_whole_checkpoint_and_everything_else_but_secrets_arrive(run):
+    archive = io.BytesIO()
+    received = Received(archive)
+    text = "a line of Ray's\n" + printed(str(run))
+    for begin in range(0, len(text), 1000):
+        received.take(text[begin : begin + 1000])
+    received.require_whole("mine", 0)
+    archive.seek(0)
+    with tarfile.open(fileobj=archive) as tar:
+        assert sorted(tar.getnames()) == [
+            "checkpoints/iteration_000008/manifest.json",
+            "checkpoints/iteration_000008/pytorch_lora_weights.safetensors",
+            "config.yaml",
+            "gallery/before_after.png",
+        ]
+        file = tar.extractfile("checkpoints/iteration_000008/pytorch_lora_weights.safetensors")
+        assert file.read() == b"iteration_000008" * 50_000
+
+
+def test_a_name_is_looked_up_in_the_folder_of_runs(run):
+    assert pack.WHOLE in printed("mine", FLOWCREDIT_RUNS=str(run.parent))
+    received = Received(io.BytesIO())
+    received.take(printed("other", FLOWCREDIT_RUNS=str(run.parent)))
+    with pytest.raises(RunFolderError, match=r"^there is no run .*/runs/other; .*/runs holds mine$"):
+        received.require_whole("other", 0)
+
+
+@pytest.mark.parametrize("harm", [lambda text: text[: len(text) // 2], lambda text: text.replace("A", "B", 1)])
+def test_a_broken_copy_is_refused(run, harm):
+    received = Received(io.BytesIO())
+    received.take(harm(printed(str(run))))
+    with pytest.raises(RunFolderError, match=r"^run mine could not be fetched, its job ended with 0: "):
+        received.require_whole("mine", 0)
+
+
+def test_a_folder_that_exists_is_left_alone(tmp_path):
+    with pytest.raises(RunFolderError, match="must not exist"):
+        fetch("file:///nowhere", tmp_path, address=None)
+
+
+def test_an_empty_store_and_a_missing_cluster_leave_nothing_behind(tmp_path):
+    with pytest.raises(RunFolderError, match=r"^the store file://.*/none holds no run"):
+        fetch(f"file://{tmp_path}/none", tmp_path / "a", address=None)
+    with pytest.raises(ConfigError, match="takes no job"):
+        fetch("mine", tmp_path / "b", address="http://127.0.0.1:1")
+    assert list(tmp_path.iterdir()) == []

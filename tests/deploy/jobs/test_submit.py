@@ -1,0 +1,72 @@
+"""What `flowcredit submit` sends to a cluster."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.jobs.submit import PACKAGES, Submission, connect
+from protocol.errors import ConfigError
+from tests.support.paths import ROOT
+from tests.support.services.serving import free_port
+
+
+def test_a_checkout_travels_as_the_working_directory():
+    environment = Submission(preset="toy_geneval", working_dir=ROOT).environment()
+    assert environment["working_dir"] == str(ROOT)
+    assert {"/runs/", ".venv/"} <= set(environment["excludes"])
+    assert "py_modules" not in environment
+    assert environment["env_vars"] == {"RAY_JOB_STOP_WAIT_TIME_S": "180"}
+
+
+def test_from_any_other_folder_the_packages_travel_too(tmp_path):
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"model": {"path": "some/model"}}))
+    given = tmp_path / "env.yaml"
+    given.write_text(yaml.safe_dump({"pip": ["einops"], "excludes": ["data"], "env_vars": {"A": "file", "B": "file"}}))
+    environment = Submission(
+        preset="toy_geneval",
+        overrides=("cluster.stop_within_s=10",),
+        working_dir=tmp_path,
+        runtime_env=given,
+        variables={"A": "line"},
+        board="redis://:word@head:6379/0",
+    ).environment()
+    assert [Path(module).name for module in environment["py_modules"]] == list(PACKAGES)
+    assert all((Path(module) / "__init__.py").is_file() for module in environment["py_modules"])
+    assert environment["pip"] == ["einops"]
+    assert "data" in environment["excludes"]
+    assert environment["env_vars"] == {
+        "RAY_JOB_STOP_WAIT_TIME_S": "130",
+        "A": "line",
+        "B": "file",
+        "FLOWCREDIT_BOARD": "redis://:word@head:6379/0",
+    }
+
+
+def test_every_word_of_the_command_arrives_as_it_is():
+    submission = Submission(preset="toy_geneval", overrides=("data.tags=[counting, colors]", "seed=3"), run="a b")
+    words = ["python", "-m", "deploy", "train", "toy_geneval", "data.tags=[counting, colors]", "seed=3", "--run", "a b"]
+    assert shlex.split(submission.entrypoint()) == words
+    assert submission.run_name() == "a b"
+
+
+@pytest.mark.parametrize("where", ["{elsewhere}/mine.yaml", "../mine.yaml"])
+def test_a_preset_outside_the_working_directory_is_refused(tmp_path, where):
+    (tmp_path / "here").mkdir()
+    preset = where.format(elsewhere=tmp_path)
+    with pytest.raises(ConfigError, match=r"^the preset must be a path in the working directory .*/here, got "):
+        Submission(preset=preset, working_dir=tmp_path / "here").environment()
+
+
+def test_a_wrong_key_is_refused_before_anything_is_sent():
+    with pytest.raises(ConfigError, match="unknown key 'grup'"):
+        Submission(preset="toy_geneval", overrides=("grup.size=4",), working_dir=ROOT).environment()
+
+
+def test_a_cluster_that_does_not_answer_is_one_line(monkeypatch):
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    address = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(ConfigError, match=rf"^the Ray cluster at {address} takes no job: Failed to connect .*; check "):
+        connect(address)
