@@ -1,6 +1,6 @@
 """`python -m deploy` is the console script `flowcredit`."""
 
-from deploy.cli.app import main
+from flowcredit.start import main
 
 if __name__ == "__main__":
     main()

@@ -1,32 +1,72 @@
-"""Finding a class by its import path `package.module:Class`, as a config names scorers, detectors and trackers."""
+"""Finding a class by `package.module:Class` or `folder/file.py:Class`, as a config names scorers and trackers."""
 
 import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
 
-from protocol.errors import ConfigError
+from flowcredit.start import PACKAGES
+from protocol.errors import ConfigError, one_line
+from protocol.resources import resolve
 from protocol.spelling import suggest
 
 
 def find_class(path: str) -> type:
-    """Import the class at `path`.
+    """Import the class at `path`; a relative file is one of the working folder.
 
     Raises:
-        ConfigError: the path is malformed, or its module or class does not exist.
+        ConfigError: the path is malformed, its module, file or class does not exist, or the file cannot be run.
         ImportError: the module needs a library that is not installed.
     """
-    module_name, _, class_name = path.partition(":")
-    if not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
-        raise ConfigError(f"an import path must read package.module:Class, got {path!r}")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise ConfigError(
-            f"module {error.name!r} of {path!r} does not exist: check its spelling and PYTHONPATH"
-        ) from None
+    file = file_of(path)
+    source, _, class_name = path.rpartition(":")
+    module = _load(file) if file else _import(source, path, class_name)
     found = getattr(module, class_name, None)
     if not isinstance(found, type):
         classes = [name for name, value in vars(module).items() if isinstance(value, type)]
         what = "has no" if found is None else f"has a {type(found).__name__}, not a class, named"
-        raise ConfigError(f"module {module_name!r} {what} {class_name!r}: {suggest(class_name, classes)}")
+        where = f"file {file}" if file else f"module {source!r}"
+        raise ConfigError(f"{where} {what} {class_name!r}: {suggest(class_name, classes)}")
     return found
+
+
+def file_of(path: str) -> Path | None:
+    """Return the absolute path of the file that `folder/file.py:Class` names; None for another form."""
+    source, _, class_name = path.rpartition(":")
+    return resolve(source).absolute() if source.endswith(".py") and class_name.isidentifier() else None
+
+
+def _load(file: Path) -> ModuleType:
+    name = f"file {file}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if not file.is_file():
+        raise ConfigError(f"file {file} does not exist: a relative path starts in the working folder")
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, ImportError) or not isinstance(error, Exception):
+            raise
+        raise ConfigError(f"file {file} cannot be run: {type(error).__name__}: {one_line(error)}") from error
+    return module
+
+
+def _import(module_name: str, path: str, class_name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
+        raise ConfigError(f"an import path must read package.module:Class or folder/file.py:Class, got {path!r}")
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        package, *inner = module_name.split(".")
+        remedy = "check its spelling, the working folder and PYTHONPATH"
+        if package in PACKAGES:
+            file = "/".join([package, *inner])
+            remedy = f"`{package}` is a package of ours; name a file of yours by its path, ./{file}.py:{class_name}"
+        raise ConfigError(f"module {error.name!r} of {path!r} does not exist: {remedy}") from None

@@ -1,4 +1,4 @@
-"""Making an object from an import path `package.module:Class` and keyword arguments; a mistake is an `InputError`.
+"""Making an object from an import path `package.module:Class` or `folder/file.py:Class` and keyword arguments; a mistake is an `InputError`.
 
 `rewards.scorer` builds scorers with it, `rewards.geneval` its detector, `rewards.ocr` its engine.
 """
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from protocol.errors import ScorerError
+from protocol.errors import FlowcreditError, ScorerError, one_line
 from protocol.import_path import find_class
 from protocol.spelling import suggest
 
@@ -26,14 +26,20 @@ def build_from_path(path: str, *, args: Mapping[str, Any], extra: str | None = N
 
     Raises:
         ConfigError: no such module or class.
-        ScorerError: a library is not installed, or the class does not accept the arguments.
+        ScorerError: a library is not installed, or the constructor raises.
     """
     cls = load_class(path, args=args, extra=extra)
     try:
         with _explained_imports(path, extra):
             return cls(**args)
+    except FlowcreditError:
+        raise
     except (TypeError, ValueError) as error:
         raise ScorerError(f"{path} does not accept the arguments {dict(args)}: {error}") from error
+    except Exception as error:
+        raise ScorerError(
+            f"{path} cannot be built with the arguments {dict(args)}: {type(error).__name__}: {one_line(error)}"
+        ) from error
 
 
 def load_class(path: str, *, args: Mapping[str, Any], extra: str | None = None) -> type:
@@ -47,8 +53,13 @@ def load_class(path: str, *, args: Mapping[str, Any], extra: str | None = None) 
     Returns:
         The class.
     """
-    with _explained_imports(path, extra):
-        cls = find_class(path)
+    try:
+        with _explained_imports(path, extra):
+            cls = find_class(path)
+    except FlowcreditError:
+        raise
+    except Exception as error:
+        raise ScorerError(f"{path} cannot be imported: {type(error).__name__}: {one_line(error)}") from error
     parameters = inspect.signature(cls).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)

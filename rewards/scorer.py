@@ -91,7 +91,7 @@ def build_scorer(spec: str, /, **args: Any) -> "CheckedScorer":
     """Construct a scorer and wrap it in `CheckedScorer`.
 
     Args:
-        spec: a short name of `SCORERS`, or an import path `package.module:Class`.
+        spec: a short name of `SCORERS`, or a path as `protocol.import_path` reads it.
         args: keyword arguments of the scorer's constructor.
 
     Raises:
@@ -105,7 +105,7 @@ def check_prompts(spec: str, args: Mapping[str, Any], prompts: Sequence[Prompt])
     """Check that a scorer can score these prompts; it is constructed only if its `check` is not a static method.
 
     Args:
-        spec: a short name of `SCORERS`, or an import path `package.module:Class`.
+        spec: a short name of `SCORERS`, or a path as `protocol.import_path` reads it.
         args: keyword arguments of the scorer's constructor.
         prompts: the prompts of the run.
 
@@ -124,7 +124,7 @@ def check_prompts(spec: str, args: Mapping[str, Any], prompts: Sequence[Prompt])
 def _registered(spec: str) -> Registered:
     if ":" not in spec and spec not in SCORERS:
         raise ScorerError(
-            f"a scorer must be a known name or an import path package.module:Class, got {spec!r}:"
+            f"a scorer must be a known name, folder/file.py:Class or package.module:Class, got {spec!r}:"
             f" {suggest(spec, SCORERS)}"
         )
     return SCORERS.get(spec, Registered(spec))

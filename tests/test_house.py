@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-PRODUCT = ("protocol", "flow", "toyworld", "rewards", "learner", "actors", "deploy", "benchmarks")
+PRODUCT = ("flowcredit", "protocol", "flow", "toyworld", "rewards", "learner", "actors", "deploy", "benchmarks")
 MOST_MODULES = 12
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "misc", "common", "shared", "stuff"}
 FOREIGN = {"_compiled_call_impl"}

@@ -25,6 +25,7 @@ from actors.rewards.queue import RewardQueue
 from protocol.config.reward import RewardConfig
 from protocol.config.run import RunConfig
 from protocol.errors import FlowcreditError
+from protocol.import_path import file_of
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.ports import ImagesHandle, Metrics
 from protocol.sink import StatusSink
@@ -290,6 +291,8 @@ class RewardPools:
 
     def _make_reward(self, name: str, reward: RewardConfig) -> RewardPool:
         timeout_s = reward.timeout_s or self._role.timeout_s
+        if file := file_of(reward.scorer):  # an actor has a working folder of its own
+            reward = reward.model_copy(update={"scorer": f"{file}:{reward.scorer.rpartition(':')[2]}"})
         cluster, options = self._config.cluster, _options(reward, self._config)
 
         def spawn() -> ActorHandle:

@@ -1,4 +1,4 @@
-"""Digests of a run's inputs: prompt files, model folder, library versions.
+"""Digests of a run's inputs: prompt files, scorers' files, model folder, library versions.
 
 A run goes on only with the input files that it began with. Other library versions are allowed and reported, since they
 may round differently.
@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from protocol.config.run import RunConfig
+from protocol.import_path import file_of
 from protocol.resources import resolve
 
 PACKAGES = ("torch", "numpy", "diffusers", "transformers", "peft", "safetensors", "ray")
@@ -22,15 +23,17 @@ MIB = 2**20
 
 
 def input_digests(config: RunConfig) -> dict[str, str]:
-    """Compute the sha256 of `data.train`, `data.heldout`, and `model.path/<file>` for each file of a model folder.
+    """Compute the sha256 of prompt files, of scorers' files, and of each file of a model folder.
 
     A model that is not a folder on this machine is left out: its revision is part of the config.
     """
     prompts = {f"data.{name}": resolve(getattr(config.data, name)) for name in ("train", "heldout")}
-    digests = {name: file_digest(path) for name, path in prompts.items() if path.is_file()}
+    scorers = {f"rewards.{name}.scorer": file_of(reward.scorer) for name, reward in config.rewards.items()}
+    files = prompts | {name: path for name, path in scorers.items() if path}
+    digests = {name: file_digest(path) for name, path in files.items() if path.is_file()}
     folder = resolve(config.model.path)
-    files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
-    return digests | {f"model.path/{path.relative_to(folder)}": file_digest(path) for path in files}
+    inside = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
+    return digests | {f"model.path/{path.relative_to(folder)}": file_digest(path) for path in inside}
 
 
 def library_versions() -> dict[str, str]:

@@ -3,7 +3,7 @@
 CONFIG = "config.yaml"
 """The whole config."""
 INPUTS = "inputs.json"
-"""sha256 of the prompt files and of the model folder's files, see `deploy.folder.fingerprint`."""
+"""sha256 of prompt files, scorers' files and the model folder's files, see `deploy.folder.fingerprint`."""
 METRICS = "metrics.jsonl"
 """One line an iteration, and one an evaluation."""
 CHECKPOINTS = "checkpoints"

@@ -51,7 +51,7 @@ class PageServer:
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}/"
         where = [] if board else [str(run)]
         words = ["serve", *where, "--socket", str(self._listener.fileno()), "--token-file", str(self._token)]
-        self._command = [sys.executable, "-m", "deploy", *words]
+        self._command = [sys.executable, "-m", "flowcredit", *words]
         self._variables = {BOARD_VARIABLE: board} if board else {}  # an address may hold a password: no argument
         self._child = self._start()
         self._checked = time.monotonic()

@@ -15,6 +15,7 @@ from deploy.folder.location import job_id
 from deploy.folder.read import StatusFile
 from deploy.monitor import summary as overview
 from deploy.monitor.journal import TOLD, Listener
+from flowcredit.start import PACKAGES
 from learner.loop.evaluate import Evaluation
 from learner.loop.stream import GroupStream
 from protocol.commands import Command
@@ -23,8 +24,6 @@ from protocol.ports import Fleet
 from protocol.status import Condition, Event, Phase, PoolStatus, RunStatus, TrajectoryRecord, run_id_of
 
 log = logging.getLogger(__name__)
-PACKAGES = ("protocol", "flow", "toyworld", "rewards", "learner", "actors", "deploy")
-"""The project's packages: warnings of their loggers become events."""
 ERRORS_SHOWN = 10
 EVENTS_FILED = 200
 """Newest events that `status.json` holds."""

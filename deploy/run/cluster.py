@@ -6,9 +6,11 @@ import socket
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import ray
 
+from flowcredit.start import HOOK, shadows
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, one_line
 from protocol.sink import StatusSink
@@ -44,7 +46,9 @@ def ray_cluster(config: RunConfig, sink: StatusSink) -> Iterator[None]:
 
 
 def _connect(config: RunConfig, address: str | None) -> None:
-    quiet = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
+    if shadows():  # Ray puts the working folder first in its workers
+        quiet["runtime_env"] = {"worker_process_setup_hook": HOOK}
     try:
         if address:
             _probe(address)

@@ -13,7 +13,7 @@ class RewardConfig(Section):
     """One scorer of the mixture, and its pool of reward actors."""
 
     scorer: str
-    """A built-in name such as `geneval`, or an import path `package.module:Class`."""
+    """A built-in name such as `geneval`, a file `folder/mine.py:Class`, or an import path `package.module:Class`."""
     weight: float = 1.0
     """Reward weight: the factor of its score, or of its advantages, in the sum; see `credit.mixture`."""
     args: dict[str, Any] = Field(default_factory=dict)

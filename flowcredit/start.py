@@ -1,0 +1,62 @@
+"""The entry of the program: `flowcredit`, `python -m flowcredit` and `python -m deploy` see the same packages.
+
+Our packages are found beside this one, before all of `sys.path`; so a folder `rewards/` of the user's never takes the
+place of ours. The working folder is the last entry of `sys.path`, so modules there can be named in a config.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+PACKAGES = ("protocol", "flow", "toyworld", "rewards", "learner", "actors", "deploy")
+ROOT = Path(__file__).resolve().parents[1]
+HOOK = f"{__name__}.ours_first"
+"""What Ray calls in every worker process, as it names a function."""
+
+
+class Ours:
+    """A finder of `sys.meta_path` that knows `PACKAGES` only."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None, _: ModuleType | None = None) -> ModuleSpec | None:
+        """Find one of our packages beside this one."""
+        return PathFinder.find_spec(name, [str(ROOT)]) if path is None and name in PACKAGES else None
+
+
+def ours_first() -> None:
+    """Find our packages before any other of their names, in this process."""
+    if Ours not in sys.meta_path:
+        sys.meta_path.insert(0, Ours)
+
+
+def shadows() -> list[Path]:
+    """List the packages and modules on `sys.path` that have a name of ours and are not ours."""
+    folders = dict.fromkeys(Path(entry).resolve() for entry in (*sys.path, os.getcwd()))
+    found = (
+        folder / ending
+        for folder in folders
+        if folder != ROOT
+        for name in PACKAGES
+        for ending in (f"{name}/__init__.py", f"{name}.py")
+    )
+    return [path for path in found if path.is_file()]
+
+
+def main() -> None:
+    """Run the command line."""
+    here = os.getcwd()
+    if sys.path[0] in ("", here):
+        del sys.path[0]  # `python -m` puts the working folder first
+    if here not in sys.path:
+        sys.path.append(here)
+    ours_first()
+    for path in shadows():
+        sys.stderr.write(
+            f"flowcredit: note: {path} has the name of a package of ours and is not used; name a scorer there by its"
+            " path, such as ./mine.py:Class\n"
+        )
+    import_module("deploy.cli.app").main()

@@ -1,0 +1,97 @@
+"""The user's own folders never take the place of ours, and both entries see the same modules."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flowcredit.start import PACKAGES, shadows
+from tests.support.paths import ROOT
+
+SCORER = '''
+import numpy as np
+from beside import LEVEL
+from rewards.scores import judged
+
+class Level:
+    name, low, high = "level", 0.0, 1.0
+    @staticmethod
+    def check(prompts): pass
+    def score(self, images, prompts, metadata):
+        return judged(np.clip(LEVEL * images.mean((1, 2, 3)) / 255, 0, 1))
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_sd3: Path) -> Path:
+    """A user's folder whose packages have our names, and a preset with a scorer in one of them."""
+    for name in PACKAGES:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('the wrong package')\n")
+    (tmp_path / "beside.py").write_text("LEVEL = 1.0\n")
+    (tmp_path / "rewards" / "mine.py").write_text(SCORER)
+    (tmp_path / "a.txt").write_text("a\n")
+    (tmp_path / "b.txt").write_text("b\n")
+    preset = {
+        "iterations": 1,
+        "model": {"path": str(tiny_sd3), "max_sequence_length": 2},
+        "data": {"train": "a.txt", "heldout": "b.txt"},
+        "sampling": {"steps": 3},
+        "group": {"size": 2, "per_iteration": 2},
+        "rewards": {"mine": {"scorer": "./rewards/mine.py:Level"}},
+        "evaluation": {"images_per_prompt": 1, "steps": 2},
+        "cluster": {"rollout_actors": 1},
+        "status": {"board": "off", "trajectories": 0},
+    }
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(preset))
+    return tmp_path
+
+
+def flowcredit(folder: Path, *words: str, module: str = "flowcredit", **variables: str) -> "subprocess.CompletedProcess":
+    environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"} | variables
+    command = [sys.executable, "-m", module, *words]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250, check=False
+    )
+
+
+@pytest.mark.parametrize("where", ["--local", pytest.param("--no-page", marks=pytest.mark.ray)])
+def test_a_run_uses_our_packages_and_the_user_s_scorer_beside_folders_of_the_same_names(folder: Path, where: str) -> None:
+    done = flowcredit(folder, "train", "own.yaml", where, "--run", "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"note: {folder / 'rewards' / '__init__.py'} has the name of a package of ours and is not used" in done.stderr
+    inputs = json.loads((folder / "run" / "inputs.json").read_text())
+    assert set(inputs) >= {"rewards.mine.scorer", "data.train", "data.heldout"}
+    again = (folder / "rewards" / "mine.py").write_text(SCORER + "# another one\n")
+    assert again
+    done = flowcredit(folder, "train", "own.yaml", where, "--run", "run", "iterations=2")
+    assert done.returncode == 2
+    assert "was started with other contents: rewards.mine.scorer" in done.stderr
+
+
+def test_both_entries_find_modules_of_the_working_folder_last(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("")
+    (tmp_path / "yaml.py").write_text("raise RuntimeError('the wrong library')\n")
+    for module in ("flowcredit", "deploy"):
+        done = flowcredit(tmp_path, "serve-rewards", "x=beside:Nothing", module=module, PYTHONPATH=str(ROOT))
+        assert done.returncode == 2
+        assert "module 'beside' has no 'Nothing'" in done.stderr
+
+
+def test_a_module_of_ours_that_does_not_exist_is_named_by_its_file(tmp_path: Path) -> None:
+    done = flowcredit(tmp_path, "serve-rewards", "x=rewards.mine:Level", PYTHONPATH=str(ROOT))
+    assert done.returncode == 2
+    assert "`rewards` is a package of ours; name a file of yours by its path, ./rewards/mine.py:Level" in done.stderr
+
+
+def test_only_packages_and_modules_shadow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "flow").mkdir()
+    (tmp_path / "flow" / "notes.txt").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert shadows() == []
+    (tmp_path / "learner.py").write_text("")
+    assert shadows() == [tmp_path / "learner.py"]
