@@ -245,7 +245,7 @@ Score = Callable[[np.ndarray, Sequence[str], Sequence[Metadata]], Scores]
 
 def score_around_failures(
     score: Score, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata], *, name: str
-) -> tuple[Scores, Exception | None]:
+) -> tuple[Scores, BaseException | None]:
     """Score B images and leave out only those that make the scorer raise.
 
     A batch that raises is halved; a half that raises is halved again. If both halves raise, the scorer itself fails and
@@ -264,14 +264,14 @@ def score_around_failures(
     Raises:
         ContractError: `score` raised it. It never counts as a failed score.
     """
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
 
     def attempt(rows: slice) -> Scores | None:
         try:
             return score(images[rows], prompts[rows], metadata[rows])
         except ContractError:
             raise
-        except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this image has no score
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever fails means the same: no score
             errors.append(error)
             return None
 

@@ -15,6 +15,7 @@ import numpy as np
 from protocol.config.reward import RewardConfig
 from protocol.errors import ContractError, RewardError
 from protocol.messages import Scores
+from protocol.sink import StatusSink
 
 log = logging.getLogger(__name__)
 
@@ -177,3 +178,32 @@ def settle(name: str, config: RewardConfig, scores: Scores) -> Scores:
         )
     log.warning("reward %s: %d of %d images without a score: %s", name, count, len(scores.reasons), reason)
     return replace(scores, voids_group=config.on_failure == "drop_group")
+
+
+HEALED = 500
+"""Images in a row with a score after which missing ones are over."""
+
+
+class Tally:
+    """Counts one reward's missing scores and tells the first reason as a condition, `ScoresComplete/<reward>`."""
+
+    def __init__(self, name: str, sink: StatusSink) -> None:
+        self._name, self._sink = name, sink
+        self._images = self._missing = self._good = 0
+        self._first = ""
+
+    def add(self, scores: Scores) -> None:
+        """Count these scores after all tries."""
+        missing = int((~scores.valid).sum())
+        self._images += len(scores.reasons)
+        self._missing += missing
+        self._good = 0 if missing else self._good + len(scores.reasons)
+        if missing:
+            self._first = self._first or next(filter(None, scores.reasons))
+            self._tell("Missing", f"reward {self._name} has no score for {self._missing} of {self._images} images")
+        elif self._first and self._good >= HEALED:
+            self._tell("Complete", f"reward {self._name} scores again; {self._missing} images had no score", holds=True)
+            self._first = ""
+
+    def _tell(self, reason: str, message: str, *, holds: bool = False) -> None:
+        self._sink.condition(f"ScoresComplete/{self._name}", holds, reason, f"{message}; the first: {self._first}")

@@ -31,7 +31,7 @@ from protocol.ports import ImagesHandle, Metrics
 from protocol.sink import StatusSink
 from protocol.status import PoolStatus
 from rewards.scorer import Piece, build_scorer, score_pieces
-from rewards.scores import mix, patched, settle, with_observed
+from rewards.scores import Tally, mix, patched, settle, with_observed
 
 
 @ray.remote(**HEARTBEAT)
@@ -99,8 +99,10 @@ class RewardPool:
         *,
         timeout_s: float,
         heartbeat_s: float | None = None,
+        tally: Tally | None = None,
     ) -> None:
         self.name = name
+        self._tally = tally
         self.pool = make()
         self._config = config
         self._make = make
@@ -152,6 +154,8 @@ class RewardPool:
         if scores.valid.any():
             self._worked = time.monotonic()
         self._resume()
+        if self._tally:
+            self._tally.add(scores)
         settled = settle(self.name, self._config, scores)
         self._missing += int((~settled.valid).sum())
         self._dropped += settled.voids_group
@@ -310,7 +314,7 @@ class RewardPools:
                 on_failure=failure_reporter(f"reward/{name}", self._nodes, self._sink),
             )
 
-        return RewardPool(name, reward, make, timeout_s=timeout_s, heartbeat_s=cluster.heartbeat_s)
+        return RewardPool(name, reward, make, timeout_s=timeout_s, heartbeat_s=cluster.heartbeat_s, tally=Tally(name, self._sink))
 
     async def _prepare(self, actor: ActorHandle) -> None:
         self._nodes.joined(actor, await answer(actor.ping.remote(), timeout_s=self._role.timeout_s))

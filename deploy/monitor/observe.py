@@ -68,6 +68,7 @@ class Observed(Observer):
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "Observed":
+        await asyncio.to_thread(self._trackers.wait_for_start)
         logging.getLogger().addHandler(self.reporter)
         with harmless("earlier records and commands are not taken over"):
             for record in read_records(self._run.trajectories):

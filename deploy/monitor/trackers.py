@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ from protocol.sink import StatusSink
 log = logging.getLogger(__name__)
 LINES_WAITING = 1_000
 CLOSING_S = 20.0
+STARTING_S = 60.0
 Values = Mapping[str, Any]
 
 
@@ -63,6 +65,17 @@ class TensorBoard:
 class WeightsAndBiases:
     """A W&B run of the folder's name in the project that the environment's WANDB_PROJECT names, or `flowcredit`."""
 
+    @staticmethod
+    def check() -> None:
+        """Raise ConfigError if W&B would ask for a login."""
+        import wandb  # pyright: ignore[reportMissingImports]
+
+        if os.environ.get("WANDB_MODE", "online") in ("online", "run", "shared") and not wandb.api.api_key:
+            raise ConfigError(
+                "tracker wandb must be logged in, got no key: run `wandb login`, set WANDB_API_KEY or"
+                " WANDB_MODE=offline, or leave it out of status.trackers"
+            )
+
     def __init__(self, config: RunConfig, folder: Path) -> None:
         import wandb  # pyright: ignore[reportMissingImports]
 
@@ -75,6 +88,8 @@ class WeightsAndBiases:
             dir=str(folder),
             config=config.model_dump(mode="json"),
         )
+        self._run.define_metric("iteration")
+        self._run.define_metric("*", step_metric="iteration")
 
     def log(self, iteration: int, values: Values) -> None:
         """Log one line; the iteration is a value, so that a resumed run may repeat it."""
@@ -100,6 +115,16 @@ class Trackers(Listener):
         """
         self._running = [_Running(name, config, folder, sink) for name in config.status.trackers]
 
+    def wait_for_start(self) -> None:
+        """Wait until every tracker has begun, `STARTING_S` at most.
+
+        Raises:
+            ConfigError: one cannot.
+        """
+        until = time.monotonic() + STARTING_S
+        for tracker in self._running:
+            tracker.wait_for_start(until - time.monotonic())
+
     def recorded(self, iteration: int, line: Values) -> None:
         """Hand an iteration's numbers to every tracker."""
         for tracker in self._running:
@@ -120,8 +145,19 @@ class _Running:
         self._name = name
         self._sink = sink
         self._lines: queue.Queue[tuple[int, Values] | None] = queue.Queue(LINES_WAITING)
+        self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._work, args=(config, folder), name=f"tracker-{name}", daemon=True)
         self._thread.start()
+
+    def wait_for_start(self, seconds: float) -> None:
+        try:
+            self._started.result(max(0.0, seconds))
+        except TimeoutError:
+            self._state("Slow", f"{self._name} has not started within {STARTING_S:g} s")
+        except Exception as error:
+            raise ConfigError(
+                f"tracker {self._name} cannot start: {one_line(error)}; mend that or leave it out of status.trackers"
+            ) from error
 
     def put(self, iteration: int, values: Values) -> None:
         if not self._thread.is_alive():
@@ -141,12 +177,15 @@ class _Running:
     def _work(self, config: RunConfig, folder: Path) -> None:
         try:
             tracker = find_tracker(self._name)(config, folder)
+            self._started.set_result(None)
             self._state("Recording", f"{self._name} records", holds=True)
             while (line := self._lines.get()) is not None:
                 iteration, values = line
                 tracker.log(iteration, {k: v for k, v in values.items() if isinstance(v, int | float) and v == v})
             tracker.close()
         except Exception as error:
+            if not self._started.done():
+                self._started.set_exception(error)
             log.exception("tracker %s is left out", self._name, extra={TOLD: True})
             self._state("Failed", f"{self._name} is left out: {one_line(error)}")
 
@@ -171,8 +210,10 @@ def find_tracker(name: str) -> Any:
 
 
 def check_trackers(names: tuple[str, ...]) -> None:
-    """Check before a run that every tracker can be found and its library is installed (ConfigError)."""
+    """Check before a run that every tracker can be found, is installed and passes its own `check` (ConfigError)."""
     for name in names:
-        find_tracker(name)
+        tracker = find_tracker(name)
         if name in BUILT_IN and find_spec(name) is None:
             raise ConfigError(f"tracker {name} is not installed: pip install 'flowcredit[{name}]' or leave it out")
+        if check := getattr(tracker, "check", None):
+            check()

@@ -36,9 +36,10 @@ from protocol.messages import (
     ShardRequest,
 )
 from protocol.ports import ImagesHandle, Metrics, Ports, RolloutHandle
+from protocol.sink import StatusSink
 from protocol.status import ActorStatus, PoolStatus
 from rewards.scorer import build_scorer
-from rewards.scores import mix, settle, with_observed
+from rewards.scores import Tally, mix, settle, with_observed
 
 Result = TypeVar("Result")
 
@@ -46,8 +47,9 @@ Result = TypeVar("Result")
 class LocalFleet:
     """A `protocol.ports.Fleet` in this process; a handle is the message itself."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, sink: StatusSink | None = None) -> None:
         self._config = config
+        self._tallies = {name: Tally(name, sink) for name in config.rewards} if sink else {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self._busy_s = dict.fromkeys(("learner", "rollout", *(f"reward/{name}" for name in config.rewards)), 0.0)
         self._calls = dict.fromkeys(self._busy_s, 0)
@@ -203,6 +205,8 @@ class LocalFleet:
             scores = await self._run(
                 f"reward/{name}", role, lambda s=self._scorers[name]: s.score(images, prompts, metadata)
             )
+            if name in self._tallies:
+                self._tallies[name].add(scores)
             answers[name] = settle(name, config, scores)
         return answers
 

@@ -182,7 +182,7 @@ def _fleet(config: RunConfig, journal: RunJournal, *, is_local: bool) -> Fleet:
     if is_local:
         from deploy.run.local import LocalFleet
 
-        return LocalFleet(config)
+        return LocalFleet(config, journal)
     from actors.fleet import RayFleet
 
     return RayFleet(config, journal)

@@ -90,7 +90,8 @@ async def evaluate(config: RunConfig, *, prompts: Sequence[Prompt], ports: Ports
     parts_read = await asyncio.gather(*(again_if_lost(partial(read, start)) for start in starts))
     readings = np.concatenate([_reading(scores, settings.component) for scores, _ in parts_read])
     images = {index: image for _, held in parts_read for index, image in held.items()}
-    by_tag = _means([prompt for prompt, _ in wanted], readings)
+    reasons = [reason for scores, _ in parts_read for reason in scores.reasons]
+    by_tag = _means([prompt for prompt, _ in wanted], readings, reasons)
     return Evaluation(
         score=float(np.mean(list(by_tag.values()))),
         by_tag=by_tag,
@@ -136,12 +137,17 @@ def _component_means(answers: Sequence[Scores]) -> dict[str, float]:
     return means
 
 
-def _means(prompts: Sequence[Prompt], readings: np.ndarray) -> dict[str, float]:
+def _means(prompts: Sequence[Prompt], readings: np.ndarray, reasons: Sequence[str]) -> dict[str, float]:
     tags = [_tag(prompt) for prompt in prompts]
     by_tag = {}
     for tag in dict.fromkeys(tags):
-        values = readings[[index for index, other in enumerate(tags) if other == tag]]
+        rows = [index for index, other in enumerate(tags) if other == tag]
+        values = readings[rows]
         if np.isnan(values).all():
-            raise ContractError(f"an evaluation needs a score for every kind of prompt, got none for {tag!r}")
+            reason = next((reasons[row] for row in rows if reasons[row]), "the scorer gives no such component")
+            raise ContractError(
+                f"an evaluation needs a score for every kind of prompt, got none for the {len(rows)} images of {tag!r};"
+                f" the first: {reason}"
+            )
         by_tag[tag] = float(np.nanmean(values))
     return by_tag
