@@ -44,7 +44,8 @@ def _load(file: Path) -> ModuleType:
     if not file.is_file():
         raise ConfigError(f"file {file} does not exist: a relative path starts in the working folder")
     spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""Making an object from an import path `package.module:Class` or `folder/file.py:Class` and keyword arguments; a mistake is an `InputError`.
+"""Making an object from its path, as `protocol.import_path` reads it, and arguments; a mistake is an `InputError`.
 
 `rewards.scorer` builds scorers with it, `rewards.geneval` its detector, `rewards.ocr` its engine.
 """

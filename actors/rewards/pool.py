@@ -314,7 +314,9 @@ class RewardPools:
                 on_failure=failure_reporter(f"reward/{name}", self._nodes, self._sink),
             )
 
-        return RewardPool(name, reward, make, timeout_s=timeout_s, heartbeat_s=cluster.heartbeat_s, tally=Tally(name, self._sink))
+        return RewardPool(
+            name, reward, make, timeout_s=timeout_s, heartbeat_s=cluster.heartbeat_s, tally=Tally(name, self._sink)
+        )
 
     async def _prepare(self, actor: ActorHandle) -> None:
         self._nodes.joined(actor, await answer(actor.ping.remote(), timeout_s=self._role.timeout_s))

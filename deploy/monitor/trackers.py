@@ -70,7 +70,8 @@ class WeightsAndBiases:
         """Raise ConfigError if W&B would ask for a login."""
         import wandb  # pyright: ignore[reportMissingImports]
 
-        if os.environ.get("WANDB_MODE", "online") in ("online", "run", "shared") and not wandb.api.api_key:
+        is_online = os.environ.get("WANDB_MODE", "online") in ("online", "run", "shared")
+        if is_online and not wandb.login(prompt=False, verify=False):
             raise ConfigError(
                 "tracker wandb must be logged in, got no key: run `wandb login`, set WANDB_API_KEY or"
                 " WANDB_MODE=offline, or leave it out of status.trackers"

@@ -12,7 +12,7 @@ import yaml
 from flowcredit.start import PACKAGES, shadows
 from tests.support.paths import ROOT
 
-SCORER = '''
+SCORER = """
 import numpy as np
 from beside import LEVEL
 from rewards.scores import judged
@@ -23,7 +23,7 @@ class Level:
     def check(prompts): pass
     def score(self, images, prompts, metadata):
         return judged(np.clip(LEVEL * images.mean((1, 2, 3)) / 255, 0, 1))
-'''
+"""
 
 
 @pytest.fixture
@@ -51,7 +51,9 @@ def folder(tmp_path: Path, tiny_sd3: Path) -> Path:
     return tmp_path
 
 
-def flowcredit(folder: Path, *words: str, module: str = "flowcredit", **variables: str) -> "subprocess.CompletedProcess":
+def flowcredit(
+    folder: Path, *words: str, module: str = "flowcredit", **variables: str
+) -> "subprocess.CompletedProcess":
     environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"} | variables
     command = [sys.executable, "-m", module, *words]
     return subprocess.run(
@@ -60,10 +62,14 @@ def flowcredit(folder: Path, *words: str, module: str = "flowcredit", **variable
 
 
 @pytest.mark.parametrize("where", ["--local", pytest.param("--no-page", marks=pytest.mark.ray)])
-def test_a_run_uses_our_packages_and_the_user_s_scorer_beside_folders_of_the_same_names(folder: Path, where: str) -> None:
+def test_a_run_uses_our_packages_and_the_user_s_scorer_beside_folders_of_the_same_names(
+    folder: Path, where: str
+) -> None:
     done = flowcredit(folder, "train", "own.yaml", where, "--run", "run")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"note: {folder / 'rewards' / '__init__.py'} has the name of a package of ours and is not used" in done.stderr
+    assert (
+        f"note: {folder / 'rewards' / '__init__.py'} has the name of a package of ours and is not used" in done.stderr
+    )
     inputs = json.loads((folder / "run" / "inputs.json").read_text())
     assert set(inputs) >= {"rewards.mine.scorer", "data.train", "data.heldout"}
     again = (folder / "rewards" / "mine.py").write_text(SCORER + "# another one\n")

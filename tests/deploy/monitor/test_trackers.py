@@ -2,9 +2,11 @@
 
 import json
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -155,3 +157,56 @@ def test_a_slow_tracker_loses_lines_and_never_holds_the_run_up(tiny_config, tmp_
 def test_trackers_that_do_not_exist_are_refused_before_the_run(name, message):
     with pytest.raises(ConfigError, match=message):
         check_trackers((name,))
+
+
+class Refused:
+    """A tracker whose service does not let it in."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        raise RuntimeError("not logged in\nat all")
+
+
+def test_a_tracker_that_cannot_start_is_one_line_before_the_run(tiny_config, tmp_path):
+    running = Trackers(tiny_config(status={"trackers": [f"{__name__}:Refused"]}), tmp_path, Status())
+    with pytest.raises(ConfigError, match="Refused cannot start: not logged in at all; mend that or leave it out"):
+        running.wait_for_start()
+    running.close()
+
+
+def test_a_tracker_that_starts_is_waited_for_and_one_that_does_not_is_slow(tiny_config, tmp_path, monkeypatch):
+    fast = Trackers(tiny_config(status={"trackers": [f"{__name__}:Failing"]}), tmp_path, Status())
+    fast.wait_for_start()
+    fast.close()
+
+    class Stuck:
+        def __init__(self, config: RunConfig, folder: Path) -> None:
+            until((folder / "gate").exists)
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    monkeypatch.setattr(trackers, "STARTING_S", 0.05)
+    monkeypatch.setattr(trackers, "find_tracker", lambda name: Stuck)
+    status = Status()
+    stuck = Trackers(tiny_config(status={"trackers": ["stuck"]}), tmp_path, status)
+    stuck.wait_for_start()
+    assert status.of("Tracker/stuck") == ("Slow", "stuck has not started within 0.05 s")
+    (tmp_path / "gate").touch()
+    stuck.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "mode", "is_refused"), [(None, None, True), ("k" * 40, None, False), (None, "offline", False)]
+)
+def test_weights_and_biases_must_be_logged_in_before_the_run(key, mode, is_refused, monkeypatch, tmp_path):
+    """W&B itself may not be installed: a module with the one function that is called stands in for it."""
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(login=lambda prompt, verify: bool(key)))
+    monkeypatch.setattr(trackers, "find_spec", lambda name: object())
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    if mode:
+        monkeypatch.setenv("WANDB_MODE", mode)
+    if is_refused:
+        with pytest.raises(ConfigError, match="wandb must be logged in, got no key: run `wandb login`"):
+            check_trackers(("wandb",))
+    else:
+        check_trackers(("wandb",))

@@ -1,0 +1,73 @@
+"""A scorer that fails says so: the first reason and the count are one condition."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol.errors import ScorerError
+from protocol.messages import Metadata, Prompt, Scores
+from rewards.scorer import build_scorer
+from rewards.scores import HEALED, Tally, partly
+
+IMAGES = np.zeros((2, 4, 4, 3), np.uint8)
+
+
+class Told:
+    def __init__(self) -> None:
+        self.conditions: list[tuple[bool | None, str]] = []
+
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002
+        assert type == "ScoresComplete/mine"
+        self.conditions.append((holds, message))
+
+    def event(self, message: str, kind: str = "info") -> None:
+        raise AssertionError
+
+
+class Failing:
+    """Raises what its arguments say, when it is built or when it scores."""
+
+    name, low, high = "failing", 0.0, 1.0
+
+    def __init__(self, *, when: str, error: type[BaseException] = RuntimeError) -> None:
+        self.error = error
+        if when == "built":
+            raise error("no such GPU\nin this machine")
+
+    @staticmethod
+    def check(prompts: Sequence[Prompt]) -> None:
+        """Any will do."""
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        raise self.error("out of ideas")
+
+
+def test_the_first_reason_and_the_count_are_told_until_scores_are_complete_again() -> None:
+    told = Told()
+    tally = Tally("mine", told)
+    good: dict[str, Any] = {"values": [0.5] * HEALED, "reasons": [""] * HEALED}
+    tally.add(partly(**good))
+    assert told.conditions == []
+    tally.add(partly([0.0, 0.5], ["mine: RuntimeError: out of ideas", ""]))
+    tally.add(partly([0.0, 0.0], ["another", "another"]))
+    tally.add(partly([0.5], [""]))
+    assert told.conditions == [
+        (False, "reward mine has no score for 1 of 502 images; the first: mine: RuntimeError: out of ideas"),
+        (False, "reward mine has no score for 3 of 504 images; the first: mine: RuntimeError: out of ideas"),
+    ]
+    tally.add(partly(**good))
+    assert told.conditions[2][0] is True and "scores again; 3 images had no score" in told.conditions[2][1]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+def test_a_scorer_that_raises_or_exits_gives_missing_scores_with_the_reason(error: type[BaseException]) -> None:
+    scores = build_scorer(f"{__name__}:Failing", when="scoring", error=error).score(IMAGES, ["", ""], [{}, {}])
+    assert not scores.valid.any()
+    assert scores.reasons == (f"failing: {error.__name__}: out of ideas",) * 2
+
+
+def test_a_constructor_that_raises_is_one_line() -> None:
+    with pytest.raises(ScorerError, match="cannot be built with .*: RuntimeError: no such GPU in this machine$"):
+        build_scorer(f"{__name__}:Failing", when="built")
