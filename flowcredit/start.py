@@ -1,7 +1,6 @@
 """The entry of the program: `flowcredit`, `python -m flowcredit` and `python -m deploy` see the same packages.
 
-Our packages are found beside this one, before all of `sys.path`; so a folder `rewards/` of the user's never takes the
-place of ours. The working folder is the last entry of `sys.path`, so modules there can be named in a config.
+Our packages are found beside this one, before all of `sys.path`; a user's folder `rewards/` never shadows ours. The working folder is the last entry of `sys.path`, so modules there can be named in a config.
 """
 
 import os
@@ -23,12 +22,20 @@ class Ours:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, _: ModuleType | None = None) -> ModuleSpec | None:
-        """Find one of our packages beside this one."""
+        """Find one of our packages beside this one.
+
+        Args:
+            name: of a package or module.
+            path: None for a package that is inside no other one.
+
+        Returns:
+            Where it is; None if it is not of `PACKAGES`.
+        """
         return PathFinder.find_spec(name, [str(ROOT)]) if path is None and name in PACKAGES else None
 
 
 def ours_first() -> None:
-    """Find our packages before any other of their names, in this process."""
+    """Find our packages before others of their names, in this process."""
     if Ours not in sys.meta_path:
         sys.meta_path.insert(0, Ours)
 
