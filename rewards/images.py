@@ -1,6 +1,9 @@
 """Encode and decode image files in memory: PNG, which is lossless, and JPEG for servers that read nothing else."""
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -35,20 +38,33 @@ def encode_jpeg(image: np.ndarray, *, quality: int) -> bytes:
     return file.getvalue()
 
 
-def decode_image(data: bytes) -> np.ndarray:
+def decode_image(data: bytes, *, most_pixels: int = MOST_PIXELS) -> np.ndarray:
     """Decode an image file to uint8 [H, W, 3].
 
     Raises:
-        ImageError: the file is not a readable image, or has more than `MOST_PIXELS` pixels.
+        ImageError: the file is not a readable image, or has more than `most_pixels` pixels.
     """
+    with _opened(data) as image:
+        width, height = image.size
+        if width * height > most_pixels:
+            raise ImageError(f"an image must have at most {most_pixels} pixels, got {width}x{height}")
+        return np.array(image.convert("RGB"))
+
+
+def pixels_of(data: bytes) -> int:
+    """Read from an image file's header how many pixels it has, without decoding it (ImageError: not readable)."""
+    with _opened(data) as image:
+        return image.width * image.height
+
+
+@contextmanager
+def _opened(data: bytes) -> Iterator[Any]:
+    """The file as Pillow's image, which is decoded when its pixels are asked for (ImageError: not readable)."""
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            width, height = image.size
-            if width * height > MOST_PIXELS:
-                raise ImageError(f"an image must have at most {MOST_PIXELS} pixels, got {width}x{height}")
-            return np.array(image.convert("RGB"))
+            yield image
     except Image.UnidentifiedImageError:
         raise ImageError(f"an image must be a PNG, JPEG or WebP file, got {len(data)} other bytes") from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:

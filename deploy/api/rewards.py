@@ -2,17 +2,18 @@
 
     app = make_app({"ocr": build_scorer("ocr")}, access)       # what `flowcredit serve-rewards ocr` runs
 
-A scorer scores one request at a time, on a thread. A request that would make more than `max_waiting` images wait is
-answered with status 503, which the client retries later. An image that cannot be read or scored fails alone.
+A scorer scores one request at a time, on a thread. A request that would make more than `max_waiting` images wait, or
+that finds too many bytes of other requests in memory, is answered with status 503, which the client retries later. One
+that is too large by itself is refused. An image that cannot be read or scored, or that is too large, fails alone.
 """
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 
 from deploy.api.auth import Access
 from deploy.api.middleware import Guard
@@ -35,12 +36,18 @@ from rewards.http.wire import (
     read_message,
     write_message,
 )
-from rewards.images import ImageError, decode_image
+from rewards.images import ImageError, decode_image, pixels_of
 from rewards.scorer import CheckedScorer, Piece, score_pieces
 from rewards.scores import partly, patched
 
 log = logging.getLogger(__name__)
 MIB = 1024 * 1024
+MOST_PIXELS = 16 * MIB
+"""Most pixels of one image: 4096 x 4096."""
+PIXELS_AT_ONCE = 4 * MOST_PIXELS
+"""Most pixels that are decoded at one time for a scorer; the images of a larger request are scored in portions."""
+BODIES_HELD = 2
+"""Largest bodies that the service holds at one time."""
 
 
 class ServedScorer:
@@ -56,7 +63,9 @@ class ServedScorer:
     async def score(self, call: ScoreCall) -> Scores:
         """Score the images of a call once the calls before it are done (Problem 503: too many images wait)."""
         size = len(call.items)
-        if self.waiting and self.waiting + size > self._max_waiting:
+        if size > self._max_waiting:
+            raise Problem(413, f"a request may have {self._max_waiting} images, got {size}: send fewer at once")
+        if self.waiting + size > self._max_waiting:
             raise Problem(503, f"{self.waiting} images wait for {call.scorer} already: come again later")
         self.waiting += size
         try:
@@ -70,7 +79,7 @@ class ServedScorer:
 
 
 def make_app(
-    scorers: Mapping[str, CheckedScorer], access: Access, *, max_waiting: int = 1024, max_body_mib: int = 256
+    scorers: Mapping[str, CheckedScorer], access: Access, *, max_waiting: int = 1024, max_body_mib: int = 64
 ) -> FastAPI:
     """Make the service.
 
@@ -84,6 +93,8 @@ def make_app(
         The application.
     """
     app = FastAPI(title="flowcredit reward service", version="1", docs_url=None, redoc_url=None)
+    app.state.held, app.state.most_held = 0, BODIES_HELD * max_body_mib * MIB
+    app.state.reading = asyncio.Lock()
     app.state.served = {name: ServedScorer(scorer, max_waiting=max_waiting) for name, scorer in scorers.items()}
     add_problem_handlers(app)
     app.add_middleware(Guard, max_body_bytes=max_body_mib * MIB, hosts=access.hosts)
@@ -96,6 +107,18 @@ def _body(cls: type[Message]) -> dict[str, Any]:
     schema = cls.model_json_schema(ref_template="#/components/schemas/{model}")
     schema.pop("$defs", None)
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}, MSGPACK: {}}}}
+
+
+async def _room(request: Request) -> AsyncIterator[None]:
+    """Hold memory for a request's body until it is answered (Problem 503: other requests use it)."""
+    state, size = request.app.state, int(request.headers.get("content-length", 0))
+    if state.held + size > state.most_held:
+        raise Problem(503, f"requests in progress hold {state.held // MIB} MiB already: come again later")
+    state.held += size
+    try:
+        yield
+    finally:
+        state.held -= size
 
 
 _open = APIRouter(responses=documented())
@@ -120,7 +143,7 @@ async def scorer_list(request: Request) -> Response:
     return _reply(ScorerList(scorers=facts), request)
 
 
-@_calls.post("/v1/check", response_model=CheckReply, openapi_extra=_body(CheckCall))
+@_calls.post("/v1/check", response_model=CheckReply, openapi_extra=_body(CheckCall), dependencies=[Depends(_room)])
 async def check(request: Request) -> Response:
     """Answer whether prompts can be scored."""
     call = await _read(CheckCall, request)
@@ -132,7 +155,7 @@ async def check(request: Request) -> Response:
     return _reply(CheckReply(), request)
 
 
-@_calls.post("/v1/score", response_model=ScoreReply, openapi_extra=_body(ScoreCall))
+@_calls.post("/v1/score", response_model=ScoreReply, openapi_extra=_body(ScoreCall), dependencies=[Depends(_room)])
 async def score(request: Request) -> Response:
     """Return the scores of images, one answer for each."""
     call = await _read(ScoreCall, request)
@@ -142,25 +165,38 @@ async def score(request: Request) -> Response:
 
 def _score_items(scorer: CheckedScorer, call: ScoreCall) -> Scores:
     """Score all images; an unreadable image has no score, and none has one if the scorer breaks its contract."""
-    images: dict[int, np.ndarray] = {}
-    reasons = [""] * len(call.items)
-    for row, item in enumerate(call.items):
-        try:
-            images[row] = decode_image(item.image)
-        except ImageError as error:
-            reasons[row] = str(error)
-    nothing = partly([float("nan")] * len(reasons), [reason or "not scored" for reason in reasons])
-    if not images:
-        return nothing
-    pieces = [
-        Piece(rows=(0,), prompts=(call.items[row].prompt,), metadata=(call.items[row].metadata,)) for row in images
-    ]
+    reasons = ["not scored"] * len(call.items)
+    scored: list[tuple[list[int], Scores]] = []
     try:
-        scores = score_pieces(scorer, pieces, [image[None] for image in images.values()])
+        for images in _decoded(call, reasons):
+            items = [call.items[row] for row in images]
+            pieces = [Piece(rows=(0,), prompts=(item.prompt,), metadata=(item.metadata,)) for item in items]
+            scored.append((list(images), score_pieces(scorer, pieces, [image[None] for image in images.values()])))
     except ContractError as error:
         log.exception("a scorer broke its contract")
         return Scores.missing(len(reasons), str(error))
-    return patched(nothing, list(images), scores)
+    scores = partly([float("nan")] * len(reasons), reasons)
+    for rows, answer in scored:
+        scores = patched(scores, rows, answer)
+    return scores
+
+
+def _decoded(call: ScoreCall, reasons: list[str]) -> Iterator[dict[int, np.ndarray]]:
+    """The images of a call by their rows, at most `PIXELS_AT_ONCE` at a time; `reasons` takes why others cannot be."""
+    images: dict[int, np.ndarray] = {}
+    left = PIXELS_AT_ONCE
+    for row, item in enumerate(call.items):
+        try:
+            pixels = pixels_of(item.image)
+            if pixels > left and images:
+                yield images
+                images, left = {}, PIXELS_AT_ONCE
+            images[row] = decode_image(item.image, most_pixels=MOST_PIXELS)
+            left -= pixels
+        except ImageError as error:
+            reasons[row] = str(error)
+    if images:
+        yield images
 
 
 def _find(request: Request, name: str) -> ServedScorer:
@@ -171,8 +207,10 @@ def _find(request: Request, name: str) -> ServedScorer:
 
 
 async def _read(cls: type[Read], request: Request) -> Read:
+    body, kind = await request.body(), request.headers.get("content-type", "").split(";")[0]
     try:
-        return read_message(cls, await request.body(), request.headers.get("content-type", "").split(";")[0])
+        async with request.app.state.reading:  # one at a time: a message takes more memory than its body
+            return await asyncio.to_thread(read_message, cls, body, kind)
     except ContractError as error:
         raise Problem(400, str(error)) from None
 

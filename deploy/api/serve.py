@@ -47,6 +47,8 @@ def serve_until_interrupted(
     """
     import uvicorn
 
+    from deploy.api.connections import BACKLOG, bounded_connections, log_sparingly
+
     settings = uvicorn.Config(
         app,
         log_level="warning",
@@ -54,7 +56,10 @@ def serve_until_interrupted(
         server_header=False,
         timeout_graceful_shutdown=grace_s,
         lifespan="on",
+        http=bounded_connections(),
+        backlog=BACKLOG,
     )
+    log_sparingly()
     with suppress(KeyboardInterrupt):
         sys.stdout.write(f"{announcement}\n")
         sys.stdout.flush()

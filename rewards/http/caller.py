@@ -1,16 +1,26 @@
-"""Bounded HTTP calls: each try has a timeout, all tries together a deadline.
+"""Bounded HTTP calls: each try has a timeout, all tries together a deadline, and a reply has a largest size.
 
-A broken connection, a late answer and the statuses 429, 500, 502, 503 and 504 are retried. The waits between tries grow
-and are random, so that many actors do not return at the same moment. Any other status is final.
+Time and size hold for the whole reply: a server that sends a byte now and then, or a small body that unpacks to a large
+one, does not get more of either. A broken connection, a late answer and the statuses 429, 500, 502, 503 and 504 are
+retried. The waits between tries grow and are random, so that many actors do not return at the same moment. Any other
+status is final.
 """
 
+import asyncio
+import json
 import os
+import threading
+import time
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from protocol.errors import FlowcreditError, ScorerError, one_line
 
 PASSING = frozenset({429, 500, 502, 503, 504})
 LONGEST_WAIT_S = 15.0
+MOST_BYTES = 16 * 1024 * 1024
+"""Largest body of a reply, both as it is sent and unpacked."""
 
 
 class CallError(FlowcreditError):
@@ -19,6 +29,15 @@ class CallError(FlowcreditError):
 
 class _PassingError(CallError):
     """A failure that another try may not meet."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The body of a response."""
+
+    kind: str
+    """Its content type, without parameters."""
+    content: bytes
 
 
 class HttpCaller:
@@ -37,7 +56,7 @@ class HttpCaller:
             url: base address, `http://host:port` or with a path.
             timeout_s: seconds for one try.
             tries: at least 1.
-            deadline_s: seconds for all tries of one call together; no try begins after it.
+            deadline_s: seconds for one call with all its tries and waits.
             token_env: environment variable that holds the bearer token.
 
         Raises:
@@ -53,15 +72,15 @@ class HttpCaller:
             )
         headers = {"authorization": f"Bearer {_token(token_env)}"} if token_env else {}
         self.url = url.rstrip("/")
-        self._tries, self._deadline_s = tries, deadline_s
+        self._timeout_s, self._tries, self._deadline_s = timeout_s, tries, deadline_s
         try:
-            self._client = httpx2.Client(base_url=self.url, timeout=timeout_s, headers=headers, trust_env=False)
+            self._client = httpx2.AsyncClient(base_url=self.url, timeout=timeout_s, headers=headers, trust_env=False)
         except httpx2.InvalidURL as error:
             raise ScorerError(f"url must be an address such as http://host:8100, got {url!r}: {error}") from None
-        self._broken = httpx2.TransportError
+        self._broken, self._unreadable = httpx2.TransportError, httpx2.DecodingError
 
-    def call(self, method: str, path: str, **request: Any) -> Any:
-        """Send a request and return the response of status 200, with its body read.
+    def call(self, method: str, path: str, **request: Any) -> Reply:
+        """Send a request and return the reply of status 200.
 
         Args:
             method: GET or POST.
@@ -69,37 +88,65 @@ class HttpCaller:
             request: arguments of httpx's `Client.request`.
 
         Raises:
-            CallError: no such response within the tries and the deadline; the message says how the last try ended.
+            CallError: no such reply within the tries and the deadline; the message says how the last try ended.
         """
-        from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay
+        from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_before_delay
         from tenacity import wait_random_exponential as growing
 
+        until = time.monotonic() + self._deadline_s
         retrying = Retrying(
-            stop=stop_after_attempt(self._tries) | stop_after_delay(self._deadline_s),
+            stop=stop_after_attempt(self._tries) | stop_before_delay(self._deadline_s),
             wait=growing(multiplier=0.25, max=LONGEST_WAIT_S),
             retry=retry_if_exception_type(_PassingError),
             reraise=True,
         )
-        return retrying(self._once, method, path, request)
+        return retrying(self._once, method, path, request, until)
 
-    def _once(self, method: str, path: str, request: dict[str, Any]) -> Any:
+    def _once(self, method: str, path: str, request: dict[str, Any], until: float) -> Reply:
         where = f"{method} {self.url}{path}"
+        seconds = min(self._timeout_s, max(0.0, until - time.monotonic()))
+        asked = asyncio.run_coroutine_threadsafe(self._ask(method, path, request, seconds), _loop())
         try:
-            response = self._client.request(method, path, **request)
+            status, reply = asked.result()
+        except TimeoutError:
+            raise _PassingError(f"{where}: no whole reply within {seconds:.3g} s") from None
         except self._broken as error:
             raise _PassingError(f"{where}: {type(error).__name__}: {one_line(error)}") from error
-        if response.status_code == 200:
-            return response
-        kind = _PassingError if response.status_code in PASSING else CallError
-        raise kind(f"{where}: status {response.status_code}: {_detail(response)}")
+        except self._unreadable as error:
+            raise CallError(f"{where}: the reply cannot be unpacked: {one_line(error)}") from error
+        if reply is None:
+            raise CallError(f"{where}: a reply may have {MOST_BYTES // 1024**2} MiB, sent or unpacked, got more")
+        if status == 200:
+            return reply
+        kind = _PassingError if status in PASSING else CallError
+        raise kind(f"{where}: status {status}: {_detail(reply)}")
+
+    async def _ask(self, method: str, path: str, request: dict[str, Any], seconds: float) -> tuple[int, Reply | None]:
+        """The status and the reply; None for one that is too large (TimeoutError: it is not whole in time)."""
+        async with asyncio.timeout(seconds), self._client.stream(method, path, **request) as response:
+            body = bytearray()
+            async for part in response.aiter_bytes():
+                body += part
+                if max(len(body), response.num_bytes_downloaded) > MOST_BYTES:
+                    return response.status_code, None
+        kind = response.headers.get("content-type", "").split(";")[0]
+        return response.status_code, Reply(kind, bytes(body))
 
 
-def _detail(response: Any) -> str:
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """The event loop of all calls of this process, on a thread of its own; there a call can be given up at any time."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="http-caller", daemon=True).start()
+    return loop
+
+
+def _detail(reply: Reply) -> str:
     """The `detail` of problem details (RFC 9457), otherwise the text of an error's body, in one bounded line."""
     try:
-        said = response.json()["detail"]
-    except (ValueError, LookupError, TypeError):
-        said = response.text
+        said = json.loads(reply.content)["detail"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        said = reply.content[:4096].decode(errors="replace")
     return one_line(said or "no reason given")
 
 

@@ -135,10 +135,10 @@ class FlowGrpoServer:
         if self._only_strict is not None:
             question["only_strict"] = self._only_strict
         try:
-            response = self._caller.call("POST", "", content=pickle.dumps(question))
+            answer = self._caller.call("POST", "", content=pickle.dumps(question))
         except CallError as error:
             return Scores.missing(len(images), str(error))
-        reply = self._read(response.content, response.headers.get("content-type", "").split(";")[0])
+        reply = self._read(answer.content, answer.kind)
         lists = {name: numbers for name, part in reply.items() if (numbers := _numbers(part, len(images))) is not None}
         if self._values not in lists:
             raise ContractError(

@@ -11,7 +11,7 @@ import numpy as np
 from protocol.errors import ContractError, PromptError, ScorerError
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.spelling import suggest
-from rewards.http.caller import CallError, HttpCaller
+from rewards.http.caller import CallError, HttpCaller, Reply
 from rewards.http.wire import (
     JSON,
     MSGPACK,
@@ -130,6 +130,5 @@ class RemoteScorer:
             reply, self._caller.call("POST", path, content=write_message(message, self._kind), headers=headers)
         )
 
-    def _read(self, cls: type[Read], response: object) -> Read:
-        kind = response.headers.get("content-type", "").split(";")[0]  # type: ignore[attr-defined]
-        return read_message(cls, response.content, kind)  # type: ignore[attr-defined]
+    def _read(self, cls: type[Read], reply: Reply) -> Read:
+        return read_message(cls, reply.content, reply.kind)

@@ -7,6 +7,7 @@ missing score, never 0.
 """
 
 import base64
+import json
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -99,11 +100,11 @@ class VlmJudge:
 
     def _judge(self, image: np.ndarray, prompt: str) -> tuple[float, str]:
         try:
-            response = self._caller.call("POST", "/chat/completions", json=self._question(image, prompt))
-            text = response.json()["choices"][0]["message"]["content"]
+            reply = self._caller.call("POST", "/chat/completions", json=self._question(image, prompt))
+            text = json.loads(reply.content)["choices"][0]["message"]["content"]
         except CallError as error:
             return float("nan"), str(error)
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             return float(
                 "nan"
             ), f"the endpoint's reply is no chat completion: {type(error).__name__}: {one_line(error)}"

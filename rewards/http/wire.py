@@ -19,6 +19,8 @@ from rewards.scores import partly
 
 MSGPACK, JSON = "application/msgpack", "application/json"
 Read = TypeVar("Read", bound="Message")
+MOST_ITEMS = 1024
+"""Most images of one request."""
 
 
 class Message(BaseModel):
@@ -40,7 +42,7 @@ class ScoreCall(Message):
     """The request to score images."""
 
     scorer: str
-    items: tuple[Item, ...] = Field(min_length=1)
+    items: tuple[Item, ...] = Field(min_length=1, max_length=MOST_ITEMS)
 
 
 class ItemAnswer(Message):

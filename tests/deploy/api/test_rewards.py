@@ -4,8 +4,10 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
 import httpx2
@@ -151,6 +153,74 @@ def test_a_full_queue_sends_away_and_the_client_comes_again() -> None:
         health = httpx2.get(f"{url}/v1/health").json()
     assert scores.valid.all()
     assert health["scorers"]["slow"] == {"waiting": 0, "scored": 6, "missing": 0}
+
+
+def large_png(side: int) -> bytes:
+    """A white image whose file is small."""
+    file = io.BytesIO()
+    Image.new("1", (side, side), 1).save(file, format="PNG")
+    return file.getvalue()
+
+
+def posted(url: str, items: list[tuple[bytes, str]], kind: str = MSGPACK) -> httpx2.Response:
+    call = ScoreCall.model_construct(scorer="red", items=tuple(Item(image=data, prompt=text) for data, text in items))
+    headers = {"content-type": kind, "accept": JSON}
+    return httpx2.post(f"{url}/v1/score", content=write_message(call, kind), headers=headers, timeout=60)
+
+
+def test_images_that_are_too_large_fail_alone_before_they_are_decoded() -> None:
+    import resource
+
+    scorers = {"red": build_scorer(f"{__name__}:Redness")}
+    with reward_service(make_app(scorers, OPEN)) as url:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        answer = posted(url, [(large_png(8000), "a")] * 10 + [(encode_png(IMAGES[0]), "a")])
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    items = answer.json()["items"]
+    assert all("at most 16777216 pixels, got 8000x8000" in item["reason"] for item in items[:10])
+    assert items[10]["value"] == pytest.approx(IMAGES[0, ..., 0].mean() / 255)
+    assert grown < 8000 * 8000 / 1024, "KiB: less than one byte for each pixel of one of them"
+
+
+def test_many_large_images_are_scored_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.api.rewards.PIXELS_AT_ONCE", 100)
+    scorers = {"red": build_scorer(f"{__name__}:Redness")}
+    with reward_service(make_app(scorers, OPEN)) as url:
+        files = [encode_png(image) for image in IMAGES]
+        items = posted(url, [*((file, "a") for file in files), (b"nothing", "a"), (files[0], "dark")]).json()["items"]
+    means = [pytest.approx(image[..., 0].mean() / 255) for image in IMAGES]
+    assert [item["value"] for item in items] == [*means, None, None]
+    assert "must be a PNG" in items[5]["reason"] and items[6]["reason"] == "too dark"
+
+
+def test_a_request_has_a_largest_number_of_images_even_when_nothing_waits(url: str) -> None:
+    answer = posted(url, [(encode_png(IMAGES[0]), "a")] * 9)
+    assert (answer.status_code, answer.json()["detail"]) == (
+        413,
+        "a request may have 8 images, got 9: send fewer at once",
+    )
+    answer = posted(url, [(b"", "")] * 200_000)
+    assert answer.status_code == 400 and "should have at most 1024 items" in answer.json()["detail"]
+    assert httpx2.get(f"{url}/v1/health").json()["scorers"]["red"]["waiting"] == 0
+
+
+def test_bodies_in_progress_have_a_bound() -> None:
+    """A client that has announced a body and not sent it holds the room for it."""
+    with reward_service(make_app({"red": build_scorer(f"{__name__}:Redness")}, OPEN, max_body_mib=1)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        head = f"POST /v1/score HTTP/1.1\r\nHost: {host}\r\nContent-Length: {1024 * 1024}\r\n\r\n".encode()
+        with socket.create_connection((host, int(port))) as one, socket.create_connection((host, int(port))) as two:
+            one.sendall(head + b"{")
+            two.sendall(head + b"{")
+            until = time.monotonic() + 30
+            while (answer := posted(url, [(encode_png(IMAGES[0]), "a")])).status_code == 200:
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            assert answer.status_code == 503 and "hold 2 MiB already" in answer.json()["detail"]
+        while (answer := posted(url, [(encode_png(IMAGES[0]), "a")])).status_code == 503:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert answer.status_code == 200, "the room is free again"
 
 
 def test_a_token_is_asked_for_and_a_body_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,12 @@
 """Real HTTP servers on loopback for tests: one that answers as it is told, and the reward service itself."""
 
+import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Asked(NamedTuple):
@@ -55,11 +56,38 @@ def http_server(answer: Callable[[Asked], Answer]) -> Iterator[tuple[str, list[A
 
 
 @contextmanager
-def reward_service(app: object) -> Iterator[str]:
+def raw_server(parts: Callable[[], Iterator[bytes]]) -> Iterator[str]:
+    """The address of a server that answers every connection with these pieces, as the network carries them."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            with suppress(OSError):
+                for part in parts():
+                    self.request.sendall(part)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        block_on_close = False
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def reward_service(app: object) -> AbstractContextManager[str]:
     """The address of a FastAPI app served by uvicorn."""
+    return uvicorn_of(app)
+
+
+@contextmanager
+def uvicorn_of(app: object, **settings: Any) -> Iterator[str]:
+    """The address of a FastAPI app served by uvicorn with these settings."""
     import uvicorn
 
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))  # type: ignore[arg-type]
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", **settings)  # type: ignore[arg-type]
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + 20

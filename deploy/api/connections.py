@@ -1,0 +1,138 @@
+"""Bounds on the connections of both HTTP services, which hold before a token is asked for.
+
+A request must arrive in time, connections have a largest number, and a message is logged once in a while. uvicorn has a
+timeout between two requests and none for a request that does not arrive.
+"""
+
+import asyncio
+import logging
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+log = logging.getLogger(__name__)
+HEAD_S, BODY_S = 10.0, 120.0
+"""Seconds in which the head of a request must have arrived, and then its body."""
+MOST_CONNECTIONS = 512
+BACKLOG = 64
+"""Connections that may wait to be accepted; all of them are accepted at once."""
+LOG_EVERY_S = 10.0
+LIMITED_LOGS = ("uvicorn.error", "asyncio", "deploy.api.problems", __name__)
+"""Loggers of what a client can cause as often as it likes."""
+
+
+class BoundedConnection(H11Protocol):
+    """One connection. Where there are too many, the one that has waited longest for its request is closed.
+
+    So a client that sends its request at once is served, however many others are connected and send nothing.
+    """
+
+    head_s, body_s, most = HEAD_S, BODY_S, MOST_CONNECTIONS
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._seconds: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._since = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._watch()
+        if len(self.connections) > self.most:
+            log.warning("more than %d connections: those without a request are closed", self.most)
+            waiting = [each for each in self.connections if isinstance(each, BoundedConnection) and each.is_waiting]
+            min(waiting, key=lambda each: each.since).give_up()
+
+    def data_received(self, data: bytes) -> None:
+        """Read a part of a request."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """Go on to the next request; a body that is still arriving must do so in time."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:
+            self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the timer."""
+        super().connection_lost(exc)
+        if self._timer:
+            self._timer.cancel()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a request's head is waited for."""
+        return self._seconds == self.head_s
+
+    @property
+    def since(self) -> float:
+        """When the waiting began, on the event loop's clock."""
+        return self._since
+
+    def give_up(self) -> None:
+        """Close the connection without an answer."""
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def _watch(self) -> None:
+        """Set the timer for what is waited for now; a part that arrives does not prolong it."""
+        seconds = {h11.IDLE: self.head_s, h11.SEND_BODY: self.body_s}.get(self.conn.their_state)
+        if seconds == self._seconds:
+            return
+        if self._timer:
+            self._timer.cancel()
+        self._seconds, self._since = seconds, self.loop.time()
+        self._timer = self.loop.call_later(seconds, self.give_up) if seconds else None
+
+
+def bounded_connections(
+    *, head_s: float = HEAD_S, body_s: float = BODY_S, most: int | None = None
+) -> type[BoundedConnection]:
+    """Make the class of a server's connections, uvicorn's `http`.
+
+    Args:
+        head_s: seconds for the head of a request.
+        body_s: seconds for its body.
+        most: connections at one time; by default `MOST_CONNECTIONS`, or half of the files that the process may open.
+
+    Returns:
+        The class.
+    """
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    bounds = {"head_s": head_s, "body_s": body_s, "most": most or max(1, min(MOST_CONNECTIONS, files // 2))}
+    return type("Connection", (BoundedConnection,), bounds)
+
+
+class Sparing(logging.Filter):
+    """Lets a message of one form through once every `LOG_EVERY_S`, with the number of those that it kept back."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._told: dict[str, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is logged."""
+        now, form = self._clock(), f"{record.name} {str(record.msg)[:200]}"
+        last, kept = self._told.get(form, (now - LOG_EVERY_S, 0))
+        if now - last < LOG_EVERY_S:
+            self._told[form] = last, kept + 1
+            return False
+        if len(self._told) > 1000:
+            self._told.clear()
+        self._told[form] = now, 0
+        if kept:
+            record.msg, record.args = f"{record.getMessage()} (and {kept} times more)", ()
+        return True
+
+
+def log_sparingly() -> None:
+    """Limit what clients can make this process log."""
+    for name in LIMITED_LOGS:
+        logging.getLogger(name).addFilter(Sparing())
