@@ -22,7 +22,7 @@ from deploy.api.middleware import Guard
 from deploy.api.problems import Problem, add_problem_handlers, documented
 from deploy.api.prometheus import CONTENT_TYPE, exposition
 from deploy.api.source import Source
-from deploy.api.sse import LINES_AT_ONCE, event_stream
+from deploy.api.sse import LINES_AT_ONCE, Position, event_stream
 from deploy.monitor.summary import values_of
 from deploy.monitor.trajectories import sheet
 from protocol.commands import Command, CommandKind, Count, new_command
@@ -178,11 +178,10 @@ async def stream_slot(request: Request, run: RunName) -> AsyncIterator[None]:
     responses=documented(404, 422, 429),
 )
 async def events(
-    request: Request, run: RunName, since: Since = 0, since_event: Since = 0
+    request: Request, run: RunName, position: Annotated[Position, Query()]
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream `status` when it changes, `metrics` lines after `since` and `event`s after `since_event`."""
-    cache, source = request.app.state.cache, request.app.state.source
-    async for event in event_stream(cache, source, run, since=since, since_event=since_event):
+    async for event in event_stream(request.app.state.cache, request.app.state.source, run, position):
         yield event
 
 

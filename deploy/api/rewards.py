@@ -46,7 +46,7 @@ MOST_PIXELS = 16 * MIB
 """Most pixels of one image: 4096 x 4096."""
 PIXELS_AT_ONCE = 4 * MOST_PIXELS
 """Most pixels that are decoded at one time for a scorer; the images of a larger request are scored in portions."""
-BODIES_HELD = 2
+BODIES_HELD = 8
 """Largest bodies that the service holds at one time."""
 
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from fastapi.sse import ServerSentEvent
+from pydantic import BaseModel, Field
 
 from deploy.api.cache import StatusCache
 from deploy.api.problems import Problem
@@ -15,8 +16,17 @@ POLL_S = 1.0
 LINES_AT_ONCE, EVENTS_AT_ONCE = 1_000, 200
 
 
+class Position(BaseModel):
+    """What a reader has already received, and whether it waits for more."""
+
+    since: int = Field(0, ge=0, le=10**12, description="Return only metric lines after this number.")
+    since_event: int = Field(0, ge=0, le=10**12, description="Return only events after this number.")
+    session: str = Field("", max_length=100, description="Process of the run that these numbers belong to.")
+    once: bool = Field(default=False, description="End the answer after what there is now.")
+
+
 async def event_stream(
-    cache: StatusCache, source: Source, run: str, *, since: int, since_event: int
+    cache: StatusCache, source: Source, run: str, position: Position
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream until the reader closes it, or until the run is gone from the board.
 
@@ -27,13 +37,12 @@ async def event_stream(
         cache: where the status is read.
         source: where lines and events are read.
         run: the run's name.
-        since: send metric lines with a `seq` above this.
-        since_event: send events with a number above this.
+        position: send metric lines and events after it.
 
     Returns:
-        Events `status`, `metrics` and `event`, without end.
+        Events `status`, `metrics` and `event`, without end unless `position.once`.
     """
-    last, session = b"", None
+    last, session, since, since_event = b"", position.session or None, position.since, position.since_event
     while True:
         try:
             status, text = await cache.status(run), await cache.json(run)
@@ -57,4 +66,7 @@ async def event_stream(
         for event in events:
             since_event = event.number
             yield ServerSentEvent(event="event", raw_data=event.model_dump_json())
-        await asyncio.sleep(POLL_S if len(lines) < LINES_AT_ONCE else 0)
+        has_more = len(lines) == LINES_AT_ONCE or len(events) == EVENTS_AT_ONCE
+        if position.once and not has_more:
+            return
+        await asyncio.sleep(0 if has_more else POLL_S)

@@ -1,4 +1,4 @@
-// The client of the status API: JSON with the tab's token, and a run's event stream that reconnects by itself.
+// The client of the status API: JSON with the tab's token, and the events of a run, asked for again and again.
 
 const KEY = "flowcredit-token";
 export const token = {
@@ -32,45 +32,56 @@ export async function order(method, path, body) {
   return (await checked(await fetch(path, request))).json();
 }
 
-// Calls `onEvent(name, data)` for each event and `onLink(isLive, error)` when the connection changes. `position()` returns
-// what the caller has already received, so that a new connection continues there. Returns a function that ends it.
+// Calls `onEvent(name, data)` for each event and `onLink(isLive, error)` after each answer. `position()` returns what the
+// caller has already received and how long to wait until the next question. Returns a function that ends it.
+//
+// It asks again and again instead of holding a connection: a browser opens six of them to a server, for all its tabs. A tab
+// that is hidden does not ask.
 export function follow(run, position, onEvent, onLink) {
   const ending = new AbortController();
   listen(run, position, onEvent, onLink, ending.signal);
   return () => ending.abort();
 }
 
-const SILENCE_MS = 25_000; // the server sends something at least every 15 seconds
+const ANSWER_MS = 20_000;
+const LONGEST_PAUSE_MS = 8000;
 
 async function listen(run, position, onEvent, onLink, signal) {
-  let pause = 1000;
+  let failures = 0;
   while (!signal.aborted) {
+    await shown(signal);
+    if (signal.aborted) return;
     const attempt = new AbortController();
     const end = () => attempt.abort();
     signal.addEventListener("abort", end);
-    let watchdog = setTimeout(end, SILENCE_MS);
+    const watchdog = setTimeout(end, ANSWER_MS);
     try {
-      const { since, sinceEvent } = position();
-      const path = `/runs/${encodeURIComponent(run)}/events?since=${since}&since_event=${sinceEvent}`;
+      const { session, since, sinceEvent } = position();
+      const held = new URLSearchParams({ once: true, session, since, since_event: sinceEvent });
+      const path = `/runs/${encodeURIComponent(run)}/events?${held}`;
       const response = await checked(await fetch(path, { headers: headers(), signal: attempt.signal, cache: "no-store" }));
-      onLink(true, null);
-      pause = 1000;
-      for await (const [name, data] of events(response.body)) {
-        clearTimeout(watchdog);
-        watchdog = setTimeout(end, SILENCE_MS);
-        if (name) onEvent(name, data);
-      }
-      throw new Error("the server ended the stream");
+      for await (const [name, data] of events(response.body)) if (name && !signal.aborted) onEvent(name, data);
+      if (!signal.aborted) onLink(true, null);
+      failures = 0;
     } catch (error) {
+      failures += 1;
       if (!signal.aborted) onLink(false, error);
     } finally {
       clearTimeout(watchdog);
       signal.removeEventListener("abort", end);
     }
-    if (signal.aborted) return;
+    const pause = failures ? Math.min(1000 * 2 ** (failures - 1), LONGEST_PAUSE_MS) : position().pause;
     await new Promise((resolve) => setTimeout(resolve, pause));
-    pause = Math.min(pause * 2, 8000);
   }
+}
+
+// Resolves when the tab is in view, or at the signal.
+function shown(signal) {
+  if (!document.hidden) return Promise.resolve();
+  return new Promise((resolve) => {
+    document.addEventListener("visibilitychange", resolve, { once: true, signal });
+    signal?.addEventListener("abort", resolve, { once: true });
+  });
 }
 
 async function* events(body) {

@@ -6,6 +6,8 @@ import * as panels from "/static/panels.js";
 import { drawTrajectories, explanation } from "/static/trajectories.js";
 
 const $ = (id) => document.getElementById(id);
+const ASK_MS = 1000; // between two questions for the news of a run
+const ASK_OVER_MS = 5000; // of a run that has ended or is silent
 const RUNS_EVERY_MS = 5000;
 const OUTCOMES_SHOWN = 5;
 
@@ -28,7 +30,12 @@ function show(run) {
   panels.drawEvents($("events"), []);
   $("trajectories").replaceChildren();
   const mine = view;
-  const position = () => ({ since: mine.lines.at(-1)?.seq ?? 0, sinceEvent: mine.events.at(-1)?.number ?? 0 });
+  const position = () => ({
+    session: mine.session ?? "",
+    since: mine.lines.at(-1)?.seq ?? 0,
+    sinceEvent: mine.events.at(-1)?.number ?? 0,
+    pause: mine.status && panels.isOver(mine.status) ? ASK_OVER_MS : ASK_MS,
+  });
   view.end = follow(run, position, (name, data) => mine === view && receive(name, data), (isLive, error) => mine === view && link(isLive, error));
 }
 
@@ -49,19 +56,33 @@ function receive(name, data) {
   }
 }
 
+const AGAIN = "“flowcredit serve <run folder>” shows it again.";
+
 function link(isLive, error) {
-  const element = $("link");
-  element.dataset.state = isLive ? "live" : "lost";
-  const since = view.status ? `, showing ${panels.clock(view.status.updated)}` : "";
-  element.textContent = isLive ? "live" : `connection lost${since}`;
-  document.body.classList.toggle("lost", !isLive);
-  if (error instanceof Refused && error.status === 401) notice("This server needs its token: press “Token”.");
-  else if (error instanceof Refused && error.status === 404) notice("This run is gone from the server.");
-  else if (isLive) notice("");
+  const status = view.status;
+  const hasEnded = status && panels.hasEnded(status);
+  if (isLive) state("live", "live");
+  else if (error instanceof Refused) state("over", error.status === 401 ? "token needed" : "no answer");
+  else if (hasEnded) state("over", "server ended");
+  else state("lost", `connection lost${status ? `, showing ${panels.clock(status.updated)}` : ""}`);
+  if (isLive) notice("");
+  else if (error instanceof Refused && error.status === 401) notice("This server needs its token: press “Token”.");
+  else if (error instanceof Refused && error.status === 404) notice(unknown(view.run));
+  else if (error instanceof Refused) notice(`${error.message}.`);
+  else if (hasEnded) notice(`The run has ${status.phase}, and the server of this page has ended. ${AGAIN}`);
+  else notice(`The server does not answer; this page tries again. If the run has ended, ${AGAIN}`);
 }
 
+function state(name, text) {
+  const element = $("link");
+  element.dataset.state = name;
+  if (element.textContent !== text) element.textContent = text;
+}
+
+const unknown = (run) => `There is no run “${run}” here: choose one from the list.`;
+
 function notice(text) {
-  $("notice").textContent = text;
+  if ($("notice").textContent !== text) $("notice").textContent = text;
   $("notice").hidden = !text;
 }
 
@@ -202,29 +223,33 @@ async function askToken() {
 // Runs
 
 async function listRuns() {
+  if (document.hidden) return;
   let runs;
   try {
     runs = await ask("/runs");
   } catch (error) {
     if (!view) {
-      $("link").dataset.state = "lost";
-      $("link").textContent = "no connection";
+      state("lost", "no connection");
       notice(error instanceof Refused ? `${error.message}.` : "The server does not answer; this page tries again.");
     }
     return;
   }
-  if (!view) notice("");
   const select = $("runs");
   const wanted = view?.run ?? new URLSearchParams(location.hash.slice(1)).get("run");
   select.replaceChildren(...runs.map((run) => new Option(`${run.run} (${run.stale_since ? "silent" : run.phase})`, run.run)));
   if (!runs.length && !view) {
-    $("link").textContent = "no runs yet";
+    state("over", "no runs yet");
     notice("No runs here yet. Start one with “flowcredit train”; it will appear here.");
     return;
   }
-  const chosen = runs.some((run) => run.run === wanted) ? wanted : (view?.run ?? runs[0].run);
-  if (runs.some((run) => run.run === chosen)) select.value = chosen;
-  show(chosen);
+  if (!view) notice("");
+  const isKnown = runs.some((run) => run.run === wanted);
+  select.value = isKnown ? wanted : "";
+  if (isKnown || !wanted) show(wanted || runs[0].run);
+  else if (!view) {
+    state("over", "no such run");
+    notice(unknown(wanted));
+  }
 }
 
 $("runs").addEventListener("change", (event) => show(event.target.value));
@@ -247,5 +272,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   if (view) drawMetrics();
 });
 setInterval(() => view?.status && panels.drawAges(view.status), 1000);
+for (const button of document.querySelectorAll("dialog [value=cancel]")) button.addEventListener("click", () => button.closest("dialog").close("cancel"));
+document.addEventListener("visibilitychange", listRuns);
 setInterval(listRuns, RUNS_EVERY_MS);
 listRuns();

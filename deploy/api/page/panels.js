@@ -5,7 +5,8 @@ const number = (value, digits = 3) => (value == null ? "–" : value.toFixed(dig
 const small = (value) => (value == null ? "–" : value === 0 ? "0" : Math.abs(value) < 0.001 ? value.toExponential(1) : value.toPrecision(3));
 const TONES = { running: "ok", finished: "ok", starting: "", paused: "warn", stopping: "warn", stopped: "warn", failed: "bad" };
 
-export const isOver = (status) => ["finished", "stopped", "failed"].includes(status.phase) || status.stale_since != null;
+export const hasEnded = (status) => ["finished", "stopped", "failed"].includes(status.phase);
+export const isOver = (status) => hasEnded(status) || status.stale_since != null;
 export const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString();
 
 export function span(seconds) {
@@ -51,7 +52,7 @@ export function drawFacts(holder, status) {
 
 export function drawAges(status) {
   const age = document.getElementById("age");
-  if (age) age.textContent = `${["finished", "stopped", "failed"].includes(status.phase) ? "ended" : "updated"} ${ago(status.updated)}`;
+  if (age) age.textContent = `${hasEnded(status) ? "ended" : "updated"} ${ago(status.updated)}`;
 }
 
 export function drawAttention(holder, status) {

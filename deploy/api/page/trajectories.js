@@ -7,7 +7,7 @@ export function explanation(record) {
   const isCalibrated = record.trajectories.some((trajectory) => trajectory.values);
   const reward = "A reward is what the scorers give to the clean image as estimated before a step";
   const value = "a calibrated value is what this reward predicts of the final one, relative to the group's mean";
-  const step = `a step reward, between two images, is what the credit rule makes of the ${isCalibrated ? "values" : "rewards"} around the step`;
+  const step = `a step reward, between two images, is what the credit rule gives to the step, computed from the ${isCalibrated ? "values" : "rewards"}`;
   return `${[reward, ...(isCalibrated ? [value] : []), step].join("; ")}.`;
 }
 

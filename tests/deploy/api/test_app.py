@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -128,6 +129,20 @@ def test_events_are_streamed_status_first(client):
     assert data["status"]["run"] == "alive"
     assert [line["seq"] for line in data["metrics"]] == [6]
     assert data["event"]["message"] == "the run begins"
+
+
+def test_events_end_after_what_there_is_if_asked_once(client):
+    def received(**position: object) -> list[tuple[str, Any]]:
+        lines = client.get("/runs/alive/events", params={"once": True, **position}).text.split("\n")
+        names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
+        return list(zip(names, (json.loads(line[6:]) for line in lines if line.startswith("data: ")), strict=True))
+
+    assert [name for name, _ in received()] == ["status", "metrics", "event"]
+    later = dict(received(since=4, since_event=1, session="s1"))
+    assert (set(later), [line["seq"] for line in later["metrics"]]) == ({"status", "metrics"}, [5, 6])
+    another = dict(received(since=4, since_event=1, session="of an earlier process"))
+    assert [line["seq"] for line in another["metrics"]] == [1, 2, 3, 4, 5, 6]
+    assert another["event"]["number"] == 1
 
 
 def test_records_are_a_sheet_for_people_and_data_for_programs(client):

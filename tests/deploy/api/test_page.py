@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -157,7 +158,8 @@ def wait_for(browser: Any, holds: Any, seconds: float = 40.0) -> None:
 
 
 def shown_iteration(browser: Any) -> int:
-    return int(browser.execute_script("return document.getElementById('progress').value"))
+    found = re.search(r"(\d+) / \d+", text(browser, "#facts"))
+    return int(found[1]) if found else 0
 
 
 def test_the_page_of_a_live_run_moves_and_nothing_goes_wrong_in_the_browser(page):
@@ -216,6 +218,82 @@ def test_a_lost_connection_is_shown_and_heals(page, scene):
     wait_for(page, lambda: shown_iteration(page) > before + 1)
     seqs = page.execute_script("return document.querySelector('#reward-chart').getAttribute('aria-label')")
     assert "reward now 0.5" in seqs
+
+
+def test_enter_in_the_token_dialog_takes_the_token(page):
+    page.find_element("css selector", "#token-open").click()
+    field = page.find_element("css selector", "#token")
+    field.clear()
+    field.send_keys("a-token-by-the-keyboard\n")
+    wait_for(page, lambda: not page.execute_script("return document.getElementById('token-dialog').open"))
+    held = "return sessionStorage.getItem('flowcredit-token')"
+    assert page.execute_script(held) == "a-token-by-the-keyboard"
+    page.find_element("css selector", "#token-open").click()
+    page.find_element("css selector", "#token").send_keys("-2")
+    page.find_element("css selector", "#token-dialog [value=cancel]").click()
+    assert page.execute_script(held) == "a-token-by-the-keyboard"
+
+
+def test_more_windows_than_a_browser_has_connections_are_all_live(page, scene):
+    """A browser opens six connections to a server, for all its tabs and windows together."""
+    first, opened = page.current_window_handle, []
+    page.set_page_load_timeout(40)
+    try:
+        for number in range(8):
+            page.switch_to.new_window("window" if number % 2 else "tab")
+            opened.append(page.current_window_handle)
+            page.get(scene[1].address)
+            wait_for(page, lambda: text(page, "#link") == "live")
+        for handle in opened:
+            page.switch_to.window(handle)
+            page.execute_cdp_cmd("Page.bringToFront", {})
+            before = shown_iteration(page)
+            wait_for(page, lambda before=before: shown_iteration(page) > before)
+    finally:
+        for handle in opened:
+            page.switch_to.window(handle)
+            page.close()
+        page.switch_to.window(first)
+
+
+def test_an_unknown_run_in_the_address_shows_no_other_one(browser, scene):
+    browser.get("about:blank")
+    browser.get(f"{scene[1].address}#run=gone")
+    wait_for(browser, lambda: "There is no run “gone” here" in text(browser, "#notice"))
+    assert text(browser, "#facts") == ""
+    browser.execute_script("location.hash = 'run=live'")
+    wait_for(browser, lambda: "running" in text(browser, "#facts") and not text(browser, "#notice"))
+
+
+def test_the_end_of_a_run_and_of_its_server_is_no_alarm_and_names_the_way_back(page, scene):
+    run, server = scene
+    run.phase = "finished"
+    try:
+        wait_for(page, lambda: "finished" in text(page, "#facts"))
+        server.stop()
+        wait_for(page, lambda: text(page, "#link") == "server ended")
+        assert "The run has finished" in text(page, "#notice")
+        assert "flowcredit serve <run folder>" in text(page, "#notice")
+        assert page.execute_script("return document.getElementById('link').dataset.state") == "over"
+    finally:
+        run.phase = "running"
+        server.start()
+    wait_for(page, lambda: text(page, "#link") == "live" and "running" in text(page, "#facts"))
+    wait_for(page, lambda: not text(page, "#notice"))
+
+
+@pytest.mark.parametrize("width", [400, 1200])
+def test_axe_finds_nothing(page, width):
+    axe = pytest.importorskip(
+        "axe_core_python.selenium", reason="axe-core-python is not installed: pip install -e .[dev]"
+    )
+    wait_for(page, lambda: page.execute_script("return document.querySelectorAll('.trajectory').length") == 2)
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    found = axe.Axe().run(page)
+    page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found["violations"]] == []
+    assert len(found["passes"]) > 20
 
 
 HEAT = """

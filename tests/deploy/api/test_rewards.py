@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import httpx2
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 from PIL import Image
 
 from deploy.api.auth import Access
-from deploy.api.rewards import make_app
+from deploy.api.rewards import BODIES_HELD, make_app
 from deploy.cli.rewards import wanted_scorers
 from protocol.errors import ConfigError, ContractError, PromptError, ScorerError
 from protocol.messages import Metadata, Prompt, Scores
@@ -209,14 +210,14 @@ def test_bodies_in_progress_have_a_bound() -> None:
     with reward_service(make_app({"red": build_scorer(f"{__name__}:Redness")}, OPEN, max_body_mib=1)) as url:
         host, port = url.removeprefix("http://").split(":")
         head = f"POST /v1/score HTTP/1.1\r\nHost: {host}\r\nContent-Length: {1024 * 1024}\r\n\r\n".encode()
-        with socket.create_connection((host, int(port))) as one, socket.create_connection((host, int(port))) as two:
-            one.sendall(head + b"{")
-            two.sendall(head + b"{")
+        with ExitStack() as held:
+            for _ in range(BODIES_HELD):
+                held.enter_context(socket.create_connection((host, int(port)))).sendall(head + b"{")
             until = time.monotonic() + 30
             while (answer := posted(url, [(encode_png(IMAGES[0]), "a")])).status_code == 200:
                 assert time.monotonic() < until
                 time.sleep(0.05)
-            assert answer.status_code == 503 and "hold 2 MiB already" in answer.json()["detail"]
+            assert answer.status_code == 503 and f"hold {BODIES_HELD} MiB already" in answer.json()["detail"]
         while (answer := posted(url, [(encode_png(IMAGES[0]), "a")])).status_code == 503:
             assert time.monotonic() < until
             time.sleep(0.05)
