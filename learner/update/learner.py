@@ -213,7 +213,7 @@ class Learner:
         Raises:
             ContractError: no step of the iteration has a step reward.
         """
-        groups, settings = self._groups, self._config.learner
+        groups = self._groups
         tables, assignment = self._assigned(groups)
         if assignment.step_rewards.isnan().all():
             reasons = (reason for group in groups for shard in group.shards for reason in shard.scores.reasons)
@@ -229,9 +229,7 @@ class Learner:
             "ledger/first": float(first),
             "ledger/last": float(first + len(groups) - 1),
             **group_metrics(groups, tables, assignment),
-            **update_metrics(
-                (piece for found in findings for piece in found.pieces), self._steps, clip_range=settings.clip_range
-            ),
+            **update_metrics((piece for found in findings for piece in found.pieces), self._steps),
             **{name: value for found in findings for name, value in found.probed.items()},
             "adapter/version": float(self.iteration),
         }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from learner.credit.assign import Assignment, RewardTables
@@ -24,6 +24,7 @@ class PieceStatistics:
     loss: float
     """Sum over its pairs."""
     ratios: Float[np.ndarray, " N"]
+    outside: Bool[np.ndarray, " N"]
     divergences: Float[np.ndarray, " N"]
 
     @staticmethod
@@ -39,7 +40,13 @@ class PieceStatistics:
             Its numbers, without gradients.
         """
         ratios = pairs.ratio.detach().cpu().numpy()
-        return PieceStatistics(order=order, loss=loss, ratios=ratios, divergences=pairs.kl.cpu().numpy())
+        return PieceStatistics(
+            order=order,
+            loss=loss,
+            ratios=ratios,
+            outside=pairs.outside.cpu().numpy(),
+            divergences=pairs.kl.cpu().numpy(),
+        )
 
 
 @dataclass(frozen=True)
@@ -52,15 +59,12 @@ class StepStatistics:
     """Before clipping; None if no step was taken."""
 
 
-def update_metrics(
-    pieces: Iterable[PieceStatistics], steps: Sequence[StepStatistics], *, clip_range: float
-) -> dict[str, float]:
+def update_metrics(pieces: Iterable[PieceStatistics], steps: Sequence[StepStatistics]) -> dict[str, float]:
     """Numbers of an update by name; ratios of the first optimizer step show whether learner and rollout agree.
 
     Args:
         pieces: of all workers, in any order.
         steps: the iteration's optimizer steps.
-        clip_range: of the objective.
 
     Returns:
         The same bits for any number of workers.
@@ -75,7 +79,7 @@ def update_metrics(
         "train/grad_norm": float(np.mean(grad_norms)) if grad_norms else 0.0,
         "train/ratio_mean": ratios.mean().item(),
         "train/first_ratio_deviation": (first - 1).abs().max().item(),
-        "train/clip_fraction": ((ratios - 1).abs() > clip_range).float().mean().item(),
+        "train/clip_fraction": _joined([piece.outside for piece in ordered], empty=0.0).float().mean().item(),
         "train/approx_kl": (0.5 * ratios.log().square()).mean().item(),
         "train/reference_kl": _joined([piece.divergences for piece in ordered], empty=0.0).mean().item(),
     }

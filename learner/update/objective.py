@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flow.adapter.lora import Lora
@@ -27,6 +27,8 @@ class PairLosses:
     """What is minimised, carries the gradient; 0 where the pair does not count."""
     ratio: Float[Tensor, " N"]
     """New over old density, exactly 1 before the first update; for `guarded` GRPO-Guard's."""
+    outside: Bool[Tensor, " N"]
+    """Whether the pair has left the clip range, or for `masked` the divergence bound; `distillation` has neither."""
     kl: Float[Tensor, " N"]
     """Divergence from the model without adapter; 0 when the term is off."""
 
@@ -47,7 +49,7 @@ class Objective:
         conditioning = self.policy.conditioning(micro_batch.prompt.text, micro_batch.prompt.negative)
         reference = self._reference(micro_batch, conditioning) if self.config.kl.weight else None
         transition, velocity = self.policy.transition(micro_batch.latents, micro_batch.k, conditioning=conditioning)
-        loss, ratio = self._policy_term(micro_batch, transition, velocity)
+        loss, ratio, outside = self._policy_term(micro_batch, transition, velocity)
         kl = torch.zeros_like(loss)
         if reference is not None:
             kl = divergence(
@@ -57,48 +59,59 @@ class Objective:
                 step_size=self._step_size(micro_batch.k),
             )
             loss = loss + self.config.kl.weight * kl
-        return PairLosses(loss=loss * micro_batch.valid, ratio=ratio, kl=kl.detach() * micro_batch.valid)
+        return PairLosses(
+            loss=loss * micro_batch.valid, ratio=ratio, outside=outside, kl=kl.detach() * micro_batch.valid
+        )
 
     def _policy_term(
         self, micro_batch: MicroBatch, transition: Transition, velocity: Tensor
-    ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+    ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"], Bool[Tensor, " N"]]:
+        """Loss, ratio and whether each pair has left the trust region."""
+        config = self.config
         log_prob = transition.log_prob(micro_batch.next_latents)
-        if self.config.objective == "distillation":
+        if config.objective == "distillation":
             target = self._target(micro_batch)
             loss = weighted_regression(velocity=velocity, target=target, advantages=micro_batch.advantages)
-            return loss, (log_prob.detach() - micro_batch.old_log_prob).exp()
-        if self.config.objective == "guarded":
-            if micro_batch.old_mean is None:
-                raise ContractError("objective guarded needs the means of the rollout, got none")
+            ratio = (log_prob.detach() - micro_batch.old_log_prob).exp()
+            return loss, ratio, torch.zeros_like(micro_batch.valid)
+        if config.objective == "masked":
+            old = Transition(mean=self._old_mean(micro_batch), std=transition.std)
+            divergence = old.kl(transition)
+            loss, ratio = masked_surrogate(
+                log_prob=log_prob,
+                old_log_prob=micro_batch.old_log_prob,
+                advantages=micro_batch.advantages,
+                divergence=divergence,
+                bound=config.divergence_bound,
+            )
+            return loss, ratio, divergence > config.divergence_bound
+        if config.objective == "guarded":
             log_ratio = guarded_log_ratio(
                 log_prob=log_prob,
                 old_log_prob=micro_batch.old_log_prob,
                 mean=transition.mean,
-                old_mean=micro_batch.old_mean,
+                old_mean=self._old_mean(micro_batch),
                 std=transition.std,
             )
-            return guarded_surrogate(
+            loss, ratio = guarded_surrogate(
                 log_ratio=log_ratio,
                 advantages=micro_batch.advantages,
-                clip_range=self.config.clip_range,
+                clip_range=config.clip_range,
                 step_size=self._step_size(micro_batch.k),
             )
-        if self.config.objective == "masked":
-            if micro_batch.old_mean is None:
-                raise ContractError("objective masked needs the means of the rollout, got none")
-            return masked_surrogate(
+        else:
+            loss, ratio = clipped_surrogate(
                 log_prob=log_prob,
                 old_log_prob=micro_batch.old_log_prob,
                 advantages=micro_batch.advantages,
-                divergence=Transition(mean=micro_batch.old_mean, std=transition.std).kl(transition),
-                bound=self.config.divergence_bound,
+                clip_range=config.clip_range,
             )
-        return clipped_surrogate(
-            log_prob=log_prob,
-            old_log_prob=micro_batch.old_log_prob,
-            advantages=micro_batch.advantages,
-            clip_range=self.config.clip_range,
-        )
+        return loss, ratio, (ratio.detach() - 1).abs() > config.clip_range
+
+    def _old_mean(self, micro_batch: MicroBatch) -> Float[Tensor, "N C H W"]:
+        if micro_batch.old_mean is None:
+            raise ContractError(f"objective {self.config.objective} needs the means of the rollout, got none")
+        return micro_batch.old_mean
 
     @torch.no_grad()
     def _reference(

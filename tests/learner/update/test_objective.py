@@ -163,6 +163,7 @@ def test_the_mask_sees_how_far_the_means_of_the_step_have_moved(tiny_config: Con
     for bound, gradients in ((1.9, [False, True]), (2.1, [True, True])):
         losses = Objective(policy, lora, LearnerConfig(objective="masked", divergence_bound=bound))(far)
         assert losses.loss.tolist() == pytest.approx([-math.exp(0.3), 0.5 * math.exp(0.3), 0.0], rel=1e-4)
+        assert losses.outside.tolist() == [bound < 2] * 3
         for loss, has_gradient in zip(losses.loss, gradients, strict=False):
             found = torch.autograd.grad(loss, list(lora.parameters.values()), retain_graph=True)
             assert any(bool(each.any()) for each in found) is has_gradient
@@ -213,7 +214,7 @@ def test_parts_of_a_group_add_up_to_the_gradient_of_the_whole(
 
 
 def test_baseline_and_running_mean_go_on_exactly_after_a_restore(tiny_config: Config) -> None:
-    learning = {"updates_per_iteration": 1, "average": {"decay": 0.9, "every": 2}}
+    learning = {"updates_per_iteration": 1, "average": {"decay": 0.9, "every": 3}}
     config = tiny_config(learner=learning, credit={"normalise": "ema"})
     whole, policy = Learner(config), RolloutPolicy(config)
     iterate(whole, policy, config)
