@@ -1,5 +1,6 @@
 """What many tests share: a tiny random Stable Diffusion 3 pipeline on disk, and a config that names it."""
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -33,11 +34,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_torch_thread() -> None:
-    """The order of sums, and with it every bit, depends on torch's thread count."""
+def torch_threads() -> None:
+    """The order of sums, and with it every bit, depends on torch's thread count: 1, or TEST_TORCH_THREADS."""
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("TEST_TORCH_THREADS", "1")))
 
 
 @pytest.fixture(scope="session")

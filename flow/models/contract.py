@@ -54,5 +54,8 @@ def stack(conditionings: Sequence[Conditioning]) -> Conditioning:
 
 
 def repeat(conditioning: Conditioning, times: int) -> Conditioning:
-    """Repeat one prompt's embeddings as `times` rows."""
-    return {name: tensor.expand(times, *tensor.shape[1:]) for name, tensor in conditioning.items()}
+    """Repeat one prompt's embeddings as `times` rows with memory of their own, as in diffusers' pipelines.
+
+    torch multiplies a row that is only expanded in another order, which rounds differently on some CPUs.
+    """
+    return {name: tensor.expand(times, *tensor.shape[1:]).contiguous() for name, tensor in conditioning.items()}

@@ -23,7 +23,7 @@ from flow.rollout import trajectory
 from protocol.config.model import ModelConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.errors import ModelError
-from tests.support.worlds.tiny_models import write_flux, write_sd35
+from tests.support.worlds.tiny_models import frozen, write_flux, write_sd35
 
 STEPS, TOKENS = 3, 6
 TEXT, NEGATIVE = "a red circle", "blurry"
@@ -52,7 +52,7 @@ def pipeline(folder: Path) -> Any:
     absent = {part: None for part in ("text_encoder_3", "tokenizer_3") if "without_t5" in folder.name}
     loaded = diffusers.DiffusionPipeline.from_pretrained(folder, **absent)
     loaded.set_progress_bar_config(disable=True)
-    return loaded
+    return frozen(loaded)
 
 
 def backbone_of(folder: Path, *, height: int = 16, width: int = 16, **settings: Any) -> Backbone:

@@ -18,6 +18,7 @@ from protocol.config.model import ModelConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.errors import ModelError
 from protocol.messages import GenerateRequest, Prompt
+from tests.support.worlds.tiny_models import frozen
 
 STEPS = 4
 TOKENS_OF_T5 = 2
@@ -29,7 +30,7 @@ def pipeline(tiny_sd3: Path) -> StableDiffusion3Pipeline:
     diffusers_logging.disable_progress_bar()
     loaded = StableDiffusion3Pipeline.from_pretrained(tiny_sd3, text_encoder_3=None, tokenizer_3=None)
     loaded.set_progress_bar_config(disable=True)
-    return loaded
+    return frozen(loaded)
 
 
 @pytest.fixture(scope="module")
