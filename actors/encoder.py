@@ -7,6 +7,7 @@ import ray
 import torch
 
 from actors.pool.calls import ActorFailedError, answer
+from actors.pool.nodes import ray_options
 from flow.device import device_of
 from flow.models.load import open_embeddings
 from protocol.config.run import RunConfig
@@ -39,7 +40,7 @@ async def encode_on_ray(config: RunConfig, batches: Sequence[Sequence[str]]) -> 
         PoolError: the actor died or overran.
     """
     role = config.cluster.learner
-    actor: Any = EncoderActor.options(num_cpus=role.cpus, num_gpus=role.gpus).remote(config)
+    actor: Any = EncoderActor.options(**ray_options(role.reserved)).remote(config)
     try:
         await answer(actor.prepare.remote(), timeout_s=role.timeout_s)
         return sum([await answer(actor.fill.remote(batch), timeout_s=role.timeout_s) for batch in batches])

@@ -90,13 +90,10 @@ class RayFleet:
     def _needs(self, pool: str) -> dict[str, float]:
         cluster = self._config.cluster
         if pool == "rollout":
-            return {"CPU": cluster.rollout.cpus, "GPU": cluster.rollout.gpus}
+            return cluster.rollout.reserved
         if pool == self.learner.name:
-            return {"CPU": cluster.learner.cpus, "GPU": cluster.learner.gpus}
-        reward = self._config.rewards[pool.removeprefix("reward/")]
-        cpus = cluster.reward.cpus if reward.cpus is None else reward.cpus
-        gpus = cluster.reward.gpus if reward.gpus is None else reward.gpus
-        return {"CPU": cpus, "GPU": gpus, **reward.resources}
+            return cluster.learner.reserved
+        return self._config.rewards[pool.removeprefix("reward/")].reserved(cluster.reward)
 
 
 def shortage_of(needs: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:

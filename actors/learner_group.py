@@ -19,7 +19,7 @@ import ray
 from actors.learners import LearnerActor, RemoteWorker
 from actors.pool.calls import ActorFailedError, answer, whereabouts
 from actors.pool.member import ActorHandle, Member, Starts
-from actors.pool.nodes import NodeFailures
+from actors.pool.nodes import NodeFailures, ray_options
 from flow.device import CUBLAS, require_same_facts
 from learner.update.lanes import Seat
 from learner.update.workers import update
@@ -173,7 +173,7 @@ class LearnerGroup:
     def _spawn(self) -> ActorHandle:
         role = self._role
         environment = {"runtime_env": {"env_vars": CUBLAS}} if role.gpus else {}
-        options = {"num_cpus": role.cpus, "num_gpus": role.gpus, **environment, **self._nodes.options()}
+        options = {**ray_options(role.reserved), **environment, **self._nodes.options()}
         return LearnerActor.options(**options).remote(self._config)
 
     async def _start(self, worker: RemoteWorker) -> None:

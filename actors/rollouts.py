@@ -9,7 +9,7 @@ import torch
 
 from actors.pool.calls import HEARTBEAT, ActorFailedError, Alive, answer
 from actors.pool.member import ActorHandle
-from actors.pool.nodes import NodeFailures, failure_reporter
+from actors.pool.nodes import NodeFailures, failure_reporter, ray_options
 from actors.pool.pool import ActorPool
 from flow.device import device_of
 from flow.rollout import RolloutPolicy, excerpt_of
@@ -77,7 +77,7 @@ class RolloutPool:
         self._heartbeat_s = cluster.heartbeat_s
         self._nodes = nodes
         self._newest: deque[tuple[Adapter, ray.ObjectRef[Any]]] = deque(maxlen=config.held_adapters)
-        resources = {"num_cpus": cluster.rollout.cpus, "num_gpus": cluster.rollout.gpus}
+        resources = ray_options(cluster.rollout.reserved)
         self.pool = ActorPool(
             "rollout",
             lambda: RolloutActor.options(**resources, **nodes.options()).remote(config),

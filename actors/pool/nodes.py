@@ -49,6 +49,12 @@ class NodeFailures:
         return {"label_selector": {NODE_LABEL: f"!in({', '.join(sorted(avoided & alive))})"}}
 
 
+def ray_options(reserved: Mapping[str, float]) -> dict[str, Any]:
+    """Return the Ray options of an actor that reserves these resources, named as Ray names them."""
+    custom = {name: amount for name, amount in reserved.items() if name not in ("CPU", "GPU")}
+    return {"num_cpus": reserved["CPU"], "num_gpus": reserved["GPU"], "resources": custom}
+
+
 def failure_reporter(pool: str, nodes: NodeFailures, sink: StatusSink) -> Callable[[Any, str], None]:
     """Make the callback that a pool calls when an actor fails.
 

@@ -18,7 +18,7 @@ import ray
 
 from actors.pool.calls import HEARTBEAT, Alive, answer
 from actors.pool.member import ActorHandle
-from actors.pool.nodes import NodeFailures, failure_reporter
+from actors.pool.nodes import NodeFailures, failure_reporter, ray_options
 from actors.pool.pool import ActorPool
 from actors.pool.restarts import backoff_s
 from actors.rewards.queue import RewardQueue
@@ -324,10 +324,5 @@ class RewardPools:
 
 
 def _options(reward: RewardConfig, config: RunConfig) -> dict[str, Any]:
-    role = config.cluster.reward
-    options: dict[str, Any] = {
-        "num_cpus": role.cpus if reward.cpus is None else reward.cpus,
-        "num_gpus": role.gpus if reward.gpus is None else reward.gpus,
-        "resources": reward.resources,
-    }
+    options = ray_options(reward.reserved(config.cluster.reward))
     return options | ({"runtime_env": reward.runtime_env} if reward.runtime_env else {})

@@ -88,12 +88,8 @@ def _require_gpus(config: RunConfig) -> None:
 
 
 def _needed_resources(config: RunConfig) -> dict[str, float]:
-    """Sum the custom resources of all reward actors."""
-    needed: Counter[str] = Counter()
-    for reward in config.rewards.values():
-        for resource, amount in reward.resources.items():
-            needed[resource] += reward.actors * amount  # pyright: ignore[reportArgumentType]
-    return dict(needed)
+    """Sum the custom resources of all actors."""
+    return {name: amount for name, amount in _asked(config).items() if name not in ("CPU", "GPU")}
 
 
 def _report_fit(config: RunConfig, sink: StatusSink) -> None:
@@ -115,14 +111,15 @@ def _report_fit(config: RunConfig, sink: StatusSink) -> None:
 def _asked(config: RunConfig) -> dict[str, float]:
     """Sum what all actors of a run reserve."""
     cluster = config.cluster
-    rewards = config.rewards.values()
-    cpus = sum(reward.actors * (cluster.reward.cpus if reward.cpus is None else reward.cpus) for reward in rewards)
-    gpus = sum(reward.actors * (cluster.reward.gpus if reward.gpus is None else reward.gpus) for reward in rewards)
-    return {
-        "CPU": cluster.rollout_actors * cluster.rollout.cpus + cpus + cluster.learner.workers * cluster.learner.cpus,
-        "GPU": cluster.rollout_actors * cluster.rollout.gpus + gpus + cluster.learner.workers * cluster.learner.gpus,
-        **_needed_resources(config),
-    }
+    asked: Counter[str] = Counter()
+    for actors, reserved in (
+        (cluster.rollout_actors, cluster.rollout.reserved),
+        (cluster.learner.workers, cluster.learner.reserved),
+        *((reward.actors, reward.reserved(cluster.reward)) for reward in config.rewards.values()),
+    ):
+        for name, amount in reserved.items():
+            asked[name] += actors * amount  # pyright: ignore[reportArgumentType]
+    return dict(asked)
 
 
 def _needed_cpus(config: RunConfig) -> int:

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from protocol.config.section import Positive, Section
+from protocol.config.section import CustomResources, Positive, Section
 
 
 class RoleConfig(Section):
@@ -14,8 +14,15 @@ class RoleConfig(Section):
     """CPUs that Ray reserves for one actor, at least 0; fractions are possible."""
     gpus: float = Field(default=0.0, ge=0.0)
     """GPUs that Ray reserves for one actor, at least 0; fractions are possible."""
+    resources: CustomResources = Field(default_factory=dict)
+    """Custom Ray resources of one actor, such as `{rollout: 1}`; it runs only on nodes that have them."""
     timeout_s: float = Field(default=600.0, gt=0.0)
     """Seconds that one call may take; then it counts as failed and the actor is replaced."""
+
+    @property
+    def reserved(self) -> dict[str, float]:
+        """What Ray reserves for one actor, by Ray's names."""
+        return {"CPU": self.cpus, "GPU": self.gpus, **self.resources}
 
 
 class LearnerRoleConfig(RoleConfig):

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from protocol.config.section import Positive, Section
+from protocol.config.cluster import RoleConfig
+from protocol.config.section import CustomResources, Positive, Section
 
 
 class RewardConfig(Section):
@@ -42,10 +43,15 @@ class RewardConfig(Section):
     """CPUs that Ray reserves for one actor; none takes `cluster.reward.cpus`."""
     gpus: float | None = Field(default=None, ge=0.0)
     """GPUs that Ray reserves for one actor; none takes `cluster.reward.gpus`."""
-    resources: dict[str, float] = Field(default_factory=dict)
-    """Custom Ray resources that one actor needs, such as `{ocr_node: 1}`."""
+    resources: CustomResources = Field(default_factory=dict)
+    """Custom Ray resources that one actor needs beside those of `cluster.reward.resources`, such as `{ocr_node: 1}`."""
     runtime_env: dict[str, Any] | None = None
     """Ray runtime environment of the actors, such as `{pip: [paddleocr]}`; only they build the scorer then."""
+
+    def reserved(self, role: RoleConfig) -> dict[str, float]:
+        """Return what Ray reserves for one actor, by Ray's names; `cluster.reward` holds what this leaves open."""
+        own = {"CPU": self.cpus, "GPU": self.gpus, **self.resources}
+        return role.reserved | {name: amount for name, amount in own.items() if amount is not None}
 
 
 def trained_weights(rewards: Mapping[str, RewardConfig]) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Positive = Annotated[int, Field(ge=1)]
 """A whole number of at least 1."""
@@ -12,6 +12,18 @@ Weight = Annotated[float, Field(ge=0.0)]
 """A weight of at least 0."""
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 """A share in [0, 1]."""
+
+
+def _are_custom(resources: dict[str, float]) -> dict[str, float]:
+    for name in resources:
+        if name in RAYS_OWN:
+            raise ValueError(f"custom resources must have names of their own, got {name!r}: set cpus or gpus instead")
+    return resources
+
+
+RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
+CustomResources = Annotated[dict[str, Annotated[float, Field(gt=0.0)]], AfterValidator(_are_custom)]
+"""Custom Ray resources by name, each above 0."""
 
 
 class Section(BaseModel):
