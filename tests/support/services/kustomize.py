@@ -32,7 +32,7 @@ def build(folder: Path, base: list[Document] | None = None) -> list[Document]:
 
 
 def _read(path: Path) -> list[Document]:
-    # Through JSON, so that what YAML's aliases share is copied: a patch of one place must not change the others.
+    # Through JSON, so that what YAML's aliases share is copied: a patch changes one field only.
     return json.loads(json.dumps(list(yaml.safe_load_all(path.read_text()))))
 
 
