@@ -186,7 +186,7 @@ def test_a_job_has_the_cluster_of_its_overlay_and_brings_no_second_one(overlay: 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_worker_groups_have_room_for_all_actors_of_the_run(overlay: str) -> None:
     config, groups = config_of(overlay), {group.groupName: group for group in cluster_of(overlay).workerGroupSpecs}
-    learners = getattr(config.cluster.learner, "workers", 1)
+    learners = config.cluster.learner.workers
     actors = {
         "rollout": [config.cluster.rollout.reserved] * config.cluster.rollout_actors,
         "learner": [config.cluster.learner.reserved] * learners,
