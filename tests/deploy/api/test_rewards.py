@@ -172,10 +172,10 @@ def posted(url: str, items: list[tuple[bytes, str]], kind: str = MSGPACK) -> htt
 def test_images_that_are_too_large_fail_alone_before_they_are_decoded() -> None:
     import resource
 
-    scorers = {"red": build_scorer(f"{__name__}:Redness")}
+    scorers, large = {"red": build_scorer(f"{__name__}:Redness")}, large_png(8000)
     with reward_service(make_app(scorers, OPEN)) as url:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        answer = posted(url, [(large_png(8000), "a")] * 10 + [(encode_png(IMAGES[0]), "a")])
+        answer = posted(url, [(large, "a")] * 10 + [(encode_png(IMAGES[0]), "a")])
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     items = answer.json()["items"]
     assert all("at most 16777216 pixels, got 8000x8000" in item["reason"] for item in items[:10])
