@@ -65,12 +65,15 @@ class RolloutActor(Alive):
 class RolloutPool:
     """The rollout actors; also brings every new adapter to all of them."""
 
-    def __init__(self, config: RunConfig, nodes: NodeFailures, sink: StatusSink) -> None:
+    def __init__(
+        self, config: RunConfig, nodes: NodeFailures, sink: StatusSink, *, actor_class: Any = RolloutActor
+    ) -> None:
         """
         Args:
             config: its section `cluster` says how many actors, their resources and deadlines.
             nodes: told where each actor lives and which failed.
             sink: told of every failure.
+            actor_class: of the actors; a simulation has its own.
         """
         cluster = config.cluster
         self._timeout_s = cluster.rollout.timeout_s
@@ -80,7 +83,7 @@ class RolloutPool:
         resources = ray_options(cluster.rollout.reserved)
         self.pool = ActorPool(
             "rollout",
-            lambda: RolloutActor.options(**resources, **nodes.options()).remote(config),
+            lambda: actor_class.options(**resources, **nodes.options()).remote(config),
             size=cluster.rollout_actors,
             max_restarts=cluster.max_restarts,
             prepare=self._prepare,

@@ -237,8 +237,18 @@ FAILURES = ("retried", "failed_calls", "missing", "dropped", "paused_s")
 class RewardPools:
     """The reward port: one pool of reward actors for each scorer, their scores mixed."""
 
-    def __init__(self, config: RunConfig, nodes: NodeFailures, sink: StatusSink) -> None:
+    def __init__(
+        self, config: RunConfig, nodes: NodeFailures, sink: StatusSink, *, actor_class: Any = RewardActor
+    ) -> None:
+        """
+        Args:
+            config: its sections `rewards` and `cluster` say how many actors, their resources and deadlines.
+            nodes: told where each actor lives and which failed.
+            sink: told of every failure.
+            actor_class: of the actors; a simulation has its own.
+        """
         self._config = config
+        self._actor_class = actor_class
         self._role = config.cluster.reward
         self._nodes = nodes
         self._sink = sink
@@ -300,7 +310,7 @@ class RewardPools:
         cluster, options = self._config.cluster, _options(reward, self._config)
 
         def spawn() -> ActorHandle:
-            return RewardActor.options(**options, **self._nodes.options()).remote(reward, self._role.threads)
+            return self._actor_class.options(**options, **self._nodes.options()).remote(reward, self._role.threads)
 
         def make() -> ActorPool:
             return ActorPool(

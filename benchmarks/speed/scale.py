@@ -1,0 +1,310 @@
+"""How the loop scales: the real loop, pools, queues, messages and board over actors with simulated models.
+
+    python -m benchmarks.speed.scale --rollout 64 --rewards 8 --workers 4 --groups 2000
+    python -m benchmarks.speed.scale --sweep --json docs/results/scale.json --chart docs/results/scale.png
+
+Every shard, score and micro-batch takes a stated time with jitter; trajectories, images and adapter have their real
+size. A shard has 24 trajectories of 10 steps and 264 images of 64 x 64. The pace is compared with the ideal of the
+slowest side. Many simulated actors share one process (`--seats`), so that a small machine can hold them.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Annotated, Any
+
+import psutil
+import ray
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.speed.simulated import SimulatedFleet, Times
+from deploy.folder.run_folder import RunFolder, open_run_folder
+from deploy.monitor.journal import Listener, RunJournal
+from deploy.monitor.observe import Observed
+from deploy.presets import load_config
+from learner.loop.loop import train
+from protocol.config.run import RunConfig
+from protocol.messages import Prompt
+
+STORE = 6 * 2**30
+"""Bytes of the object store."""
+WARM = 3
+"""Iterations at the start that do not count: processes start, and the queues fill."""
+ROLLOUTS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
+PROMPTS = [Prompt(index=index, text=f"prompt {index}") for index in range(64)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """The pools of one measurement."""
+
+    rollout: int
+    rewards: int
+    workers: int
+
+    def config(self, *, groups: int, lag: int) -> RunConfig:
+        """Make the config of a run with these pools and `groups` groups of one shard an iteration."""
+        return load_config(
+            "toy_geneval",
+            overrides=[
+                "iterations=1000000",
+                "sampling.steps=10",
+                "sampling.shared_noise=false",
+                f"group.per_iteration={groups}",
+                f"group.max_lag={lag}",
+                "learner.probe_every=0",
+                "learner.updates_per_iteration=1",
+                "checkpoint.every=1000000",
+                "evaluation.component=reward",
+                "status.trajectories=0",
+                f"cluster.rollout_actors={self.rollout}",
+                f"rewards.geneval.actors={self.rewards}",
+                "rewards.geneval.batch=264",
+            ],
+        )
+
+    def ideal(self, times: Times, steps: int) -> dict[str, float]:
+        """Return the shards a second that each side could make if it never waited."""
+        return {
+            "rollout": self.rollout / times.shard_s,
+            "reward": self.rewards / times.score_s,
+            "learner": self.workers / (times.pair_s * steps),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """What was read when an iteration was done."""
+
+    at_s: float
+    cpu_s: float
+    driver_mib: float
+    hosts_mib: float
+    store_mib: float
+
+
+class Meter(Listener):
+    """Reads clock, CPU time and memory at the end of each iteration and stops the run after the last one."""
+
+    def __init__(self, iterations: int, stop: asyncio.Event) -> None:
+        self.moments: list[Moment] = []
+        self._process = psutil.Process()
+        self._iterations = iterations
+        self._stop = stop
+
+    def recorded(self, iteration: int, line: Mapping[str, Any]) -> None:
+        """Read."""
+        del line
+        cpu = self._process.cpu_times()
+        self.moments.append(
+            Moment(
+                at_s=time.monotonic(),
+                cpu_s=cpu.user + cpu.system,
+                driver_mib=self._process.memory_info().rss / 2**20,
+                hosts_mib=_actors_mib(),
+                store_mib=_store_mib(),
+            )
+        )
+        if iteration >= self._iterations:
+            self._stop.set()
+
+
+def _actors_mib() -> float:
+    """Memory of the actors' processes without the object store that they share."""
+    total = 0
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.cmdline() and process.cmdline()[0].startswith("ray::"):
+                info = process.memory_info()
+                total += info.rss - info.shared
+        except psutil.Error:
+            continue
+    return total / 2**20
+
+
+def _store_mib() -> float:
+    """Bytes of the objects that the object store holds."""
+    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+
+    stats = get_memory_info_reply(get_state_from_address(ray.get_runtime_context().gcs_address)).store_stats
+    return stats.object_store_bytes_used / 2**20
+
+
+def measure(size: Size, times: Times, *, groups: int, per_iteration: int, seats: int, lag: int) -> dict[str, Any]:
+    """Run the loop and compare its pace with the ideal.
+
+    Args:
+        size: of the pools.
+        times: of the simulated work.
+        groups: groups to measure, after `WARM` iterations.
+        per_iteration: groups of one iteration, each of one shard.
+        seats: simulated actors in one process.
+        lag: `group.max_lag`.
+
+    Returns:
+        The figures by name.
+    """
+    config = size.config(groups=per_iteration, lag=lag)
+    iterations = WARM + max(2, -(-groups // per_iteration))
+    with tempfile.TemporaryDirectory() as temporary, _ray():
+        run = open_run_folder(Path(temporary) / "run", config)
+        try:
+            moments = asyncio.run(_run(config, run, size, times, iterations=iterations, seats=seats))
+        finally:
+            run.close()
+    return _figures(moments[WARM - 1 :], size, times, config)
+
+
+def _figures(moments: Sequence[Moment], size: Size, times: Times, config: RunConfig) -> dict[str, Any]:
+    first, last = moments[0], moments[-1]
+    seconds, shards = last.at_s - first.at_s, (len(moments) - 1) * config.group.per_iteration
+    ideal = size.ideal(times, config.sampling.steps)
+    slowest = min(ideal, key=lambda side: ideal[side])
+    half = len(moments) // 2
+
+    def growth(name: str) -> float:
+        """Compare the mean of the second half with that of the first."""
+        values = [getattr(moment, name) for moment in moments]
+        return mean(values[half:]) - mean(values[:half])
+
+    return {
+        **asdict(size),
+        "per_iteration": config.group.per_iteration,
+        "groups": shards,
+        "seconds": round(seconds, 2),
+        "shards_per_s": round(shards / seconds, 2),
+        "ideal_per_s": round(ideal[slowest], 2),
+        "slowest": slowest,
+        "share_of_ideal": round(shards / seconds / ideal[slowest], 4),
+        "driver_cpu_ms_per_group": round(1000 * (last.cpu_s - first.cpu_s) / shards, 2),
+        "driver_cores": round((last.cpu_s - first.cpu_s) / seconds, 3),
+        "driver_mib": round(last.driver_mib, 1),
+        "driver_growth_mib": round(growth("driver_mib"), 1),
+        "actors_growth_mib": round(growth("hosts_mib"), 1),
+        "store_mib": round(last.store_mib, 1),
+        "store_growth_mib": round(growth("store_mib"), 1),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+async def _run(
+    config: RunConfig, run: RunFolder, size: Size, times: Times, *, iterations: int, seats: int
+) -> list[Moment]:
+    stop = asyncio.Event()
+    meter = Meter(iterations, stop)
+    journal = RunJournal(run, meter)
+    fleet = SimulatedFleet(config, journal, times, workers=size.workers, seats=seats)
+    try:
+        async with Observed(config, run, fleet, journal, stop) as observed:
+            await fleet.start()
+            observed.begin(0)
+            await train(
+                config,
+                prompts=PROMPTS,
+                heldout=(),
+                ports=fleet.ports,
+                journal=journal,
+                stop=stop,
+                rest=observed.control.rest,
+                observer=observed,
+                is_evaluated=True,
+            )
+    finally:
+        fleet.stop()
+    return meter.moments
+
+
+@contextmanager
+def _ray() -> Iterator[None]:
+    ray.init(
+        address="local",
+        num_cpus=4,
+        object_store_memory=STORE,
+        include_dashboard=False,
+        _node_ip_address="127.0.0.1",
+        log_to_driver=False,
+        configure_logging=False,
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def main(
+    rollout: Annotated[int, typer.Option(help="Rollout actors.", min=1)] = 64,
+    rewards: Annotated[int, typer.Option(help="Reward actors.", min=1)] = 16,
+    workers: Annotated[int, typer.Option(help="Learner workers.", min=1)] = 16,
+    groups: Annotated[int, typer.Option(help="Groups to measure.", min=1)] = 2000,
+    per_iteration: Annotated[int, typer.Option(help="Groups of an iteration; 0 takes four a rollout actor.")] = 0,
+    lag: Annotated[int, typer.Option(help="group.max_lag.", min=0)] = 1,
+    shard_s: Annotated[float, typer.Option(help="Seconds of a shard.")] = 1.0,
+    score_s: Annotated[float, typer.Option(help="Seconds of a call of a reward actor.")] = 0.08,
+    pair_s: Annotated[float, typer.Option(help="Seconds of a micro-batch.")] = 0.008,
+    jitter: Annotated[float, typer.Option(help="Largest relative deviation of a time.", min=0, max=1)] = 0.2,
+    adapter_mb: Annotated[float, typer.Option(help="Size of the adapter in MiB.")] = 1.0,
+    seats: Annotated[int, typer.Option(help="Simulated actors in one process.", min=1)] = 32,
+    sweep: Annotated[bool, typer.Option(help="Measure 1 to 128 rollout actors.")] = False,
+    path: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
+    chart: Annotated[Path | None, typer.Option(help="Draw them there.")] = None,
+) -> None:
+    """Measure how far the loop's pace is from the ideal of its slowest side."""
+    times = Times(shard_s=shard_s, score_s=score_s, pair_s=pair_s, jitter=jitter, adapter_mb=adapter_mb)
+    rows = []
+    for actors in ROLLOUTS if sweep else (rollout,):
+        size = Size(rollout=actors, rewards=rewards, workers=workers)
+        count = per_iteration or 4 * actors
+        figures = measure(
+            size, times, groups=min(groups, 40 * actors) if sweep else groups, per_iteration=count, seats=seats, lag=lag
+        )
+        rows.append(figures)
+        print(json.dumps(figures), file=sys.stderr, flush=True)
+    _show(rows)
+    report = {"times": asdict(times), "seats": seats, "max_lag": lag, "cores": os.cpu_count(), "rows": rows}
+    if path:
+        path.write_text(json.dumps(report, indent=1) + "\n")
+    if chart:
+        draw(rows, chart)
+
+
+def _show(rows: Sequence[Mapping[str, Any]]) -> None:
+    names = (
+        "rollout", "rewards", "workers", "slowest", "ideal_per_s", "shards_per_s", "share_of_ideal",
+        "driver_cpu_ms_per_group", "driver_cores", "driver_growth_mib", "store_growth_mib",
+    )  # fmt: skip
+    table = Table(*names)
+    for row in rows:
+        table.add_row(*(str(row[name]) for name in names))
+    Console(width=200).print(table)
+
+
+def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw pace and ideal against the number of rollout actors, and the driver's load."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    pace, driver = figure.subplots(1, 2)
+    actors = [row["rollout"] for row in rows]
+    pace.plot(actors, [row["ideal_per_s"] for row in rows], "--", color="grey", label="ideal of the slowest side")
+    pace.plot(actors, [row["shards_per_s"] for row in rows], "o-", label="measured")
+    pace.set(xlabel="rollout actors", ylabel="shards a second", title="Pace")
+    pace.legend()
+    driver.plot(actors, [row["driver_cores"] for row in rows], "o-")
+    driver.set(xlabel="rollout actors", ylabel="cores", title="The driver's CPU", ylim=(0, None))
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    typer.run(main)
