@@ -40,8 +40,15 @@ class LearnerGroup:
     is_empty = has_failed = False
     """For `Starts`: further workers wait for a node as long as it takes."""
 
-    def __init__(self, config: RunConfig, nodes: NodeFailures) -> None:
+    def __init__(self, config: RunConfig, nodes: NodeFailures, *, actor_class: Any = LearnerActor) -> None:
+        """
+        Args:
+            config: its section `cluster` says how many workers, their resources and deadlines.
+            nodes: told where each worker lives and which failed.
+            actor_class: of the workers; a simulation has its own.
+        """
         self._config = config
+        self._actor_class = actor_class
         self._role = config.cluster.learner
         self._nodes = nodes
         self._desired = self._role.workers
@@ -174,7 +181,7 @@ class LearnerGroup:
         role = self._role
         environment = {"runtime_env": {"env_vars": CUBLAS}} if role.gpus else {}
         options = {**ray_options(role.reserved), **environment, **self._nodes.options()}
-        return LearnerActor.options(**options).remote(self._config)
+        return self._actor_class.options(**options).remote(self._config)
 
     async def _start(self, worker: RemoteWorker) -> None:
         timeout_s = self._role.timeout_s

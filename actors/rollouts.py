@@ -27,10 +27,16 @@ from protocol.messages import (
 from protocol.ports import ImagesHandle, RolloutHandle
 from protocol.sink import StatusSink
 
+ADAPTERS = "adapters"
+"""Concurrency group of the calls that bring adapters, so that a publication waits for no shard."""
+DEPTH = 2
+"""Calls that a rollout actor may hold: the one at work and the next."""
 
-@ray.remote(**HEARTBEAT)
+
+@ray.remote(concurrency_groups={**HEARTBEAT["concurrency_groups"], ADAPTERS: 1})
 class RolloutActor(Alive):
-    """Makes trajectories and images. It takes one call at a time; the pool ends a call at its deadline."""
+    """Makes trajectories and images, one call at a time, and receives adapters beside; the pool ends a call at its
+    deadline."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -41,10 +47,10 @@ class RolloutActor(Alive):
         """Load the model; in the constructor Ray would turn the user's mistake into a dead actor."""
         self._policy = RolloutPolicy(self._config, device=device_of(self._config.cluster.rollout))
 
-    @ray.method
-    def load(self, adapter: Adapter) -> tuple[int, str]:
-        """Load an adapter; return version and digest of what the model now holds."""
-        return self._policy.load(adapter)
+    @ray.method(concurrency_group=ADAPTERS)
+    def receive(self, adapter: Adapter) -> tuple[int, str]:
+        """Keep an adapter for the requests that name it; return its version and the digest of what came."""
+        return self._policy.receive(adapter)
 
     @ray.method(num_returns=3)
     def rollout(self, request: ShardRequest) -> tuple[ShardReceipt, Rollout, np.ndarray]:
@@ -89,6 +95,7 @@ class RolloutPool:
             prepare=self._prepare,
             restart_window_s=cluster.restart_window_s,
             patience_s=cluster.rollout.timeout_s,
+            depth=DEPTH,
             on_failure=failure_reporter("rollout", nodes, sink),
         )
 
@@ -102,8 +109,8 @@ class RolloutPool:
         return await self.pool.call(work)
 
     def parallel(self) -> int:
-        """Count the ready actors; each rolls out one shard at a time."""
-        return self.pool.status().ready
+        """Count the shards that the ready actors can hold; each rolls out one at a time and holds the next."""
+        return DEPTH * self.pool.ready
 
     async def generate(self, request: GenerateRequest) -> tuple[Receipt, ImagesHandle]:
         """Make ODE images on the next idle actor."""
@@ -126,9 +133,9 @@ class RolloutPool:
         return await self.pool.call(lambda actor: self._answer(actor.excerpt.remote(rollout, images, members), actor))
 
     async def publish(self, adapter: Adapter) -> None:
-        """Put the adapter into the object store once; every actor loads and confirms it."""
+        """Put the adapter into the object store once; every node fetches it once, every actor confirms its digest."""
         self._newest.append((adapter, ray.put(adapter)))
-        await self.pool.each(lambda actor: self._load(actor, *self._newest[-1]))
+        await self.pool.each(lambda actor: self._bring(actor, *self._newest[-1]))
 
     async def _prepare(self, actor: ActorHandle) -> None:
         self._nodes.joined(actor, await answer(actor.ping.remote(), timeout_s=self._timeout_s))
@@ -136,11 +143,11 @@ class RolloutPool:
         loaded = None
         while loaded is not (newest := self._newest[-1] if self._newest else None):
             for adapter, reference in list(self._newest):
-                await self._load(actor, adapter, reference)
+                await self._bring(actor, adapter, reference)
             loaded = newest
 
-    async def _load(self, actor: ActorHandle, adapter: Adapter, reference: "ray.ObjectRef[Any]") -> None:
-        held = await self._answer(actor.load.remote(reference), actor)
+    async def _bring(self, actor: ActorHandle, adapter: Adapter, reference: "ray.ObjectRef[Any]") -> None:
+        held = await self._answer(actor.receive.remote(reference), actor)
         if held != (adapter.version, adapter.digest):
             raise ContractError(
                 f"a rollout actor must hold version {adapter.version} ({adapter.digest[:12]}), got {held}"

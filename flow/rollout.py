@@ -6,6 +6,7 @@ request -> initial noise -> T transitions, velocities kept -> completions of the
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from flow.models.contract import Conditioning, stack
 from flow.policy import FlowPolicy, build_policy
 from protocol.config.run import RunConfig
 from protocol.errors import NonFiniteError, StaleAdapterError
+<<<<<<< HEAD
 from protocol.messages import (
     COMMON_IMAGE,
     Adapter,
@@ -29,6 +31,9 @@ from protocol.messages import (
     ShardReceipt,
     ShardRequest,
 )
+=======
+from protocol.messages import COMMON_IMAGE, Adapter, Excerpt, GenerateRequest, Receipt, Rollout, ShardRequest, digest_of
+>>>>>>> 250187c (A busy rollout actor holds its next call; a publication waits for no shard)
 
 
 class RolloutPolicy:
@@ -37,7 +42,7 @@ class RolloutPolicy:
     It keeps the newest `held_adapters` adapters, since a request may be some updates old or name a running mean.
 
         rollout_policy = RolloutPolicy(config)
-        digest = rollout_policy.load(adapter)
+        version, digest = rollout_policy.receive(adapter)
         receipt, rollout, images = rollout_policy.rollout(request)
     """
 
@@ -46,16 +51,20 @@ class RolloutPolicy:
         self._policy, self._lora = build_policy(config, device=device)
         self._versions: OrderedDict[tuple[int, str], Adapter] = OrderedDict()
         self._active: tuple[int, str] | None = None
+        self._receiving = Lock()
 
-    def load(self, adapter: Adapter) -> tuple[int, str]:
-        """Load an adapter; return version and digest of what the transformer now holds."""
-        self._active = (adapter.version, self._lora.load(adapter))
-        key = adapter.version, adapter.digest
-        self._versions[key] = adapter
-        self._versions.move_to_end(key)
-        while len(self._versions) > self._config.held_adapters:
-            self._versions.popitem(last=False)
-        return self._active
+    def receive(self, adapter: Adapter) -> tuple[int, str]:
+        """Keep an adapter for the requests that name it; return its version and the digest of the received arrays.
+
+        Another thread may call this while a shard is rolled out: the transformer changes only between two requests.
+        """
+        held = adapter.version, digest_of(adapter.arrays)
+        with self._receiving:
+            self._versions[held] = adapter
+            self._versions.move_to_end(held)
+            while len(self._versions) > self._config.held_adapters:
+                self._versions.popitem(last=False)
+        return held
 
     def rollout(self, request: ShardRequest) -> tuple[ShardReceipt, Rollout, UInt8[np.ndarray, "I height width 3"]]:
         """Roll out one shard with the requested adapter: receipt, trajectories, images."""

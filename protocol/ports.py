@@ -43,7 +43,7 @@ class RolloutSource(Protocol):
         ...
 
     def parallel(self) -> int:
-        """Count the shards that can be rolled out at the same time now."""
+        """Count the shards that rollout actors can hold now: those at work, and those that come next."""
         ...
 
     async def generate(self, request: GenerateRequest) -> tuple[Receipt, ImagesHandle]:

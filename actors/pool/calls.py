@@ -10,6 +10,7 @@
 import asyncio
 import os
 import socket
+from contextvars import ContextVar
 from typing import Any
 
 import ray
@@ -44,6 +45,11 @@ BROKEN = ("AcceleratorError", "OutOfMemoryError", "MemoryError")
 """Exceptions after which a process is useless: CUDA keeps its error state, memory stays fragmented."""
 
 
+TURN: ContextVar["asyncio.Future[None] | None"] = ContextVar("TURN", default=None)
+"""In the task of a call that was handed to its actor ahead: done when the calls before it have ended. Until then the
+call has no deadline and sends no pings; those of the call before it hold for the actor."""
+
+
 class ActorFailedError(Exception):
     """The actor is dead or useless; the same call may succeed on another one."""
 
@@ -55,7 +61,7 @@ async def answer(
 
     Args:
         reference: the call's answer to come.
-        timeout_s: seconds for the whole call.
+        timeout_s: seconds for the whole call, counted from its turn (see `TURN`).
         actor: the actor that was called.
         heartbeat_s: seconds within which the actor must answer a ping at any time; None sends no pings.
 
@@ -88,6 +94,8 @@ async def answer(
 
 async def _until_done(call: "asyncio.Future[Any]", *, timeout_s: float, actor: Any, heartbeat_s: float | None) -> None:
     clock = asyncio.get_running_loop().time
+    if turn := TURN.get():
+        await asyncio.wait({call, turn}, return_when=asyncio.FIRST_COMPLETED)
     deadline = clock() + timeout_s
     while not call.done():
         left = max(0.0, deadline - clock())

@@ -30,6 +30,20 @@ ActorHandle = Any
 
 
 @dataclass(eq=False)
+class Call:
+    """One call on one member. The pool makes and changes it."""
+
+    member: "Member"
+    turn: "asyncio.Future[None]"
+    """Done when the calls before it on the member have ended."""
+    task: "asyncio.Task[Any] | None" = None
+    is_blamed: bool = False
+    """Whether the member failed while this call was at work."""
+    is_lost: bool = False
+    """Whether the member failed before this call was answered."""
+
+
+@dataclass(eq=False)
 class Member:
     """One slot of a pool and the actor in it. The pool makes and changes it."""
 
@@ -47,7 +61,10 @@ class Member:
     seen: float | None = None
     busy_share: float | None = None
     fetched_bytes: int | None = None
-    _began: float = 0.0
+    line: deque[Call] = field(default_factory=deque)
+    """The call at work, and those that were handed ahead, in their order."""
+    began: float = 0.0
+    """When its newest call began, by the monotonic clock."""
     _answers: deque[float] = field(default_factory=lambda: deque(maxlen=32))
 
     def runs_on(self, whereabouts: tuple[str, str, int]) -> None:
@@ -56,7 +73,7 @@ class Member:
 
     def begin(self) -> None:
         """Note that a call begins."""
-        self.state, self._began = "busy", time.monotonic()
+        self.state, self.began = "busy", time.monotonic()
 
     def end(self) -> float:
         """Note that the call was answered; return the seconds that it took."""
@@ -64,7 +81,7 @@ class Member:
         self.state, self.seen = "idle", time.time()
         self.calls += 1
         self._answers.append(now)
-        return now - self._began
+        return now - self.began
 
     def hold(self, adapter: Adapter) -> None:
         """Note that the actor confirmed this adapter."""

@@ -1,20 +1,27 @@
 """A resizable set of equal actors: an idle actor takes the next call, a dead one is replaced, its call is made again.
 
-A member takes one call at a time. So a caller waits at most for the calls before its own, and each of those has a
+A member works on one call at a time. So a caller waits at most for the calls before its own, and each of those has a
 deadline. A member that fails is killed and replaced; its call goes to the next idle member. If a caller gives up, its
 member stays busy until the call has ended. Results do not depend on any of this, since a call carries all that its
 answer depends on. `actors/pool/member.py` says how an actor starts.
+
+With a `depth` of 2 a busy member also holds its next call, so that it begins without a round trip to this process. Such
+a call is handed ahead only while at least as many further calls wait as there are members; otherwise a member could be
+idle while another one has two. Its deadline begins with its turn. If the member fails, only the call at work counts the
+failure (`FAILURES_PER_CALL`); the other one is made again.
 """
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 import ray
 
-from actors.pool.calls import ActorFailedError
-from actors.pool.member import ActorHandle, Member, Starts, Work
+from actors.pool.calls import TURN, ActorFailedError
+from actors.pool.member import ActorHandle, Call, Member, Starts, Work
 from actors.pool.restarts import RestartBudget
 from protocol.errors import PoolError, one_line
 from protocol.messages import Adapter
@@ -45,6 +52,7 @@ class ActorPool:
         prepare: Work[Any],
         restart_window_s: float = 3600.0,
         patience_s: float = 600.0,
+        depth: int = 1,
         on_failure: Callable[[ActorHandle, str], None] | None = None,
     ) -> None:
         """
@@ -56,6 +64,7 @@ class ActorPool:
             prepare: makes a running actor ready to work.
             restart_window_s: seconds after which a failure no longer counts.
             patience_s: seconds that a needed member may wait for a node.
+            depth: calls that a member may hold, the one at work included.
             on_failure: told of every failed member and the reason, before its successor starts.
         """
         self.name = name
@@ -64,14 +73,13 @@ class ActorPool:
         self._max_restarts = max_restarts
         self._budget = RestartBudget(f"pool {name}", limit=max_restarts, within_s=restart_window_s)
         self._on_failure = on_failure
+        self._depth = depth
         self._members: dict[ActorHandle, Member] = {}
-        self._idle: asyncio.Queue[ActorHandle] = asyncio.Queue()
+        self._waiting: deque[asyncio.Future[Call]] = deque()
         self._patience_s = patience_s
         self._starts = Starts(self, spawn=spawn, prepare=prepare, patience_s=patience_s)
         self._abandoned: set[asyncio.Task[Any]] = set()
-        self._queue = 0
         self._failure: PoolError | None = None
-        self._failed = asyncio.Event()
 
     @property
     def restarts(self) -> int:
@@ -93,6 +101,11 @@ class ActorPool:
         """Whether no member is ready."""
         return not self._members
 
+    @property
+    def ready(self) -> int:
+        """How many members are ready."""
+        return len(self._members)
+
     def start_with(self, size: int) -> None:
         """Set the size before `start`."""
         self._size = size
@@ -113,22 +126,25 @@ class ActorPool:
         Raises:
             PoolError: the pool used up its restarts, or this work cost `FAILURES_PER_CALL` members.
         """
-        for _ in range(FAILURES_PER_CALL):
-            handle = await self._take()
-            task = asyncio.ensure_future(work(handle))
+        failures = 0
+        while failures < FAILURES_PER_CALL:
+            call = await self._take()
+            task = call.task = _begin(work, call)
             try:
                 result = await asyncio.shield(task)
             except ActorFailedError as error:
-                self._replace(handle, error)
-                continue
+                self._replace(call.member.handle, error)
             except asyncio.CancelledError:
-                self._abandon(handle, task)
-                raise
+                if not call.is_lost or _is_cancelled():
+                    self._abandon(call, task)
+                    raise
             except BaseException:
-                self._give_back(handle)
+                self._end(call)
                 raise
-            self._give_back(handle)
-            return result
+            else:
+                self._end(call)
+                return result
+            failures += call.is_blamed
         raise PoolError(f"pool {self.name} lost {FAILURES_PER_CALL} actors to one call, which is given up")
 
     async def each(self, work: Work[Any]) -> None:
@@ -149,8 +165,8 @@ class ActorPool:
             raise PoolError(f"pool {self.name} must keep at least 1 actor, got {size}")
         self._size = size
         self._starts.cancel(self._surplus)
-        while self._surplus > 0 and not self._idle.empty():
-            self._dismiss(self._idle.get_nowait())
+        for member in [member for member in self._members.values() if not member.line][: max(0, self._surplus)]:
+            self._dismiss(member.handle)
         for _ in range(-self._surplus):
             self._starts.begin(Member(self._free_slot()), is_needed=False).add_done_callback(self._start_ended)
 
@@ -180,10 +196,10 @@ class ActorPool:
         return PoolStatus(
             name=self.name,
             desired=self._size,
-            ready=len(self._members),
+            ready=self.ready,
             busy=sum(member.state == "busy" for member in self._members.values()),
             waiting=sum(member.state == "waiting" for member in self._starts.members),
-            queue=self._queue,
+            queue=sum(not waiting.done() for waiting in self._waiting),
             restarts=self.restarts,
             max_restarts=self._max_restarts,
             trouble=self._starts.trouble,
@@ -196,7 +212,7 @@ class ActorPool:
     def admit(self, member: Member) -> None:
         """Add a member that is ready to work."""
         self._members[member.handle] = member
-        self._idle.put_nowait(member.handle)
+        self._hand_out()
 
     def count_restart(self, handle: ActorHandle, error: BaseException) -> float:
         """Count a failed actor; return the seconds to wait before its successor."""
@@ -222,39 +238,65 @@ class ActorPool:
         held = {member.slot for member in self._known}
         return next(slot for slot in range(len(held) + 1) if slot not in held)
 
-    async def _take(self) -> ActorHandle:
-        self._queue += 1
+    async def _take(self) -> Call:
+        """Wait for a call on a member."""
+        self._require_alive()
+        waiting: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        self._hand_out()
         try:
-            while True:
-                self._require_alive()
-                waiting = asyncio.ensure_future(self._idle.get())
-                failing = asyncio.ensure_future(self._failed.wait())
-                try:
-                    await asyncio.wait({waiting, failing}, return_when=asyncio.FIRST_COMPLETED)
-                except asyncio.CancelledError:
-                    if waiting.done():
-                        self._idle.put_nowait(waiting.result())
-                    raise
-                finally:
-                    failing.cancel()
-                    waiting.cancel()
-                if waiting.done() and waiting.result() in self._members:
-                    self._members[waiting.result()].begin()
-                    return waiting.result()
-        finally:
-            self._queue -= 1
+            return await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled() and not waiting.exception():
+                self._end(waiting.result())
+            raise
 
-    def _give_back(self, handle: ActorHandle) -> None:
-        member = self._members.get(handle)
-        if member is None:
+    def _hand_out(self) -> None:
+        """Give the callers that have waited longest to idle members, then ahead to those that will be idle next."""
+        while self._waiting:
+            if self._waiting[0].done():
+                self._waiting.popleft()
+                continue
+            member = self._next_member()
+            if member is None:
+                return
+            call = Call(member, asyncio.get_running_loop().create_future())
+            member.line.append(call)
+            if len(member.line) == 1:
+                self._begin_first(member)
+            self._waiting.popleft().set_result(call)
+
+    def _next_member(self) -> Member | None:
+        """Choose an idle member, or the busy one that will probably be idle next; the oldest call comes first."""
+        members = self._members.values()
+        if idle := [member for member in members if not member.line]:
+            return min(idle, key=lambda member: member.began)
+        if self._surplus > 0 or len(self._waiting) <= len(members):
+            return None
+        open_ones = (member for member in members if len(member.line) < self._depth)
+        return min(open_ones, key=lambda member: member.began, default=None)
+
+    def _begin_first(self, member: Member) -> None:
+        member.begin()
+        if not member.line[0].turn.done():
+            member.line[0].turn.set_result(None)
+
+    def _end(self, call: Call) -> None:
+        """Note that a call has ended; its member goes on with the next one, or takes another, or leaves."""
+        member = call.member
+        if call not in member.line or member.handle not in self._members:
             return
-        self.busy_s += member.end()
-        if self._surplus > 0:
-            self._dismiss(handle)
-        else:
-            self._idle.put_nowait(handle)
+        was_first = call is member.line[0]
+        member.line.remove(call)
+        if was_first:
+            self.busy_s += member.end()
+        if member.line and was_first:
+            self._begin_first(member)
+        if not member.line and self._surplus > 0:
+            self._dismiss(member.handle)
+        self._hand_out()
 
-    def _abandon(self, handle: ActorHandle, task: "asyncio.Task[Any]") -> None:
+    def _abandon(self, call: Call, task: "asyncio.Task[Any]") -> None:
         """Free the member of a caller that gave up only when its call has ended."""
 
         def ended(_: object) -> None:
@@ -262,9 +304,9 @@ class ActorPool:
             if task.cancelled():
                 return
             if isinstance(error := task.exception(), ActorFailedError):
-                self._replace(handle, error)
+                self._replace(call.member.handle, error)
             else:
-                self._give_back(handle)
+                self._end(call)
 
         self._abandoned.add(task)
         task.add_done_callback(ended)
@@ -273,6 +315,10 @@ class ActorPool:
         member = self._members.get(handle)
         if member is None:
             return
+        for position, call in enumerate(member.line):
+            call.is_blamed, call.is_lost = position == 0, True
+            if call.task and position:
+                call.task.cancel()
         self._dismiss(handle)
         pause_s = self.count_restart(handle, error)
         if self._failure is None and self._surplus < 0:
@@ -289,8 +335,24 @@ class ActorPool:
 
     def _fail(self, message: str) -> None:
         self._failure = PoolError(message)
-        self._failed.set()
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_exception(PoolError(message))
+        self._waiting.clear()
 
     def _require_alive(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+def _is_cancelled() -> bool:
+    """Tell whether the running task itself was asked to end, not only something that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _begin(work: Work[Result], call: Call) -> "asyncio.Task[Result]":
+    """Run `work` in a task that knows its turn."""
+    context = copy_context()
+    context.run(TURN.set, call.turn)
+    return asyncio.get_running_loop().create_task(work(call.member.handle), context=context)  # pyright: ignore

@@ -9,9 +9,9 @@ slowest side. Many simulated actors share one process (`--seats`), so that a sma
 """
 
 import asyncio
+import gc
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,8 +68,11 @@ class Size:
                 "evaluation.component=reward",
                 "status.trajectories=0",
                 f"cluster.rollout_actors={self.rollout}",
+                f"cluster.learner.workers={self.workers}",
+                "learner.lanes=16",
                 f"rewards.geneval.actors={self.rewards}",
                 "rewards.geneval.batch=264",
+                f"rewards.geneval.queue={264 * 4 * self.rollout}",
             ],
         )
 
@@ -159,7 +162,7 @@ def measure(size: Size, times: Times, *, groups: int, per_iteration: int, seats:
     with tempfile.TemporaryDirectory() as temporary, _ray():
         run = open_run_folder(Path(temporary) / "run", config)
         try:
-            moments = asyncio.run(_run(config, run, size, times, iterations=iterations, seats=seats))
+            moments = asyncio.run(_run(config, run, times, iterations=iterations, seats=seats))
         finally:
             run.close()
     return _figures(moments[WARM - 1 :], size, times, config)
@@ -198,15 +201,16 @@ def _figures(moments: Sequence[Moment], size: Size, times: Times, config: RunCon
 
 
 async def _run(
-    config: RunConfig, run: RunFolder, size: Size, times: Times, *, iterations: int, seats: int
+    config: RunConfig, run: RunFolder, times: Times, *, iterations: int, seats: int
 ) -> list[Moment]:
     stop = asyncio.Event()
     meter = Meter(iterations, stop)
     journal = RunJournal(run, meter)
-    fleet = SimulatedFleet(config, journal, times, workers=size.workers, seats=seats)
+    fleet = SimulatedFleet(config, journal, times, seats=seats)
     try:
         async with Observed(config, run, fleet, journal, stop) as observed:
             await fleet.start()
+            gc.freeze()
             observed.begin(0)
             await train(
                 config,
@@ -268,7 +272,7 @@ def main(
             size, times, groups=min(groups, 40 * actors) if sweep else groups, per_iteration=count, seats=seats, lag=lag
         )
         rows.append(figures)
-        print(json.dumps(figures), file=sys.stderr, flush=True)
+        typer.echo(json.dumps(figures), err=True)
     _show(rows)
     report = {"times": asdict(times), "seats": seats, "max_lag": lag, "cores": os.cpu_count(), "rows": rows}
     if path:

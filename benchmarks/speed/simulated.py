@@ -8,8 +8,8 @@ import asyncio
 import os
 import random
 import socket
-import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,25 @@ import numpy as np
 import ray
 
 from actors.fleet import RayFleet
-from actors.learners import RemoteLearner
-from actors.pool.calls import HEARTBEAT, Alive
+from actors.learner_group import LearnerGroup
 from actors.pool.nodes import NodeFailures
 from actors.rewards.pool import RewardPools
 from actors.rollouts import RolloutPool
+from learner.update.lanes import Gradient, Seat, added
+from learner.update.learner import Findings, Finished
 from protocol.config.run import RunConfig
-from protocol.messages import Adapter, LearnerState, Receipt, Rollout, ScoredGroup, Scores, ShardRequest, digest_of
-from protocol.ports import Metrics, Ports
+from protocol.messages import (
+    Adapter,
+    LearnerState,
+    Rollout,
+    ScoredGroup,
+    Scores,
+    ShardFacts,
+    ShardReceipt,
+    ShardRequest,
+    digest_of,
+)
+from protocol.ports import Ports
 from protocol.sink import StatusSink
 
 LATENTS = (16, 8, 8)
@@ -62,6 +73,12 @@ class Host:
         size, steps = config.group.shard, config.sampling.steps
         self._images = np.zeros((size * (steps + 1), SIDE, SIDE, 3), np.uint8)
         self._latents = np.zeros((size, steps + 1, *LATENTS), np.float32)
+        self._gradient = {"lora_B": np.ones(int(times.adapter_mb * 2**20) // 4, np.float32)}
+        self._lane_count = config.learner.lanes
+        self._lanes: dict[int, Seat] = {}
+        self._groups: dict[int, Sequence[ScoredGroup]] = {}
+        self._fetched: Counter[int] = Counter()
+        self._versions: Counter[int] = Counter()
         self._index = np.arange(size * (steps + 1)).reshape(size, steps + 1)
 
     async def ping(self, seat: int) -> str:
@@ -73,24 +90,21 @@ class Host:
         """Return host name, node id and process id."""
         return socket.gethostname(), await self.ping(seat), os.getpid()
 
-    async def prepare(self, seat: int) -> None:
+    async def prepare(self, seat: int) -> dict[str, str]:
         """Be ready at once."""
+        del seat
+        return {}
 
-    async def load(self, seat: int, adapter: Adapter) -> tuple[int, str]:
+    async def receive(self, seat: int, adapter: Adapter) -> tuple[int, str]:
         """Confirm an adapter without computing its digest, which every real actor does on a core of its own."""
-        async with self._turns[seat]:
-            return adapter.version, adapter.digest
+        del seat
+        return adapter.version, adapter.digest
 
-    async def rollout(self, seat: int, request: ShardRequest) -> tuple[Receipt, Rollout, np.ndarray]:
+    async def rollout(self, seat: int, request: ShardRequest) -> tuple[ShardReceipt, Rollout, np.ndarray]:
         """Take a shard's time and return arrays of its size."""
         async with self._turns[seat]:
             await asyncio.sleep(self._times.draw(self._times.shard_s))
             size, steps = request.members, self._latents.shape[1] - 1
-            receipt = Receipt(
-                adapter_version=request.adapter_version,
-                adapter_digest=request.adapter_digest,
-                images=len(self._images),
-            )
             rollout = Rollout(
                 request=request,
                 steps=tuple(range(steps)),
@@ -98,7 +112,74 @@ class Host:
                 log_probs=np.zeros((size, steps), np.float32),
                 image_index=self._index,
             )
+            facts = ShardFacts(
+                request=request,
+                steps=rollout.steps,
+                image_index=self._index,
+                finals=tuple(map(str, range(size))),
+            )
+            receipt = ShardReceipt(
+                adapter_version=request.adapter_version,
+                adapter_digest=request.adapter_digest,
+                images=len(self._images),
+                facts=facts,
+            )
             return receipt, rollout, self._images
+
+    async def sit(self, seat: int, place: Seat) -> None:
+        """Take the lanes of a seat of the learner group."""
+        self._lanes[seat] = place
+
+    async def begin(self, seat: int) -> None:
+        """Begin an update."""
+
+    async def feed(self, seat: int, groups: Sequence[ScoredGroup]) -> None:
+        """Take the groups of an iteration."""
+        self._groups[seat] = groups
+
+    async def train(self, seat: int, first: int, count: int, epoch: int) -> None:
+        """Fetch the trajectories of the worker's own lanes and take the time of their micro-batches."""
+        del epoch
+        shards = [shard for group in self._groups[seat][first : first + count] for shard in group.shards]
+        place = self._lanes[seat]
+        for number, shard in enumerate(shards):
+            if place.owns(number % self._lane_count):
+                rollout: Rollout = await shard.rollout  # pyright: ignore[reportGeneralTypeIssues]
+                self._fetched[seat] += rollout.latents.nbytes
+                await asyncio.sleep(sum(self._times.draw(self._times.pair_s) for _ in rollout.steps))
+
+    async def lane_sum(self, seat: int) -> tuple[None, Gradient]:
+        """Return a gradient of the adapter's size."""
+        del seat
+        return None, self._gradient
+
+    async def added(self, seat: int, one: Gradient, other: Gradient) -> tuple[None, Gradient]:
+        """Add two gradients."""
+        del seat
+        return None, added(one, other)
+
+    async def step(self, seat: int, gradient: Gradient, first: int, epoch: int) -> None:
+        """Take an optimizer step."""
+
+    async def findings(self, seat: int) -> tuple[int, Findings]:
+        """Return the bytes that were fetched so far; there is nothing else to tell."""
+        return self._fetched[seat], Findings(pieces=(), probed={})
+
+    async def finish(self, seat: int, *findings: Findings) -> Finished:
+        """End the update."""
+        del findings
+        self._versions[seat] += 1
+        version = self._versions[seat]
+        return Finished(metrics={"reward/mean": float(version), "adapter/version": float(version)}, digest=str(version))
+
+    async def adapter(self, seat: int) -> Adapter:
+        """Return an adapter of the stated size with its digest."""
+        arrays = {"lora_B": self._gradient["lora_B"] + self._versions[seat]}
+        return Adapter(version=self._versions[seat], arrays=arrays, digest=digest_of(arrays))
+
+    async def state(self, seat: int) -> LearnerState:
+        """Return the adapter alone."""
+        return LearnerState(iteration=self._versions[seat], adapter=await self.adapter(seat), optimizer={})
 
     async def score(self, seat: int, pieces: Any, *images: np.ndarray) -> Scores:
         """Take a call's time and return a score for each image."""
@@ -110,10 +191,10 @@ class Host:
             return Scores(values=values, valid=np.ones(count, bool), reasons=("",) * count)
 
 
-RETURNS = {"rollout": 3}
+RETURNS = {"rollout": 3, "lane_sum": 2, "added": 2, "findings": 2}
 
 
-class Seat:
+class Chair:
     """One simulated actor, called like a Ray actor."""
 
     def __init__(self, host: Any, number: int) -> None:
@@ -150,78 +231,28 @@ class Seats:
         """Ignore the resources."""
         return self
 
-    def remote(self, *_: Any) -> Seat:
+    def remote(self, *_: Any) -> Chair:
         """Return a seat, in a new process if the others are full."""
         if self._seats % self._per_process == 0:
             self.hosts.append(self._make())
-        seat = Seat(self.hosts[-1], self._seats)
+        seat = Chair(self.hosts[-1], self._seats)
         self._seats += 1
         return seat
-
-
-@ray.remote(num_cpus=0, **HEARTBEAT)
-class SimulatedLearner(Alive):
-    """Fetches the trajectories as the learner does, and takes the time of its micro-batches."""
-
-    def __init__(self, times: Times, workers: int) -> None:
-        self._times, self._workers = times, workers
-        self._arrays = {"lora_B": np.ones(int(times.adapter_mb * 2**20) // 4, np.float32)}
-        self._version = 0
-
-    @ray.method
-    def prepare(self) -> None:
-        """Be ready at once."""
-
-    @ray.method
-    def update(self, groups: list[ScoredGroup]) -> Metrics:
-        """Fetch every trajectory, then take the time of all micro-batches divided by the workers."""
-        rollouts = ray.get([shard.rollout for group in groups for shard in group.shards])  # pyright: ignore
-        pairs = sum(len(rollout.steps) for rollout in rollouts)
-        time.sleep(sum(self._times.draw(self._times.pair_s) for _ in range(pairs)) / self._workers)
-        self._version += 1
-        self._arrays["lora_B"][0] = self._version
-        return {"reward/mean": float(self._version), "adapter/version": float(self._version)}
-
-    @ray.method
-    def adapter(self) -> Adapter:
-        """Copy the adapter with its digest."""
-        return Adapter(version=self._version, arrays=self._arrays, digest=digest_of(self._arrays))
-
-    @ray.method
-    def state(self) -> LearnerState:
-        """Copy the adapter alone."""
-        return LearnerState(iteration=self._version, adapter=self.adapter(), optimizer={})
-
-
-class LearnerClass:
-    """Takes the part of the learner's actor class."""
-
-    def __init__(self, times: Times, workers: int) -> None:
-        self._make = lambda: SimulatedLearner.remote(times, workers)
-
-    def options(self, **_: Any) -> "LearnerClass":
-        """Ignore the resources."""
-        return self
-
-    def remote(self, *_: Any) -> Any:
-        """Make the actor."""
-        return self._make()
 
 
 class SimulatedFleet(RayFleet):
     """The fleet of a run with the real pools, queues and calls over simulated actors."""
 
-    def __init__(self, config: RunConfig, sink: StatusSink, times: Times, *, workers: int, seats: int) -> None:
+    def __init__(self, config: RunConfig, sink: StatusSink, times: Times, *, seats: int) -> None:
         nodes = NodeFailures(within_s=config.cluster.restart_window_s)
         self._config = config
-        self.seats = [Seats(config, times, per_process=seats) for _ in range(2)]
-        self.rollouts = RolloutPool(config, nodes, sink, actor_class=self.seats[0])
-        self.rewards = RewardPools(config, nodes, sink, actor_class=self.seats[1])
-        self.learner = RemoteLearner(config, nodes, actor_class=LearnerClass(times, workers))
+        rollouts, rewards, workers = self.seats = [Seats(config, times, per_process=seats) for _ in range(3)]
+        self.rollouts = RolloutPool(config, nodes, sink, actor_class=rollouts)
+        self.rewards = RewardPools(config, nodes, sink, actor_class=rewards)
+        self.learner = LearnerGroup(config, nodes, actor_class=workers)
         self.ports = Ports(rollouts=self.rollouts, rewards=self.rewards, learner=self.learner, adapters=self.rollouts)
 
     def stop(self) -> None:
         """End the processes."""
         for host in (host for seats in self.seats for host in seats.hosts):
             ray.kill(host)
-        self.learner.stop()

@@ -147,7 +147,7 @@ class LocalFleet:
 
     async def publish(self, adapter: Adapter) -> None:
         """Load the adapter into the rollout policy and compare what it holds then."""
-        held = await self._run("rollout", self._config.cluster.rollout, lambda: self._rollout.load(adapter))
+        held = await self._run("rollout", self._config.cluster.rollout, lambda: self._rollout.receive(adapter))
         if held != (adapter.version, adapter.digest):
             raise ContractError(f"the rollout policy must hold version {adapter.version}, got {held}")
         self._held = held

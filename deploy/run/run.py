@@ -1,6 +1,7 @@
 """One run from start to end: check the inputs, open the folder, start the actors, run the loop, return the outcome."""
 
 import asyncio
+import gc
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -161,6 +162,7 @@ async def _train(order: Order, journal: RunJournal, resume_from: LearnerState | 
                 await fleet.check(order.all_prompts)
                 start = resume_from.iteration if resume_from else 0
                 observed.begin(start)
+                gc.freeze()  # what exists now stays to the end; collections that look at it would hold up the loop
                 with progress.bar(start, config.iterations):
                     await supervise(
                         config,

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import numpy as np
@@ -167,8 +167,12 @@ def prompt_at(prompts: Sequence[Prompt], index: int, *, seed: int) -> Prompt:
         One of `prompts`; each pass holds every prompt once.
     """
     turn, offset = divmod(index, len(prompts))
-    order = np.random.Generator(np.random.Philox(key=[seed, turn])).permutation(len(prompts))
-    return prompts[order[offset]]
+    return prompts[_order(len(prompts), seed, turn)[offset]]
+
+
+@lru_cache(maxsize=4)
+def _order(count: int, seed: int, turn: int) -> np.ndarray:
+    return np.random.Generator(np.random.Philox(key=[seed, turn])).permutation(count)
 
 
 async def again_if_lost(make: Callable[[], Awaitable[Result]]) -> Result:

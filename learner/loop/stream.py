@@ -95,7 +95,7 @@ class ImageBudget:
         """
         Args:
             limit: images that may wait for their scores.
-            parallel: tells how many shards are rolled out at the same time now; it may change while the run goes on.
+            parallel: tells how many shards the rollout actors can hold now; it may change while the run goes on.
         """
         self.images = 0
         """Images of all shards that were requested and are not scored."""

@@ -69,7 +69,9 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def make_pool(size: int, *, cpus: float = 0.0, marker: str = "", patience_s: float = 600.0) -> ActorPool:
+def make_pool(
+    size: int, *, cpus: float = 0.0, marker: str = "", patience_s: float = 600.0, depth: int = 1
+) -> ActorPool:
     return ActorPool(
         "slow",
         Slow.options(num_cpus=cpus).remote,
@@ -77,6 +79,7 @@ def make_pool(size: int, *, cpus: float = 0.0, marker: str = "", patience_s: flo
         max_restarts=0,
         prepare=lambda actor: answer(actor.begin.remote(marker), timeout_s=60),
         patience_s=patience_s,
+        depth=depth,
     )
 
 
@@ -93,9 +96,10 @@ async def until(holds, seconds: float = 60.0) -> None:
         await asyncio.sleep(0.02)
 
 
-def test_work_in_progress_is_finished_while_the_pool_grows_and_shrinks(tmp_path):
+@pytest.mark.parametrize("depth", [1, 2])
+def test_work_in_progress_is_finished_while_the_pool_grows_and_shrinks(tmp_path, depth):
     async def scenario():
-        pool = make_pool(1)
+        pool = make_pool(1, depth=depth)
         await pool.start()
         calls = [double(pool, number, gate=tmp_path / "gate") for number in range(24)]
         pool.scale(3)

@@ -182,7 +182,7 @@ def test_a_rollout_policy_draws_only_with_the_weights_that_a_request_names(tiny_
     versions = [adapter(config, seed=seed, version=seed) for seed in range(3)]
     policy = RolloutPolicy(config)
     for weights in versions:
-        assert policy.load(weights) == (weights.version, weights.digest)
+        assert policy.receive(weights) == (weights.version, weights.digest)
     newest = policy.rollout(request(adapter_version=2, adapter_digest=versions[2].digest))[1]
     held = policy.rollout(request(adapter_version=1, adapter_digest=versions[1].digest))[1]
     assert (newest.request.adapter_version, held.request.adapter_version) == (2, 1)

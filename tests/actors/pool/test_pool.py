@@ -5,12 +5,14 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import psutil
 import pytest
 import ray
 
-from actors.pool.calls import HEARTBEAT, Alive, answer
+from actors.pool import pool as pool_module
+from actors.pool.calls import HEARTBEAT, TURN, ActorFailedError, Alive, answer
 from actors.pool.nodes import NodeFailures
 from actors.pool.pool import ActorPool
 from actors.rewards.pool import RewardPools
@@ -65,6 +67,9 @@ class Counter(Alive):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return "sound"
 
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
     def work(self, seconds: float) -> None:
         time.sleep(seconds)
 
@@ -81,12 +86,13 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def make_pool(size: int = 2, max_restarts: int = 3) -> ActorPool:
+def make_pool(size: int = 2, max_restarts: int = 3, depth: int = 1) -> ActorPool:
     return ActorPool(
         "counter",
         Counter.remote,
         size=size,
         max_restarts=max_restarts,
+        depth=depth,
         prepare=lambda actor: answer(actor.pid.remote(), timeout_s=60),
     )
 
@@ -297,3 +303,99 @@ def test_a_member_whose_caller_gave_up_is_busy_until_its_call_has_ended(tmp_path
         return was_waiting, result, pool.restarts
 
     assert asyncio.run(asyncio.wait_for(scenario(), 120)) == (True, 9, 0)
+
+
+def gated(pool: ActorPool, began, gate) -> "asyncio.Task[None]":
+    return asyncio.create_task(
+        pool.call(lambda actor: answer(actor.work_until.remote(str(began), str(gate)), timeout_s=60))
+    )
+
+
+def squares(pool: ActorPool, count: int) -> "list[asyncio.Task[int]]":
+    return [
+        asyncio.create_task(pool.call(lambda actor, n=n: answer(actor.square.remote(n), timeout_s=60)))
+        for n in range(count)
+    ]
+
+
+async def until_exists(path) -> None:
+    while not path.exists():  # noqa: ASYNC110  another process makes it
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(("calls", "waiting"), [(1, 1), (2, 1), (5, 4)])
+def test_a_busy_member_holds_its_next_call_while_more_calls_wait_than_there_are_members(tmp_path, calls, waiting):
+    async def scenario():
+        pool = make_pool(size=1, depth=2)
+        await pool.start()
+        first = gated(pool, tmp_path / "began", tmp_path / "gate")
+        others = squares(pool, calls)
+        await until_exists(tmp_path / "began")
+        held = pool.status().queue
+        (tmp_path / "gate").touch()
+        answers = await asyncio.gather(*others)
+        await first
+        status = pool.status()
+        pool.stop()
+        return held, answers, (status.busy, status.queue)
+
+    held, answers, end = asyncio.run(asyncio.wait_for(scenario(), 120))
+    assert (held, answers, end) == (waiting, [n * n for n in range(calls)], (0, 0))
+
+
+def test_a_call_that_was_handed_ahead_is_not_blamed_for_the_failure_of_the_one_before_it(monkeypatch):
+    monkeypatch.setattr(pool_module, "FAILURES_PER_CALL", 1)
+
+    async def scenario():
+        pool = make_pool(size=1, depth=2)
+        await pool.start()
+        killer = asyncio.create_task(pool.call(lambda actor: answer(actor.die.remote(), timeout_s=60)))
+        others = squares(pool, 4)
+        ended = await asyncio.gather(killer, *others, return_exceptions=True)
+        pool.stop()
+        return ended, pool.restarts
+
+    ended, restarts = asyncio.run(asyncio.wait_for(scenario(), 120))
+    assert isinstance(ended[0], PoolError)
+    assert (ended[1:], restarts) == ([0, 1, 4, 9], 1)
+
+
+def test_a_caller_of_a_call_ahead_may_give_up_and_the_member_goes_on(tmp_path):
+    async def scenario():
+        pool = make_pool(size=1, depth=2)
+        await pool.start()
+        first = gated(pool, tmp_path / "began", tmp_path / "gate")
+        ahead, *others = squares(pool, 4)
+        await until_exists(tmp_path / "began")
+        ahead.cancel()
+        await asyncio.wait({ahead})
+        (tmp_path / "gate").touch()
+        answers = await asyncio.gather(*others)
+        await first
+        status = pool.status()
+        pool.stop()
+        return ahead.cancelled(), answers, status.ready, pool.restarts
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 120)) == (True, [1, 4, 9], 1, 0)
+
+
+class Never:
+    """The reference of a call that is never answered."""
+
+    def future(self) -> "Future[None]":
+        return Future()
+
+
+def test_the_deadline_of_a_call_ahead_begins_with_its_turn():
+    async def scenario():
+        turn = asyncio.get_running_loop().create_future()
+        TURN.set(turn)
+        call = asyncio.create_task(answer(Never(), timeout_s=0.01))
+        await asyncio.wait({call}, timeout=0.3)
+        was_waiting = not call.done()
+        turn.set_result(None)
+        with pytest.raises(ActorFailedError, match="no answer within 0.01 s"):
+            await asyncio.wait_for(call, 30)
+        return was_waiting
+
+    assert asyncio.run(scenario())

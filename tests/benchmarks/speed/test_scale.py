@@ -1,0 +1,22 @@
+"""The scaling benchmark runs the real loop over simulated actors and compares its pace with the slowest side's."""
+
+import pytest
+
+from benchmarks.speed.scale import Size, measure
+from benchmarks.speed.simulated import Times
+
+TIMES = Times(shard_s=0.2, score_s=0.02, pair_s=0.001, jitter=0.1, adapter_mb=0.1)
+
+
+def test_the_ideal_of_a_side_is_its_number_of_actors_by_the_time_of_its_work():
+    ideal = Size(rollout=8, rewards=2, workers=4).ideal(TIMES, steps=10)
+    assert ideal == pytest.approx({"rollout": 40.0, "reward": 100.0, "learner": 400.0})
+
+
+@pytest.mark.ray
+def test_a_short_measurement_gives_every_figure():
+    size = Size(rollout=3, rewards=1, workers=1)
+    figures = measure(size, TIMES, groups=12, per_iteration=6, seats=2, lag=1)
+    assert (figures["slowest"], figures["groups"]) == ("rollout", 12)
+    assert 0 < figures["share_of_ideal"] <= 1.1
+    assert figures["driver_cpu_ms_per_group"] > 0
