@@ -20,7 +20,6 @@ from flow.models.contract import Conditioning, stack
 from flow.policy import FlowPolicy, build_policy
 from protocol.config.run import RunConfig
 from protocol.errors import NonFiniteError, StaleAdapterError
-<<<<<<< HEAD
 from protocol.messages import (
     COMMON_IMAGE,
     Adapter,
@@ -30,10 +29,8 @@ from protocol.messages import (
     Rollout,
     ShardReceipt,
     ShardRequest,
+    digest_of,
 )
-=======
-from protocol.messages import COMMON_IMAGE, Adapter, Excerpt, GenerateRequest, Receipt, Rollout, ShardRequest, digest_of
->>>>>>> 250187c (A busy rollout actor holds its next call; a publication waits for no shard)
 
 
 class RolloutPolicy:

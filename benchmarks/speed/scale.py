@@ -200,9 +200,7 @@ def _figures(moments: Sequence[Moment], size: Size, times: Times, config: RunCon
     }
 
 
-async def _run(
-    config: RunConfig, run: RunFolder, times: Times, *, iterations: int, seats: int
-) -> list[Moment]:
+async def _run(config: RunConfig, run: RunFolder, times: Times, *, iterations: int, seats: int) -> list[Moment]:
     stop = asyncio.Event()
     meter = Meter(iterations, stop)
     journal = RunJournal(run, meter)
