@@ -126,9 +126,9 @@ class Host:
             )
             return receipt, rollout, self._images
 
-    async def sit(self, seat: int, place: Seat) -> None:
+    async def sit(self, seat: int, own: Seat) -> None:
         """Take the lanes of a seat of the learner group."""
-        self._lanes[seat] = place
+        self._lanes[seat] = own
 
     async def begin(self, seat: int) -> None:
         """Begin an update."""
@@ -141,9 +141,9 @@ class Host:
         """Fetch the trajectories of the worker's own lanes and take the time of their micro-batches."""
         del epoch
         shards = [shard for group in self._groups[seat][first : first + count] for shard in group.shards]
-        place = self._lanes[seat]
+        own = self._lanes[seat]
         for number, shard in enumerate(shards):
-            if place.owns(number % self._lane_count):
+            if own.owns(number % self._lane_count):
                 rollout: Rollout = await shard.rollout  # pyright: ignore[reportGeneralTypeIssues]
                 self._fetched[seat] += rollout.latents.nbytes
                 await asyncio.sleep(sum(self._times.draw(self._times.pair_s) for _ in rollout.steps))
