@@ -33,6 +33,7 @@ def submit(
     board: Annotated[
         str | None, typer.Option(envvar=BOARD_VARIABLE, help="Address of the status board, as the cluster sees it.")
     ] = None,
+    identity: Annotated[str | None, typer.Option("--id", help="Submission id; default: Ray makes one.")] = None,
     is_waiting: Annotated[bool, typer.Option("--wait", help="Show the log; end with the run's exit code.")] = False,
 ) -> None:
     """Submit a `train` to a Ray cluster; the same command again resumes the run."""
@@ -48,6 +49,7 @@ def submit(
         runtime_env=runtime_env,
         variables=_variables(env or []),
         board=board,
+        id=identity,
     )
     submission.environment()  # mistakes in the input end here, before the cluster is asked
     client = connect(address)

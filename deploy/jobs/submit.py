@@ -26,6 +26,9 @@ PACKAGES = ("protocol", "flow", "toyworld", "rewards", "learner", "actors", "dep
 EXCLUDES = ("/runs/", "/images/", ".git/", ".venv/", "__pycache__/")
 """What of a working directory stays here, besides what its .gitignore and .rayignore name."""
 
+CHATTY = ("ray", "ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk")
+"""Loggers of Ray that set their levels themselves."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
@@ -42,6 +45,8 @@ class Submission:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the job."""
     board: str | None = None
+    id: str | None = None
+    """Submission id; Ray makes one if it is left out."""
 
     def run_name(self) -> str:
         """Return the run's name or folder."""
@@ -121,7 +126,8 @@ def connect(address: str | None) -> "JobSubmissionClient":
     """
     from ray.job_submission import JobSubmissionClient
 
-    logging.getLogger("ray").setLevel(logging.ERROR)
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.ERROR)
     with cluster_errors(address):
         return JobSubmissionClient(address)
 
@@ -143,5 +149,8 @@ def submit_run(client: "JobSubmissionClient", submission: Submission, address: s
     environment = submission.environment()
     with cluster_errors(address):
         return client.submit_job(
-            entrypoint=submission.entrypoint(), runtime_env=environment, metadata={"run": submission.run_name()}
+            entrypoint=submission.entrypoint(),
+            runtime_env=environment,
+            metadata={"run": submission.run_name()},
+            submission_id=submission.id,
         )

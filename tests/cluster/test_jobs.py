@@ -1,0 +1,130 @@
+"""Runs as Ray jobs on several machines that share nothing but the Python installation.
+
+Jobs are sent from a machine outside the cluster, which alone has the project. Faults come in the middle of a run, and
+each run ends with the bits of an undisturbed one.
+"""
+
+import json
+
+import pytest
+
+from tests.support.faults.cluster import Cluster
+from tests.support.faults.lab import HOME, STORE, unplug, until
+from tests.support.runs.scene import Story, story
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+
+def test_a_job_keeps_its_run_and_the_same_command_resumes_it(cluster: Cluster, undisturbed: Story):
+    job = cluster.submit("first")
+    said = job.finish()
+    folder = f"{HOME}/flowcredit/runs/first"
+    assert f"run       {folder} on m1\n" in said
+    assert f"LoRA      {folder}/checkpoints/iteration_000008/pytorch_lora_weights.safetensors" in said
+    assert "`ray job stop` kills this job" not in said
+    cluster.require_undisturbed("first", undisturbed)
+    told = json.loads((cluster.run_folder("first") / "status.json").read_text())["status"]
+    assert told["job"] == job.id
+    assert "going on from" in cluster.submit("first").finish()
+    cluster.require_undisturbed("first", undisturbed)
+    said = cluster.flowcredit("fetch", "first", "--address", cluster.jobs)
+    assert "LoRA      runs/first/checkpoints/iteration_000008/pytorch_lora_weights.safetensors" in said
+    assert story(cluster.laptop.home / "project" / "runs" / "first") == undisturbed
+
+
+def test_rays_own_command_keeps_its_run_too_and_another_config_gets_its_own(cluster: Cluster):
+    words = ["ray", "job", "submit", "--address", cluster.jobs, "--working-dir", "flowcredit", "--"]
+    words += [
+        "python",
+        "-m",
+        "deploy",
+        "train",
+        "toy_geneval",
+        "--local",
+        "iterations=0",
+        "evaluation.images_per_prompt=1",
+    ]
+    folders = []
+    for seed in ("seed=1", "seed=2", "seed=1"):
+        said = cluster.laptop.run([*words, seed], timeout_s=400)
+        assert "`ray job stop` kills this job after 3 s" in said
+        (line,) = [line for line in said.splitlines() if line.startswith("run       ")]
+        folders.append(line.split()[1])
+    assert folders[0] == folders[2] != folders[1]
+    assert all(folder.startswith(f"{HOME}/flowcredit/runs/toy_geneval-") for folder in folders)
+    assert not list(cluster.head.files.glob("tmp/ray/**/_ray_pkg_*/runs"))
+
+
+def test_without_the_token_a_job_is_refused_in_one_line(cluster: Cluster):
+    words = ["bash", "-c", "mv .ray/auth_token .ray/kept; cd project; python -m deploy submit mine.yaml --address $0"]
+    try:
+        said = cluster.laptop.run([*words, cluster.jobs], code=2)
+    finally:
+        (cluster.laptop.home / ".ray" / "kept").rename(cluster.laptop.home / ".ray" / "auth_token")
+    assert len(said.splitlines()) == 1, said
+    assert "token" in said
+
+
+def test_a_run_is_scaled_through_the_api_from_another_machine(cluster: Cluster, undisturbed: Story):
+    cluster.serve()
+    cluster.api("GET", "/runs", token="not-the-token-of-anyone", code=401)
+    job = cluster.submit("scaled", "cluster.rollout_actors=1")
+    for count in (3, 2):
+        job.wait_for_iteration(cluster.iteration("scaled") + 1)
+        cluster.command("scaled", "pause", phase="paused")
+        cluster.api("PUT", "/runs/scaled/actors/rollout", {"count": count}, code=202)
+        until(lambda: cluster.ready("scaled") == count, f"{count} rollout actors are ready", seconds=300)  # noqa: B023
+        cluster.command("scaled", "resume", phase="running")
+    job.finish()
+    cluster.require_undisturbed("scaled", undisturbed)
+
+
+def test_a_job_that_is_stopped_writes_a_checkpoint_and_goes_on(cluster: Cluster, undisturbed: Story):
+    job = cluster.submit("stopped")
+    job.wait_for_iteration(2)
+    cluster.laptop.run(["ray", "job", "stop", "--address", cluster.jobs, job.id], timeout_s=200)
+    said = job.finish()
+    assert "stopping with a checkpoint" in said
+    assert "the same command continues" in said
+    cluster.submit("stopped").finish()
+    cluster.require_undisturbed("stopped", undisturbed)
+
+
+def test_a_node_without_its_network_for_20_seconds_costs_no_bit(cluster: Cluster, undisturbed: Story):
+    job = cluster.submit("cut")
+    job.wait_for_iteration(1)
+    unplug(cluster.nodes[0], seconds=20)
+    job.finish()
+    cluster.require_undisturbed("cut", undisturbed)
+
+
+def test_a_node_that_loses_its_power_costs_no_bit(cluster: Cluster, undisturbed: Story):
+    job = cluster.submit("killed")
+    job.wait_for_iteration(1)
+    cluster.nodes[0].power_off()
+    job.finish()
+    cluster.require_undisturbed("killed", undisturbed)
+    cluster.start_node(cluster.nodes[0])
+    cluster.wait_for_nodes(3)
+
+
+def test_a_head_that_loses_its_power_goes_on_with_the_same_command(cluster: Cluster, undisturbed: Story):
+    job = cluster.submit("head")
+    job.wait_for_iteration(3)
+    cluster.restart_head()
+    job.leave()
+    said = cluster.submit("head").finish()
+    assert "going on from" in said
+    cluster.require_undisturbed("head", undisturbed)
+
+
+def test_a_new_head_without_the_old_disk_goes_on_from_the_store(cluster: Cluster, undisturbed: Story):
+    words = (f"checkpoint.url=file://{STORE}/lost",)
+    job = cluster.submit("lost", *words)
+    until(lambda: list(cluster.lab.store.glob("lost/checkpoints/*/manifest.json")), "a copy is in the store")
+    cluster.restart_head(is_new=True)
+    job.leave()
+    assert not cluster.run_folder("lost").exists()
+    said = cluster.submit("lost", *words).finish()
+    assert "going on from" in said
+    cluster.require_undisturbed("lost", undisturbed)

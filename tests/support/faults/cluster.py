@@ -1,0 +1,327 @@
+"""A Ray cluster on the machines of a lab, with token authentication and a board with a password, and jobs sent to it.
+
+Machine 1 is the head, the last one is the user's laptop: it alone has the project, as a plain folder, and sends jobs
+from a folder of its own that holds a preset, prompts and a scorer. The others are nodes.
+"""
+
+import json
+import secrets
+import shutil
+import subprocess
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.folder.names import INPUTS
+from deploy.folder.read import lines_of
+from deploy.tools.verify import verify
+from tests.support.faults.lab import HOME, Lab, Machine, until
+from tests.support.paths import ROOT
+from tests.support.runs.scene import Story, story
+
+PACKAGES = ("protocol", "flow", "toyworld", "rewards", "learner", "actors", "deploy")
+PASSWORD, TOKEN = "word-of-the-board", "token-of-the-status-api"
+RAY, JOBS, REDIS, API = 6379, 8265, 6390, 8400
+VARIABLES = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_NUM_THREADS": "1",
+}
+"""Of all machines."""
+SERVICE = 'while :; do "$@"; kill -9 -1; sleep 1; done'
+"""What a service manager does: it starts Ray again when it has ended, or did not come up within Ray's 30 s."""
+SCORER = """
+
+class Slow(Redness):
+    \"\"\"Takes its time, so that faults come in the middle of a run.\"\"\"
+
+    def score(self, images, prompts, metadata):
+        import time
+
+        time.sleep(0.15)
+        return super().score(images, prompts, metadata)
+"""
+RUN: dict[str, Any] = {
+    "seed": 3,
+    "iterations": 8,
+    "model": {"path": "pkg://toyworld/model", "max_sequence_length": 1, "lora": {"rank": 4, "alpha": 8}},
+    "data": {"train": "prompts.txt", "heldout": "prompts.txt"},
+    "sampling": {"steps": 4},
+    "completion": {"substeps": 1},
+    "group": {"size": 4, "shard": 2, "per_iteration": 2},
+    "learner": {"updates_per_iteration": 1, "learning_rate": 1e-3},
+    "rewards": {"redness": {"scorer": "mine:Slow"}},
+    "evaluation": {"component": "reward", "steps": 2, "images_per_prompt": 1, "batch": 2},
+    "checkpoint": {"every": 2},
+    "cluster": {"heartbeat_s": 10, "max_restarts": 30, "restart_window_s": 60},
+}
+
+
+def furnish_project(folder: Path) -> None:
+    """Make `flowcredit/`, the packages alone, and `project/` with a user's preset, prompts and scorer."""
+    code, project = folder / "flowcredit", folder / "project"
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, code / package, ignore=shutil.ignore_patterns("__pycache__"))
+    project.mkdir()
+    (project / "mine.py").write_text((ROOT / "tests/support/rewards/judges.py").read_text() + SCORER)
+    (project / "prompts.txt").write_text("a red circle\na blue square\ntwo triangles\na green star\n")
+    (project / "mine.yaml").write_text(yaml.safe_dump(RUN))
+
+
+def require_same(run: Path, expected: Story) -> None:
+    """The same adapter and metrics as an undisturbed run, and a whole folder; its prompt files are not here."""
+    assert story(run) == expected
+    assert [each for each in verify(run) if not each.is_whole and each.subject != INPUTS] == []
+
+
+class Cluster:
+    """Made by `Cluster(lab)`; `start` starts Ray and Redis on it."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.head, *self.nodes, self.laptop = lab.machines
+        self._token = secrets.token_hex(32)
+        self._processes: list[subprocess.Popen[str]] = []
+        for machine in lab.machines:
+            machine.variables |= VARIABLES
+            self.furnish(machine)
+        furnish_project(self.laptop.home)
+        self.laptop.variables |= {"PYTHONPATH": f"{HOME}/flowcredit"}
+
+    @property
+    def jobs(self) -> str:
+        """Address of the job server."""
+        return f"http://{self.head.address}:{JOBS}"
+
+    @property
+    def board(self) -> str:
+        """Address of the board."""
+        return f"redis://:{PASSWORD}@{self.head.address}:{REDIS}/0"
+
+    def furnish(self, machine: Machine) -> None:
+        """Put what every machine of the cluster has on its disk: Ray's token."""
+        token = machine.home / ".ray" / "auth_token"
+        token.parent.mkdir(exist_ok=True)
+        token.write_text(self._token)
+        token.chmod(0o600)
+
+    def start(self) -> None:
+        """Start Ray on the head and the nodes, and the board."""
+        self.start_head()
+        self.start_board()
+        for node in self.nodes:
+            self.start_node(node)
+        self.wait_for_nodes(1 + len(self.nodes))
+
+    def start_head(self) -> None:
+        """Start Ray's head and return when it takes jobs."""
+        words = ["--head", "--port", str(RAY), "--dashboard-host", "0.0.0.0", "--dashboard-port", str(JOBS)]
+        self._ray(self.head, *words)
+        words = ["curl", "-s", "-m", "5", "-o", "/dev/null", "-w", "%{http_code}", f"{self.jobs}/api/version"]
+        until(lambda: self.head.run(words, code=None).endswith("401"), "the head asks for a token", seconds=300)
+
+    def start_node(self, node: Machine, *words: str, **variables: str) -> None:
+        """Start Ray on a node; it joins as soon as it can."""
+        self._ray(node, "--address", f"{self.head.address}:{RAY}", *words, **variables)
+
+    def _ray(self, machine: Machine, *words: str, **variables: str) -> None:
+        own = ["--node-ip-address", machine.address, "--num-cpus", "2", "--num-gpus", "0", "--block"]
+        own += [] if "--object-store-memory" in words else ["--object-store-memory", "100000000"]
+        log = machine.files / "ray.log"
+        command = ["bash", "-c", SERVICE, "service", "ray", "start", *words, *own]
+        self._processes.append(machine.start(command, log=log, variables=variables))
+
+    def restart_head(self, *, is_new: bool = False) -> None:
+        """Take the head's power away and start it again, with its disk or with an empty one."""
+        self.head.power_off()
+        if is_new:
+            self.head.new_disk()
+            self.furnish(self.head)
+        self.start_head()
+        self.start_board()
+        self.wait_for_nodes(1 + len(self.nodes))
+
+    def start_board(self) -> None:
+        """Start the board's Redis on the head."""
+        words = ["redis-server", "--port", str(REDIS), "--bind", "0.0.0.0", "--requirepass", PASSWORD, "--save", ""]
+        self._processes.append(self.head.start(words, log=self.head.files / "redis.log"))
+
+    def wait_for_nodes(self, count: int) -> None:
+        """Return when Ray counts this many living nodes."""
+        question = (
+            "from ray.util.state import list_nodes;"
+            f" print('alive', sum(n.state == 'ALIVE' for n in list_nodes('{self.jobs}')))"
+        )
+        until(lambda: f"alive {count}" in self._ask_head(question), f"{count} nodes are alive", seconds=300)
+
+    def _ask_head(self, code: str) -> str:
+        return self.head.run(["python", "-c", code], code=None)
+
+    def flowcredit(self, *words: str, code: int | None = 0, timeout_s: float = 300.0) -> str:
+        """Run `flowcredit` on the laptop, in the user's folder; what it said."""
+        command = ["bash", "-c", 'cd project && exec python -m deploy "$@"', "flowcredit", *words]
+        return self.laptop.run(command, code=code, timeout_s=timeout_s)
+
+    def submit(self, run: str, *words: str) -> "Job":
+        """Send a job with `flowcredit submit --wait`."""
+        command = ["bash", "-c", 'cd project && exec python -u -m deploy "$@"', "flowcredit"]
+        command += [
+            "submit",
+            "mine.yaml",
+            "--address",
+            self.jobs,
+            "--run",
+            run,
+            "--board",
+            self.board,
+            "--wait",
+            *words,
+        ]
+        return Job(self, run, self.laptop.start(command))
+
+    def run_folder(self, run: str) -> Path:
+        """A run's folder on the head, as the test sees it."""
+        return self.head.home / "flowcredit" / "runs" / run
+
+    def iteration(self, run: str) -> int:
+        """Newest iteration of a run, by its metrics."""
+        return max((line["iteration"] for line in lines_of(self.run_folder(run), skips_damaged=True)), default=0)
+
+    def wait_for_iteration(self, run: str, number: int) -> None:
+        """Return when an iteration of a run is done."""
+        until(lambda: self.iteration(run) >= number, f"iteration {number} of {run}", seconds=300)
+
+    def undisturbed(self, *words: str) -> Story:
+        """The story of the same run in one process on the laptop."""
+        self.flowcredit("train", "mine.yaml", "--local", "--run", "undisturbed", *words)
+        return story(self.laptop.home / "project" / "undisturbed")
+
+    def require_undisturbed(self, run: str, expected: Story) -> None:
+        """The same bits, every group once, and no failed score."""
+        require_same(self.run_folder(run), expected)
+
+    def serve(self) -> None:
+        """Serve the status API on the laptop, over the board."""
+        words = ["python", "-m", "deploy", "serve", "--host", self.laptop.address, "--port", str(API)]
+        variables = {"FLOWCREDIT_TOKEN": TOKEN, "FLOWCREDIT_BOARD": self.board}
+        self._processes.append(self.laptop.start(words, log=self.laptop.files / "serve.log", variables=variables))
+        until(lambda: self.api("GET", "/healthz", code=None), "the status API answers")
+
+    def api(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        token: str = TOKEN,
+        code: int | None = 200,
+    ) -> Any:
+        """Ask the status API from a node.
+
+        Args:
+            method: of HTTP.
+            path: begins with a slash.
+            body: sent as JSON.
+            token: sent as bearer token.
+            code: status that the answer must have; None takes any answer, and none.
+
+        Returns:
+            The answer's JSON.
+        """
+        url = f"http://{self.laptop.address}:{API}{path}"
+        words = [
+            "curl",
+            "-s",
+            "-m",
+            "20",
+            "-w",
+            "\\n%{http_code}",
+            "-X",
+            method,
+            "-H",
+            f"Authorization: Bearer {token}",
+            url,
+        ]
+        words += ["-H", "Content-Type: application/json", "-d", json.dumps(body)] if body else []
+        said = self.nodes[-1].run(words, code=None).strip()
+        text, _, status = said.rpartition("\n")
+        assert code is None or status == str(code), said
+        return json.loads(text) if text else None
+
+    def command(self, run: str, command: str, *, phase: str) -> None:
+        """Send a run a command through the status API; return when the run is in this phase."""
+        self.api("POST", f"/runs/{run}/commands", {"command": command}, code=202)
+        until(lambda: self.api("GET", f"/runs/{run}")["phase"] == phase, f"{run} is {phase}", seconds=200)
+
+    def ready(self, run: str) -> int:
+        """Rollout actors that are ready, by the status API."""
+        (pool,) = [pool for pool in self.api("GET", f"/runs/{run}")["pools"] if pool["name"] == "rollout"]
+        return pool["ready"]
+
+    def stop(self) -> None:
+        """End every process of the cluster."""
+        for machine in self.lab.machines:
+            machine.power_off()
+        for process in self._processes:
+            process.wait(30)
+
+
+class Job:
+    """A `flowcredit submit --wait` on the laptop and what it shows."""
+
+    def __init__(self, cluster: Cluster, run: str, process: "subprocess.Popen[str]") -> None:
+        self.run = run
+        self.said: list[str] = []
+        self._cluster = cluster
+        self._process = process
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def text(self) -> str:
+        """Everything that it has shown."""
+        return "".join(self.said)
+
+    @property
+    def id(self) -> str:
+        """Submission id."""
+        until(lambda: self._ids() or not self._reader.is_alive(), "the job has an id")
+        assert self._ids(), self.text
+        return self._ids()[0]
+
+    def _ids(self) -> list[str]:
+        return [line.split()[1] for line in self.said if line.startswith("job ")]
+
+    def wait_for_iteration(self, number: int) -> None:
+        """Return when an iteration is done; AssertionError when the job ends first."""
+
+        def is_done() -> bool:
+            done = self._cluster.iteration(self.run) >= number
+            assert done or self._reader.is_alive(), self.text
+            return done
+
+        until(is_done, f"iteration {number} of {self.run}:\n{self.text}", seconds=300)
+
+    def finish(self, *, code: int = 0, timeout_s: float = 400.0) -> str:
+        """Everything it showed; AssertionError unless it ended with this code."""
+        try:
+            ended = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise AssertionError(f"{self.run} did not end within {timeout_s:g} s:\n{self.text}") from None
+        self._reader.join(10)
+        assert ended == code, f"it ended with {ended}:\n{self.text}"
+        return self.text
+
+    def leave(self) -> None:
+        """Stop following."""
+        self._process.kill()
+        self._process.wait(30)
+
+    def _read(self) -> None:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            self.said.append(line)

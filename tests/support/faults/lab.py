@@ -1,0 +1,298 @@
+"""Several machines in one: network namespaces on a bridge, each with its own address, host name, /tmp, home and clock.
+
+    with Lab(folder, machines=4) as lab:
+        head = lab.machines[0]
+        head.start(["ray", "start", "--head", "--block"])
+        lab.machines[3].run(["python", "-c", "..."])
+        lab.machines[1].cut()
+
+Machines share the Python installation and nothing of this repository: its folder is empty on them. It needs root on
+Linux with `ip` and `unshare`.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tests.support.paths import ROOT
+
+NETWORK = "10.77.0"
+HOME = "/home/lab"
+STORE = "/srv/store"
+"""A disk that all machines share, for those who ask for it."""
+LABS = map("abcdefghij".__getitem__, range(10))
+"""Several labs of one process have networks of their own."""
+INSIDE = """
+set -e
+mount --make-rprivate /
+mount -t tmpfs -o size=1m none /mnt
+mkdir /mnt/python /mnt/tmp /mnt/home /mnt/store
+mount --bind "$LAB_PYTHON" /mnt/python
+mount --bind "$LAB_FILES/tmp" /mnt/tmp
+mount --bind "$LAB_FILES/home" /mnt/home
+mount --bind "$LAB_STORE" /mnt/store
+mount --bind /mnt/tmp /tmp
+mount -t tmpfs -o size=1m none /home
+mount -t tmpfs -o size=1m none /srv
+mkdir -p "$HOME" "$LAB_SHARED_DISK"
+mount --bind /mnt/home "$HOME"
+mount --bind /mnt/store "$LAB_SHARED_DISK"
+case "$LAB_ROOT" in /tmp/*) ;; *) mount -t tmpfs -o size=1m none "$LAB_ROOT" ;; esac
+mkdir -p "$LAB_PYTHON"
+mount --bind /mnt/python "$LAB_PYTHON"
+hostname "$LAB_NAME"
+cd "$HOME"
+exec "$@"
+"""
+"""What a process does first on its machine: it binds that machine's folders over its own."""
+
+
+class NoLabError(Exception):
+    """This machine cannot hold others."""
+
+
+@dataclass
+class Machine:
+    """One machine; made by `Lab`."""
+
+    number: int
+    prefix: str
+    files: Path
+    store: Path
+    variables: dict[str, str] = field(default_factory=dict)
+    """Further environment variables of all its processes."""
+
+    @property
+    def name(self) -> str:
+        """Host name."""
+        return f"m{self.number}"
+
+    @property
+    def address(self) -> str:
+        """IP address."""
+        return f"{NETWORK}.{self.number}"
+
+    @property
+    def home(self) -> Path:
+        """Its home, as the test sees it."""
+        return self.files / "home"
+
+    @property
+    def namespace(self) -> str:
+        """Its network namespace."""
+        return f"{self.prefix}n{self.number}"
+
+    @property
+    def link(self) -> str:
+        """The bridge's end of its cable."""
+        return f"{self.prefix}v{self.number}"
+
+    def start(
+        self, words: Sequence[str], *, log: Path | None = None, variables: Mapping[str, str] | None = None
+    ) -> "subprocess.Popen[str]":
+        """Start a process.
+
+        Args:
+            words: command.
+            log: file for what it says; default: a pipe.
+            variables: further environment variables.
+
+        Returns:
+            The process.
+        """
+        command = ["ip", "netns", "exec", self.namespace]
+        command += ["unshare", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child"]
+        command += ["bash", "-c", INSIDE, "lab", *words]
+        out = log.open("a") if log else subprocess.PIPE
+        try:
+            return subprocess.Popen(
+                command, env=self._environment(variables or {}), stdout=out, stderr=subprocess.STDOUT, text=True
+            )
+        finally:
+            if log:
+                out.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def run(
+        self,
+        words: Sequence[str],
+        *,
+        timeout_s: float = 120.0,
+        variables: Mapping[str, str] | None = None,
+        code: int | None = 0,
+    ) -> str:
+        """Run a process to its end.
+
+        Args:
+            words: command.
+            timeout_s: seconds until it is killed.
+            variables: further environment variables.
+            code: exit code that it must end with; None takes any.
+
+        Returns:
+            What it said.
+        """
+        process = self.start(words, variables=variables)
+        try:
+            said, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said, _ = process.communicate()
+            raise AssertionError(f"{words} did not end within {timeout_s:g} s:\n{said}") from None
+        assert code is None or process.returncode == code, f"{words} ended with {process.returncode}:\n{said}"
+        return said
+
+    def cut(self) -> None:
+        """Pull the network cable."""
+        _ip("link", "set", self.link, "down")
+
+    def mend(self) -> None:
+        """Put the network cable back."""
+        _ip("link", "set", self.link, "up")
+
+    def slow(self, rate: str) -> None:
+        """Limit what reaches it and what it sends, `50mbit` for instance."""
+        shape = ["root", "tbf", "rate", rate, "burst", "256kb", "latency", "400ms"]
+        _do("tc", "qdisc", "replace", "dev", self.link, *shape)
+        _do("ip", "netns", "exec", self.namespace, "tc", "qdisc", "replace", "dev", "eth0", *shape)
+
+    def full_speed(self) -> None:
+        """End `slow`."""
+        _do("tc", "qdisc", "del", "dev", self.link, "root")
+        _do("ip", "netns", "exec", self.namespace, "tc", "qdisc", "del", "dev", "eth0", "root")
+
+    def processes(self, pattern: str = "") -> list[psutil.Process]:
+        """Its processes whose command lines match."""
+        found = []
+        for pid in _do("ip", "netns", "pids", self.namespace).split():
+            try:
+                process = psutil.Process(int(pid))
+                if re.search(pattern, " ".join(process.cmdline())):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def power_off(self) -> None:
+        """kill -9 of all its processes; returns when they are gone."""
+        until = time.monotonic() + 30
+        while processes := self.processes():
+            assert time.monotonic() < until, f"{self.name} still has {processes}"
+            for process in processes:
+                try:
+                    process.kill()
+                except psutil.NoSuchProcess:
+                    continue
+            psutil.wait_procs(processes, timeout=2)
+
+    def new_disk(self) -> None:
+        """Empty its home and its /tmp, as on a new machine."""
+        for folder in (self.files / "home", self.files / "tmp"):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        (self.files / "tmp").chmod(0o1777)
+
+    def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        return {
+            "PATH": f"{Path(sys.prefix) / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": HOME,
+            "LANG": "C.UTF-8",
+            "LAB_ROOT": str(ROOT),
+            "LAB_PYTHON": sys.prefix,
+            "LAB_FILES": str(self.files),
+            "LAB_STORE": str(self.store),
+            "LAB_SHARED_DISK": STORE,
+            "LAB_NAME": self.name,
+            **self.variables,
+            **variables,
+        }
+
+
+class Lab:
+    """The machines and their network; a context."""
+
+    def __init__(self, folder: Path, *, machines: int) -> None:
+        """Raises NoLabError where this cannot be done."""
+        _require_rights()
+        prefix = f"fc{os.getpid() % 100_000}{next(LABS)}"
+        self._bridge = f"{prefix}b"
+        (folder / "store").mkdir(parents=True)
+        self.store = folder / "store"
+        self.machines = [Machine(n, prefix, folder / f"m{n}", self.store) for n in range(1, machines + 1)]
+
+    def __enter__(self) -> "Lab":
+        try:
+            _ip("link", "add", self._bridge, "type", "bridge")
+            _ip("link", "set", self._bridge, "up")
+            for machine in self.machines:
+                self._add(machine)
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._remove()
+
+    def _add(self, machine: Machine) -> None:
+        machine.new_disk()
+        space, link = machine.namespace, machine.link
+        _ip("netns", "add", space)
+        _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", space)
+        _ip("link", "set", link, "master", self._bridge, "up")
+        _ip("-n", space, "addr", "add", f"{machine.address}/24", "dev", "eth0")
+        _ip("-n", space, "link", "set", "eth0", "up")
+        _ip("-n", space, "link", "set", "lo", "up")
+
+    def _remove(self) -> None:
+        spaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout.split()
+        for machine in self.machines:
+            if machine.namespace in spaces:
+                machine.power_off()
+                _ip("netns", "del", machine.namespace)
+        subprocess.run(["ip", "link", "del", self._bridge], capture_output=True, check=False)
+
+
+def unplug(machine: Machine, *, seconds: float) -> None:
+    """Take a machine's network away for a while."""
+    machine.cut()
+    try:
+        time.sleep(seconds)
+    finally:
+        machine.mend()
+
+
+def until(holds: Callable[[], object], what: str, *, seconds: float = 120.0) -> None:
+    """Return when something holds; AssertionError, which may be a function's, when it does not in time."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
+        time.sleep(0.3)
+
+
+def _require_rights() -> None:
+    if sys.platform != "linux" or os.geteuid() != 0:
+        raise NoLabError("machines as network namespaces need root on Linux")
+    if missing := [program for program in ("ip", "tc", "unshare") if shutil.which(program) is None]:
+        raise NoLabError(f"not installed: {', '.join(missing)}: apt-get install iproute2 util-linux")
+    probe = ["unshare", "--mount", "--uts", "--net", "--pid", "--fork", "--mount-proc", "true"]
+    if subprocess.run(probe, capture_output=True, check=False).returncode:
+        raise NoLabError("this machine permits no network, mount and process namespaces")
+
+
+def _ip(*words: str) -> str:
+    return _do("ip", *words)
+
+
+def _do(*words: str) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
