@@ -86,7 +86,7 @@ class LearnerGroup:
         self._workers = [self._new_worker(slot) for slot in range(self._desired)]
         await self.start()
 
-    async def update(self, groups: Sequence[ScoredGroup]) -> Metrics:
+    async def update(self, groups: "Sequence[asyncio.Future[ScoredGroup]]") -> Metrics:
         """Learn from one iteration's groups; a size that is desired and ready takes effect first."""
         await self._resize()
         began, before = time.monotonic(), [(worker.busy_s, worker.reduction_s) for worker in self._workers]

@@ -4,6 +4,7 @@
 inside, so large arrays need not visit the process that runs the loop.
 """
 
+from asyncio import Future
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NewType, Protocol
@@ -109,8 +110,11 @@ class RewardSource(Protocol):
 class LearnerPort(Protocol):
     """Owns the trained adapter. A dead learner is a `LearnerFailedError`."""
 
-    async def update(self, groups: Sequence[ScoredGroup]) -> Metrics:
-        """Learn from one iteration's groups; the adapter's version grows by one."""
+    async def update(self, groups: Sequence["Future[ScoredGroup]"]) -> Metrics:
+        """Learn from one iteration's groups, complete or still being made; the adapter's version grows by one.
+
+        If it is cancelled or raises, the learner's state is the one before.
+        """
         ...
 
     async def adapter(self) -> Adapter:

@@ -87,11 +87,11 @@ def status(
 
 def scale(
     run: Run,
-    pool: Annotated[str, typer.Argument(help="rollout, or reward/SCORER.")],
+    pool: Annotated[str, typer.Argument(help="rollout, reward/SCORER, or learner.")],
     count: Annotated[int, typer.Argument(min=1, max=1024, help="Desired number of actors.")],
     board: BoardOption = None,
 ) -> None:
-    """Set the desired size of an actor pool; the results stay the same."""
+    """Set the desired size of a pool, or of the learner group; the results stay the same."""
     _ask(run, board, kind="scale", pool=pool, count=count)
 
 

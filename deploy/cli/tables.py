@@ -62,12 +62,13 @@ def show_run(status: RunStatus) -> RenderableType:
 
 
 def _actors(status: RunStatus) -> Table:
-    table = Table("actor", "state", "node", "version", "digest", "calls/min", "last seen", "restarts", box=None)
+    table = Table("actor", "state", "node", "version", "digest", "calls/min", "busy", "last seen", "restarts", box=None)
     for actor in status.actors:
         seen = "never" if actor.last_seen is None else f"{_span(max(0.0, status.updated - actor.last_seen))} ago"
         version = "" if actor.adapter_version is None else str(actor.adapter_version)
         cells = (actor.name, actor.state, actor.node, version, actor.adapter_digest or "")
-        table.add_row(*cells, f"{actor.calls_per_minute:.1f}", seen, str(actor.restarts))
+        busy = "" if actor.busy_share is None else f"{actor.busy_share:.0%}"
+        table.add_row(*cells, f"{actor.calls_per_minute:.1f}", busy, seen, str(actor.restarts))
     return table
 
 

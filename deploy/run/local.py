@@ -125,7 +125,7 @@ class LocalFleet:
         """Count nothing: a scorer in this process is asked once, and `reward/missing` counts missing scores."""
         return {}
 
-    async def update(self, groups: Sequence[ScoredGroup]) -> Metrics:
+    async def update(self, groups: Sequence["asyncio.Future[ScoredGroup]"]) -> Metrics:
         """Learn from one iteration's groups."""
         return await update(self._config, [NearWorker(self._learner, self._learn)], groups)
 
@@ -138,8 +138,8 @@ class LocalFleet:
         return self._learner.credit(group)
 
     async def state(self) -> LearnerState:
-        """Copy everything that is needed to resume exactly."""
-        return self._learner.state()
+        """Copy everything that is needed to resume exactly, once the computation in progress has ended."""
+        return await self._learn(lambda: self._learner.state())
 
     async def restore(self, state: LearnerState) -> None:
         """Resume from a saved state."""

@@ -124,18 +124,24 @@ class Groups:
         )
         return ScoredGroup(prompt=prompt, shards=drop_if_void(prompt, shards))
 
-    async def learn(self, iteration: int, batch: Sequence[ScoredGroup]) -> Metrics:
+    async def learn(self, iteration: int, coming: Sequence["asyncio.Future[ScoredGroup]"]) -> Metrics:
         """Update the learner with the groups of one iteration; groups whose node died are made again."""
         first = iteration * self._config.group.per_iteration
-        for _ in range(TRIES - 1):
-            try:
-                metrics = await self._ports.learner.update(batch)
-                break
-            except ShardLostError:
-                batch = await asyncio.gather(*(self.produce(first + group) for group in range(len(batch))))
-        else:
-            metrics = await self._ports.learner.update(batch)
-        self._observer.learned(iteration, batch)
+        made: list[asyncio.Future[ScoredGroup]] = []
+        try:
+            for _ in range(TRIES - 1):
+                try:
+                    metrics = await self._ports.learner.update(coming)
+                    break
+                except ShardLostError:
+                    coming = [asyncio.ensure_future(self.produce(first + group)) for group in range(len(coming))]
+                    made += coming
+            else:
+                metrics = await self._ports.learner.update(coming)
+        finally:
+            for group in made:
+                group.cancel()
+        self._observer.learned(iteration, [group.result() for group in coming])
         return metrics
 
     async def _rollout_and_score(self, request: ShardRequest) -> ScoredShard:

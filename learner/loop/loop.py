@@ -21,7 +21,7 @@ from typing import Protocol
 from learner.loop.evaluate import Evaluation, evaluate
 from learner.loop.groups import Groups, Observer
 from learner.loop.guards import Guards
-from learner.loop.stopping import unless_stopped
+from learner.loop.stopping import end, unless_failed, unless_stopped
 from protocol.config.run import RunConfig
 from protocol.errors import RunFolderError
 from protocol.messages import Adapter, LearnerState, Prompt
@@ -90,12 +90,16 @@ async def train(
     async with groups.stream(done) as stream:
         while done < config.iterations and not stop.is_set():
             clock = Clock()
-            batch = await unless_stopped(stop, stream.take(per_iteration))
-            if batch is None:
-                break
-            clock.lap("rollout_and_reward")
-            metrics = dict(await groups.learn(done, batch))
-            clock.lap("update")
+            learning = asyncio.ensure_future(groups.learn(done, stream.oldest(per_iteration)))
+            try:
+                batch = await unless_stopped(stop, unless_failed(learning, stream.take(per_iteration)))
+                if batch is None:
+                    break
+                clock.lap("rollout_and_reward")
+                metrics = dict(await learning)
+                clock.lap("update")
+            finally:
+                await end(learning)
             await groups.publish()
             stream.release(per_iteration)
             clock.lap("publish")

@@ -26,6 +26,26 @@ async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, Result])
         stopping.cancel()
 
 
+async def unless_failed(other: "asyncio.Future[Any]", work: Coroutine[Any, Any, Result]) -> Result:
+    """Await `work`, but no longer than until `other` fails, which then raises here."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done() and other.done():
+            other.result()
+        return await task
+    finally:
+        task.cancel()
+
+
+async def end(task: "asyncio.Future[Any]") -> None:
+    """Cancel a task that still runs and wait for its end; its error is its awaiter's."""
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()
+
+
 async def end_all(tasks: Sequence["asyncio.Task[None]"]) -> None:
     """Cancel tasks until they have ended; a task that still runs after `ROUNDS` seconds is left running.
 

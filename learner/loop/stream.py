@@ -67,9 +67,13 @@ class GroupStream:
         """Scored groups that the loop has not taken yet."""
         return sum(task.done() for task in self._in_flight)
 
+    def oldest(self, count: int) -> list["asyncio.Future[ScoredGroup]"]:
+        """Return the `count` oldest groups, complete or still being made, which `take` returns when they are."""
+        return [self._in_flight[index] for index in range(count)]
+
     async def take(self, count: int) -> list[ScoredGroup]:
         """Wait for the `count` oldest groups. The first failed one ends the stream with its error."""
-        oldest = [self._in_flight[index] for index in range(count)]
+        oldest = self.oldest(count)
         batch = list(await asyncio.gather(*oldest))
         for _ in oldest:
             self._in_flight.popleft()

@@ -211,7 +211,7 @@ class Learner:
         """End the update with the findings of all workers; the adapter's version grows by one.
 
         Raises:
-            ContractError: no step of the iteration has a step reward.
+            ContractError: no step of the iteration has a step reward, or groups got other credit alone than together.
         """
         groups = self._groups
         tables, assignment = self._assigned(groups)
@@ -220,6 +220,13 @@ class Learner:
             raise ContractError(
                 "an iteration needs at least one step reward whose scores are valid, got none; first reason:"
                 f" {next(filter(None, reasons), 'none given')}"
+            )
+        if any(
+            not np.array_equal(held.advantages, own.numpy())
+            for held, own in zip(self._group_credits, assignment.advantages, strict=True)
+        ):
+            raise ContractError(
+                "groups must get the same credit alone and together, got another one: a credit rule errs"
             )
         first = self.iteration * len(groups)
         self._baseline, self._credits = assignment.baseline, self._group_credits

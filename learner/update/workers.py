@@ -6,6 +6,7 @@ runs the update passes them on. So a worker that raises ends the update at once,
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import takewhile
 from typing import Any, NewType, Protocol, TypeVar
 
 from learner.update.lanes import Gradient, added
@@ -22,6 +23,10 @@ FindingsHandle = NewType("FindingsHandle", Findings)
 
 
 Result = TypeVar("Result")
+
+
+Coming = asyncio.Future[ScoredGroup]
+"""A group that is complete or still being made."""
 
 
 class Run(Protocol):
@@ -118,13 +123,16 @@ class NearWorker:
         return await self._run(lambda: self._learner.finish(findings))
 
 
-async def update(config: RunConfig, workers: Sequence[Worker], groups: Sequence[ScoredGroup]) -> Metrics:
+async def update(config: RunConfig, workers: Sequence[Worker], coming: Sequence[Coming]) -> Metrics:
     """Learn from one iteration's groups in `epochs` passes of `updates_per_iteration` optimizer steps.
+
+    Where credit needs a group's scores alone, the first pass trains complete groups while later ones are still being
+    made, and takes each optimizer step as soon as its groups are complete. The order of sums is the same.
 
     Args:
         config: of the run.
         workers: W, in the order of their seats; W divides `learner.lanes`.
-        groups: of the iteration, in order.
+        coming: the groups of the iteration, in order; complete or still being made.
 
     Returns:
         Metrics by name.
@@ -133,16 +141,20 @@ async def update(config: RunConfig, workers: Sequence[Worker], groups: Sequence[
         ContractError: a group is not as it must be, or the workers' adapters differ afterwards.
         NonFiniteError: a loss or a gradient is not finite; the adapter is then the one before the update.
     """
+    is_early = config.credits_groups_alone
+    groups = () if is_early else [await _complete(group) for group in coming]
     await _each(workers, lambda worker: worker.begin())
-    await _each(workers, lambda worker: worker.feed(groups))
+    if groups:
+        await _each(workers, lambda worker: worker.feed(groups))
     size = config.group.per_iteration // config.learner.updates_per_iteration
     for epoch in range(config.learner.epochs):
-        for first in range(0, len(groups), size):
-            await _each(workers, lambda worker, at=first, turn=epoch: worker.train(at, size, epoch=turn))
-            gradient = await _gradient(workers)
-            await _each(
-                workers, lambda worker, at=first, turn=epoch, sum_=gradient: worker.step(sum_, first=at, epoch=turn)
-            )
+        for first in range(0, len(coming), size):
+            if is_early and epoch == 0:
+                await _each(workers, lambda worker, at=first: _follow(worker, coming, first=at, stop=at + size))
+            else:
+                await _each(workers, lambda worker, at=first, turn=epoch: worker.train(at, size, epoch=turn))
+            total = await _gradient(workers)
+            await _each(workers, lambda worker, at=first, turn=epoch, g=total: worker.step(g, first=at, epoch=turn))
     findings = await _each(workers, lambda worker: worker.findings())
     finished = await _each(workers, lambda worker: worker.finish(findings))
     digests = [each.digest for each in finished]
@@ -152,6 +164,22 @@ async def update(config: RunConfig, workers: Sequence[Worker], groups: Sequence[
             f" {[digest[:12] for digest in digests]}: give them equal machines and library versions"
         )
     return finished[0].metrics
+
+
+async def _follow(worker: Worker, coming: Sequence[Coming], *, first: int, stop: int) -> None:
+    """Train a worker's shards of a mini-batch as its groups become complete, in their order."""
+    while first < stop:
+        await _complete(coming[first])
+        groups = [group.result() for group in takewhile(lambda each: each.done(), coming[first:stop])]
+        await worker.feed(groups)
+        await worker.train(first, len(groups), epoch=0)
+        first += len(groups)
+
+
+async def _complete(group: Coming) -> ScoredGroup:
+    """Wait for a group; giving up does not end its production."""
+    await asyncio.wait({group})
+    return group.result()
 
 
 async def _gradient(workers: Sequence[Worker]) -> GradientHandle:

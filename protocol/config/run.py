@@ -169,6 +169,16 @@ class RunConfig(Section):
         return self.credit.rule in CREDIT_RULES_OF_POINTS
 
     @property
+    def credits_groups_alone(self) -> bool:
+        """Whether a group's scores alone give its credit, so that it can train before the iteration's last group."""
+        credit = self.credit
+        if credit.scale == "iteration" or credit.normalise == "ema":
+            return False
+        if credit.rule == "turning_point":
+            return not credit.turning_point.is_balanced
+        return credit.rule == "uniform" or credit.values == "raw"
+
+    @property
     def held_adapters(self) -> int:
         """How many adapters a rollout actor keeps: the versions that pending groups may name, and their running
         means."""

@@ -22,7 +22,7 @@ from learner.update.learner import Learner
 from protocol.config.run import RunConfig
 from protocol.errors import InputError, LearnerFailedError, NonFiniteError, PoolError
 from protocol.messages import LearnerState, Rollout, ScoredGroup
-from tests.support.learning.groups import draw_groups, learn
+from tests.support.learning.groups import complete, draw_groups, learn
 
 pytestmark = pytest.mark.ray
 Config = Callable[..., RunConfig]
@@ -121,7 +121,7 @@ def test_a_group_gives_the_bits_of_one_learner_while_its_size_changes(tiny_confi
 
     async def update(group: LearnerGroup, size: int) -> None:
         groups = reference.draw()
-        told, expected = await group.update(stored(groups)), await reference.learn(groups)
+        told, expected = await group.update(complete(stored(groups))), await reference.learn(groups)
         assert shared(told) == expected
         assert told["update/workers"] == size
         assert 0 < told["update/busy_share_min"] <= told["update/busy_share"] <= 1
@@ -159,27 +159,27 @@ def test_a_group_repeats_its_bits_after_a_worker_raised_died_or_hung(tiny_config
             groups = reference.draw()
             gate = tmp_path / "gate"
             with pytest.raises(NonFiniteError, match="must be finite"):
-                await group.update(stored(with_a_broken_shard(groups), {(1, 0): gate}))
+                await group.update(complete(stored(with_a_broken_shard(groups), {(1, 0): gate})))
             gate.touch()
-            assert shared(await group.update(stored(groups))) == await reference.learn(groups)
+            assert shared(await group.update(complete(stored(groups)))) == await reference.learn(groups)
             saved = await group.state()
             require_equal(saved, reference.learner.state())
 
             groups = reference.draw()
-            doomed = asyncio.ensure_future(group.update(stored(groups, {(1, 2): tmp_path / "never"})))
+            doomed = asyncio.ensure_future(group.update(complete(stored(groups, {(1, 2): tmp_path / "never"}))))
             await until(lambda: [actor.state for actor in group.actors()] == ["idle", "busy"])
             harm(group, signal.SIGKILL)
             with pytest.raises(LearnerFailedError, match="learner worker 1 failed"):
                 await doomed
             await group.restart()
             await group.restore(saved)
-            assert shared(await group.update(stored(groups))) == await reference.learn(groups)
+            assert shared(await group.update(complete(stored(groups)))) == await reference.learn(groups)
             require_equal(await group.state(), reference.learner.state())
             assert [actor.restarts for actor in group.actors()] == [0, 1]
 
             harm(group, signal.SIGSTOP)
             with pytest.raises(LearnerFailedError, match=r"learner worker 1 failed: no sign of life within 5 s"):
-                await group.update(stored(reference.draw()))
+                await group.update(complete(stored(reference.draw())))
 
     run(scenario())
 

@@ -24,6 +24,7 @@ from protocol.messages import (
 )
 from protocol.ports import Ports
 from rewards.scores import judged, partly
+from tests.support.learning.groups import complete
 
 Config = Callable[..., RunConfig]
 PROMPTS = tuple(Prompt(index=index, text=str(index)) for index in range(4))
@@ -162,7 +163,7 @@ def test_the_observer_is_told_of_every_shard_and_of_the_update_that_succeeded(ti
     async def scene(workshop: Workshop) -> None:
         groups = groups_of(config, workshop, Noting())
         await groups.begin(())
-        await groups.learn(0, [await groups.produce(0)])
+        await groups.learn(0, complete([await groups.produce(0)]))
 
     asyncio.run(scene(Workshop(images=2)))
     assert seen == [(0, 0), (0, 2), (0, 1)]

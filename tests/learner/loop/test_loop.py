@@ -247,9 +247,11 @@ def test_with_lag_groups_are_drawn_ahead_with_the_version_they_name(tiny_config:
             return getattr(self._inner, name)
 
         async def update(self, groups: Sequence[Any]) -> Mapping[str, float]:
-            lags.append(max(self._step - s.facts.request.adapter_version for group in groups for s in group.shards))
+            metrics = await self._inner.update(groups)
+            shards = [shard for group in groups for shard in group.result().shards]
+            lags.append(max(self._step - shard.facts.request.adapter_version for shard in shards))
             self._step += 1
-            return await self._inner.update(groups)
+            return metrics
 
     config = red(tiny_config, iterations=4, group={"max_lag": 1})
     run(config, Story(), wrap=lambda ports: replace(ports, learner=Watched(ports.learner)))

@@ -23,7 +23,7 @@ from protocol.config.run import RunConfig
 from protocol.errors import ContractError, NonFiniteError, ShardLostError
 from protocol.messages import LearnerState, Rollout, ScoredGroup, digest_of
 from tests.support.learning.gradients import relative_difference, watch_gradients
-from tests.support.learning.groups import draw_groups, learn, redness
+from tests.support.learning.groups import complete, draw_groups, learn, redness
 from tests.support.learning.plain_credit import PLAIN
 
 Config = Callable[..., RunConfig]
@@ -222,11 +222,70 @@ def test_a_worker_that_raises_ends_the_update_while_another_one_works(tiny_confi
             await asyncio.Event().wait()
 
     async def scenario() -> None:
-        await asyncio.wait_for(update(config, [NearWorker(broken), Slow(slow)], groups), 120)
+        await asyncio.wait_for(update(config, [NearWorker(broken), Slow(slow)], complete(groups)), 120)
 
     with pytest.raises(NonFiniteError, match="must be finite"):
         asyncio.run(scenario())
     require_equal(broken.state(), slow.state())
+
+
+EARLY: Mapping[str, Any] = MappingProxyType({**PLAIN, "values": "raw", "scale": "prompt"})
+"""Credit of a group by its own scores alone."""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_groups_train_while_later_ones_are_made_and_give_the_same_bits(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    settings = {"updates_per_iteration": 3, "epochs": 2}
+    config = tiny_config(group=MANY, learner=settings, credit=EARLY)
+    assert config.credits_groups_alone
+    group, whole, policy = seats(config, workers), Learner(config), RolloutPolicy(config)
+    policy.load(whole.adapter())
+    groups = draw_groups(policy, config, whole.adapter(), iteration=0, judge=blind_to_one)
+    steps: list[int] = []
+
+    class Watched(NearWorker):
+        async def step(self, gradient: Any, *, first: int, epoch: int) -> None:
+            steps.append(first)
+            await super().step(gradient, first=first, epoch=epoch)
+
+    async def scenario() -> dict[str, float]:
+        coming = [asyncio.get_running_loop().create_future() for _ in groups]
+        learning = asyncio.ensure_future(update(config, [Watched(learner) for learner in group], coming))
+        for index, each in enumerate(reversed(groups[:5])):
+            coming[4 - index].set_result(each)  # complete in another order than they are trained in
+        while steps.count(2) < workers:
+            assert not learning.done()
+            await asyncio.sleep(0.01)
+        assert 4 not in steps, "the last step waits for its last group"
+        coming[5].set_result(groups[5])
+        return dict(await learning)
+
+    told = asyncio.run(asyncio.wait_for(scenario(), 120))
+    require_equal(group[0].state(), group[-1].state())
+    monkeypatch.setattr(RunConfig, "credits_groups_alone", False)
+    assert told == learn(config, groups, whole)
+    require_equal(group[0].state(), whole.state())
+
+
+def test_an_early_update_that_is_given_up_leaves_the_state_before(tiny_config: Config) -> None:
+    config = tiny_config(group=MANY, learner={"updates_per_iteration": 3}, credit=EARLY)
+    learner, policy = Learner(config), RolloutPolicy(config)
+    before = learner.state()
+    policy.load(before.adapter)
+    groups = draw_groups(policy, config, before.adapter, iteration=0)
+
+    async def scenario() -> None:
+        coming = complete(groups[:4]) + [asyncio.get_running_loop().create_future() for _ in groups[4:]]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(update(config, [NearWorker(learner)], coming), 0.01)
+
+    asyncio.run(scenario())
+    require_equal(learner.state(), before)
+    whole = Learner(config)
+    assert learn(config, groups, learner) == learn(config, groups, whole)
+    require_equal(learner.state(), whole.state())
 
 
 def test_trajectories_of_another_shard_are_refused(tiny_config: Config) -> None:

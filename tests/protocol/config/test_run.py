@@ -227,3 +227,37 @@ def test_every_field_says_what_it_means() -> None:
         if not field.description and field.annotation not in known
     ]
     assert not silent
+
+
+@pytest.mark.parametrize(
+    ("credit", "is_alone"),
+    [
+        ({"rule": "uniform", "normalise": "joint", "scale": "prompt"}, True),
+        ({"rule": "uniform", "normalise": "joint", "scale": "iteration"}, False),
+        ({"rule": "uniform", "normalise": "ema", "scale": "prompt"}, False),
+        ({"rule": "gains", "values": "raw", "scale": "prompt"}, True),
+        ({"rule": "gains", "values": "calibrated", "scale": "prompt"}, False),
+        ({"rule": "turning_point", "scale": "prompt", "turning_point": {"is_balanced": False}}, True),
+        ({"rule": "turning_point", "scale": "prompt", "turning_point": {"is_balanced": True}}, False),
+    ],
+)
+def test_credit_says_whether_it_needs_more_than_a_group(credit, is_alone):
+    assert parse_config({**TREE, "credit": credit}).credits_groups_alone is is_alone
+
+
+@pytest.mark.parametrize("workers", [3, 16])
+def test_workers_that_do_not_divide_the_lanes_are_refused(workers):
+    rule = f"cluster.learner.workers must divide learner.lanes 8, got {workers}.*take one of 1, 2, 4, 8"
+    with pytest.raises(ConfigError, match=rule):
+        parse_config({**TREE, "cluster": {"learner": {"workers": workers}}})
+
+
+def test_lanes_are_a_power_of_two():
+    with pytest.raises(ConfigError, match="learner.lanes must be a power of two, got 6: .*take 4 or 8"):
+        parse_config({**TREE, "learner": {"lanes": 6}})
+
+
+def test_lanes_belong_to_a_run_and_workers_do_not():
+    fields = parse_config(TREE).outcome_fields()
+    assert "learner.lanes" in fields
+    assert "cluster.learner.workers" not in fields

@@ -60,7 +60,19 @@ def iterate(learner: Learner, policy: RolloutPolicy, config: RunConfig, **how: A
 
 def learn(config: RunConfig, groups: Sequence[ScoredGroup], *learners: Learner) -> dict[str, float]:
     """One update by these workers, in the order of their seats."""
-    return dict(asyncio.run(update(config, [NearWorker(learner) for learner in learners], groups)))
+
+    async def run() -> dict[str, float]:
+        return dict(await update(config, [NearWorker(learner) for learner in learners], complete(groups)))
+
+    return asyncio.run(run())
+
+
+def complete(groups: Sequence[ScoredGroup]) -> list["asyncio.Future[ScoredGroup]"]:
+    """The groups as the loop hands them on once they are made."""
+    coming = [asyncio.get_running_loop().create_future() for _ in groups]
+    for future, group in zip(coming, groups, strict=True):
+        future.set_result(group)
+    return coming
 
 
 def log_probs_of(policy: FlowPolicy, rollout: Rollout) -> torch.Tensor:
