@@ -69,7 +69,7 @@ class Estimate:
         )
         yield f"it trains at most {counts.pairs} pairs, as costly as {counts.learner} evaluations"
         yield f"the adapter has {self.trained / 1e6:.2f} M numbers"
-        for name, memory in (("rollout actor", self.rollout), ("learner", self.learner)):
+        for name, memory in (("rollout actor", self.rollout), ("learner worker", self.learner)):
             parts = ", ".join(f"{part} {size / GIB:.2f}" for part, size in memory.items())
             yield f"a {name} takes about {sum(memory.values()) / GIB:.1f} GiB of GPU memory ({parts})"
 
@@ -128,7 +128,12 @@ def estimate_of(
     return Estimate(
         evaluations=counts,
         rollout={**static, "largest step": max(forward, decoding)},
-        learner={**static, "optimizer": 8 * trained, "forward and backward": backward},
+        learner={
+            **static,
+            "optimizer": 8 * trained,
+            "gradients of its lanes": 4 * trained * lanes_of_a_worker(config),
+            "forward and backward": backward,
+        },
         trained=trained,
     )
 
@@ -205,6 +210,13 @@ class Counter:
     def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
         """Black images of one pixel."""
         return np.zeros((len(latents), 1, 1, 3), np.uint8)
+
+
+def lanes_of_a_worker(config: RunConfig) -> int:
+    """Count the lanes of the first learner worker that get a shard in an optimizer step."""
+    groups = config.group.per_iteration // config.learner.updates_per_iteration
+    shards = groups * config.group.size // config.group.shard
+    return math.ceil(min(config.learner.lanes, shards) / config.cluster.learner.workers)
 
 
 def gradient_cost(backbone: PipelineBackbone) -> float:

@@ -24,7 +24,7 @@ from protocol.errors import InputError, LearnerFailedError, NonFiniteError, Pool
 from protocol.messages import LearnerState, Rollout, ScoredGroup
 from tests.support.learning.groups import complete, draw_groups, learn
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 Config = Callable[..., RunConfig]
 OWN = ("update/",)
 """Metrics about the group itself, which depend on its size."""
@@ -96,7 +96,7 @@ async def group_of(config: RunConfig) -> AsyncIterator[LearnerGroup]:
         group.stop()
 
 
-async def until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
+async def until(holds: Callable[[], bool], seconds: float = 400.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it did not come about"
@@ -105,7 +105,7 @@ async def until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
 
 def run(scenario: Awaitable[None]) -> None:
     async def bounded() -> None:
-        await asyncio.wait_for(scenario, 400)
+        await asyncio.wait_for(scenario, 900)
 
     asyncio.run(bounded())
 

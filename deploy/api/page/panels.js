@@ -178,7 +178,11 @@ export function drawActors(holder, status) {
         [actor.last_seen ? clock(actor.last_seen) : "never"],
         [actor.restarts, actor.restarts ? "n warn" : "n"],
       ]);
-      line.title = actor.node_id ? `Ray node ${actor.node_id}` : "";
+      line.title = [
+        actor.node_id && `Ray node ${actor.node_id}`,
+        actor.busy_share != null && `worked in ${Math.round(100 * actor.busy_share)} % of the newest update`,
+        actor.fetched_bytes != null && `fetched ${(actor.fetched_bytes / 1e6).toFixed(1)} MB for it`,
+      ].filter(Boolean).join("; ");
       return line;
     }),
   );

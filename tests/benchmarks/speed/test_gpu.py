@@ -33,7 +33,7 @@ def test_it_runs_from_end_to_end_on_the_cpu(tmp_path: Path) -> None:
 
 
 def test_it_estimates_without_a_gpu() -> None:
-    assert "a learner takes about" in run("--tiny", "--estimate")
+    assert "a learner worker takes about" in run("--tiny", "--estimate")
 
 
 def test_the_architecture_is_the_published_one() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from flow.adapter.lora_file import FILE_NAME, read_lora
+from learner.checkpoint import OPTIMIZER
 from tests.support.paths import ROOT
 
 SMALL = [
@@ -46,8 +47,12 @@ def wait_for_line(process: "subprocess.Popen[str]", start_of_line: str) -> None:
     raise AssertionError(f"no line starts with {start_of_line!r}")
 
 
+def sha(folder: Path, name: str, iteration: int = 3) -> str:
+    return hashlib.sha256((folder / "checkpoints" / f"iteration_{iteration:06d}" / name).read_bytes()).hexdigest()
+
+
 def adapter_sha(folder: Path, iteration: int = 3) -> str:
-    return hashlib.sha256((folder / "checkpoints" / f"iteration_{iteration:06d}" / FILE_NAME).read_bytes()).hexdigest()
+    return sha(folder, FILE_NAME, iteration)
 
 
 def curve(folder: Path) -> list[dict]:
@@ -120,10 +125,11 @@ def test_finished_run_is_not_run_again(local_run):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("actors", [1, 2])
-def test_run_on_ray_gives_the_same_adapter_with_any_number_of_rollout_actors(local_run, tmp_path, actors):
-    finish(start(tmp_path / "run", f"cluster.rollout_actors={actors}"))
-    assert adapter_sha(tmp_path / "run") == adapter_sha(local_run[0])
+@pytest.mark.parametrize(("actors", "workers"), [(1, 4), (2, 2)])
+def test_run_on_ray_gives_the_same_bits_with_any_number_of_actors_and_workers(local_run, tmp_path, actors, workers):
+    finish(start(tmp_path / "run", f"cluster.rollout_actors={actors}", f"cluster.learner.workers={workers}"))
+    for name in (FILE_NAME, OPTIMIZER):
+        assert sha(tmp_path / "run", name) == sha(local_run[0], name)
     assert curve(tmp_path / "run") == curve(local_run[0])
 
 

@@ -87,6 +87,10 @@ def test_weights_are_counted_exactly(tiny_config: Config) -> None:
     assert found.rollout["transformer"] == sum(p.numel() * 2 for p in frozen)
     assert found.trained == sum(p.numel() for p in lora.parameters.values())
     assert found.learner["optimizer"] == 8 * found.trained
+    two = config.cluster.learner.model_copy(update={"workers": 2})
+    shared = config.model_copy(update={"cluster": config.cluster.model_copy(update={"learner": two})})
+    assert found.learner["gradients of its lanes"] == 4 * found.trained * 6, "six shards, eight lanes"
+    assert estimate(shared).learner["gradients of its lanes"] == 4 * found.trained * 3
     assert found.rollout["text encoders"] > 0
     assert estimate(configured(tiny_config, embedding_cache="somewhere")).rollout["text encoders"] == 0
 
