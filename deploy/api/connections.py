@@ -105,7 +105,8 @@ def bounded_connections(
         The class.
     """
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    bounds = {"head_s": head_s, "body_s": body_s, "most": most or max(1, min(MOST_CONNECTIONS, files // 2))}
+    fit = MOST_CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(MOST_CONNECTIONS, files // 2))
+    bounds = {"head_s": head_s, "body_s": body_s, "most": most or fit}
     return type("Connection", (BoundedConnection,), bounds)
 
 

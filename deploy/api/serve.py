@@ -3,6 +3,8 @@
 import socket
 import sys
 from contextlib import suppress
+from threading import Timer
+from types import FrameType
 
 from fastapi import FastAPI
 
@@ -35,7 +37,7 @@ def listen(host: str, port: int, *, descriptor: int | None = None) -> tuple[sock
 
 
 def serve_until_interrupted(
-    app: FastAPI, listener: socket.socket, *, announcement: str, grace_s: int | None = None
+    app: FastAPI, listener: socket.socket, *, announcement: str, grace_s: int | None = None, linger_s: float = 0.0
 ) -> None:
     """Announce an application on stdout and serve it until Ctrl-C or SIGTERM.
 
@@ -44,10 +46,22 @@ def serve_until_interrupted(
         listener: the socket.
         announcement: what is printed once connections are accepted.
         grace_s: seconds that requests in progress may still take; None waits for them.
+        linger_s: seconds that it goes on after the first signal if somebody is connected, who sees the end of what is
+            served.
     """
     import uvicorn
 
     from deploy.api.connections import BACKLOG, bounded_connections, log_sparingly
+
+    class Server(uvicorn.Server):
+        is_lingering = False
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if linger_s and self.server_state.connections and not self.is_lingering:
+                self.is_lingering = True
+                Timer(linger_s, super().handle_exit, (sig, frame)).start()
+            else:
+                super().handle_exit(sig, frame)
 
     settings = uvicorn.Config(
         app,
@@ -63,4 +77,4 @@ def serve_until_interrupted(
     with suppress(KeyboardInterrupt):
         sys.stdout.write(f"{announcement}\n")
         sys.stdout.flush()
-        uvicorn.Server(settings).run(sockets=[listener])
+        Server(settings).run(sockets=[listener])

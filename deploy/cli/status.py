@@ -36,6 +36,9 @@ def serve(
     token_file: TokenFile = None,
     allow_host: AllowHost = None,
     descriptor: Annotated[int | None, typer.Option("--socket", hidden=True, help="A listening socket to use.")] = None,
+    linger: Annotated[
+        float, typer.Option(hidden=True, help="Seconds to go on after SIGTERM while a page is open.")
+    ] = 0.0,
 ) -> None:
     """Serve the page and the status API of live and ended runs."""
     from deploy.api.app import make_app
@@ -50,7 +53,7 @@ def serve(
     announcement = f"page      {address}/"
     if token is None:
         announcement += f"\n          read only: commands need a token, {TOKEN_VARIABLE} or --token-file"
-    serve_until_interrupted(app, listener, announcement=announcement, grace_s=2)
+    serve_until_interrupted(app, listener, announcement=announcement, grace_s=2, linger_s=linger)
 
 
 def status(

@@ -21,6 +21,8 @@ from protocol.sink import StatusSink
 FIRST_PORT, PORTS = 8420, 50
 LEAST_DESCRIPTOR = 20
 """Descriptors below are the watcher's own, see `deploy.board.child`."""
+LINGER_S = 1.5
+"""Seconds that the process goes on at the run's end if a page is open, which asks once a second and so sees the end."""
 EVERY_S = 15.0
 """Seconds between two checks of the process, and so between two starts."""
 
@@ -50,7 +52,8 @@ class PageServer:
         self._listener = _listen()
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}/"
         where = [] if board else [str(run)]
-        words = ["serve", *where, "--socket", str(self._listener.fileno()), "--token-file", str(self._token)]
+        socket_of_ours = ["--socket", str(self._listener.fileno()), "--linger", str(LINGER_S)]
+        words = ["serve", *where, *socket_of_ours, "--token-file", str(self._token)]
         self._command = [sys.executable, "-m", "flowcredit", *words]
         self._variables = {BOARD_VARIABLE: board} if board else {}  # an address may hold a password: no argument
         self._child = self._start()

@@ -363,6 +363,19 @@ def test_ctrl_c_ends_a_server_quietly(tmp_path, serve):
     assert "stopped at once" not in said
 
 
+def test_a_server_goes_on_for_those_who_are_connected_when_it_is_asked_to(tmp_path, serve):
+    process, address = serve(str(tmp_path), "--linger", "3600")
+    with httpx2.Client(base_url=address, timeout=30) as client:
+        assert client.get("/runs").json() == []
+        process.send_signal(signal.SIGTERM)
+        assert client.get("/runs").json() == []
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) in (0, -signal.SIGTERM)
+    process, _ = serve(str(tmp_path), "--linger", "3600")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) in (0, -signal.SIGTERM), "nobody is connected"
+
+
 def test_schemathesis_finds_no_unexpected_answer(api):
     import schemathesis
     from hypothesis import HealthCheck, given, settings

@@ -378,6 +378,8 @@ def test_the_page_of_a_real_run_scales_and_stops_it(browser, tiny_sd3, tmp_path)
         browser.find_element("css selector", "[data-command=stop]").click()
         browser.find_element("css selector", "#confirm-dialog button.danger").click()
         assert "the same command continues" in driver.finish(timeout_s=120)
+        wait_for(browser, lambda: text(browser, "#link") == "server ended")
+        assert "The run has stopped" in text(browser, "#notice")
     finally:
         driver.kill()
     status = json.loads((tmp_path / "run" / "status.json").read_text())["status"]
