@@ -14,6 +14,7 @@ from actors.pool.calls import answer
 from actors.pool.member import Member, Starts
 from actors.pool.pool import ActorPool
 from protocol.errors import ContractError, PoolError
+from tests.support.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.ray
 
@@ -87,13 +88,6 @@ def double(pool: ActorPool, number: int, seconds: float = 0.0, gate: Path | str 
     return asyncio.ensure_future(
         pool.call(lambda actor: answer(actor.double.remote(number, seconds, str(gate)), timeout_s=120))
     )
-
-
-async def until(holds, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come about"
-        await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -209,7 +203,7 @@ def test_actors_tell_where_they_are_and_what_they_did():
 def test_a_pool_whose_cluster_is_too_small_begins_with_those_that_found_a_node():
     async def scenario():
         pool = make_pool(3, cpus=1.0, patience_s=3.0)
-        await asyncio.wait_for(pool.start(), 60)
+        await asyncio.wait_for(pool.start(), PATIENCE_S)
         begun = pool.status()
         answers = await asyncio.gather(*(double(pool, number) for number in range(4)))
         pool.scale(2)

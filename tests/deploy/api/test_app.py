@@ -30,6 +30,7 @@ from protocol.status import Diagnostics, Event, MetricLine, Rewards
 from tests.support.paths import ROOT
 from tests.support.runs.statuses import a_record, a_status
 from tests.support.services.serving import AUTHORISED, TOKEN, Serve
+from tests.support.waiting import PATIENCE_S, wait_until
 
 LINES = [
     MetricLine(seq=seq, values={"iteration": seq, "reward/mean": seq / 10, "train/loss": None, "seconds/update": 1.0})
@@ -78,13 +79,10 @@ def living(board_url: str) -> Iterator[None]:
 def api(board_url: str, living: None, serve: Serve) -> Iterator[str]:
     process, address = serve(board_url)
     with httpx2.Client() as client:
-        for _ in range(100):
-            if client.get(f"{address}/runs").json():
-                break
-            time.sleep(0.1)
+        wait_until(lambda: bool(client.get(f"{address}/runs").json()))
     yield address
     process.terminate()
-    assert process.wait(10) == 0 or process.returncode < 0
+    assert process.wait(PATIENCE_S) == 0 or process.returncode < 0
 
 
 @pytest.fixture
@@ -346,10 +344,8 @@ def test_the_last_known_status_is_shown_with_its_time_when_the_board_is_away(tmp
     assert httpx2.get(f"{address}/readyz").status_code == 503
     assert httpx2.get(f"{address}/healthz").status_code == 200
     assert httpx2.get(f"{address}/runs/other").status_code == 503
-    until = time.monotonic() + 20
-    while (answer := httpx2.get(f"{address}/runs/alive").json())["stale_since"] is None:
-        assert time.monotonic() < until
-        time.sleep(0.3)
+    wait_until(lambda: httpx2.get(f"{address}/runs/alive").json()["stale_since"] is not None)
+    answer = httpx2.get(f"{address}/runs/alive").json()
     assert answer["stale_since"] == answer["updated"]
     process.terminate()
     process.wait(10)
@@ -358,7 +354,7 @@ def test_the_last_known_status_is_shown_with_its_time_when_the_board_is_away(tmp
 def test_ctrl_c_ends_a_server_quietly(tmp_path, serve):
     process, _ = serve(str(tmp_path), token=None)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=20)
+    said, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert "stopped at once" not in said
 

@@ -19,6 +19,7 @@ from deploy.folder.read import StatusFile
 from protocol.commands import Command, new_command
 from protocol.errors import BoardError
 from protocol.status import MetricLine, RunStatus, staleness_of
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -42,13 +43,14 @@ def filed(name: str, phase: str, updated: float) -> str:
 
 
 async def until_it_answers(board: Board) -> None:
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
+    async def answers() -> bool:
         try:
             await board.ping()
-            break
         except BoardError:
-            await asyncio.sleep(0.05)
+            return False
+        return True
+
+    await until(answers)
 
 
 def read(source: FolderSource, run: str) -> RunStatus:

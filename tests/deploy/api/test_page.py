@@ -20,6 +20,7 @@ from tests.support.programs import need
 from tests.support.runs.scene import Driver, preset
 from tests.support.runs.statuses import a_record, a_status
 from tests.support.services.serving import TOKEN, free_port, start_server
+from tests.support.waiting import PATIENCE_S
 
 
 class LivingRun:
@@ -150,7 +151,7 @@ def text(browser: Any, selector: str) -> str:
     return browser.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
 
 
-def wait_for(browser: Any, holds: Any, seconds: float = 40.0) -> None:
+def wait_for(browser: Any, holds: Any, seconds: float = PATIENCE_S) -> None:
     until = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < until, browser.execute_script("return document.body.innerText")

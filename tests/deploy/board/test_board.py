@@ -22,6 +22,7 @@ from protocol.errors import BoardError
 from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
 from tests.support.paths import ROOT
 from tests.support.services.boards import KINDS, board_of, end_server, redis_over_tls
+from tests.support.waiting import until
 
 KEEP_S = 3600.0
 
@@ -43,13 +44,15 @@ def record(iteration: int) -> TrajectoryRecord:
 
 async def answering(board: Board) -> None:
     """Returns when the server has started."""
-    until = time.monotonic() + 20
-    while True:
+
+    async def answers() -> bool:
         try:
-            return await board.ping()
+            await board.ping()
         except BoardError:
-            assert time.monotonic() < until
-            await asyncio.sleep(0.05)
+            return False
+        return True
+
+    await until(answers)
 
 
 @pytest.fixture(scope="module", params=[*KINDS, "redis over TLS with a password"])
@@ -182,13 +185,6 @@ class Story:
             on_contact=self.contacts.append,
             keep_s=KEEP_S,
         )
-
-
-async def until(holds, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not await holds():
-        assert time.monotonic() < end, "it did not come about"
-        await asyncio.sleep(0.05)
 
 
 async def has_noticed(story: Story) -> bool:

@@ -16,6 +16,7 @@ from protocol.errors import BoardError, ConfigError
 from tests.support.paths import ROOT
 from tests.support.runs.watched import REDNESS, go, left_behind
 from tests.support.services.boards import PASSWORD, redis_over_tls
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def complaint(url: str) -> str:
     """What is said of an address; AssertionError when the board answers."""
 
     async def ping() -> str:
-        board, until = Board(url), time.monotonic() + 20
+        board, until = Board(url), time.monotonic() + PATIENCE_S
         while True:
             try:
                 await board.ping()
@@ -92,7 +93,7 @@ def test_a_run_its_server_and_the_command_line_meet_on_a_board_over_tls(
     def status(board: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "deploy", "status", str(tmp_path / "secured")]
         environment = os.environ | {"FLOWCREDIT_BOARD": board}
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
 
     assert "finished" in status(url).stdout
     refused = status(url.replace("authority.pem", "other.pem"))

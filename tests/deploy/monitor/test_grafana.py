@@ -14,8 +14,9 @@ from deploy.presets import load_config
 from tests.support.paths import ROOT
 from tests.support.programs import need
 from tests.support.runs.scene import preset
-from tests.support.runs.watched import Scene, comes_to, go, until
+from tests.support.runs.watched import Scene, comes_to, go
 from tests.support.services.serving import Serve
+from tests.support.waiting import until
 
 DASHBOARD = json.loads((ROOT / "deploy/grafana/flowcredit.json").read_text())
 SELECTOR = re.compile(r"(flowcredit_\w+)(?:\{([^}]*)\})?")

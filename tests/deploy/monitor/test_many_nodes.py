@@ -14,7 +14,8 @@ from actors.pool.pool import ActorPool
 from protocol.config.run import RunConfig
 from protocol.status import Condition
 from tests.support.paths import ROOT
-from tests.support.runs.watched import REDNESS, Scene, comes_to, go, left_behind, until
+from tests.support.runs.watched import REDNESS, Scene, comes_to, go, left_behind
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.ray
 QUICK = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}

@@ -28,8 +28,9 @@ from protocol.config.run import RunConfig
 from protocol.errors import BoardError, LeaseLostError, NonFiniteError
 from protocol.status import RunStatus
 from tests.support.programs import need
-from tests.support.runs.watched import REDNESS, Scene, comes_to, go, left_behind, reaches, until
+from tests.support.runs.watched import REDNESS, Scene, comes_to, go, left_behind, reaches
 from tests.support.services.boards import end_server
+from tests.support.waiting import until
 
 Config = Callable[..., RunConfig]
 OUTAGE_S = float(os.environ.get("FLOWCREDIT_TEST_OUTAGE_S", "2"))

@@ -19,6 +19,7 @@ from deploy.monitor.observe import Observed
 from deploy.monitor.page_server import PageServer
 from deploy.monitor.progress import Progress
 from deploy.run.local import LocalFleet
+from tests.support.waiting import wait_until
 
 
 class Said:
@@ -41,10 +42,7 @@ def serves(address: str) -> bool:
 
 
 def until_served(address: str) -> None:
-    end = time.monotonic() + 60
-    while not serves(address):
-        assert time.monotonic() < end, "the page is not served"
-        time.sleep(0.1)
+    wait_until(lambda: serves(address), why="the page is not served")
 
 
 @pytest.mark.timeout(200)

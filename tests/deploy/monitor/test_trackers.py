@@ -3,7 +3,6 @@
 import json
 import struct
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from deploy.monitor import trackers
 from deploy.monitor.trackers import Trackers, check_trackers
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
+from tests.support.waiting import wait_until
 
 
 class Status:
@@ -53,18 +53,11 @@ class Slow:
         self.taken: list[int] = []
 
     def log(self, iteration: int, values: dict) -> None:
-        until((self.folder / "gate").exists)
+        wait_until((self.folder / "gate").exists)
         self.taken.append(iteration)
 
     def close(self) -> None:
         (self.folder / "taken").write_text(json.dumps(self.taken))
-
-
-def until(holds) -> None:
-    end = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def leveldb_log(data: bytes) -> Iterator[bytes]:
@@ -127,7 +120,7 @@ def test_a_failing_tracker_is_left_out_and_says_why(tiny_config, tmp_path):
     status = Status()
     running = Trackers(tiny_config(status={"trackers": [f"{__name__}:Failing"]}), tmp_path, status)
     running.recorded(1, {"reward/mean": 0.5})
-    until(lambda: status.of(f"Tracker/{__name__}:Failing")[0] == "Failed")
+    wait_until(lambda: status.of(f"Tracker/{__name__}:Failing")[0] == "Failed")
     assert "the service is gone" in status.of(f"Tracker/{__name__}:Failing")[1]
     running.recorded(2, {"reward/mean": 0.5})
     running.close()
@@ -139,7 +132,7 @@ def test_a_slow_tracker_loses_lines_and_never_holds_the_run_up(tiny_config, tmp_
     running = Trackers(tiny_config(status={"trackers": [f"{__name__}:Slow"]}), tmp_path, status)
     for iteration in range(10):  # would wait at the fifth line, since nothing is taken before the gate opens
         running.recorded(iteration, {"reward/mean": 0.5})
-    until(lambda: status.of(f"Tracker/{__name__}:Slow")[0] == "Slow")
+    wait_until(lambda: status.of(f"Tracker/{__name__}:Slow")[0] == "Slow")
     (tmp_path / "gate").touch()
     running.close()
     taken = json.loads((tmp_path / "taken").read_text())
@@ -180,7 +173,7 @@ def test_a_tracker_that_starts_is_waited_for_and_one_that_does_not_is_slow(tiny_
 
     class Stuck:
         def __init__(self, config: RunConfig, folder: Path) -> None:
-            until((folder / "gate").exists)
+            wait_until((folder / "gate").exists)
 
         def close(self) -> None:
             """Nothing is open."""

@@ -24,6 +24,7 @@ from protocol.messages import Prompt
 from protocol.ports import Fleet
 from protocol.sink import StatusSink
 from protocol.status import RunStatus
+from tests.support.waiting import until
 
 TRAIN = tuple(Prompt(index=index, text=text) for index, text in enumerate(("a red circle", "a blue square", "two")))
 HELDOUT = (Prompt(index=0, text="one"),)
@@ -49,10 +50,10 @@ class Scene:
         await board.close()
         return command.id
 
-    async def outcome(self, command: str, seconds: float = 60.0) -> tuple[str, str]:
+    async def outcome(self, command: str) -> tuple[str, str]:
         """State and message once it is no longer open."""
         held = self.observed.reporter.buffers.commands
-        await until(lambda: settled(held, command), seconds)
+        await until(lambda: settled(held, command))
         return held[command].state, held[command].message
 
 
@@ -69,13 +70,6 @@ async def comes_to(scene: Scene, iteration: int) -> bool:
 
 async def settled(held: dict, command: str) -> bool:
     return command in held and not held[command].is_open
-
-
-async def until(holds: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not await holds():
-        assert time.monotonic() < end, "it did not come about"
-        await asyncio.sleep(0.05)
 
 
 def go(
