@@ -116,7 +116,7 @@ def test_a_dropped_group_is_mixed_too_and_a_reward_without_scores_breaks_the_con
 def test_a_shared_first_image_counts_for_every_shard_of_the_group() -> None:
     held = group()
     index = np.array([[COMMON_IMAGE, 1, 2, 3]])
-    second = replace(held.shards[1], rollout=replace(held.shards[1].rollout, image_index=index))
+    second = replace(held.shards[1], facts=replace(held.shards[1].facts, image_index=index))
     shared = replace(held, shards=(held.shards[0], second))
     assert gains_of(shared) == gains_of(held), "both members start from the same score here"
     moved = group(a=A + np.array([[0.1], [0.0]], np.float32))
