@@ -14,6 +14,8 @@ from types import ModuleType
 
 PACKAGES = ("protocol", "flow", "toyworld", "rewards", "learner", "actors", "deploy")
 ROOT = Path(__file__).resolve().parents[1]
+RAY_COPY = "_ray_pkg_"
+"""How the folders begin in which Ray keeps what travels with a job."""
 HOOK = f"{__name__}.ours_first"
 """What Ray calls in every worker process, as it names a function."""
 
@@ -32,7 +34,14 @@ class Ours:
         Returns:
             Where it is; None if it is not of `PACKAGES`.
         """
-        return PathFinder.find_spec(name, [str(ROOT)]) if path is None and name in PACKAGES else None
+        return PathFinder.find_spec(name, homes()) if path is None and name in PACKAGES else None
+
+
+def homes() -> list[str]:
+    """List the folders of our packages: one, except in a Ray job to which `flowcredit submit` sent each by itself."""
+    beside = (Path(entry) for entry in sys.path if ROOT.name.startswith(RAY_COPY))
+    copies = (path for path in beside if path.name.startswith(RAY_COPY) and path.resolve().parent == ROOT.parent)
+    return list(dict.fromkeys([str(ROOT), *map(str, copies)]))
 
 
 def ours_first() -> None:
@@ -43,11 +52,12 @@ def ours_first() -> None:
 
 def shadows() -> list[Path]:
     """List the packages and modules on `sys.path` that have a name of ours and are not ours."""
+    known = {str(Path(home).resolve()) for home in homes()}
     folders = dict.fromkeys(Path(entry).resolve() for entry in (*sys.path, os.getcwd()))
     found = (
         folder / ending
         for folder in folders
-        if folder != ROOT
+        if str(folder) not in known
         for name in PACKAGES
         for ending in (f"{name}/__init__.py", f"{name}.py")
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.folder.location import STOP_VARIABLE, default_name, stop_wait_s
 from deploy.presets import PRESETS, find_preset, load_config, read_tree
+from flowcredit.start import PACKAGES as OURS
 from protocol.config.status import BOARD_VARIABLE
 from protocol.errors import ConfigError, one_line
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 ROOT = PRESETS.parents[1]
 """The folder that holds the project's packages."""
-PACKAGES = ("protocol", "flow", "toyworld", "rewards", "learner", "actors", "deploy")
+PACKAGES = ("flowcredit", *OURS)
 EXCLUDES = ("/runs/", "/images/", ".git/", ".venv/", "__pycache__/")
 """What of a working directory stays here, besides what its .gitignore and .rayignore name."""
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -101,3 +102,19 @@ def test_only_packages_and_modules_shadow(tmp_path: Path, monkeypatch: pytest.Mo
     assert shadows() == []
     (tmp_path / "learner.py").write_text("")
     assert shadows() == [tmp_path / "learner.py"]
+
+
+def test_packages_that_ray_keeps_apart_are_all_ours(tmp_path: Path) -> None:
+    """`flowcredit submit` sends each package by itself, and Ray keeps each in a folder of its own."""
+    copies = tmp_path / "py_modules_files"
+    for number, name in enumerate(("flowcredit", *PACKAGES)):
+        shutil.copytree(ROOT / name, copies / f"_ray_pkg_{number}" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    path = [str(folder) for folder in copies.iterdir()]
+    code = (
+        f"import sys; sys.path[:0] = {path!r}; from flowcredit import start; start.ours_first(); import deploy;"
+        f" print(deploy.__file__); print([str(each) for each in start.shadows() if '_ray_pkg_' in str(each)])"
+    )
+    said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    where, shadows = said.splitlines()
+    assert where.startswith(str(copies))
+    assert shadows == "[]"

@@ -17,12 +17,12 @@ import yaml
 
 from deploy.folder.names import INPUTS
 from deploy.folder.read import lines_of
+from deploy.jobs.submit import PACKAGES
 from deploy.tools.verify import verify
 from tests.support.faults.lab import HOME, Lab, Machine, until
 from tests.support.paths import ROOT
 from tests.support.runs.scene import Story, story
 
-PACKAGES = ("protocol", "flow", "toyworld", "rewards", "learner", "actors", "deploy")
 PASSWORD, TOKEN = "word-of-the-board", "token-of-the-status-api"
 RAY, JOBS, REDIS, API = 6379, 8265, 6390, 8400
 VARIABLES = {

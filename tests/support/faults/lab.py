@@ -34,6 +34,7 @@ INSIDE = """
 set -e
 mount --make-rprivate /
 mount -t tmpfs -o size=1m none /mnt
+mount --bind "$LAB_HOSTS" /etc/hosts
 mkdir /mnt/python /mnt/tmp /mnt/home /mnt/store
 mount --bind "$LAB_PYTHON" /mnt/python
 mount --bind "$LAB_FILES/tmp" /mnt/tmp
@@ -208,6 +209,7 @@ class Machine:
             "LAB_PYTHON": sys.prefix,
             "LAB_FILES": str(self.files),
             "LAB_STORE": str(self.store),
+            "LAB_HOSTS": str(self.files.parent / "hosts"),
             "LAB_SHARED_DISK": STORE,
             "LAB_NAME": self.name,
             **self.variables,
@@ -228,6 +230,8 @@ class Lab:
         self.machines = [Machine(n, prefix, folder / f"m{n}", self.store) for n in range(1, machines + 1)]
 
     def __enter__(self) -> "Lab":
+        lines = ["127.0.0.1 localhost", *(f"{machine.address} {machine.name}" for machine in self.machines)]
+        (self.store.parent / "hosts").write_text("\n".join(lines) + "\n")
         try:
             _ip("link", "add", self._bridge, "type", "bridge")
             _ip("link", "set", self._bridge, "up")
