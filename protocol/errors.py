@@ -50,6 +50,10 @@ class BoardError(FlowcreditError):
     """The status board does not answer, or refuses what was asked."""
 
 
+class DamagedError(BoardError):
+    """The status board answers, but what it holds of a run is foreign, damaged or of a later version."""
+
+
 class ContractError(FlowcreditError):
     """A part of the program broke its contract: wrong length, NaN, out of range, another digest."""
 

@@ -5,9 +5,11 @@ changes its meaning or goes; readers ignore fields they do not know.
 """
 
 import re
+import time
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 SCHEMA = 1
 """Version of the documents of this file."""
@@ -148,6 +150,7 @@ class RunStatus(Document):
     """The state of one run."""
 
     schema_version: int = SCHEMA
+    """A later version than `SCHEMA` is refused."""
     run: RunId
     session: str
     """The process that writes this; another one means that the run was started again."""
@@ -167,6 +170,8 @@ class RunStatus(Document):
     """Seconds between two writings while the run lives."""
     stale_since: float | None = None
     """Set by readers: when the last sign of life came, if the run has neither ended nor reported since."""
+    silent_s: float | None = Field(default=None, exclude=True)
+    """Set by sources, in no document: seconds since the last sign of life by the board's own clock; None if unknown."""
     adapter_version: int | None = None
     """Version of the learner's adapter."""
     checkpoint: int | None = None
@@ -192,6 +197,13 @@ class RunStatus(Document):
     """Iterations with recorded trajectories."""
     lines: int = 0
     """Lines of the metric stream so far."""
+
+    @field_validator("schema_version")
+    @classmethod
+    def _is_known(cls, version: int) -> int:
+        if version > SCHEMA:
+            raise ValueError(f"it is of schema_version {version}, and this flowcredit reads up to {SCHEMA}: upgrade it")
+        return version
 
 
 class MetricLine(Document):
@@ -259,7 +271,32 @@ def summary_of(status: RunStatus) -> RunSummary:
     return RunSummary(**facts, reward=status.rewards.now)
 
 
-def staleness_of(status: RunStatus, *, now: float) -> float | None:
-    """Tell since when a run that has not ended is silent; None while it reports."""
-    is_late = now - status.updated > max(5.0, 5 * status.heartbeat_s)
-    return status.updated if is_late and status.phase not in ENDED else None
+class Pulse:
+    """Tells which runs are silent. No two hosts' clocks are compared: it takes the silence that the source measured, or
+    looks whether a status has changed since it was last looked at.
+
+    pulse = Pulse()
+    pulse.marked(status).stale_since
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Measure with `clock`, in seconds."""
+        self._clock = clock
+        self._seen: dict[str, tuple[Any, float]] = {}
+        self._silent: dict[str, tuple[Any, float]] = {}
+
+    def marked(self, status: RunStatus) -> RunStatus:
+        """Return the status with `stale_since`, by this host's clock, if the run has not ended and is silent.
+
+        It is silent after 5 heartbeats and at least 5 seconds.
+        """
+        now, written = self._clock(), (status.session, status.updated)
+        if self._seen.get(status.run, (None,))[0] != written:
+            self._seen[status.run] = written, now
+        silent_s = now - self._seen[status.run][1] if status.silent_s is None else status.silent_s
+        since = status.stale_since
+        if since is None and status.phase not in ENDED and silent_s > max(5.0, 5 * status.heartbeat_s):
+            if self._silent.get(status.run, (None,))[0] != written:
+                self._silent[status.run] = written, time.time() - silent_s
+            since = self._silent[status.run][1]
+        return status.model_copy(update={"stale_since": since, "silent_s": None})

@@ -7,6 +7,9 @@ An actor is spawned, waits for a node, prepares itself (loads its model or score
 | needed: a first     | waits while other members work; without any, it | a death counts as a restart; an error that |
 | member, a successor | counts as failed after `patience_s`             | the actor raises ends the pool             |
 | desired: by `scale` | waits until the desired size changes            | is tried again; `trouble` has the reason   |
+
+At most `JOINING` desired members of a pool start at one time, so that no wish for a size slows the run; the others
+wait in line without an actor.
 """
 
 import asyncio
@@ -117,6 +120,8 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 RETRY_S = (5.0, 60.0)
 """Seconds until a desired member that failed is tried again: at first, and at most."""
+JOINING = 8
+"""Desired members of a pool that start at one time."""
 Work = Callable[[ActorHandle], Awaitable[Result]]
 """One call on one actor; raises `ActorFailedError` when the actor is gone."""
 
@@ -164,6 +169,7 @@ class Starts:
         self._patience_s = patience_s
         self._tasks: dict[asyncio.Task[None], Member] = {}
         self._needed: set[asyncio.Task[None]] = set()
+        self._joining = asyncio.Semaphore(JOINING)
 
     @property
     def members(self) -> list[Member]:
@@ -219,7 +225,8 @@ class Starts:
         failures = 0
         while not self._pool.has_failed:
             try:
-                await self._admit(member, is_needed=False)
+                async with self._joining:
+                    await self._admit(member, is_needed=False)
             except Exception as error:
                 self.trouble = one_line(error)
                 failures += 1

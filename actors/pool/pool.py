@@ -16,6 +16,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
+from itertools import islice
 from typing import Any, TypeVar
 
 import ray
@@ -167,8 +168,10 @@ class ActorPool:
         self._starts.cancel(self._surplus)
         for member in [member for member in self._members.values() if not member.line][: max(0, self._surplus)]:
             self._dismiss(member.handle)
-        for _ in range(-self._surplus):
-            self._starts.begin(Member(self._free_slot()), is_needed=False).add_done_callback(self._start_ended)
+        held = {member.slot for member in self._known}
+        free = (slot for slot in range(len(held) + size) if slot not in held)
+        for slot in islice(free, max(0, -self._surplus)):
+            self._starts.begin(Member(slot), is_needed=False).add_done_callback(self._start_ended)
 
     async def resize(self, size: int) -> None:
         """Scale to `size` members and wait until that many are ready."""
@@ -206,8 +209,9 @@ class ActorPool:
         )
 
     def actors(self) -> list[ActorStatus]:
-        """Describe every member, those that are starting included, for the status."""
-        return [member.status(self.name) for member in sorted(self._known, key=lambda member: member.slot)]
+        """Describe every member, those that are starting included, for the status; not those that wait in line."""
+        known = [member for member in self._known if member.handle is not None or member.restarts]
+        return [member.status(self.name) for member in sorted(known, key=lambda member: member.slot)]
 
     def admit(self, member: Member) -> None:
         """Add a member that is ready to work."""
@@ -233,10 +237,6 @@ class ActorPool:
     @property
     def _surplus(self) -> int:
         return len(self._known) - self._size
-
-    def _free_slot(self) -> int:
-        held = {member.slot for member in self._known}
-        return next(slot for slot in range(len(held) + 1) if slot not in held)
 
     async def _take(self) -> Call:
         """Wait for a call on a member."""

@@ -7,7 +7,7 @@ always needs it. Errors are problem details (RFC 9457).
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path as FilePath
 from typing import Annotated, Literal
 
@@ -26,7 +26,7 @@ from deploy.api.sse import LINES_AT_ONCE, Position, event_stream
 from deploy.monitor.summary import values_of
 from deploy.monitor.trajectories import sheet
 from protocol.commands import Command, CommandKind, Count, new_command
-from protocol.errors import ContractError
+from protocol.errors import ContractError, DamagedError
 from protocol.status import ENDED, POOL, RUN_ID, MetricLine, RunStatus, RunSummary, TrajectoryRecord, summary_of
 
 PAGE = FilePath(__file__).parent / "page"
@@ -221,7 +221,9 @@ async def prometheus(request: Request) -> Response:
     for status in statuses:
         if status.phase in ENDED:
             continue
-        lines = await request.app.state.source.lines(status.run, since=max(0, status.lines - 2), limit=2)
+        lines: list[MetricLine] = []
+        with suppress(DamagedError):  # each run fails alone
+            lines = await request.app.state.source.lines(status.run, since=max(0, status.lines - 2), limit=2)
         newest[status.run] |= {name: value for line in lines for name, value in line.values.items()}
     return Response(exposition(statuses, newest), media_type=CONTENT_TYPE)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from deploy.api.problems import Problem
 from deploy.api.source import Source
 from protocol.errors import BoardError
-from protocol.status import RunStatus, staleness_of
+from protocol.status import Pulse, RunStatus
 
 FRESH_S = 0.5
 """Seconds for which one reading serves everybody."""
@@ -33,6 +33,7 @@ class StatusCache:
         self._all: Sequence[RunStatus] | None = None
         self._all_read = 0.0
         self._first = asyncio.Lock()
+        self._pulse = Pulse()
         self._each: dict[str, _Read] = {}
 
     async def runs(self) -> list[RunStatus]:
@@ -43,9 +44,10 @@ class StatusCache:
                     self._all, self._all_read = await self._source.runs(), time.monotonic()
         elif (now := time.monotonic()) - self._all_read >= FRESH_S:
             self._all_read = now  # others get the list that is held while this one reads
+            self._all = [status.model_copy(update={"silent_s": None}) for status in self._all]  # measured long ago
             with suppress(BoardError):
                 self._all = await self._source.runs()
-        return [_marked(status) for status in self._all]
+        return [self._pulse.marked(status) for status in self._all]
 
     async def status(self, run: str) -> RunStatus:
         """Return one run (Problem 404: no such run; BoardError: the board is away and the run was never read)."""
@@ -67,18 +69,14 @@ class StatusCache:
         except BoardError:
             if held is None:
                 raise
-            status = held.status
+            status = held.status.model_copy(update={"stale_since": None})
         if status is None:
             self._each.pop(run, None)
             raise Problem(404, "no such run")
-        marked = _marked(status)
+        marked = self._pulse.marked(status)
         if held is None or marked != held.status:
             held = _Read(marked, marked.model_dump_json().encode(), now)
         while len(self._each) >= HELD and run not in self._each:
             self._each.pop(next(iter(self._each)))
         self._each[run] = held
         return held
-
-
-def _marked(status: RunStatus) -> RunStatus:
-    return status.model_copy(update={"stale_since": staleness_of(status, now=time.time())})

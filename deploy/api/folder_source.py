@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.board.board import Board
+from deploy.folder.lease import STALE_S, beats_of, has_ended
 from deploy.folder.metric_file import Outline, last_line, outline_of, page_of
 from deploy.folder.names import BOARD_URL, CONFIG, METRICS, STATUS, TRAJECTORIES
 from deploy.folder.read import StatusFile, config_of, earlier_sign, status_of
@@ -39,6 +40,8 @@ class _Run:
     board: Board | None = None
     status: tuple[Stamp, RunStatus] | None = None
     outline: tuple[Stamp, Outline] | None = None
+    beats: tuple[object, float] | None = None
+    """Of the folder's lease, and when they were first seen, on this process's clock."""
 
     @property
     def name(self) -> str:
@@ -214,6 +217,18 @@ def _filed_runs(runs: dict[str, _Run]) -> dict[str, RunStatus]:
 
 
 def _filed(name: str, run: _Run) -> RunStatus:
+    """What the run left in its folder; of a run that has not ended the folder's lease tells whether it lives."""
+    status = _held(name, run)
+    if status.phase in ENDED:
+        return status
+    now, beats = time.monotonic(), beats_of(run.path)
+    if run.beats is None or run.beats[0] != beats:
+        run.beats = beats, now
+    is_silent = has_ended(run.path) or now - run.beats[1] > STALE_S
+    return status.model_copy(update={"stale_since": status.updated} if is_silent else {"silent_s": 0.0})
+
+
+def _held(name: str, run: _Run) -> RunStatus:
     """What the run left in its folder; read again when a file has changed."""
     stamp = _stamp(run)
     held = run.status

@@ -2,6 +2,7 @@
 
     flowcredit:runs                 sorted set: run, when it was last heard
     flowcredit:run:ID:status        `RunStatus`
+    flowcredit:run:ID:heard         milliseconds for which it is kept; minus those left: its age
     flowcredit:run:ID:session       which process wrote what stands here
     flowcredit:run:ID:metrics       stream of `MetricLine`, newest `LINES_KEPT`; entry `SEQ-0`
     flowcredit:run:ID:events        stream of `Event`, newest `EVENTS_KEPT`; entry `NUMBER-0`
@@ -10,8 +11,9 @@
     flowcredit:run:ID:queue         list: ids of commands that the run has not read
     flowcredit:run:ID:lease         who may write, see `deploy.board.lease`
 
-Every key of a run expires some days after its last write. The board carries status and commands, never training data:
-without it a run cannot be watched or steered, but it trains on.
+Every key of a run expires some days after its last write. Values that are foreign, damaged or of a later version count
+as missing; a run that finds such values writes its own again. The board carries status and commands, never training
+data: without it a run cannot be watched or steered, but it trains on.
 """
 
 import json
@@ -31,7 +33,7 @@ from redis.exceptions import RedisError, ResponseError, WatchError
 
 from protocol.commands import Command
 from protocol.config.status import check_address, without_password
-from protocol.errors import BoardError, ConfigError, one_line
+from protocol.errors import BoardError, ConfigError, DamagedError, one_line
 from protocol.status import Document, Event, MetricLine, RunStatus, TrajectoryRecord
 
 LINES_KEPT, EVENTS_KEPT, RECORDS_KEPT, COMMANDS_KEPT = 10_000, 1_000, 20, 100
@@ -39,7 +41,19 @@ RENEWALS = 3
 """Number of tries of one write: a lease that is renewed at the same moment cancels it."""
 OPEN_COMMANDS = 50
 """Largest number of commands that may wait for a run."""
+KINDS = {
+    "status": "string",
+    "heard": "string",
+    "session": "string",
+    "metrics": "stream",
+    "events": "stream",
+    "trajectories": "hash",
+    "commands": "hash",
+    "queue": "list",
+}
+"""Redis' type of each of a run's keys that `write` makes."""
 REMEDIES = {
+    "OOM command not allowed": "its memory is full: raise its maxmemory or remove old runs",
     "CERTIFICATE_VERIFY_FAILED": "name the host as its certificate does, and the CA's file with ?ssl_ca_certs=FILE",
     "HELLO must be called": "it wants a password: write redis://:PASSWORD@HOST",
 }
@@ -76,6 +90,16 @@ class QueueFullError(BoardError):
     """`OPEN_COMMANDS` commands wait for the run already."""
 
 
+@dataclass(frozen=True)
+class Written:
+    """The answer to a write."""
+
+    asked: list[Command]
+    """The commands that wait for the run."""
+    is_whole: bool
+    """False if the board did not hold this session's earlier writes: it lost them, or another client changed it."""
+
+
 @dataclass
 class Held:
     """The newest entries of a run's streams that the board holds."""
@@ -101,6 +125,7 @@ class Board:
             self._redis: Any = Redis.from_url(
                 url,
                 decode_responses=True,
+                encoding_errors="surrogateescape",  # foreign bytes are no text, and can be written back as they are
                 socket_timeout=timeout_s,
                 socket_connect_timeout=timeout_s,
                 retry=Retry(NoBackoff(), 0),
@@ -131,9 +156,32 @@ class Board:
             pipe.xrevrange(self._key(run, "events"), count=1)
             pipe.hkeys(self._key(run, "trajectories"))
             session, lines, events, trajectories = await pipe.execute()
-        return Held(session, _top(lines), _top(events), {int(iteration) for iteration in trajectories})
+        numbers = {int(name) for name in trajectories if name.isascii() and name.isdigit()}
+        return Held(session, _top(lines), _top(events), numbers)
 
-    async def write(self, update: Update, *, keep_s: float, fence: Fence | None = None) -> list[Command]:
+    async def mend(self, run: str, *, fence: Fence | None = None) -> None:
+        """Remove the run's keys that are of another type than `write` makes them (FencedOutError as in `write`)."""
+        kinds = {self._key(run, part): kind for part, kind in KINDS.items()} | {self._prefix + "runs": "zset"}
+        with _answering(self.url):
+            pipe = self._redis.pipeline(transaction=False)
+            for key in kinds:
+                pipe.type(key)
+            found = await pipe.execute()
+            if wrong := [key for (key, kind), held in zip(kinds.items(), found, strict=True) if held != kind]:
+                await self._transact(lambda pipe: pipe.delete(*wrong), fence)
+
+    async def prune(self) -> None:
+        """Drop the names of runs whose documents have expired."""
+        with _answering(self.url):
+            names = await self._redis.zrange(self._prefix + "runs", 0, -1)
+            pipe = self._redis.pipeline(transaction=False)
+            for name in names:
+                pipe.exists(self._key(name, "status"))
+            gone = [name for name, is_there in zip(names, await pipe.execute(), strict=True) if not is_there]
+            if gone:
+                await self._redis.zrem(self._prefix + "runs", *gone)
+
+    async def write(self, update: Update, *, keep_s: float, fence: Fence | None = None) -> Written:
         """Write all or nothing; writing the same twice does no harm.
 
         Args:
@@ -142,22 +190,29 @@ class Board:
             fence: nothing is written unless it holds.
 
         Returns:
-            The commands that wait for the run.
+            The commands that wait for the run, and whether the board held the earlier writes.
 
         Raises:
             FencedOutError: the fence does not hold; nothing is written.
+            DamagedError: the board holds values of another type; `mend` removes them.
             BoardError: the board does not answer.
         """
-        run = update.status.run
+        run, is_whole = update.status.run, True
         with _answering(self.url):
-            *answers, waiting = await self._transact(partial(self._add, update=update, keep=int(keep_s)), fence)
-            for answer in (*answers, waiting):
+            answers = await self._transact(partial(self._add, update=update, keep=int(keep_s)), fence)
+            for answer in answers:
                 if isinstance(answer, ResponseError) and "equal or smaller" in str(answer):
-                    continue  # the stream holds this entry: an earlier write arrived although its answer did not
-                if isinstance(answer, Exception):
+                    is_whole = False  # an earlier write arrived although its answer did not, or the entry is foreign
+                elif isinstance(answer, Exception):
                     raise answer
+            session, *_, lines, _, records, _, waiting = answers
+            expected = {str(iteration) for iteration in update.status.trajectories[-RECORDS_KEPT:]}
+            is_whole = is_whole and (lines > 0 or update.status.lines == 0) and expected <= set(records)
             held = await self._redis.hmget(self._key(run, "commands"), waiting) if waiting else []
-        return [command for text in held if (command := _parsed(Command, text))]
+            asked = [command for name, text in zip(waiting, held, strict=True) if (command := _command(name, text))]
+            for foreign in set(waiting) - {command.id for command in asked}:
+                await self._redis.lrem(self._key(run, "queue"), 0, foreign)
+        return Written(asked, is_whole and (update.is_rewrite or session == update.status.session))
 
     async def forget_command(self, run: str, ids: Sequence[str]) -> None:
         """Drop the outcomes of old commands."""
@@ -168,13 +223,46 @@ class Board:
         """All runs, newest first."""
         with _answering(self.url):
             names = await self._redis.zrevrange(self._prefix + "runs", 0, 999)
-            texts = await self._redis.mget([self._key(run, "status") for run in names]) if names else []
-        return [status for text in texts if (status := _parsed(RunStatus, text))]
+            found = await self._statuses(names)
+        statuses = []
+        for run, answers in zip(names, found, strict=True):
+            with suppress(DamagedError):  # each run fails alone; `status` says why
+                if status := self._status(run, *answers):
+                    statuses.append(status)
+        return statuses
 
     async def status(self, run: str) -> RunStatus | None:
-        """One run."""
+        """One run (DamagedError: its status cannot be read)."""
         with _answering(self.url):
-            return _parsed(RunStatus, await self._redis.get(self._key(run, "status")))
+            (answers,) = await self._statuses([run])
+        return self._status(run, *answers)
+
+    async def _statuses(self, runs: Sequence[str]) -> list[tuple[Any, Any, Any]]:
+        """For each run: the text of its status, how long that is kept, and how long still; errors among them."""
+        pipe = self._redis.pipeline(transaction=False)
+        for run in runs:
+            pipe.get(self._key(run, "status"))
+            pipe.get(self._key(run, "heard"))
+            pipe.pttl(self._key(run, "heard"))
+        answers = iter(await pipe.execute(raise_on_error=False))
+        return list(zip(answers, answers, answers, strict=True))
+
+    def _status(self, run: str, text: Any, kept_ms: Any, left_ms: Any) -> RunStatus | None:
+        if text is None:
+            return None
+        try:
+            if isinstance(text, Exception):
+                raise text
+            status = RunStatus.model_validate(json.loads(text))
+            if status.run != run:
+                raise ValueError(f"it is of run {status.run!r}")
+        except (RedisError, ValueError, RecursionError) as error:
+            problem = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": one_line(error)}
+            where = "".join(f"{part}: " for part in problem["loc"] if part != "schema_version")
+            reason = where + problem["msg"].removeprefix("Value error, ")
+            raise DamagedError(f"the status of run {run} on the board cannot be read: {one_line(reason)}") from None
+        is_known = isinstance(kept_ms, str) and kept_ms.isascii() and kept_ms.isdigit() and int(left_ms) >= 0
+        return status.model_copy(update={"silent_s": max(0, int(kept_ms) - left_ms) / 1000 if is_known else None})
 
     async def lines(self, run: str, *, since: int, limit: int) -> list[MetricLine]:
         """Metric lines with a `seq` above `since`, oldest first."""
@@ -226,8 +314,9 @@ class Board:
         raise FencedOutError("the run's lease on the board is not this process's")
 
     def _add(self, pipe: Any, *, update: Update, keep: int) -> None:
-        """All commands of a write; the last one lists the commands that wait for the run."""
+        """All commands of a write; the first one and the last five ask for what the board holds."""
         status, run = update.status, update.status.run
+        pipe.get(self._key(run, "session"))
         if update.is_rewrite:
             pipe.delete(*(self._key(run, part) for part in ("metrics", "events", "trajectories")))
         self._add_streams(pipe, run, update)
@@ -241,9 +330,13 @@ class Board:
         pipe.set(self._key(run, "status"), status.model_dump_json())
         pipe.set(self._key(run, "session"), status.session)
         pipe.zadd(self._prefix + "runs", {run: status.updated})
-        pipe.zremrangebyscore(self._prefix + "runs", "-inf", status.updated - keep)
-        for part in ("status", "session", "metrics", "events", "trajectories", "commands", "queue"):
+        pipe.set(self._key(run, "heard"), str(keep * 1000), px=keep * 1000)
+        for part in KINDS.keys() - {"heard"}:
             pipe.expire(self._key(run, part), keep)
+        pipe.xlen(self._key(run, "metrics"))
+        pipe.xlen(self._key(run, "events"))
+        pipe.hkeys(self._key(run, "trajectories"))
+        pipe.hlen(self._key(run, "commands"))
         pipe.lrange(self._key(run, "queue"), 0, -1)
 
     def _add_streams(self, pipe: Any, run: str, update: Update) -> None:
@@ -266,6 +359,10 @@ def _answering(url: str) -> Iterator[None]:
         yield
     except (RedisError, OSError, TimeoutError) as error:
         reason = one_line(error).rstrip(".")
+        if "WRONGTYPE" in reason:
+            raise DamagedError(
+                f"the board at {without_password(url)} holds a value of another type: {reason}"
+            ) from error
         remedy = next((f"; {remedy}" for sign, remedy in REMEDIES.items() if sign in reason), "")
         raise BoardError(f"the board at {without_password(url)} does not answer: {reason}{remedy}") from error
 
@@ -274,11 +371,16 @@ def _top(entries: Sequence[tuple[str, Any]]) -> int:
     return int(entries[0][0].partition("-")[0]) if entries else 0
 
 
+def _command(name: str, text: str | None) -> Command | None:
+    command = _parsed(Command, text)
+    return command if command and command.id == name else None
+
+
 def _parsed(kind: type[Parsed], text: str | None) -> Parsed | None:
     """Parse a document; None if it is missing or in the form of a later version."""
     if text is None:
         return None
     try:
         return kind.model_validate(json.loads(text))
-    except (ValueError, ValidationError):
+    except (ValueError, RecursionError):
         return None

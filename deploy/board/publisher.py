@@ -11,10 +11,20 @@ from collections.abc import Callable, Sequence
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
-from deploy.board.board import COMMANDS_KEPT, EVENTS_KEPT, LINES_KEPT, RECORDS_KEPT, Board, FencedOutError, Held, Update
+from deploy.board.board import (
+    COMMANDS_KEPT,
+    EVENTS_KEPT,
+    LINES_KEPT,
+    RECORDS_KEPT,
+    Board,
+    FencedOutError,
+    Held,
+    Update,
+    Written,
+)
 from deploy.board.lease import BoardLease
 from protocol.commands import Command
-from protocol.errors import BoardError
+from protocol.errors import BoardError, DamagedError
 from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
 
 log = logging.getLogger(__name__)
@@ -79,6 +89,8 @@ class Publisher:
         self._on_command = on_command
         self._on_leftover = on_leftover
         self._has_written = False
+        self._is_damaged = False
+        self._is_lost = False
         self._on_contact = on_contact
         self._keep_s = keep_s
         self._lease = lease
@@ -111,18 +123,27 @@ class Publisher:
         await self._board.close()
 
     def _note_failure(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
         self._held = None
-        self._on_contact(str(state.outcome.exception()) if state.outcome else "")
+        self._is_damaged = isinstance(error, DamagedError)
+        self._on_contact(f"{error}; it is written again" if self._is_damaged else str(error))
 
     async def _exchange(self) -> None:
         status = self._compose()
         is_rewrite = False
+        fence, buffers = self._lease.fence if self._lease else None, self._buffers
+        if self._is_damaged:
+            await self._board.mend(status.run, fence=fence)
+            self._is_damaged, self._is_lost = False, True
+        if not self._has_written:
+            await self._board.prune()
         if self._held is None or self._held.session != status.session:
             held = await self._board.held(status.run)
-            is_rewrite = held.session != status.session
+            is_ahead = held.line > _last(buffers.lines, "seq") or held.event > _last(buffers.events, "number")
+            is_rewrite = self._is_lost or is_ahead or held.session != status.session
             self._held = Held(status.session) if is_rewrite else held
             self._written = {}
-        held, buffers = self._held, self._buffers
+        held = self._held
         update = Update(
             status,
             lines=[line for line in buffers.lines if line.seq > held.line],
@@ -133,17 +154,20 @@ class Publisher:
             commands=[c for c in buffers.commands.values() if self._written.get(c.id) != c.state],
             is_rewrite=is_rewrite,
         )
-        asked = await self._write(update)
+        written = await self._write(update)
         self._note(update, held)
+        self._is_lost = not written.is_whole
+        if self._is_lost:
+            self._held = None  # everything is written again with the next heartbeat
         await self._forget_old()
         hand_over = self._on_command if self._has_written else self._on_leftover
         self._has_written = True
-        for command in asked:
+        for command in written.asked:
             if command.id not in self._seen:
                 self._seen.add(command.id)
                 hand_over(command)
 
-    async def _write(self, update: Update) -> list[Command]:
+    async def _write(self, update: Update) -> Written:
         """Write; if the lease is missing, as on a board that lost its memory, renew it and write again."""
         if self._lease is None:
             return await self._board.write(update, keep_s=self._keep_s)
@@ -169,3 +193,7 @@ class Publisher:
             await self._board.forget_command(self._compose().run, old)
         for command in old:
             del self._buffers.commands[command]
+
+
+def _last(entries: Sequence[MetricLine] | Sequence[Event], number: str) -> int:
+    return getattr(entries[-1], number) if entries else 0

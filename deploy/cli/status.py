@@ -66,14 +66,17 @@ def status(
     from rich.live import Live
 
     from deploy.cli.tables import show_run, show_runs
+    from protocol.status import Pulse
+
+    pulse = Pulse()
 
     async def shown(source: Any, name: str | None) -> Any:
         if name is None:
-            return show_runs(await source.runs())
+            return show_runs([pulse.marked(found) for found in await source.runs()])
         found = await source.status(name)
         if found is None:
             raise RunFolderError(f"there is no run {run}: `flowcredit status` lists all runs")
-        return show_run(found)
+        return show_run(pulse.marked(found))
 
     async def go(source: Any, name: str | None) -> None:
         console = Console(markup=False, emoji=False)  # messages may hold brackets
@@ -120,14 +123,14 @@ def stop(run: Run, board: BoardOption = None) -> None:
 
 def _ask(run: str, board: str | None, *, kind: CommandKind, pool: str | None = None, count: int | None = None) -> None:
     from protocol.commands import new_command
-    from protocol.status import ENDED, staleness_of
+    from protocol.status import ENDED, Pulse
 
     async def go(source: Any, name: str | None) -> None:
         assert name is not None
         found = await source.status(name)
         if found is None:
             raise RunFolderError(f"there is no run {run}: `flowcredit status` lists all runs")
-        if found.phase in ENDED or staleness_of(found, now=time.time()):
+        if found.phase in ENDED or Pulse().marked(found).stale_since is not None:
             word = f"has {found.phase}" if found.phase in ENDED else "has fallen silent"
             raise BoardError(f"run {run} {word}: it takes no commands")
         pools = {held.name: held for held in found.pools}

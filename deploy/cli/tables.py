@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from protocol.status import RunStatus, staleness_of
+from protocol.status import ENDED, RunStatus
 
 
 def show_runs(statuses: Sequence[RunStatus]) -> RenderableType:
@@ -23,7 +23,7 @@ def show_runs(statuses: Sequence[RunStatus]) -> RenderableType:
             f"{status.iteration}/{status.iterations}",
             _number(status.rewards.now),
             _number(status.rewards.heldout),
-            f"{_span(time.time() - status.updated)} ago",
+            _heard(status),
         )
     return table
 
@@ -72,10 +72,15 @@ def _actors(status: RunStatus) -> Table:
     return table
 
 
+def _heard(status: RunStatus) -> str:
+    if status.phase not in ENDED and status.stale_since is None:
+        return "now"
+    return f"{_span(max(0.0, time.time() - (status.stale_since or status.updated)))} ago"
+
+
 def _phase(status: RunStatus) -> Text:
-    stale = staleness_of(status, now=time.time())
-    if stale is not None:
-        return Text(f"{status.phase}, silent for {_span(time.time() - stale)}", "red")
+    if status.stale_since is not None:
+        return Text(f"{status.phase}, silent for {_span(max(0.0, time.time() - status.stale_since))}", "red")
     return Text(status.phase, {"failed": "red", "paused": "yellow", "running": "green"}.get(status.phase, ""))
 
 

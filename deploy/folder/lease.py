@@ -173,6 +173,29 @@ def _is_free(folder: Path, token: int, *, is_sure: bool, stale_s: float, say: Ca
     return True
 
 
+def has_ended(run: Path) -> bool:
+    """Return whether the holder of a run folder has certainly ended; on another machine that is not certain."""
+    token = _newest(run / LEASE)
+    holder = _read(run / LEASE, token) if token is not None else {}
+    if token is None or holder.get("is_released"):
+        return True
+    if (holder.get("host"), holder.get("boot")) != (socket.gethostname(), _boot()):
+        return False
+    try:
+        os.kill(int(holder.get("pid") or 0), 0)
+    except PermissionError:
+        return False
+    except (OSError, ValueError, OverflowError):
+        return True
+    return False
+
+
+def beats_of(run: Path) -> tuple[int | None, Any]:
+    """Return what changes while the holder of a run folder lives, every `BEAT_S` seconds."""
+    token = _newest(run / LEASE)
+    return token, _read(run / LEASE, token).get("beats") if token is not None else None
+
+
 def _in_use(run: Path, holder: dict[str, Any]) -> RunFolderError:
     who = f" ({holder['pid']} on {holder['host']})" if "pid" in holder and "host" in holder else ""
     return RunFolderError(f"run folder {run} is in use by another process{who}: end it, or set --run")

@@ -14,7 +14,7 @@ from threading import Thread
 import fsspec
 from fsspec.core import url_to_fs
 
-from deploy.folder.names import CHECKPOINTS, CONFIG, EARLIER_CHECKPOINT, INPUTS, METRICS
+from deploy.folder.names import CHECKPOINTS, CONFIG, EARLIER_CHECKPOINT, INPUTS, METRICS, WANDB
 from learner.checkpoint import MANIFEST, checkpoint_folders, read_checkpoint
 from protocol.errors import CheckpointError, RunFolderError, one_line
 
@@ -42,7 +42,7 @@ class Mirror:
         self._root = root.rstrip("/")
 
     def push(self, checkpoint: Path, *, beside: Sequence[Path]) -> None:
-        """Begin to copy a checkpoint and the files `beside` it, and to drop copies that the run folder has dropped."""
+        """Begin to copy a checkpoint and the files `beside` it, if any; drop copies that the run folder dropped."""
         if self._thread.ident is None:
             self._thread.start()
         self._waiting.put((checkpoint, beside))
@@ -76,7 +76,7 @@ class Mirror:
             if not listed:
                 return
             taken = self._take_newest(listed, run / CHECKPOINTS)
-            for name in (INPUTS, METRICS):
+            for name in (INPUTS, METRICS, WANDB):
                 if self._store.exists(f"{self._root}/{name}"):
                     self._store.get_file(f"{self._root}/{name}", str(run / name))
         except (CheckpointError, RunFolderError):
@@ -127,7 +127,7 @@ class Mirror:
         folder = f"{self._root}/{CHECKPOINTS}/{checkpoint.name}"
         self._store.makedirs(folder, exist_ok=True)
         files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path != checkpoint / MANIFEST]
-        for path in beside:
+        for path in filter(Path.exists, beside):
             self._store.put_file(str(path), f"{self._root}/{path.name}")
         for path in (*files, checkpoint / MANIFEST):
             copy = f"{folder}/{path.relative_to(checkpoint).as_posix()}"

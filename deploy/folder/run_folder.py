@@ -33,6 +33,7 @@ from deploy.folder.names import (
     METRICS,
     STATUS,
     TRAJECTORIES,
+    WANDB,
 )
 from deploy.folder.read import (
     config_of,
@@ -134,7 +135,7 @@ class RunFolder:
         if not self.is_writer() or self.lines() or learned or any(self.gallery.iterdir()):
             return
         with suppress(OSError):
-            for name in (CONFIG, INPUTS, METRICS, EVENTS, LOG, STATUS):
+            for name in (CONFIG, INPUTS, METRICS, EVENTS, LOG, STATUS, WANDB):
                 (self.path / name).unlink(missing_ok=True)
             for folder in (self.checkpoints, self.gallery, self.trajectories):
                 shutil.rmtree(folder)
@@ -178,7 +179,7 @@ class RunFolder:
                 facts={"versions": library_versions(), "config": self.config.model_dump(mode="json")},
             )
         if self._mirror:
-            self._mirror.push(path, beside=[self.path / name for name in (CONFIG, INPUTS, METRICS)])
+            self._mirror.push(path, beside=[self.path / name for name in (CONFIG, INPUTS, METRICS, WANDB)])
         return path
 
     def append(self, line: Mapping[str, Any]) -> None:

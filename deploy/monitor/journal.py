@@ -7,10 +7,12 @@
 | `Reporter` | `deploy.monitor.reporter` | the status, for the board and `status.json`              |
 | `Trackers` | `deploy.monitor.trackers` | metrics for TensorBoard, Weights & Biases or another     |
 
-Metrics, evaluations and checkpoints go into the run folder first. A listener that fails leaves a line in the log, never
-an exception in the run. Conditions and events may come from any thread.
+Metrics, evaluations and checkpoints go into the run folder first. They are written in a thread, and the loop awaits
+them: they keep their order, and a slow disk stops neither the heartbeat nor the groups in flight. A listener that fails
+leaves a line in the log, never an exception in the run. Conditions and events may come from any thread.
 """
 
+import asyncio
 import json
 import logging
 import threading
@@ -89,24 +91,24 @@ class RunJournal:
         with self._telling:
             self._tell(lambda listener: listener.event(message, kind))
 
-    def record(self, iteration: int, metrics: Metrics) -> None:
+    async def record(self, iteration: int, metrics: Metrics) -> None:
         """Write one iteration's numbers."""
         self.iteration = iteration
         line = {"iteration": iteration, **metrics}
-        self._append(line)
+        await asyncio.to_thread(self._append, line)
         log.info("iteration %d done, reward %.4f", iteration, metrics["reward/mean"])
         self._tell(lambda listener: listener.recorded(iteration, line))
 
-    def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
+    async def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
         """Write one evaluation and its gallery; the score is kept even if the gallery cannot be drawn."""
-        self._draw(iteration, evaluation)
-        self._append(evaluation.line(iteration))
+        await asyncio.to_thread(self._draw, iteration, evaluation)
+        await asyncio.to_thread(self._append, evaluation.line(iteration))
         log.info("evaluation at iteration %d: %.4f", iteration, evaluation.score)
         self._tell(lambda listener: listener.evaluated(iteration, evaluation))
 
-    def save(self, state: LearnerState) -> None:
+    async def save(self, state: LearnerState) -> None:
         """Write a checkpoint (RunFolderError: it cannot be written)."""
-        path = self._run.save(state)
+        path = await asyncio.to_thread(self._run.save, state)
         log.info("checkpoint %s, adapter %s", path, state.adapter.digest)
         self._tell(lambda listener: listener.saved(state.iteration))
 

@@ -7,18 +7,22 @@ rest of the run. Both are conditions, and neither delays the run.
 import logging
 import os
 import queue
+import re
 import threading
 import time
+import uuid
 from collections.abc import Mapping
 from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from deploy.folder.files import write_whole
+from deploy.folder.names import WANDB
 from deploy.monitor.journal import TOLD, Listener
 from learner.loop.evaluate import Evaluation
 from protocol.config.run import RunConfig
-from protocol.errors import ConfigError, one_line
+from protocol.errors import ConfigError, RunFolderError, one_line
 from protocol.import_path import find_class
 from protocol.sink import StatusSink
 
@@ -63,7 +67,11 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A W&B run of the folder's name in the project that the environment's WANDB_PROJECT names, or `flowcredit`."""
+    """A W&B run in the project that the environment's WANDB_PROJECT names, or `flowcredit`.
+
+    It is named like the folder. Its id is drawn once and kept in the run folder: a run that goes on continues it, and
+    two folders of one name never share it.
+    """
 
     @staticmethod
     def check() -> None:
@@ -84,7 +92,7 @@ class WeightsAndBiases:
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "flowcredit"),
             name=name,
-            id=name,
+            id=_wandb_id(folder),
             resume="allow",
             dir=str(folder),
             config=config.model_dump(mode="json"),
@@ -99,6 +107,16 @@ class WeightsAndBiases:
     def close(self) -> None:
         """Write the lines that are not written yet."""
         self._run.finish()
+
+
+def _wandb_id(folder: Path) -> str:
+    path = folder / WANDB
+    if not path.exists():
+        write_whole(path, uuid.uuid4().hex)
+    found = path.read_text(encoding="utf-8").strip()
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", found):
+        raise RunFolderError(f"{path} must hold the id of a W&B run, got {found[:64]!r}: remove it to begin a new one")
+    return found
 
 
 BUILT_IN: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}

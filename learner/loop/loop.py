@@ -37,15 +37,15 @@ Rest = Callable[[Save], Awaitable[None]]
 class Journal(StatusSink, Protocol):
     """Told everything that the loop has to say; served by `deploy.monitor.journal`."""
 
-    def record(self, iteration: int, metrics: Metrics) -> None:
+    async def record(self, iteration: int, metrics: Metrics) -> None:
         """Keep one iteration's numbers."""
         ...
 
-    def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
+    async def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
         """Keep one evaluation."""
         ...
 
-    def save(self, state: LearnerState) -> None:
+    async def save(self, state: LearnerState) -> None:
         """Write a checkpoint, whole or not at all (RunFolderError: it cannot be written)."""
         ...
 
@@ -104,7 +104,7 @@ async def train(
             stream.release(per_iteration)
             clock.lap("publish")
             done += 1
-            journal.record(done, metrics | dict(ports.rewards.failures()) | clock.seconds())
+            await journal.record(done, metrics | dict(ports.rewards.failures()) | clock.seconds())
             guards.check(done, metrics, groups.adapter)
             await evaluator.assess_if_due(done, groups.adapter)
             if done < config.iterations:
@@ -135,7 +135,7 @@ class Saver:
         """Write a checkpoint and return whether it is on disk; the older ones stay in any case."""
         kind = "CheckpointsWritten"
         try:
-            self.journal.save(await self._state())
+            await self.journal.save(await self._state())
         except RunFolderError as error:
             self.journal.condition(kind, holds=False, reason="WriteFailed", message=str(error))
             return False
@@ -149,7 +149,7 @@ class Saver:
             RunFolderError: it cannot be written.
         """
         if self.saved != done:
-            self.journal.save(await self._state())
+            await self.journal.save(await self._state())
 
     async def _state(self) -> LearnerState:
         return replace(await self.groups.state(), broken=self.guards.broken)
@@ -173,7 +173,7 @@ class Evaluator:
         began = time.monotonic()
         result = await unless_stopped(self.stop, self._assess(adapter))
         if result is not None:
-            self.journal.evaluated(iteration, result.timed(time.monotonic() - began))
+            await self.journal.evaluated(iteration, result.timed(time.monotonic() - began))
 
     async def _assess(self, adapter: Adapter) -> Evaluation:
         if self.config.evaluation.adapter == "average":

@@ -231,3 +231,50 @@ def test_a_smaller_size_calls_off_further_members_before_those_that_the_pool_nee
         return kept
 
     assert asyncio.run(scenario()) == [[0, 1], [1]]
+
+
+def test_a_size_far_beyond_the_cluster_starts_a_few_members_at_a_time_and_can_be_taken_back():
+    async def scenario():
+        pool = make_pool(1, cpus=1.0)
+        await pool.start()
+        pool.scale(1024)
+        await until(lambda: pool.status().ready == 2)
+        unmet, actors = pool.status(), pool.actors()
+        answered = await double(pool, 4)
+        pool.scale(1)
+        await until(lambda: pool.status().ready == 1)
+        settled = pool.status()
+        pool.stop()
+        return unmet, actors, answered, settled
+
+    unmet, actors, answered, settled = asyncio.run(scenario())
+    assert (unmet.desired, unmet.waiting) == (1024, 1022)
+    assert len(actors) <= 2 + member_module.JOINING
+    assert answered == 8
+    assert (settled.desired, settled.ready, settled.waiting) == (1, 1, 0)
+
+
+def test_the_next_in_line_starts_when_a_member_has_joined_and_the_last_in_line_leave_first():
+    async def scenario():
+        gate, began = asyncio.Event(), []
+
+        async def prepare(_: object) -> None:
+            began.append(len(began))
+            await gate.wait()
+
+        pool = ActorPool("slow", Slow.remote, size=1, max_restarts=0, prepare=prepare)
+        starting = asyncio.create_task(pool.start())
+        await until(lambda: len(began) == 1)
+        pool.scale(1 + 2 * member_module.JOINING)
+        await until(lambda: len(began) == 1 + member_module.JOINING)
+        pool.scale(2 + member_module.JOINING)
+        slots = [actor.name for actor in pool.actors()]
+        gate.set()
+        await starting
+        await until(lambda: pool.status().ready == 2 + member_module.JOINING)
+        pool.stop()
+        return slots, len(began)
+
+    slots, began = asyncio.run(scenario())
+    assert slots == [f"slow-{slot}" for slot in range(1 + member_module.JOINING)]
+    assert began == 2 + member_module.JOINING

@@ -18,7 +18,7 @@ from deploy.folder.names import CONFIG, METRICS, STATUS
 from deploy.folder.read import StatusFile
 from protocol.commands import Command, new_command
 from protocol.errors import BoardError
-from protocol.status import MetricLine, RunStatus, staleness_of
+from protocol.status import MetricLine, RunStatus
 from tests.support.waiting import until
 
 
@@ -76,7 +76,7 @@ def test_a_killed_run_is_not_heard_of_and_shows_what_its_metrics_say(make, tmp_p
     (folder / STATUS).write_text(filed("killed", "running", time.time() - 600))
     (folder / "board.url").write_text(f"unix://{folder}/board.sock")
     status = read(FolderSource(tmp_path / "runs"), "killed")
-    assert staleness_of(status, now=time.time()) == status.updated
+    assert status.stale_since == status.updated, "nobody holds the folder's lease"
     assert (status.phase, status.iteration, status.lines) == ("running", 2, 2)
     with pytest.raises(BoardError, match="it takes no commands"):
         asyncio.run(FolderSource(tmp_path / "runs").ask("killed", new_command("stop")))

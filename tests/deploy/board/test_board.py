@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import subprocess
 import sys
 import time
@@ -18,8 +19,8 @@ from deploy.board.publisher import Buffers, Publisher
 from deploy.folder.names import BOARD_SOCKET, BOARD_URL
 from learner.loop.stopping import end_all
 from protocol.commands import Command, new_command
-from protocol.errors import BoardError
-from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
+from protocol.errors import BoardError, DamagedError
+from protocol.status import Event, MetricLine, Pulse, RunStatus, TrajectoryRecord
 from tests.support.paths import ROOT
 from tests.support.services.boards import KINDS, board_of, end_server, redis_over_tls
 from tests.support.waiting import until
@@ -76,8 +77,8 @@ def test_what_a_run_writes_is_read_back(url, prefix):
         event = Event(number=1, time=2.0, kind="info", message="begins")
         wrote = status(trajectories=[3])
         await board.write(Update(wrote, [line(1), line(2)], [event], [record(3)]), keep_s=KEEP_S)
-        assert await board.status("mine") == wrote
-        assert await board.runs() == [wrote]
+        assert Pulse().marked(await known(board)) == wrote
+        assert [Pulse().marked(held) for held in await board.runs()] == [wrote]
         assert await board.lines("mine", since=1, limit=10) == [line(2)]
         assert await board.events("mine", since=0, limit=10) == [event]
         assert await board.record("mine", 3) == record(3)
@@ -116,10 +117,12 @@ def test_streams_are_capped_and_everything_of_a_run_expires(url, prefix):
         await board.write(Update(status(trajectories=[1]), [], [], [record(1)]), keep_s=KEEP_S)
         async for key in client.scan_iter(f"{prefix}run:*"):
             assert 0 < await client.ttl(key) <= KEEP_S, key
-        await client.aclose()
-        await board.write(Update(status(run="old", updated=time.time() - 2 * KEEP_S)), keep_s=KEEP_S)
-        await board.write(Update(status()), keep_s=KEEP_S)
+        await board.write(Update(status(run="old")), keep_s=KEEP_S)
+        await client.delete(f"{prefix}run:old:status")
         assert [held.run for held in await board.runs()] == ["mine"]
+        await board.prune()
+        assert await client.zrange(f"{prefix}runs", 0, -1) == ["mine"]
+        await client.aclose()
         await board.close()
 
     asyncio.run(scenario())
@@ -131,11 +134,11 @@ def test_a_command_waits_until_its_outcome_is_written(url, prefix):
         await answering(board)
         command = new_command("scale", pool="rollout", count=3)
         await board.ask("mine", command)
-        assert await board.write(Update(status()), keep_s=KEEP_S) == [command]
+        assert (await board.write(Update(status()), keep_s=KEEP_S)).asked == [command]
         working = command.model_copy(update={"state": "working"})
-        assert await board.write(Update(status(), commands=[working]), keep_s=KEEP_S) == [working]
+        assert (await board.write(Update(status(), commands=[working]), keep_s=KEEP_S)).asked == [working]
         done = command.model_copy(update={"state": "done", "finished": 5.0})
-        assert await board.write(Update(status(), commands=[done]), keep_s=KEEP_S) == []
+        assert (await board.write(Update(status(), commands=[done]), keep_s=KEEP_S)).asked == []
         assert await board.command("mine", command.id) == done
         for _ in range(50):
             await board.ask("mine", new_command("pause"))
@@ -146,16 +149,144 @@ def test_a_command_waits_until_its_outcome_is_written(url, prefix):
     asyncio.run(scenario())
 
 
-def test_documents_of_a_later_version_are_left_out_rather_than_failing(url, prefix):
+LATER = status().model_dump_json().replace('"schema_version":1', '"schema_version":9')
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (LATER, "it is of schema_version 9, and this flowcredit reads up to 1: upgrade it"),
+        ('{"schema_version": 1, "phase": "dreaming"}', "run: "),
+        (b"\xff\xfe", "Expecting value"),
+        ("[" * 100_000, "recursion"),
+        ("null", "valid dictionary"),
+        (status(run="other").model_dump_json(), "it is of run 'other'"),
+        ({"another": "type"}, "WRONGTYPE"),
+    ],
+)
+def test_a_status_that_cannot_be_read_fails_alone_and_says_why(url, prefix, value, reason):
     async def scenario():
         board = Board(url, prefix=prefix)
         await answering(board)
-        await board.write(Update(status(), [line(1)]), keep_s=KEEP_S)
+        for run in ("mine", "sound"):
+            await board.write(Update(status(run)), keep_s=KEEP_S)
         client = Redis.from_url(url)
-        await client.set(f"{prefix}run:mine:status", '{"schema_version": 9, "phase": "dreaming"}')
+        await put(client, f"{prefix}run:mine:status", value)
         await client.aclose()
-        assert await board.status("mine") is None
-        assert await board.runs() == []
+        with pytest.raises(DamagedError, match=re.escape(reason)) as refused:
+            await board.status("mine")
+        assert "\n" not in str(refused.value)
+        assert [held.run for held in await board.runs()] == ["sound"]
+        await board.close()
+
+    asyncio.run(scenario())
+
+
+async def put(client: Redis, key: str, value: str | bytes | dict[str, str]) -> None:
+    """Replace whatever a key holds."""
+    await client.delete(key)
+    if isinstance(value, dict):
+        await client.hset(key, mapping=value)  # pyright: ignore[reportGeneralTypeIssues]
+    else:
+        await client.set(key, value)
+
+
+async def known(board: Board) -> RunStatus:
+    found = await board.status("mine")
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, -30.0, 30.0, 3600.0])
+def test_silence_is_measured_by_the_board_whatever_the_writer_s_clock_says(url, prefix, ahead_s):
+    async def scenario():
+        board = Board(url, prefix=prefix)
+        await answering(board)
+        await board.write(Update(status(updated=time.time() + ahead_s)), keep_s=KEEP_S)
+        assert Pulse().marked(await known(board)).stale_since is None
+        client = Redis.from_url(url)
+        await client.pexpire(f"{prefix}run:mine:heard", int(KEEP_S * 1000) - 12_000)
+        await client.aclose()
+        (listed,) = await board.runs()
+        for found in (await known(board), listed):
+            assert found.silent_s == pytest.approx(12.0, abs=5.0)
+            since = Pulse().marked(found).stale_since
+            assert since is not None and since < time.time() - 10
+        await board.close()
+
+    asyncio.run(scenario())
+
+
+PARTS = ("status", "heard", "session", "metrics", "events", "trajectories", "commands", "queue")
+
+
+@pytest.mark.parametrize("part", [*PARTS, "runs"])
+@pytest.mark.parametrize("value", ["a string", b"\xff", {"a": "hash"}])
+def test_publishing_heals_whatever_stands_in_its_place(url, prefix, part, value):
+    async def scenario():
+        board, client, story = Board(url, prefix=prefix), Redis.from_url(url), Story(lines=3)
+        story.buffers.add_record(record(3))
+        await answering(board)
+        publisher = asyncio.create_task(story.publisher(Board(url, prefix=prefix)).run())
+
+        async def is_whole() -> bool:
+            try:
+                seqs = [held.seq for held in await board.lines("mine", since=0, limit=99)]
+                runs = [held.run for held in await board.runs()]
+                return (seqs, runs, await board.record("mine", 3)) == ([1, 2, 3], ["mine"], record(3))
+            except BoardError:
+                return False
+
+        await until(is_whole)
+        await put(client, f"{prefix}runs" if part == "runs" else f"{prefix}run:mine:{part}", value)
+        command = new_command("pause")
+
+        async def is_asked() -> bool:
+            with contextlib.suppress(BoardError):
+                if await board.command("mine", command.id) is None:
+                    await board.ask("mine", command)
+            return command in story.asked
+
+        await until(is_asked)
+        await until(is_whole)
+        assert story.contacts[-1] == ""
+        await end_all([publisher])
+        await client.aclose()
+        await board.close()
+
+    asyncio.run(scenario())
+
+
+def test_publishing_heals_foreign_entries_and_a_memory_that_was_emptied(url, prefix):
+    async def scenario():
+        board, client, story = Board(url, prefix=prefix), Redis.from_url(url), Story(lines=3)
+        await answering(board)
+        publisher = asyncio.create_task(story.publisher(Board(url, prefix=prefix)).run())
+
+        async def has(count: int) -> bool:
+            return [held.seq for held in await board.lines("mine", since=0, limit=99)] == list(range(1, count + 1))
+
+        async def is_clean() -> bool:
+            return await client.llen(f"{prefix}run:mine:queue") == 0  # pyright: ignore[reportGeneralTypeIssues]
+
+        await until(lambda: has(3))
+        await client.xadd(f"{prefix}run:mine:metrics", {"foreign": "entry"}, id="99-0")
+        await client.hset(f"{prefix}run:mine:trajectories", "x", "y")  # pyright: ignore[reportGeneralTypeIssues]
+        await client.hset(f"{prefix}run:mine:commands", "f", '{"kind": "scale"}')  # pyright: ignore[reportGeneralTypeIssues]
+        await client.rpush(f"{prefix}run:mine:queue", b"\xff\xfe", "unknown", "f")  # pyright: ignore[reportGeneralTypeIssues]
+        story.buffers.lines.append(line(4))
+        await until(lambda: has(4))
+        await until(is_clean)
+        async for key in client.scan_iter(f"{prefix}*"):
+            await client.delete(key)
+        await until(lambda: has(4))
+        story.buffers.lines.append(line(5))
+        await until(lambda: has(5))
+        await client.delete(f"{prefix}run:mine:metrics")
+        await until(lambda: has(5))
+        await end_all([publisher])
+        assert story.asked == []
+        await client.aclose()
         await board.close()
 
     asyncio.run(scenario())
@@ -173,7 +304,10 @@ class Story:
         self.contacts: list[str] = []
 
     def status(self) -> RunStatus:
-        return status(session=self.session, heartbeat_s=0.05, lines=len(self.buffers.lines))
+        held = self.buffers
+        return status(
+            session=self.session, heartbeat_s=0.05, lines=len(held.lines), trajectories=list(held.trajectories)
+        )
 
     def publisher(self, board: Board) -> Publisher:
         return Publisher(

@@ -1,5 +1,6 @@
 """The images that people look at."""
 
+import asyncio
 import json
 from dataclasses import replace
 
@@ -67,8 +68,8 @@ def test_an_evaluation_whose_images_cannot_be_drawn_keeps_its_score(tiny_config,
     held = evaluation(10, 1.0)
     run = open_run_folder(tmp_path / "run", tiny_config())
     journal = RunJournal(run, Progress())
-    journal.evaluated(0, replace(held, gallery=()))
-    journal.evaluated(1, held)
+    asyncio.run(journal.evaluated(0, replace(held, gallery=())))
+    asyncio.run(journal.evaluated(1, held))
     run.close()
     assert run.evaluation_scores() == {0: 0.5, 1: 0.5}
     said = [json.loads(line) for line in (run.path / "events.jsonl").read_text().splitlines()]

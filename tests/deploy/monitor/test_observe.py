@@ -129,6 +129,50 @@ def test_pause_checkpoint_resume_and_stop_have_outcomes_and_change_no_weights(co
     assert [(command["kind"], command["state"]) for command in commands] == [("stop", "done")]
 
 
+def test_the_heartbeat_goes_on_while_a_slow_disk_takes_a_checkpoint_and_a_gallery(config, tmp_path, monkeypatch):
+    """A disk that takes a file only when readers of the board have seen two more statuses since."""
+    plain = go(config(checkpoint={"every": 1}), tmp_path / "plain")
+    seen: dict[str, list[bool]] = {"checkpoints": [], "gallery": []}
+    url = ""
+
+    def heard() -> str:
+        status = Redis.from_url(url).get("flowcredit:run:slow:status")
+        return json.loads(status)["updated"] if status else ""  # pyright: ignore[reportArgumentType]
+
+    def wait(kind: str) -> None:
+        end, moments = time.monotonic() + 20, {heard()}
+        while len(moments) < 3 and time.monotonic() < end:
+            time.sleep(0.01)
+            moments.add(heard())
+        seen[kind].append(len(moments) == 3)
+
+    def slow(call: Callable[..., Any], path_of: Callable[..., str]) -> Callable[..., Any]:
+        def called(*words: Any) -> Any:
+            kind = next((kind for kind in seen if f"/slow/{kind}/" in path_of(*words)), None)
+            if url and kind and len(seen[kind]) < 2:
+                wait(kind)
+            return call(*words)
+
+        return called
+
+    monkeypatch.setattr("os.fsync", slow(os.fsync, lambda file: os.readlink(f"/proc/self/fd/{file}")))
+    monkeypatch.setattr("os.replace", slow(os.replace, lambda _, path: os.fspath(path)))
+
+    async def look(scene: Scene) -> None:
+        nonlocal url
+        board = Board((scene.run.path / BOARD_URL).read_text())
+        await until(lambda: reaches(board))
+        await board.close()
+        url = board.url
+
+    slowly = config(checkpoint={"every": 1}, evaluation={"every": 1})
+    ended = go(slowly, tmp_path / "slow", beside=look, slow_s=0.1)
+    assert ended == plain
+    assert seen == {"checkpoints": [True, True], "gallery": [True, True]}
+    events = [json.loads(line)["iteration"] for line in (tmp_path / "slow" / "metrics.jsonl").read_text().splitlines()]
+    assert events == sorted(events)
+
+
 def test_a_task_that_misses_its_cancellation_does_not_keep_the_run_from_ending(config, tmp_path):
     missed = []
 

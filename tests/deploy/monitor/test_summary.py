@@ -5,7 +5,7 @@ import math
 import pytest
 
 from deploy.monitor import summary as overview
-from protocol.status import MetricLine, RunStatus, run_id_of, staleness_of
+from protocol.status import MetricLine, Pulse, RunStatus, run_id_of
 
 
 def steps(*rewards: float | None) -> list[MetricLine]:
@@ -74,6 +74,20 @@ def test_folder_names_become_names_that_fit_an_address(name, run):
 def test_a_run_that_has_not_ended_is_stale_after_five_heartbeats_and_at_least_five_seconds():
     facts = {"run": "a", "session": "s", "iteration": 1, "iterations": 2, "started": 0.0, "updated": 100.0}
     living = RunStatus(phase="running", heartbeat_s=2.0, **facts)
-    assert staleness_of(living, now=109.0) is None
-    assert staleness_of(living, now=111.0) == 100.0
-    assert staleness_of(RunStatus(phase="finished", **facts), now=1e9) is None
+    seconds = [0.0]
+    pulse = Pulse(clock=lambda: seconds[0])
+
+    def is_stale(status: RunStatus) -> bool:
+        return pulse.marked(status).stale_since is not None
+
+    assert not is_stale(living)
+    seconds[0] = 9.0
+    assert not is_stale(living), "it was first looked at 9 s ago"
+    seconds[0] = 11.0
+    assert is_stale(living)
+    assert pulse.marked(living) == pulse.marked(living), "a repeated look tells the same moment"
+    assert not is_stale(living.model_copy(update={"updated": 101.0})), "it has changed since"
+    seconds[0] = 1e9
+    assert not is_stale(RunStatus(phase="finished", **facts))
+    assert is_stale(living.model_copy(update={"silent_s": 10.1}))
+    assert not is_stale(living.model_copy(update={"silent_s": 9.9})), "the board's own clock says so"

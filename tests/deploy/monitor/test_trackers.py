@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from deploy.folder.names import WANDB
 from deploy.monitor import trackers
-from deploy.monitor.trackers import Trackers, check_trackers
+from deploy.monitor.trackers import Trackers, WeightsAndBiases, check_trackers
 from protocol.config.run import RunConfig
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, RunFolderError
 from tests.support.waiting import wait_until
 
 
@@ -101,7 +102,7 @@ def test_weights_and_biases_hold_every_finite_number_offline(tiny_config, tmp_pa
         running.recorded(iteration, {"iteration": iteration, "reward/mean": iteration / 4, "train/loss": float("nan")})
     running.close()
     assert status.of("Tracker/wandb") == ("Recording", "wandb records")
-    (file,) = (tmp_path / "mine").glob("wandb/offline-run-*/run-mine.wandb")
+    (file,) = (tmp_path / "mine").glob(f"wandb/offline-run-*/run-{(tmp_path / 'mine' / WANDB).read_text()}.wandb")
     lines, runs = [], []
     for record in map(Record.FromString, leveldb_log(file.read_bytes())):
         if record.HasField("run"):
@@ -114,6 +115,26 @@ def test_weights_and_biases_hold_every_finite_number_offline(tiny_config, tmp_pa
             assert "train/loss" not in values
     assert ("flowcredit", "mine") in runs
     assert lines == [{"iteration": 1, "reward/mean": 0.25}, {"iteration": 2, "reward/mean": 0.5}]
+
+
+def test_each_run_folder_has_its_own_run_at_weights_and_biases_and_a_resumed_one_keeps_it(
+    tiny_config, tmp_path, monkeypatch
+):
+    begun: list[dict] = []
+    library = types.ModuleType("wandb")
+    library.init = lambda **facts: begun.append(facts)  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    for method in ("flow_grpo", "stepwise", "stepwise"):
+        (folder := tmp_path / method / "seed_0").mkdir(parents=True, exist_ok=True)
+        WeightsAndBiases(tiny_config(), folder)
+    ids = [facts["id"] for facts in begun]
+    assert [facts["name"] for facts in begun] == ["seed_0"] * 3
+    assert len(set(ids)) == 2
+    assert ids[1] == ids[2] == (tmp_path / "stepwise" / "seed_0" / WANDB).read_text()
+    assert all(facts["resume"] == "allow" for facts in begun)
+    (tmp_path / "stepwise" / "seed_0" / WANDB).write_text("no id/\n")
+    with pytest.raises(RunFolderError, match="must hold the id of a W&B run, got 'no id/': remove it"):
+        WeightsAndBiases(tiny_config(), tmp_path / "stepwise" / "seed_0")
 
 
 def test_a_failing_tracker_is_left_out_and_says_why(tiny_config, tmp_path):

@@ -48,14 +48,14 @@ class Story:
     saved: list[LearnerState] = field(default_factory=list)
     conditions: list[tuple[str, bool | None]] = field(default_factory=list)
 
-    def record(self, iteration: int, metrics: Mapping[str, float]) -> None:
+    async def record(self, iteration: int, metrics: Mapping[str, float]) -> None:
         self.records.append((iteration, metrics))
         self.after(iteration)
 
-    def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
+    async def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
         self.evaluations.append((iteration, evaluation))
 
-    def save(self, state: LearnerState) -> None:
+    async def save(self, state: LearnerState) -> None:
         self.saved.append(state)
 
     def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002
@@ -365,11 +365,11 @@ class FullDisk(Story):
         self.full_at = full_at
         self.tried: list[int] = []
 
-    def save(self, state: LearnerState) -> None:
+    async def save(self, state: LearnerState) -> None:
         self.tried.append(state.iteration)
         if state.iteration in self.full_at:
             raise RunFolderError("no space left")
-        super().save(state)
+        await super().save(state)
 
 
 def test_a_checkpoint_that_cannot_be_written_is_tried_again_with_each_iteration(tiny_config: Config) -> None:
