@@ -75,8 +75,8 @@ class LivingRun:
             line = MetricLine(seq=max(1, self.iteration), values=self._values())
             event = Event(number=max(1, self.iteration), time=time.time(), kind="info", message="an iteration")
             try:
-                asked = await board.write(Update(self.status(), [line], [event], [a_record()], outcomes), keep_s=3600)
-                outcomes = [self._carry_out(command) for command in asked]
+                update = Update(self.status(), [line], [event], [a_record()], outcomes)
+                outcomes = [self._carry_out(command) for command in (await board.write(update, keep_s=3600)).asked]
             except BoardError:
                 pass
             await asyncio.sleep(0.5)
