@@ -17,6 +17,7 @@ data: without it a run cannot be watched or steered, but it trains on.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -261,7 +262,7 @@ class Board:
             where = "".join(f"{part}: " for part in problem["loc"] if part != "schema_version")
             reason = where + problem["msg"].removeprefix("Value error, ")
             raise DamagedError(f"the status of run {run} on the board cannot be read: {one_line(reason)}") from None
-        is_known = isinstance(kept_ms, str) and kept_ms.isascii() and kept_ms.isdigit() and int(left_ms) >= 0
+        is_known = isinstance(kept_ms, str) and re.fullmatch(r"[0-9]{1,15}", kept_ms) and left_ms >= 0
         return status.model_copy(update={"silent_s": max(0, int(kept_ms) - left_ms) / 1000 if is_known else None})
 
     async def lines(self, run: str, *, since: int, limit: int) -> list[MetricLine]:

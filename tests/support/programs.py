@@ -13,6 +13,7 @@ PACKAGES: Mapping[str, str] = MappingProxyType(
         "chromium": "chromium",
         "chromedriver": "chromium-driver",
         "promtool": "prometheus",
+        "faketime": "faketime",
     }
 )
 """Debian package of each program. `.ci/run` installs the same packages."""
