@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -120,13 +121,12 @@ def test_weights_and_biases_hold_every_finite_number_offline(tiny_config, tmp_pa
 def test_each_run_folder_has_its_own_run_at_weights_and_biases_and_a_resumed_one_keeps_it(
     tiny_config, tmp_path, monkeypatch
 ):
-    begun: list[dict] = []
-    library = types.ModuleType("wandb")
-    library.init = lambda **facts: begun.append(facts)  # pyright: ignore[reportAttributeAccessIssue]
+    library = MagicMock()
     monkeypatch.setitem(sys.modules, "wandb", library)
     for method in ("flow_grpo", "stepwise", "stepwise"):
         (folder := tmp_path / method / "seed_0").mkdir(parents=True, exist_ok=True)
         WeightsAndBiases(tiny_config(), folder)
+    begun = [call.kwargs for call in library.init.call_args_list]
     ids = [facts["id"] for facts in begun]
     assert [facts["name"] for facts in begun] == ["seed_0"] * 3
     assert len(set(ids)) == 2
