@@ -8,7 +8,7 @@ An actor is spawned, waits for a node, prepares itself (loads its model or score
 | member, a successor | counts as failed after `patience_s`             | the actor raises ends the pool             |
 | desired: by `scale` | waits until the desired size changes            | is tried again; `trouble` has the reason   |
 
-At most `JOINING` desired members of a pool start at one time, so that no wish for a size slows the run; the others
+At most `JOINING` desired members of a pool start at one time, so that no desired size slows the run; the others
 wait in line without an actor.
 """
 

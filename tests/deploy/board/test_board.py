@@ -222,7 +222,7 @@ PARTS = ("status", "heard", "session", "metrics", "events", "trajectories", "com
 
 @pytest.mark.parametrize("part", [*PARTS, "runs"])
 @pytest.mark.parametrize("value", ["a string", b"\xff", {"a": "hash"}])
-def test_publishing_heals_whatever_stands_in_its_place(url, prefix, part, value):
+def test_publishing_heals_whatever_stands_there_instead(url, prefix, part, value):
     async def scenario():
         board, client, story = Board(url, prefix=prefix), Redis.from_url(url), Story(lines=3)
         story.buffers.add_record(record(3))
