@@ -54,7 +54,7 @@ KINDS = {
 }
 """Redis' type of each of a run's keys that `write` makes."""
 REMEDIES = {
-    "OOM command not allowed": "its memory is full: raise its maxmemory or remove old runs",
+    "used memory > 'maxmemory'": "its memory is full: raise its maxmemory or remove old runs",
     "CERTIFICATE_VERIFY_FAILED": "name the host as its certificate does, and the CA's file with ?ssl_ca_certs=FILE",
     "HELLO must be called": "it wants a password: write redis://:PASSWORD@HOST",
 }

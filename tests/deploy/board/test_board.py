@@ -512,3 +512,66 @@ def test_a_child_that_was_stopped_ends_with_its_starter_too():
         assert process.name() == "sleep"
         psutil.wait_procs([process], timeout=20)
         assert not process.is_running()
+
+
+def test_a_board_whose_memory_is_full_says_so_and_holds_everything_once_there_is_room(tmp_path):
+    async def scenario():
+        server = BoardServer(tmp_path)
+        server.start()
+        board, client, story = Board(server.url), Redis.from_url(server.url), Story(lines=3)
+        await answering(board)
+        publisher = asyncio.create_task(story.publisher(Board(server.url)).run())
+
+        async def has(count: int) -> bool:
+            return [held.seq for held in await board.lines("mine", since=0, limit=99)] == list(range(1, count + 1))
+
+        async def is_full() -> bool:
+            return "its memory is full: raise its maxmemory" in story.contacts[-1]
+
+        await until(lambda: has(3))
+        await client.config_set("maxmemory", "1")
+        story.buffers.lines.extend([line(4), line(5)])
+        await until(is_full)
+        with pytest.raises(BoardError, match="its memory is full"):
+            await board.ask("mine", new_command("pause"))
+        assert await has(3), "nothing is half written, and what was there stays"
+        await client.config_set("maxmemory", "0")
+        await until(lambda: has(5))
+        await end_all([publisher])
+        await client.aclose()
+        await board.close()
+        server.stop()
+        return story.contacts[-1]
+
+    assert asyncio.run(scenario()) == ""
+
+
+def test_commands_of_two_users_at_once_all_arrive_and_each_one_once(url, prefix):
+    async def scenario():
+        users, story = [Board(url, prefix=prefix, timeout_s=60) for _ in range(2)], Story()
+        await answering(users[0])
+        publisher = asyncio.create_task(story.publisher(Board(url, prefix=prefix)).run())
+
+        async def is_there() -> bool:
+            return await users[0].status("mine") is not None
+
+        def carry_out(command: Command) -> None:
+            story.asked.append(command)
+            story.buffers.commands[command.id] = command.model_copy(update={"state": "done"})
+
+        story.on_command = carry_out
+        await until(is_there)
+        commands = [new_command("scale", pool="rollout", count=count) for count in range(1, 41)]
+        await asyncio.gather(*(users[command.count % 2].ask("mine", command) for command in commands if command.count))
+
+        async def all_done() -> bool:
+            found = [await users[0].command("mine", command.id) for command in commands]
+            return all(command and command.state == "done" for command in found)
+
+        await until(all_done)
+        await end_all([publisher])
+        for user in users:
+            await user.close()
+        return sorted(command.count or 0 for command in story.asked)
+
+    assert asyncio.run(scenario()) == list(range(1, 41))
