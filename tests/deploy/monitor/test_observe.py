@@ -30,7 +30,7 @@ from protocol.status import RunStatus
 from tests.support.programs import need
 from tests.support.runs.watched import REDNESS, Scene, comes_to, go, left_behind, reaches
 from tests.support.services.boards import end_server
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 Config = Callable[..., RunConfig]
 OUTAGE_S = float(os.environ.get("FLOWCREDIT_TEST_OUTAGE_S", "2"))
@@ -140,7 +140,7 @@ def test_the_heartbeat_goes_on_while_a_slow_disk_takes_a_checkpoint_and_a_galler
         return json.loads(status)["updated"] if status else ""  # pyright: ignore[reportArgumentType]
 
     def wait(kind: str) -> None:
-        end, moments = time.monotonic() + 20, {heard()}
+        end, moments = time.monotonic() + PATIENCE_S, {heard()}
         while len(moments) < 3 and time.monotonic() < end:
             time.sleep(0.01)
             moments.add(heard())
