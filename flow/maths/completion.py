@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flow.maths.interpolant import per_sample
+from flow.maths.transition import per_sample
 from protocol.config.sampling import CompletionConfig
 
 Velocity = Callable[[Float[Tensor, "B ..."], Float[Tensor, " B"]], Float[Tensor, "B ..."]]

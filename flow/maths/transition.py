@@ -10,7 +10,9 @@ x0 = x - t v and x1 = x + (1 - t) v:
     cps        the same with std = t' sin(a pi / 2)
     ode        mean = x - h v,  std = 0
 
-t~ is t, except that sigma_1 replaces t = 1. So the std of the first step stays finite (flow_sde) or above 0 (ddim_sde).
+The state and its velocity v = x1 - x0 give both ends of the path x = (1 - t) x0 + t x1: `clean_estimate` (Tweedie's)
+and `noise_estimate`. t~ is t, except that sigma_1 replaces t = 1. So the std of the first step stays finite (flow_sde)
+or above 0 (ddim_sde).
 """
 
 import math
@@ -20,8 +22,6 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
-
-from flow.maths.interpolant import clean_estimate, noise_estimate, per_sample
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 LogProbForm = Literal["gaussian", "squared"]
@@ -236,3 +236,40 @@ def _preserving(
     noise = noise_estimate(latents=latents, velocity=velocity, sigma=sigma)
     kept = (sigma_next.square() - std.square()).sqrt()
     return Transition(mean=per_sample(1 - sigma_next, clean) * clean + per_sample(kept, noise) * noise, std=std)
+
+
+def clean_estimate(
+    *, latents: Float[Tensor, "B ..."], velocity: Float[Tensor, "B ..."], sigma: Float[Tensor, " B"]
+) -> Float[Tensor, "B ..."]:
+    """Estimate the clean latents: x0 = x - sigma v.
+
+    Args:
+        latents: states x [B, ...].
+        velocity: v at these states [B, ...].
+        sigma: noise level of each state, in [0, 1] [B].
+
+    Returns:
+        x0 [B, ...].
+    """
+    return latents - per_sample(sigma, latents) * velocity
+
+
+def noise_estimate(
+    *, latents: Float[Tensor, "B ..."], velocity: Float[Tensor, "B ..."], sigma: Float[Tensor, " B"]
+) -> Float[Tensor, "B ..."]:
+    """Estimate the noise: x1 = x + (1 - sigma) v.
+
+    Args:
+        latents: states x [B, ...].
+        velocity: v at these states [B, ...].
+        sigma: noise level of each state, in [0, 1] [B].
+
+    Returns:
+        x1 [B, ...].
+    """
+    return latents + per_sample(1 - sigma, latents) * velocity
+
+
+def per_sample(scalar: Float[Tensor, " B"], like: Float[Tensor, "B ..."]) -> Float[Tensor, "B ..."]:
+    """Reshape one number per sample [B] to [B, 1, ...], so that it broadcasts over the latent dimensions of `like`."""
+    return scalar.view(-1, *(1,) * (like.ndim - 1))

@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flow.adapter.lora import Lora
-from flow.maths.interpolant import per_sample
-from flow.maths.transition import Transition
+from flow.maths.transition import Transition, per_sample
 from flow.models.contract import Conditioning
 from flow.policy import FlowPolicy
 from learner.update.micro_batches import MicroBatch

@@ -10,8 +10,8 @@ import torch
 
 from flow.adapter.lora import Lora
 from flow.maths.completion import complete, stack_grids, substep_grid
-from flow.maths.interpolant import clean_estimate
 from flow.maths.noise import INITIAL, SHARED, trajectory_noise
+from flow.maths.transition import clean_estimate
 from flow.models.contract import Backbone
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy, policy_of

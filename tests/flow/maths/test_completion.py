@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from flow.maths.completion import complete, stack_grids, substep_grid
-from flow.maths.interpolant import clean_estimate, noise_estimate
 from flow.maths.schedule import linear_sigmas, sd3_sigmas
+from flow.maths.transition import clean_estimate, noise_estimate
 from protocol.config.sampling import CompletionConfig
 from tests.support.worlds.gaussian import gaussian_velocity
 

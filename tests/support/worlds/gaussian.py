@@ -13,7 +13,7 @@ noise does not shrink with the step, so with a fixed eta some bias stays. Used b
 from jaxtyping import Float
 from torch import Tensor
 
-from flow.maths.interpolant import per_sample
+from flow.maths.transition import per_sample
 
 
 def gaussian_velocity(
