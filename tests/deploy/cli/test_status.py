@@ -88,7 +88,7 @@ def test_what_cannot_be_is_one_line(ended, monkeypatch, capsys, words, code, mes
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("http://host", "must be embedded, off or an address with redis, rediss, unix, got 'http'"),
+        ("http://host", "must begin with redis://, rediss://, unix://, got http://host"),
         ("redis://:word@host", "must hold no password"),
     ],
 )
