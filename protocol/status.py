@@ -69,7 +69,7 @@ class ActorStatus(Document):
     restarts: int = 0
     """Actors that failed in this slot."""
     busy_share: float | None = None
-    """A learner worker's share of the newest update in which it worked."""
+    """A learner worker's share of the newest iteration, up to the end of its update, in which it worked."""
     fetched_bytes: int | None = None
     """Bytes of trajectories that a learner worker fetched for the newest update."""
 

@@ -83,7 +83,7 @@ def _require_gpus(config: RunConfig) -> None:
     if asked > found:
         raise ConfigError(
             f"cluster.*.gpus must not ask for more GPUs than there are, {found:g}, got {asked:g}:"
-            " an actor without its GPU would wait for ever"
+            " an actor without its GPU would wait for ever; lower cluster.rollout_actors or cluster.learner.workers"
         )
 
 

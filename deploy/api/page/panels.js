@@ -180,7 +180,7 @@ export function drawActors(holder, status) {
       ]);
       line.title = [
         actor.node_id && `Ray node ${actor.node_id}`,
-        actor.busy_share != null && `worked in ${Math.round(100 * actor.busy_share)} % of the newest update`,
+        actor.busy_share != null && `worked in ${Math.round(100 * actor.busy_share)} % of the newest iteration`,
         actor.fetched_bytes != null && `fetched ${(actor.fetched_bytes / 1e6).toFixed(1)} MB for it`,
       ].filter(Boolean).join("; ");
       return line;
