@@ -68,7 +68,7 @@ class Reference:
 
     def draw(self) -> list[ScoredGroup]:
         adapter = self.learner.adapter()
-        self._policy.load(adapter)
+        self._policy.receive(adapter)
         return draw_groups(self._policy, self._config, adapter, iteration=self.learner.iteration)
 
     async def learn(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:

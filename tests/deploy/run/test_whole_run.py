@@ -145,7 +145,7 @@ def test_plain_diffusers_pipeline_with_the_lora_draws_the_policys_images(local_r
     config = load_config(folder / "config.yaml")
     policy = RolloutPolicy(config)
     weights = read_lora(folder / "checkpoints" / "iteration_000003", version=3)
-    policy.load(weights)
+    policy.receive(weights)
     texts = ["a photo of a red circle", "a photo of a blue square", "a photo of two triangles"]
     request = GenerateRequest(
         prompts=tuple(Prompt(index=i, text=text) for i, text in enumerate(texts)),

@@ -70,7 +70,7 @@ def test_an_update_makes_the_better_member_more_likely_and_the_worse_less(tiny_c
     )
     learner, policy = Learner(config), RolloutPolicy(config)
     weights = learner.adapter()
-    policy.load(weights)
+    policy.receive(weights)
 
     def first_is_better(rollout: Rollout, images: np.ndarray) -> np.ndarray:
         points = rollout.image_index.shape[1]
@@ -198,7 +198,7 @@ def damaged(groups: Sequence[ScoredGroup], shards: Callable[[tuple[ScoredShard, 
 def test_incomplete_or_disordered_groups_are_refused(tiny_config: Config) -> None:
     config = tiny_config()
     learner, policy = Learner(config), RolloutPolicy(config)
-    policy.load(learner.adapter())
+    policy.receive(learner.adapter())
     groups = draw_groups(policy, config, learner.adapter(), iteration=0)
     for shards, held in (
         (lambda each: each[:1], r"\[0, 1\]"),
@@ -238,7 +238,7 @@ def test_groups_that_are_not_this_iteration_s_own_in_order_are_refused(
 ) -> None:
     config = tiny_config()
     learner, policy = Learner(config), RolloutPolicy(config)
-    policy.load(learner.adapter())
+    policy.receive(learner.adapter())
     groups = change(*draw_groups(policy, config, learner.adapter(), iteration=0))
     with pytest.raises(ContractError, match=f"iteration 0 must learn from its own groups 0 to 1 in order, .*{odd}"):
         learn(config, groups, learner)
@@ -255,7 +255,7 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_alone(tiny_config: Config)
     config = tiny_config()
     learner, policy = Learner(config), RolloutPolicy(config)
     before = learner.adapter()
-    policy.load(before)
+    policy.receive(before)
     groups = draw_groups(policy, config, before, iteration=0)
     for shard in groups[0].shards:
         shard.rollout.log_probs[0, 0] = -np.inf

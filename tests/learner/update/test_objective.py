@@ -199,7 +199,7 @@ def test_parts_of_a_group_add_up_to_the_gradient_of_the_whole(
     for shard in (4, 1):
         config = tiny_config(group={"size": 4, "shard": shard, "per_iteration": 1}, sampling={"shared_noise": False})
         learner, policy = Learner(config), RolloutPolicy(config)
-        policy.load(learner.adapter())
+        policy.receive(learner.adapter())
 
         def by_member(rollout: Any, images: np.ndarray) -> np.ndarray:
             rewards = np.zeros(len(images))

@@ -35,7 +35,7 @@ def model(tiny_config: Config, **settings: Any) -> RunConfig:
 
 def draw_groups(policy: RolloutPolicy, config: RunConfig, learner: Learner) -> list[ScoredGroup]:
     weights = learner.adapter()
-    policy.load(weights)
+    policy.receive(weights)
     request = ShardRequest(
         iteration=learner.iteration,
         group=0,

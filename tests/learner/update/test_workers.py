@@ -52,7 +52,7 @@ def require_same_bits(config: RunConfig, *, iterations: int = 1, sizes: Sequence
     policy = RolloutPolicy(config)
     for iteration in range(iterations):
         adapter = groups_of_workers[0][0].adapter()
-        policy.load(adapter)
+        policy.receive(adapter)
         groups = draw_groups(policy, config, adapter, iteration=iteration, **how)
         metrics = [learn(config, groups, *workers) for workers in groups_of_workers]
         assert metrics[0]["train/grad_norm"] > 0
@@ -109,7 +109,7 @@ def test_the_group_s_gradient_is_that_of_one_backward_over_the_whole_batch(
 
     config = tiny_config(group={**MANY, "per_iteration": 3}, credit=PLAIN)
     policy, reference = RolloutPolicy(config), Learner(config)
-    policy.load(reference.adapter())
+    policy.receive(reference.adapter())
     groups = draw_groups(policy, config, reference.adapter(), iteration=0, judge=blind_to_one)
     learn(config, groups, reference)
     expected = whole_gradient(config, groups, reference)
@@ -140,7 +140,7 @@ def test_an_overflow_on_one_worker_skips_the_step_of_all(tiny_config: Config) ->
     config = tiny_config(model=tiny_config().model.model_dump() | {"dtype": "float16"}, group=MANY)
     workers, policy = seats(config, 4), RolloutPolicy(config)
     before = workers[0].adapter()
-    policy.load(before)
+    policy.receive(before)
     groups = draw_groups(policy, config, before, iteration=0)
     for learner in workers:
         state = learner.state()
@@ -165,7 +165,7 @@ def test_each_shard_s_trajectories_are_fetched_by_one_worker_only(tiny_config: C
 
     workers = [Learner(config, seat=Seat(worker, 2), fetch=fetching(worker)) for worker in range(2)]
     policy = RolloutPolicy(config)
-    policy.load(workers[0].adapter())
+    policy.receive(workers[0].adapter())
     learn(config, draw_groups(policy, config, workers[0].adapter(), iteration=0), *workers)
     assert fetched[0] == [(group, 0) for group in range(6)], "the even lanes"
     assert fetched[1] == [(group, 2) for group in range(6)], "the odd lanes"
@@ -184,7 +184,7 @@ def test_an_update_that_lost_a_shard_after_its_first_step_is_undone_and_repeated
     workers, whole = seats(config, 2, fetch), Learner(config)
     policy = RolloutPolicy(config)
     before = whole.state()
-    policy.load(before.adapter)
+    policy.receive(before.adapter)
     groups = draw_groups(policy, config, before.adapter, iteration=0)
     with pytest.raises(ShardLostError):
         learn(config, groups, *workers)
@@ -199,7 +199,7 @@ def test_workers_whose_adapters_differ_are_refused(tiny_config: Config) -> None:
     config = tiny_config()
     workers, policy = seats(config, 2), RolloutPolicy(config)
     adapter = workers[0].adapter()
-    policy.load(adapter)
+    policy.receive(adapter)
     groups = draw_groups(policy, config, adapter, iteration=0)
     name, array = next(iter(adapter.arrays.items()))
     state = workers[1].state()
@@ -213,7 +213,7 @@ def test_a_worker_that_raises_ends_the_update_while_another_one_works(tiny_confi
     config = tiny_config()
     broken, slow = seats(config, 2)
     policy = RolloutPolicy(config)
-    policy.load(broken.adapter())
+    policy.receive(broken.adapter())
     groups = draw_groups(policy, config, broken.adapter(), iteration=0)
     groups[0].shards[0].rollout.log_probs[0, 0] = -np.inf
 
@@ -241,7 +241,7 @@ def test_groups_train_while_later_ones_are_made_and_give_the_same_bits(
     config = tiny_config(group=MANY, learner=settings, credit=EARLY)
     assert config.credits_groups_alone
     group, whole, policy = seats(config, workers), Learner(config), RolloutPolicy(config)
-    policy.load(whole.adapter())
+    policy.receive(whole.adapter())
     groups = draw_groups(policy, config, whole.adapter(), iteration=0, judge=blind_to_one)
     steps: list[int] = []
 
@@ -273,7 +273,7 @@ def test_an_early_update_that_is_given_up_leaves_the_state_before(tiny_config: C
     config = tiny_config(group=MANY, learner={"updates_per_iteration": 3}, credit=EARLY)
     learner, policy = Learner(config), RolloutPolicy(config)
     before = learner.state()
-    policy.load(before.adapter)
+    policy.receive(before.adapter)
     groups = draw_groups(policy, config, before.adapter, iteration=0)
 
     async def scenario() -> None:
@@ -291,7 +291,7 @@ def test_an_early_update_that_is_given_up_leaves_the_state_before(tiny_config: C
 def test_trajectories_of_another_shard_are_refused(tiny_config: Config) -> None:
     config = tiny_config()
     learner, policy = Learner(config), RolloutPolicy(config)
-    policy.load(learner.adapter())
+    policy.receive(learner.adapter())
     groups = draw_groups(policy, config, learner.adapter(), iteration=0)
     first, second = groups[0].shards
     swapped = replace(groups[0], shards=(replace(first, rollout=second.rollout), second))

@@ -54,7 +54,7 @@ def draw_groups(
 
 def iterate(learner: Learner, policy: RolloutPolicy, config: RunConfig, **how: Any) -> dict[str, float]:
     weights = learner.adapter()
-    assert policy.load(weights) == (weights.version, weights.digest)
+    assert policy.receive(weights) == (weights.version, weights.digest)
     return learn(config, draw_groups(policy, config, weights, iteration=learner.iteration, **how), learner)
 
 
