@@ -20,7 +20,7 @@ from actors.learners import LearnerActor, RemoteWorker
 from actors.pool.calls import ActorFailedError, answer, whereabouts
 from actors.pool.member import ActorHandle, Member, Starts
 from actors.pool.nodes import NodeFailures, ray_options
-from flow.device import CUBLAS, require_same_facts
+from flow.device import CUBLAS, library_facts, require_same_facts
 from learner.update.lanes import Seat
 from learner.update.workers import update
 from protocol.config.cluster import require_divisor
@@ -208,8 +208,9 @@ class LearnerGroup:
         timeout_s = self._role.timeout_s
         self._nodes.joined(actor, await answer(actor.ping.remote(), timeout_s=timeout_s))
         facts: dict[str, str] = await answer(actor.prepare.remote(), timeout_s=timeout_s)
-        self._facts = self._facts or facts
-        require_same_facts(self._facts, facts, who="one")
+        self._facts = {**(self._facts or facts), **library_facts()}
+        host, *_ = await answer(actor.__ray_call__.remote(whereabouts), timeout_s=timeout_s)
+        require_same_facts(self._facts, facts, who=f"one on node {host}")
 
     async def _resize(self) -> None:
         """Bring the group to the desired size if the further workers are ready; the others have nothing to do yet."""

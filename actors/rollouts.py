@@ -7,11 +7,11 @@ import numpy as np
 import ray
 import torch
 
-from actors.pool.calls import HEARTBEAT, ActorFailedError, Alive, answer
+from actors.pool.calls import HEARTBEAT, ActorFailedError, Alive, answer, whereabouts
 from actors.pool.member import ActorHandle
 from actors.pool.nodes import NodeFailures, failure_reporter, ray_options
 from actors.pool.pool import ActorPool
-from flow.device import device_of
+from flow.device import device_of, library_facts, require_same_facts
 from flow.rollout import RolloutPolicy, excerpt_of
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, ShardLostError
@@ -46,6 +46,11 @@ class RolloutActor(Alive):
     def prepare(self) -> None:
         """Load the model; in the constructor Ray would turn the user's mistake into a dead actor."""
         self._policy = RolloutPolicy(self._config, device=device_of(self._config.cluster.rollout))
+
+    @ray.method
+    def facts(self) -> dict[str, str]:
+        """Return what the actor's bits depend on besides its device."""
+        return library_facts()
 
     @ray.method(concurrency_group=ADAPTERS)
     def receive(self, adapter: Adapter) -> tuple[int, str]:
@@ -139,6 +144,9 @@ class RolloutPool:
 
     async def _prepare(self, actor: ActorHandle) -> None:
         self._nodes.joined(actor, await answer(actor.ping.remote(), timeout_s=self._timeout_s))
+        host, *_ = await answer(actor.__ray_call__.remote(whereabouts), timeout_s=self._timeout_s)
+        facts = await answer(actor.facts.remote(), timeout_s=self._timeout_s)
+        require_same_facts(library_facts(), facts, who=f"one on node {host}", role="rollout actors and the driver")
         await answer(actor.prepare.remote(), timeout_s=self._timeout_s)
         loaded = None
         while loaded is not (newest := self._newest[-1] if self._newest else None):

@@ -1,11 +1,15 @@
 """Where and on how many threads torch computes: the device of a role, and the CPU threads of a process."""
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
+from pathlib import Path
 
 import torch
 
+import flow
+import protocol
 from protocol.config.cluster import RoleConfig
 from protocol.errors import ConfigError, InputError
 
@@ -52,19 +56,32 @@ def compute_deterministically(device: str) -> None:
 
 
 def computing_facts(device: str) -> dict[str, str]:
-    """Return what the bits of a computation depend on: the device's model and the libraries' versions."""
+    """Return what the bits of a computation depend on: the device's model, the libraries' versions and our code."""
     model = torch.cuda.get_device_name() if device == "cuda" else torch.backends.cpu.get_cpu_capability()
+    return {"GPU" if device == "cuda" else "CPU": model, **library_facts()}
+
+
+def library_facts() -> dict[str, str]:
+    """Return the versions of the libraries that compute, and a digest of our code that does."""
     versions = {package: version(package) for package in ("torch", "diffusers", "transformers", "peft", "numpy")}
-    return {"GPU" if device == "cuda" else "CPU": model, **versions, "CUDA": str(torch.version.cuda)}
+    sha = hashlib.sha256()
+    for package in (protocol, flow):
+        root = Path(package.__path__[0])
+        for path in sorted(root.rglob("*.py")):
+            sha.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return {**versions, "CUDA": str(torch.version.cuda), "flowcredit's code": sha.hexdigest()[:12]}
 
 
-def require_same_facts(first: Mapping[str, str], other: Mapping[str, str], *, who: str) -> None:
+def require_same_facts(
+    first: Mapping[str, str], other: Mapping[str, str], *, who: str, role: str = "learner workers"
+) -> None:
     """Refuse a process that would round differently.
 
     Args:
-        first: `computing_facts` of the process that sets the rule.
+        first: `computing_facts` or `library_facts` of the process that sets the rule.
         other: of the process that joins it.
         who: the process that joins, for the message.
+        role: all the processes that must agree, for the message.
 
     Raises:
         InputError: they differ; the message names both values.
@@ -72,6 +89,6 @@ def require_same_facts(first: Mapping[str, str], other: Mapping[str, str], *, wh
     odd = [f"{name} {other.get(name)} instead of {held}" for name, held in first.items() if other.get(name) != held]
     if odd:
         raise InputError(
-            f"all learner workers must have the same device model and library versions, got {who} with"
-            f" {', '.join(odd)}: give them equal nodes, or set cluster.learner.workers=1"
+            f"all {role} must compute alike (device model, library versions, code), got {who} with {', '.join(odd)}:"
+            " give them equal nodes with equal installations"
         )

@@ -73,6 +73,8 @@ def main() -> None:
         sys.path.append(here)
     ours_first()
     for path in shadows():
+        if (path.parents[1] / "flowcredit" / "start.py").is_file():
+            continue  # another installation of ours, as on a node to which a job brings its own
         sys.stderr.write(
             f"flowcredit: note: {path} has the name of a package of ours and is not used; name a scorer there by its"
             " path, such as ./mine.py:Class\n"
