@@ -1,6 +1,7 @@
 """CLIP features that do not depend on which other images and texts are scored in the same call.
 
-Images go through the model in batches of one fixed shape; the last batch is padded. Texts go through it one by one.
+On a GPU images go through the model in batches of one fixed shape; the last batch is padded. On a CPU they go through
+it one by one: there a row of a product may round by its position in the batch (MKL's AVX2 kernels). Texts do so always.
 Text features are cached, because the prompts of a run repeat.
 """
 
@@ -30,7 +31,7 @@ class ClipFeatures:
             model: CLIP folder in transformers' format, `pkg://` path or hub id.
             processor: source of tokenizer and image processor; by default `model`.
             device: torch device; by default the GPU if there is one.
-            batch: images of one forward, at least 1.
+            batch: images of one forward on a GPU, at least 1.
 
         Raises:
             ScorerError: weights or processor cannot be loaded.
@@ -50,7 +51,7 @@ class ClipFeatures:
         self._images: Any = load_pretrained(CLIPImageProcessorPil.from_pretrained, processor or model)
         self._tokenizer: Any = load_pretrained(CLIPTokenizer.from_pretrained, processor or model)
         self._length = loaded.config.text_config.max_position_embeddings
-        self._batch = batch
+        self._batch = batch if self._torch.device(self._device).type != "cpu" else 1
         self._of_text = lru_cache(maxsize=TEXTS_KEPT)(self._encode_text)
 
     @property
