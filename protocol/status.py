@@ -19,7 +19,7 @@ RunId = Annotated[str, StringConstraints(pattern=RUN_ID)]
 Phase = Literal["starting", "running", "paused", "stopping", "finished", "stopped", "failed"]
 ENDED: frozenset[Phase] = frozenset(("finished", "stopped", "failed"))
 """Phases after which nothing more happens."""
-ActorState = Literal["waiting", "starting", "idle", "busy"]
+ActorState = Literal["waiting", "starting", "idle", "busy", "ended"]
 
 
 class Document(BaseModel):
@@ -50,7 +50,7 @@ class ActorStatus(Document):
     kind: str
     """`rollout`, `reward/<scorer>` or `learner`."""
     state: ActorState
-    """`waiting`: has no node yet; `starting`: loads its model or scorer."""
+    """`waiting`: has no node yet; `starting`: loads its model or scorer; `ended`: its run has."""
     node: str = ""
     """Host name of its node."""
     node_id: str = ""
@@ -102,7 +102,7 @@ class Rewards(Document):
     now: float | None = None
     """Mean of the newest iteration."""
     trend: float | None = None
-    """Change over 10 iterations: least-squares slope of the newest 20, times 10."""
+    """Change over 10 iterations: least-squares slope of the newest 20, times 10; none before 10 have a reward."""
     components: dict[str, float | None] = {}
     """Each further reading of the newest iteration, by name."""
     heldout: float | None = None
@@ -192,7 +192,7 @@ class RunStatus(Document):
     actors: list[ActorStatus] = []
     conditions: list[Condition] = []
     errors: list[Event] = []
-    """The newest warnings and errors."""
+    """The newest warnings and errors, without those of conditions that hold again."""
     trajectories: list[int] = []
     """Iterations with recorded trajectories."""
     lines: int = 0

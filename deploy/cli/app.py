@@ -7,12 +7,13 @@ once by a second Ctrl-C.
 import asyncio
 import sys
 import warnings
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from deploy.cli import checks, jobs, methods, models, rewards, status, training
+from flowcredit.start import own_version
 from protocol.errors import FlowcreditError, InputError
 
 STOPPED = "stopped at once; `train` continues from the newest checkpoint"
@@ -58,8 +59,20 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Fine-tune flow-matching text-to-image models with credit for every denoising step.",
+    invoke_without_command=True,
 )
+
+
+@app.callback()
+def about(
+    has_version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Fine-tune flow-matching text-to-image models with credit for every denoising step."""
+    if has_version:
+        typer.echo(f"flowcredit {own_version()}")
+        raise typer.Exit
+
+
 for name, command in COMMANDS.items():
     app.command(name, cls=Command)(command)
 

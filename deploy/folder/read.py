@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 from pydantic import Field
 
-from deploy.folder.names import CHECKPOINTS, CONFIG, EARLIER, EARLIER_CHECKPOINT, METRICS, STATUS
+from deploy.folder.names import CHECKPOINTS, CONFIG, EARLIER, EARLIER_CHECKPOINT, METRICS, ORIGIN, STATUS
+from flowcredit.start import own_version
 from learner.checkpoint import newest_checkpoint, read_checkpoint
 from protocol.commands import Command
 from protocol.config.parse import parse_config
@@ -27,6 +28,31 @@ class StatusFile(Document):
     status: RunStatus
     events: list[Event] = Field(default_factory=list)
     commands: list[Command] = Field(default_factory=list)
+
+
+class Fork(Document):
+    """The adapter that a run began with, of another run."""
+
+    run: str
+    """Absolute path of the other run's folder."""
+    iteration: int
+    digest: str
+
+
+class Origin(Document):
+    """The content of `origin.json`: how a run began."""
+
+    versions: dict[str, str]
+    """Our version, Python's and those of libraries."""
+    fork: Fork | None = None
+
+
+def origin_of(run: Path) -> Origin | None:
+    """The content of `origin.json`; None when it is missing or cannot be understood."""
+    try:
+        return Origin.model_validate_json((run / ORIGIN).read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def require_run(run: Path) -> None:
@@ -177,8 +203,8 @@ def average_of(state: LearnerState, run: Path) -> Adapter:
     return state.average
 
 
-def adapter_to_fork(source: Path, config: RunConfig) -> Adapter:
-    """The newest adapter of the run `source`, as version 0 of a new run with this config.
+def adapter_to_fork(source: Path, config: RunConfig) -> tuple[Adapter, Fork]:
+    """The newest adapter of the run `source`, as version 0 of a new run with this config, and where it comes from.
 
     Raises:
         RunFolderError: no whole checkpoint there, or its adapter was trained in another `model`.
@@ -189,9 +215,29 @@ def adapter_to_fork(source: Path, config: RunConfig) -> Adapter:
         state, _ = checkpoint_of(source)
     except CheckpointError as error:
         raise RunFolderError(f"run folder {source} cannot be forked: {error}") from None
-    return replace(state.adapter, version=0)
+    fork = Fork(run=str(source.resolve()), iteration=state.iteration, digest=state.adapter.digest)
+    return replace(state.adapter, version=0), fork
+
+
+def require_fork_of(run: Path, source: Path) -> Fork:
+    """The origin of a run that is asked to be a fork of `source` (RunFolderError: it is none, or of another run)."""
+    origin = origin_of(run)
+    if origin is None or origin.fork is None or origin.fork.run != str(source.resolve()):
+        began = f"it is a fork of {origin.fork.run}" if origin and origin.fork else "it is no fork"
+        raise RunFolderError(
+            f"--fork {source} must name the run that {run} began with, but {run} exists and {began}: set --run to a new"
+            " folder, or leave --fork out to go on with it"
+        )
+    return origin.fork
 
 
 def _unreadable_config(where: object, error: Exception) -> RunFolderError:
     reason = one_line(error)
+    if "unknown key" in reason:
+        origin = origin_of(where) if isinstance(where, Path) else None
+        by = f"flowcredit {origin.versions.get('flowcredit')}" if origin else "another version of flowcredit"
+        return RunFolderError(
+            f"run folder {where} was begun by {by}, this is {own_version()}: {reason}; remove the key from"
+            f" {where}/{CONFIG}, or use that version"
+        )
     return RunFolderError(f"run folder {where} holds no readable {CONFIG}: {reason}; mend it or name another folder")

@@ -31,11 +31,14 @@ from deploy.folder.names import (
     LEASE,
     LOG,
     METRICS,
+    ORIGIN,
     STATUS,
     TRAJECTORIES,
     WANDB,
 )
 from deploy.folder.read import (
+    Fork,
+    Origin,
     config_of,
     evaluation_scores,
     lines_of,
@@ -54,8 +57,9 @@ Say = Callable[[str], None]
 class RunFolder:
     """One run's folder; made by `open_run_folder`, written only by the process that holds it open."""
 
-    def __init__(self, path: Path, config: RunConfig) -> None:
+    def __init__(self, path: Path, config: RunConfig, fork: Fork | None = None) -> None:
         self.path = path
+        self.fork = fork
         self.config = config
         self.checkpoints = path / CHECKPOINTS
         self.gallery = path / GALLERY
@@ -83,6 +87,9 @@ class RunFolder:
             self._fill_from_mirror()
             self._require_same_inputs()
             write_whole(self.path / CONFIG, self.config.to_yaml())
+            if not (self.path / ORIGIN).exists():
+                origin = Origin(versions=library_versions(), fork=self.fork)
+                write_whole(self.path / ORIGIN, origin.model_dump_json(indent=1))
             self._log = _log_to(self.path / LOG)
 
     def close(self) -> None:
@@ -135,7 +142,7 @@ class RunFolder:
         if not self.is_writer() or self.lines() or learned or any(self.gallery.iterdir()):
             return
         with suppress(OSError):
-            for name in (CONFIG, INPUTS, METRICS, EVENTS, LOG, STATUS, WANDB):
+            for name in (CONFIG, INPUTS, ORIGIN, METRICS, EVENTS, LOG, STATUS, WANDB):
                 (self.path / name).unlink(missing_ok=True)
             for folder in (self.checkpoints, self.gallery, self.trajectories):
                 shutil.rmtree(folder)
@@ -179,7 +186,7 @@ class RunFolder:
                 facts={"versions": library_versions(), "config": self.config.model_dump(mode="json")},
             )
         if self._mirror:
-            self._mirror.push(path, beside=[self.path / name for name in (CONFIG, INPUTS, METRICS, WANDB)])
+            self._mirror.push(path, beside=[self.path / name for name in (CONFIG, INPUTS, ORIGIN, METRICS, WANDB)])
         return path
 
     def append(self, line: Mapping[str, Any]) -> None:
@@ -242,12 +249,13 @@ class RunFolder:
             )
 
 
-def open_run_folder(path: Path, config: RunConfig, *, say: Say = log.warning) -> RunFolder:
+def open_run_folder(path: Path, config: RunConfig, *, fork: Fork | None = None, say: Say = log.warning) -> RunFolder:
     """Make a new run folder, or open one with an equal config to go on with it; the caller closes it.
 
     Args:
         path: the run folder.
         config: of the run.
+        fork: what a new run begins with, of another run.
         say: is told why this waits.
 
     Returns:
@@ -257,7 +265,7 @@ def open_run_folder(path: Path, config: RunConfig, *, say: Say = log.warning) ->
         RunFolderError: cannot be written, is in use, holds something else, or belongs to another config (the keys are
             listed).
     """
-    folder = RunFolder(path, config)
+    folder = RunFolder(path, config, fork)
     with folder.writing():
         is_run = (path / CONFIG).exists()
         if not is_run and path.exists() and {each.name for each in path.iterdir()} - {LEASE}:

@@ -21,7 +21,7 @@ from learner.loop.stream import GroupStream
 from protocol.commands import Command
 from protocol.config.run import RunConfig
 from protocol.ports import Fleet
-from protocol.status import Condition, Event, Phase, PoolStatus, RunStatus, TrajectoryRecord, run_id_of
+from protocol.status import ENDED, Condition, Event, Phase, PoolStatus, RunStatus, TrajectoryRecord, run_id_of
 
 log = logging.getLogger(__name__)
 ERRORS_SHOWN = 10
@@ -124,7 +124,10 @@ class Reporter(logging.Handler, Listener):
         lines = self.buffers.lines
         newest = next((line.values for line in reversed(lines) if overview.is_iteration(line)), {})
         stages = overview.stages_of(newest)
+        is_over = self.phase in ENDED
         actors = self.fleet.actors() if self.fleet else []
+        settled = {name for name, condition in self._conditions.items() if condition.status == "True"}
+        troubles = [event for event in self.buffers.events if event.kind != "info"]
         left = self._config.iterations - self._iteration
         return RunStatus(
             run=self.run,
@@ -148,9 +151,9 @@ class Reporter(logging.Handler, Listener):
             desired_sizes=self.desired_sizes,
             is_pause_requested=self.is_pause_requested,
             pools=self._pools(),
-            actors=actors,
+            actors=[actor.model_copy(update={"state": "ended"}) for actor in actors] if is_over else actors,
             conditions=sorted(self._conditions.values(), key=lambda c: (c.status == "True", -c.since, c.type)),
-            errors=[event for event in self.buffers.events if event.kind != "info"][-ERRORS_SHOWN:],
+            errors=[each for each in troubles if each.message.partition(": ")[0] not in settled][-ERRORS_SHOWN:],
             trajectories=list(self.buffers.trajectories),
             lines=self._seq,
         )
@@ -181,7 +184,8 @@ class Reporter(logging.Handler, Listener):
 
     def _pools(self) -> list[PoolStatus]:
         pools = self.fleet.pools() if self.fleet else []
-        return [pool.model_copy(update={"busy_share": self._busy_share.get(pool.name)}) for pool in pools]
+        facts = {"ready": 0, "busy": 0} if self.phase in ENDED else {}
+        return [pool.model_copy(update=facts | {"busy_share": self._busy_share.get(pool.name)}) for pool in pools]
 
     def _queues(self) -> dict[str, int]:
         groups = {"groups/in_work": self.groups.in_work, "groups/scored": self.groups.scored} if self.groups else {}

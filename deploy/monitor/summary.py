@@ -112,7 +112,7 @@ def bottleneck_of(stages: Mapping[str, float], busy: Mapping[str, float]) -> Bot
 
 def _trend(rewards: Sequence[float | None]) -> float | None:
     points = [(index, value) for index, value in enumerate(rewards) if value is not None]
-    if len(points) < 3:
+    if len(points) < 10:
         return None
     return 10 * linear_regression(*zip(*points, strict=True)).slope
 

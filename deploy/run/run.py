@@ -1,6 +1,5 @@
 """One run from start to end: check the inputs, open the folder, start the actors, run the loop, return the outcome."""
 
-import asyncio
 import gc
 import logging
 from collections.abc import Sequence
@@ -9,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.folder.names import CONFIG, TOKEN
-from deploy.folder.read import adapter_to_fork
+from deploy.folder.read import adapter_to_fork, require_fork_of
 from deploy.folder.run_folder import RunFolder, open_run_folder
 from deploy.monitor.journal import RunJournal
 from deploy.monitor.observe import Observed
 from deploy.monitor.progress import Progress
 from deploy.run.encode import encode_ahead
 from deploy.run.inputs import check_inputs, concerns, local_concerns
-from deploy.run.signals import stop_on_signal
+from deploy.run.signals import run_to_end, stop_on_signal
 from deploy.run.supervise import supervise
 from flow.adapter.lora_file import FILE_NAME
 from flow.models.folder import completed
@@ -94,10 +93,14 @@ def run_training(
     prompts, heldout = check_inputs(config)
     noticed = [*concerns(config, prompts, heldout), *(local_concerns(config) if is_local else ())]
     is_new = not (folder / CONFIG).exists()
-    adapter = adapter_to_fork(fork, config) if fork and is_new else None
-    run = open_run_folder(folder, config, say=progress.say)
+    adapter, origin = adapter_to_fork(fork, config) if fork and is_new else (None, None)
+    if fork and not is_new:
+        held = require_fork_of(folder, fork)
+        progress.say(f"{folder} is a fork of {held.run} at iteration {held.iteration} already and goes on")
+    run = open_run_folder(folder, config, fork=origin, say=progress.say)
     try:
-        if adapter:
+        if adapter and origin:
+            progress.say(f"fork of {origin.run} at iteration {origin.iteration}")
             run.save(LearnerState(iteration=0, adapter=adapter, optimizer={}))
         return _run(
             Order(
@@ -142,7 +145,7 @@ def _run(order: Order) -> Outcome:
         for kind, message in order.concerns:
             journal.condition(kind, holds=False, reason="Noticed", message=message)
         with nullcontext() if order.is_local else _cluster(config, journal):
-            asyncio.run(_train(order, journal, found[0] if found else None))
+            run_to_end(_train(order, journal, found[0] if found else None))
         run.require_writer()
     return _outcome(config, run, journal)
 

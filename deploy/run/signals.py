@@ -12,11 +12,42 @@ Work that a stop cuts off is repeated bit for bit when the run goes on, so each 
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+Result = TypeVar("Result")
+
+
+def run_to_end(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine as `asyncio.run` does, also where an event loop runs already, as in a notebook.
+
+    There it gets a thread of its own, which hears no signals; an interrupt of this thread cancels the coroutine.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
+
+    async def noted() -> Result:
+        task = asyncio.current_task()
+        assert task is not None
+        started.set_result((asyncio.get_running_loop(), task))
+        return await work
+
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="run") as thread:
+        done = thread.submit(asyncio.run, noted())
+        try:
+            return done.result()
+        except KeyboardInterrupt:
+            loop, task = started.result()
+            loop.call_soon_threadsafe(task.cancel)
+            raise
 
 
 @contextmanager
@@ -53,7 +84,8 @@ def stop_on_signal(say: Callable[[str], None], *, within_s: float) -> Iterator[a
         deadline.append(loop.call_later(within_s, on_deadline))
         stop.set()
 
-    for number in SIGNALS:
+    heard = SIGNALS if threading.current_thread() is threading.main_thread() else ()  # Python's rule
+    for number in heard:
         loop.add_signal_handler(number, on_signal)
     try:
         yield stop
@@ -64,5 +96,5 @@ def stop_on_signal(say: Callable[[str], None], *, within_s: float) -> Iterator[a
     finally:
         for timer in deadline:
             timer.cancel()
-        for number in SIGNALS:
+        for number in heard:
             loop.remove_signal_handler(number)

@@ -1,11 +1,11 @@
 """Scoring held-out prompts once, in this process: the base model, or a run's newest adapter."""
 
-import asyncio
 from pathlib import Path
 
 from deploy.folder.read import checkpoint_of, config_of, require_same
 from deploy.run.inputs import check_inputs
 from deploy.run.local import LocalFleet
+from deploy.run.signals import run_to_end
 from flow.models.folder import completed
 from learner.loop.evaluate import Evaluation, evaluate
 from protocol.config.run import RunConfig
@@ -38,4 +38,4 @@ def assess(config: RunConfig, run: Path | None) -> Evaluation:
         finally:
             fleet.stop()
 
-    return asyncio.run(once())
+    return run_to_end(once())

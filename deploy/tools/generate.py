@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from deploy.folder.read import average_of, checkpoint_of, config_of
+from flowcredit.start import own_version
 from protocol.errors import ConfigError, RunFolderError, one_line
 from protocol.messages import GenerateRequest, Prompt
 
@@ -22,6 +23,8 @@ def generate_images(
     device: str | None = None,
 ) -> list[Path]:
     """Generate `count` images of a prompt as `out/NNN.png`; equal arguments give equal images.
+
+    The first free number names the first image, so nothing is overwritten. A PNG's text chunks say how it was made.
 
     Args:
         run: the run folder.
@@ -45,6 +48,7 @@ def generate_images(
         ModelError: the model cannot be loaded.
     """
     from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
 
     from flow.device import best_device
     from flow.policy import build_policy
@@ -64,11 +68,27 @@ def generate_images(
         adapter_digest="",
     )
     images = generate(policy, request)
-    paths = [out / f"{number:03d}.png" for number in range(count)]
+    facts = {
+        "prompt": text,
+        "negative": negative,
+        "seed": str(seed),
+        "steps": str(request.steps),
+        "run": str(run.resolve()),
+        "iteration": "none" if state is None else str(state.iteration),
+        "adapter": "base" if state is None else "average" if is_average else state.adapter.digest,
+        "flowcredit": own_version(),
+    }
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for path, image in zip(paths, images, strict=True):
-            Image.fromarray(image).save(path)
+        held = [int(path.stem) for path in out.glob("*.png") if path.stem.isdecimal()]
+        first = max(held, default=-1) + 1
+        paths = [out / f"{first + number:03d}.png" for number in range(count)]
+        for number, (path, image) in enumerate(zip(paths, images, strict=True)):
+            info = PngInfo()
+            for key, value in (facts | {"image": str(number)}).items():
+                info.add_itxt(key, value)
+            with path.open("xb") as file:
+                Image.fromarray(image).save(file, format="PNG", pnginfo=info)
     except OSError as error:
         raise RunFolderError(f"folder {out} cannot be written: {error.strerror or error}") from error
     return paths

@@ -103,6 +103,22 @@ def test_sample_draws_the_same_images_from_equal_arguments(
         assert not np.array_equal(drawn(name, *words), first), name
 
 
+def test_generate_overwrites_nothing_and_an_image_says_how_it_was_made(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("generate", str(run), "a cat: ünïcode", "--count", "2", "--seed", "3", "--out", str(tmp_path / "out"))
+    for _ in range(2):
+        assert run_cli(monkeypatch, *words) == 0
+    paths = sorted((tmp_path / "out").glob("*.png"))
+    assert [path.name for path in paths] == ["000.png", "001.png", "002.png", "003.png"]
+    assert np.array_equal(images(tmp_path / "out")[:2], images(tmp_path / "out")[2:])
+    with Image.open(paths[3]) as image:
+        facts = image.info
+    assert (facts["prompt"], facts["seed"], facts["image"], facts["iteration"]) == ("a cat: ünïcode", "3", "1", "1")
+    assert facts["run"] == str(run.resolve())
+    assert len(facts["adapter"]) == 64
+
+
 @pytest.mark.parametrize("device", ["banana", "meta"])
 def test_a_device_that_torch_cannot_use_is_one_line(device, run, tmp_path, monkeypatch, capsys) -> None:
     assert run_cli(monkeypatch, "generate", str(run), "a cat", "--device", device, "--out", str(tmp_path / "out")) == 2

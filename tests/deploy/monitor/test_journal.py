@@ -17,8 +17,9 @@ from deploy.folder.run_folder import RunFolder, open_run_folder
 from deploy.monitor import journal as journal_module
 from deploy.monitor.journal import Listener, RunJournal
 from deploy.monitor.progress import Progress
-from deploy.monitor.reporter import PACKAGES, Reporter
+from deploy.monitor.reporter import Reporter
 from deploy.monitor.trackers import Trackers
+from flowcredit.start import PACKAGES
 from protocol.config.run import RunConfig
 from protocol.status import Condition
 
@@ -149,4 +150,19 @@ def test_many_threads_may_tell_at_once(run):
 
 def test_the_packages_whose_warnings_become_events_are_the_projects():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert set(PACKAGES) == set(project["tool"]["importlinter"]["root_packages"])
+    assert {*PACKAGES, "flowcredit"} == set(project["tool"]["importlinter"]["root_packages"])
+
+
+def test_a_warning_is_settled_when_its_condition_holds_again(tiny_config):
+    async def scenario():
+        reporter = Reporter(tiny_config(), name="mine", lines=[])
+        bad = Condition(type="BoardConnected", status="False", reason="Away", message="no answer", since=1.0)
+        reporter.condition(bad, None)
+        reporter.event("another matter: stays", "warning")
+        before = [event.message for event in reporter.status().errors]
+        reporter.condition(bad.model_copy(update={"status": "True"}), bad)
+        return before, [event.message for event in reporter.status().errors]
+
+    before, after = asyncio.run(scenario())
+    assert before == ["BoardConnected: no answer", "another matter: stays"]
+    assert after == ["another matter: stays"]

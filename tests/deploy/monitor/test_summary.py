@@ -16,8 +16,10 @@ def test_trend_is_the_slope_of_the_newest_twenty_over_ten_iterations():
     rewards = overview.rewards_of(steps(*([9.0] * 5), *(0.02 * n for n in range(20))))
     assert rewards.trend == pytest.approx(0.2)
     assert rewards.now == pytest.approx(0.38)
-    assert overview.rewards_of(steps(0.1, 0.2)).trend is None
-    assert overview.rewards_of(steps(0.1, None, 0.3, 0.4)).trend == pytest.approx(1.0)
+    assert overview.rewards_of(steps(*(0.1 * n for n in range(9)))).trend is None, "fewer than 10 iterations"
+    assert overview.rewards_of(steps(*(0.1 * n for n in range(4)), None, *(0.1 * n for n in range(5, 11)))).trend == (
+        pytest.approx(1.0)
+    )
 
 
 def test_held_out_scores_stand_apart_from_components():

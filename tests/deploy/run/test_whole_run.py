@@ -78,6 +78,7 @@ def test_run_leaves_its_story_behind(local_run):
     assert names == {
         "config.yaml",
         "inputs.json",
+        "origin.json",
         "metrics.jsonl",
         "checkpoints",
         "gallery",
