@@ -9,9 +9,11 @@
         average/                            the adapter's running mean in the same form, where the run keeps one
         manifest.json                       sha256 of each file above, written last
     checkpoints/latest -> iteration_000040
+    checkpoints/best -> iteration_000020        the one with the best held-out score
 
 A folder is written under a temporary name, synced and renamed. Reading checks every digest first, and refuses a
-partial, truncated or altered folder with the reason. `latest` is for people; reading finds the newest folder itself.
+partial, truncated or altered folder with the reason. `latest` and `best` are for people; reading finds the newest
+folder itself.
 
 The iteration also determines the position in the prompt order and all noise keys, so nothing else is saved.
 """
@@ -45,7 +47,7 @@ FILES = (FILE_NAME, OPTIMIZER, STATE)
 AVERAGE = "average"
 AVERAGE_FILE = f"{AVERAGE}/{FILE_NAME}"
 """In checkpoints of a run with `learner.average`; `pipeline.load_lora_weights` takes the folder."""
-LATEST = "latest"
+LATEST, BEST = "latest", "best"
 
 
 def write_checkpoint(
@@ -55,6 +57,7 @@ def write_checkpoint(
     *,
     keep: int,
     keep_hours: float = 0.0,
+    best: int | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write `root/iteration_NNNNNN` atomically, and delete old checkpoints.
@@ -68,6 +71,7 @@ def write_checkpoint(
         config: LoRA's rank, alpha and targets, for the adapter's metadata.
         keep: number of checkpoints up to this iteration that stay.
         keep_hours: younger checkpoints stay as well, in hours.
+        best: iteration of the checkpoint that stays too and that `best` points to.
         facts: further JSON values for `state.json`.
 
     Returns:
@@ -88,10 +92,12 @@ def write_checkpoint(
     os.rename(partial, folder)
     _sync(root)
     shutil.rmtree(replaced, ignore_errors=True)
-    _point_to(folder)
+    _point_to(folder, LATEST)
+    if best is not None and (root / f"iteration_{best:06d}").is_dir():
+        _point_to(root / f"iteration_{best:06d}", BEST)
     youngest = time.time() - 3600 * keep_hours
-    for old in [held for held in _folders(root) if _iteration(held) <= state.iteration][keep:]:
-        if old.stat().st_mtime <= youngest:
+    for old in [held for held in _folders(root) if number_of(held) <= state.iteration][keep:]:
+        if old.stat().st_mtime <= youngest and number_of(old) != best:
             dropped = root / f".{old.name}.dropped.partial"
             os.rename(old, dropped)
             shutil.rmtree(dropped)
@@ -216,22 +222,23 @@ def _recent(folder: Path, digests: Mapping[int, str], arrays: Mapping[str, np.nd
     return tuple(adapters)
 
 
-def _point_to(folder: Path) -> None:
-    """Point `latest` at this folder. A file system without symbolic links has no `latest`."""
-    partial = folder.parent / f".{LATEST}.partial"
+def _point_to(folder: Path, name: str) -> None:
+    """Point the link `name` at this folder. A file system without symbolic links has no such link."""
+    partial = folder.parent / f".{name}.partial"
     with suppress(OSError):
         partial.unlink(missing_ok=True)
         partial.symlink_to(folder.name, target_is_directory=True)
-        os.replace(partial, folder.parent / LATEST)
+        os.replace(partial, folder.parent / name)
 
 
 def _folders(root: Path) -> list[Path]:
     """List checkpoints, newest first. Other names, such as a copy `iteration_000040_best`, are not read or deleted."""
     held = [each for each in root.glob("iteration_*") if re.fullmatch(r"iteration_\d{6,}", each.name)]
-    return sorted(held, key=_iteration, reverse=True)
+    return sorted(held, key=number_of, reverse=True)
 
 
-def _iteration(folder: Path) -> int:
+def number_of(folder: Path) -> int:
+    """Return the iteration that names a checkpoint's folder."""
     return int(folder.name.removeprefix("iteration_"))
 
 

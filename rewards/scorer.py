@@ -121,6 +121,12 @@ def check_prompts(spec: str, args: Mapping[str, Any], prompts: Sequence[Prompt])
         build_scorer(spec, **args).check(prompts)
 
 
+def components_of(spec: str, args: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return the components that a scorer's class declares as `components`; None if it declares none."""
+    path, extra = _registered(spec)
+    return getattr(load_class(path, args=args, extra=extra), "components", None)
+
+
 def _registered(spec: str) -> Registered:
     if ":" not in spec and spec not in SCORERS:
         raise ScorerError(

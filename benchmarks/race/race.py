@@ -295,6 +295,10 @@ def report(
 ) -> None:
     """Read the cells, write JSON and plots, and print the tables."""
     cells = [found for cell in planned([], [], seeds=99) if (found := read_cell(cell, runs)) is not None]
+    if not cells:
+        raise typer.BadParameter(
+            f"{runs} holds no finished cell: measure some first, `python -m benchmarks.race.race run`"
+        )
     tables = {reward: summarise(cells, reward) for reward in REWARDS}
     tried = {reward: rates(cells, reward) for reward in REWARDS}
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ def train(
     """Train a preset in a run folder; continue the run that the folder already holds."""
     config = load_config(preset, overrides=overrides or [])
     if is_dry:
-        _dry_run(config)
+        _dry_run(config, run and placed(run), is_local=is_local)
         return
     name = default_name(find_preset(preset).stem, config, is_job=job_id() is not None)
     folder = placed(run) if run else runs_folder() / name
@@ -100,13 +100,25 @@ def _announce_job(job: str, config: RunConfig, folder: Path, *, say: Callable[[s
         )
 
 
-def _dry_run(config: RunConfig) -> None:
-    from deploy.run.inputs import check_inputs
+def _dry_run(config: RunConfig, run: Path | None, *, is_local: bool) -> None:
+    from deploy.folder.names import CONFIG
+    from deploy.folder.run_folder import require_same_run
+    from deploy.run.inputs import check_inputs, concerns, gpu_concerns, local_concerns
     from deploy.tools.estimate import estimate
     from flow.models.folder import completed
 
     config = completed(config)
     prompts, heldout = check_inputs(config)
+    if run and (run / CONFIG).exists():
+        require_same_run(run, config)
+        typer.echo(f"{run} holds a run of this config and would go on")
     typer.echo(f"{len(prompts)} prompts to train on, {len(heldout)} held out")
+    noticed = [
+        *concerns(config, prompts, heldout),
+        *gpu_concerns(config),
+        *(local_concerns(config) if is_local else ()),
+    ]
+    for _, message in noticed:
+        typer.echo(f"note: {message}")
     for line in estimate(config).lines():
         typer.echo(line)

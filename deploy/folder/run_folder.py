@@ -45,7 +45,15 @@ from deploy.folder.read import (
     parsed_config,
     require_same,
 )
-from learner.checkpoint import LATEST, newest_checkpoint, read_facts, write_checkpoint
+from learner.checkpoint import (
+    BEST,
+    LATEST,
+    checkpoint_folders,
+    newest_checkpoint,
+    number_of,
+    read_facts,
+    write_checkpoint,
+)
 from protocol.config.run import RunConfig
 from protocol.errors import LeaseLostError, RunFolderError, one_line
 from protocol.messages import LearnerState
@@ -137,7 +145,7 @@ class RunFolder:
     def discard_if_unused(self, *, is_forked: bool = False) -> None:
         """Remove a folder without any result, so that a run with a corrected config can take its name."""
         learned = {path.name for path in self.checkpoints.iterdir()} - (
-            {"iteration_000000", LATEST} if is_forked else set()
+            {"iteration_000000", LATEST, BEST} if is_forked else set()
         )
         if not self.is_writer() or self.lines() or learned or any(self.gallery.iterdir()):
             return
@@ -183,11 +191,18 @@ class RunFolder:
                 self.config.model.lora,
                 keep=settings.keep,
                 keep_hours=settings.keep_hours,
+                best=self._best(state.iteration),
                 facts={"versions": library_versions(), "config": self.config.model_dump(mode="json")},
             )
         if self._mirror:
             self._mirror.push(path, beside=[self.path / name for name in (CONFIG, INPUTS, ORIGIN, METRICS, WANDB)])
         return path
+
+    def _best(self, iteration: int) -> int | None:
+        """Find the checkpoint with the best held-out score so far, the one of `iteration` among them."""
+        held = {number_of(folder) for folder in checkpoint_folders(self.checkpoints)} | {iteration}
+        scores = {i: score for i, score in self.evaluation_scores().items() if i in held and score is not None}
+        return max(scores, key=lambda i: (scores[i], -i), default=None)
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Append one line of metrics, on disk when this returns; numbers that are not finite become null.
@@ -238,15 +253,30 @@ class RunFolder:
             self._mirror.pull(self.path)
 
     def _require_same_inputs(self) -> None:
-        now = input_digests(self.config)
-        held = read_digests(self.path / INPUTS)
-        if held is None:
-            write_whole(self.path / INPUTS, json.dumps(now, indent=1))
-        elif changed := differences(held, now):
-            raise RunFolderError(
-                f"run folder {self.path} was started with other contents: {', '.join(changed)};"
-                " restore them, or start a new run from its adapter with --fork"
-            )
+        if read_digests(self.path / INPUTS) is None:
+            write_whole(self.path / INPUTS, json.dumps(input_digests(self.config), indent=1))
+        else:
+            _require_same_inputs(self.path, self.config)
+
+
+def require_same_run(path: Path, config: RunConfig) -> None:
+    """Check that the run in a folder would go on with this config (RunFolderError: config or inputs differ)."""
+    _require_same_config(path, config)
+    _require_same_inputs(path, config)
+
+
+def _require_same_config(path: Path, config: RunConfig) -> None:
+    remedy = "set --run to a new folder, with --fork to begin with this run's adapter"
+    require_same(path, config_of(path), config, remedy=remedy)
+
+
+def _require_same_inputs(path: Path, config: RunConfig) -> None:
+    held = read_digests(path / INPUTS)
+    if held is not None and (changed := differences(held, input_digests(config))):
+        raise RunFolderError(
+            f"run folder {path} was started with other contents: {', '.join(changed)};"
+            " restore them, or start a new run from its adapter with --fork"
+        )
 
 
 def open_run_folder(path: Path, config: RunConfig, *, fork: Fork | None = None, say: Say = log.warning) -> RunFolder:
@@ -271,8 +301,7 @@ def open_run_folder(path: Path, config: RunConfig, *, fork: Fork | None = None, 
         if not is_run and path.exists() and {each.name for each in path.iterdir()} - {LEASE}:
             raise RunFolderError(f"run folder {path} must be new, empty or a run's own, got one with other files")
     if is_run:
-        remedy = "set --run to a new folder, with --fork to begin with this run's adapter"
-        require_same(path, config_of(path), config, remedy=remedy)
+        _require_same_config(path, config)
     try:
         folder.open(say)
     except BaseException:

@@ -1,13 +1,15 @@
 """The inputs of a run, checked before anything starts: model folder, trackers, prompt files, scorers."""
 
+import os
 from collections.abc import Iterator, Sequence
 
 from deploy.monitor.trackers import check_trackers
 from flow.models.folder import read_index
 from protocol.config.run import RunConfig
+from protocol.errors import ConfigError
 from protocol.messages import Prompt
 from protocol.prompts import overlap, read_prompts
-from rewards.scorer import check_prompts
+from rewards.scorer import check_prompts, components_of
 
 
 def check_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
@@ -22,7 +24,20 @@ def check_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
     for reward in config.rewards.values():
         if not reward.runtime_env:
             check_prompts(reward.scorer, reward.args, [*prompts, *heldout])
+    _require_component(config)
     return prompts, heldout
+
+
+def _require_component(config: RunConfig) -> None:
+    """Raise ConfigError where `evaluation.component` names a component that its scorer does not declare."""
+    name, _, component = config.evaluation.component.partition("/")
+    if not component:
+        return
+    reward = config.rewards.get(name)
+    declared = () if reward is None else None if reward.runtime_env else components_of(reward.scorer, reward.args)
+    if declared is not None and component not in declared:
+        known = ["reward", *config.rewards, *(f"{name}/{each}" for each in declared)]
+        raise ConfigError(f"evaluation.component must be one of {known}, got {config.evaluation.component!r}")
 
 
 def concerns(config: RunConfig, prompts: Sequence[Prompt], heldout: Sequence[Prompt]) -> Iterator[tuple[str, str]]:
@@ -50,6 +65,24 @@ def concerns(config: RunConfig, prompts: Sequence[Prompt], heldout: Sequence[Pro
             "PromptsFit",
             f"{len(longer)} prompts are longer than the text encoder's {limit} tokens and lose their ends, such as"
             f" {shown}: shorten them, or raise model.max_sequence_length where the model has a T5 encoder",
+        )
+
+
+def gpu_concerns(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Compare the GPUs that the actors reserve with those of this machine, unless a cluster's address is given."""
+    import torch
+
+    cluster = config.cluster
+    if cluster.address or os.environ.get("RAY_ADDRESS"):
+        return
+    rewards = config.rewards.values()
+    asked = cluster.rollout_actors * cluster.rollout.gpus + cluster.learner.gpus
+    asked += sum(reward.actors * (cluster.reward.gpus if reward.gpus is None else reward.gpus) for reward in rewards)
+    found = torch.cuda.device_count()
+    if asked > found:
+        yield (
+            "GpusFit",
+            f"the actors reserve {asked:g} GPUs, this machine has {found}: set cluster.address or cluster.*.gpus",
         )
 
 

@@ -94,14 +94,16 @@ def cores_and_gpus(question: Question) -> Iterator[Finding]:
     """Check CPU cores and GPUs against what the preset reserves on a cluster of its own."""
     import torch
 
-    cores = len(os.sched_getaffinity(0))
+    from deploy.run.inputs import gpu_concerns
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # Linux only
     yield Finding("ok" if cores > 1 else "note", "cpu", f"{cores} cores", "" if cores > 1 else "a run wants two")
     gpus = torch.cuda.device_count()
     names = ", ".join(torch.cuda.get_device_name(i) for i in range(gpus)) or "none"
-    cluster = question.config.cluster if question.config else None
-    wants = bool(cluster and (cluster.rollout.gpus or cluster.learner.gpus) and not _address(question))
-    remedy = "install a driver and a CUDA build of torch, or set cluster.*.gpus=0" if wants and not gpus else ""
-    yield Finding("bad" if remedy else "ok", "gpu", names, remedy)
+    short = next(gpu_concerns(question.config), None) if question.config else None
+    remedy = "install a driver and a CUDA build of torch, or set cluster.address or cluster.*.gpus" if short else ""
+    found = f"{names}; {short[1].partition(': ')[0]}" if short else names
+    yield Finding("bad" if short else "ok", "gpu", found, remedy)
 
 
 def disk_and_memory(question: Question) -> Iterator[Finding]:

@@ -44,10 +44,7 @@ class Lora:
             try:
                 inject_adapter_in_model(peft_config, transformer, adapter_name=ADAPTER)
             except ValueError as error:
-                raise ModelError(
-                    f"model.lora.targets must name modules of the transformer, got {list(config.targets or ())}:"
-                    " no module matches"
-                ) from error
+                raise unmatched(config) from error
         self._layers = [module for module in transformer.modules() if isinstance(module, BaseTunerLayer)]
         self.parameters: dict[str, nn.Parameter] = {
             PREFIX + name.replace(f".{ADAPTER}.", "."): parameter
@@ -131,6 +128,13 @@ class Lora:
                 raise ContractError(
                     f"adapter tensor {name} must be {list(parameter.shape)}, got {list(arrays[name].shape)}"
                 )
+
+
+def unmatched(config: LoraConfig) -> ModelError:
+    """Make the error of targets that no module matches."""
+    return ModelError(
+        f"model.lora.targets must name modules of the transformer, got {list(config.targets or ())}: no module matches"
+    )
 
 
 def peft_config_of(config: LoraConfig) -> PeftLoraConfig:

@@ -17,6 +17,8 @@ from protocol.messages import Adapter, digest_of
 
 FILE_NAME = "pytorch_lora_weights.safetensors"
 """diffusers' own default name."""
+PEFT_NAME, PEFT_CONFIG, PEFT_PREFIX = "adapter_model.safetensors", "adapter_config.json", "base_model.model."
+"""Files of `PeftModel.save_pretrained`, and how the names of its tensors begin."""
 METADATA_KEY = "lora_adapter_metadata"
 PREFIX = "transformer."
 """Prefix of every tensor's name: the part of the pipeline that the adapter belongs to."""
@@ -69,7 +71,7 @@ def read_lora(folder: Path, *, version: int) -> Adapter:
 
 
 def read_foreign_lora(path: str) -> tuple[dict[str, np.ndarray], float | None]:
-    """Read any transformer's LoRA in diffusers' format.
+    """Read any transformer's LoRA in diffusers' format, or in PEFT's own (`adapter_model.safetensors` with its config).
 
     Returns:
         The tensors in float32 by name, such as `transformer.….lora_A.weight`, and the LoRA's alpha. alpha is None if
@@ -81,17 +83,25 @@ def read_foreign_lora(path: str) -> tuple[dict[str, np.ndarray], float | None]:
     from safetensors.torch import load_file
 
     file = Path(path).expanduser()
-    file = file / FILE_NAME if file.is_dir() else file
+    if file.is_dir():
+        file = file / (FILE_NAME if (file / FILE_NAME).exists() or not (file / PEFT_NAME).exists() else PEFT_NAME)
     try:
         tensors = load_file(file)
         with safe_open(file, framework="numpy") as held:
             header = json.loads((held.metadata() or {}).get(METADATA_KEY, "{}"))
+        if file.name == PEFT_NAME:
+            alpha = json.loads((file.parent / PEFT_CONFIG).read_text(encoding="utf-8")).get("lora_alpha")
+            header = {f"{PREFIX}lora_alpha": alpha} if alpha else {}
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"model.lora.start {path} cannot be read: {one_line(error)}") from None
     alphas = {float(tensor) for name, tensor in tensors.items() if name.endswith(".alpha")}
     if f"{PREFIX}lora_alpha" in header:
         alphas.add(float(header[f"{PREFIX}lora_alpha"]))
-    arrays = {name: tensor.float().numpy() for name, tensor in tensors.items() if not name.endswith(".alpha")}
+    arrays = {
+        re.sub(rf"^{re.escape(PEFT_PREFIX)}(?:{re.escape(PREFIX)})?", PREFIX, name): tensor.float().numpy()
+        for name, tensor in tensors.items()
+        if not name.endswith(".alpha")
+    }
     odd = [name for name in arrays if not re.fullmatch(rf"{PREFIX}.+\.lora_[AB]\.weight", name)]
     if odd or not arrays or len(alphas) > 1:
         reason = f"tensor {odd[0]}" if odd else f"alphas {sorted(alphas)}" if arrays else "no tensor"

@@ -12,7 +12,7 @@ from peft import inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from flow.adapter.lora import peft_config_of
+from flow.adapter.lora import peft_config_of, unmatched
 from flow.models.contract import Conditioning
 from flow.models.embeddings import Embeddings
 from flow.models.folder import find_configs
@@ -98,8 +98,14 @@ def attach_hollow_adapter(transformer: nn.Module, config: LoraConfig, *, within:
 
     Returns:
         How many parameters the adapter has.
+
+    Raises:
+        ModelError: a target names no module of the transformer.
     """
-    inject_adapter_in_model(peft_config_of(config), transformer, low_cpu_mem_usage=True)
+    try:
+        inject_adapter_in_model(peft_config_of(config), transformer, low_cpu_mem_usage=True)
+    except ValueError as error:
+        raise unmatched(config) from error
     trained = 0
     for module in transformer.modules():
         if isinstance(module, BaseTunerLayer):

@@ -67,13 +67,33 @@ def config_folder(repo: str, revision: str | None) -> Path:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=wanted))
 
 
+def adapter_folder(path: str) -> str:
+    """Return the local path of a LoRA: `path` itself, or of a hub id that is no folder here the downloaded files.
+
+    Raises:
+        ModelError: the repository is gated or unknown, or it is neither cached nor reachable.
+    """
+    if not is_hub_id(path) or Path(path).exists():
+        return path
+    from huggingface_hub import snapshot_download
+
+    with _explained(path, None, what=f"the LoRA {path}"):
+        return snapshot_download(path, allow_patterns=["pytorch_lora_weights.safetensors", "adapter_*"])
+
+
 @contextmanager
-def _explained(repo: str, revision: str | None) -> Iterator[None]:
-    """Turn the hub's errors into one line with a remedy, and hide the notices of its retries."""
+def _explained(repo: str, revision: str | None, *, what: str = "") -> Iterator[None]:
+    """Turn the hub's errors into one line with a remedy, and hide the notices of its retries.
+
+    Args:
+        repo: the hub id.
+        revision: branch, tag or commit.
+        what: names it in the line; the model of this id without it.
+    """
     from huggingface_hub import constants, errors
     from huggingface_hub.utils import logging
 
-    what = f"model {repo}" + (f" at revision {revision}" if revision else "")
+    what = what or f"model {repo}" + (f" at revision {revision}" if revision else "")
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

@@ -11,6 +11,7 @@ from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
 
 from flow.models.folder import adapter_config
+from flow.models.hub import adapter_folder
 from flow.policy import build_policy
 from learner.credit.assign import Assignment, RewardTables, assign_credit, reward_tables
 from learner.credit.step_weights import step_weights
@@ -103,7 +104,7 @@ class Learner:
         self._device = torch.device(device)
         self._policy, self._lora = build_policy(config, device=device)
         if config.model.lora.start:
-            self._lora.start_from(config.model.lora.start, adapter_config(config.model))
+            self._lora.start_from(adapter_folder(config.model.lora.start), adapter_config(config.model))
         self._scaler = GradScaler(self._device.type, enabled=config.model.dtype == "float16")
         settings = config.learner
         self._objective = Objective(self._policy, self._lora, settings)

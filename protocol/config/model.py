@@ -17,7 +17,8 @@ class LoraConfig(Section):
     targets: tuple[str, ...] | None = None
     """Modules of the transformer that receive the adapter, each by the end of its name, such as `attn.to_q`."""
     start: str | None = None
-    """Folder or file of a LoRA in diffusers' format that training starts from; the reference stays the base model."""
+    """Folder, file or hub id of a LoRA in diffusers' or PEFT's format that training starts from; the reference stays
+    the base model."""
 
 
 class ModelConfig(Section):

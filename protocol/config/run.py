@@ -55,7 +55,8 @@ class CheckpointConfig(Section):
     every: Positive = 10
     """Iterations between checkpoints, at least 1; one is also written at the end and at a stop."""
     keep: Positive = 3
-    """How many of the newest checkpoints are kept, at least 1."""
+    """How many of the newest checkpoints are kept, at least 1. Of those with an evaluation, the one with the best
+    held-out score stays too."""
     keep_hours: float = Field(default=0.0, ge=0.0)
     """Hours for which older checkpoints are kept too; 0 keeps none of them."""
     url: str | None = None

@@ -47,6 +47,7 @@ class GenEval:
     """
 
     name = "geneval"
+    components = ("strict", "correct")
     high = 1.0
 
     def __init__(

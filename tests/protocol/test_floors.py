@@ -25,7 +25,7 @@ def loaded_by(*modules: str) -> set[str]:
         f"print(json.dumps([name for name in {HEAVY + OURS!r} if name in sys.modules]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout.splitlines()[-1]))

@@ -80,6 +80,12 @@ def test_missing_preset_file_is_refused(monkeypatch, capsys):
             "model.path=no/such_folder/here",
             "flowcredit: model folder no/such_folder/here does not exist: set model.path",
         ),
+        (
+            "evaluation.component=geneval/nope",
+            "flowcredit: evaluation.component must be one of ['reward', 'geneval', 'geneval/strict',"
+            " 'geneval/correct'], got 'geneval/nope'",
+        ),
+        ("evaluation.component=reward/strict", "flowcredit: evaluation.component must be one of ['reward', 'geneval'"),
         ("nonsense", "flowcredit: an override must read key=value, got 'nonsense'"),
         ("rewards.geneval.scorer=genevl", "flowcredit: a scorer must be a known name"),
         ("rewards.geneval.args.detektor=x", "flowcredit: rewards.geneval.scorer:GenEval takes no argument 'detektor'"),

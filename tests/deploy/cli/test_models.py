@@ -119,6 +119,29 @@ def test_generate_overwrites_nothing_and_an_image_says_how_it_was_made(
     assert len(facts["adapter"]) == 64
 
 
+def test_a_dry_run_compares_with_an_existing_run_and_tells_what_may_not_be_meant(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    words = ("train", str(run.parent / "preset.yaml"), "--dry-run", "--run", str(run))
+    assert run_cli(monkeypatch, *words, "cluster.rollout.gpus=0") == 0
+    said = capsys.readouterr().out
+    assert f"{run} holds a run of this config and would go on" in said
+    assert "note: 2 of 2 held-out prompts are trained on too" in said
+    assert run_cli(monkeypatch, *words, "seed=9") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "belongs to another config: seed (there 0, now 9)" in line
+
+
+def test_targets_without_a_module_are_one_line_of_a_dry_run(
+    preset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    assert run_cli(monkeypatch, "train", str(preset), "--dry-run", "model.lora.targets=[nope]") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "flowcredit: model.lora.targets must name modules of the transformer, got ['nope']: no module matches"
+    )
+
+
 @pytest.mark.parametrize("device", ["banana", "meta"])
 def test_a_device_that_torch_cannot_use_is_one_line(device, run, tmp_path, monkeypatch, capsys) -> None:
     assert run_cli(monkeypatch, "generate", str(run), "a cat", "--device", device, "--out", str(tmp_path / "out")) == 2

@@ -147,3 +147,16 @@ def test_a_process_that_took_over_fences_this_one_out(folder):
     with pytest.raises(LeaseLostError, match="was taken over"):
         folder.save(state(1))
     assert folder.lines() == []
+
+
+def test_the_checkpoint_with_the_best_held_out_score_stays(tmp_path, tiny_config):
+    folder = open_run_folder(tmp_path / "best", tiny_config(checkpoint={"keep": 1}))
+    for step, score in ((1, 0.5), (2, 0.9), (3, None), (4, 0.9), (5, 0.7)):
+        if score is not None:
+            folder.append({"iteration": step, "evaluation/score": score})
+        folder.save(state(step))
+    folder.close()
+    held = sorted(path.name for path in folder.checkpoints.iterdir() if not path.is_symlink())
+    assert held == ["iteration_000002", "iteration_000005"]
+    assert (folder.checkpoints / "best").resolve().name == "iteration_000002"
+    assert (folder.checkpoints / "latest").resolve().name == "iteration_000005"

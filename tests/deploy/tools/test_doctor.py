@@ -65,6 +65,21 @@ def test_prompts_that_are_in_both_files_are_noted(tiny_config, tmp_path):
     assert "share none" in finding.remedy
 
 
+def test_a_machine_without_linux_calls_is_checked(monkeypatch, tmp_path):
+    monkeypatch.delattr(doctor.os, "sched_getaffinity")
+    finding = {each.subject: each for each in doctor.cores_and_gpus(Question(config=None, run=tmp_path))}["cpu"]
+    assert finding.found == f"{doctor.os.cpu_count()} cores"
+
+
+def test_gpus_that_are_not_there_are_counted(tiny_config, tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    rewards = {"dark": {"scorer": "tests.support.rewards.dark:Dark", "gpus": 0.5, "actors": 2}}
+    config = tiny_config(cluster={"rollout_actors": 3, "rollout": {"gpus": 1}, "learner": {"gpus": 1}}, rewards=rewards)
+    finding = {each.subject: each for each in doctor.cores_and_gpus(Question(config=config, run=tmp_path))}["gpu"]
+    assert (finding.verdict, finding.found) == ("bad", "none; the actors reserve 5 GPUs, this machine has 0")
+
+
 def test_a_check_that_fails_itself_is_a_line(monkeypatch, tmp_path):
     def broken(_: Question):
         raise OSError("a disk on fire")

@@ -179,3 +179,24 @@ def test_a_damaged_or_missing_file_is_a_checkpoint_error(tiny_sd3: Path, tmp_pat
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(CheckpointError, match="cannot be read"):
         read_lora(tmp_path, version=0)
+
+
+@pytest.mark.parametrize("where", ["folder", "file"])
+def test_an_adapter_in_peft_s_own_format_starts_a_training(tiny_sd3: Path, tmp_path: Path, where: str) -> None:
+    from diffusers import SD3Transformer2DModel
+    from peft import LoraConfig as PeftConfig
+    from peft import get_peft_model
+
+    transformer = SD3Transformer2DModel.from_pretrained(tiny_sd3, subfolder="transformer")
+    config = PeftConfig(r=4, lora_alpha=12, target_modules=list(CONFIG.targets or ()), init_lora_weights=False)
+    model = get_peft_model(transformer, config)  # pyright: ignore[reportArgumentType]
+    model.save_pretrained(str(tmp_path / "theirs"))
+    lora = Lora(fresh(tiny_sd3).transformer, CONFIG, seed=0)
+    lora.start_from(str(tmp_path / "theirs" / ("adapter_model.safetensors" if where == "file" else "")), CONFIG)
+    theirs = {name: tensor for name, tensor in model.named_parameters() if "lora_" in name}
+    assert len(theirs) == len(lora.parameters)
+    for name, tensor in theirs.items():
+        ours = name.replace("base_model.model.", "transformer.").replace(".default.", ".")
+        assert torch.equal(lora.parameters[ours], tensor)
+    with pytest.raises(ModelError, match="rank .4. and alpha 12.0: set model.lora.rank"):
+        lora.start_from(str(tmp_path / "theirs"), CONFIG.model_copy(update={"alpha": 8}))
