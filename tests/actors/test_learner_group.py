@@ -187,8 +187,7 @@ def test_a_group_repeats_its_bits_after_a_worker_raised_died_or_hung(tiny_config
 def with_a_broken_shard(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
     """The first group's second shard, which worker 1 trains, has a loss that is not finite."""
     first, second = groups[0].shards
-    log_probs = second.rollout.log_probs.copy()
-    log_probs[0, 0] = -np.inf
+    log_probs = np.full_like(second.rollout.log_probs, np.nan)
     broken = replace(second, rollout=replace(second.rollout, log_probs=log_probs))
     return [replace(groups[0], shards=(first, broken)), *groups[1:]]
 
