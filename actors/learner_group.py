@@ -180,7 +180,7 @@ class LearnerGroup:
     def _spawn(self) -> ActorHandle:
         role = self._role
         environment = {"runtime_env": {"env_vars": CUBLAS}} if role.gpus else {}
-        options = {**ray_options(role.reserved), **environment, **self._nodes.options()}
+        options = {**ray_options(role.reserved), **environment, **self._nodes.options(role)}
         return self._actor_class.options(**options).remote(self._config)
 
     async def _start(self, worker: RemoteWorker) -> None:

@@ -94,7 +94,7 @@ class RolloutPool:
         resources = ray_options(cluster.rollout.reserved)
         self.pool = ActorPool(
             "rollout",
-            lambda: actor_class.options(**resources, **nodes.options()).remote(config),
+            lambda: actor_class.options(**resources, **nodes.options(cluster.rollout)).remote(config),
             size=cluster.rollout_actors,
             max_restarts=cluster.max_restarts,
             prepare=self._prepare,

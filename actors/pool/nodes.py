@@ -7,6 +7,7 @@ from typing import Any
 
 import ray
 
+from protocol.config.cluster import RoleConfig
 from protocol.sink import StatusSink
 
 FAILURES = 3
@@ -40,13 +41,23 @@ class NodeFailures:
         counts = Counter(node for _, node in self._failures)
         return frozenset(node for node, count in counts.items() if count >= FAILURES)
 
-    def options(self) -> Mapping[str, Any]:
-        """Return Ray options that keep the next actor off the avoided nodes, unless there is no other node."""
+    def options(self, role: RoleConfig | None = None) -> Mapping[str, Any]:
+        """Return Ray options that say on which node an actor of this role may start.
+
+        They keep it off the avoided nodes, unless there is no other node or the role's labels choose the nodes.
+        """
+        role = role or RoleConfig()
+        labels = role.labels or self._other_nodes()
+        options: dict[str, Any] = {"label_selector": labels} if labels else {}
+        return options | ({"scheduling_strategy": "SPREAD"} if role.placement == "spread" else {})
+
+    def _other_nodes(self) -> dict[str, str]:
+        """Select all nodes but the avoided ones; empty if there is nothing to select."""
         avoided = self.avoided()
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} if avoided else set()
         if not avoided & alive or not alive - avoided:
             return {}
-        return {"label_selector": {NODE_LABEL: f"!in({', '.join(sorted(avoided & alive))})"}}
+        return {NODE_LABEL: f"!in({', '.join(sorted(avoided & alive))})"}
 
 
 def ray_options(reserved: Mapping[str, float]) -> dict[str, Any]:

@@ -310,7 +310,9 @@ class RewardPools:
         cluster, options = self._config.cluster, _options(reward, self._config)
 
         def spawn() -> ActorHandle:
-            return self._actor_class.options(**options, **self._nodes.options()).remote(reward, self._role.threads)
+            return self._actor_class.options(**options, **self._nodes.options(self._role)).remote(
+                reward, self._role.threads
+            )
 
         def make() -> ActorPool:
             return ActorPool(

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import socket
 from collections import Counter
 from collections.abc import Iterator
@@ -9,14 +10,19 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
+from ray._private.label_utils import validate_label_selector  # Ray has no public way to ask this
 
 from flowcredit.start import HOOK, shadows
+from protocol.config.cluster import RoleConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, one_line
 from protocol.sink import StatusSink
 
 PROBE_TIMEOUT_S = 10.0
 """Seconds within which the given address must accept a connection; Ray itself would try for minutes."""
+
+PLAIN = re.compile(r"[\w.-]+")
+"""The value of a label, as opposed to an expression."""
 
 GROWTH = 4
 """Further CPUs of a local cluster, for actors that `scale` adds later."""
@@ -30,10 +36,12 @@ def ray_cluster(config: RunConfig, sink: StatusSink) -> Iterator[None]:
     wait for nodes to join.
 
     Raises:
-        ConfigError: no cluster answers at the given address, or the config asks for more GPUs than this machine has.
+        ConfigError: no cluster answers at the given address, the config asks for more GPUs than this machine has, or
+            its labels are not Ray's.
     """
     address = config.cluster.address or os.environ.get("RAY_ADDRESS")
     logging.getLogger("ray").setLevel(logging.ERROR)
+    _require_labels(config, address)
     try:
         _connect(config, address)
         if address:
@@ -87,6 +95,33 @@ def _require_gpus(config: RunConfig) -> None:
         )
 
 
+def _roles(config: RunConfig) -> dict[str, RoleConfig]:
+    cluster = config.cluster
+    return {"rollout": cluster.rollout, "reward": cluster.reward, "learner": cluster.learner}
+
+
+def _require_labels(config: RunConfig, address: str | None) -> None:
+    for name, role in _roles(config).items():
+        if role.labels and not address:
+            raise ConfigError(
+                f"cluster.{name}.labels choose nodes of a given cluster, got {role.labels} without one:"
+                " set cluster.address, or drop them"
+            )
+        if rule := validate_label_selector(role.labels):
+            raise ConfigError(f"cluster.{name}.labels must be Ray's label selectors, got {role.labels}: {rule}")
+
+
+def _unlabelled(config: RunConfig) -> list[str]:
+    """Name the roles for which no node has the labels; expressions such as `in(a, b)` are left to Ray."""
+    nodes = [node.get("Labels", {}) for node in ray.nodes() if node["Alive"]]
+    return [
+        f"a node with the labels {role.labels} of cluster.{name}"
+        for name, role in _roles(config).items()
+        if not any(role.labels.items() <= labels.items() for labels in nodes)
+        and all(PLAIN.fullmatch(value) for value in role.labels.values())
+    ]
+
+
 def _needed_resources(config: RunConfig) -> dict[str, float]:
     """Sum the custom resources of all actors."""
     return {name: amount for name, amount in _asked(config).items() if name not in ("CPU", "GPU")}
@@ -99,6 +134,7 @@ def _report_fit(config: RunConfig, sink: StatusSink) -> None:
         for kind, amount in _asked(config).items()
         if amount > found.get(kind, 0.0)
     ]
+    lacking += _unlabelled(config)
     message = f"the cluster must give {', '.join(lacking)}: add nodes, or ask for less under cluster.*.cpus and .gpus"
     sink.condition(
         "ClusterFits",

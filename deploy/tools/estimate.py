@@ -44,6 +44,8 @@ class Evaluations:
     """(trajectory, step) pairs that the learner takes a gradient of, at most."""
     learner: int
     """What these gradients cost in evaluations: `gradient_cost` each, and one more for the reference of a KL term."""
+    forward_flops: float
+    """Operations of one evaluation, by torch's count."""
     largest_forward: int
     """Samples of the largest forward of a rollout actor, evaluation included."""
     largest_decoding: int
@@ -110,8 +112,8 @@ def estimate_of(
     """
     trained = attach_hollow_adapter(backbone.transformer, adapter, within=fake)
     with fake:
-        gradient = gradient_cost(backbone)
-    counts = count_evaluations(config, backbone, gradient=gradient)
+        forward, gradient = forward_flops(backbone), gradient_cost(backbone)
+    counts = count_evaluations(config, backbone, forward=forward, gradient=gradient)
     static = {
         "transformer": _bytes(p for p in backbone.transformer.parameters() if not p.requires_grad),
         "VAE": _bytes(backbone.vae.parameters()),
@@ -138,12 +140,13 @@ def estimate_of(
     )
 
 
-def count_evaluations(config: RunConfig, backbone: PipelineBackbone, *, gradient: float) -> Evaluations:
+def count_evaluations(config: RunConfig, backbone: PipelineBackbone, *, forward: float, gradient: float) -> Evaluations:
     """Run one shard of the sampler on a stand-in that counts, and multiply by the shards of an iteration.
 
     Args:
         config: of the run.
         backbone: the model, for its schedule.
+        forward: operations of one evaluation, from `forward_flops`.
         gradient: cost of one pair's gradient in evaluations, from `gradient_cost`.
 
     Returns:
@@ -172,6 +175,7 @@ def count_evaluations(config: RunConfig, backbone: PipelineBackbone, *, gradient
         images=shards * len(images),
         pairs=pairs,
         learner=round(pairs * branches * each),
+        forward_flops=forward,
         largest_forward=max(counter.largest // branches, config.evaluation.batch),
         largest_decoding=max(len(images), config.evaluation.batch),
     )
@@ -219,19 +223,24 @@ def lanes_of_a_worker(config: RunConfig) -> int:
     return math.ceil(min(config.learner.lanes, shards) / config.cluster.learner.workers)
 
 
+def forward_flops(backbone: PipelineBackbone) -> float:
+    """Count the operations of one evaluation without a gradient."""
+    latents, sigma = torch.zeros(1, *backbone.latent_shape), torch.full((1,), 0.5)
+    with torch.no_grad(), FlopCounterMode(display=False) as forward:
+        backbone.velocity(latents, sigma, backbone.example(1))
+    return float(forward.get_total_flops())
+
+
 def gradient_cost(backbone: PipelineBackbone) -> float:
     """Forwards that one forward and its backward cost together, counted in FLOPs by torch.
 
     The frozen weights need no gradient of their own, so it is about 2 for a LoRA, and about 3 with checkpointing.
     """
-    latents = torch.zeros(1, *backbone.latent_shape)
-    conditioning, sigma = backbone.example(1), torch.full((1,), 0.5)
-    with torch.no_grad(), FlopCounterMode(display=False) as forward:
-        backbone.velocity(latents, sigma, conditioning)
+    latents, sigma = torch.zeros(1, *backbone.latent_shape), torch.full((1,), 0.5)
     with FlopCounterMode(display=False) as both:
-        backbone.velocity(latents, sigma, conditioning).square().mean().backward()
+        backbone.velocity(latents, sigma, backbone.example(1)).square().mean().backward()
     backbone.transformer.zero_grad(set_to_none=True)
-    return both.get_total_flops() / forward.get_total_flops()
+    return both.get_total_flops() / forward_flops(backbone)
 
 
 def forward_peak(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> int:

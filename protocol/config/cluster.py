@@ -1,5 +1,7 @@
 """The section `cluster`: actors, their resources and their deadlines."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from protocol.config.section import CustomResources, Positive, Section
@@ -16,6 +18,12 @@ class RoleConfig(Section):
     """GPUs that Ray reserves for one actor, at least 0; fractions are possible."""
     resources: CustomResources = Field(default_factory=dict)
     """Custom Ray resources of one actor, such as `{rollout: 1}`; it runs only on nodes that have them."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels of the nodes on which the actor may run, such as `{pool: rollout}` for nodes of `ray start --labels
+    pool=rollout`; Ray's expressions such as `in(a, b)` and `!a` are possible. Only with `cluster.address`."""
+    placement: Literal["default", "spread"] = "default"
+    """Which of the nodes that have room takes the next actor. `default`: Ray's own rule, which prefers nodes in use
+    until they are half full; `spread`: the nodes in turn."""
     timeout_s: float = Field(default=600.0, gt=0.0)
     """Seconds that one call may take; then it counts as failed and the actor is replaced."""
 

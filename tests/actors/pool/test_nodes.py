@@ -3,6 +3,7 @@
 import ray
 
 from actors.pool.nodes import FAILURES, NODE_LABEL, NodeFailures
+from protocol.config.cluster import RoleConfig
 
 
 def lose(nodes: NodeFailures, node: str, times: int = FAILURES) -> None:
@@ -44,3 +45,16 @@ def test_an_actor_that_never_said_where_it_lives_counts_for_no_node(monkeypatch)
     for number in range(5):
         nodes.failed(number)
     assert nodes.options() == {}
+
+
+def test_a_role_s_labels_and_placement_are_ray_s_options(monkeypatch):
+    nodes = NodeFailures(within_s=60)
+    assert nodes.options(RoleConfig(labels={"pool": "rollout"})) == {"label_selector": {"pool": "rollout"}}
+    assert nodes.options(RoleConfig(placement="spread")) == {"scheduling_strategy": "SPREAD"}
+    lose(nodes, "a")
+    alive(monkeypatch, "a", "b")
+    assert nodes.options(RoleConfig(placement="spread")) == {
+        "label_selector": {NODE_LABEL: "!in(a)"},
+        "scheduling_strategy": "SPREAD",
+    }
+    assert nodes.options(RoleConfig(labels={"pool": "rollout"})) == {"label_selector": {"pool": "rollout"}}
