@@ -31,11 +31,15 @@ def train(
     is_local: IsLocal = False,
     has_page: HasPage = False,
     is_dry: Annotated[bool, typer.Option("--dry-run", help="Check everything, estimate costs, write nothing.")] = False,
+    tflops: Annotated[
+        float | None,
+        typer.Option(help="With --dry-run: TFLOP/s that a GPU really does; adds seconds and GPU-hours.", min=0.001),
+    ] = None,
 ) -> None:
     """Train a preset in a run folder; continue the run that the folder already holds."""
     config = load_config(preset, overrides=overrides or [])
     if is_dry:
-        _dry_run(config, run and placed(run), is_local=is_local)
+        _dry_run(config, run and placed(run), is_local=is_local, tflops=tflops)
         return
     name = default_name(find_preset(preset).stem, config, is_job=job_id() is not None)
     folder = placed(run) if run else runs_folder() / name
@@ -100,10 +104,11 @@ def _announce_job(job: str, config: RunConfig, folder: Path, *, say: Callable[[s
         )
 
 
-def _dry_run(config: RunConfig, run: Path | None, *, is_local: bool) -> None:
+def _dry_run(config: RunConfig, run: Path | None, *, is_local: bool, tflops: float | None) -> None:
     from deploy.folder.names import CONFIG
     from deploy.folder.run_folder import require_same_run
     from deploy.run.inputs import check_inputs, concerns, gpu_concerns, local_concerns
+    from deploy.tools.balance import advice
     from deploy.tools.estimate import estimate
     from flow.models.folder import completed
 
@@ -120,5 +125,6 @@ def _dry_run(config: RunConfig, run: Path | None, *, is_local: bool) -> None:
     ]
     for _, message in noticed:
         typer.echo(f"note: {message}")
-    for line in estimate(config).lines():
+    found = estimate(config)
+    for line in (*found.lines(), *advice(config, found.evaluations, tflops=tflops)):
         typer.echo(line)

@@ -1,9 +1,9 @@
 """Which side of the loop waits, and what to change: the counted forwards of an iteration, by actor.
 
-| `group.max_lag` | seconds of an iteration, at best                                                     |
-|-----------------|--------------------------------------------------------------------------------------|
-| 0               | rollout + update: the two sides take turns                                           |
-| 1 and more      | the longer of the two; the other side waits for the rest                             |
+| the two sides                                                                | an iteration, at best   |
+|------------------------------------------------------------------------------|-------------------------|
+| take turns: `group.max_lag=0`, and credit needs the scores of all groups     | rollout + update        |
+| work at the same time: a lag, or `credit.scale=prompt` with raw values       | the longer of the two   |
 
 A forward is one row through the transformer once. Rewards, decoding and publication are not counted.
 """
@@ -26,14 +26,15 @@ class Balance:
     """Of one rollout actor."""
     update: float
     """Of one learner worker."""
-    lag: int
+    overlaps: bool
+    """Whether the two sides work at the same time."""
     actors: int
     workers: int
 
     @property
     def iteration(self) -> float:
         """Forwards that pass one after another in an iteration."""
-        return max(self.rollout, self.update) if self.lag else self.rollout + self.update
+        return max(self.rollout, self.update) if self.overlaps else self.rollout + self.update
 
     def waits(self) -> dict[str, float]:
         """Return the share of an iteration in which each side waits for the other."""
@@ -44,7 +45,7 @@ class Balance:
 
 
 def balance_of(
-    config: RunConfig, counts: Evaluations, *, actors: int = 0, workers: int = 0, lag: int | None = None
+    config: RunConfig, counts: Evaluations, *, actors: int = 0, workers: int = 0, overlaps: bool = False
 ) -> Balance:
     """Share the counted forwards among the actors; whole shards go to whole actors.
 
@@ -53,7 +54,7 @@ def balance_of(
         counts: of one iteration.
         actors: rollout actors instead of the config's.
         workers: learner workers instead of the config's.
-        lag: `group.max_lag` instead of the config's.
+        overlaps: the sides work at the same time even if the config lets them take turns.
 
     Returns:
         Forwards of the busiest actor of each side.
@@ -66,19 +67,18 @@ def balance_of(
     return Balance(
         rollout=-(-shards // actors) * counts.rollout / shards,
         update=counts.learner * own / step,
-        lag=config.group.max_lag if lag is None else lag,
+        overlaps=overlaps or bool(config.group.max_lag) or config.credits_groups_alone,
         actors=actors,
         workers=workers,
     )
 
 
-def best_split(config: RunConfig, counts: Evaluations, *, lag: int) -> Balance:
-    """Find the numbers of rollout actors and learner workers that make the shortest iteration.
+def best_split(config: RunConfig, counts: Evaluations) -> Balance:
+    """Find the numbers of rollout actors and learner workers that make the shortest iteration if both work at once.
 
     Args:
         config: of the run; the sum of its rollout actors and learner workers is kept.
         counts: of one iteration.
-        lag: `group.max_lag`.
 
     Returns:
         The shortest iteration; the fewest workers among equals.
@@ -86,7 +86,7 @@ def best_split(config: RunConfig, counts: Evaluations, *, lag: int) -> Balance:
     total = config.cluster.rollout_actors + config.cluster.learner.workers
     lanes = config.learner.lanes
     sizes = [workers for workers in range(1, total) if lanes % workers == 0]
-    splits = [balance_of(config, counts, actors=total - workers, workers=workers, lag=lag) for workers in sizes]
+    splits = [balance_of(config, counts, actors=total - workers, workers=workers, overlaps=True) for workers in sizes]
     return min(splits, key=lambda split: split.iteration)
 
 
@@ -108,7 +108,8 @@ def advice(config: RunConfig, counts: Evaluations, *, tflops: float | None = Non
     )
     waits = now.waits()
     parts = " and ".join(f"{side} {share:.0%}" for side, share in waits.items())
-    yield f"with group.max_lag={now.lag} the sides wait for each other: {parts} of the time"
+    how = "work at the same time" if now.overlaps else "take turns"
+    yield f"the sides {how} and wait for each other: {parts} of the time"
     yield from _changes(config, counts, now)
     if tflops:
         each_s = counts.forward_flops / (tflops * 1e12)
@@ -121,19 +122,18 @@ def advice(config: RunConfig, counts: Evaluations, *, tflops: float | None = Non
 
 
 def _changes(config: RunConfig, counts: Evaluations, now: Balance) -> Iterator[str]:
-    if not now.lag:
-        overlapped = balance_of(config, counts, lag=1)
-        saved = 1 - overlapped.iteration / now.iteration
-        if saved > ENOUGH:
-            yield f"group.max_lag=1 would let them work at the same time: iterations take {saved:.0%} less"
-    best = best_split(config, counts, lag=max(1, now.lag))
-    held = balance_of(config, counts, lag=max(1, now.lag))
+    held = balance_of(config, counts, overlaps=True)
+    saved = 1 - held.iteration / now.iteration
+    if saved > ENOUGH:
+        yield f"group.max_lag=1 would let them work at the same time: an iteration would take {saved:.0%} less"
+    best = best_split(config, counts)
     saved = 1 - best.iteration / held.iteration
     if saved > ENOUGH:
         yield (
-            f"with group.max_lag={best.lag}, cluster.rollout_actors={best.actors} and"
-            f" cluster.learner.workers={best.workers} on the same number of actors iterations would take {saved:.0%}"
-            " less"
+            f"working at the same time, cluster.rollout_actors={best.actors} and cluster.learner.workers={best.workers}"
+            f" would make it {saved:.0%} shorter with as many actors"
         )
     elif held.update > held.rollout:
         yield "more rollout actors would not help: the learner is the slower side"
+    elif held.rollout > held.update:
+        yield "more learner workers would not help: the rollout actors are the slower side"

@@ -235,6 +235,7 @@ def gradient_cost(backbone: PipelineBackbone) -> float:
     """Forwards that one forward and its backward cost together, counted in FLOPs by torch.
 
     The frozen weights need no gradient of their own, so it is about 2 for a LoRA, and about 3 with checkpointing.
+    torch does not count the operations of its fused attention on a CPU, so both numbers are a little too small.
     """
     latents, sigma = torch.zeros(1, *backbone.latent_shape), torch.full((1,), 0.5)
     with FlopCounterMode(display=False) as both:

@@ -1,0 +1,112 @@
+"""How to share GPUs between rollout actors and learner workers, from counted forwards: the table of docs/scaling.md.
+
+    python -m benchmarks.speed.sides                   # SD3.5-Medium and FLUX.1-dev, 8 and 64 GPUs
+    python -m benchmarks.speed.sides --tflops 400      # seconds at another rate
+
+The architectures have no weights; forwards, gradients and evaluations are counted by torch and by the sampler itself.
+"""
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from benchmarks.speed.gpu_model import random_backbone
+from deploy.presets import load_config
+from deploy.tools.balance import balance_of, best_split
+from deploy.tools.estimate import Evaluations, count_evaluations, forward_flops, gradient_cost
+from flow.models.families import FLUX, SD3, Family
+from flow.models.flux import Flux
+from flow.models.hollow import attach_hollow_adapter, backbone_of_parts
+from flow.models.pipeline import PipelineBackbone
+from protocol.config.model import ModelConfig
+from protocol.config.run import RunConfig
+
+GPUS = (1, 8, 64)
+MOST_LANES = 64
+SUBSTEPS = (2, 5)
+
+
+def flux_backbone(config: ModelConfig, fake: FakeTensorMode) -> PipelineBackbone:
+    """Make FLUX.1-dev's architecture, which is diffusers' default, without weights."""
+    import diffusers
+
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True)
+    with fake:
+        vae = diffusers.AutoencoderKL(
+            latent_channels=16,
+            block_out_channels=(128, 256, 512, 512),
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+            layers_per_block=2,
+            scaling_factor=0.3611,
+            shift_factor=0.1159,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
+        )
+        transformer = diffusers.FluxTransformer2DModel(guidance_embeds=True)
+        parts: dict[str, Any] = {"transformer": transformer, "vae": vae, "scheduler": scheduler}
+        return backbone_of_parts(Flux, config, parts, device="cpu")
+
+
+def counted(preset: str, substeps: int, *, lanes: int) -> tuple[RunConfig, Evaluations, float]:
+    """Count an iteration of a preset.
+
+    Args:
+        preset: `sd35_pickscore` or `flux_pickscore`.
+        substeps: T' of the completions.
+        lanes: `learner.lanes`.
+
+    Returns:
+        The config, the counts, and the forwards that a gradient costs.
+    """
+    config = load_config(preset, overrides=[f"completion.substeps={substeps}", f"learner.lanes={lanes}"])
+    fake = FakeTensorMode()
+    family: Family = FLUX if "flux" in preset else SD3
+    if family is FLUX:
+        backbone = flux_backbone(config.model, fake)
+    else:
+        backbone = random_backbone(config.model, is_tiny=False, device="cpu", within=fake)
+    attach_hollow_adapter(backbone.transformer, family.adapter(config.model.lora), within=fake)
+    with fake:
+        forward, gradient = forward_flops(backbone), gradient_cost(backbone)
+    return config, count_evaluations(config, backbone, forward=forward, gradient=gradient), gradient
+
+
+def resized(config: RunConfig, *, actors: int, workers: int) -> RunConfig:
+    """Return the config with other numbers of rollout actors and learner workers."""
+    learner = config.cluster.learner.model_copy(update={"workers": workers})
+    cluster = config.cluster.model_copy(update={"rollout_actors": actors, "learner": learner})
+    return config.model_copy(update={"cluster": cluster})
+
+
+def main(tflops: Annotated[float, typer.Option(help="TFLOP/s that a GPU really does.", min=0.001)] = 200.0) -> None:
+    """Print one row for each model, T' and number of GPUs, as Markdown."""
+    torch.manual_seed(0)
+    typer.echo(
+        "| model | T' | TFLOP a forward | a gradient, forwards | rollout, forwards | update, forwards | GPUs"
+        " | rollout + learner | iteration s | rollout waits | learner waits |"
+    )
+    typer.echo("|---|---|---|---|---|---|---|---|---|---|---|")
+    for preset in ("sd35_pickscore", "flux_pickscore"):
+        for substeps in SUBSTEPS:
+            config, counts, gradient = counted(preset, substeps, lanes=MOST_LANES)
+            for gpus in GPUS:
+                if gpus == 1:
+                    best = replace(balance_of(resized(config, actors=1, workers=1), counts), overlaps=False)
+                    split = "1 for both, in turns"
+                else:
+                    best = best_split(resized(config, actors=gpus - 1, workers=1), counts)
+                    split = f"{best.actors} + {best.workers}"
+                seconds = best.iteration * counts.forward_flops / (tflops * 1e12)
+                cells = [
+                    preset, substeps, f"{counts.forward_flops / 1e12:.2f}", f"{gradient:.2f}", counts.rollout,
+                    counts.learner, gpus, split, f"{seconds:.0f}", *(f"{share:.0%}" for share in best.waits().values()),
+                ]  # fmt: skip
+                typer.echo(f"| {' | '.join(map(str, cells))} |")
+
+
+if __name__ == "__main__":
+    typer.run(main)
