@@ -76,7 +76,16 @@ def counted(preset: str, substeps: int, *, lanes: int) -> tuple[RunConfig, Evalu
 
 
 def resized(config: RunConfig, *, actors: int, workers: int) -> RunConfig:
-    """Return the config with other numbers of rollout actors and learner workers."""
+    """Change the numbers of rollout actors and learner workers.
+
+    Args:
+        config: of a run.
+        actors: rollout actors.
+        workers: learner workers.
+
+    Returns:
+        The changed config.
+    """
     learner = config.cluster.learner.model_copy(update={"workers": workers})
     cluster = config.cluster.model_copy(update={"rollout_actors": actors, "learner": learner})
     return config.model_copy(update={"cluster": cluster})
