@@ -33,7 +33,11 @@ DEPTH = 2
 """Calls that a rollout actor may hold: the one at work and the next."""
 
 
-@ray.remote(concurrency_groups={**HEARTBEAT["concurrency_groups"], ADAPTERS: 1})
+OPTIONS: dict[str, Any] = {"concurrency_groups": {**HEARTBEAT["concurrency_groups"], ADAPTERS: 1}}
+"""Options of the actor class below."""
+
+
+@ray.remote(**OPTIONS)
 class RolloutActor(Alive):
     """Makes trajectories and images, one call at a time, and receives adapters beside; the pool ends a call at its
     deadline."""

@@ -47,7 +47,7 @@ def share(preset: str, groups: int = 2) -> str:
         await source.produce(0)
         watched.seconds, watched.images = 0.0, 0
         began = time.process_time()
-        await fleet.update([await source.produce(index) for index in range(groups)])
+        await fleet.update([asyncio.ensure_future(source.produce(index)) for index in range(groups)])
         seconds = time.process_time() - began
         fleet.stop()
         return watched, seconds

@@ -34,18 +34,19 @@ def flux_backbone(config: ModelConfig, fake: FakeTensorMode) -> PipelineBackbone
     import diffusers
 
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True)
+    decoder: dict[str, Any] = {
+        "latent_channels": 16,
+        "block_out_channels": (128, 256, 512, 512),
+        "down_block_types": ("DownEncoderBlock2D",) * 4,
+        "up_block_types": ("UpDecoderBlock2D",) * 4,
+        "layers_per_block": 2,
+        "scaling_factor": 0.3611,
+        "shift_factor": 0.1159,
+        "use_quant_conv": False,
+        "use_post_quant_conv": False,
+    }
     with fake:
-        vae = diffusers.AutoencoderKL(
-            latent_channels=16,
-            block_out_channels=(128, 256, 512, 512),
-            down_block_types=("DownEncoderBlock2D",) * 4,
-            up_block_types=("UpDecoderBlock2D",) * 4,
-            layers_per_block=2,
-            scaling_factor=0.3611,
-            shift_factor=0.1159,
-            use_quant_conv=False,
-            use_post_quant_conv=False,
-        )
+        vae = diffusers.AutoencoderKL(**decoder)
         transformer = diffusers.FluxTransformer2DModel(guidance_embeds=True)
         parts: dict[str, Any] = {"transformer": transformer, "vae": vae, "scheduler": scheduler}
         return backbone_of_parts(Flux, config, parts, device="cpu")

@@ -63,7 +63,11 @@ class Times:
         return seconds * (1 + self.jitter * random.uniform(-1, 1))
 
 
-@ray.remote(num_cpus=0, max_concurrency=1000)
+HOST: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 1000}
+"""Options of the actor class below."""
+
+
+@ray.remote(**HOST)
 class Host:
     """Serves the calls of many seats."""
 

@@ -218,7 +218,8 @@ def story(run: Path) -> Story:
     assert found is not None
     sha = hashlib.sha256((found[1] / FILE_NAME).read_bytes()).hexdigest()
     told = lines_of(run)
-    lines = [{k: v for k, v in line.items() if not k.startswith(("seconds/", "update/", "reward_server/"))} for line in told]
+    aside = ("seconds/", "update/", "reward_server/")
+    lines = [{k: v for k, v in line.items() if not k.startswith(aside)} for line in told]
     return sha, lines
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
