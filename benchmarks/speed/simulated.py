@@ -21,6 +21,7 @@ from actors.learner_group import LearnerGroup
 from actors.pool.nodes import NodeFailures
 from actors.rewards.pool import RewardPools
 from actors.rollouts import RolloutPool
+from flow.device import library_facts
 from learner.update.lanes import Gradient, Seat, added
 from learner.update.learner import Findings, Finished
 from protocol.config.run import RunConfig
@@ -94,10 +95,14 @@ class Host:
         """Return host name, node id and process id."""
         return socket.gethostname(), await self.ping(seat), os.getpid()
 
+    async def facts(self, seat: int) -> dict[str, str]:
+        """Return the library versions, which the driver compares with its own."""
+        del seat
+        return library_facts()
+
     async def prepare(self, seat: int) -> dict[str, str]:
         """Be ready at once."""
-        del seat
-        return {}
+        return await self.facts(seat)
 
     async def receive(self, seat: int, adapter: Adapter) -> tuple[int, str]:
         """Confirm an adapter without computing its digest, which every real actor does on a core of its own."""
