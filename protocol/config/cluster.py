@@ -45,8 +45,8 @@ class ClusterConfig(Section):
     """Where a run computes. Only `threads`, and whether `gpus` is above 0, can change a result, through rounding."""
 
     address: str | None = None
-    """Address of a Ray cluster. Without one, and without RAY_ADDRESS in the environment, the run starts a local cluster,
-    protected by Ray's token, and stops it at the end."""
+    """Address of a Ray cluster. Without one, and without RAY_ADDRESS in the environment, the run starts a local
+    cluster, protected by Ray's token, and stops it at the end."""
     rollout_actors: Positive = 2
     """Rollout actors that generate trajectories in parallel, at least 1."""
     max_restarts: int = Field(default=10, ge=0)
