@@ -98,6 +98,8 @@ def kind(annotation: Any) -> str:
 
 def shown(field: Any) -> str:
     """The default as one would write it in YAML."""
+    if field.default_factory_takes_validated_data:
+        return "default from other keys"
     value = field.get_default(call_default_factory=True)
     if isinstance(value, (tuple, frozenset)):
         value = list(value)
