@@ -163,6 +163,7 @@ LATER = status().model_dump_json().replace('"schema_version":1', '"schema_versio
         (status(run="other").model_dump_json(), "it is of run 'other'"),
         ({"another": "type"}, "WRONGTYPE"),
     ],
+    ids=["later version", "no status", "not UTF-8", "deep", "null", "another run's", "another type"],
 )
 def test_a_status_that_cannot_be_read_fails_alone_and_says_why(url, prefix, value, reason):
     async def scenario():
