@@ -217,7 +217,7 @@ def test_any_import_path_builds_with_its_arguments() -> None:
     [
         ("genevl", {}, r"got 'genevl': did you mean 'geneval'\? known: aesthetic, .*geneval"),
         ("xyz", {}, "got 'xyz': known: aesthetic, .*geneval"),
-        ("a b:C", {}, "must read package.module:Class, got 'a b:C'"),
+        ("a b:C", {}, "must read package.module:Class or folder/file.py:Class, got 'a b:C'"),
         ("rewards.genevil:GenEval", {}, r"module 'rewards\.genevil' of .* does not exist"),
         ("nowhere.at_all:Scorer", {}, "module 'nowhere' of .* does not exist"),
         ("rewards.geneval.scorer:GenEvil", {}, r"has no 'GenEvil': did you mean 'GenEval'\?"),
