@@ -59,3 +59,10 @@ def test_board_and_status_page_of_compose_need_their_secrets() -> None:
     command = SERVICES["board"]["command"]
     assert command[command.index("--requirepass") + 1] == "${BOARD_PASSWORD}"
     assert all("healthcheck" in SERVICES[name] for name in ("board", "head", "node-1", "node-2"))
+
+
+def test_rays_floor_has_the_token_authentication_of_every_recipe() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (ray,) = [each for each in project["project"]["dependencies"] if each.startswith("ray[")]
+    floor = tuple(int(part) for part in ray.partition(">=")[2].split("."))
+    assert floor >= (2, 52), "Ray's documentation: token authentication is there from 2.52.0 on"
