@@ -12,7 +12,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import ray
 
@@ -22,7 +22,7 @@ from actors.pool.member import ActorHandle, Member, Starts
 from actors.pool.nodes import NodeFailures, ray_options
 from flow.device import CUBLAS, library_facts, require_same_facts
 from learner.update.lanes import Seat
-from learner.update.workers import update
+from learner.update.workers import GroupsHandle, update
 from protocol.config.cluster import require_divisor
 from protocol.config.run import RunConfig
 from protocol.errors import PoolError
@@ -90,7 +90,7 @@ class LearnerGroup:
         """Learn from one iteration's groups; a size that is desired and ready takes effect first."""
         await self._resize()
         began, before = time.monotonic(), [(worker.busy_s, worker.reduction_s) for worker in self._workers]
-        metrics = await update(self._config, self._workers, groups)
+        metrics = await update(self._config, self._workers, groups, share=_share)
         return {**metrics, **self._work(time.monotonic() - began, before)}
 
     async def adapter(self) -> Adapter:
@@ -248,6 +248,11 @@ class LearnerGroup:
             "update/fetched_mb": sum(worker.fetched for worker in self._workers) / 1e6,
             "update/reduction_seconds": max(reduction),
         }
+
+
+def _share(groups: Sequence[ScoredGroup]) -> GroupsHandle:
+    """Put the groups into the object store once, whatever the number of workers."""
+    return cast(GroupsHandle, ray.put(groups))
 
 
 async def _restore(workers: Sequence[RemoteWorker], state: "ray.ObjectRef[Any]") -> None:

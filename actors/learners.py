@@ -12,7 +12,7 @@ from actors.pool.member import ActorHandle, Member
 from flow.device import compute_deterministically, computing_facts, device_of
 from learner.update.lanes import Gradient, Seat, added
 from learner.update.learner import Findings, Finished, Learner
-from learner.update.workers import FindingsHandle, GradientHandle
+from learner.update.workers import FindingsHandle, GradientHandle, GroupsHandle
 from protocol.config.run import RunConfig
 from protocol.errors import LearnerFailedError
 from protocol.messages import Adapter, Credit, LearnerState, Rollout, ScoredGroup
@@ -135,7 +135,7 @@ class RemoteWorker:
         """Begin the update of an iteration."""
         await self.call(self.actor.begin.remote())
 
-    async def feed(self, groups: Sequence[ScoredGroup]) -> None:
+    async def feed(self, groups: GroupsHandle) -> None:
         """Take the next groups of the iteration."""
         await self.call(self.actor.feed.remote(groups))
 

@@ -1,11 +1,15 @@
 """How the loop scales: the real loop, pools, queues, messages and board over actors with simulated models.
 
-    python -m benchmarks.speed.scale --rollout 64 --rewards 8 --workers 4 --groups 2000
+    python -m benchmarks.speed.scale --rollout 64 --rewards 16 --workers 16 --groups 2000
     python -m benchmarks.speed.scale --sweep --json docs/results/scale.json --chart docs/results/scale.png
 
 Every shard, score and micro-batch takes a stated time with jitter; trajectories, images and adapter have their real
 size. A shard has 24 trajectories of 10 steps and 264 images of 64 x 64. The pace is compared with the ideal of the
 slowest side. Many simulated actors share one process (`--seats`), so that a small machine can hold them.
+
+`--sweep` changes one side at a time, 1 to 128 rollout actors, 1 to 16 reward actors and 1 to 16 learner workers, and
+says from which number on more of them add less than 5 %. On a busy machine the simulated times themselves slip; the
+driver's CPU seconds for each group do so less. The load average stands beside every figure.
 """
 
 import asyncio
@@ -40,7 +44,19 @@ STORE = 6 * 2**30
 """Bytes of the object store."""
 WARM = 3
 """Iterations at the start that do not count: processes start, and the queues fill."""
-ROLLOUTS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
+SWEEPS: Mapping[str, Sequence[int]] = {
+    "rollout": (1, 4, 16, 32, 64, 96, 128),
+    "rewards": (1, 2, 4, 8, 16),
+    "workers": (1, 2, 4, 8, 16),
+}
+"""The numbers of each side, while the other sides keep their numbers."""
+BESIDE = {"rollout": 32, "rewards": 16, "workers": 16}
+"""The numbers of the other sides in a sweep."""
+AXES = {"rollout": "rollout actors", "rewards": "reward actors", "workers": "learner workers"}
+ROUNDS = 5
+"""Iterations of one measurement of a sweep."""
+HELPS = 1.05
+"""Pace of more actors over that of fewer from which on they help."""
 PROMPTS = [Prompt(index=index, text=f"prompt {index}") for index in range(64)]
 
 
@@ -92,7 +108,9 @@ class Moment:
     at_s: float
     cpu_s: float
     driver_mib: float
+    """Memory of the driver without the object store, which it shares with the actors."""
     hosts_mib: float
+    """Memory of the actors without the object store."""
     store_mib: float
 
 
@@ -108,12 +126,12 @@ class Meter(Listener):
     def recorded(self, iteration: int, line: Mapping[str, Any]) -> None:
         """Read."""
         del line
-        cpu = self._process.cpu_times()
+        cpu, memory = self._process.cpu_times(), self._process.memory_info()
         self.moments.append(
             Moment(
                 at_s=time.monotonic(),
                 cpu_s=cpu.user + cpu.system,
-                driver_mib=self._process.memory_info().rss / 2**20,
+                driver_mib=(memory.rss - memory.shared) / 2**20,
                 hosts_mib=_actors_mib(),
                 store_mib=_store_mib(),
             )
@@ -144,7 +162,7 @@ def _store_mib() -> float:
 
 
 def measure(size: Size, times: Times, *, groups: int, per_iteration: int, seats: int, lag: int) -> dict[str, Any]:
-    """Run the loop and compare its pace with the ideal.
+    """Run the loop on the running cluster and compare its pace with the ideal.
 
     Args:
         size: of the pools.
@@ -159,7 +177,7 @@ def measure(size: Size, times: Times, *, groups: int, per_iteration: int, seats:
     """
     config = size.config(groups=per_iteration, lag=lag)
     iterations = WARM + max(2, -(-groups // per_iteration))
-    with tempfile.TemporaryDirectory() as temporary, _ray():
+    with tempfile.TemporaryDirectory() as temporary:
         run = open_run_folder(Path(temporary) / "run", config)
         try:
             moments = asyncio.run(_run(config, run, times, iterations=iterations, seats=seats))
@@ -227,7 +245,8 @@ async def _run(config: RunConfig, run: RunFolder, times: Times, *, iterations: i
 
 
 @contextmanager
-def _ray() -> Iterator[None]:
+def cluster() -> Iterator[None]:
+    """Start Ray on this machine."""
     ray.init(
         address="local",
         num_cpus=4,
@@ -256,27 +275,57 @@ def main(
     jitter: Annotated[float, typer.Option(help="Largest relative deviation of a time.", min=0, max=1)] = 0.2,
     adapter_mb: Annotated[float, typer.Option(help="Size of the adapter in MiB.")] = 1.0,
     seats: Annotated[int, typer.Option(help="Simulated actors in one process.", min=1)] = 32,
-    sweep: Annotated[bool, typer.Option(help="Measure 1 to 128 rollout actors.")] = False,
+    sweep: Annotated[bool, typer.Option(help="Change each side in turn, up to 128 rollout actors.")] = False,
     path: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
     chart: Annotated[Path | None, typer.Option(help="Draw them there.")] = None,
 ) -> None:
     """Measure how far the loop's pace is from the ideal of its slowest side."""
     times = Times(shard_s=shard_s, score_s=score_s, pair_s=pair_s, jitter=jitter, adapter_mb=adapter_mb)
-    rows = []
-    for actors in ROLLOUTS if sweep else (rollout,):
-        size = Size(rollout=actors, rewards=rewards, workers=workers)
-        count = per_iteration or 4 * actors
-        figures = measure(
-            size, times, groups=min(groups, 40 * actors) if sweep else groups, per_iteration=count, seats=seats, lag=lag
-        )
-        rows.append(figures)
-        typer.echo(json.dumps(figures), err=True)
+    sizes = sweep_sizes() if sweep else [("", Size(rollout=rollout, rewards=rewards, workers=workers))]
+    rows: list[dict[str, Any]] = []
+    with cluster():
+        for side, size in sizes:
+            count = per_iteration or 4 * size.rollout
+            wanted = ROUNDS * count if sweep else groups
+            figures = measure(size, times, groups=wanted, per_iteration=count, seats=seats, lag=lag)
+            rows.append({"side": side, **figures})
+            typer.echo(json.dumps(rows[-1]), err=True)
     _show(rows)
-    report = {"times": asdict(times), "seats": seats, "max_lag": lag, "cores": os.cpu_count(), "rows": rows}
+    advice = {side: enough(rows, side) for side in SWEEPS} if sweep else {}
+    for side, number in advice.items():
+        typer.echo(f"{side}: more than {number} add less than {HELPS - 1:.0%}")
+    report = {
+        "times": asdict(times),
+        "seats": seats,
+        "max_lag": lag,
+        "cores": os.cpu_count(),
+        "enough": advice,
+        "rows": rows,
+    }
     if path:
-        path.write_text(json.dumps(report, indent=1) + "\n")
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if chart:
         draw(rows, chart)
+
+
+def sweep_sizes() -> list[tuple[str, Size]]:
+    """List the measurements of a sweep, each with the side that it changes."""
+    return [(side, Size(**{**BESIDE, side: number})) for side, numbers in SWEEPS.items() for number in numbers]
+
+
+def enough(rows: Sequence[Mapping[str, Any]], side: str) -> int:
+    """Find where adding actors of a side stops helping.
+
+    Args:
+        rows: figures of a sweep.
+        side: the side that changes.
+
+    Returns:
+        The smallest number that no larger one beats by 5 %.
+    """
+    own = sorted((row[side], row["shards_per_s"]) for row in rows if row["side"] == side)
+    best = max(pace for _, pace in own)
+    return next(number for number, pace in own if pace * HELPS >= best)
 
 
 def _show(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -291,20 +340,25 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw pace and ideal against the number of rollout actors, and the driver's load."""
+    """Draw pace and ideal against the number of each side's actors, and the driver's load."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    sides = [side for side in SWEEPS if any(row["side"] == side for row in rows)] or [""]
+    figure = Figure(figsize=(4 * len(sides) + 4, 4), layout="constrained")
     FigureCanvasAgg(figure)
-    pace, driver = figure.subplots(1, 2)
-    actors = [row["rollout"] for row in rows]
-    pace.plot(actors, [row["ideal_per_s"] for row in rows], "--", color="grey", label="ideal of the slowest side")
-    pace.plot(actors, [row["shards_per_s"] for row in rows], "o-", label="measured")
-    pace.set(xlabel="rollout actors", ylabel="shards a second", title="Pace")
-    pace.legend()
-    driver.plot(actors, [row["driver_cores"] for row in rows], "o-")
-    driver.set(xlabel="rollout actors", ylabel="cores", title="The driver's CPU", ylim=(0, None))
+    *paces, driver = figure.subplots(1, len(sides) + 1)
+    for side, pace in zip(sides, paces, strict=True):
+        own = [row for row in rows if row["side"] == side]
+        name = side or "rollout"
+        numbers = [row[name] for row in own]
+        pace.plot(numbers, [row["ideal_per_s"] for row in own], "--", color="grey", label="ideal of the slowest side")
+        pace.plot(numbers, [row["shards_per_s"] for row in own], "o-", label="measured")
+        pace.set(xlabel=AXES[name], ylabel="shards a second", ylim=(0, None))
+        pace.legend()
+        if name == "rollout":
+            driver.plot(numbers, [row["driver_cores"] for row in own], "o-")
+    driver.set(xlabel=AXES["rollout"], ylabel="cores", title="The driver's CPU", ylim=(0, None))
     figure.savefig(path, dpi=110)
 
 

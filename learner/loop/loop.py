@@ -92,8 +92,7 @@ async def train(
             clock = Clock()
             learning = asyncio.ensure_future(groups.learn(done, stream.oldest(per_iteration)))
             try:
-                batch = await unless_stopped(stop, unless_failed(learning, stream.take(per_iteration)))
-                if batch is None:
+                if await unless_stopped(stop, unless_failed(learning, stream.take(per_iteration))) is None:
                     break
                 clock.lap("rollout_and_reward")
                 metrics = dict(await learning)

@@ -231,6 +231,7 @@ class Learner:
             )
         first = self.iteration * len(groups)
         self._baseline, self._credits = assignment.baseline, self._group_credits
+        self._groups = []  # their trajectories would stay in the object store until the next update
         self.iteration += 1
         self._before = None
         metrics = {

@@ -20,7 +20,8 @@ GradientHandle = NewType("GradientHandle", Gradient)
 """Stands for a `Gradient`: the mapping itself or a reference to it in an object store."""
 FindingsHandle = NewType("FindingsHandle", Findings)
 """Stands for `Findings`."""
-
+GroupsHandle = NewType("GroupsHandle", Sequence[ScoredGroup])
+"""Stands for groups: themselves or a reference to them."""
 
 Result = TypeVar("Result")
 
@@ -44,7 +45,7 @@ class Worker(Protocol):
         """Begin the update of an iteration."""
         ...
 
-    async def feed(self, groups: Sequence[ScoredGroup]) -> None:
+    async def feed(self, groups: GroupsHandle) -> None:
         """Take the next groups of the iteration."""
         ...
 
@@ -94,7 +95,7 @@ class NearWorker:
         """Begin the update of an iteration."""
         await self._run(self._learner.begin)
 
-    async def feed(self, groups: Sequence[ScoredGroup]) -> None:
+    async def feed(self, groups: GroupsHandle) -> None:
         """Take the next groups of the iteration."""
         await self._run(lambda: self._learner.feed(groups))
 
@@ -123,7 +124,13 @@ class NearWorker:
         return await self._run(lambda: self._learner.finish(findings))
 
 
-async def update(config: RunConfig, workers: Sequence[Worker], coming: Sequence[Coming]) -> Metrics:
+async def update(
+    config: RunConfig,
+    workers: Sequence[Worker],
+    coming: Sequence[Coming],
+    *,
+    share: Callable[[Sequence[ScoredGroup]], GroupsHandle] = GroupsHandle,
+) -> Metrics:
     """Learn from one iteration's groups in `epochs` passes of `updates_per_iteration` optimizer steps.
 
     Where credit needs a group's scores alone, the first pass trains complete groups while later ones are still being
@@ -133,6 +140,7 @@ async def update(config: RunConfig, workers: Sequence[Worker], coming: Sequence[
         config: of the run.
         workers: W, in the order of their seats; W divides `learner.lanes`.
         coming: the groups of the iteration, in order; complete or still being made.
+        share: makes one handle of all groups for all workers, where they are complete before the update.
 
     Returns:
         Metrics by name.
@@ -142,10 +150,11 @@ async def update(config: RunConfig, workers: Sequence[Worker], coming: Sequence[
         NonFiniteError: a loss or a gradient is not finite; the adapter is then the one before the update.
     """
     is_early = config.credits_groups_alone
-    groups = () if is_early else [await _complete(group) for group in coming]
+    groups = [] if is_early else [await _complete(group) for group in coming]
     await _each(workers, lambda worker: worker.begin())
     if groups:
-        await _each(workers, lambda worker: worker.feed(groups))
+        shared = share(groups)
+        await _each(workers, lambda worker: worker.feed(shared))
     size = config.group.per_iteration // config.learner.updates_per_iteration
     for epoch in range(config.learner.epochs):
         for first in range(0, len(coming), size):
@@ -171,7 +180,7 @@ async def _follow(worker: Worker, coming: Sequence[Coming], *, first: int, stop:
     while first < stop:
         await _complete(coming[first])
         groups = [group.result() for group in takewhile(lambda each: each.done(), coming[first:stop])]
-        await worker.feed(groups)
+        await worker.feed(GroupsHandle(groups))
         await worker.train(first, len(groups), epoch=0)
         first += len(groups)
 

@@ -1,6 +1,7 @@
 """The learner group on Ray has the bits of one learner in this process, whatever its size is and what happens to it."""
 
 import asyncio
+import itertools
 import os
 import signal
 import time
@@ -13,15 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+import torch
 
 from actors.learner_group import LearnerGroup
+from actors.learners import LearnerActor
 from actors.pool.nodes import NodeFailures
 from flow.device import computing_facts, require_same_facts
 from flow.rollout import RolloutPolicy
 from learner.update.learner import Learner
 from protocol.config.run import RunConfig
 from protocol.errors import InputError, LearnerFailedError, NonFiniteError, PoolError
-from protocol.messages import LearnerState, Rollout, ScoredGroup
+from protocol.messages import Adapter, LearnerState, Rollout, ScoredGroup
 from tests.support.learning.groups import complete, draw_groups, learn
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
@@ -65,10 +68,13 @@ class Reference:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._policy, self.learner = RolloutPolicy(config), Learner(config)
+        self._adapters: list[Adapter] = []
 
     def draw(self) -> list[ScoredGroup]:
-        adapter = self.learner.adapter()
-        self._policy.receive(adapter)
+        """The groups of the next iteration, with the adapter that `group.max_lag` names."""
+        self._adapters.append(self.learner.adapter())
+        self._policy.receive(self._adapters[-1])
+        adapter = self._adapters[max(0, self.learner.iteration - self._config.group.max_lag)]
         return draw_groups(self._policy, self._config, adapter, iteration=self.learner.iteration)
 
     async def learn(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
@@ -86,9 +92,40 @@ def shared(metrics: Any) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not name.startswith(OWN)}
 
 
+class Handles:
+    """Takes the part of `LearnerActor` and keeps the actors that it makes."""
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+        self._options: dict[str, Any] = {}
+
+    def options(self, **options: Any) -> "Handles":
+        self._options = options
+        return self
+
+    def remote(self, config: RunConfig) -> Any:
+        self.made.append(LearnerActor.options(**self._options).remote(config))
+        return self.made[-1]
+
+
+def die_in_backward(_: object, number: int) -> None:
+    """Run in an actor: `kill -9` of its process in the middle of backward pass `number` from now on."""
+    backward, numbers = torch.Tensor.backward, itertools.count(1)
+
+    def deadly(loss: torch.Tensor, *args: Any, **how: Any) -> None:
+        if next(numbers) == number:
+            node: Any = loss.grad_fn
+            for _ in range(10):
+                node = next(each for each, _ in node.next_functions if each is not None)
+            node.register_prehook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        backward(loss, *args, **how)
+
+    torch.Tensor.backward = deadly
+
+
 @asynccontextmanager
-async def group_of(config: RunConfig) -> AsyncIterator[LearnerGroup]:
-    group = LearnerGroup(config, NodeFailures(within_s=60))
+async def group_of(config: RunConfig, actor_class: Any = LearnerActor) -> AsyncIterator[LearnerGroup]:
+    group = LearnerGroup(config, NodeFailures(within_s=60), actor_class=actor_class)
     try:
         await group.start()
         yield group
@@ -110,10 +147,17 @@ def run(scenario: Awaitable[None]) -> None:
     asyncio.run(bounded())
 
 
-def config_of(tiny_config: Config, workers: int, *, cpus: float = 0.5, **cluster: Any) -> RunConfig:
+def config_of(
+    tiny_config: Config, workers: int, *, cpus: float = 0.5, max_lag: int = 0, model: Any = None, **cluster: Any
+) -> RunConfig:
     learner = {"timeout_s": 300, "workers": workers, "cpus": cpus}
-    group = {"size": 4, "shard": 2, "per_iteration": 4}
-    return tiny_config(group=group, learner={"updates_per_iteration": 2}, cluster={"learner": learner, **cluster})
+    group = {"size": 4, "shard": 2, "per_iteration": 4, "max_lag": max_lag}
+    return tiny_config(
+        model=model or {},
+        group=group,
+        learner={"updates_per_iteration": 2},
+        cluster={"learner": learner, **cluster},
+    )
 
 
 def test_a_group_gives_the_bits_of_one_learner_while_its_size_changes(tiny_config: Config) -> None:
@@ -152,10 +196,10 @@ def test_a_group_gives_the_bits_of_one_learner_while_its_size_changes(tiny_confi
 
 
 def test_a_group_repeats_its_bits_after_a_worker_raised_died_or_hung(tiny_config: Config, tmp_path: Path) -> None:
-    reference = Reference(config := config_of(tiny_config, 2, heartbeat_s=5))
+    reference, handles = Reference(config := config_of(tiny_config, 2, heartbeat_s=5)), Handles()
 
     async def scenario() -> None:
-        async with group_of(config) as group:
+        async with group_of(config, handles) as group:
             groups = reference.draw()
             gate = tmp_path / "gate"
             with pytest.raises(NonFiniteError, match="must be finite"):
@@ -166,18 +210,18 @@ def test_a_group_repeats_its_bits_after_a_worker_raised_died_or_hung(tiny_config
             require_equal(saved, reference.learner.state())
 
             groups = reference.draw()
-            doomed = asyncio.ensure_future(group.update(complete(stored(groups, {(1, 2): tmp_path / "never"}))))
-            await until(lambda: [actor.state for actor in group.actors()] == ["idle", "busy"])
-            harm(group, signal.SIGKILL)
-            with pytest.raises(LearnerFailedError, match="learner worker 1 failed"):
-                await doomed
+            await handles.made[1].__ray_call__.remote(die_in_backward, 6)
+            with pytest.raises(LearnerFailedError, match=r"learner worker 1 failed: .*(died|SIGKILL)"):
+                await group.update(complete(stored(groups)))
             await group.restart()
             await group.restore(saved)
             assert shared(await group.update(complete(stored(groups)))) == await reference.learn(groups)
             require_equal(await group.state(), reference.learner.state())
             assert [actor.restarts for actor in group.actors()] == [0, 1]
 
-            harm(group, signal.SIGSTOP)
+            victim = group.actors()[1].pid
+            assert victim is not None
+            os.kill(victim, signal.SIGSTOP)
             with pytest.raises(LearnerFailedError, match=r"learner worker 1 failed: no sign of life within 5 s"):
                 await group.update(complete(stored(reference.draw())))
 
@@ -192,10 +236,31 @@ def with_a_broken_shard(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
     return [replace(groups[0], shards=(first, broken)), *groups[1:]]
 
 
-def harm(group: LearnerGroup, number: signal.Signals) -> None:
-    victim = group.actors()[1].pid
-    assert victim is not None
-    os.kill(victim, number)
+def test_six_iterations_have_the_same_bits_while_the_size_changes_and_a_worker_dies(tiny_config: Config) -> None:
+    """float16, whose loss scale is state too, with groups of the adapter before."""
+    model = tiny_config().model.model_dump() | {"dtype": "float16"}
+    config = config_of(tiny_config, 1, model=model, max_lag=1)
+    reference, handles = Reference(config), Handles()
+
+    async def scenario() -> None:
+        async with group_of(config, handles) as group:
+            for size, dies in ((1, False), (2, False), (2, True), (4, False), (4, False), (1, False)):
+                group.scale(size)
+                await until(lambda size=size: group.status().ready >= size)
+                saved, groups = await group.state(), reference.draw()
+                if dies:
+                    await handles.made[-1].__ray_call__.remote(die_in_backward, 3)
+                    with pytest.raises(LearnerFailedError, match="learner worker 1 failed"):
+                        await group.update(complete(stored(groups)))
+                    await group.restart()
+                    await group.restore(saved)
+                told = await group.update(complete(stored(groups)))
+                assert shared(told) == await reference.learn(groups)
+                assert told["update/workers"] == size
+                require_equal(await group.state(), reference.learner.state())
+            assert reference.learner.iteration == 6
+
+    run(scenario())
 
 
 def test_a_worker_of_another_kind_is_refused_with_both_values() -> None:

@@ -1,6 +1,8 @@
 """The whole loop in one process on the tiny pipeline: real policy, real learner, a scorer that likes red."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from learner.loop.evaluate import Evaluation
 from learner.loop.loop import train
 from protocol.config.run import RunConfig
 from protocol.errors import CheckpointError, ContractError, GuardError, RunFolderError, ShardLostError
-from protocol.messages import LearnerState, Metadata, Prompt, Receipt, Scores, ShardRequest
+from protocol.messages import LearnerState, Metadata, Prompt, Receipt, ScoredGroup, Scores, ShardRequest
 from protocol.ports import Ports
 
 Config = Callable[..., RunConfig]
@@ -276,6 +278,26 @@ class Wrapped:
             return await method(*args, **kwargs)
 
         return call
+
+
+def test_trajectories_are_let_go_when_their_iteration_is_done(tiny_config: Config) -> None:
+    """Held until the next update, they would take the room of a whole iteration in the object store."""
+    held: list[weakref.ref[Any]] = []
+    counts: list[tuple[int, int]] = []
+
+    def note(coming: Sequence["asyncio.Future[ScoredGroup]"]) -> None:
+        for group in coming:
+            group.add_done_callback(
+                lambda done: held.extend(weakref.ref(s.rollout.latents) for s in done.result().shards)
+            )
+
+    def count(_: int) -> None:
+        gc.collect()
+        counts.append((len(held), sum(ref() is not None for ref in held)))
+
+    config = red(tiny_config, iterations=2, group={"per_iteration": 2, "max_lag": 0})
+    run(config, Story(after=count), wrap=lambda ports: replace(ports, learner=Wrapped(ports.learner, {"update": note})))
+    assert counts == [(4, 0), (8, 0)]
 
 
 def test_with_lag_a_resumed_run_draws_the_groups_in_flight_with_the_versions_of_before(

@@ -18,7 +18,7 @@ from learner.update.lanes import Lanes, Seat, added, tree
 from learner.update.learner import SCALER, Learner
 from learner.update.micro_batches import StepChoice, micro_batches, shard_tasks
 from learner.update.objective import Objective
-from learner.update.workers import NearWorker, update
+from learner.update.workers import GroupsHandle, NearWorker, update
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, NonFiniteError, ShardLostError
 from protocol.messages import LearnerState, Rollout, ScoredGroup, digest_of
@@ -74,6 +74,7 @@ def test_any_number_of_workers_gives_the_same_bits(tiny_config: Config, dtype: s
 CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
         "guarded": {"learner": {"objective": "guarded"}},
+        "masked": {"learner": {"objective": "masked", "epochs": 2}},
         "distillation": {"learner": {"objective": "distillation"}},
         "with kl": {"learner": {"kl": {"weight": 0.1}}},
         "a share of the steps": {"learner": {"step_fraction": 0.6, "epochs": 2}},
@@ -95,7 +96,7 @@ def test_every_objective_and_option_gives_the_same_bits(tiny_config: Config, nam
 def test_every_method_gives_the_same_bits(tiny_config: Config, tmp_path: Path, name: str) -> None:
     path = tmp_path / "tiny.yaml"
     path.write_text(tiny_config(sampling={"steps": 6}, group={"size": 6, "shard": 3}).to_yaml())
-    require_same_bits(load_config(path, overrides=[f"method={name}"]), sizes=(1, 2))
+    require_same_bits(load_config(path, overrides=[f"method={name}"]))
 
 
 def test_missing_scores_leave_the_bits_equal(tiny_config: Config) -> None:
@@ -286,6 +287,25 @@ def test_an_early_update_that_is_given_up_leaves_the_state_before(tiny_config: C
     whole = Learner(config)
     assert learn(config, groups, learner) == learn(config, groups, whole)
     require_equal(learner.state(), whole.state())
+
+
+def test_all_workers_get_one_handle_of_the_groups(tiny_config: Config) -> None:
+    """On Ray a handle for each worker would be a copy of all groups for each."""
+    config = tiny_config()
+    workers, policy = seats(config, 2), RolloutPolicy(config)
+    policy.receive(workers[0].adapter())
+    groups = draw_groups(policy, config, workers[0].adapter(), iteration=0)
+    shared: list[Sequence[ScoredGroup]] = []
+
+    def share(complete: Sequence[ScoredGroup]) -> GroupsHandle:
+        shared.append(complete)
+        return GroupsHandle(complete)
+
+    async def scenario() -> None:
+        await update(config, [NearWorker(learner) for learner in workers], complete(groups), share=share)
+
+    asyncio.run(scenario())
+    assert shared == [groups]
 
 
 def test_trajectories_of_another_shard_are_refused(tiny_config: Config) -> None:
