@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from deploy.cli import checks, jobs, methods, models, rewards, status, training
+from deploy.cli import checks, jobs, methods, models, reports, rewards, status, training
 from flowcredit.start import own_version
 from protocol.errors import FlowcreditError, InputError
 
@@ -23,6 +23,8 @@ COMMANDS = {
     "submit": jobs.submit,
     "fetch": jobs.fetch,
     "eval": training.evaluate,
+    "report": reports.report,
+    "compare": reports.compare,
     "generate": models.generate,
     "export": models.export,
     "encode": models.encode,

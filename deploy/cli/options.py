@@ -10,6 +10,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="Config overrides, e
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
 Iteration = Annotated[int | None, typer.Option(help="Iteration of the checkpoint; default: the newest.")]
 IsAverage = Annotated[bool, typer.Option("--average", help="Use the running average of the adapter (learner.average).")]
+IsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Host = Annotated[str, typer.Option(help="Address to listen on; any other than loopback needs a token.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
 TokenFile = Annotated[

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from deploy.cli.options import AllowHost, Host, Port, TokenFile
-from deploy.folder.location import runs_folder
+from deploy.folder.location import found_run, runs_folder
 from protocol.commands import CommandKind
-from protocol.config.status import BOARD_VARIABLE, shown_source
+from protocol.config.status import BOARD_VARIABLE
 from protocol.errors import BoardError, InputError, RunFolderError
 
 OUTCOME_S = 5.0
@@ -171,10 +171,7 @@ def _with_source(run: str | None, board: str | None, go: Callable[[Any, str | No
     elif run is None:
         where, name = str(runs_folder()), None
     else:
-        folder = Path(run) if Path(run).is_dir() else runs_folder() / run
-        if not folder.is_dir():
-            shown = shown_source(run)
-            raise RunFolderError(f"there is no run folder {shown} and no {runs_folder()}/{shown}: give one, or --board")
+        folder = found_run(run)
         where, name = str(folder), run_id_of(folder.resolve().name)
 
     async def opened() -> None:

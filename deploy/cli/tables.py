@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
+from deploy.report.compare import Comparison, Interval
 from protocol.status import ENDED, RunStatus
 
 
@@ -59,6 +60,45 @@ def show_run(status: RunStatus) -> RenderableType:
     for error in status.errors[-3:]:
         facts.add_row(Text(error.kind, "red" if error.kind == "error" else "yellow"), error.message)
     return Group(facts, Text(), _actors(status))
+
+
+def show_comparison(found: Comparison) -> RenderableType:
+    """Return two runs side by side."""
+    facts = Table("", *_right(found.first, found.second), box=None)
+    for fact in found.facts:
+        facts.add_row(fact.name, _plain(fact.first), _plain(fact.second))
+    parts: list[RenderableType] = [facts]
+    if found.heldout:
+        newest = Table("held-out score", *_right(found.first, found.second, "difference"), box=None)
+        changes = Table("since its start", *_right(found.first, found.second), box=None)
+        for row in found.heldout:
+            newest.add_row(row.kind, _number(row.first), _number(row.second), _interval(row.difference))
+            changes.add_row(row.kind, _interval(row.first_change), _interval(row.second_change))
+        told = (
+            f"[low, high]: {found.level:.0%} of {found.resamples:,} paired resamples of the held-out prompts (seed 0);"
+            " other training seeds are not in them"
+        )
+        parts += [Text(), newest, Text(), changes, Text(told, "dim")]
+    if found.differences:
+        keys = Table("config key", found.first, found.second, box=None)
+        for key, (first, second) in found.differences.items():
+            keys.add_row(key, *("none" if value is None else str(value) for value in (first, second)))
+        parts += [Text(), keys]
+    return Group(*parts, *(Text(f"note: {note}") for note in found.notes))
+
+
+def _right(*names: str) -> list[Column]:
+    return [Column(name, justify="right") for name in names]
+
+
+def _interval(found: Interval | None) -> str:
+    return "none" if found is None else f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+
+
+def _plain(value: float | None) -> str:
+    if value is None:
+        return "none"
+    return f"{value:.0f}" if value == int(value) else f"{value:.3f}" if abs(value) >= 0.01 else f"{value:.2g}"
 
 
 def _actors(status: RunStatus) -> Table:

@@ -48,7 +48,7 @@ def write_before_after(gallery: Path, *, first: int, last: int) -> Path:
     Returns:
         The path of the PNG.
     """
-    before, after = (_read_gallery(gallery, iteration) for iteration in (first, last))
+    before, after = (read_gallery(gallery, iteration) for iteration in (first, last))
     cells = [
         (prompt, [before[prompt][0], after[prompt][0]], [before[prompt][1], after[prompt][1]])
         for prompt in before
@@ -57,8 +57,8 @@ def write_before_after(gallery: Path, *, first: int, last: int) -> Path:
     return _write(gallery / "before_after.png", cells, f"same prompts, same noise: iteration {first} and {last}")
 
 
-def _read_gallery(gallery: Path, iteration: int) -> dict[str, tuple[np.ndarray, float]]:
-    """Return image and reading by prompt."""
+def read_gallery(gallery: Path, iteration: int) -> dict[str, tuple[np.ndarray, float]]:
+    """Read the images of an evaluation: uint8 [H, W, 3] and reading (NaN: no score) by prompt (OSError, ValueError)."""
     held = np.load(gallery / f"iteration_{iteration:06d}.npz", allow_pickle=False)
     rows = zip(held["images"], held["readings"].tolist(), strict=True)
     return dict(zip(held["prompts"].tolist(), rows, strict=True))

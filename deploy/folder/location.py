@@ -18,6 +18,7 @@ from pathlib import Path
 
 from deploy.folder.mirror import CLOSE_S
 from protocol.config.run import RunConfig
+from protocol.config.status import shown_source
 from protocol.errors import RunFolderError
 
 RUNS = "runs"
@@ -73,6 +74,19 @@ def placed(run: Path) -> Path:
     if ".." in below.parts or not below.parts:
         raise RunFolderError(f"--run must be a name or an absolute path in a Ray job, got {run}: name it runs/NAME")
     return runs_folder() / below
+
+
+def found_run(run: str) -> Path:
+    """Return the folder of a run, given its path or its name in the folder of runs.
+
+    Raises:
+        RunFolderError: there is none.
+    """
+    folder = Path(run) if Path(run).is_dir() else runs_folder() / run
+    if not folder.is_dir():
+        shown = shown_source(run)
+        raise RunFolderError(f"there is no run folder {shown} and no {runs_folder()}/{shown}: give one of these")
+    return folder
 
 
 def stop_grace_s() -> int:

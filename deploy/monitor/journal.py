@@ -119,10 +119,12 @@ class RunJournal:
 
     def _draw(self, iteration: int, evaluation: Evaluation) -> None:
         from deploy.folder.gallery import write_gallery
+        from deploy.folder.heldout import write_heldout
 
         kind = "GalleryWritten"
         try:
             with self._run.writing():
+                write_heldout(self._run.gallery, iteration, evaluation, self._run.config.evaluation)
                 write_gallery(self._run.gallery, iteration, evaluation)
         except RunFolderError as error:
             self.condition(kind, holds=False, reason="WriteFailed", message=str(error))

@@ -156,7 +156,7 @@ def sheet(record: TrajectoryRecord) -> bytes:
     """
     from PIL import Image, ImageDraw
 
-    images = _images(record)
+    images = images_of(record)
     cell, text, gap = max(record.width, 64), 26, 6
     tall = cell * record.height // record.width
     columns = images.width // record.width
@@ -180,7 +180,7 @@ def sheet(record: TrajectoryRecord) -> bytes:
     return out.getvalue()
 
 
-def _images(record: TrajectoryRecord) -> Any:
+def images_of(record: TrajectoryRecord) -> Any:
     """The record's images, rows of trajectories by columns of points (ContractError: they do not fit the record)."""
     from PIL import Image
 

@@ -30,6 +30,11 @@ class Evaluation:
     seconds: float = 0.0
     gallery: tuple[tuple[Prompt, np.ndarray, float], ...] = field(default=(), repr=False)
     """Some prompts, the first image of each, uint8 [H, W, 3], and its reading (NaN: no score)."""
+    prompts: tuple[Prompt, ...] = field(default=(), repr=False)
+    """The held-out prompts, P of them."""
+    by_image: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
+    """Each image's reading by scorer and component, [P, images per prompt]; `score` is the one of `by_tag` (NaN: none).
+    """
 
     def line(self, iteration: int) -> dict[str, float]:
         """Make its line of metrics."""
@@ -88,21 +93,29 @@ async def evaluate(config: RunConfig, *, prompts: Sequence[Prompt], ports: Ports
 
     starts = range(0, len(wanted), settings.batch)
     parts_read = await asyncio.gather(*(again_if_lost(partial(read, start)) for start in starts))
-    readings = np.concatenate([_reading(scores, settings.component) for scores, _ in parts_read])
+    answers = [scores for scores, _ in parts_read]
+    readings = np.concatenate([_reading(scores, settings.component) for scores in answers])
+    components = _components(answers)
     images = {index: image for _, held in parts_read for index, image in held.items()}
-    reasons = [reason for scores, _ in parts_read for reason in scores.reasons]
+    reasons = [reason for scores in answers for reason in scores.reasons]
     by_tag = _means([prompt for prompt, _ in wanted], readings, reasons)
     return Evaluation(
         score=float(np.mean(list(by_tag.values()))),
         by_tag=by_tag,
         missing=int(np.isnan(readings).sum()),
         images=len(readings),
-        readings=_component_means([scores for scores, _ in parts_read]),
+        readings={name: _mean(values) for name, values in components.items()},
         gallery=tuple((wanted[index][0], images[index], float(readings[index])) for index in shown),
+        prompts=tuple(prompts),
+        by_image={
+            name: values.reshape(len(prompts), settings.images_per_prompt)
+            for name, values in {"score": readings, **components}.items()
+        },
     )
 
 
-def _tag(prompt: Prompt) -> str:
+def tag_of(prompt: Prompt) -> str:
+    """Return the kind of a prompt; `all` for one without."""
     return str(prompt.metadata.get("tag", "all"))
 
 
@@ -110,7 +123,7 @@ def _indices_to_show(wanted: Sequence[tuple[Prompt, int]], each: int = 4) -> lis
     """Choose the first image of the first `each` prompts of every tag."""
     indices: dict[str, list[int]] = {}
     for index, (prompt, number) in enumerate(wanted):
-        held = indices.setdefault(_tag(prompt), [])
+        held = indices.setdefault(tag_of(prompt), [])
         if number == 0 and len(held) < each:
             held.append(index)
     return [index for held in indices.values() for index in held]
@@ -128,17 +141,22 @@ def _reading(scores: Scores, component: str) -> np.ndarray:
     return scores.components[component]
 
 
-def _component_means(answers: Sequence[Scores]) -> dict[str, float]:
+def _components(answers: Sequence[Scores]) -> dict[str, np.ndarray]:
+    """Join the readings of every scorer and component; NaN where an answer lacks one."""
     names = dict.fromkeys(name for scores in answers for name in scores.components)
-    means = {}
-    for name in names:
-        values = np.concatenate([scores.components[name] for scores in answers if name in scores.components])
-        means[name] = float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
-    return means
+    lacking = [np.full(len(scores.reasons), np.nan, np.float32) for scores in answers]
+    return {
+        name: np.concatenate([scores.components.get(name, none) for scores, none in zip(answers, lacking, strict=True)])
+        for name in names
+    }
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
 
 
 def _means(prompts: Sequence[Prompt], readings: np.ndarray, reasons: Sequence[str]) -> dict[str, float]:
-    tags = [_tag(prompt) for prompt in prompts]
+    tags = [tag_of(prompt) for prompt in prompts]
     by_tag = {}
     for tag in dict.fromkeys(tags):
         rows = [index for index, other in enumerate(tags) if other == tag]

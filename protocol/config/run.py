@@ -189,12 +189,16 @@ class RunConfig(Section):
         """Return the whole tree as YAML, defaults included."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
+    def flat_fields(self) -> dict[str, Any]:
+        """Return every field, by dotted key."""
+        return _flatten(self.model_dump(mode="json"))
+
     def outcome_fields(self) -> dict[str, Any]:
         """Return every field that can change a result, by dotted key.
 
         Pools, deadlines, checkpoints, guards, status and the number of iterations are not among them.
         """
-        flat = _flatten(self.model_dump(mode="json"))
+        flat = self.flat_fields()
         flat |= {key: flat[key] > 0 for key in flat if key.startswith("cluster.") and key.endswith(".gpus")}
         return {key: value for key, value in flat.items() if not _is_free(key)}
 

@@ -1,0 +1,98 @@
+"""The scores of an evaluation by prompt and image: `gallery/iteration_NNNNNN.json`.
+
+Every evaluation of a run makes its images from the same noise, so two evaluations can be compared prompt by prompt.
+"""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from deploy.folder.files import write_whole
+from deploy.folder.names import GALLERY
+from learner.loop.evaluate import Evaluation, tag_of
+from protocol.config.run import EvaluationConfig
+from protocol.status import Document
+
+FILE = re.compile(r"iteration_(\d{6,})\.json")
+SCORE = "score"
+"""The name of the readings that make the held-out score."""
+
+
+class HeldoutScores(Document):
+    """The scores of one evaluation of P prompts with N images each."""
+
+    iteration: int
+    component: str
+    """The scorer or component behind `score`, see `evaluation.component`."""
+    seed: int
+    """Of the noise."""
+    steps: int
+    """Euler steps of the ODE."""
+    prompts: list[str]
+    """[P]"""
+    tags: list[str]
+    """[P] the kind of each prompt."""
+    scores: dict[str, list[list[float | None]]]
+    """[P][N] by scorer and component, null where an image has none; `score` makes the held-out score."""
+
+    def table(self, name: str = SCORE) -> np.ndarray:
+        """Return readings by name, [P, N], NaN where an image has no score; all NaN if there are none by this name."""
+        shape = np.shape(self.scores[SCORE])
+        return np.array(self.scores[name], float) if name in self.scores else np.full(shape, np.nan)
+
+
+def heldout_of(iteration: int, evaluation: Evaluation, settings: EvaluationConfig) -> HeldoutScores:
+    """Make the document of an evaluation.
+
+    Args:
+        iteration: of the adapter.
+        evaluation: its result.
+        settings: by which it was made.
+
+    Returns:
+        The document; numbers are rounded to 6 digits.
+    """
+    return HeldoutScores(
+        iteration=iteration,
+        component=settings.component,
+        seed=settings.seed,
+        steps=settings.steps,
+        prompts=[prompt.text for prompt in evaluation.prompts],
+        tags=[tag_of(prompt) for prompt in evaluation.prompts],
+        scores={
+            name: [[round(float(value), 6) if np.isfinite(value) else None for value in row] for row in table]
+            for name, table in evaluation.by_image.items()
+        },
+    )
+
+
+def write_heldout(gallery: Path, iteration: int, evaluation: Evaluation, settings: EvaluationConfig) -> Path:
+    """Write the scores of an evaluation beside its images.
+
+    Args:
+        gallery: the folder.
+        iteration: of the adapter.
+        evaluation: its result.
+        settings: by which it was made.
+
+    Returns:
+        The path of the file.
+    """
+    path = gallery / f"iteration_{iteration:06d}.json"
+    write_whole(path, heldout_of(iteration, evaluation, settings).model_dump_json())
+    return path
+
+
+def read_heldout(run: Path) -> list[HeldoutScores]:
+    """Read the scores of all evaluations of a run folder, oldest first; files that cannot be read are left out."""
+    found = []
+    for path in sorted((run / GALLERY).glob("iteration_*.json")):
+        try:
+            held = HeldoutScores.model_validate_json(path.read_bytes())
+            is_whole = all(np.shape(table)[:1] == (len(held.prompts),) for table in held.scores.values())
+        except (OSError, ValueError):
+            continue
+        if FILE.fullmatch(path.name) and is_whole and SCORE in held.scores and len(held.tags) == len(held.prompts):
+            found.append(held)
+    return found

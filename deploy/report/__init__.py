@@ -1,0 +1,1 @@
+"""Reports of runs that people show to each other: one page for many runs, and a comparison of two."""

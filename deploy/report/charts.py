@@ -1,0 +1,245 @@
+"""Charts of a report: SVG to stand inside a page, whose colours follow the page's light or dark scheme."""
+
+import html
+import io
+import re
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from deploy.report.runs import Group
+
+COLOURS = {f"#0a0b{index:02x}": f"var(--c{index})" for index in range(8)}
+INK, LINE = "#0a0c01", "#0a0c02"
+THEMED = {**COLOURS, INK: "var(--ink)", LINE: "var(--line)"}
+"""Colours that are drawn, each with the one of the page that takes its place."""
+DASHES = ("-", "--", ":", "-.")
+MOST_POINTS = 400
+"""Points of one line; a longer run is drawn as means of equal parts."""
+SIZE = (5.2, 3.1)
+"""Inches; a text of 10 points is 10 pixels high where the page is 400 pixels wide."""
+HEAT_COLUMNS = 120
+RC = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "flowcredit",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.edgecolor": LINE,
+    "axes.labelcolor": INK,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": LINE,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+}
+Series = tuple[np.ndarray, np.ndarray]
+
+
+def colour(index: int) -> str:
+    """Return the colour of a group or a step; they begin again after eight."""
+    return list(COLOURS)[index % len(COLOURS)]
+
+
+def dash(index: int) -> str:
+    """Return how a group's or a step's line is dashed, so that colours that begin again can be told apart."""
+    return DASHES[index // len(COLOURS) % len(DASHES)]
+
+
+def metric_chart(groups: Sequence[Group], name: str, *, of: str = "iterations", by: str = "iteration") -> str | None:
+    """Draw a metric of all groups: thin lines for runs, a line for their mean, a band from the lowest to the highest.
+
+    Args:
+        groups: of runs.
+        name: of the metric.
+        of: `iterations` or `evaluations`.
+        by: `iteration` or `seconds`.
+
+    Returns:
+        SVG; None if no run has the metric.
+    """
+    drawn = [(index, group, group.values(name, of=of)) for index, group in enumerate(groups)]
+    if not any(runs for _, _, runs in drawn):
+        return None
+
+    def draw(axes: Axes) -> None:
+        for index, group, runs in drawn:
+            if runs:
+                series = [(run[0 if by == "iteration" else 1], run[2]) for run in runs]
+                _band(axes, series, index, label=_text(group.label), has_marks=of == "evaluations")
+        axes.set_xlabel("iteration" if by == "iteration" else "training seconds")
+        _finish(axes, has_legend=len(drawn) > 1)
+
+    return _svg(f"{name} by {by}", draw)
+
+
+def gain_lines(group: Group) -> str | None:
+    """Draw the mean absolute gain of each step by iteration; None if no run has gains."""
+    steps = gain_steps(group)
+    if not steps:
+        return None
+
+    def draw(axes: Axes) -> None:
+        for index, step in enumerate(steps):
+            x, mean, _, _ = banded([(run[0], run[2]) for run in group.values(_gain(step))])
+            axes.plot(x, mean, color=colour(index), linestyle=dash(index), linewidth=1.6, label=f"step {step}")
+        axes.set_xlabel("iteration")
+        _finish(axes, has_legend=True)
+
+    return _svg(f"mean absolute gain by step, {group.name}", draw)
+
+
+def gain_heat(group: Group) -> str | None:
+    """Draw the same as a map, steps down and iterations across, brighter for more; None if no run has gains."""
+    steps = gain_steps(group)
+    if not steps:
+        return None
+    rows = [banded([(run[0], run[2]) for run in group.values(_gain(step))], most=HEAT_COLUMNS)[:2] for step in steps]
+    ticks = np.unique(np.concatenate([x for x, _ in rows]))
+    table = np.full((len(steps), len(ticks)), np.nan)
+    for row, (x, mean) in zip(table, rows, strict=True):
+        row[np.searchsorted(ticks, x)] = mean
+
+    def draw(axes: Axes) -> None:
+        edges = [ticks[0] - 0.5, *((a + b) / 2 for a, b in pairwise(ticks)), ticks[-1] + 0.5]
+        mesh = axes.pcolormesh(edges, np.arange(len(steps) + 1), table, cmap=_heat(), vmin=0, rasterized=True)
+        every = -(-len(steps) // 14)
+        axes.set_yticks(np.arange(len(steps))[::every] + 0.5, [str(step) for step in steps[::every]])
+        axes.invert_yaxis()
+        axes.set(xlabel="iteration", ylabel="denoising step")
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        bar = axes.figure.colorbar(mesh, ax=axes, pad=0.02)
+        bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+
+    return _svg(f"mean absolute gain by step, as a map, {group.name}", draw)
+
+
+def stage_bars(rows: Sequence[tuple[str, dict[str, float]]]) -> str:
+    """Draw stacked bars of seconds: one bar for each row's label, its parts by stage."""
+    stages = list(dict.fromkeys(stage for _, seconds in rows for stage in seconds))
+
+    def draw(axes: Axes) -> None:
+        left = np.zeros(len(rows))
+        for index, stage in enumerate(stages):
+            widths = np.array([seconds.get(stage, 0.0) for _, seconds in rows])
+            axes.barh(np.arange(len(rows)), widths, left=left, color=colour(index), label=stage.replace("_", " "))
+            left += widths
+        axes.set_yticks(np.arange(len(rows)), [_text(_short(label)) for label, _ in rows])
+        axes.invert_yaxis()
+        axes.set_xlabel("seconds of an iteration, mean")
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, handlelength=1.2)
+        axes.grid(axis="x")
+
+    return _svg("where the time went", draw, size=(5.2, 1.5 + 0.45 * len(rows)))
+
+
+def gain_steps(group: Group) -> list[int]:
+    """List the denoising steps that have gains."""
+    found = (re.fullmatch(r"gain/step_(\d+)_abs_mean", name) for name in group.names("gain/step_"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def banded(runs: Sequence[Series], *, most: int = MOST_POINTS) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Join the series of several runs.
+
+    Args:
+        runs: x, ascending, and y of each, [L].
+        most: points; longer series are means of equal parts.
+
+    Returns:
+        x, and the mean, the lowest and the highest y there, as far as all runs reach: between its own points a run is
+        taken as straight.
+    """
+    thinned = [_thinned(x, y, most) for x, y in runs]
+    begin, end = max(x[0] for x, _ in thinned), min(x[-1] for x, _ in thinned)
+    x = np.unique(np.concatenate([x for x, _ in thinned]))
+    if begin <= end:
+        x = x[(x >= begin) & (x <= end)]
+    y = np.stack([np.interp(x, *series) for series in thinned])
+    return x, y.mean(0), y.min(0), y.max(0)
+
+
+def _band(axes: Axes, runs: Sequence[Series], index: int, *, label: str, has_marks: bool) -> None:
+    x, mean, low, high = banded(runs)
+    marks = {"marker": "o", "markersize": 3.5} if has_marks or len(x) < 2 else {}
+    axes.plot(x, mean, color=colour(index), linestyle=dash(index), linewidth=1.8, label=label, **marks)
+    if len(runs) > 1:
+        for series in runs:
+            axes.plot(*_thinned(*series, MOST_POINTS), color=colour(index), linewidth=0.7, alpha=0.45)
+        axes.fill_between(x, low, high, color=colour(index), alpha=0.18, linewidth=0)
+
+
+def _thinned(x: np.ndarray, y: np.ndarray, most: int) -> Series:
+    if len(x) <= most:
+        return x, y
+    parts = np.array_split(np.arange(len(x)), most)
+    return np.array([x[part].mean() for part in parts]), np.array([y[part].mean() for part in parts])
+
+
+def _finish(axes: Axes, *, has_legend: bool) -> None:
+    axes.grid(axis="y")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.ticklabel_format(axis="y", scilimits=(-3, 4), useOffset=False)
+    if has_legend:
+        labels = axes.get_legend_handles_labels()[1]
+        columns = 3 if max(map(len, labels), default=0) < 12 else 1
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, handlelength=1.6)
+
+
+def _svg(title: str, draw: Callable[[Axes], None], size: tuple[float, float] = SIZE) -> str:
+    with rc_context(RC):
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasSVG(figure)
+        draw(figure.subplots())
+        out = io.StringIO()
+        figure.savefig(out, format="svg", metadata={"Date": None, "Title": title})
+    return _inline(out.getvalue(), title)
+
+
+def _inline(svg: str, title: str) -> str:
+    """Cut an SVG file down to what stands inside a page: its own ids, colours of the page, no metadata, no size."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<(metadata|style|title)\b.*?</\1>", "", svg, flags=re.DOTALL)
+    own, label = re.sub(r"\W+", "-", title), html.escape(title).replace("\\", "")
+    svg = re.sub(r'\bid="', f'id="{own}-', svg)
+    svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{own}-", svg)
+    svg = re.sub(
+        r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', rf'<svg viewBox="\1" role="img" aria-label="{label}">', svg, count=1
+    )
+    svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)
+    for drawn, themed in THEMED.items():
+        svg = svg.replace(drawn, themed)
+    return svg
+
+
+def _heat() -> ListedColormap:
+    """The map of the run's page: dark violet to bright yellow."""
+    stops = np.array([[45, 17, 96], [123, 31, 162], [208, 59, 109], [245, 138, 60], [251, 228, 113]]) / 255
+    at = np.linspace(0, 1, 256)
+    return ListedColormap(np.stack([np.interp(at, np.linspace(0, 1, len(stops)), row) for row in stops.T], 1))
+
+
+def _gain(step: int) -> str:
+    return f"gain/step_{step}_abs_mean"
+
+
+def _text(label: str) -> str:
+    """Return a label that matplotlib shows as it stands: neither as a formula nor, with _ at its head, not at all."""
+    return "\u200b" + label.replace("$", r"\$") if label.startswith("_") else label.replace("$", r"\$")
+
+
+def _short(text: str, most: int = 18) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

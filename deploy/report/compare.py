@@ -1,0 +1,172 @@
+"""Two runs side by side: their numbers, the differences of their held-out scores with intervals, their configs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deploy.folder.heldout import HeldoutScores
+from deploy.monitor.summary import STAGE
+from deploy.report.paired import LEVEL, RESAMPLES, Difference, paired_difference, why_unpaired
+from deploy.report.runs import HELDOUT, REWARD, SECONDS, Group, Run, differences, read_runs
+from protocol.errors import RunFolderError
+from protocol.status import Document
+
+DIAGNOSTICS = (
+    "train/approx_kl",
+    "train/ratio_mean",
+    "train/clip_fraction",
+    "train/grad_norm",
+    "reward/group_std",
+)
+ALL = "all kinds"
+
+
+class Fact(Document):
+    """One number of both runs."""
+
+    name: str
+    first: float | None
+    second: float | None
+
+
+class Interval(Document):
+    """A difference of two held-out scores, with its interval of 95 %."""
+
+    value: float
+    low: float
+    high: float
+    prompts: int
+
+
+class Heldout(Document):
+    """The newest held-out scores of both runs, of one kind of prompts or of all."""
+
+    kind: str
+    first: float
+    second: float
+    difference: Interval | None
+    """Second minus first, prompt by prompt; null where the evaluations do not fit each other."""
+    first_change: Interval | None
+    """Of the first run, from its first to its newest evaluation."""
+    second_change: Interval | None
+
+
+class Comparison(Document):
+    """Two runs side by side."""
+
+    first: str
+    second: str
+    facts: list[Fact]
+    heldout: list[Heldout]
+    differences: dict[str, tuple[Any, Any]]
+    """Config keys that differ, with the value of each run; the seed too."""
+    notes: list[str]
+    """What cannot be compared, and why."""
+    resamples: int = RESAMPLES
+    level: float = LEVEL
+
+
+def compare(first: Path, second: Path) -> Comparison:
+    """Compare two run folders.
+
+    Raises:
+        RunFolderError: one holds no run or no metrics, or both are the same.
+    """
+    if first.resolve() == second.resolve():
+        raise RunFolderError(f"two runs must be given, got {first} twice: name another one")
+    runs = read_runs([first, second])
+    for run in runs:
+        if not run.iterations and not run.evaluations:
+            raise RunFolderError(f"a run must have metrics to be compared, got none in {run.path}: train it first")
+    notes = [
+        f"{run.name}: {run.damaged} lines of metrics cannot be read and are left out" for run in runs if run.damaged
+    ]
+    one, other = (Group(name=run.name, runs=[run], differs={}) for run in runs)
+    keys = {key: (a, b) for key, (a, b) in differences([one, other])}
+    seeds = runs[0].config.seed, runs[1].config.seed
+    return Comparison(
+        first=runs[0].name,
+        second=runs[1].name,
+        facts=list(_facts(one, other)),
+        heldout=_heldout(one, other, notes),
+        differences=({"seed": seeds} if seeds[0] != seeds[1] else {}) | keys,
+        notes=notes,
+    )
+
+
+def _facts(one: Group, other: Group) -> Sequence[Fact]:
+    both = (one, other)
+    iterations, seconds = ([getattr(group.runs[0], name) for group in both] for name in ("iterations", "seconds"))
+    facts = [
+        Fact(name="iterations", first=len(iterations[0]), second=len(iterations[1])),
+        Fact(name="training seconds", first=seconds[0], second=seconds[1]),
+    ]
+    for name, of, word in ((REWARD, "iterations", "reward"), (HELDOUT, "evaluations", "held-out score")):
+        ends = [group.first_and_last(name, of=of) or (None, None) for group in both]
+        for row, end in enumerate(("first", "last")):
+            facts.append(Fact(name=f"{word}, {end}", first=ends[0][row], second=ends[1][row]))
+    stages = dict.fromkeys(name for group in both for name in group.names(STAGE))
+    means = [SECONDS, *(name for name in stages if name not in (SECONDS, f"{STAGE}evaluation")), *DIAGNOSTICS]
+    facts += [Fact(name=f"{name}, mean", first=one.mean(name), second=other.mean(name)) for name in means]
+    return [fact for fact in facts if fact.first is not None or fact.second is not None]
+
+
+def _heldout(one: Group, other: Group, notes: list[str]) -> list[Heldout]:
+    """Compare the newest evaluations; what cannot be paired is said in `notes`."""
+    newest = [_newest(group.runs[0], notes) for group in (one, other)]
+    if newest[0] is None or newest[1] is None:
+        return []
+    if reason := why_unpaired(newest[0], newest[1]):
+        notes.append(f"held-out scores are not paired: {reason}")
+    if newest[0].component != newest[1].component:
+        notes.append(f"held-out scores are of {newest[0].component} and of {newest[1].component}")
+    if newest[0].iteration != newest[1].iteration:
+        notes.append(f"the newest evaluations are of iterations {newest[0].iteration} and {newest[1].iteration}")
+    rows = []
+    for kind in (ALL, *dict.fromkeys(newest[0].tags)):
+        tag = None if kind == ALL else kind
+        values = [_score(held, tag) for held in newest]
+        if None in values:
+            continue
+        between = None if reason else paired_difference([newest[0]], [newest[1]], tag=tag)
+        changes = [_change(group.runs[0], tag) for group in (one, other)]
+        rows.append(
+            Heldout(
+                kind=kind,
+                first=values[0],
+                second=values[1],
+                difference=_interval(between),
+                first_change=_interval(changes[0]),
+                second_change=_interval(changes[1]),
+            )
+        )
+    return rows
+
+
+def _newest(run: Run, notes: list[str]) -> HeldoutScores | None:
+    if not run.heldout:
+        notes.append(f"{run.name} has no held-out scores by prompt, so there is no interval")
+        return None
+    return run.heldout[-1]
+
+
+def _score(held: HeldoutScores, tag: str | None) -> float | None:
+    """The held-out score of one kind, or the mean over all kinds; None where a kind has none."""
+    kinds = [tag] if tag else list(dict.fromkeys(held.tags))
+    tables = [held.table()[np.array(held.tags) == kind] for kind in kinds]
+    if any(not np.isfinite(table).any() for table in tables):
+        return None
+    return float(np.mean([np.nanmean(table) for table in tables]))
+
+
+def _change(run: Run, tag: str | None) -> Difference | None:
+    before, after = run.heldout[0], run.heldout[-1]
+    if before is after or why_unpaired(before, after):
+        return None
+    return paired_difference([before], [after], tag=tag)
+
+
+def _interval(found: Difference | None) -> Interval | None:
+    return found and Interval(value=found.value, low=found.low, high=found.high, prompts=found.prompts)

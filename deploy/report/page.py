@@ -1,0 +1,255 @@
+"""The report of one or many runs: one HTML file that asks nothing of any server."""
+
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, StrictUndefined
+
+from deploy.folder.files import write_whole
+from deploy.folder.gallery import read_gallery
+from deploy.folder.names import GALLERY
+from deploy.monitor.summary import STAGE
+from deploy.report import charts
+from deploy.report.paired import Difference, paired_difference, why_unpaired
+from deploy.report.runs import HELDOUT, REWARD, Group, Run, differences, groups_of, read_runs
+from deploy.report.strips import data_url, strips_of
+from flowcredit.start import own_version
+from protocol.errors import RunFolderError
+
+TEMPLATE = Path(__file__).with_name("report.html.jinja")
+MARK = '<meta name="generator" content="flowcredit report">'
+"""What only our own reports hold near their head."""
+DIAGNOSTICS = {
+    "train/approx_kl": "KL: mean of half the squared log ratio",
+    "train/reference_kl": "KL to the model without adapter",
+    "train/ratio_mean": "mean ratio between learner and rollout",
+    "train/clip_fraction": "share of clipped pairs",
+    "train/loss": "loss",
+    "train/grad_norm": "gradient norm before clipping",
+    "reward/group_std": "spread: std of rewards within a group",
+    "group/zero_variance": "share of groups without any advantage",
+    "reward/missing": "images without a score",
+}
+MOST_PAIRS = 12
+"""Pairs of images before and after, of each group."""
+LARGEST = 256
+"""Pixels: larger images of a gallery are shown smaller."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two images of a prompt from the same noise."""
+
+    prompt: str
+    before: str
+    after: str
+    score_before: float
+    score_after: float
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of held-out prompts in one group."""
+
+    group: str
+    tag: str
+    before: float
+    after: float
+    difference: Difference | None
+
+
+def write_report(paths: Sequence[Path], out: Path) -> Path:
+    """Write the report of these run folders.
+
+    Args:
+        paths: the run folders; a run in progress is shown as far as it has come.
+        out: an HTML file; an earlier report there is replaced.
+
+    Returns:
+        `out`.
+
+    Raises:
+        RunFolderError: a folder holds no run, no run has metrics yet, or `out` cannot be written or is another file.
+    """
+    require_out(out)
+    text = report_of(read_runs(paths))
+    try:
+        write_whole(out, text)
+    except OSError as error:
+        raise RunFolderError(f"{out} cannot be written: {error.strerror}; mend that or set --out") from None
+    return out
+
+
+def require_out(out: Path) -> None:
+    """Check that a report may be written to a path.
+
+    Raises:
+        RunFolderError: its folder is not there, or it is something else than a report of ours.
+    """
+    try:
+        if not out.parent.is_dir():
+            raise RunFolderError(f"{out} cannot be written: no folder {out.parent} to write to; make it or set --out")
+        if out.is_dir():
+            raise RunFolderError(f"--out must name a file, got the folder {out}: name a file in it")
+        if out.exists() and MARK.encode() not in out.read_bytes()[:1000]:
+            raise RunFolderError(f"--out must be new or an earlier report, got another file {out}: take another name")
+    except OSError as error:
+        raise RunFolderError(f"{out} cannot be written: {error.strerror}; mend that or set --out") from None
+
+
+def report_of(runs: Sequence[Run]) -> str:
+    """Return the page of these runs."""
+    groups = groups_of(runs)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["number"] = number
+    environment.filters["signed"] = signed
+    environment.filters["span"] = span
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(
+        mark=MARK,
+        version=own_version(),
+        made=f"{datetime.now():%Y-%m-%d %H:%M}",
+        runs=runs,
+        groups=groups,
+        colours=[charts.THEMED[charts.colour(index)] for index in range(len(groups))],
+        rewards=[(group.first_and_last(REWARD), group.first_and_last(HELDOUT, of="evaluations")) for group in groups],
+        changes=[change_of(group) for group in groups],
+        curves=_curves(groups),
+        gains=[(group, charts.gain_lines(group), charts.gain_heat(group)) for group in groups],
+        strips=[(group, strips_of(group)) for group in groups],
+        diagnostics=_diagnostics(groups),
+        zeros=[name for name in DIAGNOSTICS if _is_zero(groups, name)],
+        stages=_stages(groups),
+        kinds=[kind for group in groups for kind in kinds_of(group)],
+        pairs=[(group, *pairs_of(group)) for group in groups],
+        differences=differences(groups),
+        configs=[(group, group.runs[0].config.to_yaml()) for group in groups],
+    )
+
+
+def change_of(group: Group, tag: str | None = None) -> Difference | str:
+    """Compare a group's newest evaluations with its first ones, prompt by prompt.
+
+    Args:
+        group: of runs, whose images count together.
+        tag: kind of prompts; None for all.
+
+    Returns:
+        The difference, or why there is none.
+    """
+    ends = [(run.heldout[0], run.heldout[-1]) for run in group.runs if len(run.heldout) > 1]
+    if not ends:
+        return "no two evaluations with scores by prompt"
+    first = ends[0][0]
+    for held in (each for pair in ends for each in pair):
+        if reason := why_unpaired(first, held):
+            return reason
+    found = paired_difference([a for a, _ in ends], [b for _, b in ends], tag=tag)
+    return found or "a kind of prompts without a score"
+
+
+def kinds_of(group: Group) -> Iterator[Kind]:
+    """Compare first and newest evaluation of a group by kind of prompt."""
+    skipped = (HELDOUT, "evaluation/missing")
+    for name in group.names("evaluation/", of="evaluations"):
+        ends = group.first_and_last(name, of="evaluations")
+        if name in skipped or name.startswith("evaluation/reward/") or ends is None:
+            continue
+        tag = name.removeprefix("evaluation/")
+        has_tag = any(held.tags.count(tag) for run in group.runs for held in run.heldout[:1])
+        change = change_of(group, tag) if has_tag else ""
+        yield Kind(group.name, tag, *ends, change if isinstance(change, Difference) else None)
+
+
+def pairs_of(group: Group) -> tuple[str, list[Pair]]:
+    """Return images of the first and of the newest evaluation of a group's first run with two galleries.
+
+    Returns:
+        The run and both iterations in words, and the pairs, those whose score changed most first.
+    """
+    for run in group.runs:
+        iterations = [int(line["iteration"]) for line in run.evaluations]
+        ends = [
+            iteration for iteration in iterations if (run.path / GALLERY / f"iteration_{iteration:06d}.npz").exists()
+        ]
+        if len(ends) < 2:
+            continue
+        try:
+            before, after = (read_gallery(run.path / GALLERY, iteration) for iteration in (ends[0], ends[-1]))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            continue
+        both = [prompt for prompt in before if prompt in after]
+        both.sort(key=lambda prompt: -abs(np.nan_to_num(after[prompt][1] - before[prompt][1])))
+        pairs = [
+            Pair(prompt, _shown(before[prompt][0]), _shown(after[prompt][0]), before[prompt][1], after[prompt][1])
+            for prompt in both[:MOST_PAIRS]
+        ]
+        return f"{run.name}, iteration {ends[0]} and {ends[-1]}", pairs
+    return "", []
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """Write a number; `none` where there is none."""
+    if value is None or (isinstance(value, float) and not np.isfinite(value)):
+        return "none"
+    return f"{value:.{digits}f}"
+
+
+def signed(value: float | None) -> str:
+    """Write a difference with its sign."""
+    return "none" if value is None else f"{value:+.3f}"
+
+
+def span(seconds: float) -> str:
+    """Write seconds as people do."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+def _curves(groups: Sequence[Group]) -> list[tuple[str, str]]:
+    wanted = [
+        (f"{title} by {'iteration' if by == 'iteration' else 'training seconds'}", name, of, by)
+        for title, name, of in (("Reward", REWARD, "iterations"), ("Held-out score", HELDOUT, "evaluations"))
+        for by in ("iteration", "seconds")
+    ]
+    drawn = [(title, charts.metric_chart(groups, name, of=of, by=by)) for title, name, of, by in wanted]
+    return [(title, chart) for title, chart in drawn if chart]
+
+
+def _diagnostics(groups: Sequence[Group]) -> list[tuple[str, str, str]]:
+    shown = {name: text for name, text in DIAGNOSTICS.items() if not _is_zero(groups, name)}
+    drawn = [(name, text, charts.metric_chart(groups, name)) for name, text in shown.items()]
+    return [(name, text, chart) for name, text, chart in drawn if chart]
+
+
+def _is_zero(groups: Sequence[Group], name: str) -> bool:
+    """Whether a metric is there and always 0."""
+    found = [values for group in groups for _, _, values in group.values(name)]
+    return bool(found) and not any(values.any() for values in found)
+
+
+def _stages(groups: Sequence[Group]) -> str | None:
+    rows = []
+    for group in groups:
+        names = [name for name in group.names(STAGE) if name not in (f"{STAGE}iteration", f"{STAGE}evaluation")]
+        seconds = {name.removeprefix(STAGE): group.mean(name) for name in names}
+        if seconds:
+            rows.append((group.name, {stage: value or 0.0 for stage, value in seconds.items()}))
+    return charts.stage_bars(rows) if rows else None
+
+
+def _shown(image: np.ndarray) -> str:
+    from PIL import Image
+
+    if max(image.shape[:2]) <= LARGEST:
+        return data_url(image)
+    small = Image.fromarray(image)
+    small.thumbnail((LARGEST, LARGEST))
+    return data_url(np.asarray(small), kind="JPEG")

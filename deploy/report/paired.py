@@ -1,0 +1,106 @@
+"""Paired bootstrap of held-out scores: how sure a difference between two evaluations of the same prompts is.
+
+A held-out score is the mean over kinds of prompts of the mean over each kind's images. A resample takes prompts of each
+kind with replacement, the same ones in both evaluations. The interval says what other prompts of the same kinds would
+do; it does not say what other training seeds would do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from deploy.folder.heldout import SCORE, HeldoutScores
+
+RESAMPLES = 10_000
+LEVEL = 0.95
+CHUNK = 2**22
+"""Most numbers of one chunk of resamples."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference of two held-out scores, with an interval."""
+
+    before: float
+    after: float
+    low: float
+    """Of the interval about the difference."""
+    high: float
+    prompts: int
+    resamples: int = RESAMPLES
+
+    @property
+    def value(self) -> float:
+        """The second score minus the first."""
+        return self.after - self.before
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return self.low > 0 or self.high < 0
+
+
+def why_unpaired(before: HeldoutScores, after: HeldoutScores) -> str | None:
+    """Say why two evaluations cannot be compared prompt by prompt; None if they can."""
+    for what in ("prompts", "tags", "seed", "steps"):
+        if getattr(before, what) != getattr(after, what):
+            return f"the evaluations have other {what}"
+    if before.table().shape != after.table().shape:
+        return "the evaluations have other numbers of images for each prompt"
+    return None
+
+
+def paired_difference(
+    before: Sequence[HeldoutScores],
+    after: Sequence[HeldoutScores],
+    *,
+    name: str = SCORE,
+    tag: str | None = None,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> Difference | None:
+    """Compare evaluations of the same prompts at the same noise.
+
+    Args:
+        before: evaluations whose images count together, of several runs for instance.
+        after: the others, of the same prompts.
+        name: of the readings.
+        tag: kind of prompts; None for the mean over all kinds.
+        seed: of the resamples.
+        resamples: how many.
+
+    Returns:
+        The difference with its interval of 95 %; None where a kind has no score.
+    """
+    tags = np.array(before[0].tags)
+    kinds = [tag] if tag else list(dict.fromkeys(tags.tolist()))
+    sums = [_sums(each, name) for each in (before, after)]
+    rng = np.random.default_rng(seed)
+    points, drawn = np.zeros(2), np.zeros((2, resamples))
+    for kind in kinds:
+        rows = tags == kind
+        counts = rows.sum()
+        if not counts or not all(images[rows].sum() for _, images in sums):
+            return None
+        points += [total[rows].sum() / images[rows].sum() for total, images in sums]
+        size = max(1, CHUNK // int(counts))
+        for start in range(0, resamples, size):
+            end = min(resamples, start + size)
+            times = rng.multinomial(counts, np.full(counts, 1 / counts), size=end - start)
+            for row, (total, images) in enumerate(sums):
+                with np.errstate(invalid="ignore", divide="ignore"):
+                    drawn[row, start:end] += (times @ total[rows]) / (times @ images[rows])
+    points, drawn = points / len(kinds), drawn / len(kinds)
+    edges = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+    low, high = np.nanquantile(drawn[1] - drawn[0], edges)
+    count = int(np.isin(tags, kinds).sum())
+    return Difference(float(points[0]), float(points[1]), float(low), float(high), prompts=count, resamples=resamples)
+
+
+def _sums(evaluations: Sequence[HeldoutScores], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Sum of the scores and number of scored images of each prompt, [P] each."""
+    tables = [each.table(name) for each in evaluations]
+    total = sum(np.nansum(table, axis=1) for table in tables)
+    images = sum(np.isfinite(table).sum(axis=1) for table in tables)
+    return np.asarray(total, float), np.asarray(images, float)

@@ -1,0 +1,190 @@
+"""What a report needs of run folders: their configs, numbers, held-out scores and recorded trajectories.
+
+Runs whose configs differ in nothing but the seed make one group.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deploy.folder.heldout import HeldoutScores, read_heldout
+from deploy.folder.names import METRICS, TRAJECTORIES
+from deploy.folder.read import config_of, lines_of, status_of
+from deploy.monitor.trajectories import read_records
+from protocol.config.run import RunConfig
+from protocol.errors import RunFolderError
+from protocol.status import TrajectoryRecord
+
+REWARD, HELDOUT, SECONDS, SPENT = "reward/mean", "evaluation/score", "seconds/iteration", "seconds"
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder, read."""
+
+    name: str
+    path: Path
+    config: RunConfig
+    phase: str
+    """Of its last status; `unknown` without one."""
+    iterations: Sequence[Line]
+    """Metrics of each iteration, with `seconds`: training seconds up to its end."""
+    evaluations: Sequence[Line]
+    """Metrics of each evaluation, with the same `seconds`."""
+    damaged: int
+    """Lines of metrics that cannot be read."""
+
+    @cached_property
+    def heldout(self) -> Sequence[HeldoutScores]:
+        """Held-out scores by prompt, oldest first."""
+        return read_heldout(self.path)
+
+    @cached_property
+    def records(self) -> Sequence[TrajectoryRecord]:
+        """Recorded trajectories, oldest first."""
+        return read_records(self.path / TRAJECTORIES)
+
+    @property
+    def seconds(self) -> float:
+        """Training seconds, without evaluations."""
+        return self.iterations[-1][SPENT] if self.iterations else 0.0
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one config with different seeds."""
+
+    name: str
+    runs: Sequence[Run]
+    differs: Mapping[str, Any]
+    """The keys by which its config differs from those of other groups, and their values."""
+
+    @property
+    def label(self) -> str:
+        """Its name, and how many runs it has if there are several."""
+        return f"{self.name} ({len(self.runs)} runs)" if len(self.runs) > 1 else self.name
+
+    def values(self, name: str, *, of: str = "iterations") -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Return a metric of each run that has it.
+
+        Args:
+            name: of the metric.
+            of: `iterations` or `evaluations`.
+
+        Returns:
+            For each run: iterations, training seconds and values, each [L], without lines where it is not a number.
+        """
+        found = []
+        for run in self.runs:
+            lines = [line for line in getattr(run, of) if isinstance(line.get(name), int | float)]
+            if lines:
+                columns = ([line[key] for line in lines] for key in ("iteration", SPENT, name))
+                found.append(tuple(np.array(column, float) for column in columns))
+        return found
+
+    def mean(self, name: str) -> float | None:
+        """Return the mean of a metric over all iterations of all runs; None without any."""
+        found = [values for _, _, values in self.values(name)]
+        return float(np.concatenate(found).mean()) if found else None
+
+    def first_and_last(self, name: str, *, of: str = "iterations") -> tuple[float, float] | None:
+        """Return the mean over runs of a metric's first and last value; None without any."""
+        found = [(values[0], values[-1]) for _, _, values in self.values(name, of=of)]
+        return (float(np.mean([a for a, _ in found])), float(np.mean([b for _, b in found]))) if found else None
+
+    def names(self, prefix: str, *, of: str = "iterations") -> list[str]:
+        """Return the names of metrics that begin with `prefix`, in the order in which the lines have them."""
+        lines = (line for run in self.runs for line in getattr(run, of))
+        return list(dict.fromkeys(name for line in lines for name in line if name.startswith(prefix)))
+
+
+def read_run(path: Path, name: str | None = None) -> Run:
+    """Read a run folder; damaged lines of metrics are left out and counted.
+
+    Raises:
+        RunFolderError: no run folder, or one that this version cannot read.
+    """
+    config = config_of(path)
+    lines = lines_of(path, skips_damaged=True)
+    spent, iterations, evaluations = 0.0, [], []
+    for line in lines:
+        if REWARD in line:
+            spent += line.get(SECONDS) or 0.0
+            iterations.append({**line, SPENT: spent})
+        if HELDOUT in line:
+            evaluations.append({**line, SPENT: spent})
+    status = status_of(path)
+    return Run(
+        name=name or path.resolve().name,
+        path=path,
+        config=config,
+        phase=status.status.phase if status else "unknown",
+        iterations=iterations,
+        evaluations=evaluations,
+        damaged=_complete_lines(path) - len(lines),
+    )
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Read run folders; each one once, and those with equal names by their paths.
+
+    Raises:
+        RunFolderError: one is no run folder, or none of them has a line of metrics.
+    """
+    folders = list({path.resolve(): path for path in paths}.values())
+    names = [path.resolve().name for path in folders]
+    runs = [
+        read_run(path, str(path) if names.count(name) > 1 else name) for path, name in zip(folders, names, strict=True)
+    ]
+    if not any(run.iterations or run.evaluations for run in runs):
+        shown = ", ".join(str(run.path) for run in runs)
+        raise RunFolderError(f"a run must have a line of {METRICS} to be shown, got none in {shown}: train it first")
+    return runs
+
+
+def groups_of(runs: Sequence[Run]) -> list[Group]:
+    """Put runs that differ in nothing but the seed into one group; what cannot change a result does not count."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        fields = run.config.outcome_fields()
+        del fields["seed"]
+        found.setdefault(repr(sorted(fields.items(), key=lambda item: item[0])), []).append(run)
+    members = list(found.values())
+    fields = [group[0].config.outcome_fields() for group in members]
+    keys = [key for key in dict.fromkeys(key for each in fields for key in each) if key != "seed"]
+    differing = [key for key in keys if any(each.get(key) != fields[0].get(key) for each in fields)]
+    return [
+        Group(name=_common_name(group), runs=group, differs={key: each.get(key) for key in differing})
+        for group, each in zip(members, fields, strict=True)
+    ]
+
+
+def differences(groups: Sequence[Group]) -> list[tuple[str, list[Any]]]:
+    """List the keys in which configs of groups differ, those that cannot change a result too; without the seed.
+
+    Returns:
+        Each key, and its value in the first run of each group; None where the config lacks it.
+    """
+    flat = [group.runs[0].config.flat_fields() for group in groups]
+    keys = dict.fromkeys(key for each in flat for key in each if key != "seed")
+    rows = [(key, [each.get(key) for each in flat]) for key in keys]
+    return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
+
+
+def _common_name(runs: Sequence[Run]) -> str:
+    """Name a group by what the names of its runs begin with, or by its first run."""
+    common = os.path.commonprefix([run.name for run in runs]).rstrip("_-. 0123456789") if len(runs) > 1 else ""
+    return common or runs[0].name
+
+
+def _complete_lines(run: Path) -> int:
+    try:
+        return (run / METRICS).read_bytes().count(b"\n")
+    except OSError:
+        return 0

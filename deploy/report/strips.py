@@ -1,0 +1,120 @@
+"""Film strips of a report: the recorded trajectories that ended best, ended worst, and rose most from a low point."""
+
+import base64
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from deploy.monitor.trajectories import images_of
+from deploy.report.runs import Group
+from protocol.errors import ContractError
+from protocol.status import TrajectoryRecord
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One point of a trajectory, and the step that leads on from it."""
+
+    image: str
+    """Address of the clean-image estimate, with its data."""
+    name: str
+    reward: float | None
+    step: int | None
+    """The denoising step after it; None at the last point."""
+    step_reward: float | None
+    advantage: float | None
+
+
+@dataclass(frozen=True)
+class Strip:
+    """One trajectory."""
+
+    title: str
+    run: str
+    iteration: int
+    prompt: str
+    member: int
+    tiles: Sequence[Tile]
+    pixels: int
+    """Width of a tile."""
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    run: str
+    record: TrajectoryRecord
+    row: int
+    final: float
+    rise: float
+    """Of the reward, from its lowest point to the finished image."""
+
+
+def strips_of(group: Group) -> list[Strip]:
+    """Choose up to three trajectories of a group; a trajectory is shown once, and damaged records are left out."""
+    found = list(_candidates(group))
+    wanted = (
+        ("Best: the highest reward at the end", lambda each: each.final),
+        ("Worst: the lowest reward at the end", lambda each: -each.final),
+        ("Turned around: the largest rise from its lowest point to the end", lambda each: each.rise),
+    )
+    strips, shown = [], set()
+    for title, worth in wanted:
+        left = [each for each in found if id(each) not in shown and np.isfinite(worth(each))]
+        for best in sorted(left, key=worth, reverse=True):
+            shown.add(id(best))
+            try:
+                strips.append(_strip(title, best))
+                break
+            except ContractError:
+                continue
+    return strips
+
+
+def data_url(image: np.ndarray, *, kind: str = "PNG") -> str:
+    """Return the address of an image that holds its data.
+
+    Args:
+        image: uint8 [H, W, 3].
+        kind: `PNG`, or `JPEG` for photographs.
+
+    Returns:
+        A `data:` address.
+    """
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.fromarray(image).save(out, kind, **({"optimize": True} if kind == "PNG" else {"quality": 88}))
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(out.getvalue()).decode()}"
+
+
+def _candidates(group: Group) -> Iterator[_Candidate]:
+    for run in group.runs:
+        for record in run.records:
+            for row, trajectory in enumerate(record.trajectories):
+                rewards = [np.nan if reward is None else reward for reward in trajectory.rewards]
+                if rewards and np.isfinite(rewards[-1]):
+                    earlier = [reward for reward in rewards[:-1] if np.isfinite(reward)]
+                    rise = rewards[-1] - min(earlier) if earlier else np.nan
+                    yield _Candidate(run.name, record, row, rewards[-1], rise)
+
+
+def _strip(title: str, chosen: _Candidate) -> Strip:
+    record, row = chosen.record, chosen.row
+    sheet, trajectory = np.asarray(images_of(record)), record.trajectories[row]
+    points = sheet.shape[1] // record.width
+    top, tiles = row * record.height, []
+    for point in range(points):
+        left, is_last = point * record.width, point == points - 1
+        tiles.append(
+            Tile(
+                image=data_url(sheet[top : top + record.height, left : left + record.width]),
+                name="finished" if is_last else f"before step {record.steps[point]}",
+                reward=trajectory.rewards[point],
+                step=None if is_last else record.steps[point],
+                step_reward=None if is_last else trajectory.step_rewards[point],
+                advantage=None if is_last else trajectory.advantages[point],
+            )
+        )
+    return Strip(title, chosen.run, record.iteration, record.prompt, trajectory.member, tiles, record.width)

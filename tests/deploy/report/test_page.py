@@ -1,0 +1,188 @@
+"""The report of one or many runs."""
+
+import json
+import re
+import resource
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from deploy.report.page import report_of, write_report
+from deploy.report.runs import read_run, read_runs
+from protocol.errors import RunFolderError
+from tests.support.runs.ended import an_ended_run
+
+
+class Page(HTMLParser):
+    """The tags of a page, its addresses and its ids; all tags must be closed in their order."""
+
+    EMPTY = frozenset({"meta", "img", "br"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.ids: list[str] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(text)
+        assert self._open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "xlink:href", "action", "srcset")]
+        self.ids += [value for name, value in attrs if name == "id"]
+        if tag not in self.EMPTY:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in self.EMPTY:
+            self._open.pop()
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, tiny_config) -> list[Path]:
+    """Two seeds of one config, and a run of another."""
+    root = tmp_path_factory.mktemp("runs")
+    configs = [tiny_config(seed=0), tiny_config(seed=1), tiny_config(seed=0, learner={"learning_rate": 0.125})]
+    return [
+        an_ended_run(root / name, config, lift=lift)
+        for name, config, lift in zip(("mine_0", "mine_1", "_other$x$"), configs, (0.1, 0.2, 0.0), strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def page(runs) -> str:
+    return report_of(read_runs(runs))
+
+
+def test_the_page_asks_nothing_of_any_server(page):
+    found = Page(page)
+    assert found.addresses
+    assert all(address.startswith(("data:image/", "#")) for address in found.addresses)
+    assert not re.search(r"url\((?!#)|@import|<script|<link|<iframe", page)
+
+
+def test_every_id_of_the_charts_is_there_once(page):
+    found = Page(page)
+    assert len(found.ids) == len(set(found.ids))
+    linked = {address[1:] for address in found.addresses if address.startswith("#")} | set(
+        re.findall(r"url\(#([^)]*)\)", page)
+    )
+    assert linked <= set(found.ids)
+
+
+def test_seeds_are_one_group_and_another_config_is_another(page):
+    text = Page(page).text
+    assert "mine (2 runs)" in text
+    assert "_other$x$" in text
+    assert "mine_0 (seed 0, unknown)" in text
+    assert "learner.learning_rate" in text
+    assert "0.125" in text
+    assert "seed" not in re.findall(r"<code>([^<]*)</code>", page)
+
+
+def test_numbers_of_the_page_are_those_of_the_runs(page):
+    text = " ".join(Page(page).text.split())
+    assert "0.530 → 0.650" in text, "reward of the two seeds: 0.52 to 0.6, and 0.54 to 0.7, means 0.53 and 0.65"
+
+
+def test_prompts_are_shown_as_they_stand(page):
+    assert "<b>prompt</b>" not in page
+    assert "&lt;b&gt;prompt&lt;/b&gt; 0 &amp; $x" in page
+
+
+def test_charts_take_their_colours_from_the_page(page):
+    charts = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(charts) >= 8
+    assert all("#0a0" not in chart and "var(--" in chart for chart in charts)
+
+
+def test_a_metric_that_is_always_zero_is_named_and_not_drawn(page):
+    assert "Always 0, so not drawn: <code>reward/missing</code>" in page
+    assert 'aria-label="reward/missing by iteration"' not in page
+
+
+def test_long_runs_are_drawn_with_few_points(tmp_path, tiny_config):
+    page = report_of([read_run(an_ended_run(tmp_path / "long", tiny_config(), iterations=3000))])
+    assert len(page) < 600_000
+
+
+def test_a_run_with_the_finished_image_only_has_strips_of_one_image(tmp_path, tiny_config):
+    run = an_ended_run(tmp_path / "run", tiny_config())
+    path = next((run / "trajectories").glob("*.json"))
+    held = json.loads(path.read_text())
+    for each in held["trajectories"]:
+        each["rewards"], each["values"] = each["rewards"][-1:], None
+    held["width"] *= 3
+    path.write_text(json.dumps(held))
+    page = report_of([read_run(run)])
+    assert "Best: the highest reward" in page
+    assert "Turned around" not in page
+
+
+def test_damaged_lines_and_files_are_left_out_and_counted(tmp_path, tiny_config):
+    run = an_ended_run(tmp_path / "run", tiny_config())
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 6, "rew\n\x00\n{"iteration": 6, "reward/mean": 0.7')
+    for path in (run / "gallery" / "iteration_000005.npz", run / "gallery" / "iteration_000000.json"):
+        path.write_bytes(b"damaged")
+    next((run / "trajectories").glob("*.json")).write_text("{}")
+    text = " ".join(Page(report_of([read_run(run)])).text.split())
+    assert "run: 2 lines of metrics.jsonl cannot be read and are left out." in text
+    assert "no two evaluations with scores by prompt" in text
+    assert "Recorded trajectories" not in text
+    assert "Before and after" not in text
+
+
+def test_a_run_that_has_just_begun_is_shown_beside_others_and_refused_alone(tmp_path, runs, tiny_config):
+    young = an_ended_run(tmp_path / "young", tiny_config(seed=5))
+    (young / "metrics.jsonl").unlink()
+    assert "young has no finished iteration yet." in report_of(read_runs([*runs, young]))
+    with pytest.raises(RunFolderError, match=r"must have a line of metrics.jsonl to be shown, got none in .*young"):
+        read_runs([young])
+
+
+def test_equal_names_are_told_apart_and_a_folder_counts_once(tmp_path, tiny_config):
+    paths = [an_ended_run(tmp_path / where / "run", tiny_config()) for where in ("a", "b")]
+    assert [run.name for run in read_runs([*paths, paths[0]])] == [str(path) for path in paths]
+
+
+def test_an_earlier_report_is_replaced_and_another_file_is_not(tmp_path, runs):
+    out = tmp_path / "report.html"
+    assert write_report(runs[:1], out) == out
+    before = out.read_text()
+    write_report(runs, out)
+    assert out.read_text() != before
+    mine = tmp_path / "thesis.html"
+    mine.write_text("years of work")
+    for path, rule in (
+        (mine, "must be new or an earlier report"),
+        (tmp_path, "must name a file"),
+        (tmp_path / "no" / "x.html", "no folder .*no to write to"),
+    ):
+        with pytest.raises(RunFolderError, match=rule):
+            write_report(runs, path)
+    assert mine.read_text() == "years of work"
+    with pytest.raises(RunFolderError, match="must hold config.yaml"):
+        write_report([tmp_path], out)
+
+
+def test_a_disk_that_takes_no_more_leaves_the_earlier_report(tmp_path, runs):
+    out = write_report(runs[:1], tmp_path / "report.html")
+    before = out.read_text()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(RunFolderError, match="cannot be written: File too large; mend that or set --out"):
+            write_report(runs, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert out.read_text() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]

@@ -1,0 +1,74 @@
+"""Paired bootstrap intervals, against numbers worked by hand and against scipy."""
+
+import numpy as np
+import pytest
+from scipy.stats import bootstrap
+
+from deploy.folder.heldout import HeldoutScores, heldout_of
+from deploy.report.paired import paired_difference, why_unpaired
+from protocol.config.run import EvaluationConfig
+from tests.support.runs.ended import an_evaluation
+
+
+def held(scores: np.ndarray) -> HeldoutScores:
+    return heldout_of(1, an_evaluation(scores.tolist()), EvaluationConfig())
+
+
+def test_equal_gains_leave_no_doubt():
+    scores = np.linspace(0.2, 0.7, 12).reshape(6, 2)
+    found = paired_difference([held(scores)], [held(scores + 0.1)])
+    assert found is not None
+    assert found.value == pytest.approx(0.1, abs=1e-6)
+    assert (found.low, found.high) == pytest.approx((0.1, 0.1), abs=1e-6)
+    assert found.is_clear
+    assert found.prompts == 6
+
+
+def test_the_score_is_the_mean_over_kinds_of_the_mean_over_images():
+    before = np.array([[0, 0], [0, 0], [0, 0], [0, 1], [1, 1], [0, 1]], float)
+    after = before.copy()
+    after[4] = [np.nan, 0]
+    found = paired_difference([held(before)], [held(after)])
+    assert found is not None
+    assert found.before == pytest.approx((1 / 8 + 3 / 4) / 2)
+    assert found.after == pytest.approx((1 / 8 + 1 / 3) / 2), "an image without a score is left out"
+
+
+def test_the_interval_is_that_of_scipy():
+    rng = np.random.default_rng(4)
+    before, after = rng.random((6, 1)), rng.random((6, 1))
+    found = paired_difference([held(before)], [held(after)], tag="colors")
+    known = bootstrap(((after - before)[:4, 0],), np.mean, n_resamples=20_000, method="percentile", rng=1)
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx(tuple(known.confidence_interval), abs=0.02)
+
+
+def test_the_same_seed_gives_the_same_interval():
+    rng = np.random.default_rng(4)
+    before, after = held(rng.random((6, 2))), held(rng.random((6, 2)))
+    first, again, other = (paired_difference([before], [after], seed=seed, resamples=51) for seed in (0, 0, 1))
+    assert first == again != other
+
+
+def test_a_kind_without_a_score_has_no_difference():
+    scores = np.full((6, 2), 0.5)
+    dark = scores.copy()
+    dark[4:] = np.nan
+    empty = held(scores).model_copy(update={"scores": {"score": dark.tolist()}})
+    assert paired_difference([held(scores)], [empty]) is None
+    assert paired_difference([held(scores)], [empty], tag="colors") is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"seed": 9}, "the evaluations have other seed"),
+        ({"steps": 99}, "the evaluations have other steps"),
+        ({"prompts": ["x"] * 6}, "the evaluations have other prompts"),
+        ({"scores": {"score": [[0.1]] * 6}}, "the evaluations have other numbers of images for each prompt"),
+    ],
+)
+def test_evaluations_that_do_not_fit_are_not_paired(change, why):
+    one = held(np.full((6, 2), 0.5))
+    assert why_unpaired(one, one.model_copy(update=change)) == why
+    assert why_unpaired(one, one.model_copy()) is None
