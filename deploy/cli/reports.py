@@ -18,7 +18,7 @@ def report(
         "report.html"
     ),
 ) -> None:
-    """Write one HTML file about one or many runs: curves, gains, film strips, before and after, configs.
+    """Write one HTML file about one or many runs: curves, gains, trajectories, before and after, configs.
 
     Runs that differ only in their seed become one line with a band. The file needs no network.
 

@@ -19,7 +19,7 @@ from deploy.report.runs import Group
 COLOURS = {f"#0a0b{index:02x}": f"var(--c{index})" for index in range(8)}
 INK, LINE = "#0a0c01", "#0a0c02"
 THEMED = {**COLOURS, INK: "var(--ink)", LINE: "var(--line)"}
-"""Colours that are drawn, each with the one of the page that takes its place."""
+"""Colours that are drawn, each with the one of the page that replaces it."""
 DASHES = ("-", "--", ":", "-.")
 MOST_POINTS = 400
 """Points of one line; a longer run is drawn as means of equal parts."""

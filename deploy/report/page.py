@@ -15,9 +15,9 @@ from deploy.folder.gallery import read_gallery
 from deploy.folder.names import GALLERY
 from deploy.monitor.summary import STAGE
 from deploy.report import charts
+from deploy.report.chosen import chosen_of, data_url
 from deploy.report.paired import Difference, paired_difference, why_unpaired
 from deploy.report.runs import HELDOUT, REWARD, Group, Run, differences, groups_of, read_runs
-from deploy.report.strips import data_url, strips_of
 from flowcredit.start import own_version
 from protocol.errors import RunFolderError
 
@@ -121,7 +121,7 @@ def report_of(runs: Sequence[Run]) -> str:
         changes=[change_of(group) for group in groups],
         curves=_curves(groups),
         gains=[(group, charts.gain_lines(group), charts.gain_heat(group)) for group in groups],
-        strips=[(group, strips_of(group)) for group in groups],
+        trajectories=[(group, chosen_of(group)) for group in groups],
         diagnostics=_diagnostics(groups),
         zeros=[name for name in DIAGNOSTICS if _is_zero(groups, name)],
         stages=_stages(groups),

@@ -3,7 +3,6 @@
 Runs whose configs differ in nothing but the seed make one group.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -178,9 +177,9 @@ def differences(groups: Sequence[Group]) -> list[tuple[str, list[Any]]]:
 
 
 def _common_name(runs: Sequence[Run]) -> str:
-    """Name a group by what the names of its runs begin with, or by its first run."""
-    common = os.path.commonprefix([run.name for run in runs]).rstrip("_-. 0123456789") if len(runs) > 1 else ""
-    return common or runs[0].name
+    """Name a group by what its runs' names have before their numbers, or by its first run."""
+    stems = {run.name.rstrip("_-. 0123456789") for run in runs}
+    return stems.pop() or runs[0].name if len(runs) > 1 and len(stems) == 1 else runs[0].name
 
 
 def _complete_lines(run: Path) -> int:

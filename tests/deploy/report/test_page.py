@@ -114,7 +114,7 @@ def test_long_runs_are_drawn_with_few_points(tmp_path, tiny_config):
     assert len(page) < 600_000
 
 
-def test_a_run_with_the_finished_image_only_has_strips_of_one_image(tmp_path, tiny_config):
+def test_a_run_with_the_finished_image_only_has_trajectories_of_one_image(tmp_path, tiny_config):
     run = an_ended_run(tmp_path / "run", tiny_config())
     path = next((run / "trajectories").glob("*.json"))
     held = json.loads(path.read_text())

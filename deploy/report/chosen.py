@@ -1,4 +1,4 @@
-"""Film strips of a report: the recorded trajectories that ended best, ended worst, and rose most from a low point."""
+"""Trajectories of a report: the recorded trajectories that ended best, ended worst, and rose most from a low point."""
 
 import base64
 import io
@@ -28,7 +28,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Strip:
+class ShownTrajectory:
     """One trajectory."""
 
     title: str
@@ -51,7 +51,7 @@ class _Candidate:
     """Of the reward, from its lowest point to the finished image."""
 
 
-def strips_of(group: Group) -> list[Strip]:
+def chosen_of(group: Group) -> list[ShownTrajectory]:
     """Choose up to three trajectories of a group; a trajectory is shown once, and damaged records are left out."""
     found = list(_candidates(group))
     wanted = (
@@ -59,17 +59,17 @@ def strips_of(group: Group) -> list[Strip]:
         ("Worst: the lowest reward at the end", lambda each: -each.final),
         ("Turned around: the largest rise from its lowest point to the end", lambda each: each.rise),
     )
-    strips, shown = [], set()
+    trajectories, shown = [], set()
     for title, worth in wanted:
         left = [each for each in found if id(each) not in shown and np.isfinite(worth(each))]
         for best in sorted(left, key=worth, reverse=True):
             shown.add(id(best))
             try:
-                strips.append(_strip(title, best))
+                trajectories.append(_shown(title, best))
                 break
             except ContractError:
                 continue
-    return strips
+    return trajectories
 
 
 def data_url(image: np.ndarray, *, kind: str = "PNG") -> str:
@@ -100,7 +100,7 @@ def _candidates(group: Group) -> Iterator[_Candidate]:
                     yield _Candidate(run.name, record, row, rewards[-1], rise)
 
 
-def _strip(title: str, chosen: _Candidate) -> Strip:
+def _shown(title: str, chosen: _Candidate) -> ShownTrajectory:
     record, row = chosen.record, chosen.row
     sheet, trajectory = np.asarray(images_of(record)), record.trajectories[row]
     points = sheet.shape[1] // record.width
@@ -117,4 +117,4 @@ def _strip(title: str, chosen: _Candidate) -> Strip:
                 advantage=None if is_last else trajectory.advantages[point],
             )
         )
-    return Strip(title, chosen.run, record.iteration, record.prompt, trajectory.member, tiles, record.width)
+    return ShownTrajectory(title, chosen.run, record.iteration, record.prompt, trajectory.member, tiles, record.width)
