@@ -10,6 +10,7 @@ its source; `identity` holds the keys that define the method, which win over a p
 its paper ran it (steps, group sizes, learning rate), which fills in only what a preset leaves open.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import yaml
 
 from protocol.config.parse import is_text, parse_config
-from protocol.config.run import RunConfig
+from protocol.config.run import RunConfig, flatten
 from protocol.errors import ConfigError, one_line
 from protocol.spelling import suggest
 
@@ -55,17 +56,53 @@ def load_config(preset: str | Path, *, overrides: Sequence[str] = ()) -> RunConf
     Raises:
         ConfigError: no such preset, an unreadable file, an unknown key, a wrong type or value.
     """
-    tree = read_tree(find_preset(preset))
+    tree: dict[str, Any] = {}
+    for _, layer in _layers(preset, overrides):
+        tree = merge(tree, layer)
+    for override in _assignments(overrides):
+        _apply(tree, override)
+    return parse_config(tree)
+
+
+def sources(preset: str | Path, *, overrides: Sequence[str] = ()) -> dict[str, str]:
+    """Return where the value of each dotted key comes from, among `load_config`'s layers; defaults are left out.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
+    found: dict[str, str] = {}
+    layers = _layers(preset, overrides)
+    for override in _assignments(overrides):
+        _apply(alone := {}, override)
+        layers.append(("override", alone))
+    for source, layer in layers:
+        found |= dict.fromkeys(flatten(layer), source)
+    return found
+
+
+def about_preset(name: str) -> str:
+    """Return the first sentence of a preset's first comment."""
+    comment = find_preset(name).read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
+    return re.split(r"(?<=[.;])\s", comment)[0].rstrip(".;")
+
+
+def _layers(preset: str | Path, overrides: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Read the files that make a config, from weak to strong, each with its name."""
+    path = find_preset(preset)
+    tree = read_tree(path)
+    file = f"preset {path.stem}" if path.parent == PRESETS else f"file {path}"
     own = tree.pop("method", None)
     named = [override.removeprefix(METHOD) for override in overrides if override.startswith(METHOD)]
-    if named:
-        tree = _with_method(tree, named[-1])
-    elif own is not None:
-        tree = merge(_with_method({}, own), tree)
-    for override in overrides:
-        if not override.startswith(METHOD):
-            _apply(tree, override)
-    return parse_config(tree)
+    name = named[-1] if named else own
+    if name is None:
+        return [(file, tree)]
+    method = read_method(name)
+    settings, identity = (f"method {name}", method["settings"]), (f"method {name}", method["identity"])
+    return [settings, (file, tree), identity] if named else [settings, identity, (file, tree)]
+
+
+def _assignments(overrides: Sequence[str]) -> list[str]:
+    return [override for override in overrides if not override.startswith(METHOD)]
 
 
 class UniqueKeys(yaml.SafeLoader):
@@ -140,11 +177,6 @@ def read_value(key: str, text: str) -> Any:
         return float(value)  # YAML 1.1 reads 1e-4 as text; a user means the number
     except ValueError:
         return value
-
-
-def _with_method(tree: dict[str, Any], name: object) -> dict[str, Any]:
-    method = read_method(name)
-    return merge(merge(method["settings"], tree), method["identity"])
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:

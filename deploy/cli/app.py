@@ -12,37 +12,40 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from deploy.cli import checks, jobs, methods, models, reports, rewards, status, training
+from deploy.cli import checks, configs, jobs, methods, models, reports, rewards, status, training
 from flowcredit.start import own_version
 from protocol.errors import FlowcreditError, InputError
 
 STOPPED = "stopped at once; `train` continues from the newest checkpoint"
 COMMANDS = {
-    "train": training.train,
-    "demo": training.demo,
-    "submit": jobs.submit,
-    "fetch": jobs.fetch,
-    "eval": training.evaluate,
-    "report": reports.report,
-    "compare": reports.compare,
-    "generate": models.generate,
-    "export": models.export,
-    "encode": models.encode,
-    "methods": methods.methods,
-    "calibrate-noise": methods.calibrate_noise,
-    "scorers": rewards.scorers,
-    "serve-rewards": rewards.serve_rewards,
-    "serve": status.serve,
-    "status": status.status,
-    "scale": status.scale,
-    "pause": status.pause,
-    "resume": status.resume,
-    "checkpoint": status.checkpoint,
-    "stop": status.stop,
-    "doctor": checks.doctor,
-    "verify": checks.verify,
+    "demo": (training.demo, ""),
+    "train": (training.train, "toy_geneval --run runs/mine seed=3 group.size=16"),
+    "init": (configs.init, "mine"),
+    "config": (configs.config, "toy_geneval method=tp_grpo group.size=16"),
+    "presets": (configs.presets, ""),
+    "methods": (configs.methods, "--json"),
+    "scorers": (rewards.scorers, ""),
+    "serve": (status.serve, "runs"),
+    "status": (status.status, "runs/mine --watch"),
+    "pause": (status.pause, "runs/mine"),
+    "resume": (status.resume, "runs/mine"),
+    "checkpoint": (status.checkpoint, "runs/mine"),
+    "scale": (status.scale, "runs/mine rollout 3"),
+    "stop": (status.stop, "runs/mine"),
+    "report": (reports.report, "runs/seed_0 runs/seed_1 runs/other --out report.html"),
+    "compare": (reports.compare, "runs/mine runs/other"),
+    "eval": (training.evaluate, "toy_geneval --run runs/mine"),
+    "generate": (models.generate, 'runs/mine "a red circle" --count 8'),
+    "export": (models.export, "runs/mine merged/"),
+    "submit": (jobs.submit, "toy_geneval --run mine --address http://HEAD:8265"),
+    "fetch": (jobs.fetch, "mine --address http://HEAD:8265"),
+    "serve-rewards": (rewards.serve_rewards, "ocr pickscore --host 0.0.0.0 --token-file token"),
+    "calibrate-noise": (methods.calibrate_noise, "toy_geneval --out calibrated.yaml"),
+    "encode": (models.encode, "sd35_pickscore model.embedding_cache=runs/embeddings"),
+    "doctor": (checks.doctor, "toy_geneval"),
+    "verify": (checks.verify, "runs/mine"),
 }
-"""All commands by name, in the order of `flowcredit --help`."""
+"""All commands by name, in the order of `flowcredit --help`, each with what an example of it says after its name."""
 
 
 class Command(TyperCommand):
@@ -59,7 +62,6 @@ class Command(TyperCommand):
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     invoke_without_command=True,
 )
@@ -75,8 +77,8 @@ def about(
         raise typer.Exit
 
 
-for name, command in COMMANDS.items():
-    app.command(name, cls=Command)(command)
+for name, (command, words) in COMMANDS.items():
+    app.command(name, cls=Command, epilog=f"Example: flowcredit {name} {words}".rstrip())(command)
 
 
 def main() -> None:

@@ -1,11 +1,13 @@
 """The commands that check a machine or a run folder: `doctor` and `verify`."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from deploy.cli.options import Overrides, RunFolder
+from deploy.cli.options import IsJson, Overrides, RunFolder
 from deploy.presets import load_config
 
 MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
@@ -17,23 +19,33 @@ def doctor(
     ] = None,
     overrides: Overrides = None,
     run: Annotated[Path, typer.Option(help="Folder that run folders will be in.")] = Path("runs"),
+    is_json: IsJson = False,
 ) -> None:
     """Check whether this machine is ready; exit code 1 if something prevents a run."""
     from deploy.tools.doctor import Question, examine
 
     config = load_config(preset, overrides=overrides or []) if preset else None
+    findings = examine(Question(config=config, run=run))
     is_bad = False
-    for finding in examine(Question(config=config, run=run)):
+    if is_json:
+        findings = list(findings)
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
+        raise typer.Exit(1 if any(finding.verdict == "bad" for finding in findings) else 0)
+    for finding in findings:
         is_bad |= finding.verdict == "bad"
         remedy = f"\n      {'':18} -> {finding.remedy}" if finding.remedy else ""
         typer.echo(f"{MARKS[finding.verdict]}  {finding.subject:18} {finding.found}{remedy}")
     raise typer.Exit(1 if is_bad else 0)
 
 
-def verify(run: RunFolder) -> None:
+def verify(run: RunFolder, is_json: IsJson = False) -> None:
     """Check the manifests, metrics and group ledger of a run folder; exit code 1 if something is damaged."""
     from deploy.tools.verify import verify as findings_of
 
+    if is_json:
+        findings = list(findings_of(run))
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
+        raise typer.Exit(0 if all(finding.is_whole for finding in findings) else 1)
     is_whole = True
     for finding in findings_of(run):
         is_whole &= finding.is_whole

@@ -1,4 +1,4 @@
-"""The commands about methods: `methods` and `calibrate-noise`."""
+"""The command that finds noise levels: `calibrate-noise`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,13 +6,7 @@ from typing import Annotated
 import typer
 
 from deploy.cli.options import Overrides, Preset
-from deploy.presets import load_config, method_names, read_method
-
-
-def methods() -> None:
-    """List the published methods that `method=NAME` lays over a preset."""
-    for name in method_names():
-        typer.echo(f"{name:20} {read_method(name)['about']}")
+from deploy.presets import load_config
 
 
 def calibrate_noise(

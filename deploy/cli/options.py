@@ -5,7 +5,17 @@ from typing import Annotated
 
 import typer
 
-Preset = Annotated[str, typer.Argument(help="Name of a preset, or path of a YAML file.")]
+from deploy.presets import preset_names
+
+
+def complete_preset(incomplete: str) -> list[str]:
+    """Complete the name of a preset for a shell."""
+    return [name for name in preset_names() if name.startswith(incomplete)]
+
+
+Preset = Annotated[
+    str, typer.Argument(help="Name of a preset, or path of a YAML file.", autocompletion=complete_preset)
+]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Config overrides, e.g. group.size=16 seed=3.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
 Iteration = Annotated[int | None, typer.Option(help="Iteration of the checkpoint; default: the newest.")]

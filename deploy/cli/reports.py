@@ -21,8 +21,6 @@ def report(
     """Write one HTML file about one or many runs: curves, gains, trajectories, before and after, configs.
 
     Runs that differ only in their seed become one line with a band. The file needs no network.
-
-    Example: flowcredit report runs/mine_0 runs/mine_1 runs/other --out report.html
     """
     from deploy.report.page import write_report
 
@@ -34,10 +32,7 @@ def compare(
     second: Annotated[str, typer.Argument(metavar="RUN", help="Another one.")],
     is_json: IsJson = False,
 ) -> None:
-    """Compare two runs in a table; held-out scores with paired bootstrap intervals over the prompts.
-
-    Example: flowcredit compare runs/mine runs/other
-    """
+    """Compare two runs in a table; held-out scores with paired bootstrap intervals over the prompts."""
     from rich.console import Console
 
     from deploy.cli.tables import show_comparison

@@ -1,21 +1,26 @@
 """The commands about rewards: `scorers` and `serve-rewards`."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from deploy.cli.options import AllowHost, Host, Port, TokenFile
+from deploy.cli.options import AllowHost, Host, IsJson, Port, TokenFile
 from deploy.presets import read_tree, read_value
 from protocol.config.parse import parse_reward
 from protocol.config.reward import RewardConfig
 from protocol.errors import ConfigError
 
 
-def scorers() -> None:
+def scorers(is_json: IsJson = False) -> None:
     """List the built-in scorers, where each is, and what its installation needs."""
     from rewards.scorer import SCORERS
 
+    if is_json:
+        rows = [{"name": name, "path": path, "extra": extra or None} for name, (path, extra) in SCORERS.items()]
+        typer.echo(json.dumps(rows, indent=1))
+        return
     for name, (path, extra) in SCORERS.items():
         typer.echo(f"{name:12} {path:36} {f'pip install -e .[{extra}]' if extra else ''}".rstrip())
 

@@ -4,6 +4,7 @@ RUN is a run folder, or the name of a run in `runs/`; with FLOWCREDIT_BOARD or -
 """
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -13,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.cli.options import AllowHost, Host, Port, TokenFile
+from deploy.cli.options import AllowHost, Host, IsJson, Port, TokenFile
 from deploy.folder.location import found_run, runs_folder
 from protocol.commands import CommandKind
 from protocol.config.status import BOARD_VARIABLE
@@ -60,6 +61,7 @@ def status(
     run: Annotated[str | None, typer.Argument(help="A run folder or a run's name; default: list all runs.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until Ctrl-C.")] = False,
     board: BoardOption = None,
+    is_json: IsJson = False,
 ) -> None:
     """Show the status of a run, or of all runs."""
     from rich.console import Console
@@ -68,17 +70,28 @@ def status(
     from deploy.cli.tables import show_run, show_runs
     from protocol.status import Pulse
 
+    if watch and is_json:
+        raise InputError("--json shows the status once: leave --watch out")
     pulse = Pulse()
 
-    async def shown(source: Any, name: str | None) -> Any:
+    async def looked_up(source: Any, name: str | None) -> Any:
         if name is None:
-            return show_runs([pulse.marked(found) for found in await source.runs()])
+            return [pulse.marked(found) for found in await source.runs()]
         found = await source.status(name)
         if found is None:
             raise RunFolderError(f"there is no run {run}: `flowcredit status` lists all runs")
-        return show_run(pulse.marked(found))
+        return pulse.marked(found)
+
+    async def shown(source: Any, name: str | None) -> Any:
+        found = await looked_up(source, name)
+        return show_runs(found) if name is None else show_run(found)
 
     async def go(source: Any, name: str | None) -> None:
+        if is_json:
+            found = await looked_up(source, name)
+            held = [each.model_dump(mode="json") for each in found] if name is None else found.model_dump(mode="json")
+            typer.echo(json.dumps(held, indent=1))
+            return
         console = Console(markup=False, emoji=False)  # messages may hold brackets
         if not watch:
             console.print(await shown(source, name))

@@ -191,7 +191,7 @@ class RunConfig(Section):
 
     def flat_fields(self) -> dict[str, Any]:
         """Return every field, by dotted key."""
-        return _flatten(self.model_dump(mode="json"))
+        return flatten(self.model_dump(mode="json"))
 
     def outcome_fields(self) -> dict[str, Any]:
         """Return every field that can change a result, by dotted key.
@@ -203,11 +203,12 @@ class RunConfig(Section):
         return {key: value for key, value in flat.items() if not _is_free(key)}
 
 
-def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a tree by dotted key; an empty section is a value."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:
-            flat |= _flatten(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[prefix + key] = value
     return flat

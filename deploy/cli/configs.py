@@ -1,0 +1,87 @@
+"""The commands about configs: `config`, `presets`, `methods`, `init`."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from deploy.cli.options import IsJson, Overrides, complete_preset
+from deploy.presets import about_preset, load_config, method_names, preset_names, read_method, sources
+from protocol.errors import ConfigError
+
+
+def config(
+    preset: Annotated[
+        str | None,
+        typer.Argument(help="Name of a preset, or path of a YAML file.", autocompletion=complete_preset),
+    ] = None,
+    overrides: Overrides = None,
+    has_keys: Annotated[bool, typer.Option("--keys", help="List every key with its meaning and unit.")] = False,
+    is_json: IsJson = False,
+) -> None:
+    """Show the config of a preset with overrides, and where each value comes from; or every key there is."""
+    if has_keys:
+        _show_keys(preset, overrides or [], is_json=is_json)
+        return
+    if preset is None:
+        raise ConfigError("a preset must be named, or --keys given: `flowcredit presets` lists them")
+    found = sources(preset, overrides=overrides or [])
+    fields = load_config(preset, overrides=overrides or []).flat_fields()
+    rows = [{"key": key, "value": value, "source": found.get(key, "default")} for key, value in fields.items()]
+    if is_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    width = max(len(row["key"]) for row in rows)
+    for row in rows:
+        typer.echo(f"{row['key']:{width}}  {written(row['value'])}  # {row['source']}")
+
+
+def presets(is_json: IsJson = False) -> None:
+    """List the presets, one in a line."""
+    _show_names({name: about_preset(name) for name in preset_names()}, is_json=is_json)
+
+
+def methods(is_json: IsJson = False) -> None:
+    """List the published methods that `method=NAME` lays over a preset."""
+    _show_names({name: read_method(name)["about"] for name in method_names()}, is_json=is_json)
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="Folder to write to; it is made.")] = Path("mine"),
+) -> None:
+    """Write a commented preset, a scorer and prompt files to start a run of your own from."""
+    from deploy.starter.start import write_starter
+
+    for path in write_starter(folder):
+        typer.echo(path)
+    typer.echo(f"next: flowcredit train {folder / 'run.yaml'} --dry-run, then without --dry-run")
+
+
+def written(value: Any) -> str:
+    """Write a value as YAML in one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _show_keys(preset: str | None, overrides: list[str], *, is_json: bool) -> None:
+    from protocol.config.reference import sections
+
+    if preset is not None or overrides:
+        raise ConfigError("--keys lists the keys of every config: leave preset and overrides out")
+    keys = [key for section in sections() for key in section.keys]
+    if is_json:
+        typer.echo(json.dumps([vars(key) for key in keys], indent=1, ensure_ascii=False))
+        return
+    for key in keys:
+        default = key.default if key.default == "required" else f"default {key.default}"
+        typer.echo(f"{key.key}  ({'; '.join(filter(None, (key.kind, key.limits, default)))})\n    {key.meaning}")
+
+
+def _show_names(about: dict[str, str], *, is_json: bool) -> None:
+    if is_json:
+        typer.echo(json.dumps([{"name": name, "about": text} for name, text in about.items()], indent=1))
+        return
+    for name, text in about.items():
+        typer.echo(f"{name:20} {text}")

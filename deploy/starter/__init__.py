@@ -1,0 +1,1 @@
+"""A preset, a scorer and prompts that a user starts from."""
