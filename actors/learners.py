@@ -83,7 +83,7 @@ class LearnerActor(Alive):
 
     @ray.method
     def adapter(self) -> Adapter:
-        """Copy the current adapter."""
+        """Copy the adapter that rolls out next."""
         return self._learner.adapter()
 
     @ray.method

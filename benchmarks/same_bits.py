@@ -33,8 +33,10 @@ from protocol.status import RunStatus, run_id_of
 
 FILES = ("pytorch_lora_weights.safetensors", "optimizer.safetensors")
 METHODS = (
+    "awm",
     "dance_grpo",
     "dense_grpo",
+    "diffusion_nft",
     "flow_grpo",
     "flow_grpo_fast",
     "mix_grpo",

@@ -30,7 +30,8 @@ class FlowPolicy:
     """A backbone with a schedule, a kernel and a guidance weight.
 
     `steps` are the steps that can be stochastic: std at least `std_min` and not the last one; `steps_of` are those that
-    one shard explores. Every other step runs as ODE and is never trained.
+    one shard explores. Every other step runs as ODE and is never trained. With the kernel `ode` no step is stochastic,
+    and `steps` are all T, since every noise level can be trained.
 
         policy = FlowPolicy(backbone, config.sampling, guidance=1.0)
         transition, velocity = policy.transition(latents, k, conditioning=policy.conditioning("a red circle", ""))
@@ -44,7 +45,7 @@ class FlowPolicy:
         self.forward_batch = forward_batch
         self.sigmas: Float[Tensor, " points"] = _sigmas(backbone, config)
         self._config = config
-        self.steps = tuple(k for k in range(config.steps - 1) if self.std(k) >= max(config.std_min, math.ulp(0.0)))
+        self.steps = self._eligible()
         if not self.steps:
             raise ConfigError(
                 f"sampling must leave a step with std of at least std_min {config.std_min}, got none:"
@@ -146,9 +147,17 @@ class FlowPolicy:
         sigma, sigma_next = self.sigmas[k : k + 1], self.sigmas[k + 1 : k + 2]
         return self._kernel(k)(latents=nothing, velocity=nothing, sigma=sigma, sigma_next=sigma_next).std.item()
 
+    def _eligible(self) -> tuple[int, ...]:
+        config = self._config
+        if config.kernel == "ode":
+            return tuple(range(config.steps))
+        return tuple(k for k in range(config.steps - 1) if self.std(k) >= max(config.std_min, math.ulp(0.0)))
+
     def _kernel(self, k: int) -> Callable[..., Transition]:
         config, sigma_first = self._config, self.sigmas[1].item()
         level = config.noise_levels[k] if config.noise_levels else config.noise_level
+        if config.kernel == "ode":
+            return ode
         if config.kernel == "flow_sde":
             return partial(flow_sde, sigma_first=sigma_first, noise_level=level)
         if config.kernel == "ddim_sde":

@@ -176,20 +176,23 @@ def rollout_shard(
     conditioning = policy.conditioning(request.prompt.text, request.prompt.negative)
     shard = request.first_member // request.members
     chosen = policy.steps_of(seed=config.seed, iteration=request.iteration, shard=shard)
-    steps = list(trajectory(policy, initial=initial, conditioning=conditioning, noise=noise, stochastic=chosen))
+    has_noise = config.sampling.kernel != "ode"
+    explored = chosen if has_noise else ()
+    steps = list(trajectory(policy, initial=initial, conditioning=conditioning, noise=noise, stochastic=explored))
     final = steps[-1].next_latents
     _require_finite(final, f"latents of group {request.group} in iteration {request.iteration}")
 
-    stochastic = [step for step in steps if step.k in chosen]
+    stochastic = [step for step in steps if step.k in explored]
     clean, index = final, torch.arange(len(members)).unsqueeze(1)
     if config.scores_points:
         clean, index = _points(policy, stochastic, final, conditioning, config, is_first=not request.first_member)
     objective = config.learner.objective
+    states = (initial, *(step.next_latents for step in steps)) if has_noise else (final,)
     rollout = Rollout(
         request=request,
         steps=chosen,
-        latents=_stacked([each.expand_as(final) for each in (initial, *(step.next_latents for step in steps))]),
-        log_probs=torch.stack([s.transition.log_prob(s.next_latents) for s in stochastic], dim=1).cpu().numpy(),
+        latents=_stacked([each.expand_as(final) for each in states]),
+        log_probs=_log_probs(stochastic) if has_noise else None,
         image_index=index.numpy(),
         means=_stacked([step.transition.mean for step in stochastic]) if objective in ("guarded", "masked") else None,
         targets=_stacked(_targets(clean, index, final)) if objective == "distillation" else None,
@@ -255,6 +258,10 @@ def _targets(
 ) -> list[Float[Tensor, "N C H W"]]:
     """Clean latents after each stochastic step: the completion of its next point, or the finished latents."""
     return [clean[rows] for rows in index[:, 1:-1].unbind(1)] + [final]
+
+
+def _log_probs(stochastic: Sequence[Step]) -> np.ndarray:
+    return torch.stack([s.transition.log_prob(s.next_latents) for s in stochastic], dim=1).cpu().numpy()
 
 
 def _stacked(tensors: list[Float[Tensor, "N C H W"]]) -> np.ndarray:

@@ -7,6 +7,7 @@
         state.json                          iteration, adapter digests, baseline, broken guards, and facts such as
                                             library versions
         average/                            the adapter's running mean in the same form, where the run keeps one
+        old/                                the adapter `old` in the same form, where the objective has one
         manifest.json                       sha256 of each file above, written last
     checkpoints/latest -> iteration_000040
     checkpoints/best -> iteration_000020        the one with the best held-out score
@@ -47,6 +48,9 @@ FILES = (FILE_NAME, OPTIMIZER, STATE)
 AVERAGE = "average"
 AVERAGE_FILE = f"{AVERAGE}/{FILE_NAME}"
 """In checkpoints of a run with `learner.average`; `pipeline.load_lora_weights` takes the folder."""
+OLD = "old"
+OLD_FILE = f"{OLD}/{FILE_NAME}"
+"""In checkpoints of a run with an objective of the forward process."""
 LATEST, BEST = "latest", "best"
 
 
@@ -114,7 +118,7 @@ def read_checkpoint(folder: Path) -> LearnerState:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {folder} has no readable {MANIFEST}: {error}") from error
-    if not isinstance(manifest, dict) or set(manifest) - {RECENT, AVERAGE_FILE} != set(FILES):
+    if not isinstance(manifest, dict) or set(manifest) - {RECENT, AVERAGE_FILE, OLD_FILE} != set(FILES):
         raise CheckpointError(f"checkpoint {folder} must list {sorted(FILES)} in its {MANIFEST}")
     for name, expected in manifest.items():
         if not (folder / name).is_file():
@@ -138,6 +142,7 @@ def read_checkpoint(folder: Path) -> LearnerState:
         adapter=adapter,
         optimizer=optimizer,
         average=read_lora(folder / AVERAGE, version=iteration) if AVERAGE_FILE in manifest else None,
+        old=read_lora(folder / OLD, version=iteration) if OLD_FILE in manifest else None,
         baseline=baseline,
         recent=_recent(folder, recent, older),
         broken=broken,
@@ -189,10 +194,11 @@ def _write(partial: Path, state: LearnerState, config: LoraConfig, facts: Mappin
         arrays = {f"{w.version}/{name}": _contiguous(a) for w in state.recent for name, a in w.arrays.items()}
         save_file(arrays, partial / RECENT)
         names.append(RECENT)
-    if state.average:
-        (partial / AVERAGE).mkdir()
-        write_lora(partial / AVERAGE, state.average, config)
-        names.append(AVERAGE_FILE)
+    means = {name: mean for name, mean in ((AVERAGE, state.average), (OLD, state.old)) if mean}
+    for name, mean in means.items():
+        (partial / name).mkdir()
+        write_lora(partial / name, mean, config)
+        names.append(f"{name}/{FILE_NAME}")
     told = {
         "iteration": state.iteration,
         "digest": state.adapter.digest,
@@ -203,7 +209,7 @@ def _write(partial: Path, state: LearnerState, config: LoraConfig, facts: Mappin
     (partial / STATE).write_text(json.dumps({**facts, **told}), encoding="utf-8")
     manifest = {name: _sha256(partial / name) for name in names}
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    for name in (*names, MANIFEST, *([AVERAGE] if state.average else [])):
+    for name in (*names, MANIFEST, *means):
         _sync(partial / name)
     _sync(partial)
 

@@ -107,11 +107,12 @@ class Rollout:
 
     request: ShardRequest
     steps: tuple[int, ...]
-    """The S stochastic steps k, ascending. Only these have a log-prob and are trained."""
+    """The S stochastic steps k, ascending. Only these have a log-prob and are trained. Where no step has noise: the
+    steps whose noise levels are trained."""
     latents: np.ndarray
-    """float32 [N, T+1, C, H, W]"""
-    log_probs: np.ndarray
-    """float32 [N, S], mean over latent elements"""
+    """float32 [N, T+1, C, H, W], or [N, 1, C, H, W] with the clean latents only, where no step has noise"""
+    log_probs: np.ndarray | None
+    """float32 [N, S], mean over latent elements; None where no step has noise"""
     image_index: np.ndarray
     """int64 [N, P]: index of the image that shows point p; P = S+1, or 1 when only final images are scored.
     `COMMON_IMAGE` stands for the first image of the group's first shard: the point that all members share."""
@@ -128,10 +129,13 @@ class Rollout:
         for name, extra in (("means", self.means), ("targets", self.targets)):
             wanted = (members, len(self.steps), *shape[2:])
             _require(extra is None or extra.shape == wanted, f"{name} must be {list(wanted)}")
-        _require(
-            self.log_probs.shape == (members, len(self.steps)),
-            f"log_probs must be [{members}, {len(self.steps)}], got {list(self.log_probs.shape)}",
-        )
+        if self.log_probs is None:
+            _require(shape[1] == 1, f"latents without log_probs must be the clean ones only, got {shape[1]} points")
+        else:
+            _require(
+                self.log_probs.shape == (members, len(self.steps)),
+                f"log_probs must be [{members}, {len(self.steps)}], got {list(self.log_probs.shape)}",
+            )
         _require(
             self.image_index.shape in ((members, 1), (members, len(self.steps) + 1)),
             f"image_index must be [{members}, 1 or {len(self.steps) + 1}], got {list(self.image_index.shape)}",
@@ -267,6 +271,8 @@ class LearnerState:
     """float32 arrays named `<parameter>/exp_avg`, `<parameter>/exp_avg_sq`, `<parameter>/step`."""
     average: Adapter | None = None
     """The adapter's running mean, if the config asks for one."""
+    old: Adapter | None = None
+    """The adapter `old`, if the objective has one."""
     baseline: tuple[float | None, ...] = ()
     """Running mean gain of each step, None for a step without one; empty unless the normalisation keeps means."""
     recent: tuple[Adapter, ...] = ()

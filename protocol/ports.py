@@ -118,7 +118,7 @@ class LearnerPort(Protocol):
         ...
 
     async def adapter(self) -> Adapter:
-        """Copy the current adapter with its version and digest."""
+        """Copy the adapter that rolls out next, with its version and digest; `state` holds the trained one too."""
         ...
 
     async def credit(self, group: int) -> Credit:

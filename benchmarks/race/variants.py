@@ -28,7 +28,17 @@ REWARDS: Mapping[str, tuple[str, ...]] = {
     "redness": ("rewards={redness: {scorer: 'benchmarks.scorers:Redness'}}", "evaluation.component=reward"),
 }
 THREE_SEEDS = ("flow_grpo", "stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo", "stepwise_calibrated")
-METHODS = (*THREE_SEEDS, "flow_grpo_fast", "dance_grpo", "mix_grpo", "tp_grpo_plain", "temp_flow", "step_weights")
+METHODS = (
+    *THREE_SEEDS,
+    "flow_grpo_fast",
+    "dance_grpo",
+    "mix_grpo",
+    "tp_grpo_plain",
+    "temp_flow",
+    "step_weights",
+    "diffusion_nft",
+    "awm",
+)
 
 PLAIN = ("credit.rule=gains", "credit.scale=prompt")
 RATES = (1e-3, 4e-3)

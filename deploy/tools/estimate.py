@@ -43,7 +43,8 @@ class Evaluations:
     pairs: int
     """(trajectory, step) pairs that the learner takes a gradient of, at most."""
     learner: int
-    """What these gradients cost in evaluations: `gradient_cost` each, and one more for the reference of a KL term."""
+    """What these gradients cost in evaluations: `gradient_cost` each, and one more for the reference of a KL term
+    and for the adapter `old`."""
     forward_flops: float
     """Operations of one evaluation, by torch's count."""
     largest_forward: int
@@ -168,7 +169,8 @@ def count_evaluations(config: RunConfig, backbone: PipelineBackbone, *, forward:
     trained = max(1, math.floor(config.learner.step_fraction * len(rollout.steps)))
     pairs = config.learner.epochs * shards * config.group.shard * trained
     branches = 2 if config.model.guidance > 1 else 1
-    each = gradient + (config.learner.kl.weight > 0)
+    compares_old = config.is_forward and (config.rolls_out_old or config.learner.old.weight > 0)
+    each = gradient + (config.learner.kl.weight > 0) + compares_old
     return Evaluations(
         trajectories=shards * config.group.shard,
         rollout=shards * counter.rows,

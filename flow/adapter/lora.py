@@ -93,6 +93,22 @@ class Lora:
             for layer in self._layers:
                 layer.enable_adapters(enabled=True)
 
+    @contextmanager
+    def holding(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Let the transformer hold other tensors inside the block, for forwards without a gradient; nothing is copied.
+
+        Args:
+            tensors: by name, with the names, shapes and device of `parameters`.
+        """
+        own = {name: parameter.data for name, parameter in self.parameters.items()}
+        for name, parameter in self.parameters.items():
+            parameter.data = tensors[name]
+        try:
+            yield
+        finally:
+            for name, parameter in self.parameters.items():
+                parameter.data = own[name]
+
     def start_from(self, path: str, config: LoraConfig) -> None:
         """Load a saved LoRA as the start of training; modules that it does not name keep their fresh adapter.
 

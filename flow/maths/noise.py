@@ -46,3 +46,23 @@ def trajectory_noise(
         Standard normal float32 noise [N, C, H, W], one row for each entry of `members`, on the CPU.
     """
     return torch.stack([normal("rollout", seed, iteration, group, m, step, shape=shape) for m in members])
+
+
+def forward_noise(
+    *, seed: int, iteration: int, group: int, members: Sequence[int], step: int, epoch: int, shape: Sequence[int]
+) -> Float[Tensor, "N ..."]:
+    """Return the noise that takes clean latents to the noise level of a step, independent of their rollout's.
+
+    Args:
+        seed: the run's seed.
+        iteration: the iteration that the group belongs to.
+        group: the group's index in its iteration.
+        members: indices of the members in the group.
+        step: denoising step k whose noise level is trained.
+        epoch: pass over the iteration, from 0; each has noise of its own.
+        shape: shape of one sample's latents, (C, H, W).
+
+    Returns:
+        Standard normal float32 noise [N, C, H, W], one row for each entry of `members`, on the CPU.
+    """
+    return torch.stack([normal("forward", seed, iteration, group, m, step, epoch, shape=shape) for m in members])

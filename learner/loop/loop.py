@@ -175,10 +175,12 @@ class Evaluator:
             await self.journal.evaluated(iteration, result.timed(time.monotonic() - began))
 
     async def _assess(self, adapter: Adapter) -> Evaluation:
-        if self.config.evaluation.adapter == "average":
+        if self.config.evaluates_another_adapter:
             state = await self.ports.learner.state()
-            assert state.average is not None, "the config refuses this evaluation without a running mean"
-            adapter = state.average
+            adapter = state.adapter
+            if self.config.evaluation.adapter == "average":
+                assert state.average is not None, "the config refuses this evaluation without a running mean"
+                adapter = state.average
             await self.ports.adapters.publish(adapter)
         return await evaluate(self.config, prompts=self.heldout, ports=self.ports, adapter=adapter)
 

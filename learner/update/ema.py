@@ -1,4 +1,4 @@
-"""The running mean of the adapter (EMA), for evaluation and export. Training never reads it."""
+"""Running means of the adapter: one for evaluation and export, and the adapter `old` of the forward objectives."""
 
 from collections.abc import Mapping
 
@@ -6,28 +6,25 @@ import numpy as np
 import torch
 from torch import nn
 
-from protocol.config.learning import AverageConfig
+from protocol.config.learning import AverageConfig, OldConfig
 from protocol.messages import Adapter, digest_of
 
 
-class AdapterAverage:
-    """mean <- d mean + (1 - d) adapter, d = min((1 + n) / (10 + n), decay), as in Flow-GRPO's released code.
+class AdapterMean:
+    """A separate copy of the adapter that starts equal to it; only `move` and `load` change it."""
 
-    n is the number of optimizer steps of the run so far. The mean moves where `every` divides n + 1, there `repeats`
-    times: d becomes d^repeats. It is a separate copy, which only `update` and `load` change.
-    """
-
-    def __init__(self, parameters: Mapping[str, nn.Parameter], config: AverageConfig) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = parameters
-        self._config = config
         self._mean = {name: parameter.detach().clone() for name, parameter in parameters.items()}
 
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """The mean itself, by parameter name; not to be changed."""
+        return self._mean
+
     @torch.no_grad()
-    def update(self, steps: int) -> None:
-        """Move the mean if its turn has come after so many optimizer steps of the run."""
-        if (steps + 1) % self._config.every:
-            return
-        decay = min((1 + steps) / (10 + steps), self._config.decay) ** self._config.repeats
+    def move(self, decay: float) -> None:
+        """mean <- decay mean + (1 - decay) adapter."""
         for name, parameter in self._parameters.items():
             self._mean[name].lerp_(parameter.detach(), 1 - decay)
 
@@ -40,3 +37,37 @@ class AdapterAverage:
         """Continue from a saved mean."""
         for name, array in adapter.arrays.items():
             self._mean[name] = torch.from_numpy(np.array(array)).to(self._parameters[name].device)
+
+
+class AdapterAverage(AdapterMean):
+    """mean <- d mean + (1 - d) adapter, d = min((1 + n) / (10 + n), decay), as in Flow-GRPO's released code.
+
+    n is the number of optimizer steps of the run so far. The mean moves where `every` divides n + 1, there `repeats`
+    times: d becomes d^repeats. Training never reads it.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], config: AverageConfig) -> None:
+        super().__init__(parameters)
+        self._config = config
+
+    def update(self, steps: int) -> None:
+        """Move the mean if its turn has come after so many optimizer steps of the run."""
+        if (steps + 1) % self._config.every:
+            return
+        self.move(min((1 + steps) / (10 + steps), self._config.decay) ** self._config.repeats)
+
+
+class OldAdapter(AdapterMean):
+    """old <- d old + (1 - d) adapter after each iteration, d = min(rate max(0, n - flat), most).
+
+    DiffusionNFT's released schedules (arXiv 2509.16117): rate 0.001 to 0.5, or 0 for 75 optimizer steps and then rate
+    0.0075 to 0.999. AWM's (arXiv 2509.25050): rate 0.001 to 0.3.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], config: OldConfig) -> None:
+        super().__init__(parameters)
+        self._config = config
+
+    def update(self, steps: int) -> None:
+        """Move after an iteration, with the number n of the run's optimizer steps so far."""
+        self.move(min(self._config.rate * max(0, steps - self._config.flat), self._config.most))

@@ -1,7 +1,9 @@
 """A learner worker: owns the trained adapter and its optimizer, and computes its part of an update."""
 
+import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +17,20 @@ from flow.models.hub import adapter_folder
 from flow.policy import build_policy
 from learner.credit.assign import Assignment, RewardTables, assign_credit, reward_tables
 from learner.credit.step_weights import step_weights
-from learner.update.ema import AdapterAverage
+from learner.update.ema import AdapterAverage, OldAdapter
+from learner.update.forward import ForwardObjective
 from learner.update.lanes import Gradient, Lanes, Seat
 from learner.update.metrics import PieceStatistics, StepStatistics, group_metrics, update_metrics
-from learner.update.micro_batches import ShardTask, StepChoice, micro_batches, shard_tasks, split_micro_batches
-from learner.update.objective import Objective
-from learner.update.probe import probe_parity
+from learner.update.micro_batches import (
+    ShardTask,
+    StepChoice,
+    micro_batches,
+    noised_batches,
+    shard_tasks,
+    split_micro_batches,
+)
+from learner.update.objective import Objective, PairLosses
+from learner.update.probe import probe_clean, probe_parity
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, NonFiniteError
 from protocol.messages import Adapter, Credit, LearnerState, Rollout, ScoredGroup
@@ -76,7 +86,7 @@ class Finished:
 
     metrics: Mapping[str, float]
     digest: str
-    """Of the new adapter."""
+    """Of the new adapter, and of `old`."""
 
 
 class Learner:
@@ -107,7 +117,7 @@ class Learner:
             self._lora.start_from(adapter_folder(config.model.lora.start), adapter_config(config.model))
         self._scaler = GradScaler(self._device.type, enabled=config.model.dtype == "float16")
         settings = config.learner
-        self._objective = Objective(self._policy, self._lora, settings)
+        self._old = OldAdapter(self._lora.parameters, settings.old) if config.is_forward else None
         self._average = AdapterAverage(self._lora.parameters, settings.average) if settings.average.decay else None
         self._baseline: torch.Tensor | None = None
         self._step_weights = step_weights(
@@ -173,7 +183,7 @@ class Learner:
         tasks = self._tasks(batch, stop=first + count)
         if self._seat.owns(0) and first == epoch == 0:
             self._probe(tasks[0])
-        keeps_idle = self._config.learner.kl.weight > 0
+        keeps_idle = self._keeps_idle
         skipped = sum(len(group.shards) for group in self._groups[batch.first : first])
         own = [
             task
@@ -232,28 +242,39 @@ class Learner:
         first = self.iteration * len(groups)
         self._baseline, self._credits = assignment.baseline, self._group_credits
         self._groups = []  # their trajectories would stay in the object store until the next update
+        if self._old:
+            self._old.update(self._optimizer_steps())
         self.iteration += 1
         self._before = None
         metrics = {
             "ledger/first": float(first),
             "ledger/last": float(first + len(groups) - 1),
             **group_metrics(groups, tables, assignment),
-            **update_metrics((piece for found in findings for piece in found.pieces), self._steps),
+            **update_metrics(
+                (piece for found in findings for piece in found.pieces),
+                self._steps,
+                has_ratios=not self._config.is_forward,
+            ),
             **{name: value for found in findings for name, value in found.probed.items()},
             "adapter/version": float(self.iteration),
         }
-        return Finished(metrics=metrics, digest=self.adapter().digest)
+        held = [adapter.digest for adapter in (self._trained(), self._exported_old()) if adapter]
+        return Finished(metrics=metrics, digest=hashlib.sha256("".join(held).encode()).hexdigest())
 
     def adapter(self) -> Adapter:
-        """Copy the adapter; its version is `iteration`. During an update it is the one before."""
-        return self._before.adapter if self._before else self._lora.export(version=self.iteration)
+        """Copy the adapter that rolls out: the trained one, or `old` for an objective that samples with it.
+
+        Its version is `iteration`. During an update it is the one before.
+        """
+        old = self._exported_old() if self._config.rolls_out_old else None
+        return old or self._trained()
 
     def credit(self, group: int) -> Credit:
         """Return the credit of one group of the newest update, by its index."""
         return self._credits[group]
 
     def state(self) -> LearnerState:
-        """Copy adapter, optimizer, running mean and baseline; during an update they are those before it."""
+        """Copy adapter, optimizer, running means and baseline; during an update they are those before it."""
         if self._before:
             return self._before
         optimizer: dict[str, np.ndarray] = {}
@@ -265,14 +286,24 @@ class Learner:
         baseline = [] if self._baseline is None else self._baseline.tolist()
         return LearnerState(
             iteration=self.iteration,
-            adapter=self.adapter(),
+            adapter=self._trained(),
             optimizer=optimizer,
             average=self._average.export(version=self.iteration) if self._average else None,
+            old=self._exported_old(),
             baseline=tuple(None if math.isnan(value) else value for value in baseline),
         )
 
     def restore(self, state: LearnerState) -> None:
-        """Continue exactly from `state`, which may be older than the learner's own."""
+        """Continue exactly from `state`, which may be older than the learner's own.
+
+        Raises:
+            ContractError: the objective compares with the adapter `old`, and the state has none.
+        """
+        if self._old and state.old is None:
+            raise ContractError(
+                f"objective {self._config.learner.objective} resumes with its adapter `old`, got a state without one:"
+                " start a fresh run from its adapter with --fork"
+            )
         self._before = None
         self._lora.load(state.adapter)
         self._optimizer.state.clear()
@@ -290,9 +321,24 @@ class Learner:
             self._scaler.load_state_dict({slot: type(now[slot])(value.item()) for slot, value in held.items()})
         if self._average:
             self._average.load(state.average or state.adapter)
+        if self._old and state.old:
+            self._old.load(state.old)
         baseline = [math.nan if value is None else value for value in state.baseline]
         self._baseline = torch.tensor(baseline, dtype=torch.float64) if baseline else None
         self.iteration = state.iteration
+
+    def _trained(self) -> Adapter:
+        return self._before.adapter if self._before else self._lora.export(version=self.iteration)
+
+    def _exported_old(self) -> Adapter | None:
+        if self._before:
+            return self._before.old
+        return self._old.export(version=self.iteration) if self._old else None
+
+    @property
+    def _keeps_idle(self) -> bool:
+        """Whether pairs with an advantage of 0 train too: a KL term and the forward objectives hold there."""
+        return self._config.learner.kl.weight > 0 or self._config.is_forward
 
     def _require_own(self, groups: Sequence[ScoredGroup], *, first: int) -> None:
         """Require groups 0 to G - 1 of this iteration, in order.
@@ -325,14 +371,22 @@ class Learner:
         is_own = task.shard.facts.request.adapter_version == self.iteration
         if every and self.iteration % every == 0 and is_own:
             (rollout,) = self._fetch([task.shard.rollout])
-            bound = self._config.learner.probe_bound
-            self._probed = probe_parity(self._policy, rollout, bound=bound, device=self._device)
+            bound, device = self._config.learner.probe_bound, self._device
+            with self._lora.holding(self._old.tensors) if self._old and self._config.rolls_out_old else nullcontext():
+                if rollout.log_probs is None:
+                    self._probed = probe_clean(
+                        self._policy, rollout, seed=self._config.seed, bound=bound, device=device
+                    )
+                else:
+                    self._probed = probe_parity(self._policy, rollout, bound=bound, device=device)
 
     def _tasks(self, batch: "MiniBatch", *, stop: int) -> list[ShardTask]:
         """What the mini-batch's shards are to teach, up to the group `stop`."""
-        own, settings = slice(batch.first, stop), self._config.learner
-        choice = StepChoice(fraction=settings.step_fraction, seed=self._config.seed, epoch=batch.epoch)
-        return shard_tasks(self._groups[own], self._group_credits[own], choice=choice)
+        own = slice(batch.first, stop)
+        return shard_tasks(self._groups[own], self._group_credits[own], choice=self._choice(batch))
+
+    def _choice(self, batch: "MiniBatch") -> StepChoice:
+        return StepChoice(fraction=self._config.learner.step_fraction, seed=self._config.seed, epoch=batch.epoch)
 
     def _all_pairs(self, batch: "MiniBatch") -> int:
         """Pairs of the mini-batch as if no score were missing, which its first group tells: windows differ by shard."""
@@ -340,16 +394,30 @@ class Learner:
 
     def _add_gradients(self, task: ShardTask, rollout: Rollout, batch: "MiniBatch") -> None:
         """Run every micro-batch of a shard forward and backward."""
-        keeps_idle, all_pairs = self._config.learner.kl.weight > 0, self._all_pairs(batch)
-        whole = micro_batches(task, rollout, device=self._device, keeps_idle=keeps_idle)
-        for piece, micro_batch in enumerate(split_micro_batches(whole, most=self._config.model.forward_batch)):
-            losses = self._objective(micro_batch)
+        all_pairs = self._all_pairs(batch)
+        for piece, (k, losses) in enumerate(self._losses(task, rollout, batch)):
             total = losses.loss.sum()
             loss = total.item()
             if not math.isfinite(loss):
-                raise NonFiniteError(f"the loss of step {micro_batch.k} must be finite, got {loss}")
+                raise NonFiniteError(f"the loss of step {k} must be finite, got {loss}")
             self._scaler.scale(total / all_pairs).backward()
             self._pieces.append(PieceStatistics.of((batch.number, task.number, piece), losses, loss))
+
+    def _losses(self, task: ShardTask, rollout: Rollout, batch: "MiniBatch") -> Iterator[tuple[int, PairLosses]]:
+        """Run the objective over a shard's micro-batches; each comes with its step."""
+        config, device = self._config, self._device
+        if self._old:
+            forward = ForwardObjective(
+                self._policy, self._lora, config.learner, self._old, config.credit.advantage_clip
+            )
+            noised = noised_batches(task, rollout, device=device, choice=self._choice(batch))
+            for piece in split_micro_batches(noised, most=config.model.forward_batch):
+                yield piece.k, forward(piece)
+            return
+        objective = Objective(self._policy, self._lora, config.learner)
+        whole = micro_batches(task, rollout, device=device, keeps_idle=self._keeps_idle)
+        for piece in split_micro_batches(whole, most=config.model.forward_batch):
+            yield piece.k, objective(piece)
 
     def _take_step(self, gradient: Gradient, *, scale: float) -> float | None:
         """Clip and step; returns the gradient's norm before clipping, None if no step was taken."""
@@ -374,7 +442,7 @@ class Learner:
 
     def _optimizer_steps(self) -> int:
         """Count the run's optimizer steps. AdamW keeps the count in its state, and so does every checkpoint."""
-        return max(int(slots["step"].item()) for slots in self._optimizer.state.values())
+        return max((int(slots["step"].item()) for slots in self._optimizer.state.values()), default=0)
 
 
 def _credits(tables: RewardTables, assignment: Assignment, *, version: int) -> list[Credit]:

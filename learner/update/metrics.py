@@ -1,8 +1,8 @@
 """The numbers of one iteration by name, for `metrics.jsonl`: rewards, credit, and the course of the update."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -23,9 +23,12 @@ class PieceStatistics:
     """Optimizer step of the iteration, shard of the mini-batch, piece of the shard; each from 0."""
     loss: float
     """Sum over its pairs."""
-    ratios: Float[np.ndarray, " N"]
-    outside: Bool[np.ndarray, " N"]
+    ratios: Float[np.ndarray, " N"] | None
+    """None, with `outside`, for an objective without densities."""
+    outside: Bool[np.ndarray, " N"] | None
     divergences: Float[np.ndarray, " N"]
+    own: Mapping[str, Float[np.ndarray, " M"]] = field(default_factory=dict)
+    """The objective's own numbers by name, of the pairs that count."""
 
     @staticmethod
     def of(order: tuple[int, int, int], pairs: PairLosses, loss: float) -> "PieceStatistics":
@@ -39,13 +42,14 @@ class PieceStatistics:
         Returns:
             Its numbers, without gradients.
         """
-        ratios = pairs.ratio.detach().cpu().numpy()
+        ratios, outside = pairs.ratio, pairs.outside
         return PieceStatistics(
             order=order,
             loss=loss,
-            ratios=ratios,
-            outside=pairs.outside.cpu().numpy(),
+            ratios=None if ratios is None else ratios.detach().cpu().numpy(),
+            outside=None if outside is None else outside.cpu().numpy(),
             divergences=pairs.kl.cpu().numpy(),
+            own={name: values.cpu().numpy() for name, values in pairs.own.items()},
         )
 
 
@@ -59,30 +63,52 @@ class StepStatistics:
     """Before clipping; None if no step was taken."""
 
 
-def update_metrics(pieces: Iterable[PieceStatistics], steps: Sequence[StepStatistics]) -> dict[str, float]:
+def update_metrics(
+    pieces: Iterable[PieceStatistics], steps: Sequence[StepStatistics], *, has_ratios: bool = True
+) -> dict[str, float]:
     """Numbers of an update by name; ratios of the first optimizer step show whether learner and rollout agree.
 
     Args:
         pieces: of all workers, in any order.
         steps: the iteration's optimizer steps.
+        has_ratios: whether the objective has densities; without them nothing is told of ratios.
 
     Returns:
         The same bits for any number of workers.
     """
     ordered = sorted(pieces, key=lambda piece: piece.order)
-    ratios = _joined([piece.ratios for piece in ordered], empty=1.0)
-    first = _joined([piece.ratios for piece in ordered if not piece.order[0]], empty=1.0)
     losses = [piece.loss / steps[piece.order[0]].pairs for piece in ordered]
     grad_norms = [step.grad_norm for step in steps if step.grad_norm is not None]
     return {
         "train/loss": float(np.sum(losses)) / max(1, len(grad_norms)),
         "train/grad_norm": float(np.mean(grad_norms)) if grad_norms else 0.0,
-        "train/ratio_mean": ratios.mean().item(),
-        "train/first_ratio_deviation": (first - 1).abs().max().item(),
-        "train/clip_fraction": _joined([piece.outside for piece in ordered], empty=0.0).float().mean().item(),
-        "train/approx_kl": (0.5 * ratios.log().square()).mean().item(),
+        **(_ratios(ordered) if has_ratios else {}),
         "train/reference_kl": _joined([piece.divergences for piece in ordered], empty=0.0).mean().item(),
+        **_own(ordered),
     }
+
+
+def _ratios(ordered: Sequence[PieceStatistics]) -> dict[str, float]:
+    ratios = _joined([piece.ratios for piece in ordered if piece.ratios is not None], empty=1.0)
+    held = [piece.ratios for piece in ordered if piece.ratios is not None and not piece.order[0]]
+    outside = [piece.outside for piece in ordered if piece.outside is not None]
+    return {
+        "train/ratio_mean": ratios.mean().item(),
+        "train/first_ratio_deviation": (_joined(held, empty=1.0) - 1).abs().max().item(),
+        "train/clip_fraction": _joined(outside, empty=0.0).float().mean().item(),
+        "train/approx_kl": (0.5 * ratios.log().square()).mean().item(),
+    }
+
+
+def _own(ordered: Sequence[PieceStatistics]) -> dict[str, float]:
+    """Mean and spread of the objective's own numbers over all pairs that count."""
+    metrics = {}
+    for name in sorted({name for piece in ordered for name in piece.own}):
+        values = np.concatenate([piece.own[name] for piece in ordered if name in piece.own])
+        if len(values):
+            metrics[f"train/{name}_mean"] = float(values.mean())
+            metrics[f"train/{name}_std"] = float(values.std())
+    return metrics
 
 
 def group_metrics(groups: Sequence[ScoredGroup], tables: RewardTables, assignment: Assignment) -> dict[str, float]:

@@ -8,12 +8,14 @@ gradients add up.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from flow.maths.noise import forward_noise
 from protocol.errors import ContractError
 from protocol.messages import Credit, Prompt, Rollout, ScoredGroup, ScoredShard, ShardFacts
 
@@ -34,6 +36,24 @@ class MicroBatch:
     """Mean of the step under the policy that drew it, where the objective compares it."""
     target: Float[Tensor, "N C H W"] | None = None
     """Clean latents that the step led to, where the objective regresses on them."""
+
+
+@dataclass(frozen=True)
+class NoisedBatch:
+    """One shard at the noise level of step k, or a piece of it: what a forward objective trains."""
+
+    prompt: Prompt
+    k: int
+    latents: Float[Tensor, "N C H W"]
+    """Clean, as the rollout ended."""
+    noise: Float[Tensor, "N C H W"]
+    """Standard normal, independent of the rollout's."""
+    advantages: Float[Tensor, " N"]
+    valid: Bool[Tensor, " N"]
+    """Which pairs count; the others have no step reward."""
+
+
+Batch = TypeVar("Batch", MicroBatch, NoisedBatch)
 
 
 @dataclass(frozen=True)
@@ -145,8 +165,9 @@ def micro_batches(
     Raises:
         ContractError: the trajectories are another shard's.
     """
-    if (rollout.request, rollout.steps) != (task.shard.facts.request, task.shard.facts.steps):
-        raise ContractError(f"a shard must come with its own trajectories, got those of {rollout.request}")
+    _require_own(task, rollout)
+    if rollout.log_probs is None:
+        raise ContractError("an objective of the reverse process needs the rollout's log-probs, got none")
     for column in task.teaching(keeps_idle=keeps_idle):
         k = rollout.steps[column]
         yield MicroBatch(
@@ -162,7 +183,47 @@ def micro_batches(
         )
 
 
-def split_micro_batches(micro_batches: Iterable[MicroBatch], *, most: int | None) -> Iterator[MicroBatch]:
+def noised_batches(
+    task: ShardTask, rollout: Rollout, *, device: torch.device, choice: StepChoice
+) -> Iterator[NoisedBatch]:
+    """The pairs of one shard for a forward objective, step by step; pairs whose advantage is 0 teach too.
+
+    Args:
+        task: what the shard is to teach.
+        rollout: its trajectories.
+        device: where the tensors go.
+        choice: its seed and epoch key the noise.
+
+    Returns:
+        One batch for each trained step.
+
+    Raises:
+        ContractError: the trajectories are another shard's.
+    """
+    _require_own(task, rollout)
+    request = rollout.request
+    for column in task.teaching(keeps_idle=True):
+        k = rollout.steps[column]
+        noise = forward_noise(
+            seed=choice.seed,
+            iteration=request.iteration,
+            group=request.group,
+            members=range(request.first_member, request.first_member + request.members),
+            step=k,
+            epoch=choice.epoch,
+            shape=rollout.latents.shape[2:],
+        )
+        yield NoisedBatch(
+            prompt=request.prompt,
+            k=k,
+            latents=_tensor(rollout.latents[:, -1], device),
+            noise=noise.to(device),
+            advantages=_tensor(task.advantages[:, k], device),
+            valid=_tensor(task.valid[:, k], device),
+        )
+
+
+def split_micro_batches(micro_batches: Iterable[Batch], *, most: int | None) -> Iterator[Batch]:
     """Cut every micro-batch into pieces of at most `most` trajectories; None leaves them whole.
 
     `FlowPolicy.velocity` cuts its forwards at the same positions, so that a piece is a batch that the rollout computed.
@@ -180,6 +241,11 @@ def split_micro_batches(micro_batches: Iterable[MicroBatch], *, most: int | None
                 if isinstance(value := getattr(micro_batch, field.name), torch.Tensor) and len(value) == count
             }
             yield replace(micro_batch, **pieces)
+
+
+def _require_own(task: ShardTask, rollout: Rollout) -> None:
+    if (rollout.request, rollout.steps) != (task.shard.facts.request, task.shard.facts.steps):
+        raise ContractError(f"a shard must come with its own trajectories, got those of {rollout.request}")
 
 
 def _tensor(array: np.ndarray, device: torch.device) -> Tensor:

@@ -3,7 +3,8 @@
 `Objective` runs the policy; the functions below it are the formulas, pure and in float32.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float
@@ -24,12 +25,16 @@ class PairLosses:
 
     loss: Float[Tensor, " N"]
     """What is minimised, carries the gradient; 0 where the pair does not count."""
-    ratio: Float[Tensor, " N"]
-    """New over old density, exactly 1 before the first update; for `guarded` GRPO-Guard's."""
-    outside: Bool[Tensor, " N"]
-    """Whether the pair has left the clip range, or for `masked` the divergence bound; `distillation` has neither."""
+    ratio: Float[Tensor, " N"] | None
+    """New over old density, exactly 1 before the first update; for `guarded` GRPO-Guard's; None for an objective
+    without densities."""
+    outside: Bool[Tensor, " N"] | None
+    """Whether the pair has left the clip range, or for `masked` the divergence bound; `distillation` has neither. None
+    where `ratio` is."""
     kl: Float[Tensor, " N"]
     """Divergence from the model without adapter; 0 when the term is off."""
+    own: Mapping[str, Float[Tensor, " N"]] = field(default_factory=dict)
+    """The objective's own numbers by name, without a gradient."""
 
 
 @dataclass(frozen=True)

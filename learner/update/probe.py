@@ -1,4 +1,4 @@
-"""The parity probe: before an update, learner and rollout actors must compute the same log-probs.
+"""The parity probe: before an update, learner and rollout actors must compute the same log-probs, or clean latents.
 
 Both run the same code on the same numbers with the same adapter, so the ratio is exactly 1 on equal machines. Another
 precision, another attention kernel or a wrong adapter on one side shows here at once, and not as a reward that stays
@@ -7,10 +7,13 @@ flat for weeks.
 
 import math
 
+import numpy as np
 import torch
 
+from flow.maths.noise import INITIAL, trajectory_noise
 from flow.policy import FlowPolicy
-from protocol.errors import NonFiniteError, ParityError
+from flow.rollout import trajectory
+from protocol.errors import ContractError, NonFiniteError, ParityError
 from protocol.messages import Rollout
 
 
@@ -31,10 +34,12 @@ def probe_parity(policy: FlowPolicy, rollout: Rollout, *, bound: float, device: 
         ParityError: the deviation is above `bound`; the message names the step.
         NonFiniteError: a log-prob is NaN or infinite.
     """
+    if rollout.log_probs is None:
+        raise ContractError("a rollout without log-probs has no ratio; probe its clean latents")
     prompt = rollout.request.prompt
     conditioning = policy.conditioning(prompt.text, prompt.negative)
     deviations = [
-        _deviation(policy, rollout, column, conditioning=conditioning, device=device)
+        _deviation(policy, rollout, column, old=rollout.log_probs[:, column], conditioning=conditioning, device=device)
         for column in range(len(rollout.steps))
     ]
     worst = max(range(len(deviations)), key=lambda column: (math.isnan(deviations[column]), deviations[column]))
@@ -49,11 +54,60 @@ def probe_parity(policy: FlowPolicy, rollout: Rollout, *, bound: float, device: 
     return {"probe/ratio_deviation": deviations[worst]}
 
 
+@torch.no_grad()
+def probe_clean(
+    policy: FlowPolicy, rollout: Rollout, *, seed: int, bound: float, device: torch.device
+) -> dict[str, float]:
+    """Replay a shard's ODE from its keyed initial noise, where trajectories carry clean latents only.
+
+    Args:
+        policy: the learner's, with the adapter that rolled out.
+        rollout: the shard.
+        seed: the run's.
+        bound: largest |difference| of a latent element that is accepted.
+        device: the policy's.
+
+    Returns:
+        `probe/latent_deviation`, the largest |difference|.
+
+    Raises:
+        ParityError: the deviation is above `bound`.
+        NonFiniteError: the replay is NaN or infinite.
+    """
+    request = rollout.request
+    initial = trajectory_noise(
+        seed=seed,
+        iteration=request.iteration,
+        group=request.group,
+        members=range(request.first_member, request.first_member + request.members),
+        step=INITIAL,
+        shape=policy.backbone.latent_shape,
+    ).to(device)
+    conditioning = policy.conditioning(request.prompt.text, request.prompt.negative)
+    latents = initial
+    for step in trajectory(policy, initial=initial, conditioning=conditioning, noise=_no_noise, stochastic=()):
+        latents = step.next_latents
+    held = torch.from_numpy(rollout.latents[:, -1].copy()).to(device)
+    deviation = (latents - held).abs().max().item()
+    if not math.isfinite(deviation):
+        raise NonFiniteError("the clean latents of a probe must be finite on both sides")
+    if deviation > bound:
+        raise ParityError(
+            f"learner and rollout must agree on clean latents to learner.probe_bound {bound:g}, got a difference of"
+            f" {deviation:.2e}: give both the same kind of device, library versions and model.dtype"
+        )
+    return {"probe/latent_deviation": deviation}
+
+
+def _no_noise(k: int) -> torch.Tensor:
+    raise ContractError(f"an ODE trajectory takes no noise, asked for it at step {k}")
+
+
 def _deviation(
-    policy: FlowPolicy, rollout: Rollout, column: int, *, conditioning: tuple, device: torch.device
+    policy: FlowPolicy, rollout: Rollout, column: int, *, old: np.ndarray, conditioning: tuple, device: torch.device
 ) -> float:
     k = rollout.steps[column]
     latents, following = (torch.from_numpy(rollout.latents[:, point].copy()).to(device) for point in (k, k + 1))
     transition, _ = policy.transition(latents, k, conditioning=conditioning)
-    old = torch.from_numpy(rollout.log_probs[:, column].copy()).to(device)
-    return ((transition.log_prob(following) - old).exp() - 1).abs().max().item()
+    held = torch.from_numpy(old.copy()).to(device)
+    return ((transition.log_prob(following) - held).exp() - 1).abs().max().item()

@@ -52,6 +52,35 @@ class AverageConfig(Section):
     a device that one optimizer step accumulates: 2 on its 32 GPUs, 4 on 4."""
 
 
+class ForwardConfig(Section):
+    """The objectives of the forward process, `nft` and `awm`."""
+
+    beta: float = Field(default=1.0, gt=0.0, le=1.0)
+    """`nft`: beta in (0, 1]; v+ and v- lie beta (v - v_old) away from v_old, one forwards and one backwards."""
+    power: float = Field(default=0.25, gt=0.0, le=1.0)
+    """`awm`: p in (0, 1], the power of the matching loss; 1 is the plain mean square."""
+
+
+class OldConfig(Section):
+    """The adapter `old` of the objectives `nft` and `awm`: a running mean that moves once in each iteration.
+
+    old <- d old + (1 - d) adapter, d = min(rate max(0, n - flat), most), with n the optimizer steps of the run so far.
+    """
+
+    rate: float = Field(default=0.001, ge=0.0)
+    """Growth of the share d that the old adapter keeps, per optimizer step; at least 0."""
+    flat: int = Field(default=0, ge=0)
+    """Optimizer steps before d grows; until then `old` is the trained adapter itself."""
+    most: Decay = 0.5
+    """Largest d, in [0, 1)."""
+    weight: float = Field(default=0.0, ge=0.0)
+    """`awm`: weight of mean_d (v - v_old)^2, at least 0; 0 switches the term and its forward off."""
+
+
+FORWARD = ("nft", "awm")
+"""Objectives of the forward process: they noise clean latents anew and need no log-prob."""
+
+
 class LearnerConfig(Section):
     """The update: optimizer, objective and checks."""
 
@@ -82,9 +111,14 @@ class LearnerConfig(Section):
     divergence_bound: float = Field(default=1e-5, gt=0.0)
     """tau of the objective `masked`, above 0: nats per latent element by which a step may have moved away from the
     policy that drew it."""
-    objective: Literal["clipped", "guarded", "masked", "distillation"] = "clipped"
+    objective: Literal["clipped", "guarded", "masked", "distillation", "nft", "awm"] = "clipped"
     """`clipped`: PPO's clipped surrogate; `guarded`: the same with GRPO-Guard's ratio; `masked`: Flow-DPPO's mask by
-    the divergence of the step, without a clip; `distillation`: regression onto improved completions."""
+    the divergence of the step, without a clip; `distillation`: regression onto improved completions. Of the forward
+    process: `nft`, DiffusionNFT; `awm`, Advantage Weighted Matching."""
+    forward: ForwardConfig = ForwardConfig()
+    """Numbers of `nft` and `awm`."""
+    old: OldConfig = OldConfig()
+    """The adapter `old` of `nft` and `awm`."""
     kl: KlConfig = KlConfig()
     """The KL penalty."""
     average: AverageConfig = AverageConfig()

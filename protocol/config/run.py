@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from protocol.config.cluster import ClusterConfig, require_divisor
 from protocol.config.credit import CREDIT_RULES_OF_POINTS, CreditConfig
 from protocol.config.guards import GuardsConfig
-from protocol.config.learning import GroupConfig, LearnerConfig
+from protocol.config.learning import FORWARD, GroupConfig, LearnerConfig
 from protocol.config.model import ModelConfig
 from protocol.config.reward import RewardConfig, changes_no_score, require_sound, trained_weights
 from protocol.config.sampling import CompletionConfig, SamplingConfig
@@ -124,6 +124,7 @@ class RunConfig(Section):
     def _require_one_method(self) -> None:
         """Check that sampling, credit and objective fit each other."""
         kernel, learner, weights = self.sampling.kernel, self.learner, self.credit.step_weights
+        self._require_forward_process()
         if learner.kl.weight and learner.kl.rule == "no_dt" and kernel not in SCORE_SDES:
             raise ValueError(
                 f"learner.kl.rule no_dt needs a kernel whose std is g sqrt(h), one of {list(SCORE_SDES)},"
@@ -159,6 +160,42 @@ class RunConfig(Section):
                 "evaluation.adapter average needs a running mean, got learner.average.decay 0: set it, 0.9 for instance"
             )
 
+    def _require_forward_process(self) -> None:
+        """Check what ODE trajectories and the objectives of the forward process need."""
+        credit, learner = self.credit, self.learner
+        if self.is_forward and learner.kl.weight and learner.kl.rule != "velocity":
+            raise ValueError(
+                f"learner.kl.rule must be `velocity` for objective {learner.objective}, got {learner.kl.rule!r}: it has"
+                " no steps with a std"
+            )
+        if self.sampling.kernel != "ode":
+            return
+        if not self.is_forward:
+            raise ValueError(
+                f"sampling.kernel ode needs one of the objectives {list(FORWARD)}, got learner.objective"
+                f" {learner.objective!r}: its steps have no log-prob; take `nft`, or a kernel with noise"
+            )
+        if credit.rule != "uniform":
+            raise ValueError(
+                f"credit.rule must be `uniform` for sampling.kernel ode, got {credit.rule!r}: steps without noise earn"
+                " nothing of their own"
+            )
+        if credit.step_weights.rule == "noise":
+            raise ValueError(
+                "credit.step_weights.rule must not be `noise` for sampling.kernel ode: its steps have no std; take"
+                " none, piecewise or table"
+            )
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether the objective is one of the forward process."""
+        return self.learner.objective in FORWARD
+
+    @property
+    def rolls_out_old(self) -> bool:
+        """Whether the adapter `old` rolls out, and not the trained one."""
+        return self.learner.objective == "nft"
+
     @property
     def reward_weights(self) -> dict[str, float]:
         """Weight of each reward that trains, by name."""
@@ -181,9 +218,14 @@ class RunConfig(Section):
 
     @property
     def held_adapters(self) -> int:
-        """How many adapters a rollout actor keeps: the versions that pending groups may name, and their running
-        means."""
-        return (self.group.max_lag + 1) * (2 if self.evaluation.adapter == "average" else 1)
+        """How many adapters a rollout actor keeps: the versions that pending groups may name, and those that an
+        evaluation names instead."""
+        return (self.group.max_lag + 1) * (2 if self.evaluates_another_adapter else 1)
+
+    @property
+    def evaluates_another_adapter(self) -> bool:
+        """Whether evaluations use another adapter than the rollouts: the running mean, or the trained one."""
+        return self.evaluation.adapter == "average" or self.rolls_out_old
 
     def to_yaml(self) -> str:
         """Return the whole tree as YAML, defaults included."""

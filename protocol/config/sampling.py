@@ -72,8 +72,9 @@ class SamplingConfig(Section):
     schedule: Literal["model", "linear", "shifted"] = "model"
     """Grid of sigmas. `model`: the grid of the model's own pipeline; `linear`: even from 1 to 0; `shifted`: `linear`
     shifted once by 3 (DanceGRPO, MixGRPO)."""
-    kernel: Literal["flow_sde", "ddim_sde", "dance_sde", "cps"] = "flow_sde"
-    """Transition of a stochastic step."""
+    kernel: Literal["flow_sde", "ddim_sde", "dance_sde", "cps", "ode"] = "flow_sde"
+    """Transition of a stochastic step. `ode`: no step has noise; for the objectives of the forward process (`nft`,
+    `awm`), which then train every step's noise level."""
     noise_level: float = 0.7
     """a of Flow-SDE and CPS, eta of DDIM-SDE and Dance-SDE; above 0, and at most 1 for DDIM-SDE and CPS."""
     noise_levels: tuple[float, ...] = ()
@@ -108,6 +109,16 @@ class SamplingConfig(Section):
             raise ValueError(
                 f"sampling.noise_levels must hold one number for each of {self.steps - 1} steps (all but the last),"
                 f" got {len(self.noise_levels)}: calibrate again for this sampling.steps"
+            )
+        if self.kernel == "ode" and self.noise_levels:
+            raise ValueError(
+                f"sampling.noise_levels must be empty for kernel ode, got {len(self.noise_levels)} levels: no step has"
+                " noise; leave them out or take another kernel"
+            )
+        if self.kernel == "ode" and self.shared_noise:
+            raise ValueError(
+                "sampling.shared_noise must be false for kernel ode, got true: members that start from the same noise"
+                " would all become the same image"
             )
         if self.log_prob == "squared" and self.kernel != "cps":
             raise ValueError(

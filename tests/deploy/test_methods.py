@@ -14,8 +14,9 @@ from tests.support.paths import ROOT
 
 PRESETS = sorted((ROOT / "deploy" / "presets").glob("*.yaml"))
 METHODS = {
-    "dance_grpo", "dense_grpo", "flow_dppo", "flow_grpo", "flow_grpo_fast", "grpo_guard", "mix_grpo", "step_weights",
-    "stepwise", "stepwise_calibrated", "stepwise_flow_sde", "temp_flow", "tp_grpo", "tp_grpo_plain",
+    "awm", "dance_grpo", "dense_grpo", "diffusion_nft", "flow_dppo", "flow_grpo", "flow_grpo_fast", "grpo_guard",
+    "mix_grpo", "step_weights", "stepwise", "stepwise_calibrated", "stepwise_flow_sde", "temp_flow", "tp_grpo",
+    "tp_grpo_plain",
 }  # fmt: skip
 DECIDED = {
     "sampling": {"kernel", "noise_level", "noise_levels", "log_prob", "window", "shared_noise"},
@@ -113,7 +114,7 @@ def test_a_preset_s_mixture_and_smallest_std_do_not_leak_into_a_method_that_has_
     assert {name for name, config in found.items() if config.sampling.std_min == 0.0} == {"tp_grpo", "tp_grpo_plain"}
 
 
-@pytest.mark.parametrize(("name", "hint"), [("flow_gpro", "did you mean 'flow_grpo'"), ("zzz", "known: dance_grpo, ")])
+@pytest.mark.parametrize(("name", "hint"), [("flow_gpro", "did you mean 'flow_grpo'"), ("zzz", "known: awm, ")])
 def test_an_unknown_method_is_refused_with_a_suggestion(tmp_path: Path, name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown method '{name}': {hint}"):
         load_config(bare(tmp_path), overrides=[f"method={name}"])
@@ -151,5 +152,12 @@ def test_the_published_numbers_stand_in_the_files(tmp_path: Path) -> None:
     assert not laid("tp_grpo_plain").credit.turning_point.is_consistent
     own = laid("temp_flow").credit.step_weights
     assert (own.rule, own.noise_power, own.noise_constant) == ("noise", 1.0, None)
+    nft = laid("diffusion_nft")
+    assert (nft.group.size, nft.group.per_iteration, nft.sampling.steps, nft.credit.advantage_clip) == (24, 48, 10, 5.0)
+    assert (nft.learner.forward.beta, nft.learner.kl.weight, nft.learner.step_fraction) == (1.0, 1e-4, 0.99)
+    assert (nft.learner.old.rate, nft.learner.old.flat, nft.learner.old.most) == (0.001, 0, 0.5)
+    awm = laid("awm")
+    assert (awm.sampling.steps, awm.learner.forward.power, awm.learner.kl.weight) == (14, 0.25, 0.001)
+    assert (awm.learner.old.most, awm.learner.old.weight, awm.learner.average.decay) == (0.3, 1.0, 0.99)
     weights = laid("step_weights").credit.step_weights
     assert (weights.early, weights.middle, weights.late) == (1.8, 1.0, 1.3)

@@ -236,7 +236,8 @@ def test_a_rewrite_of_the_same_step_that_fails_keeps_a_whole_checkpoint(
 
 
 def with_average(step: int) -> LearnerState:
-    return replace(state(step), average=state(step + 100).adapter, baseline=(0.1, None, -0.25))
+    means = {"average": state(step + 100).adapter, "old": state(step + 200).adapter}
+    return replace(state(step), **means, baseline=(0.1, None, -0.25))
 
 
 def test_a_running_mean_and_a_baseline_come_back_bit_for_bit(tmp_path: Path) -> None:
@@ -246,13 +247,17 @@ def test_a_running_mean_and_a_baseline_come_back_bit_for_bit(tmp_path: Path) -> 
     assert read.average is not None
     assert saved.average is not None
     assert read.average.digest == saved.average.digest
+    assert read.old is not None
+    assert saved.old is not None
+    assert read.old.digest == saved.old.digest
     assert read.baseline == saved.baseline
 
 
 @pytest.mark.parametrize(("damage", "reason"), [(truncate, "altered"), (alter, "altered"), (Path.unlink, "lacks")])
-def test_a_damaged_running_mean_is_named(tmp_path: Path, damage: object, reason: str) -> None:
+@pytest.mark.parametrize("mean", ["average", "old"])
+def test_a_damaged_running_mean_is_named(tmp_path: Path, mean: str, damage: object, reason: str) -> None:
     folder = write_checkpoint(tmp_path, with_average(3), LORA, keep=1)
-    damage(folder / "average" / FILE_NAME)  # type: ignore[operator]
+    damage(folder / mean / FILE_NAME)  # type: ignore[operator]
     with pytest.raises(CheckpointError, match=reason):
         read_checkpoint(folder)
 

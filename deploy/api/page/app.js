@@ -127,7 +127,9 @@ function drawMetrics() {
   charts.reward.show(x, x.length ? series.slice(0, 6) : []);
   const at = iterations.map((line) => line.values.iteration);
   const of = (name) => iterations.map((line) => line.values[name] ?? null);
-  charts.kl.show(at, [{ name: "clip fraction", values: of("train/clip_fraction") }]);
+  const clipped = of("train/clip_fraction");
+  const hasRatios = clipped.some((value) => value != null);
+  charts.kl.show(at, [hasRatios ? { name: "clip fraction", values: clipped } : { name: "distance to old adapter", values: of("train/old_distance_mean") }]);
   charts.grad.show(at, [{ name: "gradient norm", values: of("train/grad_norm") }]);
   const gains = [...new Set(iterations.flatMap((line) => Object.keys(line.values)))].map((name) => name.match(/^gain\/step_(\d+)_abs_mean$/)).filter(Boolean).sort((a, b) => a[1] - b[1]);
   charts.heat.show(at, gains.map((found) => found[1]), iterations.map((line) => gains.map((found) => line.values[found[0]] ?? null)));

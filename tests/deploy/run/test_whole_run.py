@@ -175,3 +175,16 @@ def test_plain_diffusers_pipeline_with_the_lora_draws_the_policys_images(local_r
         output_type="np",
     ).images
     np.testing.assert_array_equal(ours, (theirs * 255).round().astype(np.uint8))
+
+
+@pytest.mark.ray
+def test_a_forward_method_gives_the_same_bits_on_ray_and_in_one_process_and_after_a_stop(tmp_path):
+    """Its rollouts use `old`, its evaluations the trained adapter: both reach every rollout actor."""
+    words = ("method=diffusion_nft", "evaluation.adapter=trained", "learner.old={rate: 0.1, most: 0.5}")
+    local, ray = tmp_path / "local", tmp_path / "ray"
+    finish(start(local, *words, "--local", "iterations=1"))
+    finish(start(local, *words, "--local", "iterations=2"))
+    finish(start(ray, *words, "iterations=2", "cluster.rollout_actors=2", "cluster.learner.workers=2"))
+    for name in (FILE_NAME, OPTIMIZER, f"old/{FILE_NAME}"):
+        assert sha(local, name, 2) == sha(ray, name, 2)
+    assert sha(local, FILE_NAME, 2) != sha(local, f"old/{FILE_NAME}", 2)

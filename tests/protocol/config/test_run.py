@@ -19,6 +19,7 @@ TREE: dict[str, Any] = {
     "data": {"train": "a.txt", "heldout": "b.txt"},
     "rewards": {"geneval": {"scorer": "geneval"}},
 }
+ODE = {"kernel": "ode", "shared_noise": False}
 
 
 def with_value(key: str, value: Any) -> dict[str, Any]:
@@ -92,7 +93,11 @@ def test_an_unknown_key_is_refused_with_a_suggestion(key: str, message: str) -> 
         ("group", {"size": 25, "shard": 24}, "group.shard must divide group.size 25, got 24"),
         ("group", {"size": 8, "shard": 3}, "group.shard must divide group.size 8, got 3"),
         ("learner.updates_per_iteration", 5, "must divide group.per_iteration 12, got 5"),
-        ("sampling.kernel", "ddim", "sampling.kernel: .*'flow_sde', 'ddim_sde', 'dance_sde' or 'cps', got 'ddim'"),
+        (
+            "sampling.kernel",
+            "ddim",
+            "sampling.kernel: .*'flow_sde', 'ddim_sde', 'dance_sde', 'cps' or 'ode', got 'ddim'",
+        ),
         ("sampling", {"kernel": "ddim_sde", "noise_level": 1.5}, "at most 1 for ddim_sde, got 1.5: above 1 sigma'"),
         ("sampling", {"kernel": "cps", "noise_level": 1.1}, "at most 1 for cps, got 1.1: above 1 sin"),
         (
@@ -161,6 +166,30 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
         (
             {"credit": {"normalise": "per_step", "step_weights": {"rule": "piecewise", "order": "before"}}},
             "credit.step_weights.order must be `after` with per_step normalisation, got 'before'",
+        ),
+        (
+            {"sampling": {"kernel": "ode"}},
+            "sampling.shared_noise must be false for kernel ode, got true: members that start from the same noise",
+        ),
+        (
+            {"sampling": {**ODE, "noise_levels": [0.5] * 9}},
+            "sampling.noise_levels must be empty for kernel ode, got 9 levels: no step has noise",
+        ),
+        (
+            {"sampling": ODE},
+            "sampling.kernel ode needs one of the objectives ['nft', 'awm'], got learner.objective 'clipped'",
+        ),
+        (
+            {"sampling": ODE, "learner": {"objective": "nft"}},
+            "credit.rule must be `uniform` for sampling.kernel ode, got 'gae': steps without noise earn nothing",
+        ),
+        (
+            {"sampling": ODE, "learner": {"objective": "awm"}, "credit": {"rule": "uniform"}},
+            "credit.step_weights.rule must not be `noise` for sampling.kernel ode: its steps have no std",
+        ),
+        (
+            {"learner": {"objective": "awm", "kl": {"weight": 0.1}}},
+            "learner.kl.rule must be `velocity` for objective awm, got 'full': it has no steps with a std",
         ),
         (
             {"sampling": {"window": {"rule": "branch"}}, "group": {"size": 4, "shard": 1}},

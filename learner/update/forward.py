@@ -1,0 +1,157 @@
+"""The objectives of the forward process: clean latents are noised anew, and the velocity there is trained.
+
+They need neither log-probs nor the trajectory, so the rollout may be an ODE. `ForwardObjective` runs the policy; the
+functions below it are the formulas, pure and in float32.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flow.adapter.lora import Lora
+from flow.maths.transition import clean_estimate, per_sample
+from flow.policy import FlowPolicy
+from learner.update.ema import OldAdapter
+from learner.update.micro_batches import NoisedBatch
+from learner.update.objective import PairLosses
+from protocol.config.learning import LearnerConfig
+
+LEAST_WEIGHT = 1e-5
+"""Lower bound of the mean error that `negative_aware` divides by, as in DiffusionNFT's released code."""
+DELTA = 1e-10
+"""Added to the matching loss before its power, as in AWM's released code: the power has no slope at 0."""
+
+
+@dataclass(frozen=True)
+class ForwardObjective:
+    """The loss of the (trajectory, step) pairs of `nft` and `awm`. Made once by the learner."""
+
+    policy: FlowPolicy
+    lora: Lora
+    config: LearnerConfig
+    old: OldAdapter
+    advantage_clip: float
+    """A_max: the advantages' own bound, which becomes 1 here."""
+
+    def __call__(self, batch: NoisedBatch) -> PairLosses:
+        """Noise the clean latents to the step's level, and run the policy and what it is compared with there."""
+        config = self.config
+        conditioning = self.policy.conditioning(batch.prompt.text, batch.prompt.negative)
+        sigma = self.policy.sigmas[batch.k].expand(len(batch.latents)).to(batch.latents.device)
+        level = per_sample(sigma, batch.latents)
+        noised = (1 - level) * batch.latents + level * batch.noise
+        with torch.no_grad():
+            old = reference = None
+            if config.objective == "nft" or config.old.weight:
+                with self.lora.holding(self.old.tensors):
+                    old = self.policy.velocity(noised, sigma, conditioning)
+            if config.kl.weight:
+                with self.lora.adapter_disabled():
+                    reference = self.policy.velocity(noised, sigma, conditioning)
+        velocity = self.policy.velocity(noised, sigma, conditioning)
+        strength = batch.advantages / self.advantage_clip
+        own = {}
+        if config.objective == "nft":
+            assert old is not None
+            optimality = 0.5 + 0.5 * strength.clamp(-1, 1)
+            loss = self.advantage_clip * negative_aware(
+                velocity=velocity,
+                old_velocity=old,
+                noised=noised,
+                clean=batch.latents,
+                sigma=sigma,
+                optimality=optimality,
+                beta=config.forward.beta,
+            )
+            own["optimality"] = optimality
+        else:
+            matching = (velocity - (batch.noise - batch.latents)).square().flatten(1).mean(1)
+            loss = strength * robust_matching(matching, sigma=sigma, power=config.forward.power)
+            own["matching"] = matching.detach()
+        if old is not None:
+            distance = (velocity - old).square().flatten(1).mean(1)
+            own["old_distance"] = distance.detach()
+            if config.objective == "awm":
+                loss = loss + config.old.weight * distance
+        kl = torch.zeros_like(loss)
+        if reference is not None:
+            kl = (velocity - reference).square().flatten(1).mean(1)
+            loss = loss + config.kl.weight * kl
+        return PairLosses(
+            loss=loss * batch.valid,
+            ratio=None,
+            outside=None,
+            kl=kl.detach() * batch.valid,
+            own={name: values[batch.valid] for name, values in own.items()},
+        )
+
+
+def negative_aware(
+    *,
+    velocity: Float[Tensor, "B ..."],
+    old_velocity: Float[Tensor, "B ..."],
+    noised: Float[Tensor, "B ..."],
+    clean: Float[Tensor, "B ..."],
+    sigma: Float[Tensor, " B"],
+    optimality: Float[Tensor, " B"],
+    beta: float,
+) -> Float[Tensor, " B"]:
+    """DiffusionNFT's loss (arXiv 2509.16117), with x0(v) = x - sigma v, the clean latents that a velocity leads to:
+
+        v+ = (1 - beta) v_old + beta v,  v- = (1 + beta) v_old - beta v
+        loss = [r mean_d (x0(v+) - x0)^2 / w+  +  (1 - r) mean_d (x0(v-) - x0)^2 / w-] / beta
+
+    w+ and w- are mean_d |x0(v+-) - x0|, without a gradient. A good sample (r = 1) pulls the velocity towards itself; a
+    bad one (r = 0) pulls its mirror image v-, and so pushes the velocity away. At v = v_old the gradient is
+    (1 - 2r) (2 sigma / w) (x - sigma v - x0) / D: that of matching weighted by 2r - 1.
+
+    Args:
+        velocity: v, carries the gradient.
+        old_velocity: v_old, of the adapter that rolled out.
+        noised: x, the states.
+        clean: x0, what the rollout ended in.
+        sigma: noise level of each state.
+        optimality: r in [0, 1].
+        beta: see above, in (0, 1].
+
+    Returns:
+        The loss of each pair.
+    """
+    shift = beta * (velocity - old_velocity)
+    positive = _error(old_velocity + shift, noised=noised, clean=clean, sigma=sigma)
+    negative = _error(old_velocity - shift, noised=noised, clean=clean, sigma=sigma)
+    return (optimality * positive + (1 - optimality) * negative) / beta
+
+
+def robust_matching(matching: Float[Tensor, " B"], *, sigma: Float[Tensor, " B"], power: float) -> Float[Tensor, " B"]:
+    """AWM's weighted matching loss (arXiv 2509.25050; `ghuber` in its released code):
+
+        s = sigma [(l + delta)^p - delta^p] / p,  l = mean_d (v - (x1 - x0))^2,  delta = 1e-10
+
+    Large errors weigh less: ds/dl = sigma (l + delta)^(p - 1). Multiplied by the advantage, s has the gradient of the
+    released -A exp(-s + s without a gradient), whose ratio is always 1.
+
+    Args:
+        matching: l, carries the gradient.
+        sigma: noise level of each pair.
+        power: p in (0, 1].
+
+    Returns:
+        s of each pair.
+    """
+    return sigma * ((matching + DELTA).pow(power) - DELTA**power) / power
+
+
+def _error(
+    velocity: Float[Tensor, "B ..."],
+    *,
+    noised: Float[Tensor, "B ..."],
+    clean: Float[Tensor, "B ..."],
+    sigma: Float[Tensor, " B"],
+) -> Float[Tensor, " B"]:
+    """mean_d (x0(v) - x0)^2 / w, with w = mean_d |x0(v) - x0| without a gradient."""
+    difference = (clean_estimate(latents=noised, velocity=velocity, sigma=sigma) - clean).flatten(1)
+    weight = difference.detach().abs().mean(1).clamp(min=LEAST_WEIGHT)
+    return difference.square().mean(1) / weight
