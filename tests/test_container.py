@@ -41,6 +41,13 @@ def test_the_image_runs_as_a_user_without_rights_under_an_init_process() -> None
     assert not any("pip install" in line for line in last)
 
 
+def test_compose_has_the_form_of_its_specification() -> None:
+    program = Path(sys.executable).parent / "check-jsonschema"
+    command = [program, "--builtin-schema", "vendor.compose-spec", ROOT / "compose.yaml"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
 def test_compose_publishes_ports_on_loopback_only() -> None:
     published = [port for service in SERVICES.values() for port in service.get("ports", ())]
     assert published

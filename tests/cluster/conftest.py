@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.faults.cluster import Cluster
-from tests.support.faults.lab import Lab, NoLabError
+from tests.support.faults.lab import laboratory
 from tests.support.programs import need
 from tests.support.runs.scene import Story
 
@@ -16,11 +16,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Head, two nodes, laptop."""
     need("redis-server")
     folder: Path = tmp_path_factory.mktemp("lab")
-    try:
-        lab = Lab(folder / "lab", machines=4)
-    except NoLabError as error:
-        pytest.skip(f"no laboratory: {error}")
-    with lab:
+    with laboratory(folder / "lab", machines=4) as lab:
         cluster = Cluster(lab)
         try:
             cluster.start()

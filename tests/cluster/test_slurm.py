@@ -7,7 +7,7 @@ import pytest
 
 from deploy.folder.read import lines_of
 from tests.support.faults.cluster import RUN, furnish_project, require_same
-from tests.support.faults.lab import STORE, Lab, NoLabError, until
+from tests.support.faults.lab import STORE, laboratory, until
 from tests.support.faults.slurm import Allocation
 from tests.support.runs.scene import Story
 
@@ -15,11 +15,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 
 def test_an_allocation_that_ends_is_queued_again_and_resumes_its_run(tmp_path: Path, undisturbed: Story):
-    try:
-        lab = Lab(tmp_path / "lab", machines=2)
-    except NoLabError as error:
-        pytest.skip(f"no laboratory: {error}")
-    with lab, Allocation(lab.machines) as allocation:
+    with laboratory(tmp_path / "lab", machines=2) as lab, Allocation(lab.machines) as allocation:
         furnish_project(lab.store)
         words = ("mine.yaml", "--run", f"{STORE}/run")
         run = lab.store / "run"

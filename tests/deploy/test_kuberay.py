@@ -2,13 +2,16 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import version
 from typing import Any, Literal
 
 import kubernetes_validate
 import pytest
+import yaml
 from pydantic import BaseModel, ConfigDict
 
 from deploy.presets import load_config
@@ -170,6 +173,18 @@ def test_every_document_is_valid_and_holds_no_unknown_field(folder: str) -> None
         for template in pods_of(document):
             pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": template["spec"]}
             kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl, which renders kustomizations, is not installed")
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_kustomize_itself_renders_the_same(folder: str) -> None:
+    command = ["kubectl", "kustomize", str(ROOT / "deploy" / "kuberay" / "overlays" / folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    def by_name(documents: Iterable[Document]) -> list[Document]:
+        return sorted(documents, key=lambda each: (each["kind"], each["metadata"]["name"]))
+
+    assert by_name(yaml.safe_load_all(done.stdout)) == by_name(rendered(folder))
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

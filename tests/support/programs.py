@@ -14,6 +14,7 @@ PACKAGES: Mapping[str, str] = MappingProxyType(
         "chromedriver": "chromium-driver",
         "promtool": "prometheus",
         "faketime": "faketime",
+        "ip": "iproute2",
     }
 )
 """Debian package of each program. `.ci/run` installs the same packages."""

@@ -1,25 +1,30 @@
 """A Ray cluster on the machines of a lab, with token authentication and a board with a password, and jobs sent to it.
 
 Machine 1 is the head, the last one is the user's laptop: it alone has the project, as a plain folder, and sends jobs
-from a folder of its own that holds a preset, prompts and a scorer. The others are nodes.
+from a folder of its own that holds a preset, prompts and a scorer. The others are nodes: the first one behind a link
+of 50 Mbit/s, the second one with a clock that is a minute ahead. So every scene is one with a slow link and a wrong
+clock.
 """
 
 import json
+import os
 import secrets
 import shutil
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from deploy.folder.names import INPUTS
 from deploy.folder.read import lines_of
 from deploy.jobs.submit import PACKAGES
 from deploy.tools.verify import verify
-from tests.support.faults.lab import HOME, Lab, Machine, until
+from tests.support.faults.lab import HOME, STORE, Lab, Machine, until
 from tests.support.paths import ROOT
 from tests.support.runs.scene import Story, story
 
@@ -31,6 +36,26 @@ VARIABLES = {
     "OMP_NUM_THREADS": "1",
 }
 """Of all machines."""
+LINK, CLOCK_S = "50mbit", 60
+"""The first node's link, and how many seconds the second one's clock is ahead."""
+ODD = f"{HOME}/odd"
+"""Folder on the second node from which its Ray workers import, before all others; empty unless a test fills it."""
+CLOCK = f"""
+import time
+
+now, now_ns = time.time, time.time_ns
+time.time = lambda: now() + {CLOCK_S}
+time.time_ns = lambda: now_ns() + {CLOCK_S} * 10**9
+"""
+"""Python's clock on the second node. With libfaketime 0.9.10 the workers of Ray 2.60 abort (thread_pool.cc)."""
+FILLER = """
+import time, numpy, ray
+ray.init(address="auto", log_to_driver=False)
+held = [ray.put(numpy.ones(24_000_000, numpy.uint8)) for _ in range(8)]
+print("full", flush=True)
+time.sleep(3600)
+"""
+"""Holds 192 MB of objects on its node, whose store has room for 100 MB."""
 SERVICE = 'while :; do "$@"; kill -9 -1; sleep 1; done'
 """What a service manager does: it starts Ray again when it has ended, or did not come up within Ray's 30 s."""
 SCORER = """
@@ -53,7 +78,7 @@ RUN: dict[str, Any] = {
     "completion": {"substeps": 1},
     "group": {"size": 4, "shard": 2, "per_iteration": 2},
     "learner": {"updates_per_iteration": 1, "learning_rate": 1e-3},
-    "rewards": {"redness": {"scorer": "mine:Slow"}},
+    "rewards": {"redness": {"scorer": "./mine.py:Slow"}},
     "evaluation": {"component": "reward", "steps": 2, "images_per_prompt": 1, "batch": 2},
     "checkpoint": {"every": 2},
     "cluster": {"heartbeat_s": 10, "max_restarts": 30, "restart_window_s": 60},
@@ -75,6 +100,11 @@ def require_same(run: Path, expected: Story) -> None:
     """The same adapter and metrics as an undisturbed run, and a whole folder; its prompt files are not here."""
     assert story(run) == expected
     assert [each for each in verify(run) if not each.is_whole and each.subject != INPUTS] == []
+
+
+long_scene = pytest.mark.skipif(
+    os.environ.get("LONG_SCENES") != "1", reason="a scene that takes minutes: LONG_SCENES=1 runs it"
+)
 
 
 class Cluster:
@@ -110,26 +140,38 @@ class Cluster:
 
     def start(self) -> None:
         """Start Ray on the head and the nodes, and the board."""
+        self.nodes[0].slow(LINK)
         self.start_head()
         self.start_board()
-        for node in self.nodes:
+        for count, node in enumerate(self.nodes, start=2):
             self.start_node(node)
-        self.wait_for_nodes(1 + len(self.nodes))
+            self.wait_for_nodes(count)
+
+    def install(self, machine: Machine, folder: str) -> None:
+        """Put the project's packages and the user's folder on a machine, below this folder of its home."""
+        furnish_project(machine.home / folder)
 
     def start_head(self) -> None:
         """Start Ray's head and return when it takes jobs."""
         words = ["--head", "--port", str(RAY), "--dashboard-host", "0.0.0.0", "--dashboard-port", str(JOBS)]
         self._ray(self.head, *words)
         words = ["curl", "-s", "-m", "5", "-o", "/dev/null", "-w", "%{http_code}", f"{self.jobs}/api/version"]
-        until(lambda: self.head.run(words, code=None).endswith("401"), "the head asks for a token", seconds=300)
+        until(lambda: self.head.run(words, code=None).endswith("401"), "the head asks for a token", seconds=600)
 
-    def start_node(self, node: Machine, *words: str, **variables: str) -> None:
+    def start_node(self, node: Machine) -> None:
         """Start Ray on a node; it joins as soon as it can."""
-        self._ray(node, "--address", f"{self.head.address}:{RAY}", *words, **variables)
+        words = ["--address", f"{self.head.address}:{RAY}"]
+        if node is self.nodes[1]:
+            words += ["--resources", '{"odd": 4}']
+            (node.home / "clock").mkdir(exist_ok=True)
+            (node.home / "clock" / "sitecustomize.py").write_text(CLOCK)
+            self._ray(node, *words, PYTHONPATH=f"{HOME}/clock:{ODD}")
+        else:
+            self._ray(node, *words)
 
     def _ray(self, machine: Machine, *words: str, **variables: str) -> None:
         own = ["--node-ip-address", machine.address, "--num-cpus", "2", "--num-gpus", "0", "--block"]
-        own += [] if "--object-store-memory" in words else ["--object-store-memory", "100000000"]
+        own += ["--object-store-memory", "100000000", "--include-log-monitor", "False", "--no-monitor"]
         log = machine.files / "ray.log"
         command = ["bash", "-c", SERVICE, "service", "ray", "start", *words, *own]
         self._processes.append(machine.start(command, log=log, variables=variables))
@@ -151,14 +193,44 @@ class Cluster:
 
     def wait_for_nodes(self, count: int) -> None:
         """Return when Ray counts this many living nodes."""
-        question = (
-            "from ray.util.state import list_nodes;"
-            f" print('alive', sum(n.state == 'ALIVE' for n in list_nodes('{self.jobs}')))"
-        )
-        until(lambda: f"alive {count}" in self._ask_head(question), f"{count} nodes are alive", seconds=300)
+        words = ["curl", "-s", "-m", "5", "-H", f"Authorization: Bearer {self._token}", f"{self.jobs}/api/v0/nodes"]
 
-    def _ask_head(self, code: str) -> str:
-        return self.head.run(["python", "-c", code], code=None)
+        def living() -> int:
+            return self.head.run(words, code=None).count('"state": "ALIVE"')
+
+        until(lambda: living() == count, f"{count} nodes are alive", seconds=600)
+
+    def rollout_node(self, run: str) -> Machine:
+        """The machine of a rollout actor that is not on the head."""
+        until(lambda: set(self.homes(run)) - {self.head.name}, f"a rollout actor of {run} is not on the head")
+        name = max(self.homes(run))
+        return next(node for node in self.nodes if node.name == name)
+
+    @contextmanager
+    def odd_node(self) -> Iterator[Path]:
+        """The folder, empty, from which Ray's workers on the second node import before all others."""
+        folder = self.nodes[1].home / Path(ODD).name
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder)
+
+    @contextmanager
+    def full_store(self, node: Machine) -> Iterator[None]:
+        """Fill the object store of a node; later objects are spilled to its disk."""
+        log = node.files / "filler.log"
+        filler = node.start(["python", "-c", FILLER], log=log, beside="raylet")
+        try:
+            until(lambda: "full" in log.read_text() or filler.poll() is not None, f"the store of {node.name} is full")
+            assert filler.poll() is None, log.read_text()
+            assert list(node.files.glob("tmp/ray/session_2*/ray_spilled_objects*/*")), "nothing was spilled"
+            yield
+            assert filler.poll() is None, "the store was emptied before the end"
+        finally:
+            for process in node.processes("numpy.ones"):
+                process.kill()
+            filler.wait(30)
 
     def flowcredit(self, *words: str, code: int | None = 0, timeout_s: float = 300.0) -> str:
         """Run `flowcredit` on the laptop, in the user's folder; what it said."""
@@ -183,8 +255,16 @@ class Cluster:
         return Job(self, run, self.laptop.start(command))
 
     def run_folder(self, run: str) -> Path:
-        """A run's folder on the head, as the test sees it."""
+        """A run's folder, on the head or on the shared disk, as the test sees it."""
+        if run.startswith(STORE):
+            return self.lab.store / Path(run).relative_to(STORE)
         return self.head.home / "flowcredit" / "runs" / run
+
+    def homes(self, run: str) -> list[str]:
+        """Host names of the nodes on which the run's rollout actors are ready."""
+        told = self.run_folder(run) / "status.json"
+        actors = json.loads(told.read_text())["status"]["actors"] if told.exists() else []
+        return [each["node"] for each in actors if each["kind"] == "rollout" and each["node"]]
 
     def iteration(self, run: str) -> int:
         """Newest iteration of a run, by its metrics."""

@@ -16,11 +16,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.support.paths import ROOT
 
@@ -97,7 +99,12 @@ class Machine:
         return f"{self.prefix}v{self.number}"
 
     def start(
-        self, words: Sequence[str], *, log: Path | None = None, variables: Mapping[str, str] | None = None
+        self,
+        words: Sequence[str],
+        *,
+        log: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+        beside: str = "",
     ) -> "subprocess.Popen[str]":
         """Start a process.
 
@@ -105,13 +112,18 @@ class Machine:
             words: command.
             log: file for what it says; default: a pipe.
             variables: further environment variables.
+            beside: pattern of the command line of a process that it sees, and that sees it; default: it sees none.
 
         Returns:
             The process.
         """
-        command = ["ip", "netns", "exec", self.namespace]
-        command += ["unshare", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child"]
-        command += ["bash", "-c", INSIDE, "lab", *words]
+        if beside:
+            command = ["nsenter", "--target", str(self.processes(beside)[0].pid), "--net", "--mount", "--uts", "--pid"]
+            command += ["bash", "-c", 'cd "$HOME" && exec "$@"', "lab", *words]
+        else:
+            command = ["ip", "netns", "exec", self.namespace]
+            command += ["unshare", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child"]
+            command += ["bash", "-c", INSIDE, "lab", *words]
         out = log.open("a") if log else subprocess.PIPE
         try:
             return subprocess.Popen(
@@ -127,6 +139,7 @@ class Machine:
         *,
         timeout_s: float = 120.0,
         variables: Mapping[str, str] | None = None,
+        beside: str = "",
         code: int | None = 0,
     ) -> str:
         """Run a process to its end.
@@ -135,12 +148,13 @@ class Machine:
             words: command.
             timeout_s: seconds until it is killed.
             variables: further environment variables.
+            beside: as in `start`.
             code: exit code that it must end with; None takes any.
 
         Returns:
             What it said.
         """
-        process = self.start(words, variables=variables)
+        process = self.start(words, variables=variables, beside=beside)
         try:
             said, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -264,6 +278,21 @@ class Lab:
         subprocess.run(["ip", "link", "del", self._bridge], capture_output=True, check=False)
 
 
+@contextmanager
+def laboratory(folder: Path, *, machines: int) -> Iterator[Lab]:
+    """A lab for tests. Where there can be none, they are skipped; where CI=true, one that breaks is an error."""
+    with ExitStack() as stack:
+        try:
+            lab = stack.enter_context(Lab(folder, machines=machines))
+        except NoLabError as error:
+            pytest.skip(f"no laboratory: {error}")
+        except OSError as error:
+            if os.environ.get("CI") == "true":
+                raise
+            pytest.skip(f"no laboratory: {error}")
+        yield lab
+
+
 def unplug(machine: Machine, *, seconds: float) -> None:
     """Take a machine's network away for a while."""
     machine.cut()
@@ -284,7 +313,7 @@ def until(holds: Callable[[], object], what: str, *, seconds: float = 120.0) -> 
 def _require_rights() -> None:
     if sys.platform != "linux" or os.geteuid() != 0:
         raise NoLabError("machines as network namespaces need root on Linux")
-    if missing := [program for program in ("ip", "tc", "unshare") if shutil.which(program) is None]:
+    if missing := [program for program in ("ip", "tc", "unshare", "nsenter") if shutil.which(program) is None]:
         raise NoLabError(f"not installed: {', '.join(missing)}: apt-get install iproute2 util-linux")
     probe = ["unshare", "--mount", "--uts", "--net", "--pid", "--fork", "--mount-proc", "true"]
     if subprocess.run(probe, capture_output=True, check=False).returncode:

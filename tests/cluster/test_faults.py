@@ -1,0 +1,99 @@
+"""Faults on several machines, in the middle of a run: each run ends with the bits of an undisturbed one."""
+
+import pytest
+
+from tests.support.faults.cluster import Cluster, long_scene
+from tests.support.faults.lab import STORE, unplug, until
+from tests.support.runs.scene import Story
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+
+def test_a_run_is_scaled_through_the_api_from_another_machine_while_a_store_is_full(
+    cluster: Cluster, undisturbed: Story
+):
+    cluster.serve()
+    cluster.api("GET", "/runs", token="not-the-token-of-anyone", code=401)
+    with cluster.full_store(cluster.nodes[0]):
+        job = cluster.submit("scaled", "cluster.rollout_actors=1", "cluster.rollout.placement=spread")
+        for count in (3, 2):
+            job.wait_for_iteration(cluster.iteration("scaled") + 1)
+            cluster.command("scaled", "pause", phase="paused")
+            cluster.api("PUT", "/runs/scaled/actors/rollout", {"count": count}, code=202)
+            until(lambda: cluster.ready("scaled") == count, f"{count} rollout actors are ready", seconds=300)  # noqa: B023
+            if count == 3:
+                until(lambda: set(cluster.homes("scaled")) == {"m1", "m2", "m3"}, "an actor is on every node")
+            cluster.command("scaled", "resume", phase="running")
+        job.finish()
+    cluster.require_undisturbed("scaled", undisturbed)
+
+
+def test_a_node_without_its_network_for_20_seconds_costs_no_bit(cluster: Cluster, undisturbed: Story):
+    job = cluster.submit("cut", "cluster.rollout.placement=spread")
+    job.wait_for_iteration(1)
+    node = cluster.rollout_node("cut")
+    unplug(node, seconds=20)
+    job.finish()
+    cluster.require_undisturbed("cut", undisturbed)
+    cluster.wait_for_nodes(3)
+
+
+@long_scene
+def test_a_run_waits_for_its_only_rollout_node_which_has_no_network_for_100_seconds(
+    cluster: Cluster, undisturbed: Story
+):
+    job = cluster.submit("cut-long", "cluster.rollout.resources.odd=1")
+    job.wait_for_iteration(1)
+    assert set(cluster.homes("cut-long")) == {"m3"}
+    before = cluster.iteration("cut-long")
+    unplug(cluster.nodes[1], seconds=100)
+    assert cluster.iteration("cut-long") <= before + 2, "the node was not needed"
+    job.finish(timeout_s=600)
+    cluster.require_undisturbed("cut-long", undisturbed)
+    cluster.wait_for_nodes(3)
+
+
+def test_a_node_that_loses_its_power_costs_no_bit(cluster: Cluster, undisturbed: Story):
+    job = cluster.submit("killed", "cluster.rollout.placement=spread")
+    job.wait_for_iteration(1)
+    node = cluster.rollout_node("killed")
+    node.power_off()
+    job.finish()
+    cluster.require_undisturbed("killed", undisturbed)
+    cluster.start_node(node)
+    cluster.wait_for_nodes(3)
+
+
+@long_scene
+def test_a_head_that_loses_its_power_goes_on_with_the_same_command(cluster: Cluster, undisturbed: Story):
+    job = cluster.submit("head")
+    job.wait_for_iteration(3)
+    cluster.restart_head()
+    job.leave()
+    said = cluster.submit("head").finish()
+    assert "going on from" in said
+    cluster.require_undisturbed("head", undisturbed)
+
+
+@long_scene
+def test_a_new_head_without_the_old_disk_goes_on_from_a_shared_one(cluster: Cluster, undisturbed: Story):
+    run = f"{STORE}/shared"
+    job = cluster.submit(run)
+    job.wait_for_iteration(3)
+    cluster.restart_head(is_new=True)
+    job.leave()
+    said = cluster.submit(run).finish()
+    assert "going on from" in said
+    cluster.require_undisturbed(run, undisturbed)
+
+
+def test_a_new_head_without_the_old_disk_goes_on_from_the_store(cluster: Cluster, undisturbed: Story):
+    words = (f"checkpoint.url=file://{STORE}/lost",)
+    job = cluster.submit("lost", *words)
+    until(lambda: list(cluster.lab.store.glob("lost/checkpoints/*/manifest.json")), "a copy is in the store")
+    cluster.restart_head(is_new=True)
+    job.leave()
+    assert not cluster.run_folder("lost").exists()
+    said = cluster.submit("lost", *words).finish()
+    assert "going on from" in said
+    cluster.require_undisturbed("lost", undisturbed)
