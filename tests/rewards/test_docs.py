@@ -1,4 +1,4 @@
-"""The scorer that docs/rewards.md shows works as it stands there, and the page names every built-in scorer."""
+"""The scorers of docs/rewards.md and the README work as they stand there; the page names every built-in one."""
 
 import re
 import sys
@@ -23,6 +23,16 @@ def test_the_twenty_line_scorer_of_the_page_scores(tmp_path: Path, monkeypatch: 
     images = np.stack([np.full((4, 4, 3), level, np.uint8) for level in (0, 51, 255)])
     np.testing.assert_allclose(scorer.score(images, ["", "", ""], [{}] * 3).values, [0, 0.4, 1], rtol=1e-6)
     sys.modules.pop("page_scorer")
+
+
+def test_the_scorer_of_the_readme_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "mine.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    check_prompts("./mine.py:Brightness", {}, [])
+    images = np.stack([np.full((4, 4, 3), level, np.uint8) for level in (0, 51, 255)])
+    scores = build_scorer("./mine.py:Brightness").score(images, ["", "", ""], [{}] * 3)
+    np.testing.assert_allclose(scores.values, [0, 0.2, 1], rtol=1e-6)
 
 
 def test_every_built_in_scorer_stands_in_the_table() -> None:

@@ -72,7 +72,8 @@ def autoscaling_cluster(
     }
     variables = {
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
-        "RAY_AUTH_MODE": "disabled",  # `ray start` asks for a token by default, a driver of its own accord gives none
+        # The head must ask for a token if this process does, which `ray.init` of a local cluster makes it do.
+        "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled"),
         "RAY_FAKE_CLUSTER": "1",
         "RAY_enable_autoscaler_v2": "1",
         "RAY_CLOUD_INSTANCE_ID": HEAD_ID,
