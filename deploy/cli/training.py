@@ -12,6 +12,7 @@ from deploy.cli.options import Overrides, Preset
 from deploy.folder.location import default_name, job_id, placed, runs_folder, stop_grace_s, stop_wait_s
 from deploy.presets import find_preset, load_config
 from protocol.config.run import RunConfig
+from protocol.errors import ModelError
 
 HasPage = Annotated[bool, typer.Option("--page/--no-page", help="Serve the run's page on loopback while it runs.")]
 IsLocal = Annotated[bool, typer.Option("--local", help="Run in one process without Ray; the results are the same.")]
@@ -110,9 +111,8 @@ def _dry_run(config: RunConfig, run: Path | None, *, is_local: bool, tflops: flo
     from deploy.run.inputs import check_inputs, concerns, gpu_concerns, local_concerns
     from deploy.tools.balance import advice
     from deploy.tools.estimate import estimate
-    from flow.models.folder import completed
 
-    config = completed(config)
+    config = _completed_or_known(config)
     prompts, heldout = check_inputs(config)
     if run and (run / CONFIG).exists():
         require_same_run(run, config)
@@ -128,3 +128,21 @@ def _dry_run(config: RunConfig, run: Path | None, *, is_local: bool, tflops: flo
     found = estimate(config)
     for line in (*found.lines(), *advice(config, found.evaluations, tflops=tflops)):
         typer.echo(line)
+
+
+def _completed_or_known(config: RunConfig) -> RunConfig:
+    """Fill in what the model decides; if the hub is out of reach, from the config files that we ship for its id."""
+    from flow.models.folder import completed
+    from flow.models.hub import is_hub_id, known_configs, stay_offline_if_unreachable
+
+    if is_hub_id(config.model.path):
+        stay_offline_if_unreachable()
+    try:
+        return completed(config)
+    except ModelError as error:
+        known = known_configs(config.model.path)
+        if known is None:
+            raise
+        typer.echo(f"note: {error}; the estimate takes the config files of {config.model.path} that flowcredit ships")
+        model = config.model.model_copy(update={"path": str(known)})
+        return completed(config.model_copy(update={"model": model}))

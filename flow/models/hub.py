@@ -5,13 +5,43 @@ HF_TOKEN opens gated models, HF_HOME or HF_HUB_CACHE names the cache, and HF_HUB
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event, Thread
 
 from protocol.errors import ModelError, one_line
 
 UNUSED_FILES = ["*.bin", "*.ckpt", "*.msgpack", "*.onnx", "*.onnx_data", "*.h5", "*.fp16.*", "*.fp16-*"]
 """Files that hold the same weights in other formats, or other precisions of them."""
+
+
+KNOWN = Path(__file__).parent / "known"
+"""Config files of the presets' models by hub id, enough for estimates without a network; no tokenizers, no weights."""
+ANSWER_S = 3.0
+"""Seconds within which the hub must answer a dry run."""
+
+
+def known_configs(repo: str) -> Path | None:
+    """Return the folder of config files that we ship for a hub id; None if there is none."""
+    folder = KNOWN / repo
+    return folder if is_hub_id(repo) and folder.is_dir() else None
+
+
+def stay_offline_if_unreachable() -> None:
+    """Read only the hub's cache in this process if the hub does not answer within `ANSWER_S`."""
+    from huggingface_hub import constants, get_session
+
+    heard = Event()
+
+    def ask() -> None:
+        with suppress(Exception):
+            get_session().head(constants.ENDPOINT, timeout=ANSWER_S)
+            heard.set()
+
+    asking = Thread(target=ask, daemon=True)  # a name server that does not answer has no timeout of its own
+    asking.start()
+    asking.join(ANSWER_S)
+    constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE or not heard.is_set()
 
 
 def is_hub_id(path: str) -> bool:

@@ -103,7 +103,7 @@ def overlong(model: ModelConfig, texts: Sequence[str]) -> tuple[int, list[str]]:
         texts: the prompts.
 
     Returns:
-        Tokens that the encoder with the largest limit reads, and the texts that are longer.
+        Tokens that the encoder with the largest limit reads, and the texts that are longer; none without tokenizers.
 
     Raises:
         ModelError: the model's tokenizers cannot be read.
@@ -114,6 +114,8 @@ def overlong(model: ModelConfig, texts: Sequence[str]) -> tuple[int, list[str]]:
 
         try:
             parts = [part for part in index.parts if part.startswith("tokenizer")]
+            if not parts:
+                return 0, []
             tokenizers = [AutoTokenizer.from_pretrained(folder / part, local_files_only=True) for part in parts]
         except UNREADABLE as error:
             raise unreadable(folder, index.family, error) from error
