@@ -6,6 +6,7 @@
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 from protocol.errors import FlowcreditError, ScorerError, one_line
@@ -71,6 +72,29 @@ def load_class(path: str, *, args: Mapping[str, Any], extra: str | None = None) 
     if lacking:
         raise ScorerError(f"{path} must be given its arguments, got none for {', '.join(lacking)}")
     return cls
+
+
+def require_ready(path: str, args: Mapping[str, Any], extra: str | None = None) -> None:
+    """Let a class say by its static method `ready(**args)`, if it has one, whether it has what it needs.
+
+    Args:
+        path: `package.module:Class`.
+        args: keyword arguments of the constructor, which is not called.
+        extra: the optional dependency group that installs what the class needs, for the error message.
+
+    Raises:
+        ScorerError: a library, weights or a server are missing; or see `load_class`.
+    """
+    ready = getattr(load_class(path, args=args, extra=extra), "ready", None)
+    if ready is not None:
+        with _explained_imports(path, extra):
+            ready(**args)
+
+
+def require_library(name: str) -> None:
+    """Raise ModuleNotFoundError if a library is not installed, without importing it."""
+    if find_spec(name) is None:
+        raise ModuleNotFoundError(f"No module named {name!r}")
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import numpy as np
 from protocol.errors import ContractError, ScorerError, one_line
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.spelling import suggest
+from rewards import loading
 from rewards.loading import build_from_path, load_class
 from rewards.scores import joined, rows_of
 
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 class Scorer(Protocol):
     """Scores images. Each reward actor constructs it once; heavy imports belong in the constructor.
+
+    A static method `ready(**args)` is optional: with the constructor's arguments it raises ScorerError before a run if
+    weights or a server are missing, and loads nothing.
 
     An image's score may depend only on the image, its prompt and its metadata. Reward actors join and split requests,
     and a run's result must not depend on how they do it.
@@ -119,6 +123,16 @@ def check_prompts(spec: str, args: Mapping[str, Any], prompts: Sequence[Prompt])
         cls.check(prompts)
     else:
         build_scorer(spec, **args).check(prompts)
+
+
+def require_ready(spec: str, args: Mapping[str, Any]) -> None:
+    """Check that a scorer's libraries, weights and servers are there; no weights are loaded.
+
+    Raises:
+        ScorerError: one is missing; or see `build_scorer`.
+    """
+    path, extra = _registered(spec)
+    loading.require_ready(path, args, extra)
 
 
 def components_of(spec: str, args: Mapping[str, Any]) -> tuple[str, ...] | None:

@@ -305,9 +305,8 @@ class RewardPools:
 
     def _make_reward(self, name: str, reward: RewardConfig) -> RewardPool:
         timeout_s = reward.timeout_s or self._role.timeout_s
-        if file := file_of(reward.scorer):  # an actor has a working folder of its own
-            reward = reward.model_copy(update={"scorer": f"{file}:{reward.scorer.rpartition(':')[2]}"})
-        cluster, options = self._config.cluster, _options(reward, self._config)
+        reward = with_whole_path(reward)
+        cluster, options = self._config.cluster, reward_options(reward, self._config)
 
         def spawn() -> ActorHandle:
             return self._actor_class.options(**options, **self._nodes.options(self._role)).remote(
@@ -335,6 +334,13 @@ class RewardPools:
         await answer(actor.prepare.remote(), timeout_s=self._role.timeout_s)
 
 
-def _options(reward: RewardConfig, config: RunConfig) -> dict[str, Any]:
+def with_whole_path(reward: RewardConfig) -> RewardConfig:
+    """Name a scorer's file by its whole path: an actor has a working folder of its own."""
+    file = file_of(reward.scorer)
+    return reward.model_copy(update={"scorer": f"{file}:{reward.scorer.rpartition(':')[2]}"}) if file else reward
+
+
+def reward_options(reward: RewardConfig, config: RunConfig) -> dict[str, Any]:
+    """Return the Ray options of one reward's actors: resources and runtime environment."""
     options = ray_options(reward.reserved(config.cluster.reward))
     return options | ({"runtime_env": reward.runtime_env} if reward.runtime_env else {})

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.speed.gpu_model import random_backbone
 from deploy.presets import load_config
 from deploy.tools.balance import balance_of, best_split
-from deploy.tools.estimate import Evaluations, count_evaluations, forward_flops, gradient_cost
+from deploy.tools.estimate import Evaluations, count_evaluations, count_shard, pass_cost
 from flow.models.families import FLUX, SD3, Family
 from flow.models.flux import Flux
 from flow.models.hollow import attach_hollow_adapter, backbone_of_parts
@@ -72,8 +72,9 @@ def counted(preset: str, substeps: int, *, lanes: int) -> tuple[RunConfig, Evalu
         backbone = random_backbone(config.model, is_tiny=False, device="cpu", within=fake)
     attach_hollow_adapter(backbone.transformer, family.adapter(config.model.lora), within=fake)
     with fake:
-        forward, gradient = forward_flops(backbone), gradient_cost(backbone)
-    return config, count_evaluations(config, backbone, forward=forward, gradient=gradient), gradient
+        forward, both = (pass_cost(backbone, 1, has_gradient=has_gradient).flops for has_gradient in (False, True))
+    counts = count_evaluations(config, count_shard(config, backbone), forward=forward, gradient=both / forward)
+    return config, counts, both / forward
 
 
 def resized(config: RunConfig, *, actors: int, workers: int) -> RunConfig:

@@ -22,7 +22,7 @@ def calibrate_noise(
 
     require_writable(out)
     config = load_config(preset, overrides=overrides or [])
-    found, _ = check_inputs(config)
+    found, _ = check_inputs(config, is_local=True)
     settings = NoiseCalibration(rounds=rounds, prompts=prompts)
     calibrated = calibrated_config(config, found, settings, typer.echo)
     typer.echo(f"noise levels {list(calibrated.sampling.noise_levels)}")

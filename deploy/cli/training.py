@@ -12,7 +12,6 @@ from deploy.cli.options import Overrides, Preset
 from deploy.folder.location import default_name, job_id, placed, runs_folder, stop_grace_s, stop_wait_s
 from deploy.presets import find_preset, load_config
 from protocol.config.run import RunConfig
-from protocol.errors import ModelError
 
 HasPage = Annotated[bool, typer.Option("--page/--no-page", help="Serve the run's page on loopback while it runs.")]
 IsLocal = Annotated[bool, typer.Option("--local", help="Run in one process without Ray; the results are the same.")]
@@ -106,43 +105,33 @@ def _announce_job(job: str, config: RunConfig, folder: Path, *, say: Callable[[s
 
 
 def _dry_run(config: RunConfig, run: Path | None, *, is_local: bool, tflops: float | None) -> None:
+    """Show everything that can be known before a run; end with an error for each thing that would stop it."""
     from deploy.folder.names import CONFIG
     from deploy.folder.run_folder import require_same_run
-    from deploy.run.inputs import check_inputs, concerns, gpu_concerns, local_concerns
+    from deploy.run.inputs import concerns, gpu_problems, local_concerns, read_inputs, reward_problems
     from deploy.tools.balance import advice
     from deploy.tools.estimate import estimate
+    from flow.models.folder import completed_for_estimate
 
-    config = _completed_or_known(config)
-    prompts, heldout = check_inputs(config)
-    if run and (run / CONFIG).exists():
+    config, missing_model = completed_for_estimate(config)
+    prompts, heldout = read_inputs(config)
+    if run and (run / CONFIG).exists() and not missing_model:
         require_same_run(run, config)
         typer.echo(f"{run} holds a run of this config and would go on")
     typer.echo(f"{len(prompts)} prompts to train on, {len(heldout)} held out")
-    noticed = [
-        *concerns(config, prompts, heldout),
-        *gpu_concerns(config),
-        *(local_concerns(config) if is_local else ()),
-    ]
-    for _, message in noticed:
+    for _, message in (*concerns(config, prompts, heldout), *(local_concerns(config) if is_local else ())):
         typer.echo(f"note: {message}")
+    if missing_model:
+        typer.echo("note: this estimate takes the model's config files that flowcredit ships")
     found = estimate(config)
     for line in (*found.lines(), *advice(config, found.evaluations, tflops=tflops)):
         typer.echo(line)
-
-
-def _completed_or_known(config: RunConfig) -> RunConfig:
-    """Fill in what the model decides; if the hub is out of reach, from the config files that we ship for its id."""
-    from flow.models.folder import completed
-    from flow.models.hub import is_hub_id, known_configs, stay_offline_if_unreachable
-
-    if is_hub_id(config.model.path):
-        stay_offline_if_unreachable()
-    try:
-        return completed(config)
-    except ModelError as error:
-        known = known_configs(config.model.path)
-        if known is None:
-            raise
-        typer.echo(f"note: {error}; the estimate takes the config files of {config.model.path} that flowcredit ships")
-        model = config.model.model_copy(update={"path": str(known)})
-        return completed(config.model_copy(update={"model": model}))
+    problems = [
+        *([missing_model] if missing_model else ()),
+        *gpu_problems(config),
+        *reward_problems(config, [*prompts, *heldout], is_local=is_local),
+    ]
+    for problem in problems:
+        typer.echo(f"flowcredit: {problem}", err=True)
+    if problems:
+        raise typer.Exit(2)

@@ -13,7 +13,7 @@ import ray
 from ray._private.label_utils import validate_label_selector  # Ray has no public way to ask this
 
 from flowcredit.start import HOOK, shadows
-from protocol.config.cluster import RoleConfig
+from protocol.config.cluster import RoleConfig, cluster_address
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, one_line
 from protocol.sink import StatusSink
@@ -39,7 +39,7 @@ def ray_cluster(config: RunConfig, sink: StatusSink) -> Iterator[None]:
         ConfigError: no cluster answers at the given address, the config asks for more GPUs than this machine has, or
             its labels are not Ray's.
     """
-    address = config.cluster.address or os.environ.get("RAY_ADDRESS")
+    address = cluster_address(config.cluster)
     logging.getLogger("ray").setLevel(logging.ERROR)
     _require_labels(config, address)
     try:

@@ -1,31 +1,69 @@
 """The inputs of a run, checked before anything starts: model folder, trackers, prompt files, scorers."""
 
-import os
 from collections.abc import Iterator, Sequence
 
 from deploy.monitor.trackers import check_trackers
 from flow.models.folder import read_index
+from protocol.config.cluster import cluster_address
 from protocol.config.run import RunConfig
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, InputError
 from protocol.messages import Prompt
 from protocol.prompts import overlap, read_prompts
-from rewards.scorer import check_prompts, components_of
+from rewards.scorer import check_prompts, components_of, require_ready
 
 
-def check_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
+def check_inputs(config: RunConfig, *, is_local: bool) -> tuple[list[Prompt], list[Prompt]]:
     """Check model folder, trackers, prompt files and scorers; returns train and held-out prompts.
+
+    `is_local` says that this process scores, whatever cluster is given.
 
     Raises:
         InputError: model folder, prompt file or scorer.
     """
+    prompts, heldout = read_inputs(config)
+    for problem in reward_problems(config, [*prompts, *heldout], is_local=is_local):
+        raise problem
+    return prompts, heldout
+
+
+def read_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
+    """Check model folder, trackers and prompt files; returns train and held-out prompts.
+
+    Raises:
+        InputError: model folder or prompt file.
+    """
     read_index(config.model)
     check_trackers(config.status.trackers)
     prompts, heldout = (read_prompts(config.data, path) for path in (config.data.train, config.data.heldout))
-    for reward in config.rewards.values():
-        if not reward.runtime_env:
-            check_prompts(reward.scorer, reward.args, [*prompts, *heldout])
-    _require_component(config)
     return prompts, heldout
+
+
+def reward_problems(config: RunConfig, prompts: Sequence[Prompt], *, is_local: bool) -> Iterator[InputError]:
+    """Find why rewards cannot score: arguments, libraries, weights, servers, prompts. No weights are loaded.
+
+    What the nodes of a given cluster hold is left to `actors.rewards.readiness`.
+
+    Args:
+        config: of the run.
+        prompts: train and held-out prompts.
+        is_local: this process scores, whatever cluster is given.
+
+    Yields:
+        One error for each reward that has one.
+    """
+    for reward in config.rewards.values():
+        if reward.runtime_env:
+            continue
+        try:
+            if is_local or not cluster_address(config.cluster):
+                require_ready(reward.scorer, reward.args)
+            check_prompts(reward.scorer, reward.args, prompts)
+        except InputError as problem:
+            yield problem
+    try:
+        _require_component(config)
+    except InputError as problem:
+        yield problem
 
 
 def _require_component(config: RunConfig) -> None:
@@ -68,21 +106,20 @@ def concerns(config: RunConfig, prompts: Sequence[Prompt], heldout: Sequence[Pro
         )
 
 
-def gpu_concerns(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Compare the GPUs that the actors reserve with those of this machine, unless a cluster's address is given."""
+def gpu_problems(config: RunConfig) -> Iterator[InputError]:
+    """Find that the actors reserve more GPUs than this machine has, unless a cluster's address is given."""
     import torch
 
     cluster = config.cluster
-    if cluster.address or os.environ.get("RAY_ADDRESS"):
+    if cluster_address(cluster):
         return
     rewards = config.rewards.values()
-    asked = cluster.rollout_actors * cluster.rollout.gpus + cluster.learner.gpus
+    asked = cluster.rollout_actors * cluster.rollout.gpus + cluster.learner.workers * cluster.learner.gpus
     asked += sum(reward.actors * (cluster.reward.gpus if reward.gpus is None else reward.gpus) for reward in rewards)
     found = torch.cuda.device_count()
     if asked > found:
-        yield (
-            "GpusFit",
-            f"the actors reserve {asked:g} GPUs, this machine has {found}: set cluster.address or cluster.*.gpus",
+        yield ConfigError(
+            f"the actors reserve {asked:g} GPUs, this machine has {found}: set cluster.address or cluster.*.gpus"
         )
 
 

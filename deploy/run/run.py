@@ -20,6 +20,7 @@ from deploy.run.supervise import supervise
 from flow.adapter.lora_file import FILE_NAME
 from flow.models.folder import completed
 from learner.loop.stopping import unless_stopped
+from protocol.config.cluster import cluster_address
 from protocol.config.run import RunConfig
 from protocol.errors import InputError
 from protocol.messages import LearnerState, Prompt
@@ -90,7 +91,7 @@ def run_training(
         LeaseLostError: another process has taken the run over.
     """
     config = completed(config)
-    prompts, heldout = check_inputs(config)
+    prompts, heldout = check_inputs(config, is_local=is_local)
     noticed = [*concerns(config, prompts, heldout), *(local_concerns(config) if is_local else ())]
     is_new = not (folder / CONFIG).exists()
     adapter, origin = adapter_to_fork(fork, config) if fork and is_new else (None, None)
@@ -153,6 +154,8 @@ def _run(order: Order) -> Outcome:
 async def _train(order: Order, journal: RunJournal, resume_from: LearnerState | None) -> None:
     config, run, progress = order.config, order.run, order.progress
     with stop_on_signal(progress.say, within_s=config.cluster.stop_within_s) as stop:
+        if not order.is_local:
+            await _require_rewards(config)
         await encode_ahead(config, order.all_prompts, is_local=order.is_local, say=progress.say)
         fleet = _fleet(config, journal, is_local=order.is_local)
         try:
@@ -181,6 +184,16 @@ async def _train(order: Order, journal: RunJournal, resume_from: LearnerState | 
                     )
         finally:
             fleet.stop()
+
+
+async def _require_rewards(config: RunConfig) -> None:
+    """Ask the cluster's nodes about the rewards that `check_inputs` cannot judge here."""
+    from actors.rewards.readiness import require_ready_on_ray
+
+    is_given = cluster_address(config.cluster) is not None
+    rewards = {name: each for name, each in config.rewards.items() if is_given or each.runtime_env}
+    if rewards:
+        await require_ready_on_ray(config.model_copy(update={"rewards": rewards}))
 
 
 def _fleet(config: RunConfig, journal: RunJournal, *, is_local: bool) -> Fleet:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from deploy.folder.fingerprint import library_versions
+from protocol.config.cluster import ClusterConfig, cluster_address
 from protocol.config.run import RunConfig
 from protocol.config.status import BOARD_VARIABLE, EMBEDDED, OFF, StatusConfig, board_address
 from protocol.errors import FlowcreditError, InputError, one_line
@@ -94,15 +95,15 @@ def cores_and_gpus(question: Question) -> Iterator[Finding]:
     """Check CPU cores and GPUs against what the preset reserves on a cluster of its own."""
     import torch
 
-    from deploy.run.inputs import gpu_concerns
+    from deploy.run.inputs import gpu_problems
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # Linux only
     yield Finding("ok" if cores > 1 else "note", "cpu", f"{cores} cores", "" if cores > 1 else "a run wants two")
     gpus = torch.cuda.device_count()
     names = ", ".join(torch.cuda.get_device_name(i) for i in range(gpus)) or "none"
-    short = next(gpu_concerns(question.config), None) if question.config else None
+    short = next(gpu_problems(question.config), None) if question.config else None
     remedy = "install a driver and a CUDA build of torch, or set cluster.address or cluster.*.gpus" if short else ""
-    found = f"{names}; {short[1].partition(': ')[0]}" if short else names
+    found = f"{names}; {str(short).partition(': ')[0]}" if short else names
     yield Finding("bad" if short else "ok", "gpu", found, remedy)
 
 
@@ -173,17 +174,22 @@ def preset_can_run(question: Question) -> Iterator[Finding]:
     if question.config is None:
         yield Finding("ok", "preset", "none given: `flowcredit doctor PRESET` also looks at its model and rewards")
         return
-    from deploy.run.inputs import check_inputs
+    from deploy.run.inputs import read_inputs, reward_problems
     from flow.models.folder import completed
 
     try:
-        prompts, heldout = check_inputs(completed(question.config))
+        config = completed(question.config)
+        prompts, heldout = read_inputs(config)
     except InputError as error:
         yield Finding("bad", "preset", str(error), "see the line itself")
         return
-    yield Finding("ok", "model", question.config.model.path)
+    yield Finding("ok", "model", config.model.path)
     yield Finding("ok", "prompts", f"{len(prompts)} to train on, {len(heldout)} held out")
-    yield Finding("ok", "rewards", ", ".join(question.config.rewards))
+    problems = list(reward_problems(config, [*prompts, *heldout], is_local=False))
+    for problem in problems:
+        yield Finding("bad", "rewards", str(problem), "see the line itself")
+    if not problems:
+        yield Finding("ok", "rewards", ", ".join(config.rewards))
 
 
 def inputs_may_mislead(question: Question) -> Iterator[Finding]:
@@ -208,10 +214,10 @@ def costs(question: Question) -> Iterator[Finding]:
     if question.config is None:
         return
     from deploy.tools.estimate import estimate
-    from flow.models.folder import completed
+    from flow.models.folder import completed_for_estimate
 
     try:
-        lines = list(estimate(completed(question.config)).lines())
+        lines = list(estimate(completed_for_estimate(question.config)[0]).lines())
     except InputError:
         return  # `preset_can_run` says it
     for line in lines:
@@ -226,8 +232,7 @@ async def _ping(board: "Board") -> None:
 
 
 def _address(question: Question) -> str | None:
-    given = question.config.cluster.address if question.config else None
-    return given or os.environ.get("RAY_ADDRESS")
+    return cluster_address(question.config.cluster if question.config else ClusterConfig())
 
 
 CHECKS: list[Check] = [

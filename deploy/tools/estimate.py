@@ -13,9 +13,8 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import FlopCounterMode
 
-from deploy.tools.fake_memory import PeakMemory
+from deploy.tools.fake_memory import CostMeter
 from flow.models.contract import Conditioning
 from flow.models.folder import adapter_config
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone, hollow_encoders
@@ -43,14 +42,10 @@ class Evaluations:
     pairs: int
     """(trajectory, step) pairs that the learner takes a gradient of, at most."""
     learner: int
-    """What these gradients cost in evaluations: `gradient_cost` each, and one more for the reference of a KL term
-    and for the adapter `old`."""
+    """What these gradients cost in evaluations, each with one more for the reference of a KL term and for the adapter
+    `old`."""
     forward_flops: float
     """Operations of one evaluation, by torch's count."""
-    largest_forward: int
-    """Samples of the largest forward of a rollout actor, evaluation included."""
-    largest_decoding: int
-    """Images of the largest decoding."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +107,14 @@ def estimate_of(
         Counts, and memory in bytes.
     """
     trained = attach_hollow_adapter(backbone.transformer, adapter, within=fake)
+    shard = count_shard(config, backbone)
+    most = config.model.forward_batch or shard.largest_forward
+    rows = 2 if config.model.guidance > 1 else 1
     with fake:
-        forward, gradient = forward_flops(backbone), gradient_cost(backbone)
-    counts = count_evaluations(config, backbone, forward=forward, gradient=gradient)
+        forward = pass_cost(backbone, rows * min(most, shard.largest_forward), has_gradient=False)
+        backward = pass_cost(backbone, rows * min(most, config.group.shard), has_gradient=True)
+        decoding = _decoding_peak(backbone, config.model.decode_batch or shard.largest_decoding)
+    counts = count_evaluations(config, shard, forward=forward.flops, gradient=backward.flops / forward.flops)
     static = {
         "transformer": _bytes(p for p in backbone.transformer.parameters() if not p.requires_grad),
         "VAE": _bytes(backbone.vae.parameters()),
@@ -122,37 +122,37 @@ def estimate_of(
         "adapter": 4 * trained,
         "context": CONTEXT,
     }
-    most = config.model.forward_batch or counts.largest_forward
-    rows = 2 if config.model.guidance > 1 else 1
-    with fake:
-        forward = forward_peak(backbone, rows * min(most, counts.largest_forward), has_gradient=False)
-        backward = forward_peak(backbone, rows * min(most, config.group.shard), has_gradient=True)
-        decoding = _decoding_peak(backbone, config.model.decode_batch or counts.largest_decoding)
     return Estimate(
         evaluations=counts,
-        rollout={**static, "largest step": max(forward, decoding)},
+        rollout={**static, "largest step": max(forward.peak, decoding)},
         learner={
             **static,
             "optimizer": 8 * trained,
             "gradients of its lanes": 4 * trained * lanes_of_a_worker(config),
-            "forward and backward": backward,
+            "forward and backward": backward.peak,
         },
         trained=trained,
     )
 
 
-def count_evaluations(config: RunConfig, backbone: PipelineBackbone, *, forward: float, gradient: float) -> Evaluations:
-    """Run one shard of the sampler on a stand-in that counts, and multiply by the shards of an iteration.
+@dataclass(frozen=True)
+class ShardCounts:
+    """What the sampler asks of the model in one shard; with the sizes of evaluation, which may be larger."""
 
-    Args:
-        config: of the run.
-        backbone: the model, for its schedule.
-        forward: operations of one evaluation, from `forward_flops`.
-        gradient: cost of one pair's gradient in evaluations, from `gradient_cost`.
+    rows: int
+    """Rows through the transformer."""
+    images: int
+    """Images that are decoded."""
+    steps: int
+    """Stochastic steps."""
+    largest_forward: int
+    """Samples of the largest forward of a rollout actor."""
+    largest_decoding: int
+    """Images of the largest decoding."""
 
-    Returns:
-        The counts of one iteration.
-    """
+
+def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
+    """Run one shard of the sampler on a stand-in that counts; `backbone` gives its schedule."""
     counter = Counter(backbone)
     policy: FlowPolicy = policy_of(counter, config)
     request = ShardRequest(
@@ -165,21 +165,41 @@ def count_evaluations(config: RunConfig, backbone: PipelineBackbone, *, forward:
         adapter_digest="",
     )
     rollout, images = rollout_shard(policy, request, config)
+    branches = 2 if config.model.guidance > 1 else 1
+    return ShardCounts(
+        rows=counter.rows,
+        images=len(images),
+        steps=len(rollout.steps),
+        largest_forward=max(counter.largest // branches, config.evaluation.batch),
+        largest_decoding=max(len(images), config.evaluation.batch),
+    )
+
+
+def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, gradient: float) -> Evaluations:
+    """Multiply what one shard takes by the shards of an iteration.
+
+    Args:
+        config: of the run.
+        shard: from `count_shard`.
+        forward: operations of one evaluation, from `pass_cost`.
+        gradient: forwards that one pair's forward and backward cost together, from `pass_cost`.
+
+    Returns:
+        The counts of one iteration.
+    """
     shards = config.group.per_iteration * config.group.size // config.group.shard
-    trained = max(1, math.floor(config.learner.step_fraction * len(rollout.steps)))
+    trained = max(1, math.floor(config.learner.step_fraction * shard.steps))
     pairs = config.learner.epochs * shards * config.group.shard * trained
     branches = 2 if config.model.guidance > 1 else 1
     compares_old = config.is_forward and (config.rolls_out_old or config.learner.old.weight > 0)
     each = gradient + (config.learner.kl.weight > 0) + compares_old
     return Evaluations(
         trajectories=shards * config.group.shard,
-        rollout=shards * counter.rows,
-        images=shards * len(images),
+        rollout=shards * shard.rows,
+        images=shards * shard.images,
         pairs=pairs,
         learner=round(pairs * branches * each),
         forward_flops=forward,
-        largest_forward=max(counter.largest // branches, config.evaluation.batch),
-        largest_decoding=max(len(images), config.evaluation.batch),
     )
 
 
@@ -225,51 +245,44 @@ def lanes_of_a_worker(config: RunConfig) -> int:
     return math.ceil(min(config.learner.lanes, shards) / config.cluster.learner.workers)
 
 
-def forward_flops(backbone: PipelineBackbone) -> float:
-    """Count the operations of one evaluation without a gradient."""
-    latents, sigma = torch.zeros(1, *backbone.latent_shape), torch.full((1,), 0.5)
-    with torch.no_grad(), FlopCounterMode(display=False) as forward:
-        backbone.velocity(latents, sigma, backbone.example(1))
-    return float(forward.get_total_flops())
+@dataclass(frozen=True)
+class PassCost:
+    """The cost of one pass through the transformer."""
+
+    peak: int
+    """Bytes at its highest, beside the weights."""
+    flops: float
+    """Operations of one row, by torch's count."""
 
 
-def gradient_cost(backbone: PipelineBackbone) -> float:
-    """Forwards that one forward and its backward cost together, counted in FLOPs by torch.
+def pass_cost(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> PassCost:
+    """Count memory and operations of one forward, or of one forward with its backward.
 
-    The frozen weights need no gradient of their own, so it is about 2 for a LoRA, and about 3 with checkpointing.
-    torch does not count the operations of its fused attention on a CPU, so both numbers are a little too small.
-    """
-    latents, sigma = torch.zeros(1, *backbone.latent_shape), torch.full((1,), 0.5)
-    with FlopCounterMode(display=False) as both:
-        backbone.velocity(latents, sigma, backbone.example(1)).square().mean().backward()
-    backbone.transformer.zero_grad(set_to_none=True)
-    return both.get_total_flops() / forward_flops(backbone)
-
-
-def forward_peak(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> int:
-    """Count the memory that one forward takes at its highest beside the weights.
+    The frozen weights need no gradient of their own, so forward and backward of a LoRA cost about 2 forwards, and about
+    3 with checkpointing. torch does not count the operations of its fused attention on a CPU, so they are too few.
 
     Args:
         backbone: the model, with its adapter.
-        rows: samples of the forward; guidance takes two rows a sample.
+        rows: rows of the forward; guidance takes two a sample.
         has_gradient: count the backward of a mean square too.
 
     Returns:
-        Bytes.
+        Memory of the whole pass, operations of one row.
     """
     latents = torch.zeros(rows, *backbone.latent_shape)
     conditioning, sigma = backbone.example(rows), torch.full((rows,), 0.5)
-    with torch.set_grad_enabled(has_gradient), PeakMemory(apart=backbone.transformer.parameters()) as memory:
+    with torch.set_grad_enabled(has_gradient), CostMeter(apart=backbone.transformer.parameters()) as meter:
         velocity = backbone.velocity(latents, sigma, conditioning)
         if has_gradient:
             velocity.square().mean().backward()
-    return memory.peak
+    backbone.transformer.zero_grad(set_to_none=True)
+    return PassCost(peak=meter.peak, flops=meter.flops / rows)
 
 
 @torch.no_grad()
 def _decoding_peak(backbone: PipelineBackbone, images: int) -> int:
     latents = torch.zeros(images, *backbone.latent_shape)
-    with PeakMemory(apart=backbone.vae.parameters()) as memory:
+    with CostMeter(apart=backbone.vae.parameters()) as memory:
         backbone.vae.decode(latents, return_dict=False)
     return memory.peak
 

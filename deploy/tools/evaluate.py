@@ -19,7 +19,7 @@ def assess(config: RunConfig, run: Path | None) -> Evaluation:
         InputError: another mistake that the user can correct.
     """
     config = completed(config)
-    _, heldout = check_inputs(config)
+    _, heldout = check_inputs(config, is_local=True)
     if run:
         require_same(run, config_of(run), config, section="model.", remedy="give the run's own values")
     found = checkpoint_of(run) if run else None

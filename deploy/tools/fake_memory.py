@@ -1,7 +1,7 @@
-"""How much memory a computation takes, found out without doing it: every allocation of a fake run is counted.
+"""What a computation costs, found out without doing it: memory and operations of a fake run are counted.
 
 Under torch's FakeTensorMode operations compute shapes only, so a transformer of any size runs forward and backward in
-seconds on any machine; `PeakMemory` adds up what is alive at each moment.
+seconds on any machine; `CostMeter` adds up what is alive at each moment, and the operations by torch's formulas.
 """
 
 import weakref
@@ -12,12 +12,15 @@ from typing import Any, Self
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+from torch.utils.flop_counter import flop_registry
 
 
-class PeakMemory(TorchDispatchMode):
-    """Counts bytes of the tensors that operations inside return, while they are alive.
+class CostMeter(TorchDispatchMode):
+    """Counts bytes of the tensors that operations inside return, while they are alive, and floating-point operations.
 
-        with FakeTensorMode(), PeakMemory(apart=transformer.parameters()) as memory:
+    torch's own FlopCounterMode keeps tensors alive, so it cannot count beside memory.
+
+        with FakeTensorMode(), CostMeter(apart=transformer.parameters()) as memory:
             transformer(...).sum().backward()
         print(memory.peak)
 
@@ -29,6 +32,7 @@ class PeakMemory(TorchDispatchMode):
         super().__init__()
         self.current = 0
         self.peak = 0
+        self.flops = 0
         self._known = {tensor.untyped_storage()._cdata for tensor in apart}
 
     def __enter__(self) -> Self:
@@ -42,6 +46,8 @@ class PeakMemory(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if formula := flop_registry.get(func.overloadpacket):
+            self.flops += formula(*args, **(kwargs or {}), out_val=result)
         for value in tree_flatten(result)[0]:
             if isinstance(value, torch.Tensor):
                 self._count(value.untyped_storage())

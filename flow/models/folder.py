@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flow.models.families import FAMILIES, Family
-from flow.models.hub import config_folder, index_file, is_hub_id, model_folder
+from flow.models.hub import config_folder, index_file, known_configs, model_folder
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ModelError
+from protocol.hub import is_hub_id, stay_offline_if_unreachable
 from protocol.resources import SCHEME, resolve
 
 
@@ -82,14 +83,37 @@ def completed(config: RunConfig) -> RunConfig:
       model has changed on the hub.
     - The embedding cache becomes an absolute path, since actors may run in another working folder.
 
+    If the hub does not answer, this process reads only its cache from here on.
+
     Raises:
         ModelError: see `read_index`.
     """
     model = config.model
+    if _is_on_hub(model):
+        stay_offline_if_unreachable()
     cache = str(resolve(model.embedding_cache).absolute()) if model.embedding_cache else None
     found = {"lora": adapter_config(model), "revision": _pinned(model), "embedding_cache": cache}
     model = model.model_copy(update=found)
     return config.model_copy(update={"model": model})
+
+
+def completed_for_estimate(config: RunConfig) -> tuple[RunConfig, ModelError | None]:
+    """Complete a config like `completed`; if its model is missing, from the config files that we ship for the hub id.
+
+    Returns:
+        The config, and why its model is missing; None if it is there.
+
+    Raises:
+        ModelError: the model is missing, and we ship nothing for it.
+    """
+    try:
+        return completed(config), None
+    except ModelError as error:
+        known = known_configs(config.model.path)
+        if known is None:
+            raise
+        model = config.model.model_copy(update={"path": str(known)})
+        return completed(config.model_copy(update={"model": model})), error
 
 
 def _pinned(model: ModelConfig) -> str | None:

@@ -1,5 +1,6 @@
 """The section `cluster`: actors, their resources and their deadlines."""
 
+import os
 from typing import Literal
 
 from pydantic import Field
@@ -73,3 +74,8 @@ def require_divisor(workers: int, *, lanes: int) -> None:
             f"cluster.learner.workers must divide learner.lanes {lanes}, got {workers}: each worker owns as many lanes;"
             f" take one of {fitting}"
         )
+
+
+def cluster_address(config: ClusterConfig) -> str | None:
+    """Return the address of the given cluster, `cluster.address` or RAY_ADDRESS; None if the run starts its own."""
+    return config.address or os.environ.get("RAY_ADDRESS")

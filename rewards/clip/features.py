@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rewards.clip.pretrained import load_pretrained
+from rewards.clip.pretrained import WEIGHTS, load_pretrained, require_pretrained
 
 TEXTS_KEPT = 8192
 """Most texts whose features are cached; each takes 4 KiB at width 1,024."""
@@ -53,6 +53,12 @@ class ClipFeatures:
         self._length = loaded.config.text_config.max_position_embeddings
         self._batch = batch if self._torch.device(self._device).type != "cpu" else 1
         self._of_text = lru_cache(maxsize=TEXTS_KEPT)(self._encode_text)
+
+    @staticmethod
+    def ready(model: str, processor: str | None = None) -> None:
+        """Raise ScorerError if weights or processor are missing; the arguments are the constructor's."""
+        require_pretrained(model, *WEIGHTS)
+        require_pretrained(processor or model, "preprocessor_config.json", "processor_config.json")
 
     @property
     def scale(self) -> float:

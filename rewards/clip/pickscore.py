@@ -5,6 +5,7 @@ scorer = build_scorer("pickscore", model="pkg://toyworld/clip")  # any CLIP
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -44,11 +45,15 @@ class PickScore:
         Raises:
             ScorerError: the weights cannot be loaded.
         """
-        own = PROCESSOR if model == MODEL else None
-        self._clip = ClipFeatures(model, processor=processor or own, device=device, batch=batch)
+        self._clip = ClipFeatures(model, processor=processor or _own_processor(model), device=device, batch=batch)
         self._factor = self._clip.scale / DIVISOR
         self.high = self._factor * (1 + ROUNDING)
         self.low = -self.high
+
+    @staticmethod
+    def ready(*, model: str = MODEL, processor: str | None = None, **_: Any) -> None:
+        """Raise ScorerError if the weights are missing."""
+        ClipFeatures.ready(model, processor or _own_processor(model))
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
@@ -58,3 +63,7 @@ class PickScore:
         """Score B images against their prompts."""
         cosines = (self._clip.of_images(images) * self._clip.of_texts(prompts)).sum(-1)
         return judged(self._factor * cosines)
+
+
+def _own_processor(model: str) -> str | None:
+    return PROCESSOR if model == MODEL else None

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from protocol.errors import ConfigError, ScorerError, one_line
+from protocol.hub import is_hub_id, require_on_hub
 from protocol.resources import SCHEME, resolve
 
 Loaded = TypeVar("Loaded")
@@ -36,6 +37,35 @@ def load_pretrained(load: Callable[..., Loaded], source: str, **options: Any) ->
         raise ScorerError(
             f"weights {source!r} cannot be loaded: {reason}; give a folder, or download them first"
         ) from error
+
+
+def require_pretrained(source: str, *patterns: str) -> None:
+    """Check that a source holds a file of one of these patterns; load and download nothing.
+
+    Args:
+        source: a folder, a file, a `pkg://` path, or a hub id; the hub's word for a repository is enough.
+        patterns: such as `*.safetensors`; for a file none.
+
+    Raises:
+        ScorerError: the source does not exist or holds no such file.
+    """
+    what = f"the source of weights {source!r}"
+    try:
+        path = resolve(source)
+    except ConfigError as error:
+        raise ScorerError(f"{what} cannot be resolved: {one_line(error)}; give a folder or a hub id") from None
+    if path.is_dir() and patterns:
+        if not any(any(path.glob(pattern)) for pattern in patterns):
+            raise ScorerError(f"{what} must hold a file {' or '.join(patterns)}, got none: give another folder")
+    elif patterns and is_hub_id(source) and not path.exists():
+        require_on_hub(source, patterns, what=what, error=ScorerError)
+    elif patterns or not path.is_file():
+        kinds = "a folder or a hub id" if patterns else "a file"
+        raise ScorerError(f"{what} must be {kinds}, got neither here: correct the path, or download it first")
+
+
+WEIGHTS = ("*.safetensors", "*.bin")
+"""Files of a transformers folder that hold weights."""
 
 
 @contextmanager

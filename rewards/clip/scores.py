@@ -12,7 +12,7 @@ import numpy as np
 from protocol.errors import ScorerError
 from protocol.messages import Metadata, Prompt, Scores
 from rewards.clip.features import ClipFeatures
-from rewards.clip.pretrained import load_pretrained
+from rewards.clip.pretrained import load_pretrained, require_pretrained
 from rewards.scores import judged
 
 VIT_L = "openai/clip-vit-large-patch14"
@@ -39,6 +39,11 @@ class ClipScore:
             batch: images of one forward, at least 1.
         """
         self._clip = ClipFeatures(model, device=device, batch=batch)
+
+    @staticmethod
+    def ready(*, model: str = VIT_L, **_: Any) -> None:
+        """Raise ScorerError if the weights are missing."""
+        ClipFeatures.ready(model)
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
@@ -70,6 +75,11 @@ class HPSv2:
             batch: images of one forward, at least 1.
         """
         self._clip = ClipFeatures(model, processor=processor, device=device, batch=batch)
+
+    @staticmethod
+    def ready(*, model: str, processor: str | None = None, **_: Any) -> None:
+        """Raise ScorerError if the weights are missing."""
+        ClipFeatures.ready(model, processor)
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
@@ -106,6 +116,12 @@ class Aesthetic:
         """
         self._clip = ClipFeatures(model, device=device, batch=batch)
         self._layers = _read_head(head)
+
+    @staticmethod
+    def ready(*, head: str, model: str = VIT_L, **_: Any) -> None:
+        """Raise ScorerError if a file is missing."""
+        require_pretrained(head)
+        ClipFeatures.ready(model)
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:

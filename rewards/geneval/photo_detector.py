@@ -14,8 +14,10 @@ import numpy as np
 
 from protocol.messages import Detection
 from rewards.clip.features import ClipFeatures
-from rewards.clip.pretrained import load_pretrained
+from rewards.clip.pretrained import WEIGHTS, load_pretrained, require_pretrained
 
+MODEL = "facebook/mask2former-swin-small-coco-instance"
+CLIP = "openai/clip-vit-large-patch14"
 COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 TEMPLATES = ("a photo of a {color} {label}", "a photo of a {color}-colored {label}", "a photo of a {color} object")
 GENEVAL_NAMES = {
@@ -57,8 +59,8 @@ class PhotoDetector:
     def __init__(
         self,
         *,
-        model: str = "facebook/mask2former-swin-small-coco-instance",
-        clip: str = "openai/clip-vit-large-patch14",
+        model: str = MODEL,
+        clip: str = CLIP,
         threshold: float = 0.3,
         counting_threshold: float = 0.9,
         per_class: int = 16,
@@ -89,6 +91,12 @@ class PhotoDetector:
         self._per_class = per_class
         self._model_source, self._clip_source, self._device = model, clip, device
         self._colour_texts: dict[str, np.ndarray] = {}
+
+    @staticmethod
+    def ready(*, model: str = MODEL, clip: str = CLIP, **_: Any) -> None:
+        """Raise ScorerError if the weights of one of the two models are missing."""
+        require_pretrained(model, *WEIGHTS)
+        ClipFeatures.ready(clip)
 
     def detect(self, images: np.ndarray) -> list[list[Detection]]:
         """Detect the objects of each image uint8 [B, H, W, 3], with their colours, best score first."""

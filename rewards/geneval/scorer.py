@@ -18,7 +18,7 @@ from protocol.spelling import suggest
 from rewards.geneval.clauses import read_clauses
 from rewards.geneval.original import judge_original
 from rewards.geneval.verdict import judge
-from rewards.loading import build_from_path
+from rewards.loading import build_from_path, require_ready
 
 JUDGES = {"sound": judge, "original": judge_original}
 
@@ -79,6 +79,11 @@ class GenEval:
         self._detector: Detector = build_from_path(detector, args=detector_args or {})
         if not callable(getattr(self._detector, "detect", None)):
             raise ScorerError(f"the detector of geneval must have a method detect(images), got {detector!r} without")
+
+    @staticmethod
+    def ready(*, detector: str, detector_args: Mapping[str, Any] | None = None, **_: Any) -> None:
+        """Raise ScorerError if the detector's weights are missing."""
+        require_ready(detector, detector_args or {})
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Check that the metadata of every prompt is a valid GenEval line whose classes and colours the detector knows.

@@ -23,6 +23,10 @@ MOST_BYTES = 16 * 1024 * 1024
 """Largest body of a reply, both as it is sent and unpacked."""
 
 
+HELLO_S = 10.0
+"""Seconds within which a server must answer before a run."""
+
+
 class CallError(FlowcreditError):
     """An HTTP call that failed on its last try."""
 
@@ -101,6 +105,15 @@ class HttpCaller:
             reraise=True,
         )
         return retrying(self._once, method, path, request, until)
+
+    def require_answer(self) -> None:
+        """Raise ScorerError if no server answers at the address within `HELLO_S`, whatever the answer is."""
+        asked = asyncio.run_coroutine_threadsafe(self._ask("GET", "", {}, min(self._timeout_s, HELLO_S)), _loop())
+        try:
+            asked.result()
+        except (TimeoutError, self._broken, self._unreadable) as error:
+            reason = one_line(error) or type(error).__name__
+            raise ScorerError(f"no server answers at {self.url}: {reason}; start it first, or correct url") from None
 
     def _once(self, method: str, path: str, request: dict[str, Any], until: float) -> Reply:
         where = f"{method} {self.url}{path}"

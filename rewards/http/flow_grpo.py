@@ -18,7 +18,7 @@ import numpy as np
 
 from protocol.errors import ContractError, ScorerError, one_line
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.http.caller import CallError, HttpCaller
+from rewards.http.caller import HELLO_S, CallError, HttpCaller
 from rewards.http.wire import JSON, MSGPACK
 from rewards.images import encode_jpeg, encode_png
 from rewards.scores import joined, partly
@@ -111,6 +111,11 @@ class FlowGrpoServer:
             batch,
         )
         self.low, self.high = float(low), float(high)
+
+    @staticmethod
+    def ready(*, url: str, **_: Any) -> None:
+        """Raise ScorerError if nothing answers there."""
+        HttpCaller(url, timeout_s=HELLO_S, tries=1, deadline_s=HELLO_S).require_answer()
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:

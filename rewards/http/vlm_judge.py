@@ -17,7 +17,7 @@ import numpy as np
 
 from protocol.errors import ScorerError, one_line
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.http.caller import CallError, HttpCaller
+from rewards.http.caller import HELLO_S, CallError, HttpCaller
 from rewards.images import encode_png
 from rewards.scores import partly
 
@@ -88,6 +88,11 @@ class VlmJudge:
         self._model, self._instruction, self._max_tokens = model, instruction, max_tokens
         self._low, self._high = low, high
         self.low, self.high = low / high, 1.0
+
+    @staticmethod
+    def ready(*, url: str, token_env: str | None = None, **_: Any) -> None:
+        """Raise ScorerError if nothing answers there, or the token is not set."""
+        HttpCaller(url, timeout_s=HELLO_S, tries=1, deadline_s=HELLO_S, token_env=token_env).require_answer()
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:

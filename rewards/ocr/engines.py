@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from protocol.errors import ScorerError
+from rewards.loading import require_library
 
 LONGEST_SIDE = 960
 """Longest side of an image in text detection, in pixels. Larger images are scaled down, smaller ones are not scaled."""
@@ -51,6 +52,12 @@ class RapidOcr:
             }
         )
 
+    @staticmethod
+    def ready(**_: Any) -> None:
+        """Raise ModuleNotFoundError if a library is missing."""
+        for name in ("cv2", "onnxruntime", "rapidocr"):
+            require_library(name)
+
     def read(self, image: np.ndarray) -> list[str]:
         """The lines with a confidence above 0, in the engine's order."""
         found: Any = self._engine(np.ascontiguousarray(image[..., ::-1]))
@@ -73,6 +80,11 @@ class PaddleOcr:
             use_textline_orientation=False,
             cpu_threads=threads,
         )
+
+    @staticmethod
+    def ready(**_: Any) -> None:
+        """Raise ModuleNotFoundError if the library is missing."""
+        require_library("paddleocr")
 
     def read(self, image: np.ndarray) -> list[str]:
         """The lines with a confidence above 0, in the engine's order."""

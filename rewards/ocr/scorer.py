@@ -13,11 +13,13 @@ import numpy as np
 
 from protocol.errors import PromptError, ScorerError, one_line
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.loading import build_from_path
+from rewards.loading import build_from_path, require_library, require_ready
 from rewards.scores import partly
 
 ENGINES = {"rapidocr": "rewards.ocr.engines:RapidOcr", "paddleocr": "rewards.ocr.engines:PaddleOcr"}
 """Engines by short name; any other engine is named by its import path `package.module:Class`."""
+EXTRAS = {"rapidocr": "ocr", "paddleocr": "paddleocr"}
+"""Optional dependency groups of these engines."""
 _QUOTED = re.compile(r'"([^"]*)"')
 
 
@@ -74,9 +76,21 @@ class Ocr:
             )
         self._distance = Levenshtein.distance
         self._engine: TextReader = build_from_path(
-            ENGINES.get(engine, engine), args={"threads": threads, **engine_args}, extra=_extra(engine)
+            ENGINES.get(engine, engine), args={"threads": threads, **engine_args}, extra=EXTRAS.get(engine)
         )
         self._min_side = min_side
+
+    @staticmethod
+    def ready(
+        *,
+        engine: str = "rapidocr",
+        threads: int = 1,
+        engine_args: Mapping[str, Any] = MappingProxyType({}),
+        **_: Any,
+    ) -> None:
+        """Raise ScorerError if the engine's library is missing."""
+        require_library("rapidfuzz")
+        require_ready(ENGINES.get(engine, engine), {"threads": threads, **engine_args}, EXTRAS.get(engine))
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
@@ -137,7 +151,3 @@ def enlarged(image: np.ndarray, min_side: int) -> np.ndarray:
     from PIL import Image
 
     return np.asarray(Image.fromarray(image).resize((factor * width, factor * height), Image.Resampling.BICUBIC))
-
-
-def _extra(engine: str) -> str | None:
-    return {"rapidocr": "ocr", "paddleocr": "paddleocr"}.get(engine)

@@ -1,4 +1,4 @@
-"""Encoding prompts ahead on Ray: the cache is filled as in one process, and a mistake comes back as itself."""
+"""What a run does on Ray before its actors: rewards are asked for their weights, prompts are encoded."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import ray
 
+from actors.rewards.readiness import require_ready_on_ray
 from deploy.run.encode import encode_ahead, texts_of
 from flow.models.load import load_backbone
 from protocol.config.run import RunConfig
-from protocol.errors import ModelError
+from protocol.errors import ModelError, ScorerError
 from protocol.messages import Prompt
 
 Config = Callable[..., RunConfig]
@@ -57,3 +58,14 @@ def test_a_folder_that_cannot_be_written_is_the_user_s_mistake(tiny_config: Conf
     config = configured(tiny_config, tmp_path / "file" / "cache")
     with pytest.raises(ModelError, match="cannot be written"):
         asyncio.run(encode_ahead(config, PROMPTS, is_local=True, say=lambda _: None))
+
+
+@pytest.mark.ray
+def test_a_cluster_s_node_names_the_reward_whose_weights_it_lacks(cluster: None, tiny_config: Config) -> None:
+    rewards = {
+        "dark": {"scorer": "tests.support.rewards.dark:Dark"},
+        "clip": {"scorer": "clipscore", "args": {"model": "/no/where"}},
+    }
+    with pytest.raises(ScorerError, match="'/no/where' must be a folder or a hub id"):
+        asyncio.run(require_ready_on_ray(tiny_config(rewards=rewards)))
+    asyncio.run(require_ready_on_ray(tiny_config(rewards={"dark": rewards["dark"]})))

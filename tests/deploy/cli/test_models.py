@@ -132,6 +132,29 @@ def test_a_dry_run_compares_with_an_existing_run_and_tells_what_may_not_be_meant
     assert "belongs to another config: seed (there 0, now 9)" in line
 
 
+def test_a_dry_run_without_hub_weights_and_gpus_gives_the_estimate_and_a_line_for_each(
+    preset: Path, tiny_sd3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    known = tmp_path / "known"
+    shutil.copytree(tiny_sd3, known / "example" / "tiny", ignore=shutil.ignore_patterns("*.safetensors"))
+    monkeypatch.setattr("flow.models.hub.KNOWN", known)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    words = ("model.path=example/tiny", "cluster.rollout.gpus=1", "rewards.clip={scorer: clipscore, use: evaluate}")
+    assert run_cli(monkeypatch, "train", str(preset), "--dry-run", *words) == 2
+    said = capsys.readouterr()
+    assert "a rollout actor takes about" in said.out
+    assert "note: this estimate takes the model's config files that flowcredit ships" in said.out
+    lines = [line for line in said.err.splitlines() if line.startswith("flowcredit: ")]
+    assert len(lines) == 3
+    for line, words in zip(
+        lines, ("model example/tiny is not complete", "2 GPUs, this machine has 0", "clip-vit-large"), strict=True
+    ):
+        assert words in line
+
+
 def test_targets_without_a_module_are_one_line_of_a_dry_run(
     preset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -13,6 +13,7 @@ from deploy.run.inputs import local_concerns
 from deploy.run.run import run_training
 from flow.models.text import overlong
 from protocol.config.run import RunConfig
+from protocol.errors import ScorerError
 from tests.support.worlds.tiny_models import CONTEXT_LENGTH, write_flux
 
 SCORER = {"scorer": "tests.support.rewards.dark:Dark"}
@@ -63,3 +64,18 @@ def test_a_t5_encoder_reads_as_many_tokens_as_the_config_says(tiny_config: Any, 
     model = tiny_config(model={"path": str(write_flux(tmp_path / "flux")), "max_sequence_length": 40}).model
     assert overlong(model, ["a" * 38]) == (40, [])
     assert overlong(model, ["a" * 60]) == (40, ["a" * 60])
+
+
+def test_a_run_without_its_reward_s_weights_ends_before_a_prompt_is_encoded(tiny_config: Any, tmp_path: Path) -> None:
+    cache = tmp_path / "embeddings"
+    held = tiny_config().model.model_dump()
+    config = tiny_config(
+        model={**held, "embedding_cache": str(cache)},
+        rewards={"clip": {"scorer": "clipscore", "args": {"model": "/no/where"}}},
+        data=dict.fromkeys(("train", "heldout"), "pkg://deploy/prompts/ocr_train.txt"),
+        evaluation={"component": "reward"},
+    )
+    with pytest.raises(ScorerError, match="'/no/where' must be a folder or a hub id"):
+        run_training(config, folder=tmp_path / "run", is_local=True, progress=Progress(Console()))
+    assert not cache.exists()
+    assert not (tmp_path / "run").exists()

@@ -15,8 +15,6 @@ COUNTS = Evaluations(
     pairs=0,
     learner=2400,
     forward_flops=2e12,
-    largest_forward=0,
-    largest_decoding=0,
 )
 
 

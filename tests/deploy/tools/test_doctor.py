@@ -38,6 +38,15 @@ def test_the_shipped_preset_is_ready_on_this_machine(tmp_path, monkeypatch):
     ("change", "subject", "remedy"),
     [
         ({"model": {"path": "/nowhere"}}, "preset", "see the line itself"),
+        (
+            {
+                "rewards": {"clip": {"scorer": "clipscore", "args": {"model": "/nowhere"}}},
+                "data": dict.fromkeys(("train", "heldout"), "pkg://deploy/prompts/ocr_train.txt"),
+                "evaluation": {"component": "reward"},
+            },
+            "rewards",
+            "see the line itself",
+        ),
         ({"cluster": {"address": "127.0.0.1:1"}}, "ray", "check cluster.address"),
         ({"cluster": {"address": "127.0.0.1:x"}}, "ray", "check cluster.address"),
     ],

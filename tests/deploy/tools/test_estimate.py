@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from deploy.tools.estimate import estimate, forward_peak, gradient_cost
-from deploy.tools.fake_memory import PeakMemory
+from deploy.tools.estimate import estimate, pass_cost
+from deploy.tools.fake_memory import CostMeter
 from flow.models.folder import adapter_config
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone
 from flow.policy import build_policy
@@ -65,9 +65,9 @@ def test_memory_of_a_fake_pass_is_that_of_a_real_one(tiny_config: Config, settin
     hollow = hollow_backbone(config.model, within=fake)
     attach_hollow_adapter(hollow.transformer, adapter_config(config.model), within=fake)
     for has_gradient in (False, True):
-        real = forward_peak(policy.backbone, 6, has_gradient=has_gradient)  # type: ignore[arg-type]
+        real = pass_cost(policy.backbone, 6, has_gradient=has_gradient).peak  # type: ignore[arg-type]
         with fake:
-            guessed = forward_peak(hollow, 6, has_gradient=has_gradient)
+            guessed = pass_cost(hollow, 6, has_gradient=has_gradient).peak
         assert guessed == pytest.approx(real, rel=0.1)
 
 
@@ -97,7 +97,7 @@ def test_weights_are_counted_exactly(tiny_config: Config) -> None:
 
 def test_peak_memory_sees_what_lives_at_once() -> None:
     kib = 1024
-    with PeakMemory() as memory:
+    with CostMeter() as memory:
         held = [torch.zeros(kib, dtype=torch.uint8)]
         brief = torch.zeros(2 * kib, dtype=torch.uint8)
         assert memory.current == 3 * kib
@@ -115,7 +115,7 @@ def test_peak_memory_sees_what_lives_at_once() -> None:
 
 def test_tensors_that_were_there_before_take_no_memory() -> None:
     before = torch.zeros(1024)
-    with PeakMemory(apart=[before]) as memory:
+    with CostMeter(apart=[before]) as memory:
         view = before.view(2, -1)
         copy = before.clone()
     assert view.shape == (2, 512)
@@ -128,13 +128,16 @@ def test_flux_is_estimated_as_it_runs(tiny_config: Config, tmp_path: Path) -> No
     policy, lora = build_policy(config, device="cpu")
     found = estimate(config)
     assert found.trained == sum(p.numel() for p in lora.parameters.values())
-    real = forward_peak(policy.backbone, config.group.shard, has_gradient=True)  # type: ignore[arg-type]
+    real = pass_cost(policy.backbone, config.group.shard, has_gradient=True).peak  # type: ignore[arg-type]
     assert found.learner["forward and backward"] == pytest.approx(real, rel=0.1)
 
 
 def test_the_cost_of_a_gradient_is_counted_and_checkpointing_adds_about_a_forward(tiny_config: Config) -> None:
     def cost(**settings: Any) -> float:
-        return gradient_cost(build_policy(configured(tiny_config, **settings), device="cpu")[0].backbone)  # type: ignore[arg-type]
+        backbone: Any = build_policy(configured(tiny_config, **settings), device="cpu")[0].backbone
+        forward, both = (pass_cost(backbone, rows, has_gradient=rows == 3) for rows in (1, 3))
+        assert forward.flops == pass_cost(backbone, 3, has_gradient=False).flops, "of one row"
+        return both.flops / forward.flops
 
     plain, checkpointed = cost(), cost(gradient_checkpointing=True)
     assert 1.5 < plain < 2.5, "a forward, the gradients of the activations, and those of the small adapter"

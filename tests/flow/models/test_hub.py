@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import errors
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flow.models.folder import completed, find_model, read_index
-from flow.models.hub import is_hub_id
+from flow.models.hollow import hollow_backbone
+from flow.models.hub import known_configs
 from flow.models.load import load_backbone
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError
+from protocol.hub import is_hub_id
 
 NOTICES = logging.getLogger("huggingface_hub.utils._http")
 REPO, COMMIT, OTHER = "example/tiny-sd3", "1" * 40, "2" * 40
@@ -25,6 +28,7 @@ def cache(tiny_sd3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     """The hub's cache as a download would leave it, and no network."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     repo = tmp_path / "models--example--tiny-sd3"
     for commit, branch in ((COMMIT, "main"), (OTHER, "next")):
         shutil.copytree(tiny_sd3, repo / "snapshots" / commit)
@@ -142,3 +146,12 @@ def test_the_hubs_notices_of_its_tries_stay_out(monkeypatch: pytest.MonkeyPatch)
         read_index(model())
     assert heard == [False]
     assert NOTICES.isEnabledFor(logging.WARNING) is before is True
+
+
+@pytest.mark.parametrize(
+    ("repo", "numbers"),
+    [("stabilityai/stable-diffusion-3.5-medium", 2_243_171_520), ("black-forest-labs/FLUX.1-dev", 11_901_408_320)],
+)
+def test_the_shipped_config_files_give_a_transformer_of_the_published_size(repo: str, numbers: int) -> None:
+    backbone = hollow_backbone(ModelConfig(path=str(known_configs(repo))), within=FakeTensorMode())
+    assert sum(each.numel() for each in backbone.transformer.parameters()) == numbers

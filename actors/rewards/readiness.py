@@ -1,0 +1,40 @@
+"""Asks the nodes of a cluster before a run whether they hold what its rewards need: libraries, weights, servers."""
+
+import asyncio
+import logging
+
+import ray
+
+from actors.pool.calls import ActorFailedError, answer
+from actors.rewards.pool import reward_options, with_whole_path
+from protocol.config.reward import RewardConfig
+from protocol.config.run import RunConfig
+from rewards.scorer import require_ready
+
+log = logging.getLogger(__name__)
+
+
+async def require_ready_on_ray(config: RunConfig) -> None:
+    """Ask one node for each reward, with the resources, labels and environment of its actors; nothing is loaded.
+
+    If no node has room within the deadline of a call, the reward's actors will tell.
+
+    Raises:
+        ScorerError: a library, the weights or the server of a reward are missing there.
+    """
+
+    async def ask(reward: RewardConfig) -> None:
+        labels = config.cluster.reward.labels
+        options = reward_options(reward, config) | ({"label_selector": labels} if labels else {})
+        timeout_s = reward.timeout_s or config.cluster.reward.timeout_s
+        try:
+            await answer(_require_ready.options(**options).remote(with_whole_path(reward)), timeout_s=timeout_s)
+        except ActorFailedError as error:
+            log.warning("scorer %s could not be asked before the run: %s", reward.scorer, error)
+
+    await asyncio.gather(*(ask(reward) for reward in config.rewards.values()))
+
+
+@ray.remote(max_retries=0)
+def _require_ready(reward: RewardConfig) -> None:
+    require_ready(reward.scorer, reward.args)
