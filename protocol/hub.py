@@ -83,6 +83,9 @@ def explained(what: str, repo: str, *, error: type[InputError], remedy: str, key
         remedy: what to do without a network, beside a download elsewhere.
         key: the config key that holds the hub id.
 
+    Returns:
+        The context in which the hub is asked.
+
     Raises:
         InputError: of the type `error`.
     """

@@ -88,7 +88,16 @@ class Ocr:
         engine_args: Mapping[str, Any] = MappingProxyType({}),
         **_: Any,
     ) -> None:
-        """Raise ScorerError if the engine's library is missing."""
+        """Check that the engine's library is installed.
+
+        Args:
+            engine: as in the constructor.
+            threads: as in the constructor.
+            engine_args: as in the constructor.
+
+        Raises:
+            ScorerError: it is not.
+        """
         require_library("rapidfuzz")
         require_ready(ENGINES.get(engine, engine), {"threads": threads, **engine_args}, EXTRAS.get(engine))
 
