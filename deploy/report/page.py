@@ -29,6 +29,7 @@ DIAGNOSTICS = {
     "train/reference_kl": "KL to the model without adapter",
     "train/ratio_mean": "mean ratio between learner and rollout",
     "train/clip_fraction": "share of clipped pairs",
+    "train/old_distance_mean": "distance between the velocities of the trained adapter and of `old`",
     "train/loss": "loss",
     "train/grad_norm": "gradient norm before clipping",
     "reward/group_std": "spread: std of rewards within a group",

@@ -128,6 +128,7 @@ def estimate_of(
         learner={
             **static,
             "optimizer": 8 * trained,
+            **({"adapter old": 4 * trained} if config.is_forward else {}),
             "gradients of its lanes": 4 * trained * lanes_of_a_worker(config),
             "forward and backward": backward.peak,
         },

@@ -142,3 +142,17 @@ def test_the_cost_of_a_gradient_is_counted_and_checkpointing_adds_about_a_forwar
     plain, checkpointed = cost(), cost(gradient_checkpointing=True)
     assert 1.5 < plain < 2.5, "a forward, the gradients of the activations, and those of the small adapter"
     assert plain + 0.7 < checkpointed < plain + 1.1
+
+
+def test_the_adapter_old_costs_a_forward_for_each_pair_and_its_memory(tiny_config: Config) -> None:
+    sections: dict[str, Any] = {
+        "sampling": {"kernel": "ode", "shared_noise": False},
+        "credit": {"rule": "uniform", "step_weights": {"rule": "none"}},
+    }
+    nft = estimate(tiny_config(**sections, learner={"objective": "nft"}))
+    alone = estimate(tiny_config(**sections, learner={"objective": "awm"}))
+    pairs = nft.evaluations.pairs
+    assert pairs == alone.evaluations.pairs == 2 * 4 * 4, "all four noise levels"
+    assert nft.evaluations.learner == pytest.approx(alone.evaluations.learner + pairs, abs=1)
+    assert nft.learner["adapter old"] == 4 * nft.trained
+    assert nft.evaluations.rollout == 2 * 4 * 4

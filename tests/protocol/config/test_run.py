@@ -203,6 +203,17 @@ def test_parts_of_a_method_that_do_not_fit_are_refused(sections: dict[str, Any],
         parse_config(TREE | sections)
 
 
+def test_rollout_actors_keep_the_adapters_of_rollouts_and_of_evaluations() -> None:
+    """Two for each iteration in flight where evaluations use another adapter than the rollouts."""
+
+    def held(**learner: Any) -> int:
+        return parse_config(TREE | {"learner": learner, "group": {"size": 4, "max_lag": 1}}).held_adapters
+
+    assert held() == 2
+    assert held(objective="awm") == 2
+    assert held(objective="nft") == 4
+
+
 def test_the_tree_is_frozen() -> None:
     config = parse_config(TREE)
     with pytest.raises(ValidationError, match="frozen"):
