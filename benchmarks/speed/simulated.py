@@ -42,6 +42,8 @@ from protocol.sink import StatusSink
 LATENTS = (16, 8, 8)
 """Latents of an image of 64 x 64 of Stable Diffusion 3."""
 SIDE = 64
+ARRAYS = 384
+"""Of a LoRA: 24 blocks with 8 matrices, a pair of factors each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,11 @@ class Times:
         return seconds * (1 + self.jitter * random.uniform(-1, 1))
 
 
+def arrays_of(size: float) -> dict[str, np.ndarray]:
+    """Make float32 arrays of so many bytes together, as many as a LoRA of Stable Diffusion 3.5 has."""
+    return {f"lora.{number:03d}": np.ones(int(size) // 4 // ARRAYS, np.float32) for number in range(ARRAYS)}
+
+
 HOST: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 1000}
 """Options of the actor class below."""
 
@@ -78,7 +85,7 @@ class Host:
         size, steps = config.group.shard, config.sampling.steps
         self._images = np.zeros((size * (steps + 1), SIDE, SIDE, 3), np.uint8)
         self._latents = np.zeros((size, steps + 1, *LATENTS), np.float32)
-        self._gradient = {"lora_B": np.ones(int(times.adapter_mb * 2**20) // 4, np.float32)}
+        self._gradient = arrays_of(times.adapter_mb * 2**20)
         self._lane_count = config.learner.lanes
         self._lanes: dict[int, Seat] = {}
         self._groups: dict[int, Sequence[ScoredGroup]] = {}
@@ -183,7 +190,7 @@ class Host:
 
     async def adapter(self, seat: int) -> Adapter:
         """Return an adapter of the stated size with its digest."""
-        arrays = {"lora_B": self._gradient["lora_B"] + self._versions[seat]}
+        arrays = {name: array + self._versions[seat] for name, array in self._gradient.items()}
         return Adapter(version=self._versions[seat], arrays=arrays, digest=digest_of(arrays))
 
     async def state(self, seat: int) -> LearnerState:

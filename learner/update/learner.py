@@ -136,6 +136,7 @@ class Learner:
         self._credits: list[Credit] = []
         self._lanes = Lanes(self._lora.parameters)
         self._before: LearnerState | None = None
+        self._exported: Adapter | None = None
         self._groups: list[ScoredGroup] = []
         self._group_credits: list[Credit] = []
         self._pieces: list[PieceStatistics] = []
@@ -245,7 +246,7 @@ class Learner:
         if self._old:
             self._old.update(self._optimizer_steps())
         self.iteration += 1
-        self._before = None
+        self._before = self._exported = None
         metrics = {
             "ledger/first": float(first),
             "ledger/last": float(first + len(groups) - 1),
@@ -304,7 +305,7 @@ class Learner:
                 f"objective {self._config.learner.objective} resumes with its adapter `old`, got a state without one:"
                 " start a fresh run from its adapter with --fork"
             )
-        self._before = None
+        self._before = self._exported = None
         self._lora.load(state.adapter)
         self._optimizer.state.clear()
         for name, parameter in self._lora.parameters.items():
@@ -328,7 +329,11 @@ class Learner:
         self.iteration = state.iteration
 
     def _trained(self) -> Adapter:
-        return self._before.adapter if self._before else self._lora.export(version=self.iteration)
+        """Copy the trained adapter and compute its digest, once for each version."""
+        if self._before:
+            return self._before.adapter
+        self._exported = self._exported or self._lora.export(version=self.iteration)
+        return self._exported
 
     def _exported_old(self) -> Adapter | None:
         if self._before:

@@ -12,7 +12,7 @@ from flow.rollout import RolloutPolicy
 from learner.update.learner import Learner
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, NonFiniteError
-from protocol.messages import Rollout, ScoredGroup, ScoredShard
+from protocol.messages import Rollout, ScoredGroup, ScoredShard, digest_of
 from tests.support.learning.groups import draw_groups, iterate, learn, log_probs_of, redness, scored
 from tests.support.learning.plain_credit import PLAIN
 
@@ -132,6 +132,19 @@ def test_a_state_is_a_copy(tiny_config: Config) -> None:
     iterate(learner, policy, config)
     assert all(np.array_equal(state.optimizer[name], array) for name, array in held.items())
     assert {name.rsplit("/", 1)[1] for name in held} == {"exp_avg", "exp_avg_sq", "step"}
+
+
+def test_an_adapter_is_copied_and_its_digest_computed_once_for_its_version(tiny_config: Config) -> None:
+    config = tiny_config()
+    learner, policy = Learner(config), RolloutPolicy(config)
+    start = learner.state()
+    assert learner.adapter() is start.adapter
+    iterate(learner, policy, config)
+    once = learner.adapter()
+    assert learner.state().adapter is once
+    assert once.digest == digest_of(once.arrays) != start.adapter.digest
+    learner.restore(start)
+    assert learner.adapter().digest == start.adapter.digest
 
 
 def test_only_the_first_of_several_updates_has_ratio_one(tiny_config: Config) -> None:
