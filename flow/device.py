@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -61,8 +62,10 @@ def computing_facts(device: str) -> dict[str, str]:
     return {"GPU" if device == "cuda" else "CPU": model, **library_facts()}
 
 
+@cache
 def library_facts() -> dict[str, str]:
-    """Return the versions of the libraries that compute, and a digest of our code that does."""
+    """Return the versions of the libraries that compute, and a digest of our code that does, as it was when first
+    asked: the driver compares every actor that joins with it."""
     versions = {package: version(package) for package in ("torch", "diffusers", "transformers", "peft", "numpy")}
     sha = hashlib.sha256()
     for package in (protocol, flow):

@@ -53,7 +53,10 @@ def partly(values: Numbers, reasons: Sequence[str], components: Mapping[str, Num
 
 def rows_of(scores: Scores, rows: Sequence[int] | slice) -> Scores:
     """Return the scores of some of the images."""
-    chosen = range(len(scores.reasons))[rows] if isinstance(rows, slice) else rows
+    whole = range(len(scores.reasons))
+    chosen = whole[rows] if isinstance(rows, slice) else rows
+    if isinstance(rows, slice) and chosen == whole:
+        return scores
     index = np.asarray(list(chosen), np.int64)
     return Scores(
         values=scores.values[index],
@@ -82,6 +85,8 @@ def patched(scores: Scores, rows: Sequence[int], answer: Scores) -> Scores:
 
 def joined(parts: Sequence[Scores]) -> Scores:
     """Concatenate the scores of consecutive images; a component that a part lacks is NaN there."""
+    if len(parts) == 1:
+        return parts[0]
     names = dict.fromkeys(name for part in parts for name in part.components)
     return Scores(
         values=np.concatenate([part.values for part in parts]),

@@ -156,46 +156,50 @@ def publication(megabytes: float, *, actors: int, nodes: int, rounds: int) -> di
     }
 
 
-def reduction(megabytes: float, *, workers: int, rounds: int) -> dict[str, Any]:
+def reduction(sizes: Sequence[float], *, workers: int, rounds: int) -> list[dict[str, Any]]:
     """Add the lane sums of workers and hand the total to each, on the running cluster.
 
     Args:
-        megabytes: size of the adapter, and of each lane sum.
+        sizes: MB of the adapter, and of each lane sum.
         workers: W.
-        rounds: updates; the figures are medians.
+        rounds: updates of each size; the figures are medians.
 
     Returns:
-        The figures by name.
+        The figures by name, for each size.
     """
     config = load_config(
         "toy_geneval",
         overrides=[f"cluster.learner.workers={workers}", f"learner.lanes={LANES}", "learner.updates_per_iteration=1"],
     )
-    times = Times(shard_s=0, score_s=0, pair_s=0, jitter=0, adapter_mb=megabytes * 1e6 / 2**20)
+    seats = Seats(config, Times(shard_s=0, score_s=0, pair_s=0, jitter=0, adapter_mb=0), per_process=1)
 
-    async def run() -> list[tuple[float, float, float]]:
-        group = LearnerGroup(config, NodeFailures(within_s=60), actor_class=Seats(config, times, per_process=1))
+    async def run() -> list[dict[str, Any]]:
+        group = LearnerGroup(config, NodeFailures(within_s=60), actor_class=seats)
         await group.start()
         try:
-            taken = []
-            for _ in range(rounds):
-                before, began = sum(written_mb()), time.monotonic()
-                told = await group.update(_nothing(config))
-                taken.append((told["update/reduction_seconds"], time.monotonic() - began, sum(written_mb()) - before))
-            return taken
+            return [await measured(group, size) for size in sizes]
         finally:
-            group.stop()
+            seats.stop()
 
-    reduce_s, update_s, written = np.median(asyncio.run(run()), axis=0)
-    return {
-        "mb": megabytes,
-        "workers": workers,
-        "reduction_s": round(reduce_s, 3),
-        "update_s": round(update_s, 3),
-        "written_mb": round(written, 1),
-        "expected_mb": round(megabytes * (2 * workers - 1), 1),
-        "load_average": round(os.getloadavg()[0], 1),
-    }
+    async def measured(group: LearnerGroup, size: float) -> dict[str, Any]:
+        await asyncio.gather(*(host.resize.remote(size * 1e6) for host in seats.hosts))
+        taken = []
+        for _ in range(rounds):
+            before, began = sum(written_mb()), time.monotonic()
+            told = await group.update(_nothing(config))
+            taken.append((told["update/reduction_seconds"], time.monotonic() - began, sum(written_mb()) - before))
+        reduce_s, update_s, written = np.median(taken, axis=0)
+        return {
+            "mb": size,
+            "workers": workers,
+            "reduction_s": round(reduce_s, 3),
+            "update_s": round(update_s, 3),
+            "written_mb": round(written, 1),
+            "expected_mb": round(size * (2 * workers - 1), 1),
+            "load_average": round(os.getloadavg()[0], 1),
+        }
+
+    return asyncio.run(run())
 
 
 def _nothing(config: RunConfig) -> list["asyncio.Future[ScoredGroup]"]:
@@ -229,7 +233,12 @@ def own_lanes(megabytes: float, *, lanes: int, rounds: int) -> dict[str, Any]:
         began = time.monotonic()
         held.take(range(lanes))
         seconds.append(time.monotonic() - began)
-    return {"mb": megabytes, "lanes": lanes, "take_s": round(float(np.median(seconds)), 3)}
+    return {
+        "mb": megabytes,
+        "lanes": lanes,
+        "take_s": round(float(np.median(seconds)), 3),
+        "load_average": round(os.getloadavg()[0], 1),
+    }
 
 
 def main(
@@ -241,17 +250,19 @@ def main(
     path: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
 ) -> None:
     """Measure publication and reduction."""
+    torch.set_num_threads(1)
     report: dict[str, Any] = {"cores": os.cpu_count()}
     own = sizes or SIZES
     report["lanes"] = [own_lanes(size, lanes=LANES, rounds=rounds) for size in own]
+    _show("lanes", report["lanes"])
     with cluster(nodes):
         report["publication"] = [publication(size, actors=actors, nodes=nodes, rounds=rounds) for size in own]
+    _show("publication", report["publication"])
     with cluster(1):
         report["reduction"] = [
-            reduction(size, workers=count, rounds=rounds) for size in own for count in workers or WORKERS
+            row for count in workers or WORKERS for row in reduction(own, workers=count, rounds=rounds)
         ]
-    for name in ("lanes", "publication", "reduction"):
-        _show(name, report[name])
+    _show("reduction", report["reduction"])
     if path:
         path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 

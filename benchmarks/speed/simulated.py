@@ -93,6 +93,10 @@ class Host:
         self._versions: Counter[int] = Counter()
         self._index = np.arange(size * (steps + 1)).reshape(size, steps + 1)
 
+    async def resize(self, size: float) -> None:
+        """Give the adapter another size, in bytes."""
+        self._gradient = arrays_of(size)
+
     async def ping(self, seat: int) -> str:
         """Return the node's id."""
         del seat
@@ -255,6 +259,11 @@ class Seats:
         self._seats += 1
         return seat
 
+    def stop(self) -> None:
+        """End the processes."""
+        for host in self.hosts:
+            ray.kill(host)
+
 
 class SimulatedFleet(RayFleet):
     """The fleet of a run with the real pools, queues and calls over simulated actors."""
@@ -270,5 +279,5 @@ class SimulatedFleet(RayFleet):
 
     def stop(self) -> None:
         """End the processes."""
-        for host in (host for seats in self.seats for host in seats.hosts):
-            ray.kill(host)
+        for seats in self.seats:
+            seats.stop()
