@@ -34,7 +34,7 @@ def write_gallery(gallery: Path, iteration: int, evaluation: Evaluation) -> Path
     write_whole(data, arrays.getvalue())
     cells = [(prompt, [image], [reading]) for prompt, image, reading in zip(prompts, images, readings, strict=True)]
     title = f"held-out prompts at iteration {iteration}: score {evaluation.score:.3f}"
-    return _write(gallery / f"{data.stem}.png", cells, title)
+    return write_grid(gallery / f"{data.stem}.png", cells, title)
 
 
 def write_before_after(gallery: Path, *, first: int, last: int) -> Path:
@@ -54,7 +54,7 @@ def write_before_after(gallery: Path, *, first: int, last: int) -> Path:
         for prompt in before
         if prompt in after
     ]
-    return _write(gallery / "before_after.png", cells, f"same prompts, same noise: iteration {first} and {last}")
+    return write_grid(gallery / "before_after.png", cells, f"same prompts, same noise: iteration {first} and {last}")
 
 
 def read_gallery(gallery: Path, iteration: int) -> dict[str, tuple[np.ndarray, float]]:
@@ -64,8 +64,20 @@ def read_gallery(gallery: Path, iteration: int) -> dict[str, tuple[np.ndarray, f
     return dict(zip(held["prompts"].tolist(), rows, strict=True))
 
 
-def _write(path: Path, cells: list[tuple[str, list[np.ndarray], list[float]]], title: str) -> Path:
-    """Draw a grid of prompts; a verdict (0 or 1) colours an image's frame, other scores are written below it."""
+def write_grid(path: Path, cells: list[tuple[str, list[np.ndarray], list[float]]], title: str) -> Path:
+    """Draw a grid of prompts; a verdict (0 or 1) colours an image's frame, other scores are written below it.
+
+    Args:
+        path: of the PNG.
+        cells: for each prompt its text, its images, uint8 [H, W, 3], and their readings (NaN: no score).
+        title: above the grid.
+
+    Returns:
+        `path`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     rows = -(-len(cells) // COLUMNS)
     wide = len(cells[0][1])
     figure = Figure(figsize=(COLUMNS * (0.5 + 1.1 * wide), 0.5 + 1.6 * rows), layout="constrained")

@@ -266,7 +266,10 @@ def require_same_run(path: Path, config: RunConfig) -> None:
 
 
 def _require_same_config(path: Path, config: RunConfig) -> None:
-    remedy = "set --run to a new folder, with --fork to begin with this run's adapter"
+    remedy = (
+        "set --run to a new folder, with --fork to begin with this run's adapter, or leave preset and overrides out to"
+        " go on with this run's own config"
+    )
     require_same(path, config_of(path), config, remedy=remedy)
 
 

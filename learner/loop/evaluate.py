@@ -1,7 +1,7 @@
 """Scores of ODE images of the held-out prompts at fixed seeds; every evaluation makes them from the same noise."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -52,7 +52,14 @@ class Evaluation:
         return replace(self, seconds=seconds)
 
 
-async def evaluate(config: RunConfig, *, prompts: Sequence[Prompt], ports: Ports, adapter: Adapter) -> Evaluation:
+async def evaluate(
+    config: RunConfig,
+    *,
+    prompts: Sequence[Prompt],
+    ports: Ports,
+    adapter: Adapter,
+    watch: Callable[[int, np.ndarray], None] | None = None,
+) -> Evaluation:
     """Make `images_per_prompt` images of every prompt with this adapter and read `evaluation.component`.
 
     Args:
@@ -60,6 +67,8 @@ async def evaluate(config: RunConfig, *, prompts: Sequence[Prompt], ports: Ports
         prompts: the held-out prompts.
         ports: who makes and scores the images.
         adapter: published before; the rollout actors hold it.
+        watch: takes each batch of images, uint8 [B, H, W, 3], and the number of its first one: those of the first
+            prompt come first. Batches come in any order; without it only the images to show are fetched.
 
     Returns:
         The mean readings, and a few images to show.
@@ -88,7 +97,9 @@ async def evaluate(config: RunConfig, *, prompts: Sequence[Prompt], ports: Ports
             handle, [p.text for p, _ in batch], [p.metadata for p, _ in batch]
         )
         here = [index for index in shown if start <= index < start + len(batch)]
-        images = await ports.rollouts.fetch(handle) if here else None
+        images = await ports.rollouts.fetch(handle) if here or watch else None
+        if watch and images is not None:
+            watch(start, images)
         return scores, {index: images[index - start] for index in here if images is not None}
 
     starts = range(0, len(wanted), settings.batch)

@@ -1,0 +1,144 @@
+"""`flowcredit eval`: base and adapter at the same noise, other prompts and scorers; and `train` without a preset."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+from typer.testing import CliRunner
+
+from deploy.cli.app import app
+from deploy.folder.read import lines_of
+from deploy.tools.evaluate import diversity_of
+from protocol.errors import FlowcreditError, InputError
+
+
+def said(*words: object) -> str:
+    """What a command says; its errors are raised."""
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    if isinstance(done.exception, FlowcreditError):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, tiny_sd3: Path) -> Path:
+    """A run of one iteration with a seed that its preset does not have; `preset.yaml` is beside it."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    prompts = folder / "prompts.txt"
+    prompts.write_text("a red circle\na blue square\ntwo triangles\n")
+    tree: dict[str, Any] = {
+        "iterations": 1,
+        "model": {"path": str(tiny_sd3), "max_sequence_length": 2, "lora": {"rank": 4, "alpha": 8}},
+        "data": {"train": str(prompts), "heldout": str(prompts)},
+        "sampling": {"steps": 3},
+        "group": {"size": 2, "shard": 2, "per_iteration": 2},
+        "learner": {"learning_rate": 0.01},
+        "rewards": {"redness": {"scorer": "tests.support.rewards.judges:Redness"}},
+        "evaluation": {"steps": 2, "images_per_prompt": 2, "batch": 4},
+    }
+    (folder / "preset.yaml").write_text(yaml.safe_dump(tree))
+    said("train", folder / "preset.yaml", "--local", "--no-page", "--run", folder / "run", "seed=3")
+    return folder / "run"
+
+
+def test_a_run_alone_gives_its_own_last_score(run: Path) -> None:
+    found = json.loads(said("eval", "--run", run, "--json"))
+    (only,) = found["results"]
+    assert (only["name"], only["iteration"]) == ("adapter", 1)
+    assert only["score"] == lines_of(run)[-1]["evaluation/score"]
+    assert found["differences"] == {}
+
+
+def test_base_and_adapter_see_the_same_noise(run: Path, tmp_path: Path) -> None:
+    grid = tmp_path / "grid.png"
+    found = json.loads(
+        said("eval", "--run", run, "--base", "--json", "--grid", grid, "--diversity", "pkg://toyworld/clip")
+    )
+    base, adapter = found["results"]
+    scores = [line["evaluation/score"] for line in lines_of(run) if "evaluation/score" in line]
+    assert [base["score"], adapter["score"]] == scores
+    difference = found["differences"]["all kinds"]
+    assert difference["value"] == pytest.approx(scores[1] - scores[0], abs=2e-6)
+    assert difference["low"] <= difference["value"] <= difference["high"]
+    assert np.shape(adapter["scores"]["scores"]["redness"]) == (3, 2)
+    assert 0 < base["diversity"] < 2
+    assert found["diversity_features"] == "pkg://toyworld/clip"
+    assert Image.open(grid).width > 100
+
+
+def test_the_table_has_both_and_an_interval(run: Path) -> None:
+    lines = said("eval", "--run", run, "--base").splitlines()
+    assert lines[0].split() == ["base", "adapter", "difference,", "95", "%"]
+    overall = next(line for line in lines if line.startswith("overall"))
+    assert "[" in overall
+    assert "6 images, 0 without a score" in overall
+
+
+def test_other_prompts_and_further_scorers(run: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "my prompts: 1.txt"
+    prompts.write_text("a green star\na yellow moon\n")
+    words = ("--prompts", prompts, "--scorer", "second=tests.support.rewards.judges:Redness")
+    (only,) = json.loads(said("eval", "--run", run, *words, "--json"))["results"]
+    assert only["scores"]["prompts"] == ["a green star", "a yellow moon"]
+    assert only["readings"]["second"] == only["readings"]["redness"]
+
+
+def test_genevals_protocol_takes_four_images_of_every_kind(run: Path, tmp_path: Path) -> None:
+    tags = ("single_object", "counting")
+    lines = [{"tag": tag, "include": [{"class": "circle", "count": 1}], "prompt": f"a circle: {tag}"} for tag in tags]
+    prompts = tmp_path / "geneval.jsonl"
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    reward = "rewards.judge={scorer: geneval, use: evaluate, args: {detector: 'toyworld.world.detector:ShapeDetector'}}"
+    words = (reward, f"data.train={prompts}", "--prompts", prompts, "--geneval", "--json")
+    found = json.loads(said("eval", run.parent / "preset.yaml", *words))
+    (only,) = found["results"]
+    assert only["scores"]["component"] == "judge/correct"
+    assert only["images"] == 8
+    assert list(only["by_tag"]) == list(tags)
+    assert only["score"] == pytest.approx(np.mean(list(only["by_tag"].values())))
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (["eval"], "a preset must be named, or --run"),
+        (["eval", "--run", "nothing"], "must hold config.yaml"),
+        (["eval", "RUN", "--geneval"], "--geneval needs a reward with the scorer geneval, got ..redness"),
+        (["eval", "RUN", "--scorer", "redness=x.y:Z"], "--scorer must have a name of its own, got 'redness'"),
+        (["eval", "RUN", "--prompts", "nothing.txt"], "prompt file nothing.txt does not exist"),
+        (["eval", "RUN", "--iteration", "7"], "must hold the checkpoint iteration_000007"),
+        (["eval", "RUN", "--diversity", "no/such"], "no/such"),
+        (["eval", "RUN", "--diversity", "x", "evaluation.images_per_prompt=1"], "diversity needs at least 2 images"),
+        (["eval", "RUN", "--grid", "no/such/grid.png"], "no folder no/such to write to"),
+        (["train"], "a preset must be named, or --run with a run to go on with"),
+        (["train", "seed=4", "--run", "nothing"], "must hold config.yaml"),
+    ],
+)
+def test_wrong_words_are_one_line(words: list[str], rule: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    words = [part for word in words for part in (["--run", str(run)] if word == "RUN" else [word])]
+    with pytest.raises(InputError, match=rule):
+        said(*words)
+
+
+def test_train_without_a_preset_goes_on_with_the_runs_own_config(run: Path) -> None:
+    with pytest.raises(InputError, match=r"seed \(there 3, now 0\).*leave preset and overrides out to go on"):
+        said("train", run.parent / "preset.yaml", "--local", "--no-page", "--run", run)
+    said("train", "--local", "--no-page", "--run", run, "iterations=2")
+    assert [line["iteration"] for line in lines_of(run) if "reward/mean" in line] == [1, 2]
+
+
+def test_diversity_by_hand() -> None:
+    alike, across = np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([[1.0, 0.0], [0.0, 1.0]])
+    assert diversity_of(np.stack([alike])) == pytest.approx(0.0)
+    assert diversity_of(np.stack([alike, across])) == pytest.approx(0.5)
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(3, 4, 5))
+    features /= np.linalg.norm(features, axis=-1, keepdims=True)
+    pairs = [1 - each[i] @ each[j] for each in features for i in range(4) for j in range(i)]
+    assert diversity_of(features) == pytest.approx(np.mean(pairs))
