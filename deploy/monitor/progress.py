@@ -1,7 +1,11 @@
 """The output of a run in progress: a progress bar on a terminal, plain lines elsewhere."""
 
-from collections.abc import Iterator, Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -9,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as RichProgress
 
 from deploy.monitor.journal import Listener, is_news
+from deploy.monitor.summary import TREND, eta_s, gains_of
 from learner.loop.evaluate import Evaluation
 from protocol.status import Condition
 
@@ -18,11 +23,14 @@ STAGES = {"rollout_and_reward": "rollout+reward", "update": "update", "publish":
 class Progress(Listener):
     """Made by the command line; listens to the run's journal."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """Write to `console`, by default the terminal; measure with `clock`, in seconds."""
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._bar: RichProgress | None = None
         self._task = TaskID(0)
         self._total = 0
+        self._clock = clock
+        self._finished_at: deque[float] = deque(maxlen=TREND)
 
     def say(self, text: str) -> None:
         """Print one line above the bar."""
@@ -55,13 +63,22 @@ class Progress(Listener):
             self.say(now.message if now.status == "False" else f"{now.type}: {now.message}")
 
     def recorded(self, iteration: int, line: Mapping[str, Any]) -> None:
-        """Show that an iteration is done."""
+        """Show that an iteration is done: its reward, the mean gain of its steps, its KL, its seconds and what is left.
+        """
         seconds = ", ".join(f"{name} {line[f'seconds/{stage}']:.1f} s" for stage, name in STAGES.items())
-        numbers = f"reward {line['reward/mean']:.3f} ({seconds})"
+        numbers = f"reward {line['reward/mean']:.3f}"
+        if gains := [value for value in gains_of(line).values() if value is not None]:
+            numbers += f", gain {fmean(gains):.3f}"
+        if (divergence := line.get("train/approx_kl")) is not None:
+            numbers += f", KL {divergence:.2g}"
+        numbers += f" ({seconds})"
         if line["reward/missing"]:
             numbers += f", {line['reward/missing']:.0f} scores missing"
+        self._finished_at.append(self._clock())
+        left_s = eta_s(self._finished_at, left=self._total - iteration)
         if self._bar is None:
-            self.say(f"iteration {iteration}/{self._total}: {numbers}")
+            left = f", {timedelta(seconds=round(left_s))} left" if left_s else ""
+            self.say(f"iteration {iteration}/{self._total}: {numbers}{left}")
         else:
             self._bar.update(self._task, completed=iteration, numbers=numbers)
 
