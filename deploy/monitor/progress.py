@@ -63,8 +63,7 @@ class Progress(Listener):
             self.say(now.message if now.status == "False" else f"{now.type}: {now.message}")
 
     def recorded(self, iteration: int, line: Mapping[str, Any]) -> None:
-        """Show that an iteration is done: its reward, the mean gain of its steps, its KL, its seconds and what is left.
-        """
+        """Show that an iteration is done: reward, mean gain of its steps, KL, seconds by stage, what is left."""
         seconds = ", ".join(f"{name} {line[f'seconds/{stage}']:.1f} s" for stage, name in STAGES.items())
         numbers = f"reward {line['reward/mean']:.3f}"
         if gains := [value for value in gains_of(line).values() if value is not None]:
