@@ -192,7 +192,7 @@ def _finish(axes: Axes, *, has_legend: bool) -> None:
     axes.grid(axis="y")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(6))
-    axes.ticklabel_format(axis="y", scilimits=(-3, 4), useOffset=False)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.6g}")
     if has_legend:
         labels = axes.get_legend_handles_labels()[1]
         columns = 3 if max(map(len, labels), default=0) < 12 else 1
