@@ -1,7 +1,6 @@
 """One Ray cluster of three machines and a laptop for all scenes; each scene leaves it whole."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,20 +11,24 @@ from tests.support.runs.scene import Story
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Head, two nodes, laptop."""
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Head, two nodes, laptop; nothing runs on them yet."""
     need("redis-server")
-    folder: Path = tmp_path_factory.mktemp("lab")
-    with laboratory(folder / "lab", machines=4) as lab:
-        cluster = Cluster(lab)
-        try:
-            cluster.start()
-            yield cluster
-        finally:
-            cluster.stop()
+    with laboratory(tmp_path_factory.mktemp("lab") / "lab", machines=4) as lab:
+        yield Cluster(lab)
 
 
 @pytest.fixture(scope="session")
-def undisturbed(cluster: Cluster) -> Story:
+def cluster(machines: Cluster) -> Iterator[Cluster]:
+    """Ray and the board run on them."""
+    try:
+        machines.start()
+        yield machines
+    finally:
+        machines.stop()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(machines: Cluster) -> Story:
     """The story of the run that nothing happens to."""
-    return cluster.undisturbed()
+    return machines.undisturbed()
