@@ -34,6 +34,7 @@ VARIABLES = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
     "OMP_NUM_THREADS": "1",
+    "RAY_worker_niceness": "0",  # with Ray's 15 a busy host starves the actors
 }
 """Of all machines."""
 LINK, CLOCK_S = "50mbit", 60
