@@ -87,9 +87,11 @@ def test_a_new_head_without_the_old_disk_goes_on_from_a_shared_one(cluster: Clus
     cluster.require_undisturbed(run, undisturbed)
 
 
+@long_scene
 def test_a_new_head_without_the_old_disk_goes_on_from_the_store(cluster: Cluster, undisturbed: Story):
     words = (f"checkpoint.url=file://{STORE}/lost",)
     job = cluster.submit("lost", *words)
+    job.wait_for_iteration(2)
     until(lambda: list(cluster.lab.store.glob("lost/checkpoints/*/manifest.json")), "a copy is in the store")
     cluster.restart_head(is_new=True)
     job.leave()

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.support.faults.cluster import Cluster
+from tests.support.faults.cluster import Cluster, long_scene
 from tests.support.faults.lab import HOME
 from tests.support.runs.scene import Story, story
 
@@ -57,6 +57,7 @@ def test_without_the_token_a_job_is_refused_in_one_line(cluster: Cluster):
     assert "token" in said
 
 
+@long_scene
 def test_a_job_that_is_stopped_writes_a_checkpoint_and_goes_on(cluster: Cluster, undisturbed: Story):
     job = cluster.submit("stopped")
     job.wait_for_iteration(2)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deploy.folder.read import lines_of
-from tests.support.faults.cluster import RUN, furnish_project, require_same
+from tests.support.faults.cluster import RUN, furnish_project, long_scene, require_same
 from tests.support.faults.lab import STORE, laboratory, until
 from tests.support.faults.slurm import Allocation
 from tests.support.runs.scene import Story
@@ -14,6 +14,7 @@ from tests.support.runs.scene import Story
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 
+@long_scene
 def test_an_allocation_that_ends_is_queued_again_and_resumes_its_run(tmp_path: Path, undisturbed: Story):
     with laboratory(tmp_path / "lab", machines=2) as lab, Allocation(lab.machines) as allocation:
         furnish_project(lab.store)
