@@ -32,13 +32,14 @@ def test_a_job_keeps_its_run_and_the_same_command_resumes_it(cluster: Cluster, u
 
 
 def test_rays_own_command_keeps_its_run_too_and_another_config_gets_its_own(cluster: Cluster):
-    train = (
-        "python -m deploy train toy_geneval --local iterations=1 group.size=2 group.per_iteration=1 sampling.steps=4"
-    )
-    words = f"ray job submit --address {cluster.jobs} --working-dir flowcredit -- {train} evaluation.steps=1".split()
+    words = f"""
+        ray job submit --address {cluster.jobs} --working-dir flowcredit -- python -m deploy train toy_geneval --local
+        iterations=1 group.size=2 group.per_iteration=1 learner.updates_per_iteration=1 sampling.steps=4
+        evaluation.steps=1 evaluation.images_per_prompt=1
+    """.split()
     folders = []
     for seed in ("seed=1", "seed=2", "seed=1"):
-        said = cluster.laptop.run([*words, "evaluation.images_per_prompt=1", seed], timeout_s=400)
+        said = cluster.laptop.run([*words, seed], timeout_s=400)
         assert "`ray job stop` kills this job after 3 s" in said
         (line,) = [line for line in said.splitlines() if line.startswith("run       ")]
         folders.append(line.split()[1])
