@@ -1,12 +1,16 @@
 """The outermost layer of both HTTP services: refuse unknown host names and large bodies before anything is read, and
 let browsers load nothing from elsewhere."""
 
+import logging
 from urllib.parse import urlsplit
 
+from anyio import BrokenResourceError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deploy.api.problems import Problem
+
+log = logging.getLogger(__name__)
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
@@ -45,7 +49,10 @@ class Guard:
 
         problem = self._problem(Headers(scope=scope))
         answering = problem.response() if problem else self._app
-        await answering(scope, receive, send_with_headers)
+        try:
+            await answering(scope, receive, send_with_headers)
+        except* BrokenResourceError:
+            log.debug("the reader of %s left", scope["path"])  # FastAPI's event stream raises it then
 
     def _problem(self, headers: Headers) -> Problem | None:
         if self._hosts and _name(headers.get("host", "")) not in self._hosts:

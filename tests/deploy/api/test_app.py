@@ -16,10 +16,12 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+from anyio import BrokenResourceError
 from fastapi.security import HTTPAuthorizationCredentials
 from PIL import Image
 
 from deploy.api.auth import Access, is_loopback, read_token
+from deploy.api.middleware import Guard
 from deploy.api.problems import Problem
 from deploy.api.serve import listen
 from deploy.board.board import Board, Update
@@ -127,6 +129,23 @@ def test_events_are_streamed_status_first(client):
     assert data["status"]["run"] == "alive"
     assert [line["seq"] for line in data["metrics"]] == [6]
     assert data["event"]["message"] == "the run begins"
+
+
+async def served(error: Exception) -> None:
+    """Serve one request by an application that ends with an error."""
+
+    async def application(*_: Any) -> None:
+        raise error
+
+    scope = {"type": "http", "path": "/runs/alive/events", "headers": []}
+    await Guard(application, max_body_bytes=1)(scope, None, None)  # type: ignore[arg-type]
+
+
+def test_a_reader_of_events_who_leaves_is_no_error_and_anything_else_is():
+    asyncio.run(served(ExceptionGroup("unhandled errors in a TaskGroup", [BrokenResourceError()])))
+    with pytest.raises(ExceptionGroup, match="unhandled") as failed:
+        asyncio.run(served(ExceptionGroup("unhandled", [BrokenResourceError(), ValueError("another")])))
+    assert [str(error) for error in failed.value.exceptions] == ["another"]
 
 
 def test_events_end_after_what_there_is_if_asked_once(client):
