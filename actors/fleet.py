@@ -4,10 +4,9 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
-from ray._private.state import available_resources_per_node  # Ray has no public way to ask this
-
 from actors.learner_group import LearnerGroup
-from actors.pool.nodes import NodeFailures
+from actors.pool.bundles import Bundles
+from actors.pool.nodes import NodeFailures, free_resources
 from actors.pool.pool import ActorPool
 from actors.rewards.pool import RewardPools
 from actors.rollouts import RolloutPool
@@ -16,7 +15,7 @@ from protocol.errors import PoolError
 from protocol.messages import Prompt
 from protocol.ports import Ports
 from protocol.sink import StatusSink
-from protocol.status import ActorStatus, PoolStatus
+from protocol.status import FIXED_SIZE, ActorStatus, PoolStatus
 
 log = logging.getLogger(__name__)
 
@@ -24,12 +23,16 @@ log = logging.getLogger(__name__)
 class RayFleet:
     """A `protocol.ports.Fleet` on Ray. `deploy` makes and stops it."""
 
+    _bundles: Bundles | None = None
+
     def __init__(self, config: RunConfig, sink: StatusSink) -> None:
         self._config = config
         nodes = NodeFailures(within_s=config.cluster.restart_window_s)
+        self._bundles = Bundles(config.cluster) if config.cluster.is_colocated else None
         self.rewards = RewardPools(config, nodes, sink)
-        self.rollouts = RolloutPool(config, nodes, sink)
-        self.learner = LearnerGroup(config, nodes)
+        self.rollouts = RolloutPool(config, nodes, sink, bundles=self._bundles)
+        make_room = self.rollouts.rest if config.cluster.offload else None
+        self.learner = LearnerGroup(config, nodes, bundles=self._bundles, make_room=make_room)
         self.ports = Ports(rollouts=self.rollouts, rewards=self.rewards, learner=self.learner, adapters=self.rollouts)
 
     async def start(self) -> None:
@@ -49,10 +52,14 @@ class RayFleet:
         for pool in self._pools.values():
             pool.stop()
         self.learner.stop()
+        if self._bundles:
+            self._bundles.remove()
 
     def pools(self) -> list[PoolStatus]:
         """Describe every pool."""
-        return [self.rollouts.pool.status(), *self.rewards.statuses(), self.learner.status()]
+        pairs = [self.rollouts.pool.status(), self.learner.status()]
+        rollouts, learner = (pool.model_copy(update={"is_resizable": not self._bundles}) for pool in pairs)
+        return [rollouts, *self.rewards.statuses(), learner]
 
     def actors(self) -> list[ActorStatus]:
         """Describe every actor."""
@@ -76,11 +83,16 @@ class RayFleet:
         resizable: dict[str, ActorPool | LearnerGroup] = {**self._pools, self.learner.name: self.learner}
         if pool not in resizable:
             raise PoolError(f"the pools are {', '.join(resizable)}, got {pool!r}")
+        if self._bundles and pool in (self.rollouts.pool.name, self.learner.name):
+            raise PoolError(f"{pool} cannot be scaled to {size}: {FIXED_SIZE}")
         resizable[pool].scale(size)
 
     def shortage(self, pool: str) -> str:
         """Say why actors of this pool wait for a node; empty if one has room. Takes time: call it in a thread."""
-        return shortage_of(self._needs(pool), list(available_resources_per_node().values()))
+        free = list(free_resources().values())
+        if self._bundles and pool in (self.rollouts.pool.name, self.learner.name):
+            return self._bundles.shortage(free)
+        return shortage_of(self._needs(pool), free)
 
     @property
     def _pools(self) -> dict[str, ActorPool]:

@@ -11,12 +11,13 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 import ray
 
 from actors.learners import LearnerActor, RemoteWorker
+from actors.pool.bundles import Bundles
 from actors.pool.calls import ActorFailedError, answer, whereabouts
 from actors.pool.member import ActorHandle, Member, Starts
 from actors.pool.nodes import NodeFailures, ray_options
@@ -40,17 +41,29 @@ class LearnerGroup:
     is_empty = has_failed = False
     """For `Starts`: further workers wait for a node as long as it takes."""
 
-    def __init__(self, config: RunConfig, nodes: NodeFailures, *, actor_class: Any = LearnerActor) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        nodes: NodeFailures,
+        *,
+        bundles: Bundles | None = None,
+        make_room: Callable[[], Awaitable[None]] | None = None,
+        actor_class: Any = LearnerActor,
+    ) -> None:
         """
         Args:
             config: its section `cluster` says how many workers, their resources and deadlines.
             nodes: told where each worker lives and which failed.
+            bundles: where the workers run; None: wherever there is room.
+            make_room: awaited before an update, when all its groups are complete.
             actor_class: of the workers; a simulation has its own.
         """
         self._config = config
         self._actor_class = actor_class
         self._role = config.cluster.learner
         self._nodes = nodes
+        self._bundles = bundles
+        self._make_room = make_room
         self._desired = self._role.workers
         self._facts: dict[str, str] = {}
         self._restarts: dict[int, int] = {}
@@ -89,6 +102,9 @@ class LearnerGroup:
     async def update(self, groups: "Sequence[asyncio.Future[ScoredGroup]]") -> Metrics:
         """Learn from one iteration's groups; a size that is desired and ready takes effect first."""
         await self._resize()
+        if self._make_room:
+            await asyncio.wait(groups)
+            await self._make_room()
         began, before = time.monotonic(), [(worker.busy_s, worker.reduction_s) for worker in self._workers]
         metrics = await update(self._config, self._workers, groups, share=_share)
         return {**metrics, **self._work(time.monotonic() - began, before)}
@@ -174,14 +190,14 @@ class LearnerGroup:
         return Starts(self, spawn=self._spawn, prepare=self._prepare, patience_s=self._role.timeout_s)
 
     def _new_worker(self, slot: int) -> RemoteWorker:
-        actor = self._spawn()
+        actor = self._spawn(slot)
         return RemoteWorker(self._config, actor, Member(slot, restarts=self._restarts.get(slot, 0), handle=actor))
 
-    def _spawn(self) -> ActorHandle:
+    def _spawn(self, slot: int) -> ActorHandle:
         role = self._role
         environment = {"runtime_env": {"env_vars": CUBLAS}} if role.gpus else {}
-        options = {**ray_options(role.reserved), **environment, **self._nodes.options(role)}
-        return self._actor_class.options(**options).remote(self._config)
+        where = self._bundles.options(slot) if self._bundles else self._nodes.options(role)
+        return self._actor_class.options(**ray_options(role.reserved), **environment, **where).remote(self._config)
 
     async def _start(self, worker: RemoteWorker) -> None:
         timeout_s = self._role.timeout_s
@@ -198,6 +214,12 @@ class LearnerGroup:
 
     def _rule(self) -> str:
         role = self._role
+        if self._bundles:
+            each = " and ".join(f"{need:g} {name}" for name, need in self._config.cluster.pair_reserved.items() if need)
+            return (
+                f"each of {self._desired} pairs of a rollout actor and a learner worker needs {each} on one node; add"
+                " nodes, or lower cluster.rollout_actors and cluster.learner.workers"
+            )
         return (
             f"each of {self._desired} workers needs {role.cpus:g} CPU and {role.gpus:g} GPU on one node; add nodes, or"
             " lower cluster.learner.workers"
@@ -207,7 +229,8 @@ class LearnerGroup:
         """Load the model, and compare what the worker's bits depend on with the first worker's."""
         timeout_s = self._role.timeout_s
         self._nodes.joined(actor, await answer(actor.ping.remote(), timeout_s=timeout_s))
-        facts: dict[str, str] = await answer(actor.prepare.remote(), timeout_s=timeout_s)
+        remedy = self._config.cluster.memory_remedy
+        facts: dict[str, str] = await answer(actor.prepare.remote(), timeout_s=timeout_s, memory_remedy=remedy)
         self._facts = {**(self._facts or facts), **library_facts()}
         host, *_ = await answer(actor.__ray_call__.remote(whereabouts), timeout_s=timeout_s)
         require_same_facts(self._facts, facts, who=f"one on node {host}")

@@ -121,6 +121,7 @@ class RemoteWorker:
     def __init__(self, config: RunConfig, actor: ActorHandle, member: Member) -> None:
         self._role = config.cluster.learner
         self._heartbeat_s = config.cluster.heartbeat_s
+        self._memory_remedy = config.cluster.memory_remedy
         self.actor = actor
         self.member = member
         self.has_failed = False
@@ -188,7 +189,13 @@ class RemoteWorker:
         """Wait for a call."""
         timeout_s = self._role.timeout_s
         try:
-            return await answer(reference, timeout_s=timeout_s, actor=self.actor, heartbeat_s=self._heartbeat_s)
+            return await answer(
+                reference,
+                timeout_s=timeout_s,
+                actor=self.actor,
+                heartbeat_s=self._heartbeat_s,
+                memory_remedy=self._memory_remedy,
+            )
         except ActorFailedError as error:
             raise self.failed(error) from error
 

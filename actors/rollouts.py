@@ -7,6 +7,7 @@ import numpy as np
 import ray
 import torch
 
+from actors.pool.bundles import Bundles
 from actors.pool.calls import HEARTBEAT, ActorFailedError, Alive, answer, whereabouts
 from actors.pool.member import ActorHandle
 from actors.pool.nodes import NodeFailures, failure_reporter, ray_options
@@ -72,6 +73,11 @@ class RolloutActor(Alive):
         return self._policy.generate(request)
 
     @ray.method
+    def rest(self) -> None:
+        """Keep the weights in host memory until the next request."""
+        self._policy.rest()
+
+    @ray.method
     def excerpt(self, rollout: Rollout, images: np.ndarray, members: int) -> Excerpt:
         """Cut out the first members of a shard of any actor, with small images."""
         return excerpt_of(rollout, images, members=members)
@@ -81,24 +87,37 @@ class RolloutPool:
     """The rollout actors; also brings every new adapter to all of them."""
 
     def __init__(
-        self, config: RunConfig, nodes: NodeFailures, sink: StatusSink, *, actor_class: Any = RolloutActor
+        self,
+        config: RunConfig,
+        nodes: NodeFailures,
+        sink: StatusSink,
+        *,
+        bundles: Bundles | None = None,
+        actor_class: Any = RolloutActor,
     ) -> None:
         """
         Args:
             config: its section `cluster` says how many actors, their resources and deadlines.
             nodes: told where each actor lives and which failed.
             sink: told of every failure.
+            bundles: where the actors run; None: wherever there is room.
             actor_class: of the actors; a simulation has its own.
         """
         cluster = config.cluster
         self._timeout_s = cluster.rollout.timeout_s
         self._heartbeat_s = cluster.heartbeat_s
+        self._memory_remedy = cluster.memory_remedy
         self._nodes = nodes
         self._newest: deque[tuple[Adapter, ray.ObjectRef[Any]]] = deque(maxlen=config.held_adapters)
         resources = ray_options(cluster.rollout.reserved)
+
+        def spawn(slot: int) -> ActorHandle:
+            where = bundles.options(slot) if bundles else nodes.options(cluster.rollout)
+            return actor_class.options(**resources, **where).remote(config)
+
         self.pool = ActorPool(
             "rollout",
-            lambda: actor_class.options(**resources, **nodes.options(cluster.rollout)).remote(config),
+            spawn,
             size=cluster.rollout_actors,
             max_restarts=cluster.max_restarts,
             prepare=self._prepare,
@@ -141,6 +160,10 @@ class RolloutPool:
         """Cut out the first members on the next idle actor, so that the other images stay where they are."""
         return await self.pool.call(lambda actor: self._answer(actor.excerpt.remote(rollout, images, members), actor))
 
+    async def rest(self) -> None:
+        """Let every actor keep its weights in host memory until its next request."""
+        await self.pool.each(lambda actor: self._answer(actor.rest.remote(), actor))
+
     async def publish(self, adapter: Adapter) -> None:
         """Put the adapter into the object store once; every node fetches it once, every actor confirms its digest."""
         self._newest.append((adapter, ray.put(adapter)))
@@ -151,7 +174,7 @@ class RolloutPool:
         host, *_ = await answer(actor.__ray_call__.remote(whereabouts), timeout_s=self._timeout_s)
         facts = await answer(actor.facts.remote(), timeout_s=self._timeout_s)
         require_same_facts(library_facts(), facts, who=f"one on node {host}", role="rollout actors and the driver")
-        await answer(actor.prepare.remote(), timeout_s=self._timeout_s)
+        await answer(actor.prepare.remote(), timeout_s=self._timeout_s, memory_remedy=self._memory_remedy)
         loaded = None
         while loaded is not (newest := self._newest[-1] if self._newest else None):
             for adapter, reference in list(self._newest):
@@ -167,4 +190,10 @@ class RolloutPool:
         self.pool.tell(actor, adapter)
 
     async def _answer(self, reference: "ray.ObjectRef[Any]", actor: ActorHandle) -> Any:
-        return await answer(reference, timeout_s=self._timeout_s, actor=actor, heartbeat_s=self._heartbeat_s)
+        return await answer(
+            reference,
+            timeout_s=self._timeout_s,
+            actor=actor,
+            heartbeat_s=self._heartbeat_s,
+            memory_remedy=self._memory_remedy,
+        )

@@ -49,6 +49,7 @@ class RolloutPolicy:
         self._versions: OrderedDict[tuple[int, str], Adapter] = OrderedDict()
         self._active: tuple[int, str] | None = None
         self._receiving = Lock()
+        self._rests = False
 
     def receive(self, adapter: Adapter) -> tuple[int, str]:
         """Keep an adapter for the requests that name it; return its version and the digest of the received arrays.
@@ -78,8 +79,16 @@ class RolloutPolicy:
         images = generate(self._policy, request)
         return Receipt(adapter_version=held[0], adapter_digest=held[1], images=len(images)), images
 
+    def rest(self) -> None:
+        """Keep the model in host memory until the next request."""
+        self._policy.backbone.rest()
+        self._rests = True
+
     def _activate(self, version: int, digest: str) -> tuple[int, str]:
         """Make the transformer hold the requested adapter; return its version and digest."""
+        if self._rests:
+            self._policy.backbone.wake()
+            self._rests = False
         if self._active is not None and self._active == (version, digest):
             return self._active
         adapter = self._versions.get((version, digest))

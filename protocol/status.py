@@ -22,6 +22,13 @@ ENDED: frozenset[Phase] = frozenset(("finished", "stopped", "failed"))
 ActorState = Literal["waiting", "starting", "idle", "busy", "ended"]
 
 
+FIXED_SIZE = (
+    "its size is fixed, since the run is one process (--local) or has cluster.layout colocated: stop it and go on with"
+    " other sizes in its config"
+)
+"""Why a pool that is not resizable cannot be scaled."""
+
+
 class Document(BaseModel):
     """Base of all documents."""
 
@@ -92,6 +99,7 @@ class PoolStatus(Document):
     busy_share: float | None = None
     """Share of the last iteration's wall time in which its actors worked."""
     is_resizable: bool = True
+    """False in a run with `--local`, and for the pairs of `cluster.layout: colocated`."""
     trouble: str = ""
     """Why it has not reached the desired size, or why it is paused."""
 

@@ -55,7 +55,12 @@ class ActorFailedError(Exception):
 
 
 async def answer(
-    reference: "ray.ObjectRef[Any]", *, timeout_s: float, actor: Any = None, heartbeat_s: float | None = None
+    reference: "ray.ObjectRef[Any]",
+    *,
+    timeout_s: float,
+    actor: Any = None,
+    heartbeat_s: float | None = None,
+    memory_remedy: str = "",
 ) -> Any:
     """Wait for the value of a remote call; an error that the remote code raised is raised as itself.
 
@@ -64,6 +69,7 @@ async def answer(
         timeout_s: seconds for the whole call, counted from its turn (see `TURN`).
         actor: the actor that was called.
         heartbeat_s: seconds within which the actor must answer a ping at any time; None sends no pings.
+        memory_remedy: what helps if the actor runs out of memory, for the error.
 
     Returns:
         The value.
@@ -80,7 +86,8 @@ async def answer(
         if isinstance(error.cause, ObjectLostError):
             raise ShardLostError(one_line(error.cause)) from error
         if _is_broken(error.cause):
-            raise ActorFailedError(f"{type(error.cause).__name__}: {one_line(error.cause)}") from error
+            remedy = f"; {memory_remedy}" if memory_remedy and "Memory" in type(error.cause).__name__ else ""
+            raise ActorFailedError(f"{type(error.cause).__name__}: {one_line(error.cause)}{remedy}") from error
         if isinstance(error.cause, Exception):
             raise error.cause from error
         raise

@@ -153,11 +153,13 @@ class Host(Protocol):
 class Starts:
     """The members of one pool that are starting. Made and called by the pool only."""
 
-    def __init__(self, pool: Host, *, spawn: Callable[[], ActorHandle], prepare: Work[Any], patience_s: float) -> None:
+    def __init__(
+        self, pool: Host, *, spawn: Callable[[int], ActorHandle], prepare: Work[Any], patience_s: float
+    ) -> None:
         """
         Args:
             pool: admits the members.
-            spawn: makes an actor.
+            spawn: makes the actor of a slot.
             prepare: makes a running actor ready to work.
             patience_s: seconds to wait for a node where no other member works.
         """
@@ -239,7 +241,7 @@ class Starts:
                 return
 
     async def _admit(self, member: Member, *, is_needed: bool) -> None:
-        member.state, member.handle = "waiting", self._spawn()
+        member.state, member.handle = "waiting", self._spawn(member.slot)
         try:
             await self._wait_for_node(member, is_needed=is_needed)
             member.state = "starting"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
+from ray._private.state import available_resources_per_node  # Ray has no public way to ask this
 
 from protocol.config.cluster import RoleConfig
 from protocol.sink import StatusSink
@@ -48,8 +49,19 @@ class NodeFailures:
         """
         role = role or RoleConfig()
         labels = role.labels or self._other_nodes()
+        if role.placement == "pack":
+            first, *others = [*({NODE_LABEL: node, **role.labels} for node in self._fullest_first()), labels]
+            return {"label_selector": first, "fallback_strategy": [{"label_selector": each} for each in others]}
         options: dict[str, Any] = {"label_selector": labels} if labels else {}
         return options | ({"scheduling_strategy": "SPREAD"} if role.placement == "spread" else {})
+
+    def _fullest_first(self) -> list[str]:
+        """Sort the nodes that may be used by the share of their CPUs and GPUs that is free."""
+        avoided = self.avoided()
+        nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+        usable = [node for node in nodes if node not in avoided] or list(nodes)
+        free = free_resources()
+        return sorted(usable, key=lambda node: (_share(free.get(node, {}), nodes[node]), node))
 
     def _other_nodes(self) -> dict[str, str]:
         """Select all nodes but the avoided ones; empty if there is nothing to select."""
@@ -58,6 +70,17 @@ class NodeFailures:
         if not avoided & alive or not alive - avoided:
             return {}
         return {NODE_LABEL: f"!in({', '.join(sorted(avoided & alive))})"}
+
+
+def free_resources() -> dict[str, dict[str, float]]:
+    """Return what is free on each node, by node id and resource."""
+    return available_resources_per_node()
+
+
+def _share(free: Mapping[str, float], total: Mapping[str, float]) -> float:
+    """Average over CPU and GPU, as far as the node has them, of what is free."""
+    shares = [free.get(name, 0.0) / total[name] for name in ("CPU", "GPU") if total.get(name)]
+    return sum(shares) / len(shares) if shares else 1.0
 
 
 def ray_options(reserved: Mapping[str, float]) -> dict[str, Any]:

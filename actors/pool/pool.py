@@ -46,7 +46,7 @@ class ActorPool:
     def __init__(
         self,
         name: str,
-        spawn: Callable[[], ActorHandle],
+        spawn: Callable[[int], ActorHandle],
         *,
         size: int,
         max_restarts: int,
@@ -59,7 +59,7 @@ class ActorPool:
         """
         Args:
             name: `rollout` or `reward/<scorer>`.
-            spawn: makes an actor.
+            spawn: makes the actor of a slot.
             size: members at the start.
             max_restarts: failures within the window that the pool survives.
             prepare: makes a running actor ready to work.
@@ -127,13 +127,14 @@ class ActorPool:
         Raises:
             PoolError: the pool used up its restarts, or this work cost `FAILURES_PER_CALL` members.
         """
-        failures = 0
+        failures, reason = 0, ""
         while failures < FAILURES_PER_CALL:
             call = await self._take()
             task = call.task = _begin(work, call)
             try:
                 result = await asyncio.shield(task)
             except ActorFailedError as error:
+                reason = one_line(error)
                 self._replace(call.member.handle, error)
             except asyncio.CancelledError:
                 if not call.is_lost or _is_cancelled():
@@ -146,7 +147,7 @@ class ActorPool:
                 self._end(call)
                 return result
             failures += call.is_blamed
-        raise PoolError(f"pool {self.name} lost {FAILURES_PER_CALL} actors to one call, which is given up")
+        raise PoolError(f"pool {self.name} lost {FAILURES_PER_CALL} actors to one call, which is given up: {reason}")
 
     async def each(self, work: Work[Any]) -> None:
         """Run `work` once on every member; a member that dies is replaced, and its successor is prepared instead."""

@@ -308,7 +308,7 @@ class RewardPools:
         reward = with_whole_path(reward)
         cluster, options = self._config.cluster, reward_options(reward, self._config)
 
-        def spawn() -> ActorHandle:
+        def spawn(_: int) -> ActorHandle:
             return self._actor_class.options(**options, **self._nodes.options(self._role)).remote(
                 reward, self._role.threads
             )

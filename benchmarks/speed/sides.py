@@ -1,12 +1,11 @@
 """How to share GPUs between rollout actors and learner workers, from counted forwards: the table of docs/scaling.md.
 
-    python -m benchmarks.speed.sides                   # SD3.5-Medium and FLUX.1-dev, 8 and 64 GPUs
+    python -m benchmarks.speed.sides                   # SD3.5-Medium and FLUX.1-dev; 1, 8 and 64 GPUs
     python -m benchmarks.speed.sides --tflops 400      # seconds at another rate
 
 The architectures have no weights; forwards, gradients and evaluations are counted by torch and by the sampler itself.
 """
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -15,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.speed.gpu_model import random_backbone
 from deploy.presets import load_config
-from deploy.tools.balance import balance_of, best_split
+from deploy.tools.balance import best_pairs, best_split
 from deploy.tools.estimate import Evaluations, count_evaluations, count_shard, pass_cost
 from flow.models.families import FLUX, SD3, Family
 from flow.models.flux import Flux
@@ -98,23 +97,24 @@ def main(tflops: Annotated[float, typer.Option(help="TFLOP/s that a GPU really d
     torch.manual_seed(0)
     typer.echo(
         "| model | T' | TFLOP a forward | a gradient, forwards | rollout, forwards | update, forwards | GPUs"
-        " | rollout + learner | iteration s | rollout waits | learner waits |"
+        " | rollout + learner | iteration s | rollout waits | learner waits | pairs in turns | iteration s |"
     )
-    typer.echo("|---|---|---|---|---|---|---|---|---|---|---|")
+    typer.echo("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
     for preset in ("sd35_pickscore", "flux_pickscore"):
         for substeps in SUBSTEPS:
             config, counts, gradient = counted(preset, substeps, lanes=MOST_LANES)
+            each_s = counts.forward_flops / (tflops * 1e12)
             for gpus in GPUS:
-                if gpus == 1:
-                    best = replace(balance_of(resized(config, actors=1, workers=1), counts), overlaps=False)
-                    split = "1 for both, in turns"
-                else:
-                    best = best_split(resized(config, actors=gpus - 1, workers=1), counts)
-                    split = f"{best.actors} + {best.workers}"
-                seconds = best.iteration * counts.forward_flops / (tflops * 1e12)
+                whole = resized(config, actors=gpus - 1, workers=1)
+                pairs = best_pairs(whole, counts)
+                best = best_split(whole, counts)
+                split = ["", "", "", ""]
+                if best:
+                    waits = [f"{share:.0%}" for share in best.waits().values()]
+                    split = [f"{best.actors} + {best.workers}", f"{best.iteration * each_s:.0f}", *waits]
                 cells = [
                     preset, substeps, f"{counts.forward_flops / 1e12:.2f}", f"{gradient:.2f}", counts.rollout,
-                    counts.learner, gpus, split, f"{seconds:.0f}", *(f"{share:.0%}" for share in best.waits().values()),
+                    counts.learner, gpus, *split, pairs.actors, f"{pairs.iteration * each_s:.0f}",
                 ]  # fmt: skip
                 typer.echo(f"| {' | '.join(map(str, cells))} |")
 

@@ -27,7 +27,17 @@ from deploy.monitor.summary import values_of
 from deploy.monitor.trajectories import sheet
 from protocol.commands import Command, CommandKind, Count, new_command
 from protocol.errors import ContractError, DamagedError
-from protocol.status import ENDED, POOL, RUN_ID, MetricLine, RunStatus, RunSummary, TrajectoryRecord, summary_of
+from protocol.status import (
+    ENDED,
+    FIXED_SIZE,
+    POOL,
+    RUN_ID,
+    MetricLine,
+    RunStatus,
+    RunSummary,
+    TrajectoryRecord,
+    summary_of,
+)
 
 PAGE = FilePath(__file__).parent / "page"
 FILES = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*") if path.is_file()}
@@ -236,7 +246,7 @@ async def scale(request: Request, response: Response, run: RunName, pool: PoolNa
     if found is None:
         raise Problem(404, f"no such pool: the pools are {', '.join(held.name for held in status.pools) or 'none'}")
     if not found.is_resizable:
-        raise Problem(409, "a run with --local is one process: it cannot be scaled")
+        raise Problem(409, f"{pool} cannot be scaled: {FIXED_SIZE}")
     return await _ask(request, response, run, kind="scale", pool=pool, count=size.count)
 
 

@@ -136,7 +136,7 @@ def stop(run: Run, board: BoardOption = None) -> None:
 
 def _ask(run: str, board: str | None, *, kind: CommandKind, pool: str | None = None, count: int | None = None) -> None:
     from protocol.commands import new_command
-    from protocol.status import ENDED, Pulse
+    from protocol.status import ENDED, FIXED_SIZE, Pulse
 
     async def go(source: Any, name: str | None) -> None:
         assert name is not None
@@ -150,7 +150,7 @@ def _ask(run: str, board: str | None, *, kind: CommandKind, pool: str | None = N
         if pool is not None and pool not in pools:
             raise InputError(f"run {run} has no pool {pool!r}: its pools are {', '.join(pools)}")
         if pool is not None and not pools[pool].is_resizable:
-            raise InputError(f"run {run} is one process (--local): it cannot be scaled")
+            raise InputError(f"{pool} of run {run} cannot be scaled: {FIXED_SIZE}")
         command = new_command(kind, pool=pool, count=count)
         await source.ask(name, command)
         typer.echo(await _outcome(source, name, command.id))

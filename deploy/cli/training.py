@@ -220,7 +220,7 @@ def _announce_job(job: str, config: RunConfig, folder: Path, *, say: Callable[[s
 def _dry_run(config: RunConfig, run: Path | None, *, is_local: bool, tflops: float | None) -> None:
     """Show everything that can be known before a run; end with an error for each thing that would stop it."""
     from deploy.folder.run_folder import require_same_run
-    from deploy.run.inputs import concerns, gpu_problems, local_concerns, read_inputs, reward_problems
+    from deploy.run.inputs import concerns, gpu_problems, local_concerns, memory_problems, read_inputs, reward_problems
     from deploy.tools.balance import advice
     from deploy.tools.estimate import estimate
     from flow.models.folder import completed_for_estimate
@@ -241,6 +241,7 @@ def _dry_run(config: RunConfig, run: Path | None, *, is_local: bool, tflops: flo
     problems = [
         *([missing_model] if missing_model else ()),
         *gpu_problems(config),
+        *memory_problems(config, found.shared),
         *reward_problems(config, [*prompts, *heldout], is_local=is_local),
     ]
     for problem in problems:

@@ -119,7 +119,25 @@ def gpu_problems(config: RunConfig) -> Iterator[InputError]:
     found = torch.cuda.device_count()
     if asked > found:
         yield ConfigError(
-            f"the actors reserve {asked:g} GPUs, this machine has {found}: set cluster.address or cluster.*.gpus"
+            f"the actors reserve {asked:g} GPUs, this machine has {found}: set cluster.address or cluster.*.gpus, or"
+            " lower cluster.rollout_actors or cluster.learner.workers"
+        )
+
+
+def memory_problems(config: RunConfig, shared: int) -> Iterator[ConfigError]:
+    """Compare what a colocated pair takes with the memory of this machine's GPUs.
+
+    Args:
+        config: of the run.
+        shared: bytes of one GPU, from `deploy.tools.estimate`.
+    """
+    import torch
+
+    gpus = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
+    if config.cluster.is_colocated and config.cluster.learner.gpus and gpus and shared > min(gpus):
+        yield ConfigError(
+            f"a rollout actor and a learner worker take about {shared / 2**30:.1f} GiB together, a GPU of this machine"
+            f" has {min(gpus) / 2**30:.1f}: {config.cluster.memory_remedy.rpartition(': ')[2]}"
         )
 
 

@@ -127,6 +127,9 @@ class LocalFleet:
 
     async def update(self, groups: Sequence["asyncio.Future[ScoredGroup]"]) -> Metrics:
         """Learn from one iteration's groups."""
+        if self._config.cluster.offload:
+            await asyncio.wait(groups)
+            await self._run("rollout", self._config.cluster.rollout, self._rollout.rest)
         return await update(self._config, [NearWorker(self._learner, self._learn)], groups)
 
     async def adapter(self) -> Adapter:

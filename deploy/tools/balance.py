@@ -3,13 +3,16 @@
 | the two sides                                                                | an iteration, at best   |
 |------------------------------------------------------------------------------|-------------------------|
 | take turns: `group.max_lag=0`, and credit needs the scores of all groups     | rollout + update        |
+| take turns on the same GPUs: `cluster.layout=colocated`                      | rollout + update        |
 | work at the same time: a lag, or `credit.scale=prompt` with raw values       | the longer of the two   |
+
+With `colocated` neither side has a GPU that waits: n GPUs work for the rollouts, then all n for the update.
 
 A forward is one row through the transformer once. Rewards, decoding and publication are not counted.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deploy.tools.estimate import Evaluations
 from protocol.config.run import RunConfig
@@ -67,27 +70,47 @@ def balance_of(
     return Balance(
         rollout=-(-shards // actors) * counts.rollout / shards,
         update=counts.learner * own / step,
-        overlaps=overlaps or bool(config.group.max_lag) or config.credits_groups_alone,
+        overlaps=overlaps or config.overlaps,
         actors=actors,
         workers=workers,
     )
 
 
-def best_split(config: RunConfig, counts: Evaluations) -> Balance:
+def gpus_of(config: RunConfig) -> int:
+    """Count one GPU for each rollout actor and learner worker, one for a colocated pair; on a CPU likewise."""
+    cluster = config.cluster
+    return cluster.rollout_actors + (0 if cluster.is_colocated else cluster.learner.workers)
+
+
+def best_split(config: RunConfig, counts: Evaluations) -> Balance | None:
     """Find the numbers of rollout actors and learner workers that make the shortest iteration if both work at once.
 
     Args:
-        config: of the run; the sum of its rollout actors and learner workers is kept.
+        config: of the run; `gpus_of` it is kept.
         counts: of one iteration.
 
     Returns:
-        The shortest iteration; the fewest workers among equals.
+        The shortest iteration; the fewest workers among equals; None for a single GPU.
     """
-    total = config.cluster.rollout_actors + config.cluster.learner.workers
+    total = gpus_of(config)
     lanes = config.learner.lanes
     sizes = [workers for workers in range(1, total) if lanes % workers == 0]
     splits = [balance_of(config, counts, actors=total - workers, workers=workers, overlaps=True) for workers in sizes]
-    return min(splits, key=lambda split: split.iteration)
+    return min(splits, key=lambda split: split.iteration, default=None)
+
+
+def best_pairs(config: RunConfig, counts: Evaluations) -> Balance:
+    """Find the iteration of `cluster.layout: colocated` with as many pairs as the config has GPUs.
+
+    Args:
+        config: of the run; its lanes bound the pairs.
+        counts: of one iteration.
+
+    Returns:
+        The balance; its sides take turns.
+    """
+    pairs = max(size for size in range(1, gpus_of(config) + 1) if config.learner.lanes % size == 0)
+    return replace(balance_of(config, counts, actors=pairs, workers=pairs), overlaps=False)
 
 
 def advice(config: RunConfig, counts: Evaluations, *, tflops: float | None = None) -> Iterator[str]:
@@ -109,12 +132,17 @@ def advice(config: RunConfig, counts: Evaluations, *, tflops: float | None = Non
     waits = now.waits()
     parts = " and ".join(f"{side} {share:.0%}" for side, share in waits.items())
     how = "work at the same time" if now.overlaps else "take turns"
-    yield f"the sides {how} and wait for each other: {parts} of the time"
-    yield from _changes(config, counts, now)
+    if config.cluster.is_colocated:
+        yield f"each rollout actor takes turns with its learner worker on one GPU: {parts} of the time it rests"
+        yield from _separation(config, counts, now)
+    else:
+        yield f"the sides {how} and wait for each other: {parts} of the time"
+        yield from _changes(config, counts, now)
     if tflops:
         each_s = counts.forward_flops / (tflops * 1e12)
         seconds = now.iteration * each_s
-        gpus = now.actors * (config.cluster.rollout.gpus or 1) + now.workers * (config.cluster.learner.gpus or 1)
+        rollout, learner = (role.gpus or 1 for role in (config.cluster.rollout, config.cluster.learner))
+        gpus = now.actors if config.cluster.is_colocated else now.actors * rollout + now.workers * learner
         yield (
             f"at {tflops:g} TFLOP/s a forward takes {each_s:.3g} s: an iteration takes {seconds:.0f} s or more and"
             f" {seconds * gpus / 3600:.2f} GPU-hours of rollout and learner"
@@ -126,9 +154,15 @@ def _changes(config: RunConfig, counts: Evaluations, now: Balance) -> Iterator[s
     saved = 1 - held.iteration / now.iteration
     if saved > ENOUGH:
         yield f"group.max_lag=1 would let them work at the same time: an iteration would take {saved:.0%} less"
-    best = best_split(config, counts)
-    saved = 1 - best.iteration / held.iteration
+    pairs = best_pairs(config, counts)
+    saved = 1 - pairs.iteration / now.iteration
     if saved > ENOUGH:
+        yield (
+            f"cluster.layout=colocated with {pairs.actors} pairs, cluster.rollout_actors={pairs.actors} and"
+            f" cluster.learner.workers={pairs.workers}, would make it {saved:.0%} shorter, without a lag"
+        )
+    best = best_split(config, counts)
+    if best and (saved := 1 - best.iteration / held.iteration) > ENOUGH:
         yield (
             f"working at the same time, cluster.rollout_actors={best.actors} and cluster.learner.workers={best.workers}"
             f" would make it {saved:.0%} shorter with as many actors"
@@ -137,3 +171,12 @@ def _changes(config: RunConfig, counts: Evaluations, now: Balance) -> Iterator[s
         yield "more rollout actors would not help: the learner is the slower side"
     elif held.rollout > held.update:
         yield "more learner workers would not help: the rollout actors are the slower side"
+
+
+def _separation(config: RunConfig, counts: Evaluations, now: Balance) -> Iterator[str]:
+    best = best_split(config, counts)
+    if best and (saved := 1 - best.iteration / now.iteration) > ENOUGH:
+        yield (
+            f"cluster.layout=separate with group.max_lag=1, cluster.rollout_actors={best.actors} and"
+            f" cluster.learner.workers={best.workers} would make an iteration {saved:.0%} shorter"
+        )

@@ -213,15 +213,31 @@ def costs(question: Question) -> Iterator[Finding]:
     """Report velocity evaluations and memory of the preset, see `deploy.tools.estimate`."""
     if question.config is None:
         return
+    from deploy.run.inputs import memory_problems
     from deploy.tools.estimate import estimate
     from flow.models.folder import completed_for_estimate
 
     try:
-        lines = list(estimate(completed_for_estimate(question.config)[0]).lines())
+        found = estimate(completed_for_estimate(question.config)[0])
     except InputError:
         return  # `preset_can_run` says it
-    for line in lines:
+    for line in found.lines():
         yield Finding("ok", "cost", line)
+    for problem in memory_problems(question.config, found.shared):
+        what, _, remedy = str(problem).rpartition(": ")
+        yield Finding("bad", "gpu memory", what, remedy)
+
+
+def layout(question: Question) -> Iterator[Finding]:
+    """Report who shares GPUs, and how the lanes are shared."""
+    if question.config is None:
+        return
+    cluster, lanes = question.config.cluster, question.config.learner.lanes
+    workers = cluster.learner.workers
+    sizes = (
+        f"{cluster.rollout_actors} rollout actors, {workers} learner workers with {lanes // workers} of {lanes} lanes"
+    )
+    yield Finding("ok", "layout", f"{cluster.layout}: {sizes}")
 
 
 async def _ping(board: "Board") -> None:
@@ -243,6 +259,7 @@ CHECKS: list[Check] = [
     board_answers,
     preset_can_run,
     inputs_may_mislead,
+    layout,
     costs,
 ]
 """In the order in which they are shown."""

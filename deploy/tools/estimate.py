@@ -29,6 +29,9 @@ GIB = 2**30
 CONTEXT = int(0.8 * GIB)
 """Bytes that a CUDA process takes before its first tensor, libraries' workspaces included; a round guess."""
 
+KEPT = ("context", "text encoders", "optimizer", "adapter old")
+"""What stays on the GPU with `cluster.offload`."""
+
 
 @dataclass(frozen=True)
 class Evaluations:
@@ -57,6 +60,8 @@ class Estimate:
     learner: Mapping[str, int]
     trained: int
     """Numbers in the adapter."""
+    shared: int = 0
+    """Bytes of a GPU that a rollout actor and a learner worker share; 0 if they do not."""
 
     def lines(self) -> Iterator[str]:
         """For a person."""
@@ -70,6 +75,8 @@ class Estimate:
         for name, memory in (("rollout actor", self.rollout), ("learner worker", self.learner)):
             parts = ", ".join(f"{part} {size / GIB:.2f}" for part, size in memory.items())
             yield f"a {name} takes about {sum(memory.values()) / GIB:.1f} GiB of GPU memory ({parts})"
+        if self.shared:
+            yield f"both on one GPU (cluster.layout colocated) take about {self.shared / GIB:.1f} GiB at the highest"
 
 
 def estimate(config: RunConfig) -> Estimate:
@@ -122,18 +129,34 @@ def estimate_of(
         "adapter": 4 * trained,
         "context": CONTEXT,
     }
-    return Estimate(
-        evaluations=counts,
-        rollout={**static, "largest step": max(forward.peak, decoding)},
-        learner={
-            **static,
-            "optimizer": 8 * trained,
-            **({"adapter old": 4 * trained} if config.is_forward else {}),
-            "gradients of its lanes": 4 * trained * lanes_of_a_worker(config),
-            "forward and backward": backward.peak,
-        },
-        trained=trained,
-    )
+    rollout = {**static, "largest step": max(forward.peak, decoding)}
+    learner = {
+        **static,
+        "optimizer": 8 * trained,
+        **({"adapter old": 4 * trained} if config.is_forward else {}),
+        "gradients of its lanes": 4 * trained * lanes_of_a_worker(config),
+        "forward and backward": backward.peak,
+    }
+    shared = shared_memory(rollout, learner, offload=config.cluster.offload) if config.cluster.is_colocated else 0
+    return Estimate(evaluations=counts, rollout=rollout, learner=learner, trained=trained, shared=shared)
+
+
+def shared_memory(rollout: Mapping[str, int], learner: Mapping[str, int], *, offload: bool) -> int:
+    """Count what a rollout actor and a learner worker take together on one GPU at the highest.
+
+    Args:
+        rollout: bytes of the rollout actor by what takes them.
+        learner: of the learner worker.
+        offload: whether the side that rests gives back all but `KEPT`; otherwise torch keeps what it has had.
+
+    Returns:
+        Bytes.
+    """
+    whole = [sum(side.values()) for side in (rollout, learner)]
+    if not offload:
+        return sum(whole)
+    resting = [sum(side.get(part, 0) for part in KEPT) for side in (rollout, learner)]
+    return max(whole[0] + resting[1], whole[1] + resting[0])
 
 
 @dataclass(frozen=True)
@@ -237,6 +260,12 @@ class Counter:
     def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
         """Black images of one pixel."""
         return np.zeros((len(latents), 1, 1, 3), np.uint8)
+
+    def rest(self) -> None:
+        """Nothing to move."""
+
+    def wake(self) -> None:
+        """Nothing to move."""
 
 
 def lanes_of_a_worker(config: RunConfig) -> int:

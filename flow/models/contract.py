@@ -47,6 +47,14 @@ class Backbone(Protocol):
         """Decode clean latents to images, with the rounding of the family's pipeline."""
         ...
 
+    def rest(self) -> None:
+        """Move transformer and VAE to host memory; `wake` comes before the next computation."""
+        ...
+
+    def wake(self) -> None:
+        """Move transformer and VAE back to the device."""
+        ...
+
 
 def stack(conditionings: Sequence[Conditioning]) -> Conditioning:
     """Stack the embeddings of several prompts as rows of one batch."""

@@ -158,6 +158,20 @@ class PipelineBackbone(ABC):
         chunks = latents.split(self._config.decode_batch or len(latents))
         return np.concatenate([self._images(chunk) for chunk in chunks])
 
+    def rest(self) -> None:
+        """Move transformer and VAE to host memory, and free what they held on the GPU for other processes."""
+        self._move(torch.device("cpu"))
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def wake(self) -> None:
+        """Move transformer and VAE back to the device."""
+        self._move(self._device)
+
+    def _move(self, device: torch.device) -> None:
+        self.transformer.to(device)
+        self.vae.to(device)
+
     def _images(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
         scaled = latents / self.vae.config.scaling_factor + self.vae.config.shift_factor
         images = self.vae.decode(scaled, return_dict=False)[0]

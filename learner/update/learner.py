@@ -142,6 +142,7 @@ class Learner:
         self._pieces: list[PieceStatistics] = []
         self._steps: list[StepStatistics] = []
         self._probed: dict[str, float] = {}
+        self._rest()
 
     def sit(self, seat: Seat) -> None:
         """Take the lanes of another seat, between two updates."""
@@ -152,6 +153,7 @@ class Learner:
         if self._before is not None:
             self.restore(self._before)
         self._before = self.state()
+        self._wake()
         self._groups, self._group_credits, self._pieces, self._steps = [], [], [], []
         self._probed = {}
         self._lanes.clear()
@@ -260,6 +262,7 @@ class Learner:
             "adapter/version": float(self.iteration),
         }
         held = [adapter.digest for adapter in (self._trained(), self._exported_old()) if adapter]
+        self._rest()
         return Finished(metrics=metrics, digest=hashlib.sha256("".join(held).encode()).hexdigest())
 
     def adapter(self) -> Adapter:
@@ -306,6 +309,7 @@ class Learner:
                 " start a fresh run from its adapter with --fork"
             )
         self._before = self._exported = None
+        self._wake()  # what is loaded goes to the device where it is used
         self._lora.load(state.adapter)
         self._optimizer.state.clear()
         for name, parameter in self._lora.parameters.items():
@@ -327,6 +331,7 @@ class Learner:
         baseline = [math.nan if value is None else value for value in state.baseline]
         self._baseline = torch.tensor(baseline, dtype=torch.float64) if baseline else None
         self.iteration = state.iteration
+        self._rest()
 
     def _trained(self) -> Adapter:
         """Copy the trained adapter and compute its digest, once for each version."""
@@ -344,6 +349,16 @@ class Learner:
     def _keeps_idle(self) -> bool:
         """Whether pairs with an advantage of 0 train too: a KL term and the forward objectives hold there."""
         return self._config.learner.kl.weight > 0 or self._config.is_forward
+
+    def _wake(self) -> None:
+        """Take the GPU again."""
+        if self._config.cluster.offload:
+            self._policy.backbone.wake()
+
+    def _rest(self) -> None:
+        """Make room on the GPU until the next update, if the config says so."""
+        if self._config.cluster.offload:
+            self._policy.backbone.rest()
 
     def _require_own(self, groups: Sequence[ScoredGroup], *, first: int) -> None:
         """Require groups 0 to G - 1 of this iteration, in order.

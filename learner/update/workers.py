@@ -149,7 +149,7 @@ async def update(
         ContractError: a group is not as it must be, or the workers' adapters differ afterwards.
         NonFiniteError: a loss or a gradient is not finite; the adapter is then the one before the update.
     """
-    is_early = config.credits_groups_alone
+    is_early = config.trains_early
     groups = [] if is_early else [await _complete(group) for group in coming]
     await _each(workers, lambda worker: worker.begin())
     if groups:

@@ -3,7 +3,7 @@
 import os
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from protocol.config.section import CustomResources, Positive, Section
 
@@ -22,9 +22,10 @@ class RoleConfig(Section):
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels of the nodes on which the actor may run, such as `{pool: rollout}` for nodes of `ray start --labels
     pool=rollout`; Ray's expressions such as `in(a, b)` and `!a` are possible. Only with `cluster.address`."""
-    placement: Literal["default", "spread"] = "default"
+    placement: Literal["default", "pack", "spread"] = "default"
     """Which of the nodes that have room takes the next actor. `default`: Ray's own rule, which prefers nodes in use
-    until they are half full; `spread`: the nodes in turn."""
+    until they are half full; `pack`: the node with the least room, so that few nodes are in use; `spread`: the nodes
+    in turn."""
     timeout_s: float = Field(default=600.0, gt=0.0)
     """Seconds that one call may take; then it counts as failed and the actor is replaced."""
 
@@ -54,6 +55,13 @@ class ClusterConfig(Section):
     """Failed actors that each pool, and the learner, may replace within `restart_window_s`; one more stops the run."""
     restart_window_s: float = Field(default=3600.0, gt=0.0)
     """Seconds for which a failed actor counts towards `max_restarts`."""
+    layout: Literal["separate", "colocated"] = "separate"
+    """Who shares resources. `separate`: every actor has its own; `colocated`: each rollout actor shares them with a
+    learner worker, for instance a GPU, and the two take turns. Then there are as many of one as of the other, their
+    `gpus` add up to at most 1, and `group.max_lag` is 0."""
+    offload: bool = False
+    """With `colocated`: whether the side that rests keeps its transformer and VAE in host memory. It saves GPU memory
+    and costs a copy for each turn."""
     heartbeat_s: float = Field(default=60.0, gt=0.0)
     """Seconds within which a busy actor must send a heartbeat; an actor that does not is replaced."""
     stop_within_s: float = Field(default=60.0, gt=0.0)
@@ -64,6 +72,59 @@ class ClusterConfig(Section):
     """Resources of one reward actor; a reward may override them."""
     learner: LearnerRoleConfig = LearnerRoleConfig()
     """Number and resources of the learner workers."""
+
+    @property
+    def is_colocated(self) -> bool:
+        """Whether a rollout actor and a learner worker share resources and take turns."""
+        return self.layout == "colocated"
+
+    @property
+    def pair_reserved(self) -> dict[str, float]:
+        """What Ray reserves for a rollout actor and the learner worker beside it, by Ray's names."""
+        rollout, learner = self.rollout.reserved, self.learner.reserved
+        return {name: rollout.get(name, 0.0) + learner.get(name, 0.0) for name in {**rollout, **learner}}
+
+    @property
+    def memory_remedy(self) -> str:
+        """What helps if an actor has too little memory because it shares a GPU; empty if it does not."""
+        if not self.is_colocated:
+            return ""
+        keys = "cluster.layout=separate" if self.offload else "cluster.offload=true or cluster.layout=separate"
+        return f"a rollout actor and a learner worker share it in cluster.layout colocated: set {keys}"
+
+    @model_validator(mode="after")
+    def _shareable(self) -> "ClusterConfig":
+        """Check that a rollout actor and a learner worker can share what each of them reserves."""
+        if not self.is_colocated:
+            if self.offload:
+                raise ValueError(
+                    "cluster.offload needs cluster.layout colocated, got separate: there no side rests for the other's"
+                    " sake; leave it out"
+                )
+            return self
+        rollout, learner = self.rollout, self.learner
+        if self.rollout_actors != learner.workers:
+            raise ValueError(
+                "cluster.layout colocated needs a learner worker for each rollout actor, got cluster.rollout_actors"
+                f" {self.rollout_actors} and cluster.learner.workers {learner.workers}: make them equal"
+            )
+        if rollout.gpus + learner.gpus > 1:
+            raise ValueError(
+                "cluster.layout colocated needs cluster.rollout.gpus and cluster.learner.gpus that add up to at most 1,"
+                f" got {rollout.gpus:g} and {learner.gpus:g}: the two share one GPU; take 0.5 for each"
+            )
+        if not any(self.pair_reserved.values()):
+            raise ValueError(
+                "cluster.layout colocated needs something to share, got no cpus, gpus or resources under"
+                " cluster.rollout and cluster.learner: reserve some"
+            )
+        if rollout.labels != learner.labels or rollout.placement != learner.placement:
+            raise ValueError(
+                "cluster.layout colocated needs equal labels and placement under cluster.rollout and cluster.learner,"
+                f" got {rollout.labels}, {rollout.placement} and {learner.labels}, {learner.placement}: the two share"
+                " a node"
+            )
+        return self
 
 
 def require_divisor(workers: int, *, lanes: int) -> None:

@@ -111,6 +111,11 @@ class RunConfig(Section):
                 " every optimizer step takes the same number of groups; take a divisor"
             )
         require_divisor(self.cluster.learner.workers, lanes=self.learner.lanes)
+        if self.cluster.is_colocated and self.group.max_lag:
+            raise ValueError(
+                f"group.max_lag must be 0 with cluster.layout colocated, got {self.group.max_lag}: rollouts and update"
+                " take turns there; drop the lag, or take separate"
+            )
         self._require_one_method()
         first = self.evaluation.component.split("/")[0]
         if first != "reward" and first not in self.rewards:
@@ -215,6 +220,17 @@ class RunConfig(Section):
         if credit.rule == "turning_point":
             return not credit.turning_point.is_balanced
         return credit.rule == "uniform" or credit.values == "raw"
+
+    @property
+    def trains_early(self) -> bool:
+        """Whether complete groups train while later ones are still being made. Where the two sides share resources
+        they take turns instead; the bits are the same."""
+        return self.credits_groups_alone and not self.cluster.is_colocated
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether rollouts and update work at the same time."""
+        return self.trains_early or bool(self.group.max_lag)
 
     @property
     def held_adapters(self) -> int:

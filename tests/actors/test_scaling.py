@@ -75,7 +75,7 @@ def make_pool(
 ) -> ActorPool:
     return ActorPool(
         "slow",
-        Slow.options(num_cpus=cpus).remote,
+        lambda _: Slow.options(num_cpus=cpus).remote(),
         size=size,
         max_restarts=0,
         prepare=lambda actor: answer(actor.begin.remote(marker), timeout_s=60),
@@ -220,7 +220,7 @@ def test_a_pool_whose_cluster_is_too_small_begins_with_those_that_found_a_node()
 def test_a_smaller_size_calls_off_further_members_before_those_that_the_pool_needs():
     async def scenario():
         members = [Member(slot) for slot in range(3)]
-        starts = Starts(Lonely(), spawn=Nowhere, prepare=answered, patience_s=60.0)
+        starts = Starts(Lonely(), spawn=lambda _: Nowhere(), prepare=answered, patience_s=60.0)
         for member, is_needed in zip(members, (False, True, False), strict=True):
             starts.begin(member, is_needed=is_needed)
         kept = []
@@ -262,7 +262,7 @@ def test_the_next_in_line_starts_when_a_member_has_joined_and_the_last_in_line_l
             began.append(len(began))
             await gate.wait()
 
-        pool = ActorPool("slow", Slow.remote, size=1, max_restarts=0, prepare=prepare)
+        pool = ActorPool("slow", lambda _: Slow.remote(), size=1, max_restarts=0, prepare=prepare)
         starting = asyncio.create_task(pool.start())
         await until(lambda: len(began) == 1)
         pool.scale(1 + 2 * member_module.JOINING)

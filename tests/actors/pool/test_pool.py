@@ -10,12 +10,14 @@ from concurrent.futures import Future
 import psutil
 import pytest
 import ray
+import torch
 
 from actors.pool import pool as pool_module
 from actors.pool.calls import HEARTBEAT, TURN, ActorFailedError, Alive, answer
 from actors.pool.nodes import NodeFailures
 from actors.pool.pool import ActorPool
 from actors.rewards.pool import RewardPools
+from protocol.config.cluster import ClusterConfig
 from protocol.errors import ConfigError, ContractError, PoolError
 from tests.support.runs.sinks import Silent
 
@@ -67,6 +69,9 @@ class Counter(Alive):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return "sound"
 
+    def run_out_of_memory(self) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -89,7 +94,7 @@ def cluster() -> Iterator[None]:
 def make_pool(size: int = 2, max_restarts: int = 3, depth: int = 1) -> ActorPool:
     return ActorPool(
         "counter",
-        Counter.remote,
+        lambda _: Counter.remote(),
         size=size,
         max_restarts=max_restarts,
         depth=depth,
@@ -181,7 +186,7 @@ def test_pool_whose_actors_refuse_to_begin_ends_with_their_own_error_and_without
     async def scenario():
         pool = ActorPool(
             "counter",
-            Counter.remote,
+            lambda _: Counter.remote(),
             size=2,
             max_restarts=3,
             prepare=lambda actor: answer(actor.fail.remote(), timeout_s=60),
@@ -279,6 +284,25 @@ def test_an_actor_whose_gpu_is_in_a_broken_state_is_replaced(tmp_path):
         return said, pool.restarts
 
     assert asyncio.run(scenario()) == ("sound", 1)
+
+
+def test_an_actor_without_memory_on_a_shared_gpu_tells_what_to_change():
+    remedy = ClusterConfig(layout="colocated", rollout_actors=1).memory_remedy
+
+    async def scenario():
+        pool = make_pool(size=1)
+        await pool.start()
+        with pytest.raises(PoolError) as error:
+            await pool.call(lambda actor: answer(actor.run_out_of_memory.remote(), timeout_s=60, memory_remedy=remedy))
+        pool.stop()
+        return str(error.value)
+
+    assert asyncio.run(scenario()) == (
+        "pool counter lost 3 actors to one call, which is given up: OutOfMemoryError: CUDA out of memory. Tried to"
+        " allocate 2.00 GiB; a rollout actor and a learner worker share it in cluster.layout colocated: set"
+        " cluster.offload=true or cluster.layout=separate"
+    )
+    assert ClusterConfig().memory_remedy == ""
 
 
 def test_a_member_whose_caller_gave_up_is_busy_until_its_call_has_ended(tmp_path):

@@ -49,7 +49,7 @@ def test_members_that_a_node_took_along_come_back_with_the_next_node(cluster):
     async def scenario():
         pool = ActorPool(
             "idle",
-            Idle.remote,
+            lambda _: Idle.remote(),
             size=3,
             max_restarts=5,
             prepare=lambda actor: answer(actor.work.remote(), timeout_s=60),

@@ -1,6 +1,7 @@
 """Which side waits is read off the counted forwards, with worked numbers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -19,13 +20,19 @@ COUNTS = Evaluations(
 
 
 def config_of(
-    tiny_config: Callable[..., RunConfig], *, actors: int, workers: int, lag: int = 0, scale: str = "iteration"
+    tiny_config: Callable[..., RunConfig],
+    *,
+    actors: int,
+    workers: int,
+    lag: int = 0,
+    scale: str = "iteration",
+    layout: str = "separate",
 ) -> RunConfig:
     return tiny_config(
         group={"size": 8, "shard": 8, "per_iteration": 12, "max_lag": lag},
         learner={"updates_per_iteration": 1},
         credit={"rule": "gains", "values": "raw", "scale": scale},
-        cluster={"rollout_actors": actors, "learner": {"workers": workers}},
+        cluster={"rollout_actors": actors, "learner": {"workers": workers}, "layout": layout},
     )
 
 
@@ -52,6 +59,7 @@ def test_whole_shards_go_to_whole_actors_and_lanes_to_workers(tiny_config: Calla
 
 def test_the_best_split_of_six_actors(tiny_config: Callable[..., RunConfig]) -> None:
     best = best_split(config_of(tiny_config, actors=5, workers=1), COUNTS)
+    assert best
     assert (best.actors, best.workers, best.iteration) == (2, 4, 600), (
         "3 of 12 shards on lanes 0 and 4, 6 shards on an actor"
     )
@@ -62,3 +70,26 @@ def test_the_advice_names_keys_and_with_a_rate_seconds_and_gpu_hours(tiny_config
     assert any("group.max_lag=1" in line for line in lines)
     assert any("cluster.rollout_actors=2 and cluster.learner.workers=4" in line for line in lines)
     assert "a forward takes 0.01 s: an iteration takes 27 s" in lines[-1]
+
+
+def test_pairs_take_turns_and_each_counts_as_one_gpu(tiny_config: Callable[..., RunConfig]) -> None:
+    config = config_of(tiny_config, actors=4, workers=4, scale="prompt", layout="colocated")
+    balance = balance_of(config, COUNTS)
+    assert (balance.rollout, balance.update, balance.iteration) == (300, 600, 900), "3 of 12 shards for each"
+    lines = list(advice(config, COUNTS, tflops=200))
+    assert any("takes turns with its learner worker on one GPU: rollout actors 67%" in line for line in lines)
+    assert not any("max_lag" in line for line in lines), "one and three GPUs, or two and two, take longer"
+    assert "9 s or more and 0.01 GPU-hours" in lines[-1], "4 GPUs for 9 s"
+
+
+def test_pairs_are_proposed_where_they_save_more_than_a_split(tiny_config: Callable[..., RunConfig]) -> None:
+    lines = list(advice(config_of(tiny_config, actors=3, workers=1), COUNTS))
+    assert any("cluster.layout=colocated with 4 pairs" in line and "68% shorter" in line for line in lines)
+
+
+def test_a_split_is_proposed_where_whole_shards_fit_it_better(tiny_config: Callable[..., RunConfig]) -> None:
+    even = replace(COUNTS, rollout=2400)
+    config = config_of(tiny_config, actors=8, workers=8, layout="colocated")
+    assert balance_of(config, even).iteration == 400 + 400, "2 of 12 shards for the busiest of 8"
+    split = "cluster.rollout_actors=4 and cluster.learner.workers=4 would make an iteration 25% shorter"
+    assert any(split in line for line in advice(config, even)), "3 of 12 shards for each of 4"

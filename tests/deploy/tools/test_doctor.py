@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -84,9 +85,10 @@ def test_gpus_that_are_not_there_are_counted(tiny_config, tmp_path, monkeypatch)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     rewards = {"dark": {"scorer": "tests.support.rewards.dark:Dark", "gpus": 0.5, "actors": 2}}
-    config = tiny_config(cluster={"rollout_actors": 3, "rollout": {"gpus": 1}, "learner": {"gpus": 1}}, rewards=rewards)
+    learner = {"gpus": 1, "workers": 4}
+    config = tiny_config(cluster={"rollout_actors": 3, "rollout": {"gpus": 1}, "learner": learner}, rewards=rewards)
     finding = {each.subject: each for each in doctor.cores_and_gpus(Question(config=config, run=tmp_path))}["gpu"]
-    assert (finding.verdict, finding.found) == ("bad", "none; the actors reserve 5 GPUs, this machine has 0")
+    assert (finding.verdict, finding.found) == ("bad", "none; the actors reserve 8 GPUs, this machine has 0")
 
 
 def test_a_check_that_fails_itself_is_a_line(monkeypatch, tmp_path):
@@ -186,3 +188,26 @@ def test_the_ledger_shows_gaps_repetitions_and_strangers():
     assert ledger_faults([line(1, 0), line(1, 0)], 2) == ["iteration 1 found, 2 expected"]
     assert ledger_faults([line(1, 0), line(2, 0)], 2) == ["iteration 2 learned from other groups than 2 to 3"]
     assert json.dumps(ledger_faults([], 2)) == "[]"
+
+
+def test_the_layout_and_the_lanes_of_a_worker_are_told(tiny_config, tmp_path):
+    config = tiny_config(cluster={"layout": "colocated", "rollout_actors": 4, "learner": {"workers": 4}})
+    (finding,) = doctor.layout(Question(config=config, run=tmp_path))
+    assert finding.found == "colocated: 4 rollout actors, 4 learner workers with 2 of 8 lanes"
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_pair_that_needs_more_memory_than_a_gpu_has_is_bad_and_has_a_remedy(
+    tiny_config, tmp_path, monkeypatch, offload
+):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: SimpleNamespace(total_memory=2**30))
+    role = {"gpus": 0.5}
+    cluster = {"layout": "colocated", "rollout_actors": 1, "rollout": role, "learner": role, "offload": offload}
+    found = {each.subject: each for each in doctor.costs(Question(config=tiny_config(cluster=cluster), run=tmp_path))}
+    finding = found["gpu memory"]
+    assert finding.verdict == "bad"
+    assert "a GPU of this machine has 1.0" in finding.found
+    assert finding.remedy == (
+        "set cluster.layout=separate" if offload else "set cluster.offload=true or cluster.layout=separate"
+    )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from deploy.tools.estimate import estimate, pass_cost
+from deploy.tools.estimate import estimate, pass_cost, shared_memory
 from deploy.tools.fake_memory import CostMeter
 from flow.models.folder import adapter_config
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone
@@ -156,3 +156,18 @@ def test_the_adapter_old_costs_a_forward_for_each_pair_and_its_memory(tiny_confi
     assert nft.evaluations.learner == pytest.approx(alone.evaluations.learner + pairs, abs=1)
     assert nft.learner["adapter old"] == 4 * nft.trained
     assert nft.evaluations.rollout == 2 * 4 * 4
+
+
+def test_a_shared_gpu_holds_both_sides_or_one_and_what_the_other_keeps() -> None:
+    rollout = {"transformer": 50, "text encoders": 7, "context": 1, "largest step": 20}
+    learner = {"transformer": 50, "text encoders": 7, "context": 1, "optimizer": 4, "forward and backward": 30}
+    assert shared_memory(rollout, learner, offload=False) == 78 + 92
+    assert shared_memory(rollout, learner, offload=True) == 92 + 8
+
+
+def test_an_estimate_says_what_a_colocated_pair_takes(tiny_config: Config) -> None:
+    pair = {"layout": "colocated", "rollout_actors": 1}
+    found = estimate(tiny_config(cluster=pair))
+    assert found.shared == sum(found.rollout.values()) + sum(found.learner.values())
+    assert any(line.startswith("both on one GPU (cluster.layout colocated) take about") for line in found.lines())
+    assert estimate(tiny_config()).shared == 0

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from deploy.run.local import LocalFleet
+from flow.models.pipeline import PipelineBackbone
 from learner.checkpoint import read_checkpoint, write_checkpoint
 from learner.loop.evaluate import Evaluation
 from learner.loop.loop import train
@@ -407,3 +408,36 @@ def test_a_run_whose_last_checkpoint_cannot_be_written_does_not_end_as_if_it_cou
     with pytest.raises(RunFolderError, match="no space left"):
         run(red(tiny_config, iterations=3, checkpoint={"every": 2}), story)
     assert [state.iteration for state in story.saved] == [2]
+
+
+def test_with_offload_only_the_side_at_work_is_awake_and_the_bits_stay(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run(red(tiny_config, iterations=3, evaluation={"every": 2}), Story())
+    resting: set[int] = set()
+    known: set[int] = set()
+    turns: list[int] = []
+    rest, wake, velocity = PipelineBackbone.rest, PipelineBackbone.wake, PipelineBackbone.velocity
+
+    def rests(backbone: PipelineBackbone) -> None:
+        resting.add(id(backbone))
+        rest(backbone)
+
+    def wakes(backbone: PipelineBackbone) -> None:
+        resting.discard(id(backbone))
+        wake(backbone)
+
+    def computes(backbone: PipelineBackbone, *state: Any) -> Any:
+        known.add(id(backbone))
+        assert known - resting == {id(backbone)}, "the other side is awake too"
+        if turns[-1:] != [id(backbone)]:
+            turns.append(id(backbone))
+        return velocity(backbone, *state)
+
+    for name, action in (("rest", rests), ("wake", wakes), ("velocity", computes)):
+        monkeypatch.setattr(PipelineBackbone, name, action)
+    pair = {"layout": "colocated", "rollout_actors": 1, "offload": True}
+    last = run(red(tiny_config, iterations=3, evaluation={"every": 2}, cluster=pair), Story())
+    assert last.adapter.digest == expected.adapter.digest
+    assert len(known) == 2
+    assert len(turns) == 2 * 3 + 1, "three turns of each side, and the last evaluation"

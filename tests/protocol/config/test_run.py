@@ -301,3 +301,48 @@ def test_lanes_belong_to_a_run_and_workers_do_not():
     fields = parse_config(TREE).outcome_fields()
     assert "learner.lanes" in fields
     assert "cluster.learner.workers" not in fields
+
+
+PAIRS: dict[str, Any] = {"layout": "colocated", "rollout_actors": 2, "learner": {"workers": 2}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "rule"),
+    [
+        (
+            {"group": {"max_lag": 1}, "cluster": PAIRS},
+            "group.max_lag must be 0 with cluster.layout colocated, got 1: .*; drop the lag, or take separate",
+        ),
+        (
+            {"cluster": {**PAIRS, "rollout_actors": 3}},
+            "a learner worker for each rollout actor, got cluster.rollout_actors 3 and cluster.learner.workers 2: make",
+        ),
+        (
+            {"cluster": {**PAIRS, "rollout": {"gpus": 1}, "learner": {"workers": 2, "gpus": 0.5}}},
+            "add up to at most 1, got 1 and 0.5: the two share one GPU; take 0.5 for each",
+        ),
+        (
+            {"cluster": {**PAIRS, "rollout": {"cpus": 0}, "learner": {"workers": 2, "cpus": 0}}},
+            "something to share, got no cpus, gpus or resources .*: reserve some",
+        ),
+        (
+            {"cluster": {**PAIRS, "rollout": {"labels": {"pool": "a"}}}},
+            "equal labels and placement .*, got {'pool': 'a'}, default and {}, default: the two share a node",
+        ),
+        ({"cluster": {"offload": True}}, "cluster.offload needs cluster.layout colocated, got separate: .*; leave it"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused_in_one_line(sections: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule) as refused:
+        parse_config({**TREE, **sections})
+    assert "\n" not in str(refused.value)
+
+
+def test_a_layout_changes_no_result_and_its_sides_take_turns() -> None:
+    alone = {"rule": "gains", "values": "raw", "scale": "prompt"}
+    separate, colocated = (
+        parse_config({**TREE, "credit": alone, "cluster": cluster}) for cluster in ({}, {**PAIRS, "offload": True})
+    )
+    assert (separate.trains_early, separate.overlaps) == (True, True)
+    assert (colocated.trains_early, colocated.overlaps) == (False, False)
+    assert separate.outcome_fields() == colocated.outcome_fields()

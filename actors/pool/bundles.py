@@ -1,0 +1,69 @@
+"""Where the actors of `cluster.layout: colocated` run: bundle i holds rollout actor i and learner worker i, and so do
+their successors. The bundles are one Ray placement group, reserved together or not at all, so that two runs never hold
+half of a cluster each. It belongs to the Ray job and ends with it at the latest.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from protocol.config.cluster import ClusterConfig
+
+
+class Bundles:
+    """Reserved as soon as the cluster has room; until then the actors wait."""
+
+    def __init__(self, cluster: ClusterConfig) -> None:
+        self._needs = {name: need for name, need in cluster.pair_reserved.items() if need}
+        self._count = cluster.rollout_actors
+        role = cluster.rollout
+        self._group = placement_group(
+            [self._needs] * self._count,
+            strategy="SPREAD" if role.placement == "spread" else "PACK",
+            bundle_label_selector=[role.labels] * self._count if role.labels else None,
+        )
+
+    def options(self, slot: int) -> Mapping[str, Any]:
+        """Return Ray options that put an actor into the bundle of this slot."""
+        return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=slot)}
+
+    def shortage(self, nodes: Sequence[Mapping[str, float]]) -> str:
+        """Say which bundles lack room.
+
+        Args:
+            nodes: free resources of each node.
+
+        Returns:
+            One line; empty if they have room or are reserved.
+        """
+        state: Mapping[str, Any] = placement_group_table(self._group)
+        if state["state"] == "CREATED":
+            return ""
+        return shortage_of_bundles(self._needs, nodes, count=self._count)
+
+    def remove(self) -> None:
+        """Give the bundles back and end what still runs in them."""
+        remove_placement_group(self._group)
+
+
+def shortage_of_bundles(needs: Mapping[str, float], nodes: Sequence[Mapping[str, float]], *, count: int) -> str:
+    """Say how many bundles find no room.
+
+    Args:
+        needs: of one bundle, by resource; each above 0.
+        nodes: free resources of each node.
+        count: bundles that are reserved together.
+
+    Returns:
+        One line; empty if all have room.
+    """
+    room = sum(min(int(node.get(name, 0.0) / need + 1e-6) for name, need in needs.items()) for node in nodes)
+    if room >= count:
+        return ""
+    each = " and ".join(f"{need:g} {name}" for name, need in needs.items())
+    return (
+        f"{count} pairs of a rollout actor and a learner worker are reserved together, each with {each} on one node;"
+        f" the cluster has room for {room}"
+    )
