@@ -52,7 +52,7 @@ def put(cache: Path, repo: str, *names: str) -> None:
         (
             "flow_grpo",
             {"url": "http://127.0.0.1:1"},
-            "no server answers at http://127.0.0.1:1: .*: start it first|start",
+            "no server answers at http://127.0.0.1:1: .*; start it first, or correct url",
         ),
         ("vlm_judge", {"url": "http://127.0.0.1:1/v1", "model": "x"}, "no server answers at http://127.0.0.1:1/v1"),
     ],
@@ -64,11 +64,13 @@ def test_what_is_missing_is_one_line(scorer: str, args: dict[str, Any], message:
     assert "\n" not in str(failed.value)
 
 
-@pytest.mark.parametrize("engine", ["rapidocr", "paddleocr"])
-def test_a_missing_library_of_ocr_is_named_with_its_installation(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("engine", "extra"), [("rapidocr", "ocr"), ("paddleocr", "paddleocr")])
+def test_a_missing_library_of_ocr_is_named_with_its_installation(
+    engine: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = loading.find_spec
     monkeypatch.setattr(loading, "find_spec", lambda name: None if name == engine else found(name))
-    with pytest.raises(ScorerError, match=rf"No module named '{engine}'; pip install -e '.\[{engine[-9:]}|ocr\]'"):
+    with pytest.raises(ScorerError, match=rf"No module named '{engine}'; pip install -e '\.\[{extra}\]'"):
         require_ready("ocr", {"engine": engine})
 
 
