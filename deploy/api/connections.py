@@ -111,7 +111,10 @@ def bounded_connections(
 
 
 class Sparing(logging.Filter):
-    """Lets a message of one form through once every `LOG_EVERY_S`, with the number of those that it kept back."""
+    """Lets a message of one form through once every `LOG_EVERY_S`, with the number of those that it kept back.
+
+    A request that the server itself cancels as it ends is no error and is never logged.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -120,6 +123,8 @@ class Sparing(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is logged."""
+        if record.exc_info and record.exc_info[0] is asyncio.CancelledError:
+            return False
         now, form = self._clock(), f"{record.name} {str(record.msg)[:200]}"
         last, kept = self._told.get(form, (now - LOG_EVERY_S, 0))
         if now - last < LOG_EVERY_S:

@@ -1,5 +1,6 @@
 """Connections that send no request, or only slowly: they end in time, keep nobody away and fill no log."""
 
+import asyncio
 import logging
 import resource
 import socket
@@ -134,3 +135,13 @@ def test_a_message_is_logged_once_in_a_while_with_the_number_of_the_others() -> 
     now += 11
     assert said("bad %s", "c") == "bad c (and 5 times more)"
     assert said("bad %s", "d") is None
+
+
+def test_a_request_that_the_ending_server_cancels_is_not_logged_and_an_error_is() -> None:
+    def is_logged(error: BaseException) -> bool:
+        return Sparing().filter(
+            logging.LogRecord("log", logging.ERROR, "", 0, "failed", (), (type(error), error, None))
+        )
+
+    assert not is_logged(asyncio.CancelledError())
+    assert is_logged(ValueError("another"))
