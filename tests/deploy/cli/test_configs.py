@@ -147,5 +147,5 @@ def test_init_overwrites_nothing(tmp_path: Path) -> None:
     assert (mine / "scorer.py").read_text() == "years of work"
     with pytest.raises(InputError, match="cannot be written: Not a directory"):
         said("init", str(mine / "scorer.py" / "deeper"))
-    with pytest.raises(InputError, match="name must be letters"):
+    with pytest.raises(InputError, match="must have a name of letters"):
         said("init", str(tmp_path / "a: b"))
