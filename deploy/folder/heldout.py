@@ -38,8 +38,8 @@ class HeldoutScores(Document):
 
     def table(self, name: str = SCORE) -> np.ndarray:
         """Return readings by name, [P, N], NaN where an image has no score; all NaN if there are none by this name."""
-        shape = np.shape(self.scores[SCORE])
-        return np.array(self.scores[name], float) if name in self.scores else np.full(shape, np.nan)
+        scores = np.array(self.scores[SCORE], float)
+        return np.array(self.scores[name], float) if name in self.scores else np.full(scores.shape, np.nan)
 
 
 def heldout_of(iteration: int, evaluation: Evaluation, settings: EvaluationConfig) -> HeldoutScores:
@@ -90,7 +90,7 @@ def read_heldout(run: Path) -> list[HeldoutScores]:
     for path in sorted((run / GALLERY).glob("iteration_*.json")):
         try:
             held = HeldoutScores.model_validate_json(path.read_bytes())
-            is_whole = all(np.shape(table)[:1] == (len(held.prompts),) for table in held.scores.values())
+            is_whole = all(np.array(table, float).shape[:1] == (len(held.prompts),) for table in held.scores.values())
         except (OSError, ValueError):
             continue
         if FILE.fullmatch(path.name) and is_whole and SCORE in held.scores and len(held.tags) == len(held.prompts):

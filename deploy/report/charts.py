@@ -5,6 +5,7 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -26,7 +27,7 @@ MOST_POINTS = 400
 SIZE = (5.2, 3.1)
 """Inches; a text of 10 points is 10 pixels high where the page is 400 pixels wide."""
 HEAT_COLUMNS = 120
-RC = {
+RC: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "flowcredit",
     "font.size": 10,

@@ -115,28 +115,28 @@ def _facts(one: Group, other: Group) -> Sequence[Fact]:
 
 def _heldout(one: Group, other: Group, notes: list[str]) -> list[Heldout]:
     """Compare the newest evaluations; what cannot be paired is said in `notes`."""
-    newest = [_newest(group.runs[0], notes) for group in (one, other)]
-    if newest[0] is None or newest[1] is None:
+    first, second = (_newest(group.runs[0], notes) for group in (one, other))
+    if first is None or second is None:
         return []
-    if reason := why_unpaired(newest[0], newest[1]):
+    if reason := why_unpaired(first, second):
         notes.append(f"held-out scores are not paired: {reason}")
-    if newest[0].component != newest[1].component:
-        notes.append(f"held-out scores are of {newest[0].component} and of {newest[1].component}")
-    if newest[0].iteration != newest[1].iteration:
-        notes.append(f"the newest evaluations are of iterations {newest[0].iteration} and {newest[1].iteration}")
+    if first.component != second.component:
+        notes.append(f"held-out scores are of {first.component} and of {second.component}")
+    if first.iteration != second.iteration:
+        notes.append(f"the newest evaluations are of iterations {first.iteration} and {second.iteration}")
     rows = []
-    for kind in (ALL, *dict.fromkeys(newest[0].tags)):
+    for kind in (ALL, *dict.fromkeys(first.tags)):
         tag = None if kind == ALL else kind
-        values = [_score(held, tag) for held in newest]
-        if None in values:
+        scores = _score(first, tag), _score(second, tag)
+        if scores[0] is None or scores[1] is None:
             continue
-        between = None if reason else paired_difference([newest[0]], [newest[1]], tag=tag)
+        between = None if reason else paired_difference([first], [second], tag=tag)
         changes = [_change(group.runs[0], tag) for group in (one, other)]
         rows.append(
             Heldout(
                 kind=kind,
-                first=values[0],
-                second=values[1],
+                first=scores[0],
+                second=scores[1],
                 difference=_interval(between),
                 first_change=_interval(changes[0]),
                 second_change=_interval(changes[1]),
