@@ -125,7 +125,7 @@ def test_a_desired_size_waits_for_a_node_and_outlives_it_and_the_weights_stay_th
         await waits(scene)
         assert scene.observed.reporter.buffers.commands[command].is_open
         node = cluster.add_node(num_cpus=1)
-        assert await scene.outcome(command, seconds=120) == ("done", "rollout has 2 actors")
+        assert await scene.outcome(command) == ("done", "rollout has 2 actors")
         assert homes(scene) == sorted((head, node.node_id))
         assert settled(scene).status == "True"
         done = scene.observed.reporter.status().iteration
