@@ -109,10 +109,12 @@ def cluster_errors(address: str | None) -> Iterator[None]:
     Raises:
         ConfigError: it does not answer, or refuses.
     """
+    from ray.exceptions import RayError
+
     where = address or "RAY_API_SERVER_ADDRESS, RAY_ADDRESS or this machine"
     try:
         yield
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, RayError) as error:
         raise ConfigError(
             f"the Ray cluster at {where} takes no job: {one_line(error)};"
             " check --address (http://HEAD:8265) and Ray's token (RAY_AUTH_MODE, ~/.ray/auth_token)"

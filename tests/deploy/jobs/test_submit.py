@@ -1,6 +1,9 @@
 """What `flowcredit submit` sends to a cluster."""
 
+import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,3 +73,12 @@ def test_a_cluster_that_does_not_answer_is_one_line(monkeypatch):
     address = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(ConfigError, match=rf"^the Ray cluster at {address} takes no job: Failed to connect .*; check "):
         connect(address)
+
+
+def test_a_token_that_is_asked_for_and_not_there_is_one_line(tmp_path: Path):
+    keep = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "RAY_AUTH_MODE": "token"}
+    command = [sys.executable, "-m", "flowcredit", "submit", "toy_geneval", "--address", "http://127.0.0.1:1"]
+    done = subprocess.run(command, env=keep, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "takes no job: Token authentication is enabled" in line
