@@ -22,22 +22,32 @@ def test_every_fault_in_one_run_changes_nothing(undisturbed, tmp_path, tiny_sd3)
     assert kinds.count("actor_failed") >= 4
 
 
-def test_sigterm_stops_with_a_checkpoint_and_exit_code_0_and_a_second_driver_is_kept_out(
+def test_sigterm_stops_with_a_checkpoint_and_exit_code_0_and_the_same_command_continues(
     undisturbed, tmp_path, tiny_sd3
 ):
     path = preset(tmp_path, tiny_sd3)
     run = tmp_path / "run"
     driver = Driver(path, run)
     driver.wait_for_iteration(3)
-    command = [sys.executable, "-m", "deploy", "train", str(path), "--run", str(run), "--local"]
-    second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert second.returncode == 2
-    assert "is in use by another process" in second.stderr
     driver.process.send_signal(signal.SIGTERM)
     said = driver.finish(timeout_s=60)
     assert "stopping with a checkpoint" in said
     assert "the same command continues" in said
     Driver(path, run, "--local").finish()
+    require_undisturbed(run, undisturbed)
+
+
+def test_a_second_driver_is_kept_out(undisturbed, tmp_path, tiny_sd3):
+    path = preset(tmp_path, tiny_sd3)
+    run = tmp_path / "run"
+    driver = Driver(path, run, "--local")
+    driver.wait_for_iteration(3)
+    with driver.held():
+        command = [sys.executable, "-m", "deploy", "train", str(path), "--run", str(run), "--local"]
+        second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert second.returncode == 2
+    assert "is in use by another process" in second.stderr
+    driver.finish()
     require_undisturbed(run, undisturbed)
 
 

@@ -19,10 +19,11 @@ def test_a_full_disk_keeps_the_run_alive_and_the_older_checkpoint(undisturbed, d
     line = driver.wait_for(lambda line: "cannot be written: No space left on device" in line)
     assert str(run) in line
     driver.wait_for_iteration(14)
-    held = sorted(each.name for each in (run / "checkpoints").glob("iteration_*"))
-    assert held
-    assert held[-1] < "iteration_000014"
-    filler.unlink()
+    with driver.held():
+        held = sorted(each.name for each in (run / "checkpoints").glob("iteration_*"))
+        assert held
+        assert held[-1] < "iteration_000014"
+        filler.unlink()
     driver.finish()
     require_undisturbed(run, undisturbed)
     assert shutil.disk_usage(disk).free > 0

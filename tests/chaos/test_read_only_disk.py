@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -53,13 +54,14 @@ def test_a_disk_that_becomes_read_only_keeps_the_run_alive_and_heals(undisturbed
     run = disk / "run"
     driver = Driver(path, run, "--local")
     driver.wait_for_iteration(5)
-    with read_only(run):
+    with ExitStack() as still, read_only(run):
         line = driver.wait_for(lambda line: "cannot be written: Read-only file system" in line)
         assert str(run) in line
         held = sorted(each.name for each in (run / "checkpoints").glob("iteration_*"))
         driver.wait_for_iteration(10)
-        assert sorted(each.name for each in (run / "checkpoints").glob("iteration_*")) == held
+        still.enter_context(driver.held())
         assert driver.process.poll() is None
+        assert sorted(each.name for each in (run / "checkpoints").glob("iteration_*")) == held
     driver.finish()
     require_undisturbed(run, undisturbed)
     healed = {event["type"]: event["holds"] for event in events(run) if "holds" in event}

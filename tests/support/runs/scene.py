@@ -109,6 +109,15 @@ class Driver:
         self.process.kill()
         self.process.wait(60)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The run stands still inside, however fast its iterations are."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
     def harm_board(self, number: signal.Signals) -> None:
         """Send a signal to the run's own board, once it is there."""
         deadline = time.monotonic() + 60
