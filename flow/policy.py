@@ -29,6 +29,9 @@ from protocol.errors import ConfigError
 class FlowPolicy:
     """A backbone with a schedule, a kernel and a guidance weight.
 
+    It counts what it computes: `evaluations` are rows through the transformer, so guidance counts twice, and
+    `gradient_evaluations` those of them that a backward follows.
+
     `steps` are the steps that can be stochastic: std at least `std_min` and not the last one; `steps_of` are those that
     one shard explores. Every other step runs as ODE and is never trained. With the kernel `ode` no step is stochastic,
     and `steps` are all T, since every noise level can be trained.
@@ -44,6 +47,7 @@ class FlowPolicy:
         self.guidance = guidance
         self.forward_batch = forward_batch
         self.sigmas: Float[Tensor, " points"] = _sigmas(backbone, config)
+        self.evaluations = self.gradient_evaluations = 0
         self._config = config
         self.steps = self._eligible()
         if not self.steps:
@@ -116,6 +120,9 @@ class FlowPolicy:
     def _guided(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], rows: Sequence[Conditioning]
     ) -> Float[Tensor, "B C H W"]:
+        count = len(latents) * len(rows)
+        self.evaluations += count
+        self.gradient_evaluations += count * torch.is_grad_enabled()
         if len(rows) == 1:
             return self.backbone.velocity(latents, sigma, rows[0])
         both = {name: torch.cat([each[name] for each in rows]) for name in rows[0]}

@@ -16,6 +16,7 @@ from torch import Tensor
 from flow.maths.completion import complete, stack_grids, substep_grid
 from flow.maths.noise import INITIAL, SHARED, normal, trajectory_noise
 from flow.maths.transition import Transition, ode
+from flow.meter import Meter
 from flow.models.contract import Conditioning, stack
 from flow.policy import FlowPolicy, build_policy
 from protocol.config.run import RunConfig
@@ -46,6 +47,7 @@ class RolloutPolicy:
     def __init__(self, config: RunConfig, *, device: str = "cpu") -> None:
         self._config = config
         self._policy, self._lora = build_policy(config, device=device)
+        self._meter = Meter(device)
         self._versions: OrderedDict[tuple[int, str], Adapter] = OrderedDict()
         self._active: tuple[int, str] | None = None
         self._receiving = Lock()
@@ -67,9 +69,14 @@ class RolloutPolicy:
     def rollout(self, request: ShardRequest) -> tuple[ShardReceipt, Rollout, UInt8[np.ndarray, "I height width 3"]]:
         """Roll out one shard with the requested adapter: receipt, trajectories, images."""
         held = self._activate(request.adapter_version, request.adapter_digest)
-        rollout, images = rollout_shard(self._policy, request, self._config)
+        self._meter.read()  # a shard that failed leaves nothing behind
+        rollout, images = rollout_shard(self._policy, request, self._config, self._meter)
         receipt = ShardReceipt(
-            adapter_version=held[0], adapter_digest=held[1], images=len(images), facts=rollout.facts()
+            adapter_version=held[0],
+            adapter_digest=held[1],
+            images=len(images),
+            facts=rollout.facts(),
+            work=self._meter.read(),
         )
         return receipt, rollout, images
 
@@ -146,7 +153,7 @@ def trajectory(
 
 @torch.no_grad()
 def rollout_shard(
-    policy: FlowPolicy, request: ShardRequest, config: RunConfig
+    policy: FlowPolicy, request: ShardRequest, config: RunConfig, meter: Meter | None = None
 ) -> tuple[Rollout, UInt8[np.ndarray, "I H W 3"]]:
     """Roll out a shard: its trajectories and the images to be scored.
 
@@ -159,6 +166,7 @@ def rollout_shard(
         policy: with the adapter that the request names.
         request: prompt, members and keys of the noise.
         config: of the run.
+        meter: counts and times what the shard takes.
 
     Returns:
         The trajectories, and I images uint8.
@@ -166,6 +174,7 @@ def rollout_shard(
     Raises:
         NonFiniteError: the model produced NaN or infinity.
     """
+    meter = meter or Meter()
     members = range(request.first_member, request.first_member + request.members)
     device = next(policy.backbone.transformer.parameters()).device
     shape = policy.backbone.latent_shape
@@ -187,14 +196,20 @@ def rollout_shard(
     chosen = policy.steps_of(seed=config.seed, iteration=request.iteration, shard=shard)
     has_noise = config.sampling.kernel != "ode"
     explored = chosen if has_noise else ()
-    steps = list(trajectory(policy, initial=initial, conditioning=conditioning, noise=noise, stochastic=explored))
+    begun = policy.evaluations
+    with meter.timed("sampling"):
+        steps = list(trajectory(policy, initial=initial, conditioning=conditioning, noise=noise, stochastic=explored))
+    meter.count("main_evaluations", policy.evaluations - begun)
     final = steps[-1].next_latents
     _require_finite(final, f"latents of group {request.group} in iteration {request.iteration}")
 
     stochastic = [step for step in steps if step.k in explored]
     clean, index = final, torch.arange(len(members)).unsqueeze(1)
+    begun = policy.evaluations
     if config.scores_points:
-        clean, index = _points(policy, stochastic, final, conditioning, config, is_first=not request.first_member)
+        with meter.timed("completing"):
+            clean, index = _points(policy, stochastic, final, conditioning, config, is_first=not request.first_member)
+    meter.count("completion_evaluations", policy.evaluations - begun)
     objective = config.learner.objective
     states = (initial, *(step.next_latents for step in steps)) if has_noise else (final,)
     rollout = Rollout(
@@ -206,7 +221,11 @@ def rollout_shard(
         means=_stacked([step.transition.mean for step in stochastic]) if objective in ("guarded", "masked") else None,
         targets=_stacked(_targets(clean, index, final)) if objective == "distillation" else None,
     )
-    return rollout, policy.backbone.decode(clean)
+    with meter.timed("decoding"):
+        images = policy.backbone.decode(clean)
+    meter.count("images", len(images))
+    meter.count("images_mb", images.nbytes / 1e6)
+    return rollout, images
 
 
 @torch.no_grad()

@@ -172,6 +172,8 @@ class ShardReceipt(Receipt):
     """The small answer to a `ShardRequest`."""
 
     facts: ShardFacts
+    work: Mapping[str, float] = field(default_factory=dict)
+    """What the shard took, by the names `work/...` of docs/metrics.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +190,8 @@ class Scores:
     """Further float32 [B] readings by name, e.g. `strict`; NaN where invalid."""
     voids_group: bool = False
     """A score is missing and the failure policy drops the image's whole group; reward pools set this."""
+    seconds: float = 0.0
+    """Of scorers, that these scores took; images that are scored together share them."""
 
     def __post_init__(self) -> None:
         size = len(self.reasons)
@@ -210,6 +214,8 @@ class ScoredShard:
     """In the loop a `protocol.ports.RolloutHandle`, which only the learner worker that trains the shard resolves."""
     facts: ShardFacts
     scores: Scores
+    work: Mapping[str, float] = field(default_factory=dict)
+    """As in `ShardReceipt`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,9 @@ scores = scorer.score(images, texts, metadata)        # images uint8 [B, H, W, 3
 import inspect
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
@@ -185,11 +186,12 @@ class CheckedScorer:
         self._check_request(images, prompts, metadata)
         read_only = images.view()
         read_only.flags.writeable = False
+        began = time.perf_counter()
         scores, error = score_around_failures(self._ask, read_only, prompts, metadata, name=self.name)
         if error is not None:
             missing = int((~scores.valid).sum())
             logger.warning("scorer %s raised: %d of %d images missing", self.name, missing, len(images), exc_info=error)
-        return scores
+        return replace(scores, seconds=time.perf_counter() - began)
 
     def _ask(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         try:

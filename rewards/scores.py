@@ -64,6 +64,7 @@ def rows_of(scores: Scores, rows: Sequence[int] | slice) -> Scores:
         reasons=tuple(scores.reasons[row] for row in index),
         components={name: numbers[index] for name, numbers in scores.components.items()},
         voids_group=scores.voids_group,
+        seconds=scores.seconds * len(index) / max(1, len(whole)),
     )
 
 
@@ -80,7 +81,7 @@ def patched(scores: Scores, rows: Sequence[int], answer: Scores) -> Scores:
     """
     order = np.arange(len(scores.reasons))
     order[np.asarray(rows)] = len(order) + np.arange(len(rows))
-    return rows_of(joined([scores, answer]), order.tolist())
+    return replace(rows_of(joined([scores, answer]), order.tolist()), seconds=scores.seconds + answer.seconds)
 
 
 def joined(parts: Sequence[Scores]) -> Scores:
@@ -99,6 +100,7 @@ def joined(parts: Sequence[Scores]) -> Scores:
             for name in names
         },
         voids_group=any(part.voids_group for part in parts),
+        seconds=sum(part.seconds for part in parts),
     )
 
 
@@ -125,6 +127,7 @@ def mix(scores: Mapping[str, Scores], weights: Mapping[str, float]) -> Scores:
         reasons=tuple("; ".join(filter(None, row)) for row in zip(*(s.reasons for s in scores.values()), strict=True)),
         components={name: _where_valid(valid, reading) for name, reading in readings.items()},
         voids_group=any(item.voids_group for item in scores.values()),
+        seconds=sum(item.seconds for item in scores.values()),
     )
 
 

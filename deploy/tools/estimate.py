@@ -6,7 +6,7 @@ forward and backward and the VAE with shapes only (`deploy.tools.fake_memory`). 
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -49,6 +49,8 @@ class Evaluations:
     `old`."""
     forward_flops: float
     """Operations of one evaluation, by torch's count."""
+    gradient_flops: float
+    """Operations of one evaluation and its backward."""
 
 
 @dataclass(frozen=True)
@@ -161,12 +163,15 @@ def shared_memory(rollout: Mapping[str, int], learner: Mapping[str, int], *, off
 
 @dataclass(frozen=True)
 class ShardCounts:
-    """What the sampler asks of the model in one shard; with the sizes of evaluation, which may be larger."""
+    """What the sampler asks of the model in a shard; with the sizes of evaluation, which may be larger."""
 
     rows: int
-    """Rows through the transformer."""
+    """Rows through the transformer in a group's first shard."""
     images: int
-    """Images that are decoded."""
+    """Images that the first shard decodes."""
+    later_rows: int
+    """Rows in every other shard of the group, which refers to the point that all members share."""
+    later_images: int
     steps: int
     """Stochastic steps."""
     largest_forward: int
@@ -176,7 +181,7 @@ class ShardCounts:
 
 
 def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
-    """Run one shard of the sampler on a stand-in that counts; `backbone` gives its schedule."""
+    """Run a first and a later shard of the sampler on a stand-in that counts; `backbone` gives its schedule."""
     counter = Counter(backbone)
     policy: FlowPolicy = policy_of(counter, config)
     request = ShardRequest(
@@ -189,10 +194,14 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
         adapter_digest="",
     )
     rollout, images = rollout_shard(policy, request, config)
+    rows = counter.rows
+    _, later = rollout_shard(policy, replace(request, first_member=config.group.shard), config)
     branches = 2 if config.model.guidance > 1 else 1
     return ShardCounts(
-        rows=counter.rows,
+        rows=rows,
         images=len(images),
+        later_rows=counter.rows - rows,
+        later_images=len(later),
         steps=len(rollout.steps),
         largest_forward=max(counter.largest // branches, config.evaluation.batch),
         largest_decoding=max(len(images), config.evaluation.batch),
@@ -200,7 +209,7 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
 
 
 def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, gradient: float) -> Evaluations:
-    """Multiply what one shard takes by the shards of an iteration.
+    """Multiply what a shard takes by the shards of an iteration.
 
     Args:
         config: of the run.
@@ -211,7 +220,8 @@ def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, 
     Returns:
         The counts of one iteration.
     """
-    shards = config.group.per_iteration * config.group.size // config.group.shard
+    groups = config.group.per_iteration
+    shards = groups * config.group.size // config.group.shard
     trained = max(1, math.floor(config.learner.step_fraction * shard.steps))
     pairs = config.learner.epochs * shards * config.group.shard * trained
     branches = 2 if config.model.guidance > 1 else 1
@@ -219,11 +229,12 @@ def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, 
     each = gradient + (config.learner.kl.weight > 0) + compares_old
     return Evaluations(
         trajectories=shards * config.group.shard,
-        rollout=shards * shard.rows,
-        images=shards * shard.images,
+        rollout=groups * shard.rows + (shards - groups) * shard.later_rows,
+        images=groups * shard.images + (shards - groups) * shard.later_images,
         pairs=pairs,
         learner=round(pairs * branches * each),
         forward_flops=forward,
+        gradient_flops=forward * gradient,
     )
 
 

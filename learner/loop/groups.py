@@ -6,6 +6,7 @@ stream admit. Because a rule names the version, a resumed run repeats the groups
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -141,8 +142,9 @@ class Groups:
         finally:
             for group in made:
                 group.cancel()
-        self._observer.learned(iteration, [group.result() for group in coming])
-        return metrics
+        batch = [group.result() for group in coming]
+        self._observer.learned(iteration, batch)
+        return {**metrics, **work_of(batch)}
 
     async def _rollout_and_score(self, request: ShardRequest) -> ScoredShard:
         points = self._config.sampling.steps if self._config.scores_points else 1
@@ -154,7 +156,7 @@ class Groups:
             scores = await self._ports.rewards.score_for_training(
                 images, [prompt.text] * count, [prompt.metadata] * count
             )
-        return ScoredShard(rollout=rollout, facts=receipt.facts, scores=scores)
+        return ScoredShard(rollout=rollout, facts=receipt.facts, scores=scores, work=receipt.work)
 
     async def _publish(self, adapter: Adapter) -> None:
         await self._ports.adapters.publish(adapter)
@@ -197,6 +199,15 @@ async def again_if_lost(make: Callable[[], Awaitable[Result]]) -> Result:
     return await make()
 
 
+def work_of(batch: Sequence[ScoredGroup]) -> Metrics:
+    """Add up what it took to roll out and score these groups, by the names of docs/metrics.md."""
+    total: defaultdict[str, float] = defaultdict(float)
+    for shard in (shard for group in batch for shard in group.shards):
+        for name, number in (*shard.work.items(), ("work/scoring_seconds", shard.scores.seconds)):
+            total[name] += number
+    return total
+
+
 def drop_if_void(prompt: Prompt, shards: Sequence[ScoredShard]) -> tuple[ScoredShard, ...]:
     """Drop a group's scores if one of them failed under `drop_group`; warn if the group has no score at all.
 
@@ -213,4 +224,7 @@ def drop_if_void(prompt: Prompt, shards: Sequence[ScoredShard]) -> tuple[ScoredS
     if not any(shard.scores.voids_group for shard in shards):
         return tuple(shards)
     missing = f"the group is dropped: {reason}"
-    return tuple(replace(s, scores=Scores.missing(len(s.scores.reasons), missing)) for s in shards)
+    return tuple(
+        replace(s, scores=replace(Scores.missing(len(s.scores.reasons), missing), seconds=s.scores.seconds))
+        for s in shards
+    )

@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
 
+from flow.meter import Meter
 from flow.models.folder import adapter_config
 from flow.models.hub import adapter_folder
 from flow.policy import build_policy
@@ -78,6 +79,8 @@ class Findings:
 
     pieces: Sequence[PieceStatistics]
     probed: Mapping[str, float]
+    work: Mapping[str, float] = field(default_factory=dict)
+    """What the update took, by the names `work/...` of docs/metrics.md."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,7 @@ class Learner:
         self._pieces: list[PieceStatistics] = []
         self._steps: list[StepStatistics] = []
         self._probed: dict[str, float] = {}
+        self._meter, self._host = Meter(device), Meter()
         self._rest()
 
     def sit(self, seat: Seat) -> None:
@@ -156,6 +160,7 @@ class Learner:
         self._wake()
         self._groups, self._group_credits, self._pieces, self._steps = [], [], [], []
         self._probed = {}
+        self._work()
         self._lanes.clear()
         self._scaler.scale(torch.zeros((), device=self._device))  # a worker without a shard must know the scale too
 
@@ -166,7 +171,8 @@ class Learner:
             ContractError: a group is incomplete or another iteration's.
         """
         self._require_own(groups, first=len(self._groups))
-        tables, assignment = self._assigned(groups)
+        with self._host.timed("crediting"):
+            tables, assignment = self._assigned(groups)
         self._groups += groups
         self._group_credits += _credits(tables, assignment, version=self.iteration + 1)
 
@@ -193,8 +199,8 @@ class Learner:
             for task in tasks[skipped:]
             if self._seat.owns(task.number % self._config.learner.lanes) and task.teaching(keeps_idle=keeps_idle)
         ]
-        for task, rollout in zip(own, self._fetch([task.shard.rollout for task in own]), strict=True):
-            with self._lanes.adding_to(task.number % self._config.learner.lanes):
+        for task, rollout in zip(own, self._fetched(own), strict=True):
+            with self._lanes.adding_to(task.number % self._config.learner.lanes), self._meter.timed("training"):
                 self._add_gradients(task, rollout, batch)
 
     def lane_sum(self) -> Gradient:
@@ -219,7 +225,7 @@ class Learner:
 
     def findings(self) -> Findings:
         """Return what the update showed on this worker's shards."""
-        return Findings(pieces=tuple(self._pieces), probed=self._probed)
+        return Findings(pieces=tuple(self._pieces), probed=self._probed, work=self._work())
 
     def finish(self, findings: Sequence[Findings]) -> Finished:
         """End the update with the findings of all workers; the adapter's version grows by one.
@@ -259,6 +265,7 @@ class Learner:
                 has_ratios=not self._config.is_forward,
             ),
             **{name: value for found in findings for name, value in found.probed.items()},
+            **_sums([found.work for found in findings]),
             "adapter/version": float(self.iteration),
         }
         held = [adapter.digest for adapter in (self._trained(), self._exported_old()) if adapter]
@@ -385,6 +392,24 @@ class Learner:
         )
         return tables, assignment
 
+    def _fetched(self, tasks: Sequence[ShardTask]) -> Iterator[Rollout]:
+        """The tasks' trajectories in order, with the seconds of waiting counted."""
+        coming = iter(self._fetch([task.shard.rollout for task in tasks]))
+        while True:
+            with self._host.timed("fetching"):
+                rollout = next(coming, None)
+            if rollout is None:
+                return
+            yield rollout
+
+    def _work(self) -> dict[str, float]:
+        """What was computed since this was last asked."""
+        policy = self._policy
+        self._meter.count("gradient_evaluations", policy.gradient_evaluations)
+        self._meter.count("reference_evaluations", policy.evaluations - policy.gradient_evaluations)
+        policy.evaluations = policy.gradient_evaluations = 0
+        return self._meter.read() | self._host.read()
+
     def _probe(self, task: ShardTask) -> None:
         """Replay the iteration's first shard if a probe is due and the shard comes from the present adapter."""
         every = self._config.learner.probe_every
@@ -463,6 +488,11 @@ class Learner:
     def _optimizer_steps(self) -> int:
         """Count the run's optimizer steps. AdamW keeps the count in its state, and so does every checkpoint."""
         return max((int(slots["step"].item()) for slots in self._optimizer.state.values()), default=0)
+
+
+def _sums(works: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Add up what the workers did, by name."""
+    return {name: sum(work.get(name, 0.0) for work in works) for name in sorted({n for work in works for n in work})}
 
 
 def _credits(tables: RewardTables, assignment: Assignment, *, version: int) -> list[Credit]:

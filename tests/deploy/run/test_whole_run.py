@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from deploy.presets import load_config
+from deploy.tools.estimate import estimate
 from flow.adapter.lora_file import FILE_NAME, read_lora
 from learner.checkpoint import OPTIMIZER
 from tests.support.paths import ROOT
@@ -59,7 +61,12 @@ def curve(folder: Path) -> list[dict]:
     """All metrics without wall times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
-        {key: value for key, value in line.items() if not key.startswith(("seconds/", "update/"))} for line in lines
+        {
+            key: value
+            for key, value in line.items()
+            if not (key.startswith(("seconds/", "update/")) or key.endswith("_seconds"))
+        }
+        for line in lines
     ]
 
 
@@ -96,6 +103,20 @@ def test_learner_and_rollout_agree_exactly_and_the_adapter_moves(local_run):
     assert [line["reward/missing"] for line in lines] == [0.0, 0.0, 0.0]
     weights = read_lora(folder / "checkpoints" / "iteration_000003", version=3)
     assert any(np.abs(array).max() > 0 for name, array in weights.arrays.items() if "lora_B" in name)
+
+
+def test_the_run_counts_what_the_estimate_counts(local_run):
+    folder, _ = local_run
+    counts = estimate(load_config("toy_geneval", overrides=SMALL)).evaluations
+    for line in (line for line in curve(folder) if "train/loss" in line):
+        assert line["work/main_evaluations"] + line["work/completion_evaluations"] == counts.rollout
+        assert line["work/images"] == counts.images
+        assert 0 < line["work/gradient_evaluations"] <= counts.pairs
+        assert line["work/images_mb"] == pytest.approx(counts.images * 32 * 32 * 3 / 1e6)
+    told = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-2])
+    parts = ("sampling", "completing", "decoding", "scoring", "crediting", "fetching", "training")
+    assert all(told[f"work/{part}_seconds"] > 0 for part in parts)
+    assert sum(told[f"work/{part}_seconds"] for part in parts) < told["seconds/iteration"]
 
 
 def test_other_seed_gives_another_adapter(local_run, tmp_path):

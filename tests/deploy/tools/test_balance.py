@@ -16,6 +16,7 @@ COUNTS = Evaluations(
     pairs=0,
     learner=2400,
     forward_flops=2e12,
+    gradient_flops=4e12,
 )
 
 

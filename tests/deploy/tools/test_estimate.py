@@ -1,6 +1,7 @@
 """The estimate against a real run: evaluations are counted, memory is what a real forward and backward allocate."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,12 @@ def test_evaluations_are_the_rows_that_a_real_shard_asks_for(
         adapter_digest="",
     )
     rollout, images = rollout_shard(policy, request, config)
+    _, later = rollout_shard(policy, replace(request, first_member=2), config)
     found = estimate(config).evaluations
-    shards = 3 * 4 // 2
-    assert (found.trajectories, found.rollout, found.images) == (12, shards * sum(rows), shards * len(images))
+    groups = 3
+    assert (found.trajectories, found.rollout) == (12, groups * sum(rows))
+    assert found.images == groups * (len(images) + len(later))
+    assert len(later) == len(images) - 1, "the members' common point is completed once"
     assert found.pairs == 12 * len(rollout.steps)
     assert 1.5 < found.learner / (found.pairs * (2 if guidance > 1 else 1)) < 2.5
     assert len(rollout.steps) == 3

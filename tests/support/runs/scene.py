@@ -228,7 +228,7 @@ def story(run: Path) -> Story:
     sha = hashlib.sha256((found[1] / FILE_NAME).read_bytes()).hexdigest()
     told = lines_of(run)
     aside = ("seconds/", "update/", "reward_server/")
-    lines = [{k: v for k, v in line.items() if not k.startswith(aside)} for line in told]
+    lines = [{k: v for k, v in line.items() if not k.startswith(aside) and not k.endswith("_seconds")} for line in told]
     return sha, lines
 
 

@@ -1,0 +1,24 @@
+"""The account of an iteration: its parts add up to the whole, and its counts are those of the estimate."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.speed.iteration import account
+from deploy.presets import load_config
+from deploy.tools.estimate import estimate
+from tests.support.runs.scene import preset
+
+
+def test_the_parts_of_an_iteration_add_up(tmp_path: Path, tiny_sd3: Path) -> None:
+    config = load_config(str(preset(tmp_path, tiny_sd3, iterations=2)), overrides=[])
+    parts, held = account(config, is_local=True)
+    by_name = {part.name: part for part in parts}
+    counts = estimate(config).evaluations
+    assert sum(part.seconds for part in parts) == pytest.approx(held["seconds/iteration"])
+    assert (by_name["sampling"].count or 0) + (by_name["completing"].count or 0) == counts.rollout
+    assert by_name["scoring"].count == by_name["decoding"].count == counts.images
+    assert 0 < (by_name["training"].count or 0) <= counts.pairs
+    for name in ("sampling", "completing", "decoding", "scoring", "training"):
+        assert (by_name[name].bound_s or 0) > 0 and by_name[name].seconds > 0
+    assert by_name["sampling"].tflop == pytest.approx(by_name["sampling"].count * counts.forward_flops / 1e12)
