@@ -21,4 +21,4 @@ def test_the_parts_of_an_iteration_add_up(tmp_path: Path, tiny_sd3: Path) -> Non
     assert 0 < (by_name["training"].count or 0) <= counts.pairs
     for name in ("sampling", "completing", "decoding", "scoring", "training"):
         assert (by_name[name].bound_s or 0) > 0 and by_name[name].seconds > 0
-    assert by_name["sampling"].tflop == pytest.approx(by_name["sampling"].count * counts.forward_flops / 1e12)
+    assert by_name["sampling"].tflop == pytest.approx((by_name["sampling"].count or 0) * counts.forward_flops / 1e12)
