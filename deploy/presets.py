@@ -5,25 +5,33 @@
 From weak to strong: the defaults, the method's `settings`, the YAML file, the method's `identity`, the overrides. A
 file that names a method itself is stronger than that method; an override `method=NAME` replaces the file's method.
 
+A file may extend another preset: `base: toy_geneval`, or `base: other.yaml`, a path relative to the file's own folder.
+It then holds only what differs. The method that the last of these files names replaces those of the files below it.
+
+A reward is removed with null: `rewards.pickscore=null`.
+
 A method is a published algorithm that can be laid over any preset. Its file has three keys: `about` is a sentence with
 its source; `identity` holds the keys that define the method, which win over a preset; `settings` is the scale at which
 its paper ran it (steps, group sizes, learning rate), which fills in only what a preset leaves open.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from protocol.config.parse import is_text, parse_config
-from protocol.config.run import RunConfig, flatten
 from protocol.errors import ConfigError, one_line
 from protocol.spelling import suggest
 
+if TYPE_CHECKING:
+    from protocol.config.run import RunConfig
+
 PRESETS, METHODS = Path(__file__).parent / "presets", Path(__file__).parent / "methods"
-METHOD = "method="
+METHOD, BASE = "method", "base"
+Overrides = Sequence[str] | Mapping[str, Any]
+"""Texts `key=value`, or values by dotted key."""
 
 
 def preset_names() -> list[str]:
@@ -50,33 +58,37 @@ def find_preset(preset: str | Path) -> Path:
     raise ConfigError(f"unknown preset {name!r}: {suggest(name, preset_names())}; or give the path of a .yaml file")
 
 
-def load_config(preset: str | Path, *, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a preset and apply `key=value` overrides, among which `method=NAME` may be.
+def load_config(preset: str | Path, *, overrides: Overrides = ()) -> "RunConfig":
+    """Read a preset and apply overrides, among which a `method` may be.
 
     Raises:
         ConfigError: no such preset, an unreadable file, an unknown key, a wrong type or value.
     """
+    from protocol.config.parse import parse_config
+
+    assignments = list(_assignments(overrides))
     tree: dict[str, Any] = {}
-    for _, layer in _layers(preset, overrides):
-        tree = merge(tree, layer)
-    for override in _assignments(overrides):
-        _apply(tree, override)
+    for _, layer in _layers(preset, assignments):
+        tree = _lay(tree, layer)
+    for key, value in assignments:
+        _assign(tree, key, value)
     return parse_config(tree)
 
 
-def sources(preset: str | Path, *, overrides: Sequence[str] = ()) -> dict[str, str]:
+def sources(preset: str | Path, *, overrides: Overrides = ()) -> dict[str, str]:
     """Return where the value of each dotted key comes from, among `load_config`'s layers; defaults are left out.
 
     Raises:
         ConfigError: as `load_config`.
     """
+    from protocol.config.run import flatten
+
     found: dict[str, str] = {}
-    layers = _layers(preset, overrides)
-    for override in _assignments(overrides):
-        _apply(alone := {}, override)
-        layers.append(("override", alone))
-    for source, layer in layers:
+    assignments = list(_assignments(overrides))
+    for source, layer in _layers(preset, assignments):
         found |= dict.fromkeys(flatten(layer), source)
+    for key, value in assignments:
+        found |= dict.fromkeys(flatten({key: value}), "override")
     return found
 
 
@@ -86,23 +98,56 @@ def about_preset(name: str) -> str:
     return re.split(r"(?<=[.;])\s", comment)[0].rstrip(".;")
 
 
-def _layers(preset: str | Path, overrides: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
-    """Read the files that make a config, from weak to strong, each with its name."""
+def preset_files(preset: str | Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Read the files of a preset, from the one that extends no other to the preset itself, without their `base`.
+
+    Raises:
+        ConfigError: a file cannot be read, or extends itself.
+    """
     path = find_preset(preset)
-    tree = read_tree(path)
-    file = f"preset {path.stem}" if path.parent == PRESETS else f"file {path}"
-    own = tree.pop("method", None)
-    named = [override.removeprefix(METHOD) for override in overrides if override.startswith(METHOD)]
-    name = named[-1] if named else own
-    if name is None:
-        return [(file, tree)]
+    found: list[tuple[Path, dict[str, Any]]] = []
+    while True:
+        tree = read_tree(path)
+        base = tree.pop(BASE, None)
+        found.insert(0, (path, tree))
+        if base is None:
+            return found
+        if not isinstance(base, str):
+            raise ConfigError(
+                f"{BASE} in {path} must be the name of a preset or the path of a .yaml file, got {base!r}"
+            )
+        path = path.parent / find_preset(base)
+        if path.resolve() in [seen.resolve() for seen, _ in found]:
+            raise ConfigError(
+                f"{BASE} in {found[0][0]} must lead to a preset that extends none, got a circle at {path}"
+            )
+
+
+def _layers(preset: str | Path, assignments: list[tuple[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """Read the files that make a config, from weak to strong; take the method out of `assignments`."""
+    files = preset_files(preset)
+    layers = [(f"preset {path.stem}" if path.parent == PRESETS else f"file {path}", tree) for path, tree in files]
+    names = [(number, tree.pop(METHOD)) for number, (_, tree) in enumerate(files) if METHOD in tree]
+    names += [(len(files), value) for key, value in assignments if key == METHOD]
+    assignments[:] = [(key, value) for key, value in assignments if key != METHOD]
+    if not names or names[-1][1] is None:
+        return layers
+    below, name = names[-1]
     method = read_method(name)
     settings, identity = (f"method {name}", method["settings"]), (f"method {name}", method["identity"])
-    return [settings, (file, tree), identity] if named else [settings, identity, (file, tree)]
+    return [settings, *layers[:below], identity, *layers[below:]]
 
 
-def _assignments(overrides: Sequence[str]) -> list[str]:
-    return [override for override in overrides if not override.startswith(METHOD)]
+def _assignments(overrides: Overrides) -> Iterator[tuple[str, Any]]:
+    """Yield each override's dotted key and value."""
+    if isinstance(overrides, Mapping):
+        yield from overrides.items()
+        return
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"an override must read key=value, got {override!r}")
+        yield key, text if key == METHOD else read_value(key, text)
 
 
 class UniqueKeys(yaml.SafeLoader):
@@ -165,6 +210,8 @@ def read_value(key: str, text: str) -> Any:
 
     Where the config wants a text it stays one, even if it looks like a number: `model.revision=7e10`.
     """
+    from protocol.config.parse import is_text
+
     try:
         value = yaml.load(text, UniqueKeys)
         if value is not None and is_text(key):
@@ -179,11 +226,18 @@ def read_value(key: str, text: str) -> Any:
         return value
 
 
-def _apply(tree: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"an override must read key=value, got {override!r}")
-    value = read_value(key, text)
+def _lay(tree: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
+    """Lay a file over what is weaker; a reward that is null there is removed."""
+    rewards = layer.get("rewards")
+    removed = [name for name, reward in rewards.items() if reward is None] if isinstance(rewards, dict) else []
+    held = tree.get("rewards") or {}
+    for name in removed:
+        _require_reward(held, name)
+    merged = merge(tree, layer)
+    return merged | {"rewards": {k: v for k, v in merged["rewards"].items() if k not in removed}} if removed else merged
+
+
+def _assign(tree: dict[str, Any], key: str, value: Any) -> None:
     *parents, last = key.split(".")
     node = tree
     for parent in parents:
@@ -192,4 +246,15 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         node = node[parent]
         if not isinstance(node, dict):
             raise ConfigError(f"{key} is unknown: {parent} is a value, not a section")
-    node[last] = value
+    if value is None and parents == ["rewards"]:
+        _require_reward(node, last)
+        del node[last]
+    else:
+        node[last] = value
+
+
+def _require_reward(rewards: Mapping[str, Any], name: str) -> None:
+    if name not in rewards:
+        raise ConfigError(
+            f"rewards.{name} is null and there is no such reward to remove: {suggest(name, list(rewards))}"
+        )

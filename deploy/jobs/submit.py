@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deploy.folder.location import STOP_VARIABLE, default_name, stop_wait_s
-from deploy.presets import PRESETS, find_preset, load_config, read_tree
+from deploy.presets import PRESETS, find_preset, load_config, preset_files, read_tree
 from flowcredit.start import PACKAGES as OURS
 from protocol.config.status import BOARD_VARIABLE
 from protocol.errors import ConfigError, one_line
@@ -86,20 +86,30 @@ class Submission:
         return base | made
 
     def _local_preset(self) -> Path:
-        """Find the preset on this machine; one of the user's must lie in the working directory.
+        """Find the preset here; one of the user's, and those that it extends, must lie in the working directory.
 
         Raises:
-            ConfigError: it does not.
+            ConfigError: they do not.
         """
         found = find_preset(self.preset)
         if found.parent == PRESETS:
             return found
-        if found.is_absolute() or not (self.working_dir / found).resolve().is_relative_to(self.working_dir.resolve()):
-            raise ConfigError(
-                f"the preset must be a path in the working directory {self.working_dir.resolve()}, got {found}:"
-                " only that directory travels with the job"
-            )
-        return self.working_dir / found
+        here = self.working_dir / found
+        if found.is_absolute() or not self._travels(here):
+            raise self._left_behind(found)
+        for path, _ in preset_files(here):
+            if path.parent != PRESETS and not self._travels(path):
+                raise self._left_behind(path)
+        return here
+
+    def _travels(self, path: Path) -> bool:
+        return path.resolve().is_relative_to(self.working_dir.resolve())
+
+    def _left_behind(self, path: Path) -> ConfigError:
+        return ConfigError(
+            f"the preset must be a path in the working directory {self.working_dir.resolve()}, got {path}:"
+            " only that directory travels with the job"
+        )
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.presets import load_config, preset_names
+from deploy.presets import load_config, preset_names, sources
 from flow.models.families import FLUX, SD3
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
@@ -190,3 +190,69 @@ def test_every_message_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             load_config(written(tmp_path, tree))
         assert "\n" not in str(caught.value)
+
+
+def extending(folder: Path, name: str, tree: dict[str, Any]) -> Path:
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def test_a_file_that_extends_a_preset_holds_only_what_differs(tmp_path: Path) -> None:
+    shared = extending(tmp_path, "shared.yaml", {"base": "toy_geneval", "group": {"size": 8}, "seed": 3})
+    path = extending(tmp_path / "below", "own.yaml", {"base": "../shared.yaml", "seed": 4})
+    assert load_config(path) == load_config("toy_geneval", overrides=["group.size=8", "seed=4"])
+    assert load_config(path, overrides=["seed=5"]).seed == 5
+    found = sources(path)
+    assert (found["group.size"], found["seed"]) == (f"file {path.parent / '../shared.yaml'}", f"file {path}")
+    assert found["sampling.steps"] == "preset toy_geneval"
+    assert shared.exists()
+
+
+def test_the_method_of_the_last_file_replaces_those_of_files_below(tmp_path: Path) -> None:
+    """It wins over the files below with what defines it, and gives way to its own file."""
+    base = extending(tmp_path, "base.yaml", TREE | {"method": "stepwise", "sampling": {"kernel": "flow_sde"}})
+    path = extending(tmp_path, "own.yaml", {"base": "base.yaml", "method": "tp_grpo"})
+    assert load_config(path) == load_config(base, overrides=["method=tp_grpo"])
+    own = extending(tmp_path, "own.yaml", {"base": "base.yaml", "method": "tp_grpo", "credit": {"ddof": 1}})
+    assert load_config(own).credit.ddof == 1
+    alone = extending(tmp_path, "own.yaml", {"base": "base.yaml"})
+    assert load_config(alone) == load_config(base)
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"base": "own.yaml"}, "base in {folder}/own.yaml must lead to a preset that extends none, got a circle at"),
+        ({"base": "toy_genval"}, "unknown preset 'toy_genval': did you mean 'toy_geneval'?"),
+        ({"base": "absent.yaml"}, "config file {folder}/absent.yaml does not exist"),
+        (
+            {"base": ["toy_geneval"]},
+            "base in {folder}/own.yaml must be the name of a preset or the path of a .yaml file",
+        ),
+        ({"base": "toy_mix", "rewards": {"picscore": None}}, "no such reward to remove: did you mean 'pickscore'?"),
+    ],
+)
+def test_a_wrong_base_is_one_line(tmp_path: Path, tree: dict[str, Any], message: str) -> None:
+    path = extending(tmp_path, "own.yaml", tree)
+    with pytest.raises(ConfigError, match=re.escape(message.format(folder=tmp_path))):
+        load_config(path)
+
+
+def test_null_removes_a_reward(tmp_path: Path) -> None:
+    assert set(load_config("toy_mix").rewards) == {"geneval", "pickscore"}
+    assert set(load_config("toy_mix", overrides=["rewards.pickscore=null"]).rewards) == {"geneval"}
+    path = extending(tmp_path, "own.yaml", {"base": "toy_mix", "rewards": {"pickscore": None}})
+    assert load_config(path) == load_config("toy_mix", overrides=["rewards.pickscore=null"])
+    with pytest.raises(
+        ConfigError, match=r"^rewards.ocr is null and there is no such reward to remove: known: geneval"
+    ):
+        load_config("toy_mix", overrides=["rewards.ocr=null"])
+
+
+def test_overrides_may_be_values_by_dotted_key() -> None:
+    given = {"method": "tp_grpo", "learner.learning_rate": 1e-5, "data.tags": ["colors"], "rewards.geneval.weight": 2}
+    texts = ["method=tp_grpo", "learner.learning_rate=1e-5", "data.tags=[colors]", "rewards.geneval.weight=2"]
+    assert load_config("toy_geneval", overrides=given) == load_config("toy_geneval", overrides=texts)
+    assert sources("toy_geneval", overrides=given) == sources("toy_geneval", overrides=texts)

@@ -62,6 +62,16 @@ def test_a_preset_outside_the_working_directory_is_refused(tmp_path, where):
         Submission(preset=preset, working_dir=tmp_path / "here").environment()
 
 
+def test_a_preset_that_extends_one_outside_the_working_directory_is_refused(tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "outside.yaml").write_text("base: toy_geneval\n")
+    (tmp_path / "here" / "mine.yaml").write_text("base: ../outside.yaml\n")
+    with pytest.raises(ConfigError, match=r"working directory .*/here, got .*outside.yaml: only that"):
+        Submission(preset="mine.yaml", working_dir=tmp_path / "here").environment()
+    (tmp_path / "here" / "mine.yaml").write_text("base: toy_geneval\n")
+    assert Submission(preset="mine.yaml", working_dir=tmp_path / "here").environment()["env_vars"]
+
+
 def test_a_wrong_key_is_refused_before_anything_is_sent():
     with pytest.raises(ConfigError, match="unknown key 'grup'"):
         Submission(preset="toy_geneval", overrides=("grup.size=4",), working_dir=ROOT).environment()
