@@ -6,14 +6,13 @@ working folder is the last entry of `sys.path`, so modules there can be named in
 
 import os
 import sys
-import tomllib
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
+VERSION = "0.1.0"
 PACKAGES = ("protocol", "flow", "toyworld", "rewards", "learner", "actors", "deploy")
 ROOT = Path(__file__).resolve().parents[1]
 RAY_COPY = "_ray_pkg_"
@@ -64,14 +63,6 @@ def shadows() -> list[Path]:
         for ending in (f"{name}/__init__.py", f"{name}.py")
     )
     return [path for path in found if path.is_file()]
-
-
-def own_version() -> str:
-    """Return our version: that of the checkout which this is, or of the installed package."""
-    project = ROOT / "pyproject.toml"
-    if project.is_file():
-        return tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"]
-    return version("flowcredit")
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from deploy.cli import checks, configs, jobs, methods, models, reports, rewards, status, training
-from flowcredit.start import own_version
+from flowcredit.start import VERSION
 from protocol.errors import FlowcreditError, InputError
 
 STOPPED = "stopped at once; `train` continues from the newest checkpoint"
@@ -73,7 +73,7 @@ def about(
 ) -> None:
     """Fine-tune flow-matching text-to-image models with credit for every denoising step."""
     if has_version:
-        typer.echo(f"flowcredit {own_version()}")
+        typer.echo(f"flowcredit {VERSION}")
         raise typer.Exit
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from flowcredit.start import own_version
+from flowcredit.start import VERSION
 from protocol.config.run import RunConfig
 from protocol.import_path import file_of
 from protocol.resources import resolve
@@ -39,7 +39,7 @@ def input_digests(config: RunConfig) -> dict[str, str]:
 
 def library_versions() -> dict[str, str]:
     """Return our version, and those of Python and of the installed `PACKAGES`."""
-    versions = {"flowcredit": own_version(), "python": ".".join(map(str, sys.version_info[:3]))}
+    versions = {"flowcredit": VERSION, "python": ".".join(map(str, sys.version_info[:3]))}
     for package in PACKAGES:
         try:
             versions[package] = version(package)

@@ -12,7 +12,7 @@ import yaml
 from pydantic import Field
 
 from deploy.folder.names import CHECKPOINTS, CONFIG, EARLIER, EARLIER_CHECKPOINT, METRICS, ORIGIN, STATUS
-from flowcredit.start import own_version
+from flowcredit.start import VERSION
 from learner.checkpoint import newest_checkpoint, read_checkpoint
 from protocol.commands import Command
 from protocol.config.parse import parse_config
@@ -237,7 +237,7 @@ def _unreadable_config(where: object, error: Exception) -> RunFolderError:
         origin = origin_of(where) if isinstance(where, Path) else None
         by = f"flowcredit {origin.versions.get('flowcredit')}" if origin else "another version of flowcredit"
         return RunFolderError(
-            f"run folder {where} was begun by {by}, this is {own_version()}: {reason}; remove the key from"
+            f"run folder {where} was begun by {by}, this is {VERSION}: {reason}; remove the key from"
             f" {where}/{CONFIG}, or use that version"
         )
     return RunFolderError(f"run folder {where} holds no readable {CONFIG}: {reason}; mend it or name another folder")

@@ -18,7 +18,7 @@ from deploy.report import charts
 from deploy.report.chosen import chosen_of, data_url
 from deploy.report.paired import Difference, paired_difference, why_unpaired
 from deploy.report.runs import HELDOUT, REWARD, Group, Run, differences, groups_of, read_runs
-from flowcredit.start import own_version
+from flowcredit.start import VERSION
 from protocol.errors import RunFolderError
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
@@ -113,7 +113,7 @@ def report_of(runs: Sequence[Run]) -> str:
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         mark=MARK,
-        version=own_version(),
+        version=VERSION,
         made=f"{datetime.now():%Y-%m-%d %H:%M}",
         runs=runs,
         groups=groups,

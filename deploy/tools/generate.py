@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from deploy.folder.read import average_of, checkpoint_of, config_of
-from flowcredit.start import own_version
+from flowcredit.start import VERSION
 from protocol.errors import ConfigError, RunFolderError, one_line
 from protocol.messages import GenerateRequest, Prompt
 
@@ -76,7 +76,7 @@ def generate_images(
         "run": str(run.resolve()),
         "iteration": "none" if state is None else str(state.iteration),
         "adapter": "base" if state is None else "average" if is_average else state.adapter.digest,
-        "flowcredit": own_version(),
+        "flowcredit": VERSION,
     }
     try:
         out.mkdir(parents=True, exist_ok=True)

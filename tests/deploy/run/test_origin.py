@@ -11,7 +11,7 @@ from deploy.folder.read import config_of, origin_of, status_of
 from deploy.monitor.progress import Progress
 from deploy.run.run import run_training
 from deploy.tools.generate import generate_images
-from flowcredit.start import own_version
+from flowcredit.start import VERSION
 from protocol.config.run import RunConfig
 from protocol.errors import RunFolderError
 
@@ -60,7 +60,7 @@ def test_a_fork_keeps_its_origin_and_is_not_taken_for_another(
     origin = origin_of(first)
     assert origin is not None
     assert origin.fork is None
-    assert origin.versions["flowcredit"] == own_version()
+    assert origin.versions["flowcredit"] == VERSION
     train(config, tmp_path / "fork", fork=first)
     origin = origin_of(tmp_path / "fork")
     assert origin is not None
@@ -81,7 +81,7 @@ def test_the_remedy_for_a_key_of_another_version_works_for_every_command(
 ) -> None:
     text = (first / "config.yaml").read_text()
     (first / "config.yaml").write_text(text + "newer: 1\n")
-    message = rf"begun by flowcredit {own_version()}, this is .*'newer'.*; remove the key from {first}/config.yaml"
+    message = rf"begun by flowcredit {VERSION}, this is .*'newer'.*; remove the key from {first}/config.yaml"
     for command in (
         lambda: train(config, first),
         lambda: config_of(first),
@@ -97,4 +97,4 @@ def test_the_remedy_for_a_key_of_another_version_works_for_every_command(
 def test_the_version_is_an_option(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
         app(["--version"])
-    assert capsys.readouterr().out == f"flowcredit {own_version()}\n"
+    assert capsys.readouterr().out == f"flowcredit {VERSION}\n"

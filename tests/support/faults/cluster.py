@@ -1,9 +1,9 @@
 """A Ray cluster on the machines of a lab, with token authentication and a board with a password, and jobs sent to it.
 
-Machine 1 is the head, the last one is the user's laptop: it alone has the project, as a plain folder, and sends jobs
-from a folder of its own that holds a preset, prompts and a scorer. The others are nodes: the first one behind a link
-of 50 Mbit/s, the second one with a clock that is a minute ahead. So every scene is one with a slow link and a wrong
-clock.
+Machine 1 is the head, the last one is the user's laptop: it alone has the project, as its wheel installs it, and sends
+jobs from a folder of its own that holds a preset, prompts and a scorer. The others are nodes: the first one behind a
+link of 50 Mbit/s, the second one with a clock that is a minute ahead. So every scene is one with a slow link and a
+wrong clock.
 """
 
 import json
@@ -22,11 +22,11 @@ import yaml
 
 from deploy.folder.names import INPUTS
 from deploy.folder.read import lines_of
-from deploy.jobs.submit import PACKAGES
 from deploy.tools.verify import verify
 from tests.support.faults.lab import HOME, STORE, Lab, Machine, until
 from tests.support.paths import ROOT
 from tests.support.runs.scene import Story, story
+from tests.support.wheel import unpack_wheel
 
 PASSWORD, TOKEN = "word-of-the-board", "token-of-the-status-api"
 RAY, JOBS, REDIS, API = 6379, 8265, 6390, 8400
@@ -87,10 +87,9 @@ RUN: dict[str, Any] = {
 
 
 def furnish_project(folder: Path) -> None:
-    """Make `flowcredit/`, the packages alone, and `project/` with a user's preset, prompts and scorer."""
+    """Make `flowcredit/`, an installed wheel, and `project/` with a user's preset, prompts and scorer."""
     code, project = folder / "flowcredit", folder / "project"
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, code / package, ignore=shutil.ignore_patterns("__pycache__"))
+    unpack_wheel(code)
     project.mkdir()
     (project / "mine.py").write_text((ROOT / "tests/support/rewards/judges.py").read_text() + SCORER)
     (project / "prompts.txt").write_text("a red circle\na blue square\ntwo triangles\na green star\n")
