@@ -322,7 +322,7 @@ def pass_cost(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> P
 
 @torch.no_grad()
 def _decoding_peak(backbone: PipelineBackbone, images: int) -> int:
-    latents = torch.zeros(images, *backbone.latent_shape)
+    latents = torch.zeros(images, *backbone.latent_shape, dtype=backbone.vae.dtype)
     with CostMeter(apart=backbone.vae.parameters()) as memory:
         backbone.vae.decode(latents, return_dict=False)
     return memory.peak

@@ -18,7 +18,7 @@ from flow.models.embeddings import Embeddings
 from flow.models.folder import find_configs
 from flow.models.load import backbone_class
 from flow.models.pipeline import PipelineBackbone
-from flow.models.reading import dtype_of, quiet_libraries
+from flow.models.reading import dtype_of, quiet_libraries, vae_dtype_of
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.errors import ModelError
 
@@ -40,7 +40,7 @@ def hollow_backbone(
         ModelError: the model does not exist, or a part's config cannot be read.
     """
     index, folder = find_configs(model)
-    model = model.model_copy(update={"compile": None})
+    model = model.model_copy(update={"compile": None, "attention": None})
     parts: dict[str, Any] = {}
     with quiet_libraries():
         import diffusers
@@ -76,7 +76,7 @@ def backbone_of_parts(
     scale = 2 ** (len(parts["vae"].config.block_out_channels) - 1)
     pipeline = SimpleNamespace(
         transformer=_converted(parts["transformer"], device, dtype_of(model)),
-        vae=_converted(parts["vae"], device, torch.float32),
+        vae=_converted(parts["vae"], device, vae_dtype_of(model)),
         scheduler=parts["scheduler"],
         vae_scale_factor=scale,
         default_sample_size=128,

@@ -16,10 +16,11 @@ from torch import Tensor
 from flow.models.contract import Conditioning
 from flow.models.embeddings import Embeddings
 from flow.models.families import Family
-from flow.models.reading import UNREADABLE, dtype_of, quiet_libraries, unreadable
+from flow.models.reading import UNREADABLE, dtype_of, quiet_libraries, unreadable, vae_dtype_of
 from flow.models.text import TextEncoders
 from protocol.config.model import ModelConfig
-from protocol.errors import ModelError
+from protocol.errors import ModelError, NonFiniteError, one_line
+from protocol.spelling import suggest
 
 UNKNOWN_SCHEDULES = (
     "use_karras_sigmas",
@@ -33,7 +34,7 @@ UNKNOWN_SCHEDULES = (
 
 
 class PipelineBackbone(ABC):
-    """A pipeline's frozen parts. The transformer has the dtype `model.dtype`, the VAE is float32.
+    """A pipeline's frozen parts. The transformer has the dtype `model.dtype`, the VAE `model.vae_dtype`.
 
     Args:
         pipeline: a pipeline with transformer, vae and scheduler on `device`; its text encoders are not used.
@@ -56,6 +57,10 @@ class PipelineBackbone(ABC):
         self.vae = pipeline.vae.requires_grad_(requires_grad=False).eval()
         self.transformer = pipeline.transformer.requires_grad_(requires_grad=False).eval()
         self.latent_shape = self._latent_shape(config.height, config.width)
+        if device.type == "cuda":
+            self.vae.to(memory_format=torch.channels_last)  # the layout that cuDNN's convolutions want
+        if config.attention:
+            self._choose_attention(config.attention)
         if config.vae_tiling:
             self.vae.enable_tiling()
         if config.gradient_checkpointing:
@@ -79,7 +84,7 @@ class PipelineBackbone(ABC):
             ModelError: a part cannot be read, or the model cannot generate images of the configured size.
         """
         absent = dict.fromkeys(cls.family.text_parts)
-        dtypes = {"default": torch.float32, "transformer": dtype_of(config), "vae": torch.float32}
+        dtypes = {"default": torch.float32, "transformer": dtype_of(config), "vae": vae_dtype_of(config)}
         with quiet_libraries():
             import diffusers
 
@@ -154,7 +159,11 @@ class PipelineBackbone(ABC):
 
     @torch.no_grad()
     def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
-        """Decode clean latents, `decode_batch` at a time, and round to 8 bits as the pipeline does."""
+        """Decode clean latents, `decode_batch` at a time, and round to 8 bits as the pipeline does.
+
+        Raises:
+            NonFiniteError: the VAE's dtype overflows.
+        """
         chunks = latents.split(self._config.decode_batch or len(latents))
         return np.concatenate([self._images(chunk) for chunk in chunks])
 
@@ -174,9 +183,36 @@ class PipelineBackbone(ABC):
 
     def _images(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
         scaled = latents / self.vae.config.scaling_factor + self.vae.config.shift_factor
-        images = self.vae.decode(scaled, return_dict=False)[0]
-        unit = cast(np.ndarray, self._pipeline.image_processor.postprocess(images, output_type="np"))
-        return (unit * 255).round().astype(np.uint8)
+        images = self.vae.decode(scaled.to(self.vae.dtype), return_dict=False)[0]
+        if not torch.isfinite(images).all():
+            raise NonFiniteError(
+                f"decoded images must be finite, got NaN or infinity of a VAE in {self.vae.dtype}:"
+                " set model.vae_dtype=float32"
+            )
+        unit = cast(Tensor, self._pipeline.image_processor.postprocess(images, output_type="pt"))
+        rounded = (unit.float() * 255).round().to(torch.uint8)  # 8 bits leave the device, not 32
+        return rounded.permute(0, 2, 3, 1).contiguous().cpu().numpy()
+
+    def _choose_attention(self, backend: str) -> None:
+        """Let every attention module use a back end of diffusers' dispatcher."""
+        from diffusers.models.attention_dispatch import AttentionBackendName
+
+        known = sorted(each.value for each in AttentionBackendName)
+        if backend not in known:
+            raise ModelError(
+                f"model.attention must be one of diffusers' back ends, got {backend!r}: {suggest(backend, known)}"
+            )
+        with quiet_libraries():
+            try:
+                self.transformer.set_attention_backend(backend)
+            except (ImportError, RuntimeError, ValueError, OSError) as error:
+                raise ModelError(f"model.attention={backend} cannot be used here: {one_line(error)}") from error
+        processors = [getattr(part, "processor", None) for part in self.transformer.modules()]
+        if not any(getattr(processor, "_attention_backend", None) for processor in processors):
+            raise ModelError(
+                f"model.attention must not be set for {self.family.pipeline}: its attention does not go"
+                f" through diffusers' dispatcher, got {backend!r}"
+            )
 
     def _compile(self, backend: str) -> None:
         known = torch.compiler.list_backends(exclude_tags=())

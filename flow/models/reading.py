@@ -21,6 +21,11 @@ def dtype_of(config: ModelConfig) -> torch.dtype:
     return getattr(torch, config.dtype)
 
 
+def vae_dtype_of(config: ModelConfig) -> torch.dtype:
+    """Return torch's dtype for the VAE."""
+    return getattr(torch, config.vae_dtype or config.dtype)
+
+
 def unreadable(folder: Path, family: Family, error: Exception) -> ModelError:
     """Turn a library's exception into one line that names the model folder.
 

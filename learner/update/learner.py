@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
 
@@ -74,6 +75,18 @@ class MiniBatch:
 
 
 @dataclass(frozen=True)
+class Shown:
+    """What one piece of a micro-batch showed, still on the device."""
+
+    order: tuple[int, int, int]
+    """As in `PieceStatistics`."""
+    k: int
+    losses: PairLosses
+    total: Float[torch.Tensor, ""]
+    """Sum of the losses."""
+
+
+@dataclass(frozen=True)
 class Findings:
     """What an update showed on one worker's shards."""
 
@@ -134,6 +147,7 @@ class Learner:
             betas=settings.betas,
             eps=settings.adam_epsilon,
             weight_decay=settings.weight_decay,
+            fused=True if self._device.type == "cuda" else None,
         )
         self.iteration = 0
         self._credits: list[Credit] = []
@@ -143,6 +157,7 @@ class Learner:
         self._groups: list[ScoredGroup] = []
         self._group_credits: list[Credit] = []
         self._pieces: list[PieceStatistics] = []
+        self._shown: list[Shown] = []
         self._steps: list[StepStatistics] = []
         self._probed: dict[str, float] = {}
         self._meter, self._host = Meter(device), Meter()
@@ -159,7 +174,7 @@ class Learner:
         self._before = self.state()
         self._wake()
         self._groups, self._group_credits, self._pieces, self._steps = [], [], [], []
-        self._probed = {}
+        self._probed, self._shown = {}, []
         self._work()
         self._lanes.clear()
         self._scaler.scale(torch.zeros((), device=self._device))  # a worker without a shard must know the scale too
@@ -202,6 +217,7 @@ class Learner:
         for task, rollout in zip(own, self._fetched(own), strict=True):
             with self._lanes.adding_to(task.number % self._config.learner.lanes), self._meter.timed("training"):
                 self._add_gradients(task, rollout, batch)
+        self._settle()
 
     def lane_sum(self) -> Gradient:
         """Add up this worker's lanes of the mini-batch, and begin the next one."""
@@ -324,8 +340,9 @@ class Learner:
                 self._optimizer.state[parameter] = {
                     slot: torch.from_numpy(np.array(state.optimizer[f"{name}/{slot}"])) for slot in SLOTS
                 }
+        on_device = SLOTS if self._device.type == "cuda" else SLOTS[:2]  # the fused optimizer counts there too
         for slots in self._optimizer.state.values():
-            for slot in ("exp_avg", "exp_avg_sq"):
+            for slot in on_device:
                 slots[slot] = slots[slot].to(self._device)
         now = self._scaler.state_dict()
         held = {slot: state.optimizer[f"{SCALER}/{slot}"] for slot in now if f"{SCALER}/{slot}" in state.optimizer}
@@ -442,11 +459,18 @@ class Learner:
         all_pairs = self._all_pairs(batch)
         for piece, (k, losses) in enumerate(self._losses(task, rollout, batch)):
             total = losses.loss.sum()
-            loss = total.item()
-            if not math.isfinite(loss):
-                raise NonFiniteError(f"the loss of step {k} must be finite, got {loss}")
             self._scaler.scale(total / all_pairs).backward()
-            self._pieces.append(PieceStatistics.of((batch.number, task.number, piece), losses, loss))
+            order = (batch.number, task.number, piece)
+            self._shown.append(Shown(order=order, k=k, losses=losses.detached(), total=total.detach()))
+
+    def _settle(self) -> None:
+        """Copy what the micro-batches showed from the device; until here nobody has waited for it."""
+        for shown in self._shown:
+            loss = shown.total.item()
+            if not math.isfinite(loss):
+                raise NonFiniteError(f"the loss of step {shown.k} must be finite, got {loss}")
+            self._pieces.append(PieceStatistics.of(shown.order, shown.losses, loss))
+        self._shown = []
 
     def _losses(self, task: ShardTask, rollout: Rollout, batch: "MiniBatch") -> Iterator[tuple[int, PairLosses]]:
         """Run the objective over a shard's micro-batches; each comes with its step."""

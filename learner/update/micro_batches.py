@@ -249,4 +249,6 @@ def _require_own(task: ShardTask, rollout: Rollout) -> None:
 
 
 def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(array.copy()).to(device)
+    """Copy an array to a device; the copy to a GPU goes on while the GPU computes."""
+    held = torch.from_numpy(array.copy())
+    return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held.to(device)

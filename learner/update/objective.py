@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -35,6 +35,11 @@ class PairLosses:
     """Divergence from the model without adapter; 0 when the term is off."""
     own: Mapping[str, Float[Tensor, " N"]] = field(default_factory=dict)
     """The objective's own numbers by name, without a gradient."""
+
+    def detached(self) -> "PairLosses":
+        """Return the same numbers without what a backward needs."""
+        ratio = None if self.ratio is None else self.ratio.detach()
+        return replace(self, loss=self.loss.detach(), ratio=ratio)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from pydantic import Field, model_validator
 
 from protocol.config.section import Positive, Section
 
+Dtype = Literal["float32", "bfloat16", "float16"]
+
 
 class LoraConfig(Section):
     """The low-rank adapter that is trained. A key that is not set takes the model family's default."""
@@ -28,8 +30,14 @@ class ModelConfig(Section):
     """A diffusers folder, `pkg://package/folder` inside an installed package, or a hub id such as `org/name`."""
     revision: str | None = None
     """Branch, tag or commit of a hub id; only a commit guarantees that the model never changes."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Dtype of the frozen transformer, of its autocast and of the text encoders; VAE and LoRA are float32."""
+    dtype: Dtype = "float32"
+    """Dtype of the frozen transformer, of its autocast and of the text encoders; the LoRA is float32."""
+    vae_dtype: Dtype | None = None
+    """Dtype in which the VAE decodes; none takes `dtype`, as diffusers' pipelines do. Images that are not finite end
+    the run: set float32."""
+    attention: str | None = None
+    """Attention back end of diffusers' dispatcher, such as `flash` or `sage`, for rollout and learner alike; none is
+    torch's own."""
     height: Positive | None = None
     """Height of an image in pixels; none takes the size that the model was trained for."""
     width: Positive | None = None

@@ -26,11 +26,10 @@ from protocol.config.run import RunConfig
 from protocol.errors import InputError, LearnerFailedError, NonFiniteError, PoolError
 from protocol.messages import Adapter, LearnerState, Rollout, ScoredGroup
 from tests.support.learning.groups import complete, draw_groups, learn
+from tests.support.runs.metrics import untimed
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 Config = Callable[..., RunConfig]
-OWN = ("update/",)
-"""Metrics about the group itself, which depend on its size."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,10 +85,6 @@ def require_equal(one: LearnerState, other: LearnerState) -> None:
     assert one.adapter.digest == other.adapter.digest
     assert one.optimizer.keys() == other.optimizer.keys()
     assert all(np.array_equal(array, other.optimizer[name]) for name, array in one.optimizer.items())
-
-
-def shared(metrics: Any) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if not name.startswith(OWN)}
 
 
 class Handles:
@@ -166,7 +161,7 @@ def test_a_group_gives_the_bits_of_one_learner_while_its_size_changes(tiny_confi
     async def update(group: LearnerGroup, size: int) -> None:
         groups = reference.draw()
         told, expected = await group.update(complete(stored(groups))), await reference.learn(groups)
-        assert shared(told) == expected
+        assert untimed(told) == expected
         assert told["update/workers"] == size
         assert 0 < told["update/busy_share_min"] <= told["update/busy_share"] <= 1
         assert told["update/fetched_mb"] > 0
@@ -205,7 +200,7 @@ def test_a_group_repeats_its_bits_after_a_worker_raised_died_or_hung(tiny_config
             with pytest.raises(NonFiniteError, match="must be finite"):
                 await group.update(complete(stored(with_a_broken_shard(groups), {(1, 0): gate})))
             gate.touch()
-            assert shared(await group.update(complete(stored(groups)))) == await reference.learn(groups)
+            assert untimed(await group.update(complete(stored(groups)))) == await reference.learn(groups)
             saved = await group.state()
             require_equal(saved, reference.learner.state())
 
@@ -215,7 +210,7 @@ def test_a_group_repeats_its_bits_after_a_worker_raised_died_or_hung(tiny_config
                 await group.update(complete(stored(groups)))
             await group.restart()
             await group.restore(saved)
-            assert shared(await group.update(complete(stored(groups)))) == await reference.learn(groups)
+            assert untimed(await group.update(complete(stored(groups)))) == await reference.learn(groups)
             require_equal(await group.state(), reference.learner.state())
             assert [actor.restarts for actor in group.actors()] == [0, 1]
 
@@ -255,7 +250,7 @@ def test_six_iterations_have_the_same_bits_while_the_size_changes_and_a_worker_d
                     await group.restart()
                     await group.restore(saved)
                 told = await group.update(complete(stored(groups)))
-                assert shared(told) == await reference.learn(groups)
+                assert untimed(told) == await reference.learn(groups)
                 assert told["update/workers"] == size
                 require_equal(await group.state(), reference.learner.state())
             assert reference.learner.iteration == 6

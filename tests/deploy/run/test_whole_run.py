@@ -16,6 +16,7 @@ from deploy.tools.estimate import estimate
 from flow.adapter.lora_file import FILE_NAME, read_lora
 from learner.checkpoint import OPTIMIZER
 from tests.support.paths import ROOT
+from tests.support.runs.metrics import untimed
 
 SMALL = [
     "iterations=3",
@@ -60,14 +61,7 @@ def adapter_sha(folder: Path, iteration: int = 3) -> str:
 def curve(folder: Path) -> list[dict]:
     """All metrics without wall times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {
-            key: value
-            for key, value in line.items()
-            if not (key.startswith(("seconds/", "update/")) or key.endswith("_seconds"))
-        }
-        for line in lines
-    ]
+    return [untimed(line) for line in lines]
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from protocol.messages import LearnerState, Rollout, ScoredGroup, digest_of
 from tests.support.learning.gradients import relative_difference, watch_gradients
 from tests.support.learning.groups import complete, draw_groups, learn, redness
 from tests.support.learning.plain_credit import PLAIN
+from tests.support.runs.metrics import untimed
 
 Config = Callable[..., RunConfig]
 SIZES = (1, 2, 4)
@@ -278,7 +279,7 @@ def test_groups_train_while_later_ones_are_made_and_give_the_same_bits(
             await asyncio.sleep(0.01)
         assert 4 not in steps, "the last step waits for its last group"
         coming[5].set_result(groups[5])
-        return dict(await learning)
+        return untimed(await learning)
 
     told = asyncio.run(asyncio.wait_for(scenario(), 120))
     require_equal(group[0].state(), group[-1].state())

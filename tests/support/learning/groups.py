@@ -13,6 +13,7 @@ from learner.update.learner import Learner
 from learner.update.workers import NearWorker, update
 from protocol.config.run import RunConfig
 from protocol.messages import Adapter, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
+from tests.support.runs.metrics import untimed
 
 Judge = Callable[[Rollout, np.ndarray], np.ndarray]
 
@@ -59,10 +60,10 @@ def iterate(learner: Learner, policy: RolloutPolicy, config: RunConfig, **how: A
 
 
 def learn(config: RunConfig, groups: Sequence[ScoredGroup], *learners: Learner) -> dict[str, float]:
-    """One update by these workers, in the order of their seats."""
+    """One update by these workers, in the order of their seats; what it says, without seconds."""
 
     async def run() -> dict[str, float]:
-        return dict(await update(config, [NearWorker(learner) for learner in learners], complete(groups)))
+        return untimed(await update(config, [NearWorker(learner) for learner in learners], complete(groups)))
 
     return asyncio.run(run())
 

@@ -23,6 +23,7 @@ from deploy.tools.verify import verify
 from flow.adapter.lora_file import FILE_NAME
 from learner.checkpoint import newest_checkpoint
 from tests.support.paths import ROOT
+from tests.support.runs.metrics import untimed
 
 ITERATIONS = 20
 KINDS = {"rollout": "ray::RolloutActor", "reward": "ray::RewardActor", "learner": "ray::LearnerActor"}
@@ -227,9 +228,7 @@ def story(run: Path) -> Story:
     assert found is not None
     sha = hashlib.sha256((found[1] / FILE_NAME).read_bytes()).hexdigest()
     told = lines_of(run)
-    aside = ("seconds/", "update/", "reward_server/")
-    lines = [{k: v for k, v in line.items() if not k.startswith(aside) and not k.endswith("_seconds")} for line in told]
-    return sha, lines
+    return sha, [untimed(line) for line in told]
 
 
 def events(run: Path) -> list[dict[str, Any]]:
