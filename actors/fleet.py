@@ -57,8 +57,8 @@ class RayFleet:
 
     def pools(self) -> list[PoolStatus]:
         """Describe every pool."""
-        pairs = [self.rollouts.pool.status(), self.learner.status()]
-        rollouts, learner = (pool.model_copy(update={"is_resizable": not self._bundles}) for pool in pairs)
+        both = [self.rollouts.pool.status(), self.learner.status()]
+        rollouts, learner = (pool.model_copy(update={"is_resizable": not self._bundles}) for pool in both)
         return [rollouts, *self.rewards.statuses(), learner]
 
     def actors(self) -> list[ActorStatus]:

@@ -215,9 +215,11 @@ class LearnerGroup:
     def _rule(self) -> str:
         role = self._role
         if self._bundles:
-            each = " and ".join(f"{need:g} {name}" for name, need in self._config.cluster.pair_reserved.items() if need)
+            each = " and ".join(
+                f"{need:g} {name}" for name, need in self._config.cluster.bundle_reserved.items() if need
+            )
             return (
-                f"each of {self._desired} pairs of a rollout actor and a learner worker needs {each} on one node; add"
+                f"each of {self._desired} bundles of a rollout actor and a learner worker needs {each} on one node; add"
                 " nodes, or lower cluster.rollout_actors and cluster.learner.workers"
             )
         return (

@@ -99,7 +99,7 @@ class PoolStatus(Document):
     busy_share: float | None = None
     """Share of the last iteration's wall time in which its actors worked."""
     is_resizable: bool = True
-    """False in a run with `--local`, and for the pairs of `cluster.layout: colocated`."""
+    """False in a run with `--local`, and for the bundles of `cluster.layout: colocated`."""
     trouble: str = ""
     """Why it has not reached the desired size, or why it is paused."""
 

@@ -16,7 +16,7 @@ class Bundles:
     """Reserved as soon as the cluster has room; until then the actors wait."""
 
     def __init__(self, cluster: ClusterConfig) -> None:
-        self._needs = {name: need for name, need in cluster.pair_reserved.items() if need}
+        self._needs = {name: need for name, need in cluster.bundle_reserved.items() if need}
         self._count = cluster.rollout_actors
         role = cluster.rollout
         self._group = placement_group(
@@ -64,6 +64,6 @@ def shortage_of_bundles(needs: Mapping[str, float], nodes: Sequence[Mapping[str,
         return ""
     each = " and ".join(f"{need:g} {name}" for name, need in needs.items())
     return (
-        f"{count} pairs of a rollout actor and a learner worker are reserved together, each with {each} on one node;"
+        f"{count} bundles of a rollout actor and a learner worker are reserved together, each with {each} on one node;"
         f" the cluster has room for {room}"
     )

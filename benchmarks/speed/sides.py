@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.speed.gpu_model import random_backbone
 from deploy.presets import load_config
-from deploy.tools.balance import best_pairs, best_split
+from deploy.tools.balance import best_bundles, best_split
 from deploy.tools.estimate import Evaluations, count_evaluations, count_shard, pass_cost
 from flow.models.families import FLUX, SD3, Family
 from flow.models.flux import Flux
@@ -97,7 +97,7 @@ def main(tflops: Annotated[float, typer.Option(help="TFLOP/s that a GPU really d
     torch.manual_seed(0)
     typer.echo(
         "| model | T' | TFLOP a forward | a gradient, forwards | rollout, forwards | update, forwards | GPUs"
-        " | rollout + learner | iteration s | rollout waits | learner waits | pairs in turns | iteration s |"
+        " | rollout + learner | iteration s | rollout waits | learner waits | bundles in turns | iteration s |"
     )
     typer.echo("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
     for preset in ("sd35_pickscore", "flux_pickscore"):
@@ -106,7 +106,7 @@ def main(tflops: Annotated[float, typer.Option(help="TFLOP/s that a GPU really d
             each_s = counts.forward_flops / (tflops * 1e12)
             for gpus in GPUS:
                 whole = resized(config, actors=gpus - 1, workers=1)
-                pairs = best_pairs(whole, counts)
+                bundles = best_bundles(whole, counts)
                 best = best_split(whole, counts)
                 split = ["", "", "", ""]
                 if best:
@@ -114,7 +114,7 @@ def main(tflops: Annotated[float, typer.Option(help="TFLOP/s that a GPU really d
                     split = [f"{best.actors} + {best.workers}", f"{best.iteration * each_s:.0f}", *waits]
                 cells = [
                     preset, substeps, f"{counts.forward_flops / 1e12:.2f}", f"{gradient:.2f}", counts.rollout,
-                    counts.learner, gpus, *split, pairs.actors, f"{pairs.iteration * each_s:.0f}",
+                    counts.learner, gpus, *split, bundles.actors, f"{bundles.iteration * each_s:.0f}",
                 ]  # fmt: skip
                 typer.echo(f"| {' | '.join(map(str, cells))} |")
 

@@ -125,7 +125,7 @@ def gpu_problems(config: RunConfig) -> Iterator[InputError]:
 
 
 def memory_problems(config: RunConfig, shared: int) -> Iterator[ConfigError]:
-    """Compare what a colocated pair takes with the memory of this machine's GPUs.
+    """Compare what a colocated bundle takes with the memory of this machine's GPUs.
 
     Args:
         config: of the run.

@@ -77,7 +77,7 @@ def balance_of(
 
 
 def gpus_of(config: RunConfig) -> int:
-    """Count one GPU for each rollout actor and learner worker, one for a colocated pair; on a CPU likewise."""
+    """Count one GPU for each rollout actor and learner worker, one for a colocated bundle; on a CPU likewise."""
     cluster = config.cluster
     return cluster.rollout_actors + (0 if cluster.is_colocated else cluster.learner.workers)
 
@@ -99,18 +99,18 @@ def best_split(config: RunConfig, counts: Evaluations) -> Balance | None:
     return min(splits, key=lambda split: split.iteration, default=None)
 
 
-def best_pairs(config: RunConfig, counts: Evaluations) -> Balance:
-    """Find the iteration of `cluster.layout: colocated` with as many pairs as the config has GPUs.
+def best_bundles(config: RunConfig, counts: Evaluations) -> Balance:
+    """Find the iteration of `cluster.layout: colocated` with as many bundles as the config has GPUs.
 
     Args:
-        config: of the run; its lanes bound the pairs.
+        config: of the run; its lanes bound the bundles.
         counts: of one iteration.
 
     Returns:
         The balance; its sides take turns.
     """
-    pairs = max(size for size in range(1, gpus_of(config) + 1) if config.learner.lanes % size == 0)
-    return replace(balance_of(config, counts, actors=pairs, workers=pairs), overlaps=False)
+    bundles = max(size for size in range(1, gpus_of(config) + 1) if config.learner.lanes % size == 0)
+    return replace(balance_of(config, counts, actors=bundles, workers=bundles), overlaps=False)
 
 
 def advice(config: RunConfig, counts: Evaluations, *, tflops: float | None = None) -> Iterator[str]:
@@ -154,12 +154,12 @@ def _changes(config: RunConfig, counts: Evaluations, now: Balance) -> Iterator[s
     saved = 1 - held.iteration / now.iteration
     if saved > ENOUGH:
         yield f"group.max_lag=1 would let them work at the same time: an iteration would take {saved:.0%} less"
-    pairs = best_pairs(config, counts)
-    saved = 1 - pairs.iteration / now.iteration
+    bundles = best_bundles(config, counts)
+    saved = 1 - bundles.iteration / now.iteration
     if saved > ENOUGH:
         yield (
-            f"cluster.layout=colocated with {pairs.actors} pairs, cluster.rollout_actors={pairs.actors} and"
-            f" cluster.learner.workers={pairs.workers}, would make it {saved:.0%} shorter, without a lag"
+            f"cluster.layout=colocated with {bundles.actors} bundles, cluster.rollout_actors={bundles.actors} and"
+            f" cluster.learner.workers={bundles.workers}, would make it {saved:.0%} shorter, without a lag"
         )
     best = best_split(config, counts)
     if best and (saved := 1 - best.iteration / held.iteration) > ENOUGH:

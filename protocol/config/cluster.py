@@ -79,7 +79,7 @@ class ClusterConfig(Section):
         return self.layout == "colocated"
 
     @property
-    def pair_reserved(self) -> dict[str, float]:
+    def bundle_reserved(self) -> dict[str, float]:
         """What Ray reserves for a rollout actor and the learner worker beside it, by Ray's names."""
         rollout, learner = self.rollout.reserved, self.learner.reserved
         return {name: rollout.get(name, 0.0) + learner.get(name, 0.0) for name in {**rollout, **learner}}
@@ -113,7 +113,7 @@ class ClusterConfig(Section):
                 "cluster.layout colocated needs cluster.rollout.gpus and cluster.learner.gpus that add up to at most 1,"
                 f" got {rollout.gpus:g} and {learner.gpus:g}: the two share one GPU; take 0.5 for each"
             )
-        if not any(self.pair_reserved.values()):
+        if not any(self.bundle_reserved.values()):
             raise ValueError(
                 "cluster.layout colocated needs something to share, got no cpus, gpus or resources under"
                 " cluster.rollout and cluster.learner: reserve some"

@@ -31,7 +31,7 @@ CREATED, REMOVED = "CREATED", "REMOVED"
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
-    """A head without CPUs and two nodes with one CPU each, room for one pair on either; connected."""
+    """A head without CPUs and two nodes with one CPU each, room for one bundle on either; connected."""
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
@@ -45,9 +45,9 @@ def nodes() -> Iterator[Any]:
         cluster.shutdown()
 
 
-def colocated(tiny_config: Config, pairs: int, *, timeout_s: float = 300, **cluster: Any) -> RunConfig:
+def colocated(tiny_config: Config, bundles: int, *, timeout_s: float = 300, **cluster: Any) -> RunConfig:
     role = {"cpus": 0.5, "timeout_s": timeout_s}
-    sizes = {"rollout_actors": pairs, "rollout": role, "learner": {**role, "workers": pairs}}
+    sizes = {"rollout_actors": bundles, "rollout": role, "learner": {**role, "workers": bundles}}
     return config_of(tiny_config, layout="colocated", reward={"cpus": 0}, **sizes, **cluster)
 
 
@@ -73,15 +73,15 @@ def homes(fleet: RayFleet) -> dict[str, str]:
     return {actor.name: actor.node_id for actor in fleet.actors() if not actor.kind.startswith("reward/")}
 
 
-def require_in_bundles(held: dict[str, str], pairs: int) -> None:
+def require_in_bundles(held: dict[str, str], count: int) -> None:
     (table,) = groups(CREATED)
-    bundles = table["bundles_to_node_id"]
-    assert held == {f"{kind}-{slot}": bundles[slot] for kind in ("rollout", "learner") for slot in range(pairs)}
+    nodes = table["bundles_to_node_id"]
+    assert held == {f"{kind}-{slot}": nodes[slot] for kind in ("rollout", "learner") for slot in range(count)}
 
 
-@pytest.mark.parametrize(("pairs", "offload"), [(1, False), (2, True)])
-def test_pairs_share_a_bundle_and_the_run_has_the_bits_of_one_process(
-    nodes: Any, separate: str, tiny_config: Config, tmp_path: Path, pairs: int, *, offload: bool
+@pytest.mark.parametrize(("bundles", "offload"), [(1, False), (2, True)])
+def test_actor_and_worker_share_a_bundle_and_the_run_has_the_bits_of_one_process(
+    nodes: Any, separate: str, tiny_config: Config, tmp_path: Path, bundles: int, *, offload: bool
 ) -> None:
     fleets: list[RayFleet] = []
 
@@ -90,7 +90,7 @@ def test_pairs_share_a_bundle_and_the_run_has_the_bits_of_one_process(
         return fleets[-1]
 
     async def watch(_: Scene) -> None:
-        require_in_bundles(homes(fleets[0]), pairs)
+        require_in_bundles(homes(fleets[0]), bundles)
         with pytest.raises(PoolError, match=r"learner cannot be scaled to 4: its size is fixed.*: stop it and go on"):
             fleets[0].scale("learner", 4)
         assert {pool.name: pool.is_resizable for pool in fleets[0].pools()} == {
@@ -99,7 +99,7 @@ def test_pairs_share_a_bundle_and_the_run_has_the_bits_of_one_process(
             "learner": False,
         }
 
-    config = colocated(tiny_config, pairs, offload=offload)
+    config = colocated(tiny_config, bundles, offload=offload)
     assert go(config, tmp_path / "run", beside=watch, make_fleet=make) == separate
     wait_until(lambda: not groups(CREATED), why="the bundles are not given back")
 
@@ -140,15 +140,15 @@ def with_fleet(config: RunConfig, scenario: Callable[[RayFleet], Awaitable[None]
     wait_until(lambda: not groups(CREATED, "PENDING"), why="the bundles are not given back")
 
 
-def test_a_cluster_too_small_for_all_pairs_is_said_and_ends_the_start(nodes: Any, tiny_config: Config) -> None:
+def test_a_cluster_too_small_for_all_bundles_is_said_and_ends_the_start(nodes: Any, tiny_config: Config) -> None:
     async def scenario(fleet: RayFleet) -> None:
         starting = asyncio.ensure_future(fleet.start())
         await until(lambda: [pool.waiting for pool in fleet.pools()] == [4, 0, 4])
         assert await asyncio.to_thread(fleet.shortage, "rollout") == (
-            "4 pairs of a rollout actor and a learner worker are reserved together, each with 1 CPU on one node; the"
+            "4 bundles of a rollout actor and a learner worker are reserved together, each with 1 CPU on one node; the"
             " cluster has room for 2"
         )
-        rule = r"each of 4 pairs of a rollout actor and a learner worker needs 1 CPU on one node; add nodes, or lower"
+        rule = r"each of 4 bundles of a rollout actor and a learner worker needs 1 CPU on one node; add nodes, or lower"
         with pytest.raises(LearnerFailedError, match=rule):
             await starting
 

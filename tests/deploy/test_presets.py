@@ -71,11 +71,11 @@ def test_their_prompts_ship_and_eight_gpus_are_enough(name: str) -> None:
         assert len(read_prompts(config.data, path)) >= 10
     cluster = config.cluster
     judges = sum(reward.actors * (reward.gpus or cluster.reward.gpus) for reward in config.rewards.values())
-    pair = cluster.rollout.gpus + cluster.learner.gpus
+    bundle = cluster.rollout.gpus + cluster.learner.gpus
     assert cluster.layout == "colocated"
     assert cluster.rollout_actors == cluster.learner.workers == 8
-    assert pair + judges <= 1, "the scorer fits beside one of eight pairs"
-    assert 2 * pair > 1, "no two pairs fit on one GPU"
+    assert bundle + judges <= 1, "the scorer fits beside one of eight bundles"
+    assert 2 * bundle > 1, "no two bundles fit on one GPU"
 
 
 def test_what_differs_between_them() -> None:

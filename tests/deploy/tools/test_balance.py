@@ -73,7 +73,7 @@ def test_the_advice_names_keys_and_with_a_rate_seconds_and_gpu_hours(tiny_config
     assert "a forward takes 0.01 s: an iteration takes 27 s" in lines[-1]
 
 
-def test_pairs_take_turns_and_each_counts_as_one_gpu(tiny_config: Callable[..., RunConfig]) -> None:
+def test_bundles_take_turns_and_each_counts_as_one_gpu(tiny_config: Callable[..., RunConfig]) -> None:
     config = config_of(tiny_config, actors=4, workers=4, scale="prompt", layout="colocated")
     balance = balance_of(config, COUNTS)
     assert (balance.rollout, balance.update, balance.iteration) == (300, 600, 900), "3 of 12 shards for each"
@@ -83,9 +83,9 @@ def test_pairs_take_turns_and_each_counts_as_one_gpu(tiny_config: Callable[..., 
     assert "9 s or more and 0.01 GPU-hours" in lines[-1], "4 GPUs for 9 s"
 
 
-def test_pairs_are_proposed_where_they_save_more_than_a_split(tiny_config: Callable[..., RunConfig]) -> None:
+def test_bundles_are_proposed_where_they_save_more_than_a_split(tiny_config: Callable[..., RunConfig]) -> None:
     lines = list(advice(config_of(tiny_config, actors=3, workers=1), COUNTS))
-    assert any("cluster.layout=colocated with 4 pairs" in line and "68% shorter" in line for line in lines)
+    assert any("cluster.layout=colocated with 4 bundles" in line and "68% shorter" in line for line in lines)
 
 
 def test_a_split_is_proposed_where_whole_shards_fit_it_better(tiny_config: Callable[..., RunConfig]) -> None:

@@ -197,7 +197,7 @@ def test_the_layout_and_the_lanes_of_a_worker_are_told(tiny_config, tmp_path):
 
 
 @pytest.mark.parametrize("offload", [False, True])
-def test_a_pair_that_needs_more_memory_than_a_gpu_has_is_bad_and_has_a_remedy(
+def test_a_bundle_that_needs_more_memory_than_a_gpu_has_is_bad_and_has_a_remedy(
     tiny_config, tmp_path, monkeypatch, offload
 ):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)

@@ -169,9 +169,9 @@ def test_a_shared_gpu_holds_both_sides_or_one_and_what_the_other_keeps() -> None
     assert shared_memory(rollout, learner, offload=True) == 92 + 8
 
 
-def test_an_estimate_says_what_a_colocated_pair_takes(tiny_config: Config) -> None:
-    pair = {"layout": "colocated", "rollout_actors": 1}
-    found = estimate(tiny_config(cluster=pair))
+def test_an_estimate_says_what_a_colocated_bundle_takes(tiny_config: Config) -> None:
+    bundle = {"layout": "colocated", "rollout_actors": 1}
+    found = estimate(tiny_config(cluster=bundle))
     assert found.shared == sum(found.rollout.values()) + sum(found.learner.values())
     assert any(line.startswith("both on one GPU (cluster.layout colocated) take about") for line in found.lines())
     assert estimate(tiny_config()).shared == 0

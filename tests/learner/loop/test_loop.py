@@ -436,8 +436,8 @@ def test_with_offload_only_the_side_at_work_is_awake_and_the_bits_stay(
 
     for name, action in (("rest", rests), ("wake", wakes), ("velocity", computes)):
         monkeypatch.setattr(PipelineBackbone, name, action)
-    pair = {"layout": "colocated", "rollout_actors": 1, "offload": True}
-    last = run(red(tiny_config, iterations=3, evaluation={"every": 2}, cluster=pair), Story())
+    bundle = {"layout": "colocated", "rollout_actors": 1, "offload": True}
+    last = run(red(tiny_config, iterations=3, evaluation={"every": 2}, cluster=bundle), Story())
     assert last.adapter.digest == expected.adapter.digest
     assert len(known) == 2
     assert len(turns) == 2 * 3 + 1, "three turns of each side, and the last evaluation"
