@@ -3,8 +3,9 @@
 It only reads, needs neither the model nor Ray, and may be used while the run goes on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from deploy.folder.read import config_of, lines_of, require_run
 from learner.checkpoint import LATEST, checkpoint_folders, read_checkpoint
 from protocol.config.run import RunConfig
 from protocol.errors import CheckpointError, FlowcreditError, RunFolderError, one_line
+
+REDUCTION, UPDATE = "update/reduction_seconds", "seconds/update"
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,33 @@ def _metrics(run: Path, config: RunConfig | None) -> Iterator[Verified]:
         faults = ledger_faults(lines, config.group.per_iteration)
         found = "; ".join(faults[:3]) or "every group once, none left out"
         yield Verified("ledger", found, is_whole=not faults)
+        yield from _learner(lines, lanes=config.learner.lanes)
+
+
+def _learner(lines: Sequence[dict[str, Any]], *, lanes: int) -> Iterator[Verified]:
+    """Say how many workers made each update; without equal digests of their adapters an update leaves no line."""
+    updates = [line for line in lines if "ledger/first" in line]
+    if not updates:
+        return
+    by_size = [(size, list(own)) for size, own in groupby(updates, lambda line: line.get("update/workers", 0))]
+    wrong = [size for size, _ in by_size if size and lanes % size]
+    if wrong:
+        yield Verified("learner", f"{wrong[0]:g} workers cannot have shared {lanes} lanes", is_whole=False)
+        return
+    found = ", ".join(
+        f"{_workers(size)} in iterations {own[0]['iteration']} to {own[-1]['iteration']}" for size, own in by_size
+    )
+    together = [line for size, own in by_size if size > 1 for line in own]
+    if together:
+        reduction, update = (sum(line[name] for line in together) for name in (REDUCTION, UPDATE))
+        found += (
+            f"; equal digests after {len(together)} updates of several, {reduction / update:.0%} of their time in sums"
+        )
+    yield Verified("learner", found)
+
+
+def _workers(size: float) -> str:
+    return f"{size:g} worker{'s' * (size > 1)}" if size else "one process"
 
 
 def _checkpoints(root: Path) -> Iterator[Verified]:

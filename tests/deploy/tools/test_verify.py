@@ -1,0 +1,50 @@
+"""What `flowcredit verify` says of the learner group, from the lines of a run whose group changed its size."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deploy.folder.names import METRICS
+from deploy.folder.run_folder import open_run_folder
+from deploy.tools.verify import Verified, verify
+from protocol.config.run import RunConfig
+
+
+@pytest.fixture
+def said(tmp_path: Path, tiny_config: Callable[..., RunConfig]) -> Callable[..., list[Verified]]:
+    """What is said of a run whose iterations had groups of these sizes; 0: one process."""
+
+    def said(*sizes: int) -> list[Verified]:
+        config = tiny_config(learner={"lanes": 4})
+        open_run_folder(tmp_path / "run", config).close()
+        each = config.group.per_iteration
+        lines = [
+            {"iteration": n + 1, "ledger/first": n * each, "ledger/last": (n + 1) * each - 1, "seconds/update": 4.0}
+            | ({"update/workers": float(size), "update/reduction_seconds": 0.5} if size else {})
+            for n, size in enumerate(sizes)
+        ]
+        (tmp_path / "run" / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return [finding for finding in verify(tmp_path / "run") if finding.subject == "learner"]
+
+    return said
+
+
+def test_verify_tells_the_size_of_the_group_over_time_and_how_often_its_digests_were_equal(said):
+    (finding,) = said(1, 4, 4, 2, 0)
+    assert finding.is_whole
+    assert finding.found == (
+        "1 worker in iterations 1 to 1, 4 workers in iterations 2 to 3, 2 workers in iterations 4 to 4, one process in"
+        " iterations 5 to 5; equal digests after 3 updates of several, 12% of their time in sums"
+    )
+
+
+def test_a_size_that_no_group_can_have_is_damage(said):
+    (finding,) = said(2, 3)
+    assert not finding.is_whole
+    assert finding.found == "3 workers cannot have shared 4 lanes"
+
+
+def test_a_run_without_an_update_has_no_group(said):
+    assert said() == []
