@@ -13,14 +13,18 @@ driver's CPU seconds for each group do so less. The load average stands beside e
 """
 
 import asyncio
+import ctypes
 import gc
 import json
+import math
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any
@@ -53,7 +57,7 @@ SWEEPS: Mapping[str, Sequence[int]] = {
 BESIDE = {"rollout": 32, "rewards": 16, "workers": 16}
 """The numbers of the other sides in a sweep."""
 AXES = {"rollout": "rollout actors", "rewards": "reward actors", "workers": "learner workers"}
-ROUNDS = 5
+ROUNDS = 4
 """Iterations of one measurement of a sweep."""
 HELPS = 1.05
 """Pace of more actors over that of fewer from which on they help."""
@@ -109,6 +113,10 @@ class Moment:
     cpu_s: float
     driver_mib: float
     """Memory of the driver without the object store, which it shares with the actors."""
+    in_use_mib: float
+    """Blocks of the driver's C library that are not free; if only `driver_mib` grows, free memory is in pieces."""
+    blocks: int
+    """Blocks that Python's own allocator holds in the driver."""
     hosts_mib: float
     """Memory of the actors without the object store."""
     store_mib: float
@@ -132,12 +140,37 @@ class Meter(Listener):
                 at_s=time.monotonic(),
                 cpu_s=cpu.user + cpu.system,
                 driver_mib=(memory.rss - memory.shared) / 2**20,
+                in_use_mib=_in_use_mib(),
+                blocks=sys.getallocatedblocks(),
                 hosts_mib=_actors_mib(),
                 store_mib=_store_mib(),
             )
         )
         if iteration >= self._iterations:
             self._stop.set()
+
+
+class _Mallinfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def _in_use_mib() -> float:
+    """Bytes in blocks of glibc's malloc that are not free; NaN with another C library."""
+    try:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        return math.nan
+    mallinfo.restype = _Mallinfo
+    found = mallinfo()
+    return (found.uordblks + found.hblkhd) / 2**20
 
 
 def _actors_mib() -> float:
@@ -191,12 +224,17 @@ def _figures(moments: Sequence[Moment], size: Size, times: Times, config: RunCon
     seconds, shards = last.at_s - first.at_s, (len(moments) - 1) * config.group.per_iteration
     ideal = size.ideal(times, config.sampling.steps)
     slowest = min(ideal, key=lambda side: ideal[side])
-    half = len(moments) // 2
+
+    def quarters(name: str) -> list[float]:
+        """Average the values over each quarter of the measurement."""
+        values = [float(getattr(moment, name)) for moment in moments]
+        bounds = [round(len(values) * part / 4) for part in range(5)]
+        return [round(mean(values[begin:end] or values[-1:]), 1) for begin, end in pairwise(bounds)]
 
     def growth(name: str) -> float:
         """Compare the mean of the second half with that of the first."""
-        values = [getattr(moment, name) for moment in moments]
-        return mean(values[half:]) - mean(values[:half])
+        first, second, third, fourth = quarters(name)
+        return (third + fourth - first - second) / 2
 
     return {
         **asdict(size),
@@ -211,6 +249,9 @@ def _figures(moments: Sequence[Moment], size: Size, times: Times, config: RunCon
         "driver_cores": round((last.cpu_s - first.cpu_s) / seconds, 3),
         "driver_mib": round(last.driver_mib, 1),
         "driver_growth_mib": round(growth("driver_mib"), 1),
+        "driver_mib_by_quarter": quarters("driver_mib"),
+        "in_use_mib_by_quarter": quarters("in_use_mib"),
+        "blocks_by_quarter": quarters("blocks"),
         "actors_growth_mib": round(growth("hosts_mib"), 1),
         "store_mib": round(last.store_mib, 1),
         "store_growth_mib": round(growth("store_mib"), 1),
@@ -283,12 +324,14 @@ def main(
     times = Times(shard_s=shard_s, score_s=score_s, pair_s=pair_s, jitter=jitter, adapter_mb=adapter_mb)
     sizes = sweep_sizes() if sweep else [("", Size(rollout=rollout, rewards=rewards, workers=workers))]
     rows: list[dict[str, Any]] = []
+    measured: dict[Size, dict[str, Any]] = {}
     with cluster():
         for side, size in sizes:
-            count = per_iteration or 4 * size.rollout
-            wanted = ROUNDS * count if sweep else groups
-            figures = measure(size, times, groups=wanted, per_iteration=count, seats=seats, lag=lag)
-            rows.append({"side": side, **figures})
+            if size not in measured:
+                count = per_iteration or 4 * size.rollout
+                wanted = ROUNDS * count if sweep else groups
+                measured[size] = measure(size, times, groups=wanted, per_iteration=count, seats=seats, lag=lag)
+            rows.append({"side": side, **measured[size]})
             typer.echo(json.dumps(rows[-1]), err=True)
     _show(rows)
     advice = {side: enough(rows, side) for side in SWEEPS} if sweep else {}

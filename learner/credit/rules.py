@@ -95,17 +95,17 @@ def calibrated(rewards: Float[Tensor, "G N P"]) -> tuple[Float[Tensor, "G N P"],
     for table in tables:
         for k in range(total):
             both = ~table[:, [k, -1]].isnan().any(1)
-            lead = _lead(table[both, k])
-            above[k] += (lead * _lead(table[both, -1])).sum()
-            below[k] += lead.square().sum()
+            own = lead(table[both, k])
+            above[k] += (own * lead(table[both, -1])).sum()
+            below[k] += own.square().sum()
             seen[k] |= both.any()
     slopes = torch.where(below > 0, above / below.clamp(min=torch.finfo(below.dtype).tiny), 0.0).clamp(0, 1)
     slopes[~seen] = torch.nan
-    leads = torch.stack([torch.stack([_lead(column) for column in table.unbind(1)], dim=1) for table in tables])
+    leads = torch.stack([torch.stack([lead(column) for column in table.unbind(1)], dim=1) for table in tables])
     return (leads * torch.cat([slopes, slopes.new_ones(1)])).float(), slopes
 
 
-def _lead(values: Float[Tensor, " M"]) -> Float[Tensor, " M"]:
+def lead(values: Float[Tensor, " M"]) -> Float[Tensor, " M"]:
     """Values about their mean; exactly 0 where all are equal. NaN stays NaN and is in no mean."""
     known = values[~values.isnan()]
     if len(known) and known.max() > known.min():
