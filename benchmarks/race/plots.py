@@ -15,7 +15,7 @@ Cells = Sequence[Mapping[str, Any]]
 FIGURES: Mapping[str, tuple[str, ...]] = {
     "methods": (
         "flow_grpo", "stepwise_calibrated", "stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo", "tp_grpo_plain",
-        "flow_grpo_fast", "dance_grpo", "mix_grpo", "temp_flow", "step_weights",
+        "flow_grpo_fast", "dance_grpo", "mix_grpo", "temp_flow", "step_weights", "diffusion_nft", "awm",
     ),
     "normalisation": (
         "flow_grpo", "stepwise", "stepwise, per step", "stepwise, centred", "stepwise_flow_sde", "flow sde, per step",

@@ -2,7 +2,10 @@
 
     python -m benchmarks.race.race run --iterations 60 --seconds 600    # resumable; every cell in a run folder
     python -m benchmarks.race.race run --only stepwise --seeds 1         # some cells
-    python -m benchmarks.race.race report                                # JSON, plots and tables of the existing cells
+    python -m benchmarks.race.race report                                # JSON, plots and tables of all cells
+
+`report` joins the cells of the run folders with the published ones, `docs/results/race.json`; an own cell replaces the
+published cell of the same variant, seed and reward. `report --out docs/results/race.json` publishes own cells.
 
 A cell is (variant, seed, reward). A variant is a method with config keys; `benchmarks/race/variants.py` lists the
 methods and the papers' ablations. A cell trains until it has both enough iterations and enough training seconds, so
@@ -35,6 +38,10 @@ from deploy.run.run import run_training
 from protocol.config.run import RunConfig
 
 RUNS = Path("runs/credit_race")
+PUBLISHED = Path(__file__).parents[2] / "docs" / "results" / "race.json"
+"""Cells that were measured before, with their tables; part of the repository."""
+DIGITS = 5
+"""Decimals of the published numbers."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +148,21 @@ def read_cell(cell: Cell, runs: Path) -> dict[str, Any] | None:
     }
 
 
+def known_cells(runs: Path, published: Path = PUBLISHED) -> list[dict[str, Any]]:
+    """Return the curves of all cells, those of `runs` and the published ones, in the order of the race.
+
+    Each has the further key `measured`: `here`, or `published`. A cell of `runs` replaces the published one.
+    """
+    held = json.loads(published.read_text(encoding="utf-8"))["cells"] if published.exists() else []
+    older = {Cell(each["variant"], each["seed"], each["reward"]): {**each, "measured": "published"} for each in held}
+    found = []
+    for cell in planned([], [], seeds=99):
+        own = read_cell(cell, runs)
+        if curve := {**own, "measured": "here"} if own else older.get(cell):
+            found.append(curve)
+    return found
+
+
 def summarise(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, Any]]:
     """Return one row for each variant: scores at equal budgets, and the cost of reaching Flow-GRPO's final score.
 
@@ -164,6 +186,7 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str,
         rows.append(
             {
                 "variant": variant,
+                "measured": " and ".join(sorted({lane["measured"] for lane in by_variant[variant]})),
                 "seeds": len(by_variant[variant]),
                 "end": mean["scores"][-1],
                 "end_iteration": mean["iterations"][-1],
@@ -293,16 +316,19 @@ def report(
     runs: Runs = RUNS,
     out: Annotated[Path, typer.Option(help="JSON file; the plots have the same stem.")] = Path("runs/credit_race.json"),
 ) -> None:
-    """Read the cells, write JSON and plots, and print the tables."""
-    cells = [found for cell in planned([], [], seeds=99) if (found := read_cell(cell, runs)) is not None]
+    """Read the cells of `runs` and the published ones, write JSON and plots, and print the tables."""
+    cells = known_cells(runs)
     if not cells:
         raise typer.BadParameter(
             f"{runs} holds no finished cell: measure some first, `python -m benchmarks.race.race run`"
         )
+    here = sum(cell["measured"] == "here" for cell in cells)
+    if 0 < here < len(cells):
+        typer.echo(f"{here} cells of {runs}, {len(cells) - here} published: seconds compare on one machine only")
     tables = {reward: summarise(cells, reward) for reward in REWARDS}
     tried = {reward: rates(cells, reward) for reward in REWARDS}
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"cells": cells, "tables": tables, "rates": tried}, indent=1), encoding="utf-8")
+    out.write_text(_as_json({"cells": cells, "tables": tables, "rates": tried}), encoding="utf-8")
     for path in write_plots(cells, out):
         typer.echo(path)
     for reward, rows in tables.items():
@@ -315,6 +341,21 @@ def report(
     for reward, rows in tried.items():
         if rows:
             _print(f"{reward}: learning rates", rows)
+
+
+def _as_json(tree: Mapping[str, Any]) -> str:
+    """Return JSON with a line for each cell and table, and numbers rounded to `DIGITS` decimals."""
+    cells = ",\n".join(json.dumps(_rounded(cell)) for cell in tree["cells"])
+    others = ",\n".join(f"{json.dumps(name)}: {json.dumps(_rounded(tree[name]))}" for name in tree if name != "cells")
+    return f'{{"cells": [\n{cells}\n],\n{others}}}\n'
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, DIGITS)
+    if isinstance(value, Mapping):
+        return {key: _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list) else value
 
 
 def _print(title: str, rows: Sequence[Mapping[str, Any]]) -> None:

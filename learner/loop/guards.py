@@ -145,7 +145,11 @@ def guards_of(config: RunConfig) -> tuple[Guard, ...]:
             metric="group/duplicates",
             is_broken=lambda value: value > 0,
             rule="be 0: no two members of a group end in the same latents",
-            remedy="raise sampling.noise_level; if that does not help the noise is broken",
+            remedy=(
+                "an ODE from different noise must end in different images: the model is broken; try another adapter"
+                if config.sampling.kernel == "ode"
+                else "raise sampling.noise_level; if that does not help the noise is broken"
+            ),
         ),
         *((replay,) if config.group.max_lag == 0 else ()),
         Guard(

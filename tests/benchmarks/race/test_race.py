@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from benchmarks.race.plots import FIGURES, write_plots
-from benchmarks.race.race import Cell, cell_config, planned, rates, reached, read_cell, summarise
+from benchmarks.race.race import PUBLISHED, RUNS, Cell, app, cell_config, known_cells, planned, rates, reached, read_cell, summarise
 from benchmarks.race.variants import LOOKS, REWARDS, THREE_SEEDS, VARIANTS
 from benchmarks.scorers import GradedGenEval, Redness
 from tests.support.worlds.shapes import one_shape
@@ -25,6 +26,13 @@ def written(folder: Path, seconds: list[float], scores: dict[int, float]) -> Non
     ]
     lines += [{"iteration": index, "evaluation/score": score} for index, score in scores.items()]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"cut')
+
+
+def found(cell: Cell, runs: Path) -> dict[str, Any] | None:
+    return next(
+        (each for each in known_cells(runs, published=runs / "none") if Cell(each["variant"], each["seed"], each["reward"]) == cell),
+        None,
+    )
 
 
 def test_every_variant_is_a_whole_config_on_the_toy_world() -> None:
@@ -57,7 +65,7 @@ def test_arrival_is_where_the_mean_curve_crosses_flow_grpo_s_end_score(tmp_path:
         written(tmp_path / Cell("flow_grpo", seed, "geneval").folder, [2.0] * 4, {0: 0.4, 2: 0.5, 4: end})
     written(tmp_path / Cell("stepwise", 0, "geneval").folder, [3.0] * 4, {0: 0.4, 2: 0.66, 4: 0.8})
     cells = [
-        read_cell(Cell(name, seed, "geneval"), tmp_path)
+        found(Cell(name, seed, "geneval"), tmp_path)
         for name, seed in (("flow_grpo", 0), ("flow_grpo", 1), ("stepwise", 0))
     ]
     basis, stepwise = summarise([cell for cell in cells if cell], "geneval")
@@ -83,7 +91,7 @@ def test_equal_seconds_are_those_that_every_method_has(tmp_path: Path) -> None:
     written(tmp_path / Cell("dance_grpo", 0, "geneval").folder, [1.0] * 4, {0: 0.4, 4: 0.6})
     written(tmp_path / Cell("flow sde, T'=1", 0, "geneval").folder, [1.0] * 2, {0: 0.4, 2: 0.5})
     names = ("flow_grpo", "dance_grpo", "flow sde, T'=1")
-    cells = [cell for name in names if (cell := read_cell(Cell(name, 0, "geneval"), tmp_path))]
+    cells = [cell for name in names if (cell := found(Cell(name, 0, "geneval"), tmp_path))]
     rows = summarise(cells, "geneval")
     assert [row["at_4_s"] for row in rows] == [pytest.approx(0.5), pytest.approx(0.6), None]
     assert [row["at_8_s"] for row in rows] == [pytest.approx(0.7), None, None]
@@ -97,7 +105,7 @@ def test_learning_rates_are_compared_at_the_last_iteration_that_all_three_have(t
     curves |= {"flow_grpo": {2: 0.1, 4: 0.2}, "flow_grpo, lr=0.001": {2: 0.1}}
     for variant, scores in curves.items():
         written(tmp_path / Cell(variant, 0, "geneval").folder, [1.0] * max(scores), scores)
-    cells = [cell for variant in curves if (cell := read_cell(Cell(variant, 0, "geneval"), tmp_path))]
+    cells = [cell for variant in curves if (cell := found(Cell(variant, 0, "geneval"), tmp_path))]
     assert rates(cells, "geneval") == [
         {"method": "dense_grpo", "at_iteration": 2, "preset": 0.5, "0.001": 0.4, "0.004": 0.7}
     ], "a method whose tries are not all there is left out"
@@ -121,3 +129,32 @@ def test_graded_geneval_fades_with_the_shape_where_the_verdict_falls_at_once() -
     scores = GradedGenEval().score(images, ["a circle"] * 4, [line] * 4)
     assert scores.values.tolist() == pytest.approx([1.0, 0.8, 0.6, 0.4])
     assert scores.components["strict"].tolist() == [1, 1, 0, 0]
+
+
+def test_an_own_cell_replaces_the_published_one_and_the_others_stay(tmp_path: Path) -> None:
+    published, runs = tmp_path / "race.json", tmp_path / "runs"
+    for seed, end in ((0, 0.5), (1, 0.7)):
+        written(tmp_path / "before" / Cell("flow_grpo", seed, "geneval").folder, [2.0] * 4, {0: 0.4, 4: end})
+    published.write_text(json.dumps({"cells": known_cells(tmp_path / "before", published=published)}))
+    written(runs / Cell("flow_grpo", 1, "geneval").folder, [1.0] * 4, {0: 0.4, 4: 0.9})
+    cells = known_cells(runs, published=published)
+    assert [(cell["seed"], cell["measured"], cell["scores"][-1]) for cell in cells] == [
+        (0, "published", 0.5),
+        (1, "here", 0.9),
+    ]
+    assert summarise(cells, "geneval")[0]["measured"] == "here and published"
+
+
+def test_a_fresh_clone_reports_the_published_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert not RUNS.exists()
+    answer = CliRunner().invoke(app, ["report", "--out", "report/race.json"])
+    assert answer.exit_code == 0, answer.output
+    published = json.loads(PUBLISHED.read_text())["cells"]
+    again = json.loads((tmp_path / "report" / "race.json").read_text())
+    assert {**again["cells"][0], "measured": None} == {**published[0], "measured": None}
+    assert len(again["cells"]) == len(published), "none is of a variant that no longer exists"
+    assert {cell["variant"] for cell in published} >= {"diffusion_nft", "awm", "flow_grpo", "stepwise_calibrated"}
+    for reward, rows in again["tables"].items():
+        assert all(f"{row['end']:.3f}" in answer.output for row in rows), reward
+    assert (tmp_path / "report" / "race_methods.png").stat().st_size > 10_000
