@@ -33,8 +33,9 @@ class FlowPolicy:
     `gradient_evaluations` those of them that a backward follows.
 
     `steps` are the steps that can be stochastic: std at least `std_min` and not the last one; `steps_of` are those that
-    one shard explores. Every other step runs as ODE and is never trained. With the kernel `ode` no step is stochastic,
-    and `steps` are all T, since every noise level can be trained.
+    one shard explores. With `merge_std` a stochastic step spans as many steps of the schedule as its std needs. Every
+    other step runs as ODE and is never trained. With the kernel `ode` no step is stochastic, and `steps` are all T,
+    since every noise level can be trained.
 
         policy = FlowPolicy(backbone, config.sampling, guidance=1.0)
         transition, velocity = policy.transition(latents, k, conditioning=policy.conditioning("a red circle", ""))
@@ -49,7 +50,8 @@ class FlowPolicy:
         self.sigmas: Float[Tensor, " points"] = _sigmas(backbone, config)
         self.evaluations = self.gradient_evaluations = 0
         self._config = config
-        self.steps = self._eligible()
+        self._spans = self._merged()
+        self.steps = tuple(self._spans)
         if not self.steps:
             raise ConfigError(
                 f"sampling must leave a step with std of at least std_min {config.std_min}, got none:"
@@ -61,6 +63,14 @@ class FlowPolicy:
     def total_steps(self) -> int:
         """T."""
         return len(self.sigmas) - 1
+
+    def span(self, k: int) -> int:
+        """How many steps of the schedule step k crosses when it is stochastic; 1 without merging."""
+        return self._spans.get(k, 1)
+
+    def step_size(self, k: int) -> float:
+        """h, the sigma that step k crosses when it is stochastic."""
+        return (self.sigmas[k] - self.sigmas[k + self.span(k)]).item()
 
     def steps_of(self, *, seed: int, iteration: int, shard: int) -> tuple[int, ...]:
         """The stochastic steps of one shard: those of `steps` inside its window.
@@ -141,24 +151,39 @@ class FlowPolicy:
             as_ode: leave the noise out, as outside a window.
 
         Returns:
-            The transition to x_{k+1}, and the velocity v, shaped as `latents`.
+            The transition to x_{k+1}, or behind a merged step to x_{k+span}, and the velocity v, shaped as `latents`.
         """
-        sigma, sigma_next = (self.sigmas[i].expand(len(latents)).to(latents.device) for i in (k, k + 1))
+        is_ode = as_ode or k not in self._spans
+        following = k + (1 if is_ode else self.span(k))
+        sigma, sigma_next = (self.sigmas[i].expand(len(latents)).to(latents.device) for i in (k, following))
         velocity = self.velocity(latents, sigma, conditioning)
-        kernel = ode if as_ode or k not in self.steps else self._kernel(k)
+        kernel = ode if is_ode else self._kernel(k)
         return kernel(latents=latents, velocity=velocity, sigma=sigma, sigma_next=sigma_next), velocity
 
     def std(self, k: int) -> float:
         """Std of step k when it is stochastic."""
+        return self._std(k, self.span(k))
+
+    def _std(self, k: int, span: int) -> float:
         nothing = torch.zeros(1, 1)
-        sigma, sigma_next = self.sigmas[k : k + 1], self.sigmas[k + 1 : k + 2]
+        sigma, sigma_next = self.sigmas[k : k + 1], self.sigmas[k + span : k + span + 1]
         return self._kernel(k)(latents=nothing, velocity=nothing, sigma=sigma, sigma_next=sigma_next).std.item()
 
-    def _eligible(self) -> tuple[int, ...]:
+    def _merged(self) -> dict[int, int]:
+        """The steps that can be stochastic, each with its span."""
         config = self._config
         if config.kernel == "ode":
-            return tuple(range(config.steps))
-        return tuple(k for k in range(config.steps - 1) if self.std(k) >= max(config.std_min, math.ulp(0.0)))
+            return dict.fromkeys(range(config.steps), 1)
+        least = max(config.std_min, config.merge_std, math.ulp(0.0))
+        spans: dict[int, int] = {}
+        k = 0
+        while k < config.steps - 1:
+            longest = config.steps - 1 - k if config.merge_std else 1
+            span = next((span for span in range(1, longest + 1) if self._std(k, span) >= least), 0)
+            if span:
+                spans[k] = span
+            k += max(1, span)
+        return spans
 
     def _kernel(self, k: int) -> Callable[..., Transition]:
         config, sigma_first = self._config, self.sigmas[1].item()

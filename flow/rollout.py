@@ -113,6 +113,8 @@ class Step:
     """One step of a trajectory as it was sampled."""
 
     k: int
+    span: int
+    """Steps of the schedule that it crosses; above 1 for a merged step."""
     latents: Float[Tensor, "N C H W"]
     velocity: Float[Tensor, "N C H W"]
     transition: Transition
@@ -140,15 +142,16 @@ def trajectory(
     Returns:
         The steps in order.
     """
-    latents = initial
-    for k in range(policy.total_steps):
+    latents, k = initial, 0
+    while k < policy.total_steps:
         drawn = noise(k) if k in stochastic else None
         if drawn is not None and len(latents) < len(drawn):
             latents = latents.repeat(len(drawn), 1, 1, 1)
         transition, velocity = policy.transition(latents, k, conditioning=conditioning, as_ode=drawn is None)
         following = transition.mean if drawn is None else transition.sample(drawn)
-        yield Step(k=k, latents=latents, velocity=velocity, transition=transition, next_latents=following)
-        latents = following
+        span = 1 if drawn is None else policy.span(k)
+        yield Step(k=k, span=span, latents=latents, velocity=velocity, transition=transition, next_latents=following)
+        latents, k = following, k + span
 
 
 @torch.no_grad()
@@ -211,7 +214,8 @@ def rollout_shard(
             clean, index = _points(policy, stochastic, final, conditioning, config, is_first=not request.first_member)
     meter.count("completion_evaluations", policy.evaluations - begun)
     objective = config.learner.objective
-    states = (initial, *(step.next_latents for step in steps)) if has_noise else (final,)
+    visited = (step.next_latents for step in steps for _ in range(step.span))
+    states = (initial, *visited) if has_noise else (final,)
     rollout = Rollout(
         request=request,
         steps=chosen,

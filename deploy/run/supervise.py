@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from actors.pool.restarts import RestartBudget
+from deploy.folder.heldout import read_heldout
 from deploy.folder.run_folder import RunFolder
 from learner.loop.groups import Observer
 from learner.loop.loop import Journal, Rest, no_rest, train
@@ -64,6 +65,7 @@ async def supervise(
                 journal.condition("LearnerReady", holds=True, reason="Restarted", message="the learner works again")
             if resume_from:
                 await fleet.ports.learner.restore(resume_from)
+            done = resume_from.iteration if resume_from else 0
             return await train(
                 config,
                 prompts=prompts,
@@ -74,7 +76,12 @@ async def supervise(
                 rest=rest,
                 observer=observer,
                 resume_from=resume_from,
-                is_evaluated=(resume_from.iteration if resume_from else 0) in run.evaluation_scores(),
+                is_evaluated=done in run.evaluation_scores(),
+                evaluated=[
+                    (held.iteration, {name: held.table(name) for name in held.scores})
+                    for held in read_heldout(run.path)
+                    if resume_from and held.iteration <= done
+                ],
             )
         except LearnerFailedError as error:
             pause_s = failures.note(error, reached=max((line["iteration"] for line in run.lines()), default=0))

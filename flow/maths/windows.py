@@ -21,8 +21,8 @@ def window_steps(
     - `random`: `size` steps from a random start, one start for each iteration (Flow-GRPO-Fast).
     - `sliding`: `size` steps; the start moves one step further after `every` iterations, and from the last start back
       to the first (MixGRPO, arXiv 2507.21802). With `shrinks`, windows at the end are shorter (its released code).
-    - `branch`: one step for each shard, and the next step in the next iteration. With shared noise the members of the
-      shard branch from one trunk (TempFlow-GRPO, arXiv 2508.04324).
+    - `branch`: one step of `within` for each shard, and the next step in the next iteration. With shared noise the
+      members of the shard branch from one trunk (TempFlow-GRPO, arXiv 2508.04324).
 
     Args:
         window: the rule and its numbers.
@@ -38,7 +38,8 @@ def window_steps(
     if window.rule == "all":
         return tuple(candidates)
     if window.rule == "branch":
-        return (candidates[(shard + iteration) % len(candidates)],)
+        own = _branching(window, candidates, total=total)
+        return (own[(shard + iteration) % len(own)],)
     start = _start(window, total=total, seed=seed, iteration=iteration)
     return _inside(window, candidates, start, total=total)
 
@@ -54,12 +55,21 @@ def require_trainable(window: WindowConfig, *, candidates: Sequence[int], total:
     Raises:
         ConfigError: some start of the window leaves it without an eligible step.
     """
+    if window.rule == "branch" and not _branching(window, candidates, total=total):
+        raise ConfigError(
+            f"sampling.window.within must hold a stochastic step, one of {list(candidates)}, got none: widen it"
+        )
     for start in _starts(window, total):
         if not _inside(window, candidates, start, total=total):
             raise ConfigError(
                 f"sampling.window must always hold a stochastic step, one of {list(candidates)},"
                 f" got steps {start} to {_end(window, start, total) - 1}: move it or enlarge size"
             )
+
+
+def _branching(window: WindowConfig, candidates: Sequence[int], *, total: int) -> list[int]:
+    low, high = window.bounds(total)
+    return [k for k in candidates if low <= k < high]
 
 
 def _inside(window: WindowConfig, candidates: Sequence[int], start: int, *, total: int) -> tuple[int, ...]:

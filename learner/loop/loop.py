@@ -21,6 +21,7 @@ from typing import Protocol
 from learner.loop.evaluate import Evaluation, evaluate
 from learner.loop.groups import Groups, Observer
 from learner.loop.guards import Guards
+from learner.loop.hacking import HackingGuard, Readings
 from learner.loop.stopping import end, unless_failed, unless_stopped
 from protocol.config.run import RunConfig
 from protocol.errors import RunFolderError
@@ -66,6 +67,7 @@ async def train(
     observer: Observer | None = None,
     resume_from: LearnerState | None = None,
     is_evaluated: bool = False,
+    evaluated: Sequence[tuple[int, Readings]] = (),
 ) -> None:
     """Run the iterations after `resume_from`, or all, up to `config.iterations`.
 
@@ -77,12 +79,14 @@ async def train(
         observer: told of the groups in flight; it must not touch them.
         resume_from: the checkpoint that the run goes on from; the learner holds it already.
         is_evaluated: whether its evaluation is done already.
+        evaluated: readings of the evaluations before the checkpoint, by iteration, oldest first.
     """
     done = resume_from.iteration if resume_from else 0
     groups = Groups(config, prompts, ports, observer)
     await groups.begin(resume_from.recent if resume_from else ())
     guards = Guards(config, journal, broken=resume_from.broken if resume_from else {})
-    evaluator = Evaluator(config, heldout, ports, journal, stop)
+    hacking = HackingGuard(config, journal, earlier=evaluated)
+    evaluator = Evaluator(config, heldout, ports, journal, stop, hacking)
     saver = Saver(groups, guards, journal, every=config.checkpoint.every, saved=done)
     if not is_evaluated:
         await evaluator.assess_if_due(done, groups.adapter)
@@ -163,6 +167,7 @@ class Evaluator:
     ports: Ports
     journal: Journal
     stop: asyncio.Event
+    hacking: HackingGuard
 
     async def assess_if_due(self, iteration: int, adapter: Adapter) -> None:
         """Evaluate at the start, at the end and every `evaluation.every`; a stop ends it without a result."""
@@ -173,6 +178,7 @@ class Evaluator:
         result = await unless_stopped(self.stop, self._assess(adapter))
         if result is not None:
             await self.journal.evaluated(iteration, result.timed(time.monotonic() - began))
+            self.hacking.check(iteration, result.by_image)
 
     async def _assess(self, adapter: Adapter) -> Evaluation:
         if self.config.evaluates_another_adapter:

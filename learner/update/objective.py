@@ -65,7 +65,7 @@ class Objective:
                 self.config.kl,
                 policy=(transition, velocity),
                 reference=reference,
-                step_size=self._step_size(micro_batch.k),
+                step_size=self.policy.step_size(micro_batch.k),
             )
             loss = loss + self.config.kl.weight * kl
         return PairLosses(
@@ -106,7 +106,7 @@ class Objective:
                 log_ratio=log_ratio,
                 advantages=micro_batch.advantages,
                 clip_range=config.clip_range,
-                step_size=self._step_size(micro_batch.k),
+                step_size=self.policy.step_size(micro_batch.k),
             )
         else:
             loss, ratio = clipped_surrogate(
@@ -134,9 +134,6 @@ class Objective:
             raise ContractError("objective distillation needs the completions of the rollout, got none")
         sigma = self.policy.sigmas[micro_batch.k].expand(len(micro_batch.latents)).to(micro_batch.latents.device)
         return (micro_batch.latents - micro_batch.target) / per_sample(sigma, micro_batch.latents)
-
-    def _step_size(self, k: int) -> float:
-        return (self.policy.sigmas[k] - self.policy.sigmas[k + 1]).item()
 
 
 def divergence(

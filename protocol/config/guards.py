@@ -1,5 +1,7 @@
 """The section `guards`: when to stop a run that may be silently wrong."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from protocol.config.section import Positive, Section
@@ -16,3 +18,8 @@ class GuardsConfig(Section):
     """Upper bound of `train/approx_kl`, half the mean squared log ratio of one iteration."""
     max_ratio_deviation: float = Field(default=0.5, gt=0.0)
     """Upper bound of |`train/ratio_mean` - 1|."""
+    hacking: Literal["off", "warn", "stop"] = "warn"
+    """What happens when a scorer with `use: evaluate` falls on held-out images while the trained reward rises: nothing,
+    a condition, or the end of the run."""
+    hacking_evaluations: Positive = 2
+    """Evaluations in a row, at least 1, in which that must be seen; see `evaluation.every`."""

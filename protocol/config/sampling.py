@@ -18,8 +18,8 @@ class WindowConfig(Section):
     first: int = 0
     """First step of the fixed window, from 0."""
     within: tuple[Share, Share] = (0.0, 1.0)
-    """Part of the schedule that holds random and sliding windows: start and end as shares of T in [0, 1], rounded down.
-    """
+    """Part of the schedule that holds random and sliding windows, and the steps of `branch`: start and end as shares of
+    T in [0, 1], rounded down."""
     every: Positive = 25
     """Iterations after which the sliding window moves on by one step, at least 1; after its last position it starts
     again at the first."""
@@ -39,8 +39,8 @@ class WindowConfig(Section):
                 f" {self.first + self.size - 1}: {'raise first' if self.first < 0 else 'lower first or size'}"
             )
         low, high = self.bounds(steps)
-        needed = 1 if self.is_shrinking else self.size
-        if self.rule in ("random", "sliding") and high - low < needed:
+        needed = 1 if self.is_shrinking or self.rule == "branch" else self.size
+        if self.rule in ("random", "sliding", "branch") and high - low < needed:
             raise ValueError(
                 f"sampling.window.within must leave room for {needed} of {steps} steps,"
                 f" got {max(0, high - low)}: widen it or lower size"
@@ -87,6 +87,9 @@ class SamplingConfig(Section):
     """`gaussian`: the log-density; `squared`: CPS's published -(x' - mean)^2, without 1 / (2 std^2) and constants."""
     std_min: float = Field(default=0.02, ge=0.0)
     """Least std of a stochastic step, at least 0; steps with a smaller std are plain ODE steps and are not trained."""
+    merge_std: float = Field(default=0.0, ge=0.0)
+    """At least 0. Consecutive steps are merged into one stochastic step until its std is at least this number; 0 merges
+    none. Steps that stay below it are plain ODE steps (E-GRPO)."""
     window: WindowConfig = WindowConfig()
     """Which eligible steps are stochastic and trained."""
     shared_noise: bool = True
@@ -123,6 +126,10 @@ class SamplingConfig(Section):
         if self.log_prob == "squared" and self.kernel != "cps":
             raise ValueError(
                 f"sampling.log_prob must be `gaussian` for {self.kernel}, got 'squared': only CPS was published with it"
+            )
+        if self.merge_std and self.kernel == "ode":
+            raise ValueError(
+                f"sampling.merge_std must be 0 for kernel ode, got {self.merge_std}: no step has noise; leave it out"
             )
         self.window.require_inside(self.steps)
         return self

@@ -14,9 +14,9 @@ from tests.support.paths import ROOT
 
 PRESETS = sorted((ROOT / "deploy" / "presets").glob("*.yaml"))
 METHODS = {
-    "awm", "dance_grpo", "dense_grpo", "diffusion_nft", "flow_dppo", "flow_grpo", "flow_grpo_fast", "grpo_guard",
-    "mix_grpo", "step_weights", "stepwise", "stepwise_calibrated", "stepwise_flow_sde", "temp_flow", "tp_grpo",
-    "tp_grpo_plain",
+    "awm", "dance_grpo", "dense_grpo", "diffusion_nft", "e_grpo", "flow_dppo", "flow_grpo", "flow_grpo_fast",
+    "grpo_guard", "mix_grpo", "step_weights", "stepwise", "stepwise_calibrated", "stepwise_flow_sde", "temp_flow",
+    "tp_grpo", "tp_grpo_plain",
 }  # fmt: skip
 DECIDED = {
     "sampling": {"kernel", "noise_level", "noise_levels", "log_prob", "window", "shared_noise"},
@@ -159,5 +159,8 @@ def test_the_published_numbers_stand_in_the_files(tmp_path: Path) -> None:
     awm = laid("awm")
     assert (awm.sampling.steps, awm.learner.forward.power, awm.learner.kl.weight) == (14, 0.25, 0.001)
     assert (awm.learner.old.most, awm.learner.old.weight, awm.learner.average.decay) == (0.3, 1.0, 0.99)
+    merged = laid("e_grpo")
+    assert (merged.sampling.steps, merged.sampling.schedule, merged.sampling.merge_std) == (16, "shifted", 0.6)
+    assert (merged.group.shard, merged.learner.learning_rate, merged.credit.advantage_clip) == (12, 1e-5, 5.0)
     weights = laid("step_weights").credit.step_weights
     assert (weights.early, weights.middle, weights.late) == (1.8, 1.0, 1.3)

@@ -47,6 +47,35 @@ def test_stochastic_steps_have_enough_std_and_never_include_the_last(
     assert steps(backbone, **settings) == tuple(expected)
 
 
+def test_merging_gives_e_grpo_s_released_steps(backbone: Backbone) -> None:
+    """Its table for 16 steps shifted by 3 and noise 0.7: steps 0, 1, 2 to 3, 4 to 6."""
+    config = SamplingConfig(steps=16, schedule="shifted", merge_std=0.6)
+    policy = FlowPolicy(backbone, config, guidance=1.0)
+    assert {k: policy.span(k) for k in policy.steps if k < 7} == {0: 1, 1: 1, 2: 2, 4: 3}
+    assert max(k + policy.span(k) for k in policy.steps) < 16, "the last step stays an ODE step"
+    plain = FlowPolicy(backbone, SamplingConfig(steps=16, schedule="shifted"), guidance=1.0)
+    assert plain.std(2) == pytest.approx(0.7 * (21 * (21 / 22 - 13 / 14)) ** 0.5, rel=1e-4), "sigma 21/22 to 13/14"
+    assert policy.std(2) == pytest.approx(0.7 * (21 * (21 / 22 - 0.9)) ** 0.5, rel=1e-4), "to sigma 0.9"
+    assert policy.step_size(2) == pytest.approx(21 / 22 - 0.9, rel=1e-5)
+    assert {plain.span(k) for k in range(16)} == {1}
+
+
+def test_a_merged_step_is_the_kernel_over_all_it_crosses(backbone: Backbone) -> None:
+    policy = FlowPolicy(backbone, SamplingConfig(steps=6, schedule="linear", merge_std=0.5), guidance=1.0)
+    assert {k: policy.span(k) for k in policy.steps} == {0: 1, 1: 1, 2: 2}
+    latents, conditioning = normal("x", shape=(2, 4, 8, 8)), policy.conditioning("a", "")
+    with torch.no_grad():
+        merged, velocity = policy.transition(latents, 2, conditioning=conditioning)
+        quiet, _ = policy.transition(latents, 2, conditioning=conditioning, as_ode=True)
+    sigmas = policy.sigmas[2].repeat(2), policy.sigmas[4].repeat(2)
+    expected = flow_sde(
+        latents=latents, velocity=velocity, sigma=sigmas[0], sigma_next=sigmas[1], sigma_first=5 / 6, noise_level=0.7
+    )
+    torch.testing.assert_close(merged.mean, expected.mean)
+    assert merged.std.tolist() == pytest.approx([0.7 * (2 / 3) ** 0.5] * 2, rel=1e-5), "a sqrt(t / (1 - t)) sqrt(1/3)"
+    torch.testing.assert_close(quiet.mean, latents - velocity / 6)
+
+
 @pytest.mark.parametrize("settings", [{"std_min": 5.0}, {"steps": 2, "kernel": "ddim_sde", "first_step": "exclude"}])
 def test_a_schedule_without_a_stochastic_step_is_refused(backbone: Backbone, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="std_min"):

@@ -129,6 +129,32 @@ def test_trajectories_chain_through_keyed_noise(backbone: Backbone, tiny_config:
         assert np.array_equal(rollout.latents[:, k + 1], expected.numpy())
 
 
+def test_a_merged_step_leads_past_the_points_that_it_crosses(backbone: Backbone, tiny_config: Config) -> None:
+    config = tiny_config(
+        sampling={
+            "steps": 6,
+            "schedule": "linear",
+            "merge_std": 0.5,
+            "window": {"rule": "branch", "within": [0.0, 0.5]},
+        },
+        group={"size": 4, "shard": 2},
+    )
+    for first_member, k in ((0, 1), (2, 2)):
+        rollout, _ = sample(backbone, config, first_member=first_member, members=2)
+        policy = policy_of(backbone, config)
+        conditioning = policy.conditioning(PROMPT.text, "")
+        assert (rollout.steps, policy.span(k)) == ((k,), k)
+        states = torch.from_numpy(rollout.latents.copy())
+        assert torch.equal(states[0, k], states[1, k]), "one trunk"
+        with torch.no_grad():
+            transition, _ = policy.transition(states[:, k], k, conditioning=conditioning)
+            assert np.array_equal(rollout.log_probs[:, 0], transition.log_prob(states[:, k + 1]).numpy())
+            for crossed in range(k + 1, k + policy.span(k) + 1):
+                assert torch.equal(states[:, crossed], states[:, k + 1])
+            after, _ = policy.transition(states[:, k + k], 2 * k, conditioning=conditioning, as_ode=True)
+        assert torch.equal(after.mean, states[:, 2 * k + 1])
+
+
 def test_the_same_request_gives_the_same_bits_whatever_was_drawn_before(
     backbone: Backbone, tiny_config: Config
 ) -> None:

@@ -101,3 +101,14 @@ def test_numbers_of_the_adapter():
     assert adapter_metrics(weights, had_contrast=True) == {"adapter/not_finite": 0.0, "adapter/idle": 1.0}
     assert adapter_metrics(weights, had_contrast=False) == {"adapter/not_finite": 0.0}
     assert adapter_metrics(adapter(float("nan")), had_contrast=True)["adapter/not_finite"] == 6.0
+
+
+def test_the_remedy_for_equal_members_names_noise_only_where_there_is_some(tiny_config):
+    ode = {"sampling": {"kernel": "ode", "shared_noise": False}, "learner": {"objective": "nft"}}
+    ode["credit"] = {"rule": "uniform", "step_weights": {"rule": "none"}}
+    told = {
+        name: next(guard.remedy for guard in guards_of(tiny_config(**sections)) if guard.name == "distinct_members")
+        for name, sections in (("sde", {}), ("ode", ode))
+    }
+    assert "raise sampling.noise_level" in told["sde"]
+    assert "noise_level" not in told["ode"]

@@ -103,6 +103,16 @@ UPDATES: Mapping[str, dict[str, Any]] = MappingProxyType(
             "sampling": {"window": {"rule": "branch"}},
             "credit": {"rule": "uniform", "normalise": "per_step"},
         },
+        "merged steps": {
+            "sampling": {
+                "steps": 6,
+                "schedule": "linear",
+                "merge_std": 0.5,
+                "window": {"rule": "branch", "within": [0.0, 0.5]},
+            },
+            "credit": {"rule": "uniform", "normalise": "per_step"},
+            "learner": {"kl": {"weight": 0.1, "rule": "no_dt"}},
+        },
         "guided turning points": {
             "model": {"guidance": 3.0},
             "credit": {"rule": "turning_point", "normalise": "per_step"},

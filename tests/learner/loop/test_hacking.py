@@ -1,0 +1,94 @@
+"""The guard against reward hacking: what it compares, when it speaks, and that a resume does not make it forget."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from learner.loop.hacking import HackingGuard, Readings, rose
+from protocol.config.run import RunConfig
+from protocol.errors import GuardError
+
+Config = Callable[..., RunConfig]
+NOISE = np.random.default_rng(0).normal(0, 0.1, (8, 4))
+
+
+class Said:
+    def __init__(self) -> None:
+        self.conditions: list[tuple[str, bool | None, str]] = []
+
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002
+        self.conditions.append((type, holds, message))
+
+    def event(self, message: str, kind: str = "info") -> None:
+        raise AssertionError("guards state conditions")
+
+
+def watched(tiny_config: Config, **guards: Any) -> RunConfig:
+    scorer = "benchmarks.scorers:Redness"
+    rewards = {"red": {"scorer": scorer}, "eyes": {"scorer": scorer, "use": "evaluate"}}
+    return tiny_config(rewards=rewards, guards=guards)
+
+
+def readings(red: float, eyes: float) -> Readings:
+    return {"score": np.zeros((8, 4)), "red": red + NOISE, "eyes": eyes + NOISE[::-1]}
+
+
+def seen(config: RunConfig, *values: tuple[float, float], earlier: int = 0) -> Said:
+    said = Said()
+    found = [(10 * index, readings(*each)) for index, each in enumerate(values)]
+    guard = HackingGuard(config, said, earlier=found[:earlier])
+    for iteration, each in found[earlier:]:
+        guard.check(iteration, each)
+    return said
+
+
+def test_differences_are_measured_in_their_own_standard_errors() -> None:
+    before, after = np.array([[0.0, 0.0, 1.0, np.nan]]), np.array([[1.0, 3.0, 3.0, 5.0]])
+    # Differences 1, 3, 2: mean 2, standard deviation 1, standard error 1 / sqrt(3).
+    assert rose(before, after) == pytest.approx(2 * math.sqrt(3))
+    assert rose(after, before) == pytest.approx(-2 * math.sqrt(3))
+    assert rose(before, before) == 0
+    assert rose(before, before - 1) == -math.inf
+    assert rose(before[:, :1], after[:, :1]) == 0, "one image is no evidence"
+
+
+def test_a_fall_beside_a_rise_is_told_after_two_evaluations_and_taken_back(tiny_config: Config) -> None:
+    values = [(0.1, 0.5), (0.3, 0.6), (0.4, 0.5), (0.5, 0.4), (0.6, 0.7)]
+    said = seen(watched(tiny_config), *values)
+    (kind, holds, message), (_, again, _) = said.conditions
+    assert (kind, holds, again) == ("Guard/hacking", False, True)
+    assert "'eyes'" in message
+    assert f"{0.4 + NOISE.mean():.4f} at iteration 30 after {0.6 + NOISE.mean():.4f} at iteration 10" in message
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [(0.1, 0.5), (0.3, 0.6), (0.5, 0.7), (0.6, 0.8)],
+        [(0.5, 0.6), (0.3, 0.5), (0.2, 0.4), (0.1, 0.3)],
+        [(0.1, 0.6), (0.3, 0.5), (0.1, 0.5), (0.3, 0.5)],
+    ],
+    ids=["both rise", "both fall", "never twice in a row"],
+)
+def test_other_courses_say_nothing(tiny_config: Config, values: list[tuple[float, float]]) -> None:
+    assert seen(watched(tiny_config), *values).conditions == []
+
+
+def test_a_difference_within_the_noise_says_nothing(tiny_config: Config) -> None:
+    said, config = Said(), watched(tiny_config, hacking_evaluations=1)
+    guard = HackingGuard(config, said)
+    guard.check(0, {"red": NOISE, "eyes": NOISE})
+    other = np.random.default_rng(1).normal(-0.01, 0.1, NOISE.shape)
+    guard.check(1, {"red": NOISE + 0.5, "eyes": other})
+    assert said.conditions == []
+
+
+def test_stop_ends_the_run_also_after_a_resume_and_off_is_silent(tiny_config: Config) -> None:
+    values = [(0.1, 0.6), (0.3, 0.5), (0.4, 0.4)]
+    assert seen(watched(tiny_config, hacking="off"), *values).conditions == []
+    for earlier in (0, 1, 2):
+        with pytest.raises(GuardError, match="guard hacking: .* at iteration 20 after .* at iteration 0"):
+            seen(watched(tiny_config, hacking="stop"), *values, earlier=earlier)
