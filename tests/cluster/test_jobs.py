@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.support.faults.cluster import Cluster, long_scene
+from tests.support.faults.cluster import SMALL, Cluster, long_scene
 from tests.support.faults.lab import HOME
 from tests.support.runs.scene import Story, story
 
@@ -32,15 +32,13 @@ def test_a_job_keeps_its_run_and_the_same_command_resumes_it(cluster: Cluster, u
 
 
 def test_rays_own_command_keeps_its_run_too_and_another_config_gets_its_own(cluster: Cluster):
-    words = f"""
-        ray job submit --address {cluster.jobs} --working-dir flowcredit -- python -m deploy train toy_geneval --local
-        iterations=1 group.size=2 group.per_iteration=1 learner.updates_per_iteration=1 sampling.steps=4
-        evaluation.steps=1 evaluation.images_per_prompt=1
-    """.split()
+    command = ["ray", "job", "submit", "--address", cluster.jobs, "--working-dir", "flowcredit"]
+    waits = ["--runtime-env-json", '{"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "180"}}']
+    run = ["--", "python", "-m", "deploy", "train", *SMALL, "--local", "iterations=1"]
     folders = []
-    for seed in ("seed=1", "seed=2", "seed=1"):
-        said = cluster.laptop.run([*words, seed], timeout_s=400)
-        assert "`ray job stop` kills this job after 3 s" in said
+    for seed, environment in (("seed=1", []), ("seed=2", waits), ("seed=1", waits)):
+        said = cluster.laptop.run([*command, *environment, *run, seed], timeout_s=400)
+        assert ("`ray job stop` kills this job after 3 s" in said) == (not environment)
         (line,) = [line for line in said.splitlines() if line.startswith("run       ")]
         folders.append(line.split()[1])
     assert folders[0] == folders[2] != folders[1]

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from deploy.folder.run_folder import open_run_folder
+from deploy.jobs.fetch import fetch
+from learner.checkpoint import newest_checkpoint
 from protocol.errors import CheckpointError, RunFolderError
 from protocol.messages import Adapter, LearnerState, digest_of
 
@@ -44,6 +46,18 @@ def test_an_empty_folder_is_filled_with_the_newest_copy(config, tmp_path):
     assert found[0].adapter.digest == state(3).adapter.digest
     assert [line["iteration"] for line in again.lines()] == [1, 2, 3]
     again.close()
+
+
+def test_fetch_brings_the_newest_copy_of_a_run(config, tmp_path):
+    run = open_run_folder(tmp_path / "first", config)
+    for step in (1, 2):
+        run.save(state(step))
+    run.close()
+    fetched = fetch(config.checkpoint.url, tmp_path / "fetched", address=None)
+    found = newest_checkpoint(fetched / "checkpoints")
+    assert found is not None
+    assert found[0].adapter.digest == state(2).adapter.digest
+    assert (fetched / "config.yaml").read_text() == (tmp_path / "first" / "config.yaml").read_text()
 
 
 def test_a_running_mean_is_copied_with_its_checkpoint(config, tmp_path):

@@ -23,19 +23,14 @@ import yaml
 from deploy.folder.names import INPUTS
 from deploy.folder.read import lines_of
 from deploy.tools.verify import verify
-from tests.support.faults.lab import HOME, STORE, Lab, Machine, until
+from tests.support.faults.lab import BUSY, HOME, STORE, Lab, Machine, until
 from tests.support.paths import ROOT
 from tests.support.runs.scene import Story, story
 from tests.support.wheel import unpack_wheel
 
 PASSWORD, TOKEN = "word-of-the-board", "token-of-the-status-api"
 RAY, JOBS, REDIS, API = 6379, 8265, 6390, 8400
-VARIABLES = {
-    "RAY_AUTH_MODE": "token",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "OMP_NUM_THREADS": "1",
-    "RAY_worker_niceness": "0",  # with Ray's 15 a busy host starves the actors
-}
+VARIABLES = BUSY | {"RAY_AUTH_MODE": "token"}
 """Of all machines."""
 LINK, CLOCK_S = "50mbit", 60
 """The first node's link, and how many seconds the second one's clock is ahead."""
@@ -84,6 +79,16 @@ RUN: dict[str, Any] = {
     "checkpoint": {"every": 2},
     "cluster": {"heartbeat_s": 10, "max_restarts": 30, "restart_window_s": 60},
 }
+SMALL = (
+    "toy_geneval",
+    "group.size=2",
+    "group.per_iteration=1",
+    "learner.updates_per_iteration=1",
+    "sampling.steps=4",
+    "evaluation.steps=1",
+    "evaluation.images_per_prompt=1",
+)
+"""A preset of the project with little to do in an iteration."""
 
 
 def furnish_project(folder: Path) -> None:

@@ -30,6 +30,12 @@ NETWORK = "10.77.0"
 HOME = "/home/lab"
 STORE = "/srv/store"
 """A disk that all machines share, for those who ask for it."""
+BUSY = {
+    "OMP_NUM_THREADS": "1",
+    "RAY_worker_niceness": "0",  # with Ray's 15 a busy host starves the actors
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""Variables of processes on machines that share few cores."""
 LABS = map("abcdefghij".__getitem__, range(10))
 """Several labs of one process have networks of their own."""
 INSIDE = """
@@ -258,6 +264,11 @@ class Lab:
 
     def __exit__(self, *_: object) -> None:
         self._remove()
+
+    def name(self, machine: Machine, name: str) -> None:
+        """Let all machines know one by a further name."""
+        with (self.store.parent / "hosts").open("a") as file:
+            file.write(f"{machine.address} {name}\n")
 
     def _add(self, machine: Machine) -> None:
         machine.new_disk()

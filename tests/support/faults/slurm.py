@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from tests.support.faults.lab import STORE, Machine
+from tests.support.faults.lab import BUSY, STORE, Machine
 
 SRUN = f"""#!/usr/bin/env python3
 import json, os, pathlib, signal, sys, time, uuid
@@ -59,7 +59,7 @@ class Allocation:
             (programs / name).chmod(0o755)
         for machine in machines:
             path = f"{STORE}/bin:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-            machine.variables |= {"PATH": path, "PYTHONPATH": f"{STORE}/flowcredit", "OMP_NUM_THREADS": "1"}
+            machine.variables |= BUSY | {"PATH": path, "PYTHONPATH": f"{STORE}/flowcredit"}
 
     def __enter__(self) -> "Allocation":
         self._thread.start()
