@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
-from actors.learner_group import LearnerGroup
+from actors.learners import LearnerGroup
 from actors.pool.bundles import Bundles
 from actors.pool.nodes import NodeFailures, free_resources
 from actors.pool.pool import ActorPool

@@ -1,21 +1,46 @@
-"""One learner worker: the Ray shell of `learner.update.learner.Learner`, and `RemoteWorker`, which calls it."""
+"""Learner workers: the Ray shell of `learner.update.learner.Learner`, and their group, which serves the learner port.
 
-from collections.abc import Iterator, Sequence
+| what happens                | what the group does                                                                  |
+|-----------------------------|--------------------------------------------------------------------------------------|
+| a worker dies or hangs      | `LearnerFailedError`; `restart` makes a new group in the state of iteration 0        |
+| a worker raises             | the call ends with its error at once; the next update begins where that one began    |
+| a larger size is desired    | further workers start beside the group, which goes on as it is until all are ready   |
+| they are ready, or a        | before the next update they get the state, surplus workers end, and the lanes are    |
+| smaller size is desired     | shared anew                                                                          |
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import ray
 import torch
 
-from actors.pool.calls import HEARTBEAT, ActorFailedError, Alive, answer
-from actors.pool.member import ActorHandle, Member
-from flow.device import compute_deterministically, computing_facts, device_of
+from actors.pool.bundles import Bundles
+from actors.pool.calls import HEARTBEAT, ActorFailedError, ActorHandle, Alive, Member, answer, whereabouts
+from actors.pool.nodes import NodeFailures, ray_options
+from actors.pool.starts import Starts
+from flow.device import (
+    CUBLAS,
+    compute_deterministically,
+    computing_facts,
+    device_of,
+    library_facts,
+    require_same_facts,
+)
 from learner.update.lanes import Gradient, Seat, added
 from learner.update.learner import Findings, Finished, Learner
-from learner.update.workers import FindingsHandle, GradientHandle, GroupsHandle
+from learner.update.workers import FindingsHandle, GradientHandle, GroupsHandle, update
+from protocol.config.cluster import require_divisor
 from protocol.config.run import RunConfig
-from protocol.errors import LearnerFailedError
+from protocol.errors import LearnerFailedError, PoolError
 from protocol.messages import Adapter, Credit, LearnerState, Rollout, ScoredGroup
+from protocol.ports import Metrics
+from protocol.status import ActorStatus, PoolStatus
+
+NAME = "learner"
 
 
 @ray.remote(**HEARTBEAT)
@@ -209,3 +234,253 @@ class RemoteWorker:
         await self.call(done)
         self.reduction_s += self.busy_s - before
         return cast(GradientHandle, gradient)
+
+
+class LearnerGroup:
+    """The workers in the order of their seats. A dead or hanging one is a `LearnerFailedError`."""
+
+    name = NAME
+    is_empty = has_failed = False
+    """For `Starts`: further workers wait for a node as long as it takes."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        nodes: NodeFailures,
+        *,
+        bundles: Bundles | None = None,
+        make_room: Callable[[], Awaitable[None]] | None = None,
+        actor_class: Any = LearnerActor,
+    ) -> None:
+        """
+        Args:
+            config: its section `cluster` says how many workers, their resources and deadlines.
+            nodes: told where each worker lives and which failed.
+            bundles: where the workers run; None: wherever there is room.
+            make_room: awaited before an update, when all its groups are complete.
+            actor_class: of the workers; a simulation has its own.
+        """
+        self._config = config
+        self._actor_class = actor_class
+        self._role = config.cluster.learner
+        self._nodes = nodes
+        self._bundles = bundles
+        self._make_room = make_room
+        self._desired = self._role.workers
+        self._facts: dict[str, str] = {}
+        self._restarts: dict[int, int] = {}
+        self._ended_s = 0.0
+        self._joining: list[RemoteWorker] = []
+        self._starts = self._new_starts()
+        self._workers = [self._new_worker(slot) for slot in range(self._desired)]
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that all workers spent in calls so far."""
+        return self._ended_s + sum(worker.busy_s for worker in self._workers)
+
+    async def start(self) -> None:
+        """Return when every worker is ready.
+
+        Raises:
+            LearnerFailedError: one of them died, or found no node in time.
+            InputError: a worker would round differently from the first.
+        """
+        await asyncio.gather(*(self._start(worker) for worker in self._workers))
+        await self._sit()
+
+    async def restart(self) -> None:
+        """Replace all workers by new ones in the state of iteration 0, as many as desired."""
+        for worker in self._workers:
+            if worker.has_failed:
+                self._nodes.failed(worker.actor)
+                self._restarts[worker.member.slot] = worker.member.restarts + 1
+        self.stop()
+        self._joining, self._starts = [], self._new_starts()
+        self._facts = {}
+        self._workers = [self._new_worker(slot) for slot in range(self._desired)]
+        await self.start()
+
+    async def update(self, groups: "Sequence[asyncio.Future[ScoredGroup]]") -> Metrics:
+        """Learn from one iteration's groups; a size that is desired and ready takes effect first."""
+        await self._resize()
+        if self._make_room:
+            await asyncio.wait(groups)
+            await self._make_room()
+        began, before = time.monotonic(), [(worker.busy_s, worker.reduction_s) for worker in self._workers]
+        metrics = await update(self._config, self._workers, groups, share=_share)
+        return {**metrics, **self._work(time.monotonic() - began, before)}
+
+    async def adapter(self) -> Adapter:
+        """Copy the current adapter."""
+        first = self._workers[0]
+        adapter: Adapter = await first.call(first.actor.adapter.remote())
+        for worker in self._workers:
+            worker.member.hold(adapter)
+        return adapter
+
+    async def credit(self, group: int) -> Credit:
+        """Tell the credit of one group of the newest update. Asked beside the loop, it does not count as work."""
+        first = self._workers[0]
+        return await first.answer(first.actor.credit.remote(group))
+
+    async def state(self) -> LearnerState:
+        """Copy everything that is needed to resume exactly."""
+        first = self._workers[0]
+        return await first.call(first.actor.state.remote())
+
+    async def restore(self, state: LearnerState) -> None:
+        """Resume from a saved state."""
+        await _restore(self._workers, ray.put(state))
+
+    def scale(self, size: int) -> None:
+        """Ask for another number of workers, without waiting for it.
+
+        Raises:
+            PoolError: the size does not divide `learner.lanes`.
+        """
+        try:
+            require_divisor(size, lanes=self._config.learner.lanes)
+        except ValueError as error:
+            raise PoolError(str(error)) from None
+        self._desired = size
+        starting = self._starts.members
+        held = len(self._workers) + len(self._joining) + len(starting)
+        self._starts.cancel(min(len(starting), held - size))
+        for slot in range(held, size):
+            self._starts.begin(Member(slot), is_needed=False)
+
+    def admit(self, member: Member) -> None:
+        """Keep a further worker that is ready until the next update."""
+        self._joining.append(RemoteWorker(self._config, member.handle, member))
+
+    def count_restart(self, handle: ActorHandle, error: BaseException) -> float:  # noqa: ARG002
+        """Wait no longer than `Starts` does: further workers cost no restart."""
+        return 0.0
+
+    def stop(self) -> None:
+        """End every worker."""
+        self._starts.stop()
+        self._ended_s = self.busy_s
+        for worker in (*self._workers, *self._joining):
+            ray.kill(worker.actor)
+            worker.busy_s = 0.0
+
+    def status(self) -> PoolStatus:
+        """Describe the group as a pool."""
+        members = self._members
+        return PoolStatus(
+            name=NAME,
+            desired=self._desired,
+            ready=sum(member.state in ("idle", "busy") for member in members),
+            busy=sum(member.state == "busy" for member in members),
+            waiting=sum(member.state == "waiting" for member in members),
+            restarts=sum(self._restarts.values()),
+            max_restarts=self._config.cluster.max_restarts,
+            trouble=self._starts.trouble,
+        )
+
+    def actors(self) -> list[ActorStatus]:
+        """Describe every worker."""
+        return [member.status(NAME) for member in self._members]
+
+    @property
+    def _members(self) -> list[Member]:
+        return [*(worker.member for worker in (*self._workers, *self._joining)), *self._starts.members]
+
+    def _new_starts(self) -> Starts:
+        return Starts(self, spawn=self._spawn, prepare=self._prepare, patience_s=self._role.timeout_s)
+
+    def _new_worker(self, slot: int) -> RemoteWorker:
+        actor = self._spawn(slot)
+        return RemoteWorker(self._config, actor, Member(slot, restarts=self._restarts.get(slot, 0), handle=actor))
+
+    def _spawn(self, slot: int) -> ActorHandle:
+        role = self._role
+        environment = {"runtime_env": {"env_vars": CUBLAS}} if role.gpus else {}
+        where = self._bundles.options(slot) if self._bundles else self._nodes.options(role)
+        return self._actor_class.options(**ray_options(role.reserved), **environment, **where).remote(self._config)
+
+    async def _start(self, worker: RemoteWorker) -> None:
+        timeout_s = self._role.timeout_s
+        try:
+            where = worker.actor.__ray_call__.remote(whereabouts)
+            worker.member.runs_on(await answer(where, timeout_s=timeout_s))
+            worker.member.state = "starting"
+            await self._prepare(worker.actor)
+        except ActorFailedError as error:
+            if worker.member.state == "waiting":
+                raise worker.failed(f"no node had room for it within {timeout_s:g} s: {self._rule()}") from error
+            raise worker.failed(error) from error
+        worker.member.state = "idle"
+
+    def _rule(self) -> str:
+        role = self._role
+        if self._bundles:
+            each = " and ".join(
+                f"{need:g} {name}" for name, need in self._config.cluster.bundle_reserved.items() if need
+            )
+            return (
+                f"each of {self._desired} bundles of a rollout actor and a learner worker needs {each} on one node; add"
+                " nodes, or lower cluster.rollout_actors and cluster.learner.workers"
+            )
+        return (
+            f"each of {self._desired} workers needs {role.cpus:g} CPU and {role.gpus:g} GPU on one node; add nodes, or"
+            " lower cluster.learner.workers"
+        )
+
+    async def _prepare(self, actor: ActorHandle) -> None:
+        """Load the model, and compare what the worker's bits depend on with the first worker's."""
+        timeout_s = self._role.timeout_s
+        self._nodes.joined(actor, await answer(actor.ping.remote(), timeout_s=timeout_s))
+        remedy = self._config.cluster.memory_remedy
+        facts: dict[str, str] = await answer(actor.prepare.remote(), timeout_s=timeout_s, memory_remedy=remedy)
+        self._facts = {**(self._facts or facts), **library_facts()}
+        host, *_ = await answer(actor.__ray_call__.remote(whereabouts), timeout_s=timeout_s)
+        require_same_facts(self._facts, facts, who=f"one on node {host}")
+
+    async def _resize(self) -> None:
+        """Bring the group to the desired size if the further workers are ready; the others have nothing to do yet."""
+        missing = self._desired - len(self._workers)
+        if missing > len(self._joining) or not (missing or self._joining):
+            return
+        joining, spare = self._joining[: max(0, missing)], self._joining[max(0, missing) :]
+        leaving = self._workers[self._desired :]
+        if joining:
+            await _restore(joining, self._workers[0].actor.state.remote())
+        self._workers, self._joining = [*self._workers[: self._desired], *joining], []
+        for worker in (*leaving, *spare):
+            self._ended_s += worker.busy_s
+            ray.kill(worker.actor)
+        for slot, worker in enumerate(self._workers):
+            worker.member.slot = slot
+        await self._sit()
+
+    async def _sit(self) -> None:
+        count = len(self._workers)
+        calls = (worker.call(worker.actor.sit.remote(Seat(at, count))) for at, worker in enumerate(self._workers))
+        await asyncio.gather(*calls)
+
+    def _work(self, seconds: float, before: Sequence[tuple[float, float]]) -> Metrics:
+        """Say how busy the workers were in an update of so many seconds."""
+        busy = [worker.busy_s - held for worker, (held, _) in zip(self._workers, before, strict=True)]
+        reduction = [worker.reduction_s - held for worker, (_, held) in zip(self._workers, before, strict=True)]
+        for worker, own in zip(self._workers, busy, strict=True):
+            worker.member.busy_share = round(min(1.0, own / seconds), 3)
+            worker.member.fetched_bytes = worker.fetched
+        return {
+            "update/workers": float(len(self._workers)),
+            "update/busy_share": sum(busy) / (seconds * len(busy)),
+            "update/busy_share_min": min(busy) / seconds,
+            "update/fetched_mb": sum(worker.fetched for worker in self._workers) / 1e6,
+            "update/reduction_seconds": max(reduction),
+        }
+
+
+def _share(groups: Sequence[ScoredGroup]) -> GroupsHandle:
+    """Put the groups into the object store once, whatever the number of workers."""
+    return cast(GroupsHandle, ray.put(groups))
+
+
+async def _restore(workers: Sequence[RemoteWorker], state: "ray.ObjectRef[Any]") -> None:
+    await asyncio.gather(*(worker.call(worker.actor.restore.remote(state)) for worker in workers))

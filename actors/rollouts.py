@@ -8,8 +8,7 @@ import ray
 import torch
 
 from actors.pool.bundles import Bundles
-from actors.pool.calls import HEARTBEAT, ActorFailedError, Alive, answer, whereabouts
-from actors.pool.member import ActorHandle
+from actors.pool.calls import HEARTBEAT, ActorFailedError, ActorHandle, Alive, answer, whereabouts
 from actors.pool.nodes import NodeFailures, failure_reporter, ray_options
 from actors.pool.pool import ActorPool
 from flow.device import device_of, library_facts, require_same_facts

@@ -39,6 +39,7 @@ from flow.adapter.lora_file import FILE_NAME, read_lora, write_lora
 from protocol.config.model import LoraConfig
 from protocol.errors import CheckpointError
 from protocol.messages import Adapter, LearnerState, digest_of
+from protocol.whole import whole
 
 log = logging.getLogger(__name__)
 
@@ -82,18 +83,13 @@ def write_checkpoint(
         The checkpoint's folder.
     """
     folder = root / f"iteration_{state.iteration:06d}"
-    partial = root / f".{folder.name}.partial"
     for leftover in root.glob(".iteration_*.partial"):
         shutil.rmtree(leftover)
-    try:
-        _write(partial, state, config, facts or {})
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     replaced = root / f".{folder.name}.replaced.partial"
-    if folder.exists():
-        os.rename(folder, replaced)
-    os.rename(partial, folder)
+    with whole(folder) as partial:
+        _write(partial, state, config, facts or {})
+        if folder.exists():
+            os.rename(folder, replaced)
     _sync(root)
     shutil.rmtree(replaced, ignore_errors=True)
     _point_to(folder, LATEST)
@@ -230,11 +226,8 @@ def _recent(folder: Path, digests: Mapping[int, str], arrays: Mapping[str, np.nd
 
 def _point_to(folder: Path, name: str) -> None:
     """Point the link `name` at this folder. A file system without symbolic links has no such link."""
-    partial = folder.parent / f".{name}.partial"
-    with suppress(OSError):
-        partial.unlink(missing_ok=True)
+    with suppress(OSError), whole(folder.parent / name) as partial:
         partial.symlink_to(folder.name, target_is_directory=True)
-        os.replace(partial, folder.parent / name)
 
 
 def _folders(root: Path) -> list[Path]:

@@ -1,4 +1,6 @@
-"""Remote calls with a deadline and a heartbeat; tells a dead actor from a call that raised.
+"""Actors and the calls on them: a deadline and a heartbeat for each call, and what is known about each actor.
+
+`answer` tells a dead actor from a call that raised:
 
 | what the caller sees | what happened                                                | what helps       |
 |----------------------|--------------------------------------------------------------|------------------|
@@ -10,8 +12,12 @@
 import asyncio
 import os
 import socket
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import (
@@ -24,7 +30,14 @@ from ray.exceptions import (
 )
 
 from protocol.errors import ShardLostError, one_line
+from protocol.messages import Adapter
+from protocol.status import ActorState, ActorStatus
 
+Result = TypeVar("Result")
+ActorHandle = Any
+"""A Ray actor; its methods are not typed here."""
+Work = Callable[[ActorHandle], Awaitable[Result]]
+"""One call on one actor; raises `ActorFailedError` when the actor is gone."""
 GROUP = "heartbeat"
 HEARTBEAT: dict[str, Any] = {"concurrency_groups": {GROUP: 1}}
 """Options of an actor class that derives from `Alive`; all other calls still come one at a time."""
@@ -134,3 +147,87 @@ def _is_broken(cause: Any) -> bool:
 def whereabouts(actor: object) -> tuple[str, str, int]:  # noqa: ARG001
     """Return host name, node id and process id; `actor.__ray_call__.remote(whereabouts)` runs this in the actor."""
     return socket.gethostname(), ray.get_runtime_context().get_node_id(), os.getpid()
+
+
+@dataclass(eq=False)
+class Call:
+    """One call on one member. The pool makes and changes it."""
+
+    member: "Member"
+    turn: "asyncio.Future[None]"
+    """Done when the calls before it on the member have ended."""
+    task: "asyncio.Task[Any] | None" = None
+    is_blamed: bool = False
+    """Whether the member failed while this call was at work."""
+    is_lost: bool = False
+    """Whether the member failed before this call was answered."""
+
+
+@dataclass(eq=False)
+class Member:
+    """One slot of a pool and the actor in it. The pool makes and changes it."""
+
+    slot: int
+    restarts: int = 0
+    """Actors that failed in this slot."""
+    handle: ActorHandle = None
+    state: ActorState = "waiting"
+    node: str = ""
+    node_id: str = ""
+    pid: int | None = None
+    adapter_version: int | None = None
+    adapter_digest: str | None = None
+    calls: int = 0
+    seen: float | None = None
+    busy_share: float | None = None
+    fetched_bytes: int | None = None
+    line: deque[Call] = field(default_factory=deque)
+    """The call at work, and those that were handed ahead, in their order."""
+    began: float = 0.0
+    """When its newest call began, by the monotonic clock."""
+    _answers: deque[float] = field(default_factory=lambda: deque(maxlen=32))
+
+    def runs_on(self, whereabouts: tuple[str, str, int]) -> None:
+        """Note host name, node id and process id, as `whereabouts` returns them."""
+        self.node, self.node_id, self.pid = whereabouts
+
+    def begin(self) -> None:
+        """Note that a call begins."""
+        self.state, self.began = "busy", time.monotonic()
+
+    def end(self) -> float:
+        """Note that the call was answered; return the seconds that it took."""
+        now = time.monotonic()
+        self.state, self.seen = "idle", time.time()
+        self.calls += 1
+        self._answers.append(now)
+        return now - self.began
+
+    def hold(self, adapter: Adapter) -> None:
+        """Note that the actor confirmed this adapter."""
+        self.adapter_version, self.adapter_digest, self.seen = adapter.version, adapter.digest, time.time()
+
+    def status(self, kind: str) -> ActorStatus:
+        """Describe the actor for the status."""
+        return ActorStatus(
+            name=f"{kind}-{self.slot}",
+            kind=kind,
+            state=self.state,
+            node=self.node,
+            node_id=self.node_id,
+            pid=self.pid,
+            adapter_version=self.adapter_version,
+            adapter_digest=self.adapter_digest[:12] if self.adapter_digest else None,
+            last_seen=self.seen,
+            calls=self.calls,
+            calls_per_minute=self._per_minute(),
+            restarts=self.restarts,
+            busy_share=self.busy_share,
+            fetched_bytes=self.fetched_bytes,
+        )
+
+    def _per_minute(self) -> float:
+        if len(self._answers) < 2:
+            return 0.0
+        span = time.monotonic() - self._answers[0]
+        return round(60 * (len(self._answers) - 1) / span, 1) if span > 0 else 0.0

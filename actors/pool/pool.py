@@ -3,7 +3,7 @@
 A member works on one call at a time. So a caller waits at most for the calls before its own, and each of those has a
 deadline. A member that fails is killed and replaced; its call goes to the next idle member. If a caller gives up, its
 member stays busy until the call has ended. Results do not depend on any of this, since a call carries all that its
-answer depends on. `actors/pool/member.py` says how an actor starts.
+answer depends on. `actors/pool/starts.py` says how an actor starts.
 
 With a `depth` of 2 a busy member also holds its next call, so that it begins without a round trip to this process. Such
 a call is handed ahead only while at least as many further calls wait as there are members; otherwise a member could be
@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 
 import ray
 
-from actors.pool.calls import TURN, ActorFailedError
-from actors.pool.member import ActorHandle, Call, Member, Starts, Work
+from actors.pool.calls import TURN, ActorFailedError, ActorHandle, Call, Member, Work
 from actors.pool.restarts import RestartBudget
+from actors.pool.starts import Starts
 from protocol.errors import PoolError, one_line
 from protocol.messages import Adapter
 from protocol.status import ActorStatus, PoolStatus

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from actors.pool.calls import HEARTBEAT, Alive, answer
-from actors.pool.member import ActorHandle
+from actors.pool.calls import HEARTBEAT, ActorHandle, Alive, answer
 from actors.pool.nodes import NodeFailures, failure_reporter, ray_options
 from actors.pool.pool import ActorPool
 from actors.pool.restarts import backoff_s

@@ -20,8 +20,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from actors.pool.calls import ActorFailedError
-from actors.pool.member import ActorHandle
+from actors.pool.calls import ActorFailedError, ActorHandle
 from protocol.errors import PoolError, one_line
 from protocol.messages import Scores
 from protocol.ports import ImagesHandle
@@ -113,7 +112,7 @@ class RewardQueue:
                 if not was_called:
                     self._give_up(str(error))
                 continue
-            except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this image has no score
+            except Exception as error:  # noqa: BLE001  raised by `score`, which waits for it
                 while self._pending:
                     _fail(self._pending.popleft(), error)
             return
@@ -132,7 +131,7 @@ class RewardQueue:
             for part in parts:
                 _answer(part, Scores.missing(len(part.piece.rows), f"reward actor failed: {reason}"))
             raise
-        except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this image has no score
+        except Exception as error:  # noqa: BLE001  raised by `score`, which waits for it
             for part in parts:
                 _fail(part, error)
             return

@@ -32,8 +32,7 @@ from deploy.presets import load_config
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy, policy_of
 from flow.rollout import Step
-from learner.credit.normalise import NORMALISERS
-from learner.credit.rules import CreditRule, calibrated, gae, gains, uniform
+from learner.credit.rules import NORMALISERS, CreditRule, calibrated, gae, gains, uniform
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt
 from protocol.prompts import read_prompts

@@ -26,7 +26,7 @@ from ray.cluster_utils import Cluster
 from rich.console import Console
 from rich.table import Table
 
-from actors.learner_group import LearnerGroup
+from actors.learners import LearnerGroup
 from actors.pool.calls import HEARTBEAT, Alive
 from actors.pool.nodes import NodeFailures
 from actors.rollouts import ADAPTERS, RolloutPool

@@ -17,7 +17,7 @@ import numpy as np
 import ray
 
 from actors.fleet import RayFleet
-from actors.learner_group import LearnerGroup
+from actors.learners import LearnerGroup
 from actors.pool.nodes import NodeFailures
 from actors.rewards.pool import RewardPools
 from actors.rollouts import RolloutPool

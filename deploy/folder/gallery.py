@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from deploy.folder.files import write_whole
 from learner.loop.evaluate import Evaluation
+from protocol.whole import write_whole
 
 PASS, FAIL = "#2e7d32", "#c62828"
 COLUMNS = 4

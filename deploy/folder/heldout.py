@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from deploy.folder.files import write_whole
 from deploy.folder.names import GALLERY
 from learner.loop.evaluate import Evaluation, tag_of
 from protocol.config.run import EvaluationConfig
 from protocol.status import Document
+from protocol.whole import write_whole
 
 FILE = re.compile(r"iteration_(\d{6,})\.json")
 SCORE = "score"

@@ -5,7 +5,6 @@ in the run; the next checkpoint is copied again. A run that starts in an empty f
 """
 
 import logging
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from queue import Queue
@@ -17,6 +16,7 @@ from fsspec.core import url_to_fs
 from deploy.folder.names import CHECKPOINTS, CONFIG, EARLIER_CHECKPOINT, INPUTS, METRICS, WANDB
 from learner.checkpoint import MANIFEST, checkpoint_folders, read_checkpoint
 from protocol.errors import CheckpointError, RunFolderError, one_line
+from protocol.whole import whole
 
 log = logging.getLogger(__name__)
 CLOSE_S = 120.0
@@ -89,22 +89,19 @@ class Mirror:
         """Fetch copies, newest first, until one is whole; returns its name."""
         reasons = []
         for name in reversed(names):
-            partial = checkpoints / f".{name}.partial"
-            shutil.rmtree(partial, ignore_errors=True)
             copy = f"{self._root}/{CHECKPOINTS}/{name}"
-            for path in self._store.find(copy):
-                file = partial / path.removeprefix(f"{copy}/")
-                file.parent.mkdir(parents=True, exist_ok=True)
-                self._store.get_file(path, str(file))
             try:
-                read_checkpoint(partial)
+                with whole(checkpoints / name) as partial:
+                    for path in self._store.find(copy):
+                        file = partial / path.removeprefix(f"{copy}/")
+                        file.parent.mkdir(parents=True, exist_ok=True)
+                        self._store.get_file(path, str(file))
+                    read_checkpoint(partial)
             except CheckpointError as error:
                 log.warning("checkpoint refused: %s", error)
                 reasons.append(str(error))
-                shutil.rmtree(partial)
-                continue
-            partial.rename(checkpoints / name)
-            return name
+            else:
+                return name
         raise CheckpointError(f"no checkpoint at {self._url} is whole; the newest: {reasons[0]}")
 
     def close(self) -> None:
@@ -120,7 +117,7 @@ class Mirror:
         while (copy := self._waiting.get()) and not self._is_left:
             try:
                 self._push(*copy)
-            except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this image has no score
+            except Exception as error:  # noqa: BLE001  each store has exceptions of its own
                 log.warning("a checkpoint could not be copied to %s: %s", self._url, error)
 
     def _push(self, checkpoint: Path, beside: Sequence[Path]) -> None:

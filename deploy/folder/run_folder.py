@@ -18,7 +18,6 @@ from typing import Any
 from safetensors import SafetensorError
 
 from deploy.board.lease import BoardLease, lease_on_board
-from deploy.folder.files import append_whole, write_whole
 from deploy.folder.fingerprint import differences, input_digests, library_versions, read_digests
 from deploy.folder.lease import Lease
 from deploy.folder.mirror import Mirror
@@ -57,6 +56,7 @@ from learner.checkpoint import (
 from protocol.config.run import RunConfig
 from protocol.errors import LeaseLostError, RunFolderError, one_line
 from protocol.messages import LearnerState
+from protocol.whole import append_whole, write_whole
 
 log = logging.getLogger(__name__)
 Say = Callable[[str], None]

@@ -19,6 +19,7 @@ from deploy.jobs import pack
 from deploy.jobs.follow import follow
 from deploy.jobs.submit import cluster_errors, connect
 from protocol.errors import RunFolderError
+from protocol.whole import whole
 
 
 def fetch(run: str, into: Path, *, address: str | None) -> Path:
@@ -40,16 +41,12 @@ def fetch(run: str, into: Path, *, address: str | None) -> Path:
     if into.exists():
         raise RunFolderError(f"the folder {into} must not exist: give another one with --into, or remove it")
     into.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=into.parent, prefix=f".{into.name}."))
-    try:
+    with whole(into, is_shared=True) as partial:
+        partial.mkdir()
         if "://" in run:
             _from_store(run, partial)
         else:
             _from_cluster(run, partial, address)
-        partial.chmod(0o755)
-        partial.rename(into)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return into
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 
-from deploy.folder.files import write_whole
 from deploy.folder.names import STATUS
 from deploy.folder.run_folder import RunFolder
 from deploy.monitor.control import Control
@@ -11,6 +10,7 @@ from deploy.monitor.page_server import PageServer
 from deploy.monitor.reporter import Reporter
 from protocol.errors import LeaseLostError
 from protocol.sink import StatusSink
+from protocol.whole import write_whole
 
 FILE_EVERY_S = 15.0
 """Seconds between two writes of `status.json`, unless desired sizes or a pause change."""

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from deploy.folder.files import append_whole
 from deploy.folder.names import EVENTS
 from deploy.folder.run_folder import RunFolder
 from learner.loop.evaluate import Evaluation
@@ -29,6 +28,7 @@ from protocol.errors import FlowcreditError, LeaseLostError, RunFolderError, one
 from protocol.messages import LearnerState
 from protocol.ports import Metrics
 from protocol.status import Condition
+from protocol.whole import append_whole
 
 log = logging.getLogger(__name__)
 TOLD = "is_told"

@@ -17,7 +17,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from deploy.folder.files import write_whole
 from deploy.folder.names import WANDB
 from deploy.monitor.journal import TOLD, Listener
 from learner.loop.evaluate import Evaluation
@@ -25,6 +24,7 @@ from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, RunFolderError, one_line
 from protocol.import_path import find_class
 from protocol.sink import StatusSink
+from protocol.whole import write_whole
 
 log = logging.getLogger(__name__)
 LINES_WAITING = 1_000

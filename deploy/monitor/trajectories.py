@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from deploy.folder.files import write_whole
 from learner.loop.groups import Observer
 from learner.loop.stream import GroupStream
 from protocol.config.run import RunConfig
@@ -23,6 +22,7 @@ from protocol.errors import ContractError
 from protocol.messages import Credit, Excerpt, ScoredGroup, ScoredShard, ShardRequest
 from protocol.ports import ImagesHandle, Ports, RolloutHandle
 from protocol.status import RecordedTrajectory, TrajectoryRecord
+from protocol.whole import write_whole
 from rewards.images import ImageError, decode_image
 
 log = logging.getLogger(__name__)

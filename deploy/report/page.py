@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, StrictUndefined
 
-from deploy.folder.files import write_whole
 from deploy.folder.gallery import read_gallery
 from deploy.folder.names import GALLERY
 from deploy.monitor.summary import STAGE
@@ -20,6 +19,7 @@ from deploy.report.paired import Difference, paired_difference, why_unpaired
 from deploy.report.runs import HELDOUT, REWARD, Group, Run, differences, groups_of, read_runs
 from flowcredit.start import VERSION
 from protocol.errors import RunFolderError
+from protocol.whole import write_whole
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 MARK = '<meta name="generator" content="flowcredit report">'

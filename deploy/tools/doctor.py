@@ -60,7 +60,7 @@ def examine(question: Question) -> Iterator[Finding]:
     for check in CHECKS:
         try:
             yield from check(question)
-        except Exception as error:  # noqa: BLE001  whatever fails in an engine means the same: this image has no score
+        except Exception as error:  # noqa: BLE001  whatever it is, the other checks still run
             reason = one_line(error)
             yield Finding("bad", check.__name__, f"the check itself failed: {reason}", "report this line")
 

@@ -1,8 +1,6 @@
 """A run's adapter merged into its model: a full folder in diffusers' format, for tools that know no LoRA."""
 
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from flow.models.folder import find_model
 from flow.models.reading import quiet_libraries
 from learner.checkpoint import AVERAGE
 from protocol.errors import RunFolderError
+from protocol.whole import whole
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """safetensors' names."""
@@ -55,14 +54,11 @@ def export_model(
 
 
 def _write(pipeline: Any, folder: Path) -> None:
-    partial = folder.with_name(f".{folder.name}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        pipeline.save_pretrained(partial)
-        os.replace(partial, folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with whole(folder) as partial:
+            pipeline.save_pretrained(partial)
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise RunFolderError(f"folder {folder} cannot be written: {error.strerror or error}") from error
 
 

@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from deploy.folder.files import write_whole
 from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
 from protocol.config.sampling import TOO_LOUD
 from protocol.errors import ConfigError, ContractError, RunFolderError
 from protocol.messages import Prompt, ScoredGroup, ScoredShard, ShardRequest
+from protocol.whole import write_whole
 
 FLIPS = 2
 """Changes of direction after which a level counts as settled."""

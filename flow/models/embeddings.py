@@ -7,13 +7,10 @@ and kind of device. So runs and models may share a folder, and a changed encoder
 import hashlib
 import json
 import logging
-import os
 from collections import OrderedDict
 from collections.abc import Iterable
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from uuid import uuid4
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -24,6 +21,7 @@ from flow.models.text import TextEncoders
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError
 from protocol.resources import resolve
+from protocol.whole import whole
 
 log = logging.getLogger(__name__)
 
@@ -103,14 +101,11 @@ class Embeddings:
 
     def _write(self, text: str, embeddings: Conditioning) -> None:
         path = self._path(text)
-        partial = path.with_name(f".{uuid4().hex}.partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            save_file({name: tensor.contiguous() for name, tensor in embeddings.items()}, partial)
-            os.replace(partial, path)
+            with whole(path, is_shared=True) as partial:
+                save_file({name: tensor.contiguous() for name, tensor in embeddings.items()}, partial)
         except (OSError, SafetensorError) as error:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
             raise ModelError(f"model.embedding_cache {self._folder} cannot be written: {error}") from error
 
 

@@ -16,8 +16,17 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from learner.credit.normalise import NORMALISERS, Normaliser, updated_baseline
-from learner.credit.rules import CreditRule, along_windows, calibrated, gae, gains, uniform
+from learner.credit.rules import (
+    NORMALISERS,
+    CreditRule,
+    Normaliser,
+    along_windows,
+    calibrated,
+    gae,
+    gains,
+    uniform,
+    updated_baseline,
+)
 from learner.credit.turning_point import turning_point
 from protocol.config.credit import CreditConfig
 from protocol.errors import ContractError

@@ -8,7 +8,7 @@ import pytest
 from ray.exceptions import RayActorError
 
 from actors.learners import RemoteWorker
-from actors.pool.member import Member
+from actors.pool.calls import Member
 from protocol.errors import ContractError, LearnerFailedError
 
 

@@ -16,8 +16,7 @@ import pytest
 import ray
 import torch
 
-from actors.learner_group import LearnerGroup
-from actors.learners import LearnerActor
+from actors.learners import LearnerActor, LearnerGroup
 from actors.pool.nodes import NodeFailures
 from flow.device import computing_facts, require_same_facts
 from flow.rollout import RolloutPolicy

@@ -10,9 +10,9 @@ import pytest
 import ray
 
 from actors.pool import member as member_module
-from actors.pool.calls import answer
-from actors.pool.member import Member, Starts
+from actors.pool.calls import Member, answer
 from actors.pool.pool import ActorPool
+from actors.pool.starts import Starts
 from protocol.errors import ContractError, PoolError
 from tests.support.waiting import PATIENCE_S, until
 

@@ -1,26 +1,33 @@
-"""The way of a trajectory in docs/architecture.md, compared with a call trace of one group in one process."""
+"""The way of a trajectory in docs/architecture.md, compared with call traces of one group, in one process and on Ray."""
 
 import asyncio
+import os
 import re
-import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
 
+import pytest
+import ray
+
+from actors.learners import LearnerActor, LearnerGroup
+from actors.pool.nodes import NodeFailures
+from actors.rewards.pool import RewardActor, RewardPools
+from actors.rollouts import RolloutActor, RolloutPool
 from deploy.run.local import LocalFleet
 from learner.loop.groups import Groups
 from protocol.config.run import RunConfig
+from protocol.ports import Ports
 from tests.support.learning.groups import PROMPTS
 from tests.support.paths import ROOT
+from tests.support.runs.sinks import Silent
+from tests.support.tracing import Trace, TracedClass
 
 IN_ONE_PROCESS = "deploy/run/local.py"
 REDNESS = {
     "rewards": {"redness": {"scorer": "tests.support.rewards.judges:Redness"}},
     "evaluation": {"component": "reward"},
 }
-PRODUCT = ("protocol", "flow", "toyworld", "rewards", "learner", "actors", "deploy")
+MOST, MOST_OF_A_LEARNER_WORKER = 20, 6
+LOOP = "learner/loop/loop.py"
 
 
 def section() -> str:
@@ -28,63 +35,95 @@ def section() -> str:
     return page[page.index("## The way of one trajectory") : page.index("## Rules")]
 
 
-def in_table() -> list[str]:
-    return re.findall(r"^\| \d+ \|[^|]*\| `([^`]+)` \|", section(), re.MULTILINE)
+def rows() -> list[tuple[str, str]]:
+    """Process and file of each row; a row without a process has that of the row before."""
+    found, process = [], ""
+    for own, file in re.findall(r"^\| \d+ \|([^|]*)\| `([^`]+)` \|", section(), re.MULTILINE):
+        process = own.strip() or process
+        found.append((process, file))
+    return found
 
 
-def not_counted() -> list[str]:
-    """Files, and folders with a slash at their end."""
+def in_table() -> set[str]:
+    return {file for _, file in rows()}
+
+
+def without_the_list(found: set[str]) -> set[str]:
+    """What is not one of the files and folders that the page does not count."""
     listed = section()[section().index("Not counted are:") : section().index("With these,")]
-    return re.findall(r"`([a-z_/]+(?:\.py|/))`", listed)
+    others = re.findall(r"`([a-z_/]+(?:\.py|/))`", listed)
+    folders = tuple(other for other in others if other.endswith("/"))
+    return {name for name in found if not name.startswith(folders) and name not in others}
 
 
-@contextmanager
-def traced(found: set[str]) -> Iterator[None]:
-    """Collect the product's files in which a function is called, in every thread that begins inside."""
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        path = Path(frame.f_code.co_filename)
-        if event == "call" and frame.f_code.co_name != "<module>" and path.is_relative_to(ROOT):
-            name = str(path.relative_to(ROOT))
-            if name.startswith(PRODUCT):
-                found.add(name)
-
-    threading.setprofile(note)
-    sys.setprofile(note)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
+def config_of(tiny_config: Callable[..., RunConfig]) -> RunConfig:
+    return tiny_config(group={"size": 2, "shard": 2, "per_iteration": 1}, **REDNESS)
 
 
-def files_of_one_group(config: RunConfig) -> set[str]:
-    """What is called from the taking of a group to the end of its update."""
-
-    async def scene() -> set[str]:
-        found: set[str] = set()
-        with traced(found):
-            fleet = LocalFleet(config)
-            await fleet.start()
-            groups = Groups(config, PROMPTS, fleet.ports, None)
-            await groups.begin(())
-            async with groups.stream(0) as stream:
-                found.clear()
-                await groups.learn(0, stream.oldest(1))
-                passed = set(found)
-            fleet.stop()
-        return passed
-
-    return asyncio.run(scene())
+async def files_of_one_group(config: RunConfig, ports: Ports, trace: Trace, *actors: TracedClass) -> set[str]:
+    """What is called from the taking of a group to the end of its update, by this process and by these actors."""
+    groups = Groups(config, PROMPTS, ports, None)
+    await groups.begin(())
+    async with groups.stream(0) as stream:
+        for actor in actors:
+            actor.start()
+        trace.start()
+        await groups.learn(0, stream.oldest(1))
+        return trace.end().union(*(actor.end() for actor in actors))
 
 
-def test_the_table_and_its_list_hold_exactly_the_files_that_a_trajectory_passes(
+def test_the_way_is_short() -> None:
+    assert len(rows()) <= MOST
+    assert sum(process.endswith("learner worker") for process, _ in rows()) <= MOST_OF_A_LEARNER_WORKER
+
+
+def test_the_table_and_its_list_hold_the_files_that_a_trajectory_passes_in_one_process(
     tiny_config: Callable[..., RunConfig],
 ) -> None:
-    config = tiny_config(group={"size": 2, "shard": 2, "per_iteration": 1}, **REDNESS)
-    found, table, others = files_of_one_group(config), in_table(), not_counted()
-    listed = {name for name in found if name.startswith(tuple(o for o in others if o.endswith("/"))) or name in others}
-    counted = found - listed - {IN_ONE_PROCESS}
-    assert counted - set(table) == set(), "a file on the way that the page leaves out"
-    elsewhere = {name for name in table if name.startswith("actors/")} | {"learner/loop/loop.py"}
-    assert set(table) - counted == elsewhere, "Ray's part and the loop, which this trace leaves out"
+    async def scene() -> set[str]:
+        trace = Trace()
+        trace.start()  # threads that begin from here on are traced too
+        fleet = LocalFleet(config_of(tiny_config))
+        await fleet.start()
+        found = await files_of_one_group(config_of(tiny_config), fleet.ports, trace)
+        fleet.stop()
+        return found
+
+    counted = without_the_list(asyncio.run(scene())) - {IN_ONE_PROCESS}
+    assert counted - in_table() == set(), "a file on the way that the page leaves out"
+    assert in_table() - counted == {name for name in in_table() if name.startswith("actors/")} | {LOOP}
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PYTHONPATH", os.fspath(ROOT))
+    ray.init(address="local", num_cpus=3, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("cluster")
+def test_the_table_and_its_list_hold_the_files_that_a_trajectory_passes_on_ray(
+    tiny_config: Callable[..., RunConfig],
+) -> None:
+    config, nodes = config_of(tiny_config), NodeFailures(within_s=60)
+    classes = [TracedClass(each) for each in (RolloutActor, RewardActor, LearnerActor)]
+
+    async def scene() -> set[str]:
+        rollouts = RolloutPool(config, nodes, Silent(), actor_class=classes[0])
+        rewards = RewardPools(config, nodes, Silent(), actor_class=classes[1])
+        learner = LearnerGroup(config, nodes, actor_class=classes[2])
+        pools = (rollouts.pool, *rewards.pools.values())
+        await asyncio.gather(learner.start(), *(pool.start() for pool in pools))
+        ports = Ports(rollouts=rollouts, rewards=rewards, learner=learner, adapters=rollouts)
+        try:
+            return await files_of_one_group(config, ports, Trace(), *classes)
+        finally:
+            for pool in (*pools, learner):
+                pool.stop()
+
+    counted = without_the_list(asyncio.run(scene()))
+    assert counted - in_table() == set(), "a file on the way that the page leaves out"
+    assert in_table() - counted == {LOOP}

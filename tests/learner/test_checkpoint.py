@@ -200,7 +200,7 @@ def test_a_leftover_of_an_interrupted_write_is_never_read_and_is_removed_by_the_
     assert held(tmp_path) == ["iteration_000001"]
 
 
-@pytest.mark.parametrize("broken", ["rename", "fsync"])
+@pytest.mark.parametrize("broken", ["replace", "fsync"])
 def test_a_write_that_fails_midway_leaves_the_older_checkpoints_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:

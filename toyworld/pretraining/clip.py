@@ -3,7 +3,6 @@
 `train` trains it. `write` saves a folder that transformers' CLIPModel and CLIPProcessor load, for a PickScore reward.
 """
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from toyworld.pretraining.autoencoder import to_model_range
 from toyworld.pretraining.dataset import Examples
-from toyworld.pretraining.export import replace_folder
+from toyworld.pretraining.export import replacing
 from toyworld.pretraining.text_encoders import token_ids
 from toyworld.pretraining.tokenizer import CONTEXT_LENGTH, mark_ids
 from toyworld.pretraining.tokenizer import build as build_tokenizer
@@ -117,16 +116,14 @@ def contrastive_loss(logits: Float[Tensor, "B 2B"]) -> Float[Tensor, ""]:
 
 def write(model: CLIPModel, folder: Path) -> None:
     """Save model (float16), tokenizer and image processor as `folder`, and replace an older one."""
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
     size = {"height": SIZE, "width": SIZE}
     images = CLIPImageProcessorPil(
         size=size, do_center_crop=False, crop_size=size, image_mean=[0.5] * 3, image_std=[0.5] * 3
     )
-    CLIPProcessor(images, build_tokenizer()).save_pretrained(partial)
-    model.half().save_pretrained(partial)
+    with replacing(folder) as partial:
+        CLIPProcessor(images, build_tokenizer()).save_pretrained(partial)
+        model.half().save_pretrained(partial)
     model.float()
-    replace_folder(partial, folder)
 
 
 @torch.no_grad()

@@ -4,14 +4,16 @@
 """
 
 import json
-import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import AutoencoderTiny, FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 
+from protocol.whole import whole
 from toyworld.pretraining.tokenizer import build as build_tokenizer
 from toyworld.pretraining.transformer import VelocityModel
 
@@ -44,15 +46,21 @@ def write_pipeline(autoencoder: AutoencoderTiny, model: VelocityModel, folder: P
         "tokenizer_3": None,
     }
     pipeline = StableDiffusion3Pipeline(**parts)
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    pipeline.to(torch.float16).save_pretrained(partial, safe_serialization=True)
-    replace_folder(partial, folder)
+    with replacing(folder) as partial:
+        pipeline.to(torch.float16).save_pretrained(partial, safe_serialization=True)
     pipeline.to(torch.float32)
 
 
-def replace_folder(partial: Path, folder: Path) -> None:
-    """Remove machine paths and private file modes from a finished folder, and rename it over an older one."""
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Give a path to save a model to, which then replaces `folder` without machine paths and private file modes."""
+    with whole(folder) as partial:
+        yield partial
+        _tidy(partial)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tidy(partial: Path) -> None:
     for path in partial.rglob("*.json"):
         settings: dict[str, Any] = json.loads(path.read_text())
         if any(key in settings for key in UNWANTED_KEYS):
@@ -60,5 +68,3 @@ def replace_folder(partial: Path, folder: Path) -> None:
             path.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
     for path in partial.rglob("*.safetensors"):
         path.chmod(0o644)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(partial, folder)

@@ -5,7 +5,6 @@ bits as an uninterrupted one. A checkpoint is written to a partial file and then
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
+
+from protocol.whole import whole
 
 PLAIN_LINES = 40
 """Lines of progress that a stage prints if the output is no terminal."""
@@ -133,9 +134,8 @@ def _resume(path: Path, parts: dict[str, Stateful]) -> int:
 
 def _save(path: Path, step: int, parts: dict[str, Stateful]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    torch.save({"step": step, "parts": {name: part.state_dict() for name, part in parts.items()}}, partial)
-    os.replace(partial, path)
+    with whole(path) as partial:
+        torch.save({"step": step, "parts": {name: part.state_dict() for name, part in parts.items()}}, partial)
 
 
 @contextmanager

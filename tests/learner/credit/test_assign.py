@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from learner.credit.assign import Assignment, assign_credit, reward_tables
-from learner.credit.normalise import joint, per_step
-from learner.credit.rules import gains
+from learner.credit.rules import gains, joint, per_step
 from learner.update.metrics import group_metrics
 from learner.update.micro_batches import StepChoice, micro_batches, shard_tasks
 from protocol.config.credit import CreditConfig

@@ -5,8 +5,18 @@ from functools import partial
 import pytest
 import torch
 
-from learner.credit.normalise import NORMALISERS, Normaliser, centred, from_baseline, joint, per_step, updated_baseline
-from learner.credit.rules import gae, gains, uniform
+from learner.credit.rules import (
+    NORMALISERS,
+    Normaliser,
+    centred,
+    from_baseline,
+    gae,
+    gains,
+    joint,
+    per_step,
+    uniform,
+    updated_baseline,
+)
 
 TABLE = [[0.50, 0.62, 0.58, 0.66, 0.70], [0.50, 0.46, 0.55, 0.53, 0.60], [0.50, 0.57, 0.49, 0.44, 0.40]]
 REWARDS = torch.tensor(TABLE, dtype=torch.float64)

@@ -5,8 +5,7 @@ import torch
 
 from flow.maths.schedule import sd3_sigmas
 from flow.maths.transition import flow_sde
-from learner.credit.normalise import joint, per_step
-from learner.credit.rules import gains, uniform
+from learner.credit.rules import gains, joint, per_step, uniform
 from learner.credit.step_weights import step_weights
 from protocol.config.credit import CreditConfig, StepWeightConfig
 from protocol.errors import ConfigError

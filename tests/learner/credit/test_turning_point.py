@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from learner.credit.normalise import per_step
-from learner.credit.rules import gains
+from learner.credit.rules import gains, per_step
 from learner.credit.turning_point import aggregates, balanced, turning_point
 from protocol.config.credit import TurningPointConfig
 

@@ -1,4 +1,4 @@
-"""The members of a pool: what is known about one actor, and how an actor starts.
+"""How the members of a pool start.
 
 An actor is spawned, waits for a node, prepares itself (loads its model or scorer) and is then admitted to the pool.
 
@@ -15,115 +15,20 @@ wait in line without an actor.
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import ray
 
-from actors.pool.calls import ActorFailedError, answer, whereabouts
+from actors.pool.calls import ActorFailedError, ActorHandle, Member, Work, answer, whereabouts
 from actors.pool.restarts import backoff_s
 from protocol.errors import one_line
-from protocol.messages import Adapter
-from protocol.status import ActorState, ActorStatus
-
-ActorHandle = Any
-"""A Ray actor; its methods are not typed here."""
-
-
-@dataclass(eq=False)
-class Call:
-    """One call on one member. The pool makes and changes it."""
-
-    member: "Member"
-    turn: "asyncio.Future[None]"
-    """Done when the calls before it on the member have ended."""
-    task: "asyncio.Task[Any] | None" = None
-    is_blamed: bool = False
-    """Whether the member failed while this call was at work."""
-    is_lost: bool = False
-    """Whether the member failed before this call was answered."""
-
-
-@dataclass(eq=False)
-class Member:
-    """One slot of a pool and the actor in it. The pool makes and changes it."""
-
-    slot: int
-    restarts: int = 0
-    """Actors that failed in this slot."""
-    handle: ActorHandle = None
-    state: ActorState = "waiting"
-    node: str = ""
-    node_id: str = ""
-    pid: int | None = None
-    adapter_version: int | None = None
-    adapter_digest: str | None = None
-    calls: int = 0
-    seen: float | None = None
-    busy_share: float | None = None
-    fetched_bytes: int | None = None
-    line: deque[Call] = field(default_factory=deque)
-    """The call at work, and those that were handed ahead, in their order."""
-    began: float = 0.0
-    """When its newest call began, by the monotonic clock."""
-    _answers: deque[float] = field(default_factory=lambda: deque(maxlen=32))
-
-    def runs_on(self, whereabouts: tuple[str, str, int]) -> None:
-        """Note host name, node id and process id, as `actors.pool.calls.whereabouts` returns them."""
-        self.node, self.node_id, self.pid = whereabouts
-
-    def begin(self) -> None:
-        """Note that a call begins."""
-        self.state, self.began = "busy", time.monotonic()
-
-    def end(self) -> float:
-        """Note that the call was answered; return the seconds that it took."""
-        now = time.monotonic()
-        self.state, self.seen = "idle", time.time()
-        self.calls += 1
-        self._answers.append(now)
-        return now - self.began
-
-    def hold(self, adapter: Adapter) -> None:
-        """Note that the actor confirmed this adapter."""
-        self.adapter_version, self.adapter_digest, self.seen = adapter.version, adapter.digest, time.time()
-
-    def status(self, kind: str) -> ActorStatus:
-        """Describe the actor for the status."""
-        return ActorStatus(
-            name=f"{kind}-{self.slot}",
-            kind=kind,
-            state=self.state,
-            node=self.node,
-            node_id=self.node_id,
-            pid=self.pid,
-            adapter_version=self.adapter_version,
-            adapter_digest=self.adapter_digest[:12] if self.adapter_digest else None,
-            last_seen=self.seen,
-            calls=self.calls,
-            calls_per_minute=self._per_minute(),
-            restarts=self.restarts,
-            busy_share=self.busy_share,
-            fetched_bytes=self.fetched_bytes,
-        )
-
-    def _per_minute(self) -> float:
-        if len(self._answers) < 2:
-            return 0.0
-        span = time.monotonic() - self._answers[0]
-        return round(60 * (len(self._answers) - 1) / span, 1) if span > 0 else 0.0
-
 
 log = logging.getLogger(__name__)
-Result = TypeVar("Result")
 RETRY_S = (5.0, 60.0)
 """Seconds until a desired member that failed is tried again: at first, and at most."""
 JOINING = 8
 """Desired members of a pool that start at one time."""
-Work = Callable[[ActorHandle], Awaitable[Result]]
-"""One call on one actor; raises `ActorFailedError` when the actor is gone."""
 
 
 class Host(Protocol):

@@ -1,8 +1,42 @@
 """Writing files so that a full disk or a crash never leaves half of one behind."""
 
 import os
-from contextlib import suppress
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
+
+
+@contextmanager
+def whole(path: Path, *, is_shared: bool = False) -> Iterator[Path]:
+    """Give another path in the same folder; what the block writes there, a file, folder or link, then becomes `path`.
+
+    Readers see what was there before or all that is new. If the block raises, what it wrote is removed.
+
+    Args:
+        path: replaced in one step. A folder only replaces an empty one.
+        is_shared: other processes may write the same path now.
+
+    Raises:
+        OSError: `path` cannot be replaced.
+    """
+    partial = path.with_name(f".{uuid4().hex if is_shared else path.name}.partial")
+    _remove(partial)
+    try:
+        yield partial
+        os.replace(partial, path)
+    except BaseException:
+        _remove(partial)
+        raise
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -11,14 +45,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
     Raises:
         OSError: the disk does not take all of it; the old file stays.
     """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+    with whole(path) as partial:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
-        os.replace(partial, path)
-    except OSError:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
 
 
 def append_whole(path: Path, text: str) -> None:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from deploy.folder.files import append_whole, write_whole
+from protocol.whole import append_whole, whole, write_whole
 
 
 def test_text_is_added_at_the_end(tmp_path):
@@ -47,3 +47,34 @@ def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
     write_whole(path, b"bytes")
     assert path.read_bytes() == b"bytes"
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_block_that_raises_leaves_what_was_there_and_nothing_else(tmp_path, is_shared):
+    def write() -> None:
+        with whole(tmp_path / "held", is_shared=is_shared) as partial:
+            partial.mkdir()
+            (partial / "half").write_text("x")
+            raise ZeroDivisionError
+
+    (tmp_path / "held").mkdir()
+    with pytest.raises(ZeroDivisionError):
+        write()
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["held"]
+
+
+def test_two_processes_that_share_a_path_do_not_write_to_the_same_file(tmp_path):
+    with whole(tmp_path / "file", is_shared=True) as one, whole(tmp_path / "file", is_shared=True) as other:
+        assert one != other
+        one.write_text("one")
+        other.write_text("other")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_link_is_replaced_and_its_target_stays(tmp_path):
+    (tmp_path / "target").mkdir()
+    for _ in range(2):
+        with whole(tmp_path / "link") as partial:
+            partial.symlink_to("target", target_is_directory=True)
+    assert (tmp_path / "link").readlink().name == "target"
+    assert (tmp_path / "target").is_dir()
