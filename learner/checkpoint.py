@@ -19,7 +19,6 @@ folder itself.
 The iteration also determines the position in the prompt order and all noise keys, so nothing else is saved.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -38,8 +37,8 @@ from safetensors.numpy import load_file, save_file
 from flow.adapter.lora_file import FILE_NAME, read_lora, write_lora
 from protocol.config.model import LoraConfig
 from protocol.errors import CheckpointError
+from protocol.files import sha256_of, whole
 from protocol.messages import Adapter, LearnerState, digest_of
-from protocol.whole import whole
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +118,7 @@ def read_checkpoint(folder: Path) -> LearnerState:
     for name, expected in manifest.items():
         if not (folder / name).is_file():
             raise CheckpointError(f"checkpoint {folder} lacks {name}")
-        if _sha256(folder / name) != expected:
+        if sha256_of(folder / name) != expected:
             raise CheckpointError(f"checkpoint {folder} holds an altered {name}: its sha256 is not the manifest's")
     try:
         facts = json.loads((folder / STATE).read_text(encoding="utf-8"))
@@ -203,7 +202,7 @@ def _write(partial: Path, state: LearnerState, config: LoraConfig, facts: Mappin
         "recent": {str(adapter.version): adapter.digest for adapter in state.recent},
     }
     (partial / STATE).write_text(json.dumps({**facts, **told}), encoding="utf-8")
-    manifest = {name: _sha256(partial / name) for name in names}
+    manifest = {name: sha256_of(partial / name) for name in names}
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     for name in (*names, MANIFEST, *means):
         _sync(partial / name)
@@ -239,11 +238,6 @@ def _folders(root: Path) -> list[Path]:
 def number_of(folder: Path) -> int:
     """Return the iteration that names a checkpoint's folder."""
     return int(folder.name.removeprefix("iteration_"))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync(path: Path) -> None:

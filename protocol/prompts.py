@@ -11,7 +11,7 @@ the other format is an error that names the line's number, and so is a table or 
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,15 @@ def read_prompts(data: DataConfig, path: str) -> list[Prompt]:
         wanted = f" with a tag in {sorted(data.tags)}" if data.tags else ""
         raise PromptError(f"prompt file {path} must hold at least one prompt{wanted}, got none")
     return prompts
+
+
+def check_each(prompts: Iterable[Prompt], check: Callable[[Prompt], object]) -> None:
+    """Run `check` on every prompt; the PromptError of the first that fails names its line."""
+    for prompt in prompts:
+        try:
+            check(prompt)
+        except PromptError as error:
+            raise PromptError(f"prompt line {prompt.index + 1} ({prompt.text!r}): {error}") from None
 
 
 def overlap(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> str | None:

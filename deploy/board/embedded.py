@@ -13,7 +13,7 @@ from urllib.parse import quote
 from deploy.board.child import Child
 from deploy.folder.names import BOARD_SOCKET, BOARD_URL
 from protocol.errors import BoardError
-from protocol.whole import write_whole
+from protocol.files import write_whole
 
 LONGEST_SOCKET = 100
 """Longest path of a unix socket that every system takes, in bytes."""

@@ -77,9 +77,7 @@ def status(
     async def looked_up(source: Any, name: str | None) -> Any:
         if name is None:
             return [pulse.marked(found) for found in await source.runs()]
-        found = await source.status(name)
-        if found is None:
-            raise RunFolderError(f"there is no run {run}: `flowcredit status` lists all runs")
+        found = await _status(source, name, run)
         return pulse.marked(found)
 
     async def shown(source: Any, name: str | None) -> Any:
@@ -140,9 +138,7 @@ def _ask(run: str, board: str | None, *, kind: CommandKind, pool: str | None = N
 
     async def go(source: Any, name: str | None) -> None:
         assert name is not None
-        found = await source.status(name)
-        if found is None:
-            raise RunFolderError(f"there is no run {run}: `flowcredit status` lists all runs")
+        found = await _status(source, name, run)
         if found.phase in ENDED or Pulse().marked(found).stale_since is not None:
             word = f"has {found.phase}" if found.phase in ENDED else "has fallen silent"
             raise BoardError(f"run {run} {word}: it takes no commands")
@@ -196,3 +192,11 @@ def _with_source(run: str | None, board: str | None, go: Callable[[Any, str | No
 
     with suppress(KeyboardInterrupt):
         asyncio.run(opened())
+
+
+async def _status(source: Any, name: str | None, run: str | None) -> Any:
+    """The status of one run (RunFolderError: there is no such run)."""
+    found = await source.status(name)
+    if found is None:
+        raise RunFolderError(f"there is no run {run}: `flowcredit status` lists all runs")
+    return found

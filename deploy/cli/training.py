@@ -14,7 +14,8 @@ from deploy.folder.location import default_name, job_id, placed, runs_folder, st
 from deploy.folder.names import CONFIG
 from deploy.presets import find_preset, load_config
 from protocol.config.run import RunConfig
-from protocol.errors import ConfigError, RunFolderError
+from protocol.errors import ConfigError
+from protocol.files import require_folder_of
 
 if TYPE_CHECKING:
     from deploy.tools.evaluate import Assessed
@@ -109,8 +110,8 @@ def evaluate(
     """Score held-out prompts, with the base model, the adapter of a run, or both with paired intervals."""
     from deploy.tools.evaluate import assess, document, write_images
 
-    if grid and not grid.parent.is_dir():
-        raise RunFolderError(f"{grid} cannot be written: no folder {grid.parent} to write to; make it or set --grid")
+    if grid:
+        require_folder_of(grid, "--grid")
     source, words = _source(preset, overrides or [], run, "or --run")
     added = _added(load_config(source, overrides=words), prompts, scorer or [], is_geneval=is_geneval)
     config = load_config(source, overrides=[*added, *words])

@@ -60,9 +60,9 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 def file_digest(path: Path) -> str:
     """Compute a file's sha256; above `WHOLE_MIB`, that of its size and `PIECES` pieces of 1 MiB."""
     size = path.stat().st_size
+    if size <= WHOLE_MIB * MIB:
+        return sha256_of(path)
     with path.open("rb") as file:
-        if size <= WHOLE_MIB * MIB:
-            return hashlib.file_digest(file, "sha256").hexdigest()
         sha = hashlib.sha256(str(size).encode())
         for piece in range(PIECES):
             file.seek(piece * (size - MIB) // (PIECES - 1))

@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from learner.loop.evaluate import Evaluation
-from protocol.whole import write_whole
+from protocol.files import write_whole
 
 PASS, FAIL = "#2e7d32", "#c62828"
 COLUMNS = 4

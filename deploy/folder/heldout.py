@@ -11,8 +11,8 @@ import numpy as np
 from deploy.folder.names import GALLERY
 from learner.loop.evaluate import Evaluation, tag_of
 from protocol.config.run import EvaluationConfig
+from protocol.files import write_whole
 from protocol.status import Document
-from protocol.whole import write_whole
 
 FILE = re.compile(r"iteration_(\d{6,})\.json")
 SCORE = "score"

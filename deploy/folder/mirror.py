@@ -16,7 +16,7 @@ from fsspec.core import url_to_fs
 from deploy.folder.names import CHECKPOINTS, CONFIG, EARLIER_CHECKPOINT, INPUTS, METRICS, WANDB
 from learner.checkpoint import MANIFEST, checkpoint_folders, read_checkpoint
 from protocol.errors import CheckpointError, RunFolderError, one_line
-from protocol.whole import whole
+from protocol.files import whole
 
 log = logging.getLogger(__name__)
 CLOSE_S = 120.0

@@ -6,7 +6,7 @@ All commands and services read run folders with these functions; only `deploy.fo
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import Field
@@ -20,6 +20,8 @@ from protocol.config.run import RunConfig
 from protocol.errors import CheckpointError, ConfigError, RunFolderError, one_line
 from protocol.messages import Adapter, LearnerState
 from protocol.status import Document, Event, RunStatus
+
+Model = TypeVar("Model", bound=Document)
 
 
 class StatusFile(Document):
@@ -49,10 +51,7 @@ class Origin(Document):
 
 def origin_of(run: Path) -> Origin | None:
     """The content of `origin.json`; None when it is missing or cannot be understood."""
-    try:
-        return Origin.model_validate_json((run / ORIGIN).read_bytes())
-    except (OSError, ValueError):
-        return None
+    return _document(run / ORIGIN, Origin)
 
 
 def require_run(run: Path) -> None:
@@ -164,8 +163,12 @@ def evaluation_scores(run: Path) -> dict[int, float]:
 
 def status_of(run: Path) -> StatusFile | None:
     """The content of `status.json`; None when it is missing or cannot be understood."""
+    return _document(run / STATUS, StatusFile)
+
+
+def _document(path: Path, model: type[Model]) -> Model | None:
     try:
-        return StatusFile.model_validate_json((run / STATUS).read_bytes())
+        return model.model_validate_json(path.read_bytes())
     except (OSError, ValueError):
         return None
 

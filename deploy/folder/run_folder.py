@@ -55,8 +55,8 @@ from learner.checkpoint import (
 )
 from protocol.config.run import RunConfig
 from protocol.errors import LeaseLostError, RunFolderError, one_line
+from protocol.files import append_whole, write_whole
 from protocol.messages import LearnerState
-from protocol.whole import append_whole, write_whole
 
 log = logging.getLogger(__name__)
 Say = Callable[[str], None]

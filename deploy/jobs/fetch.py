@@ -19,7 +19,7 @@ from deploy.jobs import pack
 from deploy.jobs.follow import follow
 from deploy.jobs.submit import cluster_errors, connect
 from protocol.errors import RunFolderError
-from protocol.whole import whole
+from protocol.files import whole
 
 
 def fetch(run: str, into: Path, *, address: str | None) -> Path:

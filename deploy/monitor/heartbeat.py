@@ -9,8 +9,8 @@ from deploy.monitor.journal import harmless
 from deploy.monitor.page_server import PageServer
 from deploy.monitor.reporter import Reporter
 from protocol.errors import LeaseLostError
+from protocol.files import write_whole
 from protocol.sink import StatusSink
-from protocol.whole import write_whole
 
 FILE_EVERY_S = 15.0
 """Seconds between two writes of `status.json`, unless desired sizes or a pause change."""

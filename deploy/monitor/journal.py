@@ -25,10 +25,10 @@ from deploy.folder.names import EVENTS
 from deploy.folder.run_folder import RunFolder
 from learner.loop.evaluate import Evaluation
 from protocol.errors import FlowcreditError, LeaseLostError, RunFolderError, one_line
+from protocol.files import append_whole
 from protocol.messages import LearnerState
 from protocol.ports import Metrics
 from protocol.status import Condition
-from protocol.whole import append_whole
 
 log = logging.getLogger(__name__)
 TOLD = "is_told"

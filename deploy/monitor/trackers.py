@@ -22,9 +22,9 @@ from deploy.monitor.journal import TOLD, Listener
 from learner.loop.evaluate import Evaluation
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, RunFolderError, one_line
+from protocol.files import write_whole
 from protocol.import_path import find_class
 from protocol.sink import StatusSink
-from protocol.whole import write_whole
 
 log = logging.getLogger(__name__)
 LINES_WAITING = 1_000

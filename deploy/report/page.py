@@ -19,7 +19,7 @@ from deploy.report.paired import Difference, paired_difference, why_unpaired
 from deploy.report.runs import HELDOUT, REWARD, Group, Run, differences, groups_of, read_runs
 from flowcredit.start import VERSION
 from protocol.errors import RunFolderError
-from protocol.whole import write_whole
+from protocol.files import require_folder_of, write_whole, writing
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 MARK = '<meta name="generator" content="flowcredit report">'
@@ -79,10 +79,8 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     """
     require_out(out)
     text = report_of(read_runs(paths))
-    try:
+    with writing(out, "--out"):
         write_whole(out, text)
-    except OSError as error:
-        raise RunFolderError(f"{out} cannot be written: {error.strerror}; mend that or set --out") from None
     return out
 
 
@@ -92,15 +90,12 @@ def require_out(out: Path) -> None:
     Raises:
         RunFolderError: its folder is not there, or it is something else than a report of ours.
     """
-    try:
-        if not out.parent.is_dir():
-            raise RunFolderError(f"{out} cannot be written: no folder {out.parent} to write to; make it or set --out")
+    require_folder_of(out, "--out")
+    with writing(out, "--out"):
         if out.is_dir():
             raise RunFolderError(f"--out must name a file, got the folder {out}: name a file in it")
         if out.exists() and MARK.encode() not in out.read_bytes()[:1000]:
             raise RunFolderError(f"--out must be new or an earlier report, got another file {out}: take another name")
-    except OSError as error:
-        raise RunFolderError(f"{out} cannot be written: {error.strerror}; mend that or set --out") from None
 
 
 def report_of(runs: Sequence[Run]) -> str:

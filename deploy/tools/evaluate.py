@@ -20,7 +20,8 @@ from deploy.run.signals import run_to_end
 from flow.models.folder import completed
 from learner.loop.evaluate import Evaluation, evaluate
 from protocol.config.run import RunConfig
-from protocol.errors import ConfigError, RunFolderError
+from protocol.errors import ConfigError
+from protocol.files import writing
 from protocol.messages import Adapter, Prompt
 
 BASE, ADAPTER = "base", "adapter"
@@ -170,10 +171,8 @@ def write_images(results: Sequence[Assessed], path: Path) -> Path:
         (row[0][0].text, [image for _, image, _ in row], [reading for _, _, reading in row])
         for row in zip(*galleries, strict=True)
     ]
-    try:
+    with writing(path, "--grid"):
         return write_grid(path, cells, " and ".join(each.name for each in results))
-    except OSError as error:
-        raise RunFolderError(f"{path} cannot be written: {error.strerror}; mend that or set --grid") from None
 
 
 def _finite(value: float) -> float | None:

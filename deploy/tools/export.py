@@ -12,7 +12,7 @@ from flow.models.folder import find_model
 from flow.models.reading import quiet_libraries
 from learner.checkpoint import AVERAGE
 from protocol.errors import RunFolderError
-from protocol.whole import whole
+from protocol.files import whole, writing
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """safetensors' names."""
@@ -54,12 +54,10 @@ def export_model(
 
 
 def _write(pipeline: Any, folder: Path) -> None:
-    try:
+    with writing(folder, "another folder"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with whole(folder) as partial:
             pipeline.save_pretrained(partial)
-    except OSError as error:
-        raise RunFolderError(f"folder {folder} cannot be written: {error.strerror or error}") from error
 
 
 def _load(model: Path, family: Family, dtype: str) -> Any:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from deploy.folder.read import average_of, checkpoint_of, config_of
 from flowcredit.start import VERSION
-from protocol.errors import ConfigError, RunFolderError, one_line
+from protocol.errors import ConfigError, one_line
+from protocol.files import writing
 from protocol.messages import GenerateRequest, Prompt
 
 
@@ -78,7 +79,7 @@ def generate_images(
         "adapter": "base" if state is None else "average" if is_average else state.adapter.digest,
         "flowcredit": VERSION,
     }
-    try:
+    with writing(out, "--out"):
         out.mkdir(parents=True, exist_ok=True)
         held = [int(path.stem) for path in out.glob("*.png") if path.stem.isdecimal()]
         first = max(held, default=-1) + 1
@@ -89,8 +90,6 @@ def generate_images(
                 info.add_itxt(key, value)
             with path.open("xb") as file:
                 Image.fromarray(image).save(file, format="PNG", pnginfo=info)
-    except OSError as error:
-        raise RunFolderError(f"folder {out} cannot be written: {error.strerror or error}") from error
     return paths
 
 

@@ -13,7 +13,6 @@ calibration every step but the last is stochastic, however small its noise: `sam
 
 import asyncio
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +23,9 @@ import yaml
 from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
 from protocol.config.sampling import TOO_LOUD
-from protocol.errors import ConfigError, ContractError, RunFolderError
+from protocol.errors import ConfigError, ContractError
+from protocol.files import require_folder_of, write_whole, writing
 from protocol.messages import Prompt, ScoredGroup, ScoredShard, ShardRequest
-from protocol.whole import write_whole
 
 FLIPS = 2
 """Changes of direction after which a level counts as settled."""
@@ -166,8 +165,7 @@ def require_writable(path: Path) -> None:
     """
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out must end in .yaml or .yml, got {path}: `train` takes no other file; rename it")
-    if not os.access(path.parent, os.W_OK):
-        raise RunFolderError(f"{path} cannot be written: no folder {path.parent} to write to; make it or set --out")
+    require_folder_of(path, "--out")
 
 
 def write_config(config: RunConfig, path: Path) -> None:
@@ -176,10 +174,8 @@ def write_config(config: RunConfig, path: Path) -> None:
     Raises:
         RunFolderError: it cannot be written.
     """
-    try:
+    with writing(path, "--out"):
         write_whole(path, config.to_yaml())
-    except OSError as error:
-        raise RunFolderError(f"{path} cannot be written: {error.strerror}; set --out") from None
 
 
 def _with_levels(config: RunConfig, kernel: str, levels: Sequence[float], **sampling: float) -> RunConfig:

@@ -20,8 +20,8 @@ from flow.models.families import Family
 from flow.models.text import TextEncoders
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError
+from protocol.files import sha256_of, whole
 from protocol.resources import resolve
-from protocol.whole import whole
 
 log = logging.getLogger(__name__)
 
@@ -126,5 +126,4 @@ def _content(path: Path) -> str:
     target = path.resolve()
     if path.is_symlink() and target.parent.name == "blobs":
         return target.name
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_of(path)

@@ -13,6 +13,8 @@ import numpy as np
 
 from rewards.clip.pretrained import WEIGHTS, load_pretrained, require_pretrained
 
+ROUNDING = 1e-4
+"""Relative tolerance of a score's bounds, for rounding in float32 sums."""
 TEXTS_KEPT = 8192
 """Most texts whose features are cached; each takes 4 KiB at width 1,024."""
 

@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.clip.features import ClipFeatures
+from rewards.clip.features import ROUNDING, ClipFeatures
+from rewards.clip.openclip import LIKE
 from rewards.scores import judged
 
 MODEL = "yuvalkirstain/PickScore_v1"
-PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 DIVISOR = 26.0
 """Flow-GRPO's scale (arXiv 2505.05470): it turns PickScore's usual 18 to 24 into 0.7 to 0.9."""
-ROUNDING = 1e-4
-"""Relative tolerance of the score's bound, for rounding in float32 sums."""
 
 
 class PickScore:
@@ -66,4 +64,4 @@ class PickScore:
 
 
 def _own_processor(model: str) -> str | None:
-    return PROCESSOR if model == MODEL else None
+    return LIKE if model == MODEL else None

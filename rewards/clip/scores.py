@@ -11,13 +11,11 @@ import numpy as np
 
 from protocol.errors import ScorerError
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.clip.features import ClipFeatures
+from rewards.clip.features import ROUNDING, ClipFeatures
 from rewards.clip.pretrained import load_pretrained, require_pretrained
 from rewards.scores import judged
 
 VIT_L = "openai/clip-vit-large-patch14"
-ROUNDING = 1e-4
-"""Tolerance of a score's bound, for rounding in float32 sums."""
 
 
 class ClipScore:

@@ -91,11 +91,7 @@ class GenEval:
         Raises:
             PromptError: it is not; the error names the first such line.
         """
-        for prompt in prompts:
-            try:
-                self._require_known(prompt.metadata)
-            except PromptError as error:
-                raise PromptError(f"prompt line {prompt.index + 1} ({prompt.text!r}): {error}") from None
+        check_each(prompts, lambda prompt: self._require_known(prompt.metadata))
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Judge B images by their metadata.

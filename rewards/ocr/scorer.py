@@ -108,11 +108,7 @@ class Ocr:
         Raises:
             PromptError: a prompt has none; the error names the first such line.
         """
-        for prompt in prompts:
-            try:
-                quoted_text(prompt.text)
-            except PromptError as error:
-                raise PromptError(f"prompt line {prompt.index + 1} ({prompt.text!r}): {error}") from None
+        check_each(prompts, lambda prompt: quoted_text(prompt.text))
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Score B images against their prompts."""

@@ -1,4 +1,4 @@
-"""The way of a trajectory in docs/architecture.md, compared with call traces of one group, in one process and on Ray."""
+"""The way of a trajectory in docs/architecture.md, compared with call traces of a group, in one process and on Ray."""
 
 import asyncio
 import os

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from diffusers import AutoencoderTiny, FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 
-from protocol.whole import whole
+from protocol.files import whole
 from toyworld.pretraining.tokenizer import build as build_tokenizer
 from toyworld.pretraining.transformer import VelocityModel
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
-from protocol.whole import whole
+from protocol.files import whole
 
 PLAIN_LINES = 40
 """Lines of progress that a stage prints if the output is no terminal."""

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from protocol.whole import append_whole, whole, write_whole
+from protocol.files import append_whole, whole, write_whole
 
 
 def test_text_is_added_at_the_end(tmp_path):

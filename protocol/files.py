@@ -1,11 +1,14 @@
 """Writing files so that a full disk or a crash never leaves half of one behind."""
 
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
+
+from protocol.errors import RunFolderError
 
 
 @contextmanager
@@ -29,6 +32,28 @@ def whole(path: Path, *, is_shared: bool = False) -> Iterator[Path]:
     except BaseException:
         _remove(partial)
         raise
+
+
+@contextmanager
+def writing(path: Path, option: str) -> Iterator[None]:
+    """Turn an OSError of the block into a RunFolderError: `path` cannot be written, `option` names another."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise RunFolderError(f"{path} cannot be written: {reason}; mend that or set {option}") from error
+
+
+def require_folder_of(path: Path, option: str) -> None:
+    """Check before the work that the file `path` has a folder (RunFolderError); `option` names another file."""
+    if not os.access(path.parent, os.W_OK):
+        raise RunFolderError(f"{path} cannot be written: no folder {path.parent} to write to; make it or set {option}")
+
+
+def sha256_of(path: Path) -> str:
+    """Compute a file's sha256, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _remove(path: Path) -> None:
