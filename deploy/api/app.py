@@ -48,7 +48,7 @@ BODY_BYTES = 4_096
 """Largest body of a request."""
 JSON = "application/json"
 RunName = Annotated[str, Path(pattern=RUN_ID, description="A run's name, as GET /runs lists it.")]
-PoolName = Annotated[str, Path(pattern=POOL, description="`rollout`, or `reward/<scorer>`.")]
+PoolName = Annotated[str, Path(pattern=POOL, description="`rollout`, `reward/<scorer>` or `learner`.")]
 CommandName = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]
 Iteration = Annotated[int, Path(ge=1, le=10**9)]
 Since = Annotated[int, Query(ge=0, le=10**12, description="Return only what comes after this number.")]
