@@ -23,7 +23,7 @@ class GroupConfig(Section):
     @model_validator(mode="after")
     def _comparable(self) -> "GroupConfig":
         if self.size < 2:
-            raise ValueError(f"group.size must be at least 2, got {self.size}: advantages compare samples; raise it")
+            raise ValueError(f"group.size must be at least 2, got {self.size}: advantages compare members; raise it")
         if self.size % self.shard:
             raise ValueError(f"group.shard must divide group.size {self.size}, got {self.shard}: take a divisor of it")
         return self

@@ -1,25 +1,17 @@
-"""The way of a trajectory in docs/architecture.md, compared with call traces of a group, in one process and on Ray."""
+"""The way of a trajectory in docs/architecture.md, compared with a call trace of one group in one process."""
 
 import asyncio
-import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
 
-import pytest
-import ray
-
-from actors.learners import LearnerActor, LearnerGroup
-from actors.pool.nodes import NodeFailures
-from actors.rewards.pool import RewardActor, RewardPools
-from actors.rollouts import RolloutActor, RolloutPool
 from deploy.run.local import LocalFleet
 from learner.loop.groups import Groups
 from protocol.config.run import RunConfig
 from protocol.ports import Ports
 from tests.support.learning.groups import PROMPTS
 from tests.support.paths import ROOT
-from tests.support.runs.sinks import Silent
-from tests.support.tracing import Trace, TracedClass
+from tests.support.tracing import Trace
 
 IN_ONE_PROCESS = "deploy/run/local.py"
 REDNESS = {
@@ -56,20 +48,18 @@ def without_the_list(found: set[str]) -> set[str]:
     return {name for name in found if not name.startswith(folders) and name not in others}
 
 
-def config_of(tiny_config: Callable[..., RunConfig]) -> RunConfig:
-    return tiny_config(group={"size": 2, "shard": 2, "per_iteration": 1}, **REDNESS)
+def config_of(tiny_config: Callable[..., RunConfig], **sections: Any) -> RunConfig:
+    return tiny_config(group={"size": 2, "shard": 2, "per_iteration": 1}, **REDNESS, **sections)
 
 
-async def files_of_one_group(config: RunConfig, ports: Ports, trace: Trace, *actors: TracedClass) -> set[str]:
-    """What is called from the taking of a group to the end of its update, by this process and by these actors."""
+async def files_of_one_group(config: RunConfig, ports: Ports, trace: Trace) -> set[str]:
+    """What is called from the taking of a group to the end of its update."""
     groups = Groups(config, PROMPTS, ports, None)
     await groups.begin(())
     async with groups.stream(0) as stream:
-        for actor in actors:
-            actor.start()
         trace.start()
         await groups.learn(0, stream.oldest(1))
-        return trace.end().union(*(actor.end() for actor in actors))
+        return trace.end()
 
 
 def test_the_way_is_short() -> None:
@@ -92,38 +82,3 @@ def test_the_table_and_its_list_hold_the_files_that_a_trajectory_passes_in_one_p
     counted = without_the_list(asyncio.run(scene())) - {IN_ONE_PROCESS}
     assert counted - in_table() == set(), "a file on the way that the page leaves out"
     assert in_table() - counted == {name for name in in_table() if name.startswith("actors/")} | {LOOP}
-
-
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("PYTHONPATH", os.fspath(ROOT))
-    ray.init(address="local", num_cpus=3, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(600)
-@pytest.mark.usefixtures("cluster")
-def test_the_table_and_its_list_hold_the_files_that_a_trajectory_passes_on_ray(
-    tiny_config: Callable[..., RunConfig],
-) -> None:
-    config, nodes = config_of(tiny_config), NodeFailures(within_s=60)
-    classes = [TracedClass(each) for each in (RolloutActor, RewardActor, LearnerActor)]
-
-    async def scene() -> set[str]:
-        rollouts = RolloutPool(config, nodes, Silent(), actor_class=classes[0])
-        rewards = RewardPools(config, nodes, Silent(), actor_class=classes[1])
-        learner = LearnerGroup(config, nodes, actor_class=classes[2])
-        pools = (rollouts.pool, *rewards.pools.values())
-        await asyncio.gather(learner.start(), *(pool.start() for pool in pools))
-        ports = Ports(rollouts=rollouts, rewards=rewards, learner=learner, adapters=rollouts)
-        try:
-            return await files_of_one_group(config, ports, Trace(), *classes)
-        finally:
-            for pool in (*pools, learner):
-                pool.stop()
-
-    counted = without_the_list(asyncio.run(scene()))
-    assert counted - in_table() == set(), "a file on the way that the page leaves out"
-    assert in_table() - counted == {LOOP}

@@ -71,7 +71,7 @@ def test_missing_preset_file_is_refused(monkeypatch, capsys):
         ("group.sise=4", "flowcredit: unknown key 'group.sise': did you mean 'size'?"),
         ("rewards.geneval.wieght=2", "flowcredit: unknown key 'rewards.geneval.wieght': did you mean 'weight'?"),
         ("iterations=many", "flowcredit: iterations: input should be a valid integer"),
-        ("group.size=1", "flowcredit: group.size must be at least 2, got 1: advantages compare samples; raise it"),
+        ("group.size=1", "flowcredit: group.size must be at least 2, got 1: advantages compare members; raise it"),
         ("group.shard=3", "flowcredit: group.shard must divide group.size 2, got 3"),
         ("sampling.kernel=brown", "flowcredit: sampling.kernel: input should be"),
         ("model.dtype=int8", "flowcredit: model.dtype: input should be 'float32', 'bfloat16' or 'float16'"),

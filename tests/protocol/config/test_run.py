@@ -89,7 +89,7 @@ def test_an_unknown_key_is_refused_with_a_suggestion(key: str, message: str) -> 
     [
         ("iterations", "many", "iterations: .*got 'many'"),
         ("iterations", 0, "iterations: .*greater than or equal to 1, got 0"),
-        ("group.size", 1, "group.size must be at least 2, got 1: advantages compare samples; raise it"),
+        ("group.size", 1, "group.size must be at least 2, got 1: advantages compare members; raise it"),
         ("group", {"size": 25, "shard": 24}, "group.shard must divide group.size 25, got 24"),
         ("group", {"size": 8, "shard": 3}, "group.shard must divide group.size 8, got 3"),
         ("learner.updates_per_iteration", 5, "must divide group.per_iteration 12, got 5"),
