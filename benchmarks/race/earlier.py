@@ -24,8 +24,7 @@ from benchmarks.race.race import RUNS as RACE
 from benchmarks.race.race import Cell, run_cell
 from deploy.folder.read import lines_of
 from learner.credit.assign import Assignment, RewardTables, assign_credit
-from learner.credit.normalise import per_step
-from learner.credit.rules import along_windows, gae, lead
+from learner.credit.rules import along_windows, gae, lead, per_step
 from protocol.config.credit import CreditConfig
 
 METHOD = "stepwise_calibrated"

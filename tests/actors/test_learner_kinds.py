@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import ray
 
-from actors.learner_group import LearnerGroup
+from actors.learners import LearnerGroup
 from actors.pool.nodes import NodeFailures
 from flow.device import library_facts
 from protocol.config.run import RunConfig
