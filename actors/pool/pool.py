@@ -147,7 +147,7 @@ class ActorPool:
                 self._end(call)
                 return result
             failures += call.is_blamed
-        raise PoolError(f"pool {self.name} lost {FAILURES_PER_CALL} actors to one call, which is given up: {reason}")
+        raise PoolError(f"pool {self.name} gave up a call that cost {FAILURES_PER_CALL} actors: {reason}")
 
     async def each(self, work: Work[Any]) -> None:
         """Run `work` once on every member; a member that dies is replaced, and its successor is prepared instead."""

@@ -163,11 +163,11 @@ class BoardLease:
             under: the lease of the run folder; a process that loses it claims nothing here.
             keep_s: seconds for which the board keeps the tokens.
             prefix: of the keys on the board.
+            renew_s: seconds between two renewals, `RENEW_S` by default.
             say: is told why this waits.
 
         Returns:
             The lease, held until `release`.
-            renew_s: seconds between two renewals, `RENEW_S` by default.
 
         Raises:
             RunFolderError: another process holds it.

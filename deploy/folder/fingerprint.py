@@ -13,6 +13,7 @@ from pathlib import Path
 
 from flowcredit.start import VERSION
 from protocol.config.run import RunConfig
+from protocol.files import sha256_of
 from protocol.import_path import file_of
 from protocol.resources import resolve
 

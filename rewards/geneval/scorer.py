@@ -14,6 +14,7 @@ import numpy as np
 
 from protocol.errors import ContractError, PromptError, ScorerError
 from protocol.messages import Detection, Metadata, Prompt, Scores
+from protocol.prompts import check_each
 from protocol.spelling import suggest
 from rewards.geneval.clauses import read_clauses
 from rewards.geneval.original import judge_original

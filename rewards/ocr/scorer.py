@@ -13,6 +13,7 @@ import numpy as np
 
 from protocol.errors import PromptError, ScorerError, one_line
 from protocol.messages import Metadata, Prompt, Scores
+from protocol.prompts import check_each
 from rewards.loading import build_from_path, require_library, require_ready
 from rewards.scores import partly
 

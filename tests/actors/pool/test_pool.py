@@ -298,7 +298,7 @@ def test_an_actor_without_memory_on_a_shared_gpu_tells_what_to_change():
         return str(error.value)
 
     assert asyncio.run(scenario()) == (
-        "pool counter lost 3 actors to one call, which is given up: OutOfMemoryError: CUDA out of memory. Tried to"
+        "pool counter gave up a call that cost 3 actors: OutOfMemoryError: CUDA out of memory. Tried to"
         " allocate 2.00 GiB; a rollout actor and a learner worker share it in cluster.layout colocated: set"
         " cluster.offload=true or cluster.layout=separate"
     )

@@ -34,7 +34,7 @@ class Desk:
                     return await work("actor")
                 except ActorFailedError:
                     continue
-        raise PoolError("lost 3 actors to one call")
+        raise PoolError("gave up a call that cost 3 actors")
 
     async def ask(self, actor: Any, pieces: Sequence[Piece], images: Sequence[np.ndarray]) -> Scores:
         images = [int(array[row]) for piece, array in zip(pieces, images, strict=True) for row in piece.rows]
