@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from actors.pool import member as member_module
+from actors.pool import starts as starts_module
 from actors.pool.calls import Member, answer
 from actors.pool.pool import ActorPool
 from actors.pool.starts import Starts
@@ -151,7 +151,7 @@ def test_members_without_a_node_are_seen_waiting_and_the_size_can_be_taken_back(
 
 
 def test_a_further_member_that_cannot_begin_costs_no_restart_and_joins_later(tmp_path, monkeypatch):
-    monkeypatch.setattr(member_module, "RETRY_S", (0.2, 0.5))
+    monkeypatch.setattr(starts_module, "RETRY_S", (0.2, 0.5))
     marker = tmp_path / "missing"
 
     async def scenario():
