@@ -58,6 +58,15 @@ class FlowPolicy:
                 " raise noise_level or steps, or lower std_min"
             )
         require_trainable(config.window, candidates=self.steps, total=config.steps)
+        if lacking := set(config.split_steps) - set(self.steps):
+            raise ConfigError(
+                f"sampling.splits must name stochastic steps, of {list(self.steps)}, got step {min(lacking)}:"
+                " trajectories cannot part without noise; take other shares or lower sampling.std_min"
+            )
+        self.strides: dict[int, int] = (
+            {k: 2 ** sum(split > k for split in config.split_steps) for k in self.steps} if config.splits else {}
+        )
+        """By stochastic step: how many members of a shard, in a row, share it. Empty where none do."""
 
     @property
     def total_steps(self) -> int:

@@ -136,7 +136,8 @@ def trajectory(
         initial: a row for each member, or one row that all share: then the steps have one row up to the first
             stochastic step, where the members part.
         conditioning: from `policy.conditioning`.
-        noise: standard normal noise [N, C, H, W] of step k; asked for the stochastic steps only.
+        noise: standard normal noise [N, C, H, W] of step k; asked for the stochastic steps only. More rows than the
+            state has: it parts there, each row into two, or a single one into all.
         stochastic: the steps k that are stochastic; all others are ODE steps.
 
     Returns:
@@ -146,7 +147,8 @@ def trajectory(
     while k < policy.total_steps:
         drawn = noise(k) if k in stochastic else None
         if drawn is not None and len(latents) < len(drawn):
-            latents = latents.repeat(len(drawn), 1, 1, 1)
+            children = torch.arange(len(drawn), device=latents.device)
+            latents = latents[children // 2 if len(latents) > 1 else children * 0]
         transition, velocity = policy.transition(latents, k, conditioning=conditioning, as_ode=drawn is None)
         following = transition.mean if drawn is None else transition.sample(drawn)
         span = 1 if drawn is None else policy.span(k)
@@ -200,8 +202,14 @@ def rollout_shard(
     has_noise = config.sampling.kernel != "ode"
     explored = chosen if has_noise else ()
     begun = policy.evaluations
+
+    def branches(step: int) -> Float[Tensor, "N C H W"]:
+        return noise(step, members[:: policy.strides.get(step, 1)])
+
     with meter.timed("sampling"):
-        steps = list(trajectory(policy, initial=initial, conditioning=conditioning, noise=noise, stochastic=explored))
+        steps = list(
+            trajectory(policy, initial=initial, conditioning=conditioning, noise=branches, stochastic=explored)
+        )
     meter.count("main_evaluations", policy.evaluations - begun)
     final = steps[-1].next_latents
     _require_finite(final, f"latents of group {request.group} in iteration {request.iteration}")
@@ -219,10 +227,12 @@ def rollout_shard(
     rollout = Rollout(
         request=request,
         steps=chosen,
-        latents=_stacked([each.expand_as(final) for each in states]),
-        log_probs=_log_probs(stochastic) if has_noise else None,
+        latents=_stacked([_of_members(each, len(members)) for each in states]),
+        log_probs=_log_probs(stochastic, len(members)) if has_noise else None,
         image_index=index.numpy(),
-        means=_stacked([step.transition.mean for step in stochastic]) if objective in ("guarded", "masked") else None,
+        means=_stacked([_of_members(step.transition.mean, len(members)) for step in stochastic])
+        if objective in ("guarded", "masked")
+        else None,
         targets=_stacked(_targets(clean, index, final)) if objective == "distillation" else None,
     )
     with meter.timed("decoding"):
@@ -292,8 +302,19 @@ def _targets(
     return [clean[rows] for rows in index[:, 1:-1].unbind(1)] + [final]
 
 
-def _log_probs(stochastic: Sequence[Step]) -> np.ndarray:
-    return torch.stack([s.transition.log_prob(s.next_latents) for s in stochastic], dim=1).cpu().numpy()
+def _log_probs(stochastic: Sequence[Step], members: int) -> np.ndarray:
+    columns = [_of_members(step.transition.log_prob(step.next_latents), members) for step in stochastic]
+    return torch.stack(columns, dim=1).cpu().numpy()
+
+
+def _of_members(rows: Float[Tensor, "R ..."], members: int) -> Float[Tensor, "N ..."]:
+    """A row for each member; fewer rows are those of branches, whose members follow each other."""
+    if len(rows) == members:
+        return rows
+    stride = 1
+    while -(-members // stride) > len(rows):
+        stride *= 2
+    return rows[torch.arange(members, device=rows.device) // stride]
 
 
 def _stacked(tensors: list[Float[Tensor, "N C H W"]]) -> np.ndarray:

@@ -38,6 +38,8 @@ METHODS = (
     "step_weights",
     "diffusion_nft",
     "awm",
+    "e_grpo",
+    "branch_grpo",
 )
 
 PLAIN = ("credit.rule=gains", "credit.scale=prompt")

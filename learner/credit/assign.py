@@ -8,8 +8,9 @@ assignment = assign_credit(tables, config.credit, reward_weights={"geneval": 1.0
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from learner.credit.rules import (
     calibrated,
     gae,
     gains,
+    tree,
     uniform,
     updated_baseline,
 )
@@ -47,6 +49,8 @@ class RewardTables:
     """Each scorer's numbers by its name, and its further readings by `<scorer>/<component>`."""
     explored: Bool[Tensor, "G N T"]
     """Which steps each trajectory took stochastically."""
+    strides: Mapping[int, int] = field(default_factory=dict)
+    """By step: how many members in a row share it, for the rule `tree`."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +69,16 @@ class Assignment:
     """What each point is worth, NaN where its reward is; None unless values are calibrated."""
 
 
-def reward_tables(groups: Sequence[ScoredGroup], *, members: int, total: int) -> RewardTables:
+def reward_tables(
+    groups: Sequence[ScoredGroup], *, members: int, total: int, strides: Mapping[int, int] = MappingProxyType({})
+) -> RewardTables:
     """Look up every point's scores. This is where `ShardFacts.image_index` and `COMMON_IMAGE` are resolved.
 
     Args:
         groups: G complete groups of one iteration.
         members: N, the size that every group must have.
         total: T, steps of the schedule.
+        strides: as in `RewardTables`.
 
     Returns:
         float32 tables [G, N, T+1].
@@ -98,7 +105,9 @@ def reward_tables(groups: Sequence[ScoredGroup], *, members: int, total: int) ->
                 # COMMON_IMAGE is -1: the score behind the shard's own ones.
                 found = np.append(own, common[0])[facts.image_index]
                 table[row][rows, points] = torch.from_numpy(found.astype(np.float32))
-    return RewardTables(rewards=rewards, scores=dict(zip(names, scores, strict=True)), explored=explored)
+    return RewardTables(
+        rewards=rewards, scores=dict(zip(names, scores, strict=True)), explored=explored, strides=strides
+    )
 
 
 def assign_credit(
@@ -174,6 +183,8 @@ def _step_rewards(
             is_balanced=choice.is_balanced,
         )
         return step_rewards, None, None
+    if config.rule == "tree":
+        return tree(rewards[:, :, -1], tables.explored, strides=tables.strides), None, None
     if config.values == "calibrated" and config.rule != "uniform":
         values, slopes = calibrated(rewards)
         rewards = values

@@ -75,6 +75,30 @@ def gae(rewards: Float[Tensor, "M P"], *, decay: float) -> Float[Tensor, "M S"]:
     return values
 
 
+def tree(
+    finals: Float[Tensor, "G N"], explored: Bool[Tensor, "G N T"], *, strides: Mapping[int, int]
+) -> Float[Tensor, "G N T"]:
+    """BranchGRPO (arXiv 2509.06040): a step earns the mean final reward of all members that share it.
+
+    That mean is a Monte-Carlo value of the state behind the step, without a completion.
+
+    Args:
+        finals: rewards of the finished images; a missing one is in no mean.
+        explored: which steps are stochastic.
+        strides: by step, how many members in a row share it; 1 where it is not named.
+
+    Returns:
+        Step rewards, NaN for all but the first of the members that share a step, and where no member has a score.
+    """
+    values = finals.new_full(explored.shape, torch.nan)
+    members = finals.shape[1]
+    for k in range(explored.shape[2]):
+        stride = strides.get(k, 1)
+        for first in range(0, members, stride):
+            values[:, first, k] = finals[:, first : first + stride].nanmean(1)
+    return torch.where(explored, values, torch.nan)
+
+
 def calibrated(rewards: Float[Tensor, "G N P"]) -> tuple[Float[Tensor, "G N P"], Float[Tensor, " T"]]:
     """Value calibration: what each point is worth, V_k, in place of its reward, and the slopes b_k.
 

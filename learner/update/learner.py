@@ -399,7 +399,9 @@ class Learner:
                 )
 
     def _assigned(self, groups: Sequence[ScoredGroup]) -> tuple[RewardTables, Assignment]:
-        tables = reward_tables(groups, members=self._config.group.size, total=self._policy.total_steps)
+        tables = reward_tables(
+            groups, members=self._config.group.size, total=self._policy.total_steps, strides=self._policy.strides
+        )
         assignment = assign_credit(
             tables,
             self._config.credit,
@@ -445,7 +447,9 @@ class Learner:
     def _tasks(self, batch: "MiniBatch", *, stop: int) -> list[ShardTask]:
         """What the mini-batch's shards are to teach, up to the group `stop`."""
         own = slice(batch.first, stop)
-        return shard_tasks(self._groups[own], self._group_credits[own], choice=self._choice(batch))
+        return shard_tasks(
+            self._groups[own], self._group_credits[own], choice=self._choice(batch), strides=self._policy.strides
+        )
 
     def _choice(self, batch: "MiniBatch") -> StepChoice:
         return StepChoice(fraction=self._config.learner.step_fraction, seed=self._config.seed, epoch=batch.epoch)

@@ -6,8 +6,9 @@ gradients add up.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -89,6 +90,8 @@ class ShardTask:
     """Which pairs have a step reward."""
     columns: Sequence[int]
     """The trained steps, as columns of `Rollout.log_probs`."""
+    strides: Mapping[int, int] = field(default_factory=dict)
+    """By step: how many members in a row share it, as in `FlowPolicy.strides`; only the first of them is trained."""
 
     @property
     def steps(self) -> list[int]:
@@ -103,7 +106,7 @@ class ShardTask:
     @property
     def all_pairs(self) -> int:
         """Trained pairs, as if no score were missing."""
-        return len(self.valid) * len(self.columns)
+        return sum(len(range(0, len(self.valid), self.strides.get(k, 1))) for k in self.steps)
 
     def teaching(self, *, keeps_idle: bool) -> list[int]:
         """The columns that have something to teach: not all advantages are 0.
@@ -119,7 +122,11 @@ class ShardTask:
 
 
 def shard_tasks(
-    groups: Sequence[ScoredGroup], group_credits: Sequence[Credit], *, choice: StepChoice
+    groups: Sequence[ScoredGroup],
+    group_credits: Sequence[Credit],
+    *,
+    choice: StepChoice,
+    strides: Mapping[int, int] = MappingProxyType({}),
 ) -> list[ShardTask]:
     """The shards of a mini-batch in their fixed order: group, then shard.
 
@@ -127,6 +134,7 @@ def shard_tasks(
         groups: of the mini-batch.
         group_credits: one for each group.
         choice: which steps are trained.
+        strides: as in `ShardTask`.
 
     Returns:
         One task for each shard.
@@ -143,6 +151,7 @@ def shard_tasks(
                     advantages=credit.advantages[rows],
                     valid=~np.isnan(credit.step_rewards[rows]),
                     columns=choice.columns(shard.facts),
+                    strides=strides,
                 )
             )
     return tasks
@@ -170,16 +179,17 @@ def micro_batches(
         raise ContractError("an objective of the reverse process needs the rollout's log-probs, got none")
     for column in task.teaching(keeps_idle=keeps_idle):
         k = rollout.steps[column]
+        rows = slice(None, None, task.strides.get(k, 1))
         yield MicroBatch(
             prompt=rollout.request.prompt,
             k=k,
-            latents=_tensor(rollout.latents[:, k], device),
-            next_latents=_tensor(rollout.latents[:, k + 1], device),
-            old_log_prob=_tensor(rollout.log_probs[:, column], device),
-            advantages=_tensor(task.advantages[:, k], device),
-            valid=_tensor(task.valid[:, k], device),
-            old_mean=None if rollout.means is None else _tensor(rollout.means[:, column], device),
-            target=None if rollout.targets is None else _tensor(rollout.targets[:, column], device),
+            latents=_tensor(rollout.latents[rows, k], device),
+            next_latents=_tensor(rollout.latents[rows, k + 1], device),
+            old_log_prob=_tensor(rollout.log_probs[rows, column], device),
+            advantages=_tensor(task.advantages[rows, k], device),
+            valid=_tensor(task.valid[rows, k], device),
+            old_mean=None if rollout.means is None else _tensor(rollout.means[rows, column], device),
+            target=None if rollout.targets is None else _tensor(rollout.targets[rows, column], device),
         )
 
 
@@ -236,9 +246,9 @@ def split_micro_batches(micro_batches: Iterable[Batch], *, most: int | None) -> 
             continue
         for start in range(0, count, size):
             pieces = {
-                field.name: value[start : start + size]
-                for field in fields(micro_batch)
-                if isinstance(value := getattr(micro_batch, field.name), torch.Tensor) and len(value) == count
+                each.name: value[start : start + size]
+                for each in fields(micro_batch)
+                if isinstance(value := getattr(micro_batch, each.name), torch.Tensor) and len(value) == count
             }
             yield replace(micro_batch, **pieces)
 

@@ -102,7 +102,8 @@ def _deviation(
     policy: FlowPolicy, rollout: Rollout, column: int, *, old: np.ndarray, conditioning: tuple, device: torch.device
 ) -> float:
     k = rollout.steps[column]
-    latents, following = (torch.from_numpy(rollout.latents[:, point].copy()).to(device) for point in (k, k + 1))
+    rows = slice(None, None, policy.strides.get(k, 1))
+    latents, following = (torch.from_numpy(rollout.latents[rows, point].copy()).to(device) for point in (k, k + 1))
     transition, _ = policy.transition(latents, k, conditioning=conditioning)
-    held = torch.from_numpy(old.copy()).to(device)
+    held = torch.from_numpy(old[rows].copy()).to(device)
     return ((transition.log_prob(following) - held).exp() - 1).abs().max().item()

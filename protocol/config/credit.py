@@ -76,8 +76,9 @@ class TurningPointConfig(Section):
 class CreditConfig(Section):
     """How rewards become advantages."""
 
-    rule: Literal["uniform", "gains", "gae", "turning_point"] = "gae"
-    """Step rewards. `uniform`: the final reward for every step; `gains`: the difference of the values at the step's two
+    rule: Literal["uniform", "gains", "gae", "turning_point", "tree"] = "gae"
+    """Step rewards. `uniform`: the final reward for every step; `tree`: the mean final reward of all members that share
+    the step (`sampling.splits`); `gains`: the difference of the values at the step's two
     points; `gae`: the decayed sum of the gains from this step on; `turning_point`: gains, and at turning points the sum
     of all gains from there on."""
     values: Literal["raw", "calibrated"] = "calibrated"

@@ -150,6 +150,16 @@ class RunConfig(Section):
                 "credit.mixture advantages normalises each reward separately, got credit.normalise ema, which keeps one"
                 " running mean for all: take joint, per_step or centred"
             )
+        if (self.credit.rule == "tree") != bool(self.sampling.splits):
+            raise ValueError(
+                "credit.rule tree and sampling.splits belong together, got"
+                f" {self.credit.rule!r} with splits {list(self.sampling.splits)}: set both, or neither"
+            )
+        if self.sampling.splits and self.is_forward:
+            raise ValueError(
+                f"sampling.splits needs an objective of steps, got learner.objective {learner.objective!r}: take"
+                " `clipped`"
+            )
         if learner.objective == "distillation" and not self.scores_points:
             raise ValueError(
                 f"learner.objective distillation needs completed points, got credit.rule {self.credit.rule!r}:"
@@ -219,7 +229,7 @@ class RunConfig(Section):
             return False
         if credit.rule == "turning_point":
             return not credit.turning_point.is_balanced
-        return credit.rule == "uniform" or credit.values == "raw"
+        return credit.rule in ("uniform", "tree") or credit.values == "raw"
 
     @property
     def trains_early(self) -> bool:

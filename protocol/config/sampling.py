@@ -1,5 +1,6 @@
 """The sections `sampling` and `completion`: how trajectories are generated and how their points are completed."""
 
+import math
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -94,6 +95,10 @@ class SamplingConfig(Section):
     """Which eligible steps are stochastic and trained."""
     shared_noise: bool = True
     """All members of a group start from the same initial noise."""
+    splits: tuple[Share, ...] = ()
+    """Steps at which trajectories split into two, as shares of T in [0, 1), ascending, rounded up; before them the
+    members of a branch share state and noise (BranchGRPO). Empty: every member has its own noise from the first
+    stochastic step on."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "SamplingConfig":
@@ -132,7 +137,34 @@ class SamplingConfig(Section):
                 f"sampling.merge_std must be 0 for kernel ode, got {self.merge_std}: no step has noise; leave it out"
             )
         self.window.require_inside(self.steps)
+        self._require_tree()
         return self
+
+    @property
+    def split_steps(self) -> tuple[int, ...]:
+        """The steps k at which trajectories split."""
+        return tuple(math.ceil(share * self.steps - 1e-9) for share in self.splits)
+
+    def _require_tree(self) -> None:
+        if not self.splits:
+            return
+        steps = self.split_steps
+        if sorted(set(steps)) != list(steps) or steps[-1] >= self.steps - 1:
+            raise ValueError(
+                f"sampling.splits must name different steps in ascending order, below {self.steps - 1} of {self.steps},"
+                f" got steps {list(steps)}: take other shares or more sampling.steps"
+            )
+        needed = {"shared_noise": True, "merge_std": 0.0}
+        for key, value in needed.items():
+            if getattr(self, key) != value:
+                raise ValueError(
+                    f"sampling.{key} must be {value} with sampling.splits, got {getattr(self, key)}: set it"
+                )
+        if self.window.rule != "all":
+            raise ValueError(
+                f"sampling.window.rule must be `all` with sampling.splits, got {self.window.rule!r}: every step of a"
+                " tree has noise"
+            )
 
 
 class CompletionConfig(Section):

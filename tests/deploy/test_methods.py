@@ -8,18 +8,19 @@ import yaml
 
 from deploy import presets
 from deploy.presets import load_config, merge, method_names, read_method
+from protocol.config.credit import CREDIT_RULES_OF_POINTS
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
 from tests.support.paths import ROOT
 
 PRESETS = sorted((ROOT / "deploy" / "presets").glob("*.yaml"))
 METHODS = {
-    "awm", "dance_grpo", "dense_grpo", "diffusion_nft", "e_grpo", "flow_dppo", "flow_grpo", "flow_grpo_fast",
-    "grpo_guard", "mix_grpo", "step_weights", "stepwise", "stepwise_calibrated", "stepwise_flow_sde", "temp_flow",
-    "tp_grpo", "tp_grpo_plain",
+    "awm", "branch_grpo", "dance_grpo", "dense_grpo", "diffusion_nft", "e_grpo", "flow_dppo", "flow_grpo",
+    "flow_grpo_fast", "grpo_guard", "mix_grpo", "step_weights", "stepwise", "stepwise_calibrated", "stepwise_flow_sde",
+    "temp_flow", "tp_grpo", "tp_grpo_plain",
 }  # fmt: skip
 DECIDED = {
-    "sampling": {"kernel", "noise_level", "noise_levels", "log_prob", "window", "shared_noise"},
+    "sampling": {"kernel", "noise_level", "noise_levels", "log_prob", "window", "shared_noise", "merge_std", "splits"},
     "credit": {"rule", "values", "normalise", "scale", "ddof", "epsilon", "step_weights"},
     "learner": {"objective", "step_fraction"},
 }
@@ -37,7 +38,7 @@ def test_a_method_file_says_what_it_is_and_decides_everything_that_makes_it(name
     identity = written["identity"]
     for section, keys in DECIDED.items():
         assert keys <= identity[section].keys(), section
-    if identity["credit"]["rule"] != "uniform":
+    if identity["credit"]["rule"] in CREDIT_RULES_OF_POINTS:
         assert {"rule", "solver"} <= identity["completion"].keys()
 
 
@@ -159,6 +160,9 @@ def test_the_published_numbers_stand_in_the_files(tmp_path: Path) -> None:
     awm = laid("awm")
     assert (awm.sampling.steps, awm.learner.forward.power, awm.learner.kl.weight) == (14, 0.25, 0.001)
     assert (awm.learner.old.most, awm.learner.old.weight, awm.learner.average.decay) == (0.3, 1.0, 0.99)
+    branch = laid("branch_grpo")
+    assert (branch.sampling.steps, branch.sampling.split_steps, branch.group.size) == (20, (0, 3, 6, 9), 16)
+    assert (branch.sampling.noise_level, branch.learner.step_fraction, branch.learner.clip_range) == (0.3, 0.6, 1e-3)
     merged = laid("e_grpo")
     assert (merged.sampling.steps, merged.sampling.schedule, merged.sampling.merge_std) == (16, "shifted", 0.6)
     assert (merged.group.shard, merged.learner.learning_rate, merged.credit.advantage_clip) == (12, 1e-5, 5.0)

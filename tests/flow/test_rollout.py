@@ -155,6 +155,34 @@ def test_a_merged_step_leads_past_the_points_that_it_crosses(backbone: Backbone,
         assert torch.equal(after.mean, states[:, 2 * k + 1])
 
 
+def test_members_of_a_branch_share_states_and_noise_until_it_splits(backbone: Backbone, tiny_config: Config) -> None:
+    """Splits at steps 0 and 2 of 6: six members go in three pairs from step 0 on, and alone from step 2 on."""
+    config = tiny_config(
+        sampling={"steps": 6, "splits": [0.0, 0.3]},
+        group={"size": 6, "shard": 6},
+        credit={"rule": "tree", "normalise": "per_step"},
+        learner={"objective": "masked"},
+    )
+    rollout, images = sample(backbone, config, members=6)
+    policy = policy_of(backbone, config)
+    assert policy.strides == {0: 2, 1: 2, 2: 1, 3: 1, 4: 1}
+    assert (rollout.image_index.tolist(), len(images)) == ([[row] for row in range(6)], 6)
+    different = [len({state.tobytes() for state in rollout.latents[:, point]}) for point in range(7)]
+    assert different == [1, 3, 3, 6, 6, 6, 6]
+    assert rollout.means is not None
+    assert [len({row.tobytes() for row in rollout.log_probs[:, column]}) for column in (1, 2)] == [3, 6]
+    key = {"seed": 7, "iteration": 1, "group": 2, "shape": (4, 8, 8)}
+    conditioning = policy.conditioning(PROMPT.text, "")
+    for k, leaders in ((1, [0, 2, 4]), (2, [0, 1, 2, 3, 4, 5])):
+        with torch.no_grad():
+            transition, _ = policy.transition(
+                torch.from_numpy(rollout.latents[leaders, k].copy()), k, conditioning=conditioning
+            )
+        expected = transition.sample(trajectory_noise(**key, members=leaders, step=k))
+        assert np.array_equal(rollout.latents[leaders, k + 1], expected.numpy())
+        assert np.array_equal(rollout.means[leaders, k], transition.mean.numpy())
+
+
 def test_the_same_request_gives_the_same_bits_whatever_was_drawn_before(
     backbone: Backbone, tiny_config: Config
 ) -> None:

@@ -6,9 +6,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from benchmarks.race.plots import FIGURES, write_plots
-from benchmarks.race.race import Cell, cell_config, known_cells, planned, rates, reached, read_cell, summarise
+from benchmarks.race.race import (
+    PUBLISHED,
+    RUNS,
+    Cell,
+    app,
+    cell_config,
+    known_cells,
+    planned,
+    rates,
+    reached,
+    read_cell,
+    summarise,
+)
 from benchmarks.race.variants import LOOKS, REWARDS, THREE_SEEDS, VARIANTS
 from benchmarks.scorers import GradedGenEval, Redness
 from tests.support.worlds.shapes import one_shape
@@ -146,3 +159,18 @@ def test_an_own_cell_replaces_the_published_one_and_the_others_stay(tmp_path: Pa
         (1, "here", 0.9),
     ]
     assert summarise(cells, "geneval")[0]["measured"] == "here and published"
+
+
+def test_a_fresh_clone_reports_the_published_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert not RUNS.exists()
+    answer = CliRunner().invoke(app, ["report", "--out", "report/race.json"])
+    assert answer.exit_code == 0, answer.output
+    published = json.loads(PUBLISHED.read_text())["cells"]
+    again = json.loads((tmp_path / "report" / "race.json").read_text())
+    assert {**again["cells"][0], "measured": None} == {**published[0], "measured": None}
+    assert len(again["cells"]) == len(published), "none is of a variant that no longer exists"
+    assert {cell["variant"] for cell in published} >= {"diffusion_nft", "awm", "flow_grpo", "stepwise_calibrated"}
+    for reward, rows in again["tables"].items():
+        assert all(f"{row['end']:.3f}" in answer.output for row in rows), reward
+    assert (tmp_path / "report" / "race_methods.png").stat().st_size > 10_000

@@ -14,6 +14,7 @@ from learner.credit.rules import (
     gains,
     joint,
     per_step,
+    tree,
     uniform,
     updated_baseline,
 )
@@ -278,3 +279,30 @@ def test_equal_rewards_teach_nothing_whatever_the_baseline() -> None:
     values = gains(torch.full((3, 5), 0.4))
     baseline = torch.tensor([0.1, 0.2, -0.1, 0.0], dtype=torch.float64)
     assert not from_baseline(values, baseline=baseline, epsilon=EPSILON).any()
+
+
+def test_a_step_of_a_tree_earns_the_mean_of_its_leaves_once() -> None:
+    nan = torch.nan
+    finals = torch.tensor([[0.1, 0.3, 0.5, 0.9], [0.2, nan, nan, nan]], dtype=torch.float64)
+    explored = torch.tensor([True, True, True, False]).expand(2, 4, 4)
+    values = tree(finals, explored, strides={0: 2, 1: 2, 2: 1})
+    expected = [
+        [[0.2, 0.2, 0.1, nan], [nan, nan, 0.3, nan], [0.7, 0.7, 0.5, nan], [nan, nan, 0.9, nan]],
+        [[0.2, 0.2, 0.2, nan], [nan, nan, nan, nan], [nan, nan, nan, nan], [nan, nan, nan, nan]],
+    ]
+    torch.testing.assert_close(values, torch.tensor(expected, dtype=torch.float64), equal_nan=True)
+    # Each depth separately: two nodes .2 and .7 give -1 and 1; leaves .1 .3 .5 .9 have mean .45 and std .2958.
+    close(
+        NORMALISERS["per_step"](values[0], epsilon=0.0).double(),
+        [
+            [-1.0, -1.0, -1.183216, 0.0],
+            [0.0, 0.0, -0.507093, 0.0],
+            [1.0, 1.0, 0.169031, 0.0],
+            [0.0, 0.0, 1.521278, 0.0],
+        ],
+    )
+
+
+def test_without_shared_steps_a_tree_is_uniform_credit() -> None:
+    explored = torch.ones(1, 3, 4, dtype=torch.bool)
+    assert torch.equal(tree(REWARDS[None, :, -1], explored, strides={})[0], uniform(REWARDS))

@@ -113,6 +113,12 @@ UPDATES: Mapping[str, dict[str, Any]] = MappingProxyType(
             "credit": {"rule": "uniform", "normalise": "per_step"},
             "learner": {"kl": {"weight": 0.1, "rule": "no_dt"}},
         },
+        "trees, the last one smaller": {
+            "sampling": {"steps": 6, "splits": [0.0, 0.3]},
+            "group": {"size": 6, "shard": 6},
+            "credit": {"rule": "tree", "normalise": "per_step"},
+            "learner": {"objective": "guarded"},
+        },
         "guided turning points": {
             "model": {"guidance": 3.0},
             "credit": {"rule": "turning_point", "normalise": "per_step"},
