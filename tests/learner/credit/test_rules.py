@@ -144,7 +144,7 @@ def test_the_names_of_the_config_are_the_rules_and_normalisers() -> None:
     from protocol.config.credit import CREDIT_RULES_OF_POINTS, CreditConfig
 
     fields = CreditConfig.model_fields
-    assert set(get_args(fields["rule"].annotation)) == {*RULES, "turning_point"}
+    assert set(get_args(fields["rule"].annotation)) == {*RULES, "turning_point", "tree"}
     assert set(get_args(fields["normalise"].annotation)) == set(NORMALISERS)
     assert {*RULES, "turning_point"} - {"uniform"} == CREDIT_RULES_OF_POINTS
 
