@@ -133,9 +133,9 @@ def _source(preset: str | None, overrides: list[str], run: Path | None, other: s
         return preset, overrides
     if run is None:
         raise ConfigError(f"a preset must be named, {other}: `flowcredit presets` lists them")
-    from deploy.folder.read import require_run
+    from deploy.folder.read import config_of
 
-    require_run(placed(run))
+    config_of(placed(run))  # its error names the remedy for a key of another version
     return placed(run) / CONFIG, overrides
 
 

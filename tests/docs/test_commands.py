@@ -1,69 +1,64 @@
-"""Every command that the pages show is one that the program takes; their configs load, and the quick ones run."""
+"""Every command that README and docs show is one that the program takes; so is every section of YAML.
+
+Those of `stories` can run on two cores within seconds.
+"""
 
 import re
-import shlex
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
-from typer.testing import CliRunner
 
-from deploy.cli.app import app
 from deploy.presets import load_config
-from tests.support.paths import ROOT
+from protocol.config.run import RunConfig
+from tests.support.pages import NOT_RUN, PAGES, commands, program_of, stories, why_not_run, words_of
 
-PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "toyworld" / "README.md", *ROOT.glob("docs/**/*.md")]
-)
-STANDS_FOR = {"PRESET": "toy_geneval", "[PRESET]": "toy_geneval"}
-"""Placeholders of the pages that name a preset; others name folders and addresses, which no parser looks up."""
-ELSEWHERE = ("ray", "make", "bash", "docker", "kubectl", "pip", "hf", "helm", "gh", "git", "sbatch", "srun", "curl")
-"""Programs that the pages show beside ours; they are not parsed here."""
+SHOWN = tuple(dict.fromkeys(line for page in PAGES for line in commands(page)))
 
 
-def commands(page: Path) -> list[str]:
-    """The lines of a page's code blocks that call a program, without comments; continued lines are one."""
-    text = re.sub(r"\\\n\s*", "", page.read_text(encoding="utf-8"))
-    blocks = re.findall(r"^(?: {4}.+\n?)+|^```(?:bash|sh|console)\n.*?^```", text, re.MULTILINE | re.DOTALL)
-    lines = [line.strip() for block in blocks for line in block.splitlines()]
-    lines = [re.sub(r"\s+# .*", "", line).removeprefix("$ ") for line in lines]
-    return [line for line in lines if re.match(r"(\w+=\S* )*(\S*/)?(flowcredit|python3?) (?!-c)", line)]
+def test_every_reason_not_to_run_a_command_is_that_of_a_shown_one() -> None:
+    assert len(SHOWN) > 60
+    assert set(NOT_RUN.values()) <= {why_not_run(line) for line in SHOWN}
+    assert sum(len(lines) for lines in stories().values()) > 30
 
 
-SHOWN = [pytest.param(line, id=f"{page.stem}: {line[:60]}") for page in PAGES for line in dict.fromkeys(commands(page))]
-
-
-def test_the_pages_show_commands() -> None:
-    assert len(SHOWN) > 50
-    assert any("group.size=16" in param.values[0] for param in SHOWN), "README's first command of `Use`"
-
-
-@pytest.mark.parametrize("line", SHOWN)
+@pytest.mark.parametrize("line", [pytest.param(line, id=line[:70]) for line in SHOWN])
 def test_a_shown_command_is_one_that_the_program_takes(line: str) -> None:
     for part in re.split(r" (?:&&?|\|\|?|;) ", line):
-        words = [STANDS_FOR.get(word, word) for word in shlex.split(part.rstrip("& "))]
-        while words and re.match(r"\w+=", words[0]):
-            del words[0]
-        if "…" in words or not words or Path(words[0]).name in ELSEWHERE:
+        program, words = words_of(part)
+        if "…" in part or program in ("curl", "pytest"):
             continue
-        program, *rest = words
-        if Path(program).name.startswith("python"):
-            assert rest[0] == "-m", f"neither a module nor one of ours: {line}"
-            assert find_spec(rest[1]) is not None, f"no module {rest[1]}"
-            program, rest = rest[1], rest[2:]
-        if Path(program).name not in ("flowcredit", "deploy"):
+        assert program == "flowcredit" or find_spec(program) is not None, f"no module {program}"
+        if (found := program_of(program)) is None:
             continue
-        group = get_command(app)
-        name, *arguments = rest
-        assert name in group.commands, f"no command {name!r}"  # pyright: ignore[reportAttributeAccessIssue]
-        given = group.commands[name].make_context(name, arguments).params  # pyright: ignore[reportAttributeAccessIssue]
+        parser: Any = get_command(found)
+        if hasattr(parser, "commands"):
+            assert words[0] in parser.commands, f"no command {words[0]!r}"
+            parser, words = parser.commands[words[0]], words[1:]
+        given = parser.make_context(program, words).params
         if given.get("preset") and not given["preset"].endswith((".yaml", ".yml")):
             load_config(given["preset"], overrides=given.get("overrides") or [])
 
 
-@pytest.mark.parametrize("command", ["methods", "scorers", "--version", "--help"])
-def test_a_quick_command_runs(command: str) -> None:
-    done = CliRunner().invoke(app, [command])
-    assert done.exit_code == 0
-    assert done.output.strip()
+def sections(page: Path) -> Iterator[str]:
+    """The lines of YAML that a page shows, as overrides."""
+    fields, section = RunConfig.model_fields, ""
+    for line in re.findall(r"^ {4}( *\w+:(?: .*)?)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+        line = re.sub(r"\s+# .*", "", line)
+        key, _, value = line.strip().partition(": ")
+        if line.startswith(" ") and section:
+            yield f"{section}={{{line.strip()}}}"
+        elif line.endswith(":") and line[:-1] in fields:
+            section = line[:-1]
+        elif value and key in fields:
+            yield f"{key}={value}"
+
+
+def test_the_sections_of_yaml_that_pages_show_are_ones_that_a_config_takes() -> None:
+    shown = [override for page in PAGES for override in sections(page)]
+    assert len(shown) >= 6
+    for override in shown:
+        load_config("toy_geneval", overrides=[override, "evaluation.component=reward"])

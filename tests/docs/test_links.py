@@ -12,21 +12,17 @@ import pytest
 from pydantic import BaseModel
 
 from protocol.config.run import RunConfig
+from tests.support.pages import PAGES, metric_patterns, name_of
 from tests.support.paths import ROOT
 
-PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "toyworld/README.md")),
-    *sorted(ROOT.glob("docs/**/*.md")),
-]
 BASES = {"reliability.md": [ROOT / "tests"]}
 """Further folders to which paths of a page are relative."""
 PACKAGES = "protocol|flow|rewards|toyworld|learner|actors|deploy|benchmarks|tests|docs|world|pretraining"
 METRIC = re.compile(
     r"(?:reward|group|gain|credit|advantage|train|policy|seconds|evaluation|reward_server|ledger|probe|adapter)/[\w<>{},/]+"
 )
-METRICS_PAGE = ROOT / "docs" / "metrics.md"
 
-pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+pages = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
 def without_code(text: str) -> str:
@@ -111,16 +107,6 @@ def test_every_config_key_that_a_page_names_exists(page: Path) -> None:
     for key in keys(page.read_text(encoding="utf-8")):
         if key.split(".")[0] in RunConfig.model_fields and not key.endswith((".py", ".yaml", ".json", ".jsonl", ".md")):
             assert is_key(key, RunConfig), key
-
-
-def metric_patterns() -> list[str]:
-    """The first column of every table of docs/metrics.md as patterns; `…_x` changes the end of the name before."""
-    patterns: list[str] = []
-    for row in re.findall(r"^\| (`[^|]+) \|", METRICS_PAGE.read_text(encoding="utf-8"), re.MULTILINE):
-        for name in re.findall(r"`([^`]+)`", row):
-            whole = re.sub(r"_[a-z]+$", "", patterns[-1]) + name.removeprefix("…") if name.startswith("…") else name
-            patterns.append(re.sub(r"<\w+>", "*", whole))
-    return patterns
 
 
 @pages

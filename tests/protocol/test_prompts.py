@@ -57,6 +57,7 @@ def test_tags_keep_only_their_prompts_with_the_line_as_index(tmp_path: Path) -> 
         ('{"prompt": "a \\ud800"}', "half a surrogate pair"),
         ('{"prompt": "a", "negative_prompt": null}', "`negative_prompt` must be a text, got None"),
     ],
+    ids=lambda text: text[:40],
 )
 def test_a_broken_line_is_named_with_its_number(tmp_path: Path, line: str, reason: str) -> None:
     path = written(tmp_path, "a.jsonl", '{"prompt": "fine"}\n' + line + "\n")

@@ -19,6 +19,7 @@ import pytest
 from anyio import BrokenResourceError
 from fastapi.security import HTTPAuthorizationCredentials
 from PIL import Image
+from redis import Redis
 
 from deploy.api.auth import Access, is_loopback, read_token
 from deploy.api.middleware import Guard
@@ -215,6 +216,27 @@ def test_a_queue_that_is_full_says_so(client):
     ]
     assert [answer.status_code for answer in answers] == [202] * 50 + [429]
     assert "at most 50 commands may wait" in answers[-1].json()["detail"]
+
+
+def test_foreign_values_of_one_run_hide_no_other(client, board_url):
+    async def spoil() -> None:
+        board = Board(board_url)
+        for run in ("broken", "strange"):
+            await board.write(Update(a_status(run), LINES), keep_s=3600)
+        await board.close()
+
+    asyncio.run(spoil())
+    keys = Redis.from_url(board_url)
+    keys.set("flowcredit:run:broken:status", b"\xff")
+    keys.delete("flowcredit:run:strange:metrics")
+    keys.set("flowcredit:run:strange:metrics", "no stream")
+    wait_until(lambda: {"alive", "over", "strange"} <= {run["run"] for run in client.get("/runs").json()})
+    assert client.get("/runs/alive").status_code == client.get("/readyz").status_code == 200
+    answer = client.get("/metrics")
+    assert answer.status_code == 200
+    assert 'flowcredit_metric{name="reward/mean",run="alive"}' in answer.text
+    keys.delete("flowcredit:run:broken:status", "flowcredit:run:strange:status")
+    keys.close()
 
 
 def test_readiness_reads_no_run(tmp_path, serve):

@@ -7,9 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -26,6 +29,7 @@ from rewards.images import ImageError, decode_image, encode_png
 from rewards.scorer import build_scorer
 from rewards.scores import partly
 from tests.support.rewards.reward_servers import http_server, reward_service
+from tests.support.waiting import PATIENCE_S
 
 OPEN = Access(host="127.0.0.1", token=None)
 TOKEN = "a-token-of-this-test-0123"
@@ -203,6 +207,27 @@ def test_a_request_has_a_largest_number_of_images_even_when_nothing_waits(url: s
     answer = posted(url, [(b"", "")] * 200_000)
     assert answer.status_code == 400 and "should have at most 1024 items" in answer.json()["detail"]
     assert httpx2.get(f"{url}/v1/health").json()["scorers"]["red"]["waiting"] == 0
+
+
+def test_a_body_is_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The health of the service is answered while a body is being read."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def held(*words: Any) -> Any:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        return read_message(*words)
+
+    monkeypatch.setattr("deploy.api.rewards.read_message", held)
+    app = make_app({"red": build_scorer(f"{__name__}:Redness")}, OPEN)
+    with reward_service(app) as url, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(posted, url, [(encode_png(IMAGES[0]), "a")])
+        try:
+            assert begun.wait(PATIENCE_S)
+            assert httpx2.get(f"{url}/v1/health", timeout=PATIENCE_S).status_code == 200
+        finally:
+            go_on.set()
+        assert answer.result(PATIENCE_S).status_code == 200
 
 
 def test_bodies_in_progress_have_a_bound() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 from pathlib import Path
 
@@ -95,6 +96,12 @@ def test_listing_commands_list_in_lines_and_in_json(tmp_path: Path, monkeypatch:
         assert line[-1] not in ".;"
     with pytest.raises(InputError, match="leave --watch out"):
         said("status", "--watch", "--json")
+
+
+def test_a_flag_has_no_value_in_the_help() -> None:
+    shown = said("train", "--help")
+    assert re.search(r"--local ", shown)
+    assert "bool" not in shown.lower()
 
 
 def test_the_first_command_is_the_demo_and_the_next_trains() -> None:

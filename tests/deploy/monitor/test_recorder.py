@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,14 @@ class Failing:
 
     async def credit(self, group: int) -> Credit:
         raise LearnerFailedError("the learner actor failed: killed")
+
+
+class Silent:
+    """A learner that never answers."""
+
+    async def credit(self, group: int) -> Credit:
+        await asyncio.Event().wait()
+        raise AssertionError
 
 
 class Late:
@@ -59,3 +68,23 @@ def test_a_recording_that_fails_is_a_warning(
         assert asyncio.run(scene()) == 0
     assert records == []
     assert "the trajectories of iteration 1 were not recorded" in caplog.text and reason in caplog.text
+
+
+def test_a_learner_that_never_answers_delays_neither_an_iteration_nor_the_end(
+    tiny_config: Callable[..., RunConfig],
+) -> None:
+    records: list[Any] = []
+
+    async def scene() -> None:
+        ports = Ports(rollouts=None, rewards=None, learner=Silent(), adapters=None)  # type: ignore[arg-type]
+        recorder = TrajectoryRecorder(tiny_config(), ports, sink=records.append)
+        shard = ScoredShard(rollout=None, facts=None, scores=judged([1.0]))  # type: ignore[arg-type]
+        for iteration in range(3):
+            request = replace(REQUEST, iteration=iteration)
+            recorder.rolled_out(request, np.zeros((1, 2, 2, 3), np.uint8))  # type: ignore[arg-type]
+            recorder.learned(iteration, [ScoredGroup(prompt=PROMPT, shards=(shard,))])
+            await asyncio.sleep(0)
+        await recorder.finish(timeout_s=0.01)
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+    assert records == []

@@ -132,6 +132,7 @@ def test_each_run_folder_has_its_own_run_at_weights_and_biases_and_a_resumed_one
     assert len(set(ids)) == 2
     assert ids[1] == ids[2] == (tmp_path / "stepwise" / "seed_0" / WANDB).read_text()
     assert all(facts["resume"] == "allow" for facts in begun)
+    library.init.return_value.define_metric.assert_called_with("*", step_metric="iteration")
     (tmp_path / "stepwise" / "seed_0" / WANDB).write_text("no id/\n")
     with pytest.raises(RunFolderError, match="must hold the id of a W&B run, got 'no id/': remove it"):
         WeightsAndBiases(tiny_config(), tmp_path / "stepwise" / "seed_0")

@@ -56,8 +56,12 @@ def test_a_run_tells_shared_prompts_long_prompts_and_settings_that_it_cannot_fol
     assert "1 iterations are done, iterations=1 asks for no more: raise it to go on" in capsys.readouterr().out
 
 
-def test_a_run_without_such_settings_says_nothing(tiny_config: Any) -> None:
+def test_settings_that_one_process_cannot_follow_are_named(tiny_config: Any) -> None:
     assert list(local_concerns(tiny_config())) == []
+    rewards = {"dark": SCORER | {"timeout_s": 5.0, "runtime_env": {"pip": ["x"]}}}
+    ((kind, message),) = local_concerns(tiny_config(rewards=rewards))
+    assert kind == "LocalSettings"
+    assert "does not follow rewards.dark.timeout_s, rewards.dark.runtime_env" in message
 
 
 def test_a_t5_encoder_reads_as_many_tokens_as_the_config_says(tiny_config: Any, tmp_path: Path) -> None:

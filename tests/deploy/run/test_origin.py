@@ -86,6 +86,9 @@ def test_the_remedy_for_a_key_of_another_version_works_for_every_command(
         lambda: train(config, first),
         lambda: config_of(first),
         lambda: generate_images(first, "a", out=tmp_path, count=1, seed=0),
+        lambda: app(["eval", "--run", str(first)], standalone_mode=False),
+        lambda: app(["train", "--run", str(first)], standalone_mode=False),
+        lambda: app(["export", str(first), str(tmp_path / "merged")], standalone_mode=False),
     ):
         with pytest.raises(RunFolderError, match=message):
             command()
