@@ -265,11 +265,6 @@ class Lab:
     def __exit__(self, *_: object) -> None:
         self._remove()
 
-    def name(self, machine: Machine, name: str) -> None:
-        """Let all machines know one by a further name."""
-        with (self.store.parent / "hosts").open("a") as file:
-            file.write(f"{machine.address} {name}\n")
-
     def _add(self, machine: Machine) -> None:
         machine.new_disk()
         space, link = machine.namespace, machine.link
