@@ -5,49 +5,27 @@
     python -m benchmarks.same_bits compare before.json after.json
     python -m benchmarks.same_bits workers --out workers.json   # the same bits for any number of workers
 
-Every run is a process of its own that trains the toy world with `flowcredit train`. The digests are the sha256 of the
-adapter's and the optimizer's file in the newest checkpoint. They are only comparable on equal machines with equal
-library versions.
+Every run of `list` is a process of its own that trains the toy world with `flowcredit train`. The digests are the
+sha256 of the adapter's and the optimizer's file in the newest checkpoint. They are only comparable on equal machines
+with equal library versions.
 """
 
-import asyncio
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-import psutil
 import typer
 
-from deploy.api.source import open_source
-from deploy.folder.read import lines_of
-from protocol.status import RunStatus, run_id_of
+from benchmarks.workers import workers
+from deploy.presets import method_names
 
 FILES = ("pytorch_lora_weights.safetensors", "optimizer.safetensors")
-METHODS = (
-    "awm",
-    "dance_grpo",
-    "dense_grpo",
-    "diffusion_nft",
-    "flow_grpo",
-    "flow_grpo_fast",
-    "mix_grpo",
-    "step_weights",
-    "stepwise",
-    "stepwise_calibrated",
-    "stepwise_flow_sde",
-    "temp_flow",
-    "tp_grpo",
-    "tp_grpo_plain",
-)
 SHORT_EVALUATION = ("evaluation.images_per_prompt=1",)
 """Evaluations do not change what is learned; these overrides keep them short."""
 TIMEOUT_S = 1800.0
@@ -66,7 +44,7 @@ def runs() -> dict[str, list[list[str]]]:
         "toy_ocr": [["toy_ocr", "iterations=2", "--local"]],
         "toy_mix": [["toy_mix", "iterations=2", "--local"]],
     }
-    for method in METHODS:
+    for method in method_names():
         short = ["toy_geneval", f"method={method}", "iterations=2", "group.per_iteration=4", "--local"]
         listed[f"method={method}"] = [short]
     return listed
@@ -97,157 +75,7 @@ def compare(before: Path, after: Path) -> None:
     raise typer.Exit(1 if differing else 0)
 
 
-SIX = (
-    "toy_geneval",
-    "iterations=6",
-    "group.size=8",
-    "group.shard=4",
-    "group.per_iteration=4",
-    "data.tags=[colors]",
-    "evaluation.steps=2",
-    "evaluation.every=0",
-    "status.trajectories=0",
-    "cluster.learner.threads=1",
-    "cluster.heartbeat_s=30",
-    *SHORT_EVALUATION,
-)
-"""Six iterations of eight shards, four of them in each optimizer step."""
-DTYPES = ("float32", "bfloat16", "float16")
-TRAINS = "ray::LearnerActor.train"
-"""Name of the process of a learner worker while it computes gradients."""
-
-
-@app.command()
-def workers(
-    out: Annotated[Path, typer.Option(help="JSON file that receives the digests.")],
-    only: Annotated[str, typer.Option(help="Only cells whose name contains this text.")] = "",
-) -> None:
-    """Train six iterations with 1, 2 and 4 learner workers; exit code 1 when one of them learns other bits.
-
-    For each precision and each `group.max_lag`: one process, groups of three sizes, a group whose size changes twice,
-    and one that loses a worker to `kill -9` during the backward passes.
-    """
-    cells: dict[str, dict[str, dict[str, str]]] = {}
-    for dtype in DTYPES:
-        for lag in (0, 1):
-            name = f"{dtype} max_lag={lag}"
-            if only in name:
-                cells[name] = {}
-                for way, digests in _ways((f"model.dtype={dtype}", f"group.max_lag={lag}")):
-                    cells[name][way] = digests
-                    typer.echo(f"{name}, {way}: {', '.join(digest[:12] for digest in digests.values())}")
-                    out.write_text(json.dumps(cells, indent=1) + "\n", encoding="utf-8")
-    differing = [name for name, ways in cells.items() if any(own != ways["--local"] for own in ways.values())]
-    typer.echo(f"{sum(map(len, cells.values()))} runs in {len(cells)} cells, {len(differing)} cells with other bits")
-    raise typer.Exit(1 if differing else 0)
-
-
-def _ways(words: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
-    yield "--local", _watched(words, "--local")
-    for count in (1, 2, 4):
-        yield f"{count} workers", _watched(words, f"cluster.learner.workers={count}")
-    yield "1, 4, then 2 workers", _watched(words, then=_resize)
-    yield "2 workers, one killed", _watched(words, "cluster.learner.workers=2", then=_kill)
-
-
-def _watched(words: tuple[str, ...], *further: str, then: "Callable[[Run], None] | None" = None) -> dict[str, str]:
-    with tempfile.TemporaryDirectory(prefix="same_bits_") as folder:
-        run = Run(Path(folder) / "run", (*SIX, *words, *further))
-        try:
-            if then:
-                then(run)
-            run.finish()
-            return dict(_files(run.folder))
-        finally:
-            run.process.kill()
-
-
-class Run:
-    """One `flowcredit train` in progress."""
-
-    def __init__(self, folder: Path, words: tuple[str, ...]) -> None:
-        self.folder = folder
-        self._said = ""
-        command = [sys.executable, "-u", "-m", "deploy", "train", *words, "--run", str(folder)]
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "RAY_ADDRESS": ""},
-        )
-
-    def wait_for(self, start: str) -> None:
-        """Read up to a line that begins so."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._said += line
-            if line.startswith(start):
-                return
-        raise RuntimeError(f"the run ended without the line {start!r}:\n{self._said}")
-
-    def finish(self) -> None:
-        """Wait for the end."""
-        said, _ = self.process.communicate(timeout=TIMEOUT_S)
-        if self.process.returncode:
-            raise RuntimeError(f"the run failed:\n{self._said}{said}")
-
-    def ask(self, *words: str) -> None:
-        """Run `flowcredit` with a command for this run."""
-        command = [sys.executable, "-m", "deploy", words[0], str(self.folder), *words[1:]]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=TIMEOUT_S)
-
-    def wait_until(self, holds: Callable[[RunStatus], bool]) -> None:
-        """Wait for a status of which this holds."""
-
-        async def wait() -> None:
-            source = open_source(str(self.folder))
-            try:
-                while True:
-                    status = await source.status(run_id_of(self.folder.name))
-                    if status and holds(status):
-                        return
-                    await asyncio.sleep(0.5)
-            finally:
-                await source.close()
-
-        asyncio.run(asyncio.wait_for(wait(), TIMEOUT_S))
-
-
-def _resize(run: Run) -> None:
-    """Change the number of workers from 1 to 4 and to 2, in pauses, so that the new ones are there in time."""
-    for iteration, count in ((1, 4), (3, 2)):
-        run.wait_for(f"iteration {iteration}/")
-        run.ask("pause")
-        run.wait_until(lambda status: status.phase == "paused")
-        run.ask("scale", "learner", str(count))
-        run.wait_until(lambda status, count=count: _ready(status) >= count)
-        run.ask("resume")
-    run.wait_for("iteration 6/")
-    sizes = [line["update/workers"] for line in lines_of(run.folder) if "update/workers" in line]
-    if set(sizes) != {1, 4, 2}:
-        raise RuntimeError(f"the group must have had 1, 4 and 2 workers, got {sizes}")
-
-
-def _ready(status: RunStatus) -> int:
-    return next(pool.ready for pool in status.pools if pool.name == "learner")
-
-
-def _kill(run: Run) -> None:
-    """`kill -9` of a worker that computes gradients."""
-    run.wait_for("iteration 2/")
-    until = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < until:
-        for process in psutil.Process(run.process.pid).children(recursive=True):
-            with suppress(psutil.Error):
-                if process.cmdline()[:1] == [TRAINS]:
-                    process.send_signal(signal.SIGKILL)
-                    run.wait_for("iteration 6/")
-                    events = (run.folder / "events.jsonl").read_text(encoding="utf-8")
-                    if "learner_failed" not in events:
-                        raise RuntimeError(f"the run must have noticed its dead worker, got {events}")
-                    return
-    raise RuntimeError("no learner worker computed gradients")
+app.command()(workers)
 
 
 def _digests(arguments: list[list[str]]) -> Iterator[tuple[str, str]]:
