@@ -99,9 +99,8 @@ class Way:
 
 
 def _of(count: int) -> Way:
-    return Way(
-        name=f"{count} worker{'s' * (count > 1)}", keys=(f"cluster.learner.workers={count}",), sizes=frozenset({count})
-    )
+    keys = (f"cluster.learner.workers={count}",)
+    return Way(name=f"{count} worker{'s' * (count > 1)}", keys=keys, sizes=frozenset({count}))
 
 
 async def _resize(fleet: RayFleet, done: int) -> None:
@@ -140,7 +139,7 @@ def die_in_backward(_: object) -> None:
             node.register_prehook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
         backward(loss, *args, **how)
 
-    torch.Tensor.backward = deadly
+    torch.Tensor.backward = deadly  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def cells() -> dict[str, tuple[tuple[str, ...], Sequence[Way]]]:
