@@ -39,8 +39,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.fleet import RayFleet
-from actors.learner_group import LearnerGroup
-from actors.learners import LearnerActor
+from actors.learners import LearnerActor, LearnerGroup
 from actors.pool.nodes import NodeFailures
 from actors.rewards.pool import RewardActor, RewardPools
 from actors.rollouts import RolloutActor, RolloutPool
