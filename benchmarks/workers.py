@@ -57,7 +57,6 @@ from protocol.sink import StatusSink
 
 SIX = (
     "iterations=6",
-    "sampling.steps=4",
     "group.size=4",
     "group.shard=2",
     "group.per_iteration=2",
@@ -72,8 +71,8 @@ SIX = (
     "cluster.heartbeat_s=600",
 )
 """Six iterations of four shards: with four workers each trains one of them in an optimizer step."""
-FITTED = {"flow_grpo_fast": ("sampling.window={rule: random, size: 2, within: [0.0, 0.5]}",)}
-"""Keys by method where four steps are too few for its own."""
+FEW, ENOUGH = "sampling.steps=4", "sampling.steps=6"
+"""Steps of most cells, and of the methods, some of which need more."""
 CPUS = 16
 """CPUs that Ray believes it has; the actors take turns."""
 WAIT_S = 1800.0
@@ -147,17 +146,17 @@ def cells() -> dict[str, tuple[tuple[str, ...], Sequence[Way]]]:
     listed: dict[str, tuple[tuple[str, ...], Sequence[Way]]] = {}
     for dtype, lag in itertools.product(("float32", "bfloat16", "float16"), (0, 1)):
         ways = every if lag else [*every, BUNDLES]
-        listed[f"{dtype}, max_lag={lag}"] = ((f"model.dtype={dtype}", f"group.max_lag={lag}"), ways)
+        listed[f"{dtype}, max_lag={lag}"] = ((FEW, f"model.dtype={dtype}", f"group.max_lag={lag}"), ways)
     for method in method_names():
-        keys = (f"method={method}", *FITTED.get(method, ()))
+        keys = (f"method={method}", ENOUGH)
         is_forward = load_config("toy_geneval", overrides=keys).is_forward
         listed[method] = (keys, [*every, BUNDLES] if is_forward else [LOCAL, *SIZES])
         if is_forward:
             listed[f"{method}, max_lag=1"] = ((*keys, "group.max_lag=1"), [LOCAL, *SIZES])
     for objective in ("guarded", "masked", "distillation"):
-        listed[f"objective {objective}"] = ((f"learner.objective={objective}",), [LOCAL, *SIZES])
+        listed[f"objective {objective}"] = ((FEW, f"learner.objective={objective}"), [LOCAL, *SIZES])
     listed["two epochs, a KL term, a running mean"] = (
-        ("learner.epochs=2", "learner.kl.weight=0.1", "learner.average={decay: 0.9, every: 1}"),
+        (FEW, "learner.epochs=2", "learner.kl.weight=0.1", "learner.average={decay: 0.9, every: 1}"),
         [LOCAL, *SIZES],
     )
     return listed
