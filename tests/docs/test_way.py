@@ -1,17 +1,26 @@
-"""The way of a trajectory in docs/architecture.md, compared with a call trace of one group in one process."""
+"""The way of a trajectory in docs/architecture.md, compared with call traces of a group, in one process and on Ray."""
 
 import asyncio
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
+import ray
+
+from actors.learners import LearnerActor, LearnerGroup
+from actors.pool.nodes import NodeFailures
+from actors.rewards.pool import RewardActor, RewardPools
+from actors.rollouts import RolloutActor, RolloutPool
 from deploy.run.local import LocalFleet
 from learner.loop.groups import Groups
 from protocol.config.run import RunConfig
 from protocol.ports import Ports
 from tests.support.learning.groups import PROMPTS
 from tests.support.paths import ROOT
-from tests.support.tracing import Trace
+from tests.support.runs.sinks import Silent
+from tests.support.tracing import Trace, TracedClass
 
 IN_ONE_PROCESS = "deploy/run/local.py"
 REDNESS = {
@@ -52,14 +61,16 @@ def config_of(tiny_config: Callable[..., RunConfig], **sections: Any) -> RunConf
     return tiny_config(group={"size": 2, "shard": 2, "per_iteration": 1}, **REDNESS, **sections)
 
 
-async def files_of_one_group(config: RunConfig, ports: Ports, trace: Trace) -> set[str]:
-    """What is called from the taking of a group to the end of its update."""
+async def files_of_one_group(config: RunConfig, ports: Ports, trace: Trace, *actors: TracedClass) -> set[str]:
+    """What is called from the taking of a group to the end of its update, by this process and by these actors."""
     groups = Groups(config, PROMPTS, ports, None)
     await groups.begin(())
     async with groups.stream(0) as stream:
+        for actor in actors:
+            actor.start()
         trace.start()
         await groups.learn(0, stream.oldest(1))
-        return trace.end()
+        return trace.end().union(*(actor.end() for actor in actors))
 
 
 def test_the_way_is_short() -> None:
@@ -82,3 +93,38 @@ def test_the_table_and_its_list_hold_the_files_that_a_trajectory_passes_in_one_p
     counted = without_the_list(asyncio.run(scene())) - {IN_ONE_PROCESS}
     assert counted - in_table() == set(), "a file on the way that the page leaves out"
     assert in_table() - counted == {name for name in in_table() if name.startswith("actors/")} | {LOOP}
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PYTHONPATH", os.fspath(ROOT))
+    ray.init(address="local", num_cpus=4, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("cluster")
+def test_the_table_and_its_list_hold_the_files_that_a_trajectory_passes_on_ray(
+    tiny_config: Callable[..., RunConfig],
+) -> None:
+    config, nodes = config_of(tiny_config, cluster={"rollout_actors": 1}), NodeFailures(within_s=60)
+    classes = [TracedClass(each) for each in (RolloutActor, RewardActor, LearnerActor)]
+
+    async def scene() -> set[str]:
+        rollouts = RolloutPool(config, nodes, Silent(), actor_class=classes[0])
+        rewards = RewardPools(config, nodes, Silent(), actor_class=classes[1])
+        learner = LearnerGroup(config, nodes, actor_class=classes[2])
+        pools = (rollouts.pool, *rewards.pools.values())
+        await asyncio.gather(learner.start(), *(pool.start() for pool in pools))
+        ports = Ports(rollouts=rollouts, rewards=rewards, learner=learner, adapters=rollouts)
+        try:
+            return await files_of_one_group(config, ports, Trace(), *classes)
+        finally:
+            for pool in (*pools, learner):
+                pool.stop()
+
+    counted = without_the_list(asyncio.run(scene()))
+    assert counted - in_table() == set(), "a file on the way that the page leaves out"
+    assert in_table() - counted == {LOOP}
