@@ -110,7 +110,6 @@ def test_the_run_counts_what_the_estimate_counts(local_run):
     told = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-2])
     parts = ("sampling", "completing", "decoding", "scoring", "crediting", "fetching", "training")
     assert all(told[f"work/{part}_seconds"] > 0 for part in parts)
-    assert sum(told[f"work/{part}_seconds"] for part in parts) < told["seconds/iteration"]
 
 
 def test_other_seed_gives_another_adapter(local_run, tmp_path):
