@@ -1,1 +1,25 @@
-"""How the program starts: its own packages are found first, whatever else has their names."""
+"""Fine-tunes text-to-image models with credit for every denoising step: the program's entry, and its library.
+
+`flowcredit.train`, `flowcredit.read_run` and the other names of `deploy.library` are found when they are first used, so
+`import flowcredit` costs nothing.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from flowcredit.start import ours_first
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    ours_first()
+    library = import_module("deploy.library")
+    if name not in library.__all__:
+        raise AttributeError(f"flowcredit has no {name!r}, it has {', '.join(library.__all__)}")
+    return getattr(library, name)
+
+
+def __dir__() -> list[str]:
+    ours_first()
+    return list(import_module("deploy.library").__all__)

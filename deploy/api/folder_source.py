@@ -11,17 +11,19 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from deploy.board.board import Board
 from deploy.folder.lease import STALE_S, beats_of, has_ended
 from deploy.folder.metric_file import Outline, last_line, outline_of, page_of
 from deploy.folder.names import BOARD_URL, CONFIG, METRICS, STATUS, TRAJECTORIES
 from deploy.folder.read import StatusFile, config_of, earlier_sign, status_of
 from deploy.monitor import summary as overview
-from deploy.monitor.trajectories import read_record
 from protocol.commands import Command
 from protocol.errors import BoardError, ConfigError, RunFolderError
 from protocol.status import ENDED, Event, MetricLine, RunStatus, TrajectoryRecord, run_id_of
+
+if TYPE_CHECKING:
+    from deploy.board.board import Board
 
 SCAN_S = 2.0
 """Seconds between two scans of the folder."""
@@ -37,7 +39,7 @@ class _Run:
 
     path: Path
     """Without links."""
-    board: Board | None = None
+    board: "Board | None" = None
     status: tuple[Stamp, RunStatus] | None = None
     outline: tuple[Stamp, Outline] | None = None
     beats: tuple[object, float] | None = None
@@ -111,6 +113,8 @@ class FolderSource:
 
     async def record(self, run: str, iteration: int) -> TrajectoryRecord | None:
         """Return the trajectories recorded at an iteration."""
+        from deploy.monitor.trajectories import read_record
+
         found = (await self._scan()).get(run)
         return await asyncio.to_thread(read_record, found.path / TRAJECTORIES, iteration) if found else None
 
@@ -142,13 +146,15 @@ class FolderSource:
                 await _close(known.values())
         return self._runs
 
-    async def _live(self, run: _Run) -> Board | None:
+    async def _live(self, run: _Run) -> "Board | None":
         """The run's own board, if it answers."""
         url = _board_url(run)
         if run.board and run.board.url != url:
             gone, run.board = run.board, None
             await gone.close()
         if url and run.board is None:
+            from deploy.board.board import Board
+
             with suppress(ConfigError):  # a damaged address is no board
                 run.board = Board(url)
         board = run.board

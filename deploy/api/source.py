@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Protocol
 
+from protocol.board_address import SCHEMES, shown_source
 from protocol.commands import Command
-from protocol.config.status import SCHEMES, shown_source
 from protocol.errors import ConfigError
 from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
 
@@ -73,11 +73,12 @@ def open_source(where: str) -> Source:
     Raises:
         ConfigError: neither.
     """
-    from deploy.api.folder_source import FolderSource
-    from deploy.board.board import Board
-
     if where.partition("://")[0] in SCHEMES:
+        from deploy.board.board import Board
+
         return Board(where)
+    from deploy.api.folder_source import FolderSource
+
     folder = Path(where).expanduser()
     if not folder.is_dir():
         raise ConfigError(

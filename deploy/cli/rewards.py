@@ -8,8 +8,6 @@ import typer
 
 from deploy.cli.options import AllowHost, Host, IsJson, Port, TokenFile
 from deploy.presets import read_tree, read_value
-from protocol.config.parse import parse_reward
-from protocol.config.reward import RewardConfig
 from protocol.errors import ConfigError
 
 
@@ -72,6 +70,9 @@ def wanted_scorers(
     Raises:
         ConfigError: a malformed argument or one for a scorer that is not served, or a name that the config lacks.
     """
+    from protocol.config.parse import parse_reward
+    from protocol.config.reward import RewardConfig
+
     section = _rewards_section(config) if config else {}
     wanted: dict[str, tuple[str, dict[str, Any]]] = {}
     for entry in names:

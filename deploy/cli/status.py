@@ -10,15 +10,17 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from deploy.cli.options import AllowHost, Host, IsJson, Port, TokenFile
 from deploy.folder.location import found_run, runs_folder
-from protocol.commands import CommandKind
-from protocol.config.status import BOARD_VARIABLE
+from protocol.board_address import BOARD_VARIABLE
 from protocol.errors import BoardError, InputError, RunFolderError
+
+if TYPE_CHECKING:
+    from protocol.commands import CommandKind
 
 OUTCOME_S = 5.0
 """Seconds to wait for the outcome of a command."""
@@ -132,7 +134,9 @@ def stop(run: Run, board: BoardOption = None) -> None:
     _ask(run, board, kind="stop")
 
 
-def _ask(run: str, board: str | None, *, kind: CommandKind, pool: str | None = None, count: int | None = None) -> None:
+def _ask(
+    run: str, board: str | None, *, kind: "CommandKind", pool: str | None = None, count: int | None = None
+) -> None:
     from protocol.commands import new_command
     from protocol.status import ENDED, FIXED_SIZE, Pulse
 

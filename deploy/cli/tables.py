@@ -3,13 +3,16 @@
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from deploy.report.compare import Comparison, Interval
 from protocol.status import ENDED, RunStatus
+
+if TYPE_CHECKING:
+    from deploy.report.compare import Comparison, Interval
 
 
 def show_runs(statuses: Sequence[RunStatus]) -> RenderableType:
@@ -62,7 +65,7 @@ def show_run(status: RunStatus) -> RenderableType:
     return Group(facts, Text(), _actors(status))
 
 
-def show_comparison(found: Comparison) -> RenderableType:
+def show_comparison(found: "Comparison") -> RenderableType:
     """Return two runs side by side."""
     facts = Table("", *_right(found.first, found.second), box=None)
     for fact in found.facts:
@@ -91,7 +94,7 @@ def _right(*names: str) -> list[Column]:
     return [Column(name, justify="right") for name in names]
 
 
-def _interval(found: Interval | None) -> str:
+def _interval(found: "Interval | None") -> str:
     return "none" if found is None else f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
 
 

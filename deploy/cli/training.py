@@ -13,12 +13,12 @@ from deploy.cli.options import IsJson, Iteration, Overrides, complete_preset
 from deploy.folder.location import default_name, job_id, placed, runs_folder, stop_grace_s, stop_wait_s
 from deploy.folder.names import CONFIG
 from deploy.presets import find_preset, load_config
-from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
 from protocol.files import require_folder_of
 
 if TYPE_CHECKING:
     from deploy.tools.evaluate import Assessed
+    from protocol.config.run import RunConfig
 
 HasPage = Annotated[bool, typer.Option("--page/--no-page", help="Serve the run's page on loopback while it runs.")]
 IsLocal = Annotated[bool, typer.Option("--local", help="Run in one process without Ray; the results are the same.")]
@@ -139,7 +139,7 @@ def _source(preset: str | None, overrides: list[str], run: Path | None, other: s
     return placed(run) / CONFIG, overrides
 
 
-def _added(config: RunConfig, prompts: Path | None, scorers: list[str], *, is_geneval: bool) -> list[str]:
+def _added(config: "RunConfig", prompts: Path | None, scorers: list[str], *, is_geneval: bool) -> list[str]:
     """Return what options change in a config, as overrides."""
     added = []
     if prompts:
@@ -184,7 +184,7 @@ def _evaluation_lines(results: Sequence["Assessed"], features: str | None) -> It
     yield line("overall", [each.score for each in found], "all kinds") + f"  ({counts})"
 
 
-def _train(config: RunConfig, folder: Path, *, fork: Path | None = None, is_local: bool, has_page: bool) -> None:
+def _train(config: "RunConfig", folder: Path, *, fork: Path | None = None, is_local: bool, has_page: bool) -> None:
     from deploy.monitor.progress import Progress
     from deploy.run.run import run_training
 
@@ -205,7 +205,7 @@ def _train(config: RunConfig, folder: Path, *, fork: Path | None = None, is_loca
         progress.say(f"stopped at iteration {outcome.iteration} of {config.iterations}; the same command continues")
 
 
-def _announce_job(job: str, config: RunConfig, folder: Path, *, say: Callable[[str], None]) -> None:
+def _announce_job(job: str, config: "RunConfig", folder: Path, *, say: Callable[[str], None]) -> None:
     """Say where a job keeps its run, and how to stop it if Ray would kill it before its checkpoint."""
     say(f"job       {job}")
     say(f"run       {folder} on {socket.gethostname()}")
@@ -218,7 +218,7 @@ def _announce_job(job: str, config: RunConfig, folder: Path, *, say: Callable[[s
         )
 
 
-def _dry_run(config: RunConfig, run: Path | None, *, is_local: bool, tflops: float | None) -> None:
+def _dry_run(config: "RunConfig", run: Path | None, *, is_local: bool, tflops: float | None) -> None:
     """Show everything that can be known before a run; end with an error for each thing that would stop it."""
     from deploy.folder.run_folder import require_same_run
     from deploy.run.inputs import concerns, gpu_problems, local_concerns, memory_problems, read_inputs, reward_problems

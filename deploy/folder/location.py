@@ -15,11 +15,13 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from deploy.folder.mirror import CLOSE_S
-from protocol.config.run import RunConfig
-from protocol.config.status import shown_source
+from protocol.board_address import shown_source
 from protocol.errors import RunFolderError
+
+if TYPE_CHECKING:
+    from protocol.config.run import RunConfig
 
 RUNS = "runs"
 RUNS_VARIABLE = "FLOWCREDIT_RUNS"
@@ -45,7 +47,7 @@ def runs_folder() -> Path:
     return Path.home() / "flowcredit" / RUNS if job_id() else Path(RUNS)
 
 
-def default_name(preset: str, config: RunConfig, *, is_job: bool) -> str:
+def default_name(preset: str, config: "RunConfig", *, is_job: bool) -> str:
     """Name the run folder for which no `--run` is given.
 
     Args:
@@ -95,6 +97,8 @@ def stop_grace_s() -> int:
     return int(given) if given.isdigit() else STOP_WAIT_S
 
 
-def stop_wait_s(config: RunConfig) -> int:
+def stop_wait_s(config: "RunConfig") -> int:
     """Seconds that a job needs to stop: for the update in progress, the checkpoint and its copy."""
+    from deploy.folder.mirror import CLOSE_S
+
     return math.ceil(config.cluster.stop_within_s + CLOSE_S)

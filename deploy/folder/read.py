@@ -6,20 +6,21 @@ All commands and services read run folders with these functions; only `deploy.fo
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from pydantic import Field
 
 from deploy.folder.names import CHECKPOINTS, CONFIG, EARLIER, EARLIER_CHECKPOINT, METRICS, ORIGIN, STATUS
 from flowcredit.start import VERSION
-from learner.checkpoint import newest_checkpoint, read_checkpoint
 from protocol.commands import Command
 from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
 from protocol.errors import CheckpointError, ConfigError, RunFolderError, one_line
-from protocol.messages import Adapter, LearnerState
 from protocol.status import Document, Event, RunStatus
+
+if TYPE_CHECKING:
+    from protocol.messages import Adapter, LearnerState
 
 Model = TypeVar("Model", bound=Document)
 
@@ -173,13 +174,15 @@ def _document(path: Path, model: type[Model]) -> Model | None:
         return None
 
 
-def checkpoint_of(run: Path, iteration: int | None = None) -> tuple[LearnerState, Path]:
+def checkpoint_of(run: Path, iteration: int | None = None) -> "tuple[LearnerState, Path]":
     """A run's checkpoint of this iteration, or its newest whole one; also its folder.
 
     Raises:
         RunFolderError: it has none, or not this one.
         CheckpointError: it is damaged.
     """
+    from learner.checkpoint import newest_checkpoint, read_checkpoint
+
     root = run / CHECKPOINTS
     if iteration is not None:
         folder = root / f"iteration_{iteration:06d}"
@@ -193,7 +196,7 @@ def checkpoint_of(run: Path, iteration: int | None = None) -> tuple[LearnerState
     return found
 
 
-def average_of(state: LearnerState, run: Path) -> Adapter:
+def average_of(state: "LearnerState", run: Path) -> "Adapter":
     """The running mean of a checkpoint's adapter.
 
     Raises:
@@ -206,7 +209,7 @@ def average_of(state: LearnerState, run: Path) -> Adapter:
     return state.average
 
 
-def adapter_to_fork(source: Path, config: RunConfig) -> tuple[Adapter, Fork]:
+def adapter_to_fork(source: Path, config: RunConfig) -> "tuple[Adapter, Fork]":
     """The newest adapter of the run `source`, as version 0 of a new run with this config, and where it comes from.
 
     Raises:

@@ -10,9 +10,10 @@ from deploy.board.lease import BoardLease
 from deploy.board.publisher import Publisher
 from deploy.monitor.journal import harmless
 from deploy.monitor.reporter import Reporter
+from protocol.board_address import EMBEDDED, OFF
 from protocol.commands import Command
 from protocol.config.run import RunConfig
-from protocol.config.status import EMBEDDED, OFF, board_address
+from protocol.config.status import board_address
 from protocol.errors import FlowcreditError
 from protocol.sink import StatusSink
 

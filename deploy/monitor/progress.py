@@ -29,6 +29,7 @@ class Progress(Listener):
         self._bar: RichProgress | None = None
         self._task = TaskID(0)
         self._total = 0
+        self._has_gains = True
         self._clock = clock
         self._finished_at: deque[float] = deque(maxlen=TREND)
 
@@ -37,9 +38,18 @@ class Progress(Listener):
         self._console.print(text, markup=False, emoji=False)
 
     @contextmanager
-    def bar(self, start: int, total: int) -> Iterator[None]:
-        """Show the progress from iteration `start` to `total`."""
-        self._total = total
+    def bar(self, start: int, total: int, *, has_gains: bool = True) -> Iterator[None]:
+        """Show the progress from iteration `start` to `total`.
+
+        Args:
+            start: iterations that are done.
+            total: iterations of the run.
+            has_gains: steps earn gains; with uniform credit each earns the final reward, which is shown already.
+
+        Yields:
+            Nothing.
+        """
+        self._total, self._has_gains = total, has_gains
         if not self._console.is_terminal:
             yield
             return
@@ -63,11 +73,12 @@ class Progress(Listener):
             self.say(now.message if now.status == "False" else f"{now.type}: {now.message}")
 
     def recorded(self, iteration: int, line: Mapping[str, Any]) -> None:
-        """Show that an iteration is done: reward, mean gain of its steps, KL, seconds by stage, what is left."""
+        """Show that an iteration is done: reward, mean size of a gain, KL, seconds by stage, what is left."""
         seconds = ", ".join(f"{name} {line[f'seconds/{stage}']:.1f} s" for stage, name in STAGES.items())
         numbers = f"reward {line['reward/mean']:.3f}"
-        if gains := [value for value in gains_of(line).values() if value is not None]:
-            numbers += f", gain {fmean(gains):.3f}"
+        gains = [value for value in gains_of(line).values() if value is not None]
+        if gains and self._has_gains:
+            numbers += f", |gain| {fmean(gains):.3f}"
         if (divergence := line.get("train/approx_kl")) is not None:
             numbers += f", KL {divergence:.2g}"
         numbers += f" ({seconds})"

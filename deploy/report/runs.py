@@ -54,6 +54,22 @@ class Run:
         """Training seconds, without evaluations."""
         return self.iterations[-1][SPENT] if self.iterations else 0.0
 
+    def values(self, name: str, *, of: str = "iterations") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return a metric as columns.
+
+        Args:
+            name: of the metric.
+            of: `iterations` or `evaluations`.
+
+        Returns:
+            Iterations, training seconds and values, each [L], without lines where the metric is not a number.
+        """
+        lines = [line for line in getattr(self, of) if isinstance(line.get(name), int | float)]
+        iteration, seconds, value = (
+            np.array([line[key] for line in lines], float) for key in ("iteration", SPENT, name)
+        )
+        return iteration, seconds, value
+
 
 @dataclass(frozen=True)
 class Group:
@@ -79,13 +95,8 @@ class Group:
         Returns:
             For each run: iterations, training seconds and values, each [L], without lines where it is not a number.
         """
-        found = []
-        for run in self.runs:
-            lines = [line for line in getattr(run, of) if isinstance(line.get(name), int | float)]
-            if lines:
-                columns = ([line[key] for line in lines] for key in ("iteration", SPENT, name))
-                found.append(tuple(np.array(column, float) for column in columns))
-        return found
+        columns = (run.values(name, of=of) for run in self.runs)
+        return [each for each in columns if len(each[0])]
 
     def mean(self, name: str) -> float | None:
         """Return the mean of a metric over all iterations of all runs; None without any."""

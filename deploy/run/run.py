@@ -15,7 +15,7 @@ from deploy.monitor.observe import Observed
 from deploy.monitor.progress import Progress
 from deploy.run.encode import encode_ahead
 from deploy.run.inputs import check_inputs, concerns, local_concerns
-from deploy.run.signals import run_to_end, stop_on_signal
+from deploy.run.signals import StopRequest, run_to_end, stop_on_signal
 from deploy.run.supervise import supervise
 from flow.adapter.lora_file import FILE_NAME
 from flow.models.folder import completed
@@ -42,6 +42,7 @@ class Order:
     """See `deploy.run.inputs.concerns`."""
     is_local: bool
     has_page: bool
+    stop: StopRequest | None
 
     @property
     def all_prompts(self) -> list[Prompt]:
@@ -72,6 +73,7 @@ def run_training(
     is_local: bool,
     progress: Progress,
     has_page: bool = False,
+    stop: StopRequest | None = None,
 ) -> Outcome:
     """Train, or go on training, in a run folder. A mistake in the input leaves no folder behind.
 
@@ -82,6 +84,7 @@ def run_training(
         is_local: run in this process instead of on Ray.
         progress: shows the run at the terminal.
         has_page: serve the run's page on loopback while it goes on.
+        stop: another thread may ask it to stop the run.
 
     Returns:
         The outcome, also of a run that was stopped.
@@ -113,6 +116,7 @@ def run_training(
                 concerns=noticed,
                 is_local=is_local,
                 has_page=has_page,
+                stop=stop,
             )
         )
     except InputError as error:
@@ -153,7 +157,8 @@ def _run(order: Order) -> Outcome:
 
 async def _train(order: Order, journal: RunJournal, resume_from: LearnerState | None) -> None:
     config, run, progress = order.config, order.run, order.progress
-    with stop_on_signal(progress.say, within_s=config.cluster.stop_within_s) as stop:
+    within_s = config.cluster.stop_within_s
+    with stop_on_signal(progress.say, within_s=within_s, request=order.stop) as stop:
         if not order.is_local:
             await _require_rewards(config)
         await encode_ahead(config, order.all_prompts, is_local=order.is_local, say=progress.say)
@@ -169,7 +174,8 @@ async def _train(order: Order, journal: RunJournal, resume_from: LearnerState | 
                 start = resume_from.iteration if resume_from else 0
                 observed.begin(start)
                 gc.freeze()  # what exists now stays to the end; collections that look at it would hold up the loop
-                with progress.bar(start, config.iterations):
+                has_gains = config.credit.rule != "uniform"
+                with progress.bar(start, config.iterations, has_gains=has_gains):
                     await supervise(
                         config,
                         run=run,

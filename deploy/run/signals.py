@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
+Hear = Callable[[], None]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Result = TypeVar("Result")
 
@@ -50,13 +51,46 @@ def run_to_end(work: Coroutine[Any, Any, Result]) -> Result:
             raise
 
 
+class StopRequest:
+    """Stops a run of another thread as signals do: asked once in order, asked twice at once."""
+
+    def __init__(self) -> None:
+        """Nothing is asked yet, and nobody hears."""
+        self._lock = threading.Lock()
+        self._asked = 0
+        self._hear: Hear | None = None
+
+    def ask(self) -> None:
+        """Ask; a run that has not begun hears it when it begins."""
+        with self._lock:
+            self._asked += 1
+            if self._hear:
+                self._hear()
+
+    @contextmanager
+    def heard_by(self, hear: Hear) -> Iterator[None]:
+        """Call `hear`, in the thread that asks, for each time that somebody asked or asks."""
+        with self._lock:
+            for _ in range(self._asked):
+                hear()
+            self._hear = hear
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._hear = None
+
+
 @contextmanager
-def stop_on_signal(say: Callable[[str], None], *, within_s: float) -> Iterator[asyncio.Event]:
+def stop_on_signal(
+    say: Callable[[str], None], *, within_s: float, request: StopRequest | None = None
+) -> Iterator[asyncio.Event]:
     """Yield an event that the first signal sets; enter this context in the task that is to be stopped.
 
     Args:
         say: shows a line to the person at the terminal.
         within_s: seconds after the first signal when the task is cancelled and the context ends without an exception.
+        request: counts as a signal whenever it is asked.
 
     Raises:
         CancelledError: there was a second signal.
@@ -88,7 +122,8 @@ def stop_on_signal(say: Callable[[str], None], *, within_s: float) -> Iterator[a
     for number in heard:
         loop.add_signal_handler(number, on_signal)
     try:
-        yield stop
+        with (request or StopRequest()).heard_by(lambda: loop.call_soon_threadsafe(on_signal)):
+            yield stop
     except asyncio.CancelledError:
         if not is_overdue:
             raise

@@ -1,5 +1,6 @@
 """Scoring held-out prompts once, in this process: the base model, a run's adapter, or both at the same noise."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from learner.loop.evaluate import Evaluation, evaluate
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
 from protocol.files import writing
-from protocol.messages import Adapter, Prompt
+from protocol.messages import Adapter, LearnerState, Prompt
 
 BASE, ADAPTER = "base", "adapter"
 
@@ -96,31 +97,71 @@ def assess(
         RunFolderError: `run` holds no such checkpoint, or its adapter was trained in another `model`.
         InputError: another mistake that the user can correct.
     """
+    return run_to_end(assess_async(config, run, iteration=iteration, has_base=has_base, features=features))
+
+
+async def assess_async(
+    config: RunConfig,
+    run: Path | None,
+    *,
+    iteration: int | None = None,
+    has_base: bool = False,
+    features: str | None = None,
+) -> list[Assessed]:
+    """Evaluate as `assess` does, without holding up the event loop.
+
+    Args:
+        config: see `assess`.
+        run: see `assess`.
+        iteration: see `assess`.
+        has_base: see `assess`.
+        features: see `assess`.
+
+    Returns:
+        See `assess`.
+
+    Raises:
+        InputError: see `assess`.
+    """
+    order = await asyncio.to_thread(_checked, config, run, iteration, features)
+    fleet = LocalFleet(order.config)
+    try:
+        await fleet.start()
+        adapters = [(BASE, 0, await fleet.adapter())] if has_base or order.state is None else []
+        if order.state:
+            await fleet.restore(order.state)
+            adapter = await fleet.adapter()
+            if order.state.average and order.config.evaluation.adapter == "average":
+                adapter = order.state.average
+            adapters.append((ADAPTER, order.state.iteration, adapter))
+        return [await _one(fleet, order, each) for each in adapters]
+    finally:
+        fleet.stop()
+
+
+@dataclass(frozen=True)
+class _Order:
+    """An evaluation whose inputs have been checked."""
+
+    config: RunConfig
+    heldout: Sequence[Prompt]
+    state: LearnerState | None
+    diversity: Diversity | None
+
+
+def _checked(config: RunConfig, run: Path | None, iteration: int | None, features: str | None) -> _Order:
     config = completed(config)
     if features and config.evaluation.images_per_prompt < 2:
         raise ConfigError("diversity needs at least 2 images of a prompt, got evaluation.images_per_prompt 1: raise it")
     _, heldout = check_inputs(config, is_local=True)
     if run:
         require_same(run, config_of(run), config, section="model.", remedy="give the run's own values")
-    found = checkpoint_of(run, iteration) if run else None
-    diversity = Diversity(features) if features else None
-
-    async def all_of_them() -> list[Assessed]:
-        fleet = LocalFleet(config)
-        try:
-            await fleet.start()
-            adapters = [(BASE, 0, await fleet.adapter())] if has_base or found is None else []
-            if found:
-                await fleet.restore(found[0])
-                adapter = await fleet.adapter()
-                if found[0].average and config.evaluation.adapter == "average":
-                    adapter = found[0].average
-                adapters.append((ADAPTER, found[0].iteration, adapter))
-            return [await _one(fleet, config, heldout, each, diversity) for each in adapters]
-        finally:
-            fleet.stop()
-
-    return run_to_end(all_of_them())
+    return _Order(
+        config=config,
+        heldout=heldout,
+        state=checkpoint_of(run, iteration)[0] if run else None,
+        diversity=Diversity(features) if features else None,
+    )
 
 
 def differences(results: Sequence[Assessed]) -> dict[str, Difference]:
@@ -179,14 +220,9 @@ def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-async def _one(
-    fleet: LocalFleet,
-    config: RunConfig,
-    prompts: Sequence[Prompt],
-    wanted: tuple[str, int, Adapter],
-    diversity: Diversity | None,
-) -> Assessed:
+async def _one(fleet: LocalFleet, order: _Order, wanted: tuple[str, int, Adapter]) -> Assessed:
     name, iteration, adapter = wanted
+    config, prompts, diversity = order.config, order.heldout, order.diversity
     settings = config.evaluation
     console = Console(stderr=True)
     await fleet.publish(adapter)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -227,3 +228,22 @@ def test_run_folder_of_another_config_lists_the_keys(preset, tmp_path, monkeypat
     capsys.readouterr()
     line = complaint(preset, tmp_path, monkeypatch, capsys, "seed=7", "--run", run)
     assert "belongs to another config: seed (there 0, now 7); set --run" in line
+
+
+@pytest.mark.parametrize(("command", "allowed"), [("--help", set()), ("status", {"pydantic"})])
+def test_a_command_that_only_shows_something_loads_no_heavy_library(
+    tmp_path: Path, command: str, allowed: set[str]
+) -> None:
+    """So it starts fast: `python -m benchmarks.speed.start`."""
+    (tmp_path / "runs").mkdir()
+    code = (
+        f"import sys; sys.argv = ['flowcredit', {command!r}]\n"
+        "from flowcredit.start import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    heavy = {"fastapi", "fsspec", "httpx2", "matplotlib", "numpy", "pydantic", "ray", "redis", "safetensors", "torch"}
+    assert "typer" in loaded
+    assert heavy & loaded <= allowed

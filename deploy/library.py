@@ -1,0 +1,239 @@
+"""flowcredit as a library: `import flowcredit` offers what stands here.
+
+    import flowcredit
+
+    outcome = flowcredit.train("toy_geneval", {"iterations": 5}, run="runs/mine", is_local=True)
+    run = flowcredit.read_run("runs/mine")
+
+Each function works in a script and in a notebook, whose event loop runs already. `train_async` and `evaluate_async`
+leave that loop free.
+"""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from deploy.folder.location import default_name, found_run, job_id, placed, runs_folder
+from deploy.folder.names import CONFIG
+from deploy.folder.read import require_run
+from deploy.monitor.progress import Progress
+from deploy.presets import Overrides, find_preset, load_config
+from deploy.report import runs as report_runs
+from deploy.report.compare import Comparison
+from deploy.report.compare import compare as comparison_of
+from deploy.report.runs import Run
+from deploy.run.run import Outcome, run_training
+from deploy.run.signals import StopRequest
+from deploy.tools.evaluate import Assessed, assess, assess_async
+from protocol.config.run import RunConfig
+from protocol.errors import ConfigError
+
+
+def train(
+    preset: str | Path | None = None,
+    overrides: Overrides = (),
+    *,
+    run: str | Path | None = None,
+    fork: str | Path | None = None,
+    is_local: bool = False,
+    is_quiet: bool = False,
+) -> Outcome:
+    """Train a preset in a run folder, or go on with the run that the folder holds; wait for the end.
+
+    An interrupt (Ctrl-C, "interrupt the kernel") ends the run; the same call goes on from its newest checkpoint.
+
+    Args:
+        preset: name of a preset or path of a YAML file; None takes the config of the run in `run`.
+        overrides: values by dotted key, such as `{"group.size": 16}`, or texts `key=value`; `method` is a key too.
+        run: the run folder; `runs/PRESET` if it is left out.
+        fork: a run whose newest adapter a new run starts from.
+        is_local: run in this process without Ray; the results are the same.
+        is_quiet: print nothing.
+
+    Returns:
+        Held-out scores before and after, and the paths of the LoRA and of images.
+
+    Raises:
+        InputError: a mistake that you can correct; it is one line.
+        FlowcreditError: the run failed.
+    """
+    return _training(preset, overrides, run, fork, is_local=is_local, is_quiet=is_quiet)()
+
+
+async def train_async(
+    preset: str | Path | None = None,
+    overrides: Overrides = (),
+    *,
+    run: str | Path | None = None,
+    fork: str | Path | None = None,
+    is_local: bool = False,
+    is_quiet: bool = False,
+) -> Outcome:
+    """Train as `train` does, in a thread, while the caller's event loop goes on.
+
+    If the awaiting task is cancelled, the run stops with a checkpoint within `cluster.stop_within_s`, and the task ends
+    then. A second cancellation stops the run at once.
+
+    Args:
+        preset: see `train`.
+        overrides: see `train`.
+        run: see `train`.
+        fork: see `train`.
+        is_local: see `train`.
+        is_quiet: see `train`.
+
+    Returns:
+        See `train`.
+
+    Raises:
+        InputError: see `train`.
+        FlowcreditError: see `train`.
+    """
+    stop = StopRequest()
+    work = partial(_training(preset, overrides, run, fork, is_local=is_local, is_quiet=is_quiet), stop=stop)
+    done = asyncio.get_running_loop().run_in_executor(None, work)
+    is_cancelled = False
+    while not done.done():
+        try:
+            await asyncio.wait([done])
+        except asyncio.CancelledError:
+            is_cancelled = True
+            stop.ask()
+    if is_cancelled:
+        done.exception()  # it has been seen: the caller no longer asks for the outcome
+        raise asyncio.CancelledError
+    return done.result()
+
+
+def evaluate(
+    run: str | Path | None = None,
+    preset: str | Path | None = None,
+    overrides: Overrides = (),
+    *,
+    iteration: int | None = None,
+    has_base: bool = False,
+    features: str | None = None,
+) -> list[Assessed]:
+    """Score held-out prompts in this process with a run's adapter, with the base model, or with both at the same noise.
+
+    Args:
+        run: the run folder, or a run's name; None evaluates the base model of `preset`.
+        preset: name of a preset or path of a YAML file; None takes the run's own config.
+        overrides: see `train`; `data.heldout` and `evaluation.images_per_prompt` are among the useful ones.
+        iteration: of the checkpoint; the newest without one.
+        has_base: score the base model too.
+        features: a CLIP whose image features measure diversity.
+
+    Returns:
+        The adapter's result, or the base model's and the adapter's; `scores` has the score of every image.
+
+    Raises:
+        InputError: a mistake that you can correct; it is one line.
+    """
+    return assess(*_evaluation(run, preset, overrides), iteration=iteration, has_base=has_base, features=features)
+
+
+async def evaluate_async(
+    run: str | Path | None = None,
+    preset: str | Path | None = None,
+    overrides: Overrides = (),
+    *,
+    iteration: int | None = None,
+    has_base: bool = False,
+    features: str | None = None,
+) -> list[Assessed]:
+    """Score held-out prompts as `evaluate` does, while the caller's event loop goes on.
+
+    Args:
+        run: see `evaluate`.
+        preset: see `evaluate`.
+        overrides: see `evaluate`.
+        iteration: see `evaluate`.
+        has_base: see `evaluate`.
+        features: see `evaluate`.
+
+    Returns:
+        See `evaluate`.
+
+    Raises:
+        InputError: see `evaluate`.
+    """
+    config, folder = _evaluation(run, preset, overrides)
+    return await assess_async(config, folder, iteration=iteration, has_base=has_base, features=features)
+
+
+def read_run(run: str | Path) -> Run:
+    """Read a run, also one that goes on: config, metrics, held-out scores by prompt, recorded trajectories.
+
+    Raises:
+        RunFolderError: no run folder, or one that this version cannot read.
+    """
+    return report_runs.read_run(found_run(str(run)))
+
+
+def compare(first: str | Path, second: str | Path) -> Comparison:
+    """Compare two runs, with paired bootstrap intervals over held-out prompts.
+
+    Raises:
+        RunFolderError: one is no run folder, or has no line of metrics.
+    """
+    return comparison_of(found_run(str(first)), found_run(str(second)))
+
+
+def _training(
+    preset: str | Path | None,
+    overrides: Overrides,
+    run: str | Path | None,
+    fork: str | Path | None,
+    *,
+    is_local: bool,
+    is_quiet: bool,
+) -> "partial[Outcome]":
+    folder = placed(Path(run)) if run else None
+    source = _source(preset, folder)
+    config = load_config(source, overrides=overrides)
+    if folder is None:
+        folder = runs_folder() / default_name(find_preset(source).stem, config, is_job=job_id() is not None)
+    return partial(
+        run_training,
+        config,
+        folder=folder,
+        fork=found_run(str(fork)) if fork else None,
+        is_local=is_local,
+        progress=Progress(Console(quiet=True)) if is_quiet else Progress(),
+    )
+
+
+def _evaluation(
+    run: str | Path | None, preset: str | Path | None, overrides: Overrides
+) -> tuple[RunConfig, Path | None]:
+    folder = found_run(str(run)) if run else None
+    return load_config(_source(preset, folder), overrides=overrides), folder
+
+
+def _source(preset: str | Path | None, run: Path | None) -> str | Path:
+    """Return a preset, or the config of a run for which none is named."""
+    if preset is not None:
+        return preset
+    if run is None:
+        raise ConfigError("a preset must be named, or run= with a run: `flowcredit presets` lists them")
+    require_run(run)
+    return run / CONFIG
+
+
+__all__ = (
+    "Assessed",
+    "Comparison",
+    "Outcome",
+    "Run",
+    "RunConfig",
+    "compare",
+    "evaluate",
+    "evaluate_async",
+    "load_config",
+    "read_run",
+    "train",
+    "train_async",
+)

@@ -1,0 +1,60 @@
+"""Addresses of a status board: their one form, and what of them may be shown.
+
+No library is needed here, so that the command line starts fast.
+"""
+
+import re
+
+from protocol.errors import ConfigError
+
+EMBEDDED, OFF = "embedded", "off"
+BOARD_VARIABLE = "FLOWCREDIT_BOARD"
+SCHEMES = ("redis", "rediss", "unix")
+_ADDRESS = re.compile(
+    r"""(?P<scheme>[a-z][a-z0-9+.-]*)://
+    (?P<user>[^@/?#\[\]\s]*@)?
+    (?P<where>(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?(?:/[0-9]*)? | (?<=[/@])/[^@?#]*)
+    (?P<options>\?[^@?#\s]*)?""",
+    re.VERBOSE,
+)
+"""The only form of an address that every parser splits alike, so that it is certain what of it is a password."""
+
+
+def check_address(address: str) -> None:
+    """Check the form of a board's address; a password in it is never part of the message.
+
+    Raises:
+        ConfigError: another scheme, or a form in which it is not certain what the password is.
+    """
+    found = _ADDRESS.fullmatch(address)
+    if address.partition("://")[0] not in SCHEMES:
+        schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        raise ConfigError(f"a board's address must begin with {schemes}, got {without_password(address)}")
+    if found is None or (found["scheme"] == "unix") != found["where"].startswith("/"):
+        raise ConfigError(
+            f"the board's address {without_password(address)} is not usable: write redis://USER:PASSWORD@HOST:PORT/0"
+            " or unix://USER:PASSWORD@/PATH, and %XX for each of @ / ? # % [ ] and spaces in user and password"
+        )
+
+
+def without_password(address: str) -> str:
+    """Return what of an address may be shown to anybody: scheme, host, port, database or path.
+
+    Where it is not certain which part is the password, only the scheme is shown.
+    """
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        scheme = address.partition("://")[0]
+        return f"{scheme}://…" if re.fullmatch(r"[a-z][a-z0-9+.-]{0,30}", scheme) and "://" in address else "…"
+    return f"{found['scheme']}://{found['where']}"
+
+
+def is_secret_free(address: str) -> bool:
+    """Tell whether an address of the right form holds no password."""
+    found = _ADDRESS.fullmatch(address)
+    return found is None or not (":" in (found["user"] or "") or "password" in (found["options"] or "").lower())
+
+
+def shown_source(where: str) -> str:
+    """Return a folder or an address as it may be shown to anybody."""
+    return without_password(where) if re.search(r"://|:.*@", where) else where
