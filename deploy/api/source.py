@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Protocol
 
-from protocol.board_address import SCHEMES, shown_source
+from protocol.addresses import SCHEMES, shown_source
 from protocol.commands import Command
 from protocol.errors import ConfigError
 from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord

@@ -32,7 +32,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError, WatchError
 
-from protocol.board_address import check_address, without_password
+from protocol.addresses import check_address, without_password
 from protocol.commands import Command
 from protocol.errors import BoardError, ConfigError, DamagedError, one_line
 from protocol.status import Document, Event, MetricLine, RunStatus, TrajectoryRecord

@@ -31,7 +31,7 @@ from redis.retry import Retry
 
 from deploy.board.board import Fence
 from deploy.folder.lease import Lease
-from protocol.board_address import EMBEDDED, OFF, check_address, without_password
+from protocol.addresses import EMBEDDED, OFF, check_address, without_password
 from protocol.config.run import RunConfig
 from protocol.config.status import board_address
 from protocol.errors import ConfigError, LeaseLostError, RunFolderError, one_line

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from deploy.cli.options import Overrides, Preset
-from protocol.board_address import BOARD_VARIABLE
+from protocol.addresses import BOARD_VARIABLE
 from protocol.errors import ConfigError
 
 FORWARDED = ("HF_TOKEN", "WANDB_API_KEY")

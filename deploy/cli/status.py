@@ -16,7 +16,7 @@ import typer
 
 from deploy.cli.options import AllowHost, Host, IsJson, Port, TokenFile
 from deploy.folder.location import found_run, runs_folder
-from protocol.board_address import BOARD_VARIABLE
+from protocol.addresses import BOARD_VARIABLE
 from protocol.errors import BoardError, InputError, RunFolderError
 
 if TYPE_CHECKING:

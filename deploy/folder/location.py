@@ -17,7 +17,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from protocol.board_address import shown_source
+from protocol.addresses import shown_source
 from protocol.errors import RunFolderError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from deploy.folder.location import STOP_VARIABLE, default_name, stop_wait_s
 from deploy.presets import PRESETS, find_preset, load_config, preset_files, read_tree
 from flowcredit.start import PACKAGES as OURS
-from protocol.board_address import BOARD_VARIABLE
+from protocol.addresses import BOARD_VARIABLE
 from protocol.errors import ConfigError, one_line
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from deploy.board.lease import BoardLease
 from deploy.board.publisher import Publisher
 from deploy.monitor.journal import harmless
 from deploy.monitor.reporter import Reporter
-from protocol.board_address import EMBEDDED, OFF
+from protocol.addresses import EMBEDDED, OFF
 from protocol.commands import Command
 from protocol.config.run import RunConfig
 from protocol.config.status import board_address

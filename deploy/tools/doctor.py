@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from deploy.folder.fingerprint import library_versions
-from protocol.board_address import BOARD_VARIABLE, EMBEDDED, OFF
+from protocol.addresses import BOARD_VARIABLE, EMBEDDED, OFF
 from protocol.config.cluster import ClusterConfig, cluster_address
 from protocol.config.run import RunConfig
 from protocol.config.status import StatusConfig, board_address

@@ -5,7 +5,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from protocol.board_address import BOARD_VARIABLE, EMBEDDED, OFF, check_address, is_secret_free
+from protocol.addresses import BOARD_VARIABLE, EMBEDDED, OFF, check_address, is_secret_free
 from protocol.config.section import Section
 from protocol.errors import ConfigError
 
