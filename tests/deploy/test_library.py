@@ -3,7 +3,6 @@
 import ast
 import asyncio
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -174,13 +173,3 @@ def test_what_was_asked_before_the_run_began_is_heard_when_it_begins() -> None:
         return stop.is_set()
 
     assert asyncio.run(scene())
-
-
-def test_the_snippets_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/python.md from top to bottom, in a folder of its own."""
-    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 5
-    monkeypatch.chdir(tmp_path)
-    exec(compile("\n".join(blocks), "docs/python.md", "exec"), {"__name__": "page"})
-    assert len(flowcredit.read_run("runs/python").iterations) == 3
