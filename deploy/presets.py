@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from protocol.errors import ConfigError, one_line
-from protocol.spelling import suggest
+from protocol.errors import ConfigError, one_line, suggest
 
 if TYPE_CHECKING:
     from protocol.config.run import RunConfig

@@ -4,6 +4,9 @@ Each class takes one string: the rule, the value, the remedy; so it pickles acro
 mistake: one line on stderr, exit code 2, nothing written.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class FlowcreditError(Exception):
     """Base of all exceptions that this project raises on purpose."""
@@ -92,3 +95,11 @@ class GuardError(FlowcreditError):
 
 class StaleAdapterError(FlowcreditError):
     """A rollout actor holds another adapter version than the request asks for."""
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """Name the closest known word, if one is close, then all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}known: {', '.join(names) or 'none'}"

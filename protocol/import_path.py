@@ -7,9 +7,8 @@ from pathlib import Path
 from types import ModuleType
 
 from flowcredit.start import PACKAGES
-from protocol.errors import ConfigError, one_line
+from protocol.errors import ConfigError, one_line, suggest
 from protocol.resources import resolve
-from protocol.spelling import suggest
 
 
 def find_class(path: str) -> type:

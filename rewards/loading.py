@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from protocol.errors import FlowcreditError, ScorerError, one_line
+from protocol.errors import FlowcreditError, ScorerError, one_line, suggest
 from protocol.import_path import find_class
-from protocol.spelling import suggest
 
 
 def build_from_path(path: str, *, args: Mapping[str, Any], extra: str | None = None) -> Any:

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
-from protocol.errors import ContractError, ScorerError, one_line
+from protocol.errors import ContractError, ScorerError, one_line, suggest
 from protocol.messages import Metadata, Prompt, Scores
-from protocol.spelling import suggest
 from rewards import loading
 from rewards.loading import build_from_path, load_class
 from rewards.scores import joined, rows_of

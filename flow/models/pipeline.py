@@ -19,8 +19,7 @@ from flow.models.families import Family
 from flow.models.reading import UNREADABLE, dtype_of, quiet_libraries, unreadable, vae_dtype_of
 from flow.models.text import TextEncoders
 from protocol.config.model import ModelConfig
-from protocol.errors import ModelError, NonFiniteError, one_line
-from protocol.spelling import suggest
+from protocol.errors import ModelError, NonFiniteError, one_line, suggest
 
 UNKNOWN_SCHEDULES = (
     "use_karras_sigmas",

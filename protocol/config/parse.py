@@ -8,8 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from protocol.config.reward import RewardConfig
 from protocol.config.run import RunConfig
-from protocol.errors import ConfigError
-from protocol.spelling import suggest
+from protocol.errors import ConfigError, suggest
 
 TEXTS = (str, str | None, tuple[str, ...], tuple[str, ...] | None)
 """Annotations of keys whose values are texts, even where a text looks like a number."""

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.errors import PromptError
+from protocol.errors import PromptError, suggest
 from protocol.messages import Metadata
-from protocol.spelling import suggest
 
 TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 """GenEval's six kinds of prompt."""

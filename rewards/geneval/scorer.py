@@ -12,10 +12,9 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from protocol.errors import ContractError, PromptError, ScorerError
+from protocol.errors import ContractError, PromptError, ScorerError, suggest
 from protocol.messages import Detection, Metadata, Prompt, Scores
 from protocol.prompts import check_each
-from protocol.spelling import suggest
 from rewards.geneval.clauses import read_clauses
 from rewards.geneval.original import judge_original
 from rewards.geneval.verdict import judge

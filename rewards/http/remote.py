@@ -8,9 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from protocol.errors import ContractError, PromptError, ScorerError
+from protocol.errors import ContractError, PromptError, ScorerError, suggest
 from protocol.messages import Metadata, Prompt, Scores
-from protocol.spelling import suggest
 from rewards.http.caller import CallError, HttpCaller, Reply
 from rewards.http.wire import (
     JSON,
