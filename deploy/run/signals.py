@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
-Hear = Callable[[], None]
+Hear = Callable[[], object]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Result = TypeVar("Result")
 
