@@ -92,6 +92,9 @@ def stop_on_signal(
         within_s: seconds after the first signal when the task is cancelled and the context ends without an exception.
         request: counts as a signal whenever it is asked.
 
+    Yields:
+        The event.
+
     Raises:
         CancelledError: there was a second signal.
     """
