@@ -1,6 +1,6 @@
 """Every command that README and docs show is one that the program takes; so is every section of YAML.
 
-Those of `stories` can run on two cores within seconds.
+`tests/deploy/cli/test_shown_commands.py` runs the commands.
 """
 
 import re

@@ -22,7 +22,7 @@ NOT_RUN = {
     r" & |…": "is an outline of two commands, not one",
     r"^flowcredit calibrate-noise": "takes minutes; tests/deploy/tools/test_noise_calibration.py runs it",
     r"-m benchmarks\.fidelity": "takes hours; tests/benchmarks/fidelity",
-    r"-m benchmarks\.race\.race": "takes hours; tests/benchmarks/race",
+    r"-m benchmarks\.race\.": "takes hours; tests/benchmarks/race",
     r"-m benchmarks\.speed": "takes minutes on idle cores; tests/benchmarks/speed",
     r"-m toyworld\.pretraining": "takes hours; tests/toyworld",
     r"-m tests\.chaos": "takes an hour; tests/chaos",
