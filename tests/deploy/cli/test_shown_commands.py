@@ -85,7 +85,7 @@ class Reader:
         return outcome.output
 
     def _provide(self, words: list[str]) -> None:
-        """Put a finished run at every place where the page takes one for granted."""
+        """Put a finished run wherever the page takes one for granted."""
         is_new = words[0] == "train" and words[1] != "--run" and "--run" in words
         made = words[words.index("--run") + 1] if is_new else None
         for word in words:
@@ -97,7 +97,7 @@ class Reader:
             Path("runs").mkdir(exist_ok=True)
 
     def _look_at(self, served: Any, listener: Any, **_: Any) -> None:
-        """In place of serving until Ctrl-C: what `flowcredit serve` serves answers."""
+        """Instead of serving until Ctrl-C: what `flowcredit serve` serves answers."""
         listener.close()
         path = "/v1/health" if "/v1/health" in served.openapi()["paths"] else "/runs"
         self.served = self.open.enter_context(TestClient(served, base_url="http://127.0.0.1:8400"))
