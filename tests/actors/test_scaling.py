@@ -249,7 +249,7 @@ def test_a_size_far_beyond_the_cluster_starts_a_few_members_at_a_time_and_can_be
 
     unmet, actors, answered, settled = asyncio.run(scenario())
     assert (unmet.desired, unmet.waiting) == (1024, 1022)
-    assert len(actors) <= 2 + member_module.JOINING
+    assert len(actors) <= 2 + starts_module.JOINING
     assert answered == 8
     assert (settled.desired, settled.ready, settled.waiting) == (1, 1, 0)
 
@@ -265,16 +265,16 @@ def test_the_next_in_line_starts_when_a_member_has_joined_and_the_last_in_line_l
         pool = ActorPool("slow", lambda _: Slow.remote(), size=1, max_restarts=0, prepare=prepare)
         starting = asyncio.create_task(pool.start())
         await until(lambda: len(began) == 1)
-        pool.scale(1 + 2 * member_module.JOINING)
-        await until(lambda: len(began) == 1 + member_module.JOINING)
-        pool.scale(2 + member_module.JOINING)
+        pool.scale(1 + 2 * starts_module.JOINING)
+        await until(lambda: len(began) == 1 + starts_module.JOINING)
+        pool.scale(2 + starts_module.JOINING)
         slots = [actor.name for actor in pool.actors()]
         gate.set()
         await starting
-        await until(lambda: pool.status().ready == 2 + member_module.JOINING)
+        await until(lambda: pool.status().ready == 2 + starts_module.JOINING)
         pool.stop()
         return slots, len(began)
 
     slots, began = asyncio.run(scenario())
-    assert slots == [f"slow-{slot}" for slot in range(1 + member_module.JOINING)]
-    assert began == 2 + member_module.JOINING
+    assert slots == [f"slow-{slot}" for slot in range(1 + starts_module.JOINING)]
+    assert began == 2 + starts_module.JOINING
