@@ -242,7 +242,7 @@ def test_a_dry_run_counts_and_writes_nothing(
     assert run_cli(monkeypatch, "train", str(preset), "--dry-run", "--run", str(run)) == 0
     out = capsys.readouterr().out
     assert "2 prompts to train on, 2 held out" in out
-    assert "draws 8 trajectories and scores 20 images" in out
+    assert "draws 8 trajectories and scores 18 images" in out
     assert "GiB of GPU memory" in out
     assert not run.exists()
     assert not (tmp_path / "embeddings").exists()

@@ -22,7 +22,7 @@ def played_run(folder: Path, name: str, **facts: Any) -> Iterator[tuple[str, thr
     its status."""
     server = BoardServer(folder)
     server.start()
-    ending = threading.Event()
+    ending, shown = threading.Event(), threading.Event()
 
     async def live() -> None:
         buffers = Buffers()
@@ -37,7 +37,7 @@ def played_run(folder: Path, name: str, **facts: Any) -> Iterator[tuple[str, thr
             compose=lambda: a_status(name, heartbeat_s=0.2, lines=0, **facts),
             on_command=carry_out,
             on_leftover=carry_out,
-            on_contact=lambda _: None,
+            on_contact=lambda trouble: None if trouble else shown.set(),
             keep_s=3600,
         )
         task = asyncio.create_task(publisher.run())
@@ -48,6 +48,7 @@ def played_run(folder: Path, name: str, **facts: Any) -> Iterator[tuple[str, thr
     thread = threading.Thread(target=lambda: asyncio.run(live()))
     thread.start()
     try:
+        assert shown.wait(60), "the run does not reach its board"
         yield server.url, ending
     finally:
         ending.set()
