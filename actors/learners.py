@@ -409,7 +409,7 @@ class LearnerGroup:
             worker.member.state = "starting"
             await self._prepare(worker.actor)
         except ActorFailedError as error:
-            if worker.member.state == "waiting":
+            if worker.member.state == "waiting" and error.__cause__ is None:  # it is alive
                 raise worker.failed(f"no node had room for it within {timeout_s:g} s: {self._rule()}") from error
             raise worker.failed(error) from error
         worker.member.state = "idle"

@@ -11,6 +11,7 @@
 
 import asyncio
 import os
+import re
 import socket
 import time
 from collections import deque
@@ -107,9 +108,16 @@ async def answer(
     except ObjectLostError as error:
         raise ShardLostError(one_line(error)) from error
     except GONE as error:
-        raise ActorFailedError(one_line(error)) from error
+        raise ActorFailedError(_death(error)) from error
     finally:
         call.cancel()
+
+
+def _death(error: Exception) -> str:
+    """Say why an actor is dead; for one that could not start, Ray's traceback ends with the reason."""
+    text = str(error).strip()
+    found = re.search(r"in its creation task.*?\bip=([^\s,)]+)", text)
+    return one_line(f"it could not start on {found[1]}: {text.splitlines()[-1]}" if found else error)
 
 
 async def _until_done(call: "asyncio.Future[Any]", *, timeout_s: float, actor: Any, heartbeat_s: float | None) -> None:

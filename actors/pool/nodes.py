@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
-from ray._private.state import available_resources_per_node  # Ray has no public way to ask this
+from ray._private import state as ray_state  # Ray has no public way to ask what is asked of it here
 
 from protocol.config.cluster import RoleConfig
 from protocol.sink import StatusSink
@@ -16,12 +16,26 @@ FAILURES = 3
 NODE_LABEL = "ray.io/node-id"
 
 
+def node_of(actor: Any) -> str:
+    """Return the id of the node on which Ray started an actor, also a dead one; empty if it started on none."""
+    return ray_state.actors(actor._actor_id.hex()).get("Address", {}).get("NodeID", "")
+
+
 class NodeFailures:
     """Counts failed actors by node and says where the next actor may start. Made once for a run."""
 
-    def __init__(self, *, within_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, within_s: float, clock: Callable[[], float] = time.monotonic, find: Callable[[Any], str] = node_of
+    ) -> None:
+        """
+        Args:
+            within_s: seconds for which a failed actor counts.
+            clock: a monotonic clock.
+            find: names the node of an actor that failed before it said where it runs.
+        """
         self._within_s = within_s
         self._clock = clock
+        self._find = find
         self._homes: dict[Any, str] = {}
         self._failures: deque[tuple[float, str]] = deque()
 
@@ -31,7 +45,7 @@ class NodeFailures:
 
     def failed(self, actor: Any) -> None:
         """Count an actor that died or hung."""
-        if node := self._homes.pop(actor, None):
+        if node := self._homes.pop(actor, None) or self._find(actor):
             self._failures.append((self._clock(), node))
 
     def avoided(self) -> frozenset[str]:
@@ -74,7 +88,7 @@ class NodeFailures:
 
 def free_resources() -> dict[str, dict[str, float]]:
     """Return what is free on each node, by node id and resource."""
-    return available_resources_per_node()
+    return ray_state.available_resources_per_node()
 
 
 def _share(free: Mapping[str, float], total: Mapping[str, float]) -> float:

@@ -4,7 +4,6 @@ import logging
 import os
 import re
 import socket
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import ray
 from ray._private.label_utils import validate_label_selector  # Ray has no public way to ask this
 
+from deploy.run.inputs import gpu_problems
 from flowcredit.start import HOOK, shadows
 from protocol.config.cluster import RoleConfig, cluster_address
 from protocol.config.run import RunConfig
@@ -41,13 +41,13 @@ def ray_cluster(config: RunConfig, sink: StatusSink) -> Iterator[None]:
     """
     address = cluster_address(config.cluster)
     logging.getLogger("ray").setLevel(logging.ERROR)
+    for problem in gpu_problems(config):
+        raise problem
     _require_labels(config, address)
     try:
         _connect(config, address)
         if address:
             _report_fit(config, sink)
-        else:
-            _require_gpus(config)
         yield
     finally:
         ray.shutdown()
@@ -86,15 +86,6 @@ def _probe(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_TIMEOUT_S).close()
 
 
-def _require_gpus(config: RunConfig) -> None:
-    asked, found = _asked(config)["GPU"], ray.cluster_resources().get("GPU", 0.0)
-    if asked > found:
-        raise ConfigError(
-            f"cluster.*.gpus must not ask for more GPUs than there are, {found:g}, got {asked:g}:"
-            " an actor without its GPU would wait for ever; lower cluster.rollout_actors or cluster.learner.workers"
-        )
-
-
 def _roles(config: RunConfig) -> dict[str, RoleConfig]:
     cluster = config.cluster
     return {"rollout": cluster.rollout, "reward": cluster.reward, "learner": cluster.learner}
@@ -124,14 +115,14 @@ def _unlabelled(config: RunConfig) -> list[str]:
 
 def _needed_resources(config: RunConfig) -> dict[str, float]:
     """Sum the custom resources of all actors."""
-    return {name: amount for name, amount in _asked(config).items() if name not in ("CPU", "GPU")}
+    return {name: amount for name, amount in config.reserved.items() if name not in ("CPU", "GPU")}
 
 
 def _report_fit(config: RunConfig, sink: StatusSink) -> None:
     found = ray.cluster_resources()
     lacking = [
         f"{amount:g} {kind} for all actors, has {found.get(kind, 0.0):g}"
-        for kind, amount in _asked(config).items()
+        for kind, amount in config.reserved.items()
         if amount > found.get(kind, 0.0)
     ]
     lacking += _unlabelled(config)
@@ -144,20 +135,6 @@ def _report_fit(config: RunConfig, sink: StatusSink) -> None:
     )
 
 
-def _asked(config: RunConfig) -> dict[str, float]:
-    """Sum what all actors of a run reserve."""
-    cluster = config.cluster
-    asked: Counter[str] = Counter()
-    for actors, reserved in (
-        (cluster.rollout_actors, cluster.rollout.reserved),
-        (cluster.learner.workers, cluster.learner.reserved),
-        *((reward.actors, reward.reserved(cluster.reward)) for reward in config.rewards.values()),
-    ):
-        for name, amount in reserved.items():
-            asked[name] += actors * amount  # pyright: ignore[reportArgumentType]
-    return dict(asked)
-
-
 def _needed_cpus(config: RunConfig) -> int:
     """CPUs of a local cluster: all that the actors reserve, since on one machine they take turns, and room to grow."""
-    return max(os.cpu_count() or 1, int(_asked(config)["CPU"]) + 1 + GROWTH)
+    return max(os.cpu_count() or 1, int(config.reserved["CPU"]) + 1 + GROWTH)

@@ -110,13 +110,9 @@ def gpu_problems(config: RunConfig) -> Iterator[InputError]:
     """Find that the actors reserve more GPUs than this machine has, unless a cluster's address is given."""
     import torch
 
-    cluster = config.cluster
-    if cluster_address(cluster):
+    if cluster_address(config.cluster):
         return
-    rewards = config.rewards.values()
-    asked = cluster.rollout_actors * cluster.rollout.gpus + cluster.learner.workers * cluster.learner.gpus
-    asked += sum(reward.actors * (cluster.reward.gpus if reward.gpus is None else reward.gpus) for reward in rewards)
-    found = torch.cuda.device_count()
+    asked, found = config.reserved["GPU"], torch.cuda.device_count()
     if asked > found:
         yield ConfigError(
             f"the actors reserve {asked:g} GPUs, this machine has {found}: set cluster.address or cluster.*.gpus, or"

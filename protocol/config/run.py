@@ -3,6 +3,7 @@
 The docstring of a field gives its meaning, unit and range.
 """
 
+from collections import defaultdict
 from typing import Any, Literal
 
 import yaml
@@ -252,6 +253,20 @@ class RunConfig(Section):
     def evaluates_another_adapter(self) -> bool:
         """Whether evaluations use another adapter than the rollouts: the running mean, or the trained one."""
         return self.evaluation.adapter == "average" or self.rolls_out_old
+
+    @property
+    def reserved(self) -> dict[str, float]:
+        """What Ray reserves for all actors of the run, by Ray's names."""
+        cluster = self.cluster
+        asked: defaultdict[str, float] = defaultdict(float)
+        for actors, reserved in (
+            (cluster.rollout_actors, cluster.rollout.reserved),
+            (cluster.learner.workers, cluster.learner.reserved),
+            *((reward.actors, reward.reserved(cluster.reward)) for reward in self.rewards.values()),
+        ):
+            for name, amount in reserved.items():
+                asked[name] += actors * amount
+        return dict(asked)
 
     def to_yaml(self) -> str:
         """Return the whole tree as YAML, defaults included."""

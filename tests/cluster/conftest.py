@@ -14,6 +14,7 @@ from tests.support.runs.scene import Story
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Head, two nodes, laptop; nothing runs on them yet."""
     need("redis-server")
+    need("gcc")
     with laboratory(tmp_path_factory.mktemp("lab") / "lab", machines=4) as lab:
         yield Cluster(lab)
 

@@ -23,6 +23,9 @@ def test_a_run_is_scaled_through_the_api_from_another_machine_while_a_store_is_f
             until(lambda: cluster.ready("scaled") == count, f"{count} rollout actors are ready", seconds=300)  # noqa: B023
             if count == 3:
                 until(lambda: set(cluster.homes("scaled")) == {"m1", "m2", "m3"}, "an actor is on every node")
+                for node in cluster.nodes:
+                    node.require_clock("raylet|agent|ray::")
+                    node.require_clock("ray::RolloutActor")
             cluster.command("scaled", "resume", phase="running")
         job.finish()
     cluster.require_undisturbed("scaled", undisturbed)

@@ -20,6 +20,7 @@ def test_a_job_keeps_its_run_and_the_same_command_resumes_it(cluster: Cluster, u
     folder = f"{HOME}/flowcredit/runs/first"
     assert f"run       {folder} on m1\n" in said
     assert f"LoRA      {folder}/checkpoints/iteration_000008/pytorch_lora_weights.safetensors" in said
+    assert f"page      flowcredit serve {folder}\nfetch     flowcredit fetch {folder}  (" in said
     assert "`ray job stop` kills this job" not in said
     cluster.require_undisturbed("first", undisturbed)
     told = json.loads((cluster.run_folder("first") / "status.json").read_text())["status"]

@@ -1,12 +1,13 @@
-"""Nodes that would compute other bits are refused by name; the run then ends with one line."""
+"""Nodes that would compute other bits are refused by name, and the run ends with one line; a useless one is avoided."""
 
 import shutil
 from importlib.metadata import version
 
 import pytest
 
-from tests.support.faults.cluster import RAY, Cluster
+from tests.support.faults.cluster import RAY, Cluster, long_scene
 from tests.support.faults.lab import HOME
+from tests.support.runs.scene import Story
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -34,3 +35,15 @@ def test_a_node_with_other_code_is_refused_by_name(cluster: Cluster):
         variables = {"PYTHONPATH": f"{HOME}/installed/flowcredit"}
         said = cluster.head.run(["bash", "-c", command], variables=variables, beside="raylet", code=2, timeout_s=300)
     assert "got one on node m3 with flowcredit's code" in said
+
+
+@long_scene
+def test_a_node_that_lacks_torch_is_named_and_avoided(cluster: Cluster, undisturbed: Story):
+    words = ("cluster.rollout_actors=3", "cluster.rollout.cpus=0.5", "cluster.rollout.placement=spread")
+    with cluster.odd_node() as folder:
+        (folder / "torch.py").write_text('raise ImportError("no torch here")')
+        cluster.submit("lacking", *words).finish()
+    address = cluster.nodes[1].address
+    events = (cluster.run_folder("lacking") / "events.jsonl").read_text()
+    assert f"could not start on {address}: ImportError: no torch here" in events
+    cluster.require_undisturbed("lacking", undisturbed)

@@ -13,8 +13,9 @@ PACKAGES: Mapping[str, str] = MappingProxyType(
         "chromium": "chromium",
         "chromedriver": "chromium-driver",
         "promtool": "prometheus",
-        "faketime": "faketime",
+        "gcc": "build-essential",
         "ip": "iproute2",
+        "wget": "wget",
     }
 )
 """Debian package of each program. `.ci/run` installs the same packages."""

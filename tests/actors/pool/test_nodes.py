@@ -1,5 +1,6 @@
 """A node that keeps killing actors is avoided while there is another."""
 
+import pytest
 import ray
 
 from actors.pool.nodes import FAILURES, NODE_LABEL, NodeFailures
@@ -39,12 +40,15 @@ def test_the_last_node_is_never_avoided(monkeypatch):
     assert nodes.options() == {"label_selector": {NODE_LABEL: "!in(a)"}}
 
 
-def test_an_actor_that_never_said_where_it_lives_counts_for_no_node(monkeypatch):
+@pytest.mark.parametrize(("node", "options"), [("", {}), ("a", {"label_selector": {NODE_LABEL: "!in(a)"}})])
+def test_an_actor_that_never_said_where_it_lives_counts_for_the_node_on_which_it_was_started(
+    monkeypatch, node, options
+):
     alive(monkeypatch, "a", "b")
-    nodes = NodeFailures(within_s=60)
+    nodes = NodeFailures(within_s=60, find=lambda _: node)
     for number in range(5):
         nodes.failed(number)
-    assert nodes.options() == {}
+    assert nodes.options() == options
 
 
 def test_a_role_s_labels_and_placement_are_ray_s_options(monkeypatch):

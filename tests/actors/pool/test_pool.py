@@ -14,7 +14,7 @@ import torch
 
 from actors.pool import pool as pool_module
 from actors.pool.calls import HEARTBEAT, TURN, ActorFailedError, Alive, answer
-from actors.pool.nodes import NodeFailures
+from actors.pool.nodes import FAILURES, NodeFailures
 from actors.pool.pool import ActorPool
 from actors.rewards.pool import RewardPools
 from protocol.config.cluster import ClusterConfig
@@ -89,6 +89,14 @@ def cluster() -> Iterator[None]:
     ray.init(address="local", num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
     yield
     ray.shutdown()
+
+
+@ray.remote(num_cpus=0, **HEARTBEAT)
+class Unloadable(Alive):
+    """Dies as on a node that lacks a library."""
+
+    def __init__(self) -> None:
+        raise ImportError("no such library")
 
 
 def make_pool(size: int = 2, max_restarts: int = 3, depth: int = 1) -> ActorPool:
@@ -210,6 +218,20 @@ def test_reward_actor_whose_scorer_cannot_be_loaded_says_so_at_once(tiny_config)
         return pool.restarts
 
     assert asyncio.run(scenario()) == 0
+
+
+def test_a_node_on_which_no_actor_can_start_is_named_and_counts_every_failure():
+    nodes = NodeFailures(within_s=60)
+
+    async def dies(actor):
+        with pytest.raises(ActorFailedError, match=r"^it could not start on [\d.]+: ImportError: no such library$"):
+            await answer(actor.ping.remote(), timeout_s=60)
+        nodes.failed(actor)
+
+    for _ in range(FAILURES):
+        assert not nodes.avoided()
+        asyncio.run(dies(Unloadable.remote()))
+    assert nodes.avoided() == {ray.get_runtime_context().get_node_id()}
 
 
 def test_pool_grows_and_shrinks_between_calls():

@@ -1,4 +1,4 @@
-"""A run on a machine with fewer GPUs than its actors reserve ends with one line, before any actor waits for one."""
+"""A run on a machine with fewer GPUs than its actors reserve ends with one line, before Ray starts."""
 
 from collections.abc import Callable
 
@@ -15,22 +15,18 @@ from tests.support.runs.sinks import Silent
 def test_more_learner_workers_than_gpus_are_refused(
     tiny_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, workers: int, *, is_refused: bool
 ) -> None:
+    started: list[bool] = []
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(ray, "init", lambda **_: None)
-    monkeypatch.setattr(ray, "shutdown", lambda: ended.append(True))
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 2.0})
-    ended: list[bool] = []
+    monkeypatch.setattr(ray, "init", lambda **_: started.append(True))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     config = tiny_config(
         cluster={"rollout_actors": 1, "rollout": {"gpus": 1}, "learner": {"gpus": 1, "workers": workers}}
     )
     if is_refused:
-        rule = (
-            r"cluster\.\*\.gpus must not ask for more GPUs than there are, 2, got 3: .* lower cluster\.rollout_actors"
-            r" or cluster\.learner\.workers"
-        )
+        rule = r"the actors reserve 3 GPUs, this machine has 2: .* lower cluster\.rollout_actors"
         with pytest.raises(ConfigError, match=rule), ray_cluster(config, Silent()):
             pytest.fail("the run began")
     else:
         with ray_cluster(config, Silent()):
-            assert not ended
-    assert ended, "the cluster that it started is gone"
+            pass
+    assert bool(started) != is_refused

@@ -2,8 +2,8 @@
 
 Machine 1 is the head, the last one is the user's laptop: it alone has the project, as its wheel installs it, and sends
 jobs from a folder of its own that holds a preset, prompts and a scorer. The others are nodes: the first one behind a
-link of 50 Mbit/s, the second one with a clock that is a minute ahead. So every scene is one with a slow link and a
-wrong clock.
+link of 50 Mbit/s and with a clock that is a minute behind, the second one with a clock that is a minute ahead. So every
+scene is one with a slow link and wrong clocks.
 """
 
 import json
@@ -30,20 +30,14 @@ from tests.support.wheel import unpack_wheel
 
 PASSWORD, TOKEN = "word-of-the-board", "token-of-the-status-api"
 RAY, JOBS, REDIS, API = 6379, 8265, 6390, 8400
-VARIABLES = BUSY | {"RAY_AUTH_MODE": "token"}
-"""Of all machines."""
-LINK, CLOCK_S = "50mbit", 60
-"""The first node's link, and how many seconds the second one's clock is ahead."""
+VARIABLES = BUSY | {"RAY_AUTH_MODE": "token", "RAY_LD_PRELOAD_ON_WORKERS": "1"}
+"""Of all machines. Without the last one Ray's workers would have the right clock."""
+LINK = "50mbit"
+"""The first node's."""
+CLOCKS_S = (-60, 60)
+"""How many seconds the clocks of the nodes are ahead."""
 ODD = f"{HOME}/odd"
 """Folder on the second node from which its Ray workers import, before all others; empty unless a test fills it."""
-CLOCK = f"""
-import time
-
-now, now_ns = time.time, time.time_ns
-time.time = lambda: now() + {CLOCK_S}
-time.time_ns = lambda: now_ns() + {CLOCK_S} * 10**9
-"""
-"""Python's clock on the second node. With libfaketime 0.9.10 the workers of Ray 2.60 abort (thread_pool.cc)."""
 FILLER = """
 import time, numpy, ray
 ray.init(address="auto", log_to_driver=False)
@@ -146,6 +140,8 @@ class Cluster:
     def start(self) -> None:
         """Start Ray on the head and the nodes, and the board."""
         self.nodes[0].slow(LINK)
+        for node, offset_s in zip(self.nodes, CLOCKS_S, strict=True):
+            node.set_clock(offset_s)
         self.start_head()
         self.start_board()
         for count, node in enumerate(self.nodes, start=2):
@@ -168,9 +164,7 @@ class Cluster:
         words = ["--address", f"{self.head.address}:{RAY}"]
         if node is self.nodes[1]:
             words += ["--resources", '{"odd": 4}']
-            (node.home / "clock").mkdir(exist_ok=True)
-            (node.home / "clock" / "sitecustomize.py").write_text(CLOCK)
-            self._ray(node, *words, PYTHONPATH=f"{HOME}/clock:{ODD}")
+            self._ray(node, *words, PYTHONPATH=ODD)
         else:
             self._ray(node, *words)
 

@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.faults.clock import wrong_clock
 from tests.support.paths import ROOT
 
 NETWORK = "10.77.0"
@@ -59,7 +60,7 @@ mkdir -p "$LAB_PYTHON"
 mount --bind /mnt/python "$LAB_PYTHON"
 hostname "$LAB_NAME"
 cd "$HOME"
-exec "$@"
+LD_PRELOAD=${LAB_PRELOAD:-} exec "$@"
 """
 """What a process does first on its machine: it binds that machine's folders over its own."""
 
@@ -125,7 +126,7 @@ class Machine:
         """
         if beside:
             command = ["nsenter", "--target", str(self.processes(beside)[0].pid), "--net", "--mount", "--uts", "--pid"]
-            command += ["bash", "-c", 'cd "$HOME" && exec "$@"', "lab", *words]
+            command += ["bash", "-c", 'cd "$HOME" && LD_PRELOAD=${LAB_PRELOAD:-} exec "$@"', "lab", *words]
         else:
             command = ["ip", "netns", "exec", self.namespace]
             command += ["unshare", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -169,6 +170,24 @@ class Machine:
             raise AssertionError(f"{words} did not end within {timeout_s:g} s:\n{said}") from None
         assert code is None or process.returncode == code, f"{words} ended with {process.returncode}:\n{said}"
         return said
+
+    def set_clock(self, offset_s: int) -> None:
+        """Let the wall clock of all processes that start from now on be so many seconds ahead."""
+        self.variables["LAB_PRELOAD"] = f"{STORE}/{wrong_clock(self.store, offset_s).name}"
+
+    def require_clock(self, pattern: str) -> None:
+        """Processes match the pattern, and all that do have the clock of `set_clock`."""
+        library, found, right = Path(self.variables["LAB_PRELOAD"]).name, 0, []
+        for process in self.processes(pattern):
+            try:
+                loaded = Path(f"/proc/{process.pid}/maps").read_text()
+            except OSError:
+                continue  # it has ended
+            found += 1
+            if loaded and library not in loaded:
+                right.append(process)
+        assert found, f"nothing on {self.name} matches {pattern}"
+        assert not right, f"{self.name} has the right clock in {right}"
 
     def cut(self) -> None:
         """Pull the network cable."""
@@ -264,6 +283,11 @@ class Lab:
 
     def __exit__(self, *_: object) -> None:
         self._remove()
+
+    def call(self, machine: Machine, name: str) -> None:
+        """Let all machines know one by a further name."""
+        with (self.store.parent / "hosts").open("a") as file:
+            file.write(f"{machine.address} {name}\n")
 
     def _add(self, machine: Machine) -> None:
         machine.new_disk()
