@@ -10,7 +10,7 @@ import torch
 from actors.pool.bundles import Bundles
 from actors.pool.calls import HEARTBEAT, ActorFailedError, ActorHandle, Alive, answer, whereabouts
 from actors.pool.nodes import NodeFailures, failure_reporter, ray_options
-from actors.pool.pool import ActorPool
+from actors.pool.pool import AHEAD, ActorPool
 from flow.device import device_of, library_facts, require_same_facts
 from flow.rollout import RolloutPolicy, excerpt_of
 from protocol.config.run import RunConfig
@@ -29,8 +29,6 @@ from protocol.sink import StatusSink
 
 ADAPTERS = "adapters"
 """Concurrency group of the calls that bring adapters, so that a publication waits for no shard."""
-DEPTH = 2
-"""Calls that a rollout actor may hold: the one at work and the next."""
 
 
 OPTIONS: dict[str, Any] = {"concurrency_groups": {**HEARTBEAT["concurrency_groups"], ADAPTERS: 1}}
@@ -122,7 +120,7 @@ class RolloutPool:
             prepare=self._prepare,
             restart_window_s=cluster.restart_window_s,
             patience_s=cluster.rollout.timeout_s,
-            depth=DEPTH,
+            depth=AHEAD,
             on_failure=failure_reporter("rollout", nodes, sink),
         )
 
@@ -137,7 +135,7 @@ class RolloutPool:
 
     def parallel(self) -> int:
         """Count the shards that the ready actors can hold; each rolls out one at a time and holds the next."""
-        return DEPTH * self.pool.ready
+        return AHEAD * self.pool.ready
 
     async def generate(self, request: GenerateRequest) -> tuple[Receipt, ImagesHandle]:
         """Make ODE images on the next idle actor."""

@@ -30,6 +30,8 @@ from protocol.status import ActorStatus, PoolStatus
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
+AHEAD = 2
+"""Depth of a pool whose members hold the call at work and the next one."""
 FAILURES_PER_CALL = 3
 """A call is given up after it cost this many members: a call that kills every actor must not use up the pool."""
 

@@ -18,7 +18,7 @@ import ray
 
 from actors.pool.calls import HEARTBEAT, ActorHandle, Alive, answer
 from actors.pool.nodes import NodeFailures, failure_reporter, ray_options
-from actors.pool.pool import ActorPool
+from actors.pool.pool import AHEAD, ActorPool
 from actors.pool.restarts import backoff_s
 from actors.rewards.queue import RewardQueue
 from protocol.config.reward import RewardConfig
@@ -321,6 +321,7 @@ class RewardPools:
                 prepare=self._prepare,
                 restart_window_s=cluster.restart_window_s,
                 patience_s=timeout_s,
+                depth=AHEAD,
                 on_failure=failure_reporter(f"reward/{name}", self._nodes, self._sink),
             )
 

@@ -6,8 +6,9 @@ batch.
     queue = RewardQueue(batch=64, delay_s=0.0, call=pool.call, ask=ask)
     scores = await queue.score(images, piece)
 
-A call is formed when an actor is idle. So no actor waits while there is work, and under load calls fill up by
-themselves. If the actor dies, the scores of its call are missing; the reward pool decides whether to try again.
+A call is formed when an actor is idle, or handed ahead to one that will be idle next. So no actor waits while there is
+work, and under load calls fill up by themselves. If the actor dies, the scores of the call at work are missing; the
+reward pool decides whether to try again. The pieces of a call that it held ahead wait again.
 
 | who waits          | for what                        | who ends it                                          |
 |--------------------|---------------------------------|------------------------------------------------------|
@@ -20,7 +21,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from actors.pool.calls import ActorFailedError, ActorHandle
+from actors.pool.calls import TURN, ActorFailedError, ActorHandle
 from protocol.errors import PoolError, one_line
 from protocol.messages import Scores
 from protocol.ports import ImagesHandle
@@ -125,7 +126,13 @@ class RewardQueue:
         self.calls += 1
         try:
             scores = await self._ask(actor, [part.piece for part in parts], [part.images for part in parts])
+        except asyncio.CancelledError:
+            self._put_back(parts)
+            raise
         except ActorFailedError as error:
+            if (turn := TURN.get()) and not turn.done():
+                self._put_back(parts)
+                raise
             self.failed_calls += 1
             reason = one_line(error)
             for part in parts:
@@ -164,6 +171,10 @@ class RewardQueue:
             taken.append(self._pending.popleft())
             size += len(part.piece.rows)
         return taken
+
+    def _put_back(self, parts: Sequence[Waiting]) -> None:
+        """Let the pieces of a call wait again whose actor was lost before its turn."""
+        self._pending.extendleft(reversed(parts))
 
     def _give_up(self, reason: str) -> None:
         while self._pending:

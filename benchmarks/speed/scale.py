@@ -397,6 +397,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         numbers = [row[name] for row in own]
         pace.plot(numbers, [row["ideal_per_s"] for row in own], "--", color="grey", label="ideal of the slowest side")
         pace.plot(numbers, [row["shards_per_s"] for row in own], "o-", label="measured")
+        pace.xaxis.get_major_locator().set_params(integer=True)
         pace.set(xlabel=AXES[name], ylabel="shards a second", ylim=(0, None))
         pace.legend()
         if name == "rollout":

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.pool.calls import ActorFailedError
+from actors.pool.calls import TURN, ActorFailedError
 from actors.rewards.queue import RewardQueue
 from protocol.errors import ContractError, PoolError
 from protocol.messages import Scores
@@ -112,6 +112,41 @@ def test_a_failed_call_is_missing_for_its_askers_and_the_others_are_answered() -
         assert (queue.calls, queue.failed_calls, queue.waiting) == (2, 1, 0)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_told_first", [True, False])
+def test_pieces_of_a_call_that_a_dead_actor_held_ahead_wait_again_and_lose_no_try(is_told_first: bool) -> None:
+    class Ahead(Desk):
+        """Its first call is held ahead by an actor that dies: the pool cancels the call, or the call sees it first."""
+
+        was_held = False
+
+        async def call(self, work: Callable[[Any], Awaitable[None]]) -> None:
+            if not self.was_held:
+                self.was_held = True
+                TURN.set(asyncio.get_running_loop().create_future())
+                held = asyncio.ensure_future(work("dead"))
+                await asyncio.sleep(0.005)
+                held.cancel() if is_told_first else None
+                with pytest.raises(asyncio.CancelledError if is_told_first else ActorFailedError):
+                    await held
+                TURN.set(None)
+            await super().call(work)
+
+        async def ask(self, actor: Any, pieces: Sequence[Piece], images: Sequence[np.ndarray]) -> Scores:
+            scores = await super().ask(actor, pieces, images)
+            if actor == "dead":
+                raise ActorFailedError("gone")
+            return scores
+
+    async def scenario() -> None:
+        desk = Ahead()
+        queue = desk.queue()
+        first, second = await asyncio.gather(queue.score(*request(1, 2)), queue.score(*request(3, 4, 5)))
+        assert [first.values.tolist(), second.values.tolist()] == [[1, 2], [3, 4, 5]]
+        assert len(desk.asked) == 3 and queue.failed_calls == 0
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
 def test_what_was_lost_once_shares_no_further_call() -> None:
