@@ -338,20 +338,22 @@ def _cluster() -> Iterator[None]:
 
 
 def workers(
-    out: Annotated[Path, typer.Option(help="JSON file that receives the digests.")],
+    out: Annotated[Path, typer.Option(help="JSON file that receives the digests; runs that stand there are kept.")],
     only: Annotated[str, typer.Option(help="Only cells whose name contains this text.")] = "",
 ) -> None:
     """Train every cell in every way; exit code 1 when a way learns other bits than --local."""
     torch.set_num_threads(1)
     table = Table("cell", "adapter", *(way.name for way in [LOCAL, *SIZES, RESIZED, KILLED, BUNDLES]), box=MARKDOWN)
-    found: dict[str, dict[str, dict[str, str]]] = {}
+    found: dict[str, dict[str, dict[str, str]]] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
     began, differing = time.monotonic(), 0
     with _cluster():
         for name, (keys, ways) in cells().items():
             if only not in name:
                 continue
-            held = found[name] = {}
+            held = found.setdefault(name, {})
             for way in ways:
+                if way.name in held:
+                    continue
                 held[way.name] = digests(keys, way)
                 typer.echo(f"{name}, {way.name}: {', '.join(each[:12] for each in held[way.name].values())}", err=True)
                 out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
