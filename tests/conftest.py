@@ -17,10 +17,12 @@ from protocol.config.run import RunConfig
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """For `-n 2 --dist loadgroup`: one worker runs the tests with a Ray cluster, the other the rest, file by file.
 
-    Two clusters side by side would take each other's cores and miss their deadlines. Who is done first helps the other.
+    Many of them have deadlines, which two clusters side by side would miss. Tests of whole runs wait for far longer, and
+    so run two at a time.
     """
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("ray" if item.get_closest_marker("ray") else str(item.path)))
+        has_deadlines = item.get_closest_marker("ray") and not item.get_closest_marker("whole")
+        item.add_marker(pytest.mark.xdist_group("ray" if has_deadlines else str(item.path)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -79,6 +79,7 @@ def require_in_bundles(held: dict[str, str], count: int) -> None:
     assert held == {f"{kind}-{slot}": nodes[slot] for kind in ("rollout", "learner") for slot in range(count)}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("bundles", "offload"), [(1, False), (2, True)])
 def test_actor_and_worker_share_a_bundle_and_the_run_has_the_bits_of_one_process(
     nodes: Any, separate: str, tiny_config: Config, tmp_path: Path, bundles: int, *, offload: bool
@@ -104,6 +105,7 @@ def test_actor_and_worker_share_a_bundle_and_the_run_has_the_bits_of_one_process
     wait_until(lambda: not groups(CREATED), why="the bundles are not given back")
 
 
+@pytest.mark.whole
 def test_killed_actors_come_back_in_their_bundle(nodes: Any, tiny_config: Config) -> None:
     async def scenario(fleet: RayFleet) -> None:
         await fleet.start()

@@ -189,6 +189,7 @@ def test_a_group_gives_the_bits_of_one_learner_while_its_size_changes(tiny_confi
     run(scenario())
 
 
+@pytest.mark.whole
 def test_a_group_repeats_its_bits_after_a_worker_raised_died_or_hung(tiny_config: Config, tmp_path: Path) -> None:
     reference, handles = Reference(config := config_of(tiny_config, 2, heartbeat_s=5)), Handles()
 
@@ -230,6 +231,7 @@ def with_a_broken_shard(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
     return [replace(groups[0], shards=(first, broken)), *groups[1:]]
 
 
+@pytest.mark.whole
 def test_six_iterations_have_the_same_bits_while_the_size_changes_and_a_worker_dies(tiny_config: Config) -> None:
     """float16, whose loss scale is state too, with groups of the adapter before."""
     model = tiny_config().model.model_dump() | {"dtype": "float16"}

@@ -62,7 +62,7 @@ def flowcredit(
     )
 
 
-@pytest.mark.parametrize("where", ["--local", pytest.param("--no-page", marks=pytest.mark.ray)])
+@pytest.mark.parametrize("where", ["--local", pytest.param("--no-page", marks=[pytest.mark.ray, pytest.mark.whole])])
 def test_a_run_uses_our_packages_and_the_user_s_scorer_beside_folders_of_the_same_names(
     folder: Path, where: str
 ) -> None:

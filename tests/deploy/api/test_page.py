@@ -358,6 +358,7 @@ def test_every_control_has_a_name_and_can_be_reached_by_keyboard(page):
     wait_for(page, lambda: "step 0" in text(page, "#heat output"))
 
 
+@pytest.mark.whole
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_the_page_of_a_real_run_scales_and_stops_it(browser, tiny_sd3, tmp_path):

@@ -489,6 +489,7 @@ def test_a_resumed_run_counts_its_lines_on(config, tmp_path):
     run.close()
 
 
+@pytest.mark.whole
 @pytest.mark.ray
 def test_a_run_whose_pools_and_learner_are_scaled_ends_in_the_weights_of_one_that_never_was(config, tmp_path):
     import ray

@@ -140,7 +140,7 @@ def test_finished_run_is_not_run_again(local_run):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(("actors", "workers"), [(1, 4), (2, 2)])
+@pytest.mark.parametrize(("actors", "workers"), [pytest.param(1, 4, marks=pytest.mark.whole), (2, 2)])
 def test_run_on_ray_gives_the_same_bits_with_any_number_of_actors_and_workers(local_run, tmp_path, actors, workers):
     finish(start(tmp_path / "run", f"cluster.rollout_actors={actors}", f"cluster.learner.workers={workers}"))
     for name in (FILE_NAME, OPTIMIZER):
@@ -191,6 +191,7 @@ def test_plain_diffusers_pipeline_with_the_lora_draws_the_policys_images(local_r
     np.testing.assert_array_equal(ours, (theirs * 255).round().astype(np.uint8))
 
 
+@pytest.mark.whole
 @pytest.mark.ray
 def test_a_forward_method_gives_the_same_bits_on_ray_and_in_one_process_and_after_a_stop(tmp_path):
     """Its rollouts use `old`, its evaluations the trained adapter: both reach every rollout actor."""
