@@ -17,8 +17,8 @@ from protocol.config.run import RunConfig
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """For `-n 2 --dist loadgroup`: one worker runs the tests with a Ray cluster, the other the rest, file by file.
 
-    Many of them have deadlines, which two clusters side by side would miss. Tests of whole runs wait for far longer, and
-    so run two at a time.
+    Many of them have deadlines, which two clusters side by side would miss. Tests of whole runs wait for far longer,
+    and so run two at a time.
     """
     for item in items:
         has_deadlines = item.get_closest_marker("ray") and not item.get_closest_marker("whole")

@@ -173,7 +173,7 @@ class RewardQueue:
         return taken
 
     def _put_back(self, parts: Sequence[Waiting]) -> None:
-        """Let the pieces of a call wait again whose actor was lost before its turn."""
+        """Let the pieces of a call wait again whose actor failed before its turn."""
         self._pending.extendleft(reversed(parts))
 
     def _give_up(self, reason: str) -> None:
