@@ -301,7 +301,7 @@ def open_run_folder(path: Path, config: RunConfig, *, fork: Fork | None = None, 
     folder = RunFolder(path, config, fork)
     with folder.writing():
         is_run = (path / CONFIG).exists()
-        if not is_run and path.exists() and {each.name for each in path.iterdir()} - {LEASE}:
+        if not is_run and path.exists() and not all(map(_is_beginning, path.iterdir())):
             raise RunFolderError(f"run folder {path} must be new, empty or a run's own, got one with other files")
     if is_run:
         _require_same_config(path, config)
@@ -311,6 +311,13 @@ def open_run_folder(path: Path, config: RunConfig, *, fork: Fork | None = None, 
         folder.abandon()
         raise
     return folder
+
+
+def _is_beginning(path: Path) -> bool:
+    """Whether a run that was killed before its config was written leaves this file or folder."""
+    if path.name in (CHECKPOINTS, GALLERY, TRAJECTORIES):
+        return path.is_dir() and not any(path.iterdir())
+    return path.name in (LEASE, INPUTS) or path.name.endswith(".partial")
 
 
 def _log_to(path: Path) -> logging.Handler:

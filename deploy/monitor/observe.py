@@ -158,10 +158,10 @@ class Observed(Observer):
 
         self._tasks.append(asyncio.create_task(guarded()))
 
-    def _write_record(self, record: TrajectoryRecord) -> None:
+    async def _write_record(self, record: TrajectoryRecord) -> None:
         self.reporter.recorded_trajectories(record)
-        self._run.require_writer()
-        write_record(self._run.trajectories, record)
+        await asyncio.to_thread(self._run.require_writer)
+        await asyncio.to_thread(write_record, self._run.trajectories, record)
 
     def _is_done(self) -> bool:
         return self.reporter.status().iteration >= self._config.iterations

@@ -9,7 +9,7 @@ import asyncio
 import base64
 import io
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,11 +33,11 @@ FILES_KEPT = 20
 class TrajectoryRecorder(Observer):
     """Records the first members of an iteration's first group, beside the loop.
 
-    recorder = TrajectoryRecorder(config, ports, sink=reporter.recorded_trajectories)
+    recorder = TrajectoryRecorder(config, ports, sink=keep)
     await train(config, observer=recorder, ...)
     """
 
-    def __init__(self, config: RunConfig, ports: Ports, *, sink: Callable[[TrajectoryRecord], None]) -> None:
+    def __init__(self, config: RunConfig, ports: Ports, *, sink: Callable[[TrajectoryRecord], Awaitable[None]]) -> None:
         """
         Args:
             config: `status.trajectories` members every `status.trajectories_every` iterations.
@@ -91,7 +91,7 @@ class TrajectoryRecorder(Observer):
                 raise ContractError(f"the learner holds the credit of iteration {credit.adapter_version} by now")
             rollout = cast(RolloutHandle, shard.rollout)
             excerpt = await self._ports.rollouts.excerpt(rollout, images, members=self._settings.trajectories)
-            self._sink(await asyncio.to_thread(record_of, iteration + 1, excerpt, credit))
+            await self._sink(await asyncio.to_thread(record_of, iteration + 1, excerpt, credit))
         except Exception as error:  # noqa: BLE001  nothing that fails here may cost more than this record
             log.warning("the trajectories of iteration %d were not recorded: %s", iteration + 1, error)
 

@@ -15,11 +15,13 @@ import pytest
 
 from deploy.folder.run_folder import open_run_folder
 from deploy.tools.verify import ledger_faults
+from learner.checkpoint import checkpoint_folders
 from protocol.config.run import RunConfig
 from protocol.messages import Adapter, LearnerState, digest_of
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.chaos
-STEPS, KILLS = 2000, 50
+KILLS, STEPS_AFTER = 50, 20
 NAMES = [f"transformer.q{i}.lora_{x}.weight" for i in range(4) for x in "AB"]
 
 
@@ -41,13 +43,14 @@ def learned(state: LearnerState) -> LearnerState:
     return LearnerState(iteration=step, adapter=weights, optimizer=moments)
 
 
-def work(config: RunConfig, path: Path) -> None:
-    """One process: go on from the newest checkpoint to the end."""
+def work(config: RunConfig, path: Path, steps: int | None) -> None:
+    """One process: go on from the newest checkpoint, `steps` further or until it is killed."""
     run = open_run_folder(path, config)
     found = run.newest()
     state = found[0] if found else started()
     run.rewind(state.iteration if found else -1)
-    while state.iteration < STEPS:
+    end = None if steps is None else state.iteration + steps
+    while end is None or state.iteration < end:
         state = learned(state)
         index = 2.0 * (state.iteration - 1)
         run.append({"iteration": state.iteration, "ledger/first": index, "ledger/last": index + 1})
@@ -56,34 +59,37 @@ def work(config: RunConfig, path: Path) -> None:
     run.close()
 
 
+def written(run: Path) -> list[str]:
+    """The names of the checkpoints."""
+    return sorted(folder.name for folder in checkpoint_folders(run / "checkpoints"))
+
+
 def test_fifty_kills_around_checkpoints_change_nothing(tiny_config, tmp_path):
-    expected = started()
-    for _ in range(STEPS):
-        expected = learned(expected)
     numbers = random.Random(50)
     config = tiny_config(checkpoint={"every": 2, "keep": 3})
     context = multiprocessing.get_context("fork")
-    kills, path = 0, tmp_path / "run"
-    while True:
-        process = context.Process(target=work, args=(config, path))
+    path = tmp_path / "run"
+    for kill in range(KILLS + 1):
+        process = context.Process(target=work, args=(config, path, None if kill < KILLS else STEPS_AFTER))
         process.start()
-        if kills < KILLS:
-            time.sleep(numbers.uniform(0.02, 0.12))
-            if process.is_alive():
-                os.kill(process.pid, signal.SIGKILL)
-                kills += 1
+        if kill < KILLS:
+            if kill % 2 == 0:  # the others may be killed while they begin
+                before = written(path)
+                wait_until(lambda before=before: written(path) != before)
+            time.sleep(numbers.uniform(0.0, 0.1))
+            os.kill(process.pid, signal.SIGKILL)
         process.join(120)
-        if process.exitcode == 0:
-            break
-        assert process.exitcode == -signal.SIGKILL, "a resume failed by itself"
+        assert process.exitcode == (-signal.SIGKILL if kill < KILLS else 0), "a resume failed by itself"
     run = open_run_folder(path, config)
     found = run.newest()
     lines = run.lines()
     run.close()
     assert found is not None
-    assert found[0].iteration == STEPS
+    expected = started()
+    for _ in range(found[0].iteration):
+        expected = learned(expected)
+    assert expected.iteration >= KILLS + STEPS_AFTER, "every second process that was killed had written a checkpoint"
     assert found[0].adapter.digest == expected.adapter.digest
     assert digest_of(found[0].optimizer) == digest_of(expected.optimizer)
     assert ledger_faults(lines, config.group.per_iteration) == []
-    assert len(lines) == STEPS
-    assert kills == KILLS
+    assert len(lines) == expected.iteration

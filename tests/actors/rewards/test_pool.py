@@ -17,8 +17,9 @@ from actors.rewards import pool as reward_pool
 from actors.rewards.pool import RewardPools
 from protocol.errors import InputError, PromptError, RewardError
 from protocol.messages import Metadata, Prompt, Scores
+from protocol.sink import StatusSink
 from rewards.scores import partly
-from tests.support.runs.sinks import Silent
+from tests.support.runs.sinks import Silent, Told
 
 pytestmark = pytest.mark.ray
 NODES = NodeFailures(within_s=60)
@@ -78,9 +79,10 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def pools(tiny_config: Any, **reward: Any) -> RewardPools:
+def pools(tiny_config: Any, sink: StatusSink | None = None, **reward: Any) -> RewardPools:
     settings = {"scorer": f"{__name__}:Moody", "cpus": 0, "timeout_s": 20.0} | reward
-    return RewardPools(tiny_config(rewards={"moody": settings}, evaluation={"component": "reward"}), NODES, Silent())
+    config = tiny_config(rewards={"moody": settings}, evaluation={"component": "reward"})
+    return RewardPools(config, NODES, sink or Silent())
 
 
 def run(source: RewardPools, *requests: tuple[list[int], list[dict[str, Any]]]) -> list[Scores]:
@@ -122,7 +124,9 @@ def test_a_killed_a_hanging_and_a_failing_call_cost_tries_and_no_score(tiny_conf
 
 def test_what_stays_missing_is_masked_drops_its_group_or_ends_the_run(tiny_config: Any) -> None:
     request = ([1, 2], [{}, {"never": "blurred"}])
-    (kept,) = run(pools(tiny_config, tries=2), request)
+    told = Told()
+    (kept,) = run(pools(tiny_config, told, tries=2), request)
+    assert told.messages["ScoresComplete/moody"].endswith("has no score for 1 of 2 images; the first: blurred")
     assert kept.valid.tolist() == [True, False] and kept.reasons[1] == "blurred" and not kept.voids_group
     source = pools(tiny_config, on_failure="drop_group", tries=1)
     (dropped,) = run(source, request)
@@ -152,7 +156,7 @@ def test_a_paused_reward_says_why_and_goes_on_by_itself(tiny_config: Any, tmp_pa
         finally:
             source.pools["moody"].stop()
 
-    scores, reason = asyncio.run(asyncio.wait_for(scenario(), 60))
+    scores, reason = asyncio.run(asyncio.wait_for(scenario(), 300))
     assert scores.values.tolist() == [7, 7, 7]
     assert reason == "moody: ConnectionError: down"
     health = source.health()["moody"]
@@ -176,7 +180,7 @@ def test_what_a_working_scorer_cannot_judge_is_missing_and_pauses_nothing(tiny_c
         finally:
             source.pools["moody"].stop()
 
-    refused, others = asyncio.run(asyncio.wait_for(scenario(), 60))
+    refused, others = asyncio.run(asyncio.wait_for(scenario(), 300))
     assert not refused.valid.any() and set(refused.reasons) == {"not that"}
     assert all(scores.valid.all() for scores in others)
     health = source.health()["moody"]
@@ -213,7 +217,7 @@ def test_a_size_desired_while_a_paused_pool_is_made_anew_is_kept(tiny_config: An
         finally:
             source.pools["moody"].stop()
 
-    scores, desired = asyncio.run(asyncio.wait_for(scenario(), 60))
+    scores, desired = asyncio.run(asyncio.wait_for(scenario(), 300))
     assert scores.values.tolist() == [5]
     assert desired == 3
 
@@ -244,4 +248,4 @@ def test_a_runtime_environment_is_the_actors_own_and_checks_prompts_there(tiny_c
             source.pools["moody"].stop()
 
     assert "MOODY_HATES" not in os.environ
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), 300))

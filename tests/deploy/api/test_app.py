@@ -90,7 +90,7 @@ def api(board_url: str, living: None, serve: Serve) -> Iterator[str]:
 
 @pytest.fixture
 def client(api: str) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=api, timeout=20) as client:
+    with httpx2.Client(base_url=api, timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -246,17 +246,17 @@ def test_readiness_reads_no_run(tmp_path, serve):
     (run / "config.yaml").write_text("{}")
     os.mkfifo(run / "status.json")
     process, address = serve(str(tmp_path / "runs"))
-    assert httpx2.get(f"{address}/readyz", timeout=20).status_code == 200
+    assert httpx2.get(f"{address}/readyz", timeout=PATIENCE_S).status_code == 200
     process.kill()
-    process.wait(10)
+    process.wait(PATIENCE_S)
 
 
 def test_a_server_on_any_loopback_address_knows_itself(tmp_path, serve):
     process, address = serve(str(tmp_path), "--host", "127.0.0.2")
     assert address.startswith("http://127.0.0.2:")
-    assert httpx2.get(f"{address}/runs", timeout=20).json() == []
+    assert httpx2.get(f"{address}/runs", timeout=PATIENCE_S).json() == []
     process.terminate()
-    process.wait(10)
+    process.wait(PATIENCE_S)
 
 
 def test_a_desired_size_is_accepted_and_its_outcome_can_be_read(client, board_url):
@@ -331,7 +331,7 @@ def test_a_server_without_a_token_controls_nothing(board_url, living, serve):
     assert answer.status_code == 403
     assert "control needs a token" in answer.json()["detail"]
     process.terminate()
-    process.wait(10)
+    process.wait(PATIENCE_S)
 
 
 def test_a_server_that_others_can_reach_shows_nothing_without_the_token(board_url, living, tmp_path):
@@ -389,7 +389,7 @@ def test_the_last_known_status_is_shown_with_its_time_when_the_board_is_away(tmp
     answer = httpx2.get(f"{address}/runs/alive").json()
     assert answer["stale_since"] == pytest.approx(answer["updated"], abs=60)
     process.terminate()
-    process.wait(10)
+    process.wait(PATIENCE_S)
 
 
 def test_ctrl_c_ends_a_server_quietly(tmp_path, serve):
@@ -407,10 +407,10 @@ def test_a_server_goes_on_for_those_who_are_connected_when_it_is_asked_to(tmp_pa
         process.send_signal(signal.SIGTERM)
         assert client.get("/runs").json() == []
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) in (0, -signal.SIGTERM)
+        assert process.wait(PATIENCE_S) in (0, -signal.SIGTERM)
     process, _ = serve(str(tmp_path), "--linger", "3600")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) in (0, -signal.SIGTERM), "nobody is connected"
+    assert process.wait(PATIENCE_S) in (0, -signal.SIGTERM), "nobody is connected"
 
 
 def test_schemathesis_finds_no_unexpected_answer(api):
@@ -435,7 +435,7 @@ def test_schemathesis_finds_no_unexpected_answer(api):
         )
         @given(case=found.as_strategy())
         def probe(case):
-            case.call_and_validate(headers=AUTHORISED, timeout=20)
+            case.call_and_validate(headers=AUTHORISED, timeout=PATIENCE_S)
 
         probe()
     assert {"/runs", "/runs/{run}", "/runs/{run}/actors/{pool}", "/runs/{run}/commands", "/metrics"} <= seen

@@ -183,25 +183,26 @@ def test_connections_to_boards_of_folders_that_are_gone_are_closed(make, tmp_pat
     server.start()
 
     async def connections() -> int:
-        source, client = FolderSource(tmp_path / "runs"), Redis.from_url(server.url)
-        await until_it_answers(Board(server.url))
-        before = len(await client.client_list())
+        source, board, client = FolderSource(tmp_path / "runs"), Board(server.url), Redis.from_url(server.url)
+        await until_it_answers(board)
+        await board.close()
+
+        async def is_alone() -> bool:
+            return len(await client.client_list()) == 1
+
+        await until(is_alone)  # the server sees it a moment later
         (folder / "board.url").write_text(server.url)
         await source.runs()
         live = len(await client.client_list())
         folder.rename(tmp_path / "elsewhere")
         await source.runs()
-
-        async def is_closed() -> bool:
-            return len(await client.client_list()) == before
-
-        await until(is_closed)  # the server sees it a moment later
+        await until(is_alone)
         await source.close()
         await client.aclose()
-        return live - before
+        return live
 
     try:
-        assert asyncio.run(connections()) == 1
+        assert asyncio.run(connections()) == 2
     finally:
         server.stop()
 

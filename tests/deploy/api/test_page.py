@@ -109,7 +109,7 @@ class Server:
 
     def stop(self) -> None:
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

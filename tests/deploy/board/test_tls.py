@@ -14,9 +14,9 @@ from deploy.board.board import Board
 from protocol.config.run import RunConfig
 from protocol.errors import BoardError, ConfigError
 from tests.support.paths import ROOT
-from tests.support.runs.watched import REDNESS, go, left_behind
+from tests.support.runs.watched import REDNESS, Scene, go, left_behind
 from tests.support.services.boards import PASSWORD, redis_over_tls
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,16 @@ def test_a_run_its_server_and_the_command_line_meet_on_a_board_over_tls(
     url, tiny_config: Callable[..., RunConfig], serve, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("FLOWCREDIT_BOARD", url)
-    go(tiny_config(iterations=3, rewards=REDNESS, status={"heartbeat_s": 0.05}), tmp_path / "secured", slow_s=0.2)
+
+    async def meets(scene: Scene) -> None:
+        def is_connected() -> bool:
+            held = {condition.type: condition.status for condition in scene.observed.reporter.status().conditions}
+            return held["BoardConnected"] == "True"
+
+        await until(is_connected)
+
+    config = tiny_config(iterations=3, rewards=REDNESS, status={"heartbeat_s": 0.05})
+    go(config, tmp_path / "secured", beside=meets)
     held = {condition.type: condition.status for condition in left_behind(tmp_path / "secured").conditions}
     assert held["BoardConnected"] == "True"
     written = [path for path in (tmp_path / "secured").rglob("*") if path.is_file()]
@@ -88,7 +97,7 @@ def test_a_run_its_server_and_the_command_line_meet_on_a_board_over_tls(
     assert (answer["phase"], answer["iteration"]) == ("finished", 3)
     assert len(httpx2.get(f"{address}/runs/secured/metrics").json()) == 5
     process.terminate()
-    process.wait(10)
+    process.wait(PATIENCE_S)
 
     def status(board: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "deploy", "status", str(tmp_path / "secured")]

@@ -149,6 +149,16 @@ def test_a_process_that_took_over_fences_this_one_out(folder):
     assert folder.lines() == []
 
 
+def test_a_run_that_was_killed_while_its_folder_was_made_begins_again(tmp_path, tiny_config):
+    for name in ("checkpoints", "gallery", "trajectories"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+    open_run_folder(tmp_path / "run", tiny_config()).close()
+    (tmp_path / "other" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "other" / "checkpoints" / "mine").touch()
+    with pytest.raises(RunFolderError, match="must be new, empty or a run's own, got one with other files"):
+        open_run_folder(tmp_path / "other", tiny_config())
+
+
 def test_the_checkpoint_with_the_best_held_out_score_stays(tmp_path, tiny_config):
     folder = open_run_folder(tmp_path / "best", tiny_config(checkpoint={"keep": 1}))
     for step, score in ((1, 0.5), (2, 0.9), (3, None), (4, 0.9), (5, 0.7)):

@@ -13,7 +13,7 @@ from deploy.monitor.reporter import Reporter
 from protocol.commands import MAX_ACTORS, Command, new_command
 from protocol.errors import PoolError
 from protocol.status import PoolStatus
-from tests.support.runs.sinks import Silent
+from tests.support.runs.sinks import Silent, Told
 
 
 class OnePool:
@@ -36,16 +36,6 @@ class OnePool:
 
     def shortage(self, pool: str) -> str:
         return self._shortage
-
-
-class Told(Silent):
-    """A sink that keeps reasons by condition."""
-
-    def __init__(self) -> None:
-        self.reasons: dict[str, str] = {}
-
-    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002
-        self.reasons[type] = reason
 
 
 @pytest.mark.parametrize(

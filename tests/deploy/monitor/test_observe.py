@@ -129,10 +129,9 @@ def test_pause_checkpoint_resume_and_stop_have_outcomes_and_change_no_weights(co
     assert [(command["kind"], command["state"]) for command in commands] == [("stop", "done")]
 
 
-def test_the_heartbeat_goes_on_while_a_slow_disk_takes_a_checkpoint_and_a_gallery(config, tmp_path, monkeypatch):
+def test_the_heartbeat_goes_on_while_a_slow_disk_takes_checkpoints_galleries_and_records(config, tmp_path, monkeypatch):
     """A disk that takes a file only when readers of the board have seen two more statuses since."""
-    plain = go(config(checkpoint={"every": 1}), tmp_path / "plain")
-    seen: dict[str, list[bool]] = {"checkpoints": [], "gallery": []}
+    seen: dict[str, list[bool]] = {"checkpoints": [], "gallery": [], "trajectories": []}
     url = ""
 
     def heard() -> str:
@@ -164,11 +163,14 @@ def test_the_heartbeat_goes_on_while_a_slow_disk_takes_a_checkpoint_and_a_galler
         await until(lambda: reaches(board))
         await board.close()
         url = board.url
+        await until(lambda: all(len(each) == 2 for each in seen.values()))
+        scene.stop.set()
 
-    slowly = config(checkpoint={"every": 1}, evaluation={"every": 1})
-    ended = go(slowly, tmp_path / "slow", beside=look, slow_s=0.1)
-    assert ended == plain
-    assert seen == {"checkpoints": [True, True], "gallery": [True, True]}
+    slowly = config(iterations=5000, checkpoint={"every": 1}, evaluation={"every": 1})
+    ended = go(slowly, tmp_path / "slow", beside=look)
+    monkeypatch.undo()
+    assert ended == go(config(iterations=left_behind(tmp_path / "slow").iteration), tmp_path / "plain")
+    assert seen == {kind: [True, True] for kind in seen}
     events = [json.loads(line)["iteration"] for line in (tmp_path / "slow" / "metrics.jsonl").read_text().splitlines()]
     assert events == sorted(events)
 
@@ -368,7 +370,7 @@ def test_redis_killed_for_a_while_leaves_the_weights_and_no_gap(config, tmp_path
         first.wait()
         before = scene.observed.reporter.status().iteration
         await asyncio.sleep(OUTAGE_S)
-        assert scene.observed.reporter.status().iteration > before
+        await until(lambda: comes_to(scene, before + 1))
         redis()
         board = Board(f"unix://{tmp_path / 'r.sock'}")
 
@@ -382,7 +384,7 @@ def test_redis_killed_for_a_while_leaves_the_weights_and_no_gap(config, tmp_path
         await board.close()
 
     pace_s = OUTAGE_S / 6
-    assert go(config(iterations=12), tmp_path / "run", beside=outage, slow_s=pace_s) == plain
+    assert go(config(iterations=12), tmp_path / "run", beside=outage, slow_s=pace_s, waits=False) == plain
     assert board_holds == list(range(1, 15))
 
 
@@ -402,7 +404,14 @@ def test_a_driver_that_another_took_over_on_the_board_stops_and_writes_nothing_m
         async def is_held() -> bool:
             return not lease.trouble
 
+        async def is_filed() -> bool:
+            path = run.path / "status.json"
+            return path.exists() and json.loads(path.read_text())["status"]["is_pause_requested"]
+
         await until(is_held)
+        scene.observed.control.take(pause := new_command("pause"))  # no file is being written while they are read
+        await scene.outcome(pause.id)
+        await until(is_filed)
         board = Board(f"unix://{tmp_path / 'r.sock'}")
         theirs = {"host": "elsewhere", "pid": 7, "folder": "another", "id": "x"}
         Redis.from_url(f"unix://{tmp_path / 'r.sock'}").set(lease.fence.key, json.dumps(theirs))
@@ -410,12 +419,12 @@ def test_a_driver_that_another_took_over_on_the_board_stops_and_writes_nothing_m
         lease.renew()
         names = ("metrics.jsonl", "events.jsonl", "status.json")
         left.update({name: (run.path / name).read_bytes() for name in names if (run.path / name).exists()})
-        await asyncio.wait_for(scene.stop.wait(), 20)
+        await asyncio.wait_for(scene.stop.wait(), PATIENCE_S)
         taken.extend((before, await board.status("run")))  # `silent_s` is measured at each reading
         await board.close()
 
     with pytest.raises(LeaseLostError, match="run 'run' was taken over by process 7 on elsewhere"):
-        go(config(iterations=500), tmp_path / "run", beside=take_over, slow_s=0.1)
+        go(config(iterations=500, checkpoint={"every": 1000}), tmp_path / "run", beside=take_over, slow_s=0.1)
     assert taken[0] and taken[1]
     kept = [status.model_dump(exclude={"silent_s"}) for status in taken if status]
     assert kept[0] == kept[1], "nothing was published over the new owner"
@@ -455,6 +464,7 @@ def test_a_lease_that_waits_for_its_board_is_a_condition(config, tmp_path, redis
 def test_iterations_that_a_failed_learner_costs_are_shown_again_from_the_checkpoint_on(config, tmp_path):
     async def lose(scene: Scene) -> None:
         await until(lambda: comes_to(scene, 3))
+        await scene.outcome(await scene.ask("pause"))  # no further line comes meanwhile
         board = Board((scene.run.path / BOARD_URL).read_text())
 
         async def holds(count: int) -> bool:
@@ -471,7 +481,7 @@ def test_iterations_that_a_failed_learner_costs_are_shown_again_from_the_checkpo
         await board.close()
         scene.stop.set()
 
-    go(config(iterations=50), tmp_path / "run", beside=lose, slow_s=0.4)
+    go(config(iterations=50), tmp_path / "run", beside=lose)
 
 
 def test_a_resumed_run_counts_its_lines_on(config, tmp_path):

@@ -35,7 +35,7 @@ class Said:
 
 def serves(address: str) -> bool:
     try:
-        with urllib.request.urlopen(address, timeout=5) as answer:
+        with urllib.request.urlopen(address, timeout=30) as answer:
             return answer.status == 200
     except (urllib.error.URLError, OSError):
         return False
@@ -109,7 +109,7 @@ def test_the_page_of_a_run_on_a_shared_board_is_the_board_s(tiny_config, tmp_pat
                 data=b'{"command": "stop"}',
                 headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
             )
-            with await asyncio.to_thread(urllib.request.urlopen, request, timeout=10) as answer:
+            with await asyncio.to_thread(urllib.request.urlopen, request, timeout=60) as answer:
                 assert answer.status == 202
             await stop.wait()
             return address

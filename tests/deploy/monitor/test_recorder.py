@@ -55,9 +55,12 @@ def test_a_recording_that_fails_is_a_warning(
 ) -> None:
     records: list[Any] = []
 
+    async def keep(record: Any) -> None:
+        records.append(record)
+
     async def scene() -> int | None:
         ports = Ports(rollouts=None, rewards=None, learner=learner, adapters=None)  # type: ignore[arg-type]
-        recorder = TrajectoryRecorder(tiny_config(), ports, sink=records.append)
+        recorder = TrajectoryRecorder(tiny_config(), ports, sink=keep)
         shard = ScoredShard(rollout=None, facts=None, scores=judged([1.0]))  # type: ignore[arg-type]
         recorder.rolled_out(REQUEST, np.zeros((1, 2, 2, 3), np.uint8))  # type: ignore[arg-type]
         recorder.learned(0, [ScoredGroup(prompt=PROMPT, shards=(shard,))])
@@ -75,9 +78,12 @@ def test_a_learner_that_never_answers_delays_neither_an_iteration_nor_the_end(
 ) -> None:
     records: list[Any] = []
 
+    async def keep(record: Any) -> None:
+        records.append(record)
+
     async def scene() -> None:
         ports = Ports(rollouts=None, rewards=None, learner=Silent(), adapters=None)  # type: ignore[arg-type]
-        recorder = TrajectoryRecorder(tiny_config(), ports, sink=records.append)
+        recorder = TrajectoryRecorder(tiny_config(), ports, sink=keep)
         shard = ScoredShard(rollout=None, facts=None, scores=judged([1.0]))  # type: ignore[arg-type]
         for iteration in range(3):
             request = replace(REQUEST, iteration=iteration)

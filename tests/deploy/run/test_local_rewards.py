@@ -10,7 +10,9 @@ import pytest
 from deploy.run.local import LocalFleet
 from protocol.errors import PromptError, RewardError
 from protocol.messages import Metadata, Prompt, Scores
+from protocol.sink import StatusSink
 from rewards.scores import partly
+from tests.support.runs.sinks import Told
 
 IMAGES = np.stack([np.full((4, 4, 3), level, np.uint8) for level in (10, 20, 30)])
 
@@ -34,9 +36,9 @@ class Level:
         return partly(levels, ["lost" if level == self._lacking else "" for level in levels])
 
 
-def fleet_of(tiny_config: Any, **rewards: dict[str, Any]) -> LocalFleet:
+def fleet_of(tiny_config: Any, sink: StatusSink | None = None, **rewards: dict[str, Any]) -> LocalFleet:
     held = {name: {"scorer": f"{__name__}:Level"} | reward for name, reward in rewards.items()}
-    return LocalFleet(tiny_config(rewards=held, evaluation={"component": "reward"}))
+    return LocalFleet(tiny_config(rewards=held, evaluation={"component": "reward"}), sink)
 
 
 def asked(fleet: LocalFleet, method: str) -> Scores:
@@ -57,6 +59,12 @@ def test_a_scorer_that_evaluates_is_asked_at_evaluations_only(tiny_config: Any) 
     shown = asked(fleet_of(tiny_config, **rewards), "score_for_evaluation")
     assert shown.values.tolist() == [20, 40, 60] and shown.valid.all()
     np.testing.assert_array_equal(shown.components["watched"], np.array([10, np.nan, 30], np.float32))
+
+
+def test_missing_scores_are_told_with_their_first_reason(tiny_config: Any) -> None:
+    told = Told()
+    asked(fleet_of(tiny_config, told, a={"args": {"lacking": 20}}), "score_for_training")
+    assert told.messages == {"ScoresComplete/a": "reward a has no score for 1 of 3 images; the first: lost"}
 
 
 @pytest.mark.parametrize("policy", ["fail", "pause"])

@@ -92,7 +92,7 @@ def test_missing_scores_are_counted_and_left_out_of_the_means(tiny_config: Confi
 
 
 def test_a_tag_without_any_score_stops_the_evaluation(tiny_config: Config) -> None:
-    with pytest.raises(ContractError, match="'counting'"):
+    with pytest.raises(ContractError, match="'counting'; the first: blurred"):
         assess(tiny_config(), scorer=ReadingScorer(missing=(48, 49)))
 
 

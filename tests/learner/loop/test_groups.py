@@ -91,7 +91,7 @@ def test_slow_rewards_hold_shards_back_before_they_are_requested(tiny_config: Co
         async with groups.stream(0) as stream:
             return len(await stream.take(6))
 
-    assert asyncio.run(asyncio.wait_for(scene(), 20)) == 6
+    assert asyncio.run(asyncio.wait_for(scene(), 120)) == 6
     assert (workshop.shards, workshop.waiting, workshop.asked_while_full) == (12, 0, 0)
     assert images <= workshop.most_waiting <= 20 + images
 
@@ -123,7 +123,7 @@ def test_as_many_shards_as_there_are_rollout_actors_are_requested_whatever_the_q
         async with groups.stream(0) as stream:
             return len(await stream.take(6))
 
-    assert asyncio.run(asyncio.wait_for(scene(), 20)) == 6
+    assert asyncio.run(asyncio.wait_for(scene(), 120)) == 6
 
 
 def test_a_shard_larger_than_the_queue_is_rolled_out_alone(tiny_config: Config) -> None:
@@ -138,7 +138,7 @@ def test_a_shard_larger_than_the_queue_is_rolled_out_alone(tiny_config: Config) 
         async with groups.stream(0) as stream:
             await stream.take(2)
 
-    asyncio.run(asyncio.wait_for(scene(), 20))
+    asyncio.run(asyncio.wait_for(scene(), 120))
     assert (workshop.shards, workshop.most_waiting) == (4, 8)
 
 

@@ -17,7 +17,7 @@ def group(index: int) -> ScoredGroup:
 
 def run(scene: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        await asyncio.wait_for(scene(), timeout=20)
+        await asyncio.wait_for(scene(), timeout=120)
 
     asyncio.run(bounded())
 

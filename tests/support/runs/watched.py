@@ -78,9 +78,14 @@ def go(
     beside: Callable[[Scene], Awaitable[None]] | None = None,
     slow_s: float = 0.0,
     fails_at: int = 0,
+    waits: bool = True,
     make_fleet: Callable[[RunConfig, StatusSink], Fleet] = lambda config, sink: LocalFleet(config),
 ) -> str:
-    """One run in this process; `beside` goes on while it does. Returns the digest of the last weights."""
+    """One run in this process; `beside` goes on while it does. Returns the digest of the last weights.
+
+    However fast its iterations are, the run does not begin its last one before `beside` has ended, unless `waits` is
+    False; commands reach it meanwhile.
+    """
 
     async def scenario() -> str:
         run = open_run_folder(folder, config)
@@ -100,6 +105,12 @@ def go(
                     if fails_at and observed.reporter.status().iteration >= fails_at:
                         raise NonFiniteError("the loss must be finite, got NaN")
                     await observed.control.rest(save)
+                    while waits and watching and not watching.done() and not stop.is_set() and is_last():
+                        await asyncio.sleep(0.01)
+                        await observed.control.rest(save)
+
+                def is_last() -> bool:
+                    return observed.reporter.status().iteration == config.iterations - 1
 
                 await train(
                     config,

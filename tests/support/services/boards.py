@@ -30,8 +30,8 @@ def board_of(kind: str, folder: Path) -> Iterator[str]:
     words = [program, "--port", "0", "--unixsocket", str(socket), "--requirepass", PASSWORD, "--save", ""]
     process = subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL)
     yield f"unix://:{PASSWORD}@{socket}"
-    process.terminate()
-    process.wait(10)
+    process.kill()
+    process.wait()
 
 
 @contextmanager

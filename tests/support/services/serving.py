@@ -29,7 +29,7 @@ def start_server(where: str, *words: str, token: str | None = TOKEN, port: int |
     if token:
         environment["FLOWCREDIT_TOKEN"] = token
     process = subprocess.Popen(
-        [sys.executable, "-m", "deploy", "serve", where, "--port", str(port or free_port()), *words],
+        [sys.executable, "-m", "deploy", "serve", where, "--port", str(port or 0), *words],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
