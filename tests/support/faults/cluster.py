@@ -30,8 +30,12 @@ from tests.support.wheel import unpack_wheel
 
 PASSWORD, TOKEN = "word-of-the-board", "token-of-the-status-api"
 RAY, JOBS, REDIS, API = 6379, 8265, 6390, 8400
-VARIABLES = BUSY | {"RAY_AUTH_MODE": "token", "RAY_LD_PRELOAD_ON_WORKERS": "1"}
-"""Of all machines. Without the last one Ray's workers would have the right clock."""
+VARIABLES = BUSY | {
+    "RAY_AUTH_MODE": "token",
+    "RAY_LD_PRELOAD_ON_WORKERS": "1",  # otherwise they would have the right clock
+    "RAY_prestart_worker_first_driver": "0",  # workers without a job's environment, which no job takes
+}
+"""Of all machines."""
 LINK = "50mbit"
 """The first node's."""
 CLOCKS_S = (-60, 60)

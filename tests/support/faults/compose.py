@@ -26,9 +26,8 @@ class Services:
     """The services; made, they are starting."""
 
     def __init__(self, lab: Lab, secrets: Mapping[str, str]) -> None:
-        values = {"TAG": "latest", **secrets}
-        text = re.sub(r"\$\{(\w+)[^}]*\}", lambda found: values[found[1]], (ROOT / "compose.yaml").read_text())
-        self._services: dict[str, Any] = yaml.safe_load(text)["services"]
+        compose = yaml.safe_load((ROOT / "compose.yaml").read_text())
+        self._services: dict[str, Any] = _filled(compose["services"], {"TAG": "latest", **secrets})
         self.machines: dict[str, Machine] = dict(zip(self._services, lab.machines, strict=True))
         unpack_wheel(lab.store / "flowcredit")
         for name, machine in self.machines.items():
@@ -54,6 +53,15 @@ class Services:
         check = self.start(name, *(words if kind == "CMD" else ["bash", "-c", *words]))
         check.communicate(timeout=120)
         return check.returncode == 0
+
+
+def _filled(node: Any, values: Mapping[str, str]) -> Any:
+    """Put values in the places of the variables, after the file is parsed, as Compose does."""
+    if isinstance(node, dict):
+        return {key: _filled(value, values) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_filled(each, values) for each in node]
+    return re.sub(r"\$\{(\w+)[^}]*\}", lambda found: values[found[1]], node) if isinstance(node, str) else node
 
 
 def _check_of_the_image() -> Sequence[str]:
