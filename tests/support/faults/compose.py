@@ -56,7 +56,7 @@ class Services:
 
 
 def _filled(node: Any, values: Mapping[str, str]) -> Any:
-    """Put values in the places of the variables, after the file is parsed, as Compose does."""
+    """Replace variables by their values after the file is parsed, as Compose does."""
     if isinstance(node, dict):
         return {key: _filled(value, values) for key, value in node.items()}
     if isinstance(node, list):
