@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, computed_field, field_validator
+
+from protocol.health import sentence_of
 
 SCHEMA = 1
 """Version of the documents of this file."""
@@ -111,6 +113,8 @@ class Rewards(Document):
     """Mean of the newest iteration."""
     trend: float | None = None
     """Change over 10 iterations: least-squares slope of the newest 20, times 10; none before 10 have a reward."""
+    trend_error: float | None = None
+    """Standard error of `trend`: a trend within two of them may be chance."""
     components: dict[str, float | None] = {}
     """Each further reading of the newest iteration, by name."""
     heldout: float | None = None
@@ -206,6 +210,12 @@ class RunStatus(Document):
     lines: int = 0
     """Lines of the metric stream so far."""
 
+    @computed_field
+    @property
+    def health(self) -> str:
+        """How the run goes, and what would make it faster, in one sentence for people who see it for the first time."""
+        return sentence_of(self)
+
     @field_validator("schema_version")
     @classmethod
     def _is_known(cls, version: int) -> int:
@@ -265,6 +275,9 @@ class RunSummary(Document):
     updated: float
     stale_since: float | None = None
     reward: float | None = None
+    heldout: float | None = None
+    heldout_first: float | None = None
+    health: str = ""
 
 
 def run_id_of(name: str) -> str:
@@ -275,8 +288,10 @@ def run_id_of(name: str) -> str:
 
 def summary_of(status: RunStatus) -> RunSummary:
     """Summarise a run for the list of runs."""
-    facts: dict[str, Any] = {name: getattr(status, name) for name in RunSummary.model_fields if name != "reward"}
-    return RunSummary(**facts, reward=status.rewards.now)
+    rewards = status.rewards
+    facts = {"reward": rewards.now, "heldout": rewards.heldout, "heldout_first": rewards.heldout_first}
+    own: dict[str, Any] = {name: getattr(status, name) for name in RunSummary.model_fields if name not in facts}
+    return RunSummary(**own, **facts)
 
 
 class Pulse:

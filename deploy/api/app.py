@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict
 
 from deploy.api.auth import Access
 from deploy.api.cache import StatusCache
+from deploy.api.history.curves import is_wanted
+from deploy.api.history.routes import History, history
 from deploy.api.middleware import Guard
 from deploy.api.problems import Problem, add_problem_handlers, documented
 from deploy.api.prometheus import CONTENT_TYPE, exposition
@@ -91,10 +93,12 @@ def make_app(source: Source, access: Access) -> FastAPI:
         description="The status of training runs, and commands to them.",
     )
     app.state.source, app.state.cache, app.state.streams = source, StatusCache(source), 0
+    app.state.history = History(source)
     add_problem_handlers(app)
     app.add_middleware(Guard, max_body_bytes=BODY_BYTES, hosts=access.hosts)
     app.include_router(_open)
     app.include_router(_reading, dependencies=access.to_read)
+    app.include_router(history, dependencies=access.to_read)
     app.include_router(_control, dependencies=access.to_control)
     return app
 
@@ -158,11 +162,11 @@ async def metrics(
     lines: list[MetricLine] = await request.app.state.source.lines(run, since=since, limit=limit)
     if names is None:
         return lines
-    wanted = tuple(name.strip() for name in names.split(","))
+    wanted = [name.strip() for name in names.split(",")]
     return [
         MetricLine(
             seq=line.seq,
-            values={k: v for k, v in line.values.items() if k == "iteration" or k in wanted or _begins(k, wanted)},
+            values={k: v for k, v in line.values.items() if k == "iteration" or is_wanted(k, wanted)},
         )
         for line in lines
     ]
@@ -288,7 +292,3 @@ async def _record(request: Request, run: str, iteration: int) -> TrajectoryRecor
             404, "no trajectories were recorded at this iteration; `trajectories` of the run lists those that were"
         )
     return found
-
-
-def _begins(name: str, wanted: tuple[str, ...]) -> bool:
-    return any(prefix.endswith("/") and name.startswith(prefix) for prefix in wanted)

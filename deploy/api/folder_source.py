@@ -111,6 +111,11 @@ class FolderSource:
         file = await asyncio.to_thread(self._file, found)
         return [event for event in file.events if event.number > since][:limit] if file else []
 
+    async def folder(self, run: str) -> Path | None:
+        """Return the run's folder."""
+        found = (await self._scan()).get(run)
+        return found.path if found else None
+
     async def record(self, run: str, iteration: int) -> TrajectoryRecord | None:
         """Return the trajectories recorded at an iteration."""
         from deploy.monitor.trajectories import read_record

@@ -50,6 +50,10 @@ class Source(Protocol):
         """
         ...
 
+    async def folder(self, run: str) -> Path | None:
+        """Return the run's folder; None if there is none, or if only a board is read."""
+        ...
+
     async def record(self, run: str, iteration: int) -> TrajectoryRecord | None:
         """Return the trajectories recorded at an iteration."""
         ...

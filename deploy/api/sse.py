@@ -22,6 +22,7 @@ class Position(BaseModel):
     since: int = Field(0, ge=0, le=10**12, description="Return only metric lines after this number.")
     since_event: int = Field(0, ge=0, le=10**12, description="Return only events after this number.")
     session: str = Field("", max_length=100, description="Process of the run that these numbers belong to.")
+    has_metrics: bool = Field(default=True, description="Send metric lines too.")
     once: bool = Field(default=False, description="End the answer after what there is now.")
 
 
@@ -55,7 +56,11 @@ async def event_stream(
             last = text
             yield ServerSentEvent(event="status", raw_data=text.decode())
         try:
-            lines = await source.lines(run, since=since, limit=LINES_AT_ONCE) if status.lines > since else []
+            lines = (
+                await source.lines(run, since=since, limit=LINES_AT_ONCE)
+                if position.has_metrics and status.lines > since
+                else []
+            )
             events = await source.events(run, since=since_event, limit=EVENTS_AT_ONCE)
         except BoardError:
             lines, events = [], []

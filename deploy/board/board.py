@@ -273,6 +273,10 @@ class Board:
         """Events with a number above `since`, oldest first."""
         return await self._stream(run, "events", Event, since=since, limit=limit)
 
+    async def folder(self, run: str) -> Path | None:  # noqa: ARG002
+        """Return None: a board holds status, no files."""
+        return None
+
     async def record(self, run: str, iteration: int) -> TrajectoryRecord | None:
         """The trajectories recorded at an iteration."""
         with _answering(self.url):

@@ -33,10 +33,12 @@ def rewards_of(lines: Sequence[MetricLine]) -> Rewards:
     steps = [line.values for line in lines if is_iteration(line)]
     evaluations = [line.values for line in lines if "evaluation/score" in line.values]
     newest: Values = steps[-1] if steps else {}
+    trend, error = _trend([values["reward/mean"] for values in steps[-TREND:]])
     skipped = {"reward/mean", "reward/group_std", "reward/missing"}
     return Rewards(
         now=newest.get("reward/mean"),
-        trend=_trend([values["reward/mean"] for values in steps[-TREND:]]),
+        trend=trend,
+        trend_error=error,
         components={
             k.removeprefix("reward/"): v for k, v in newest.items() if k.startswith("reward/") and k not in skipped
         },
@@ -110,11 +112,17 @@ def bottleneck_of(stages: Mapping[str, float], busy: Mapping[str, float]) -> Bot
     return Bottleneck(side=pool, share=share, message=f"generating and scoring {text}; busiest: {pool}")
 
 
-def _trend(rewards: Sequence[float | None]) -> float | None:
+def _trend(rewards: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Least-squares slope over 10 iterations, and its standard error."""
     points = [(index, value) for index, value in enumerate(rewards) if value is not None]
     if len(points) < 10:
-        return None
-    return 10 * linear_regression(*zip(*points, strict=True)).slope
+        return None, None
+    x, y = zip(*points, strict=True)
+    slope, intercept = linear_regression(x, y)
+    rest = sum((value - intercept - slope * index) ** 2 for index, value in points)
+    middle = sum(x) / len(x)
+    spread = sum((index - middle) ** 2 for index in x)
+    return 10 * slope, 10 * math.sqrt(rest / (len(points) - 2) / spread)
 
 
 def _finite(value: float | None) -> float | None:

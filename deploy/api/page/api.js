@@ -27,6 +27,15 @@ export async function ask(path) {
   return (await checked(await fetch(path, { headers: headers(), cache: "no-store" }))).json();
 }
 
+// Saves a file under the name that the server gives it.
+export async function download(path) {
+  const response = await checked(await fetch(path, { headers: headers(), cache: "no-store" }));
+  const name = response.headers.get("Content-Disposition")?.match(/filename="([^"]+)"/)?.[1] ?? "file";
+  const address = URL.createObjectURL(await response.blob());
+  Object.assign(document.createElement("a"), { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 60_000);
+}
+
 export async function order(method, path, body) {
   const request = { method, headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(body) };
   return (await checked(await fetch(path, request))).json();
@@ -56,8 +65,8 @@ async function listen(run, position, onEvent, onLink, signal) {
     signal.addEventListener("abort", end);
     const watchdog = setTimeout(end, ANSWER_MS);
     try {
-      const { session, since, sinceEvent } = position();
-      const held = new URLSearchParams({ once: true, session, since, since_event: sinceEvent });
+      const { session, sinceEvent } = position();
+      const held = new URLSearchParams({ once: true, has_metrics: false, session, since_event: sinceEvent });
       const path = `/runs/${encodeURIComponent(run)}/events?${held}`;
       const response = await checked(await fetch(path, { headers: headers(), signal: attempt.signal, cache: "no-store" }));
       for await (const [name, data] of events(response.body)) if (name && !signal.aborted) onEvent(name, data);

@@ -1,8 +1,13 @@
-// The page: it selects a run, keeps what it has received of it, and updates every panel from that.
+// The page: it selects a run and a view, keeps what it has received of the run, and updates every panel from that.
 
 import { Refused, ask, follow, order, token } from "/static/api.js";
-import { Heat, Lines } from "/static/charts.js";
+import { address, go } from "/static/choice.js";
+import { showConfig } from "/static/config.js";
+import { redraw, showCurves } from "/static/curves.js";
+import { drawEvents } from "/static/events.js";
+import { showImages } from "/static/images.js";
 import * as panels from "/static/panels.js";
+import { drawRuns, keepRuns } from "/static/runs.js";
 import { drawTrajectories, explanation } from "/static/trajectories.js";
 
 const $ = (id) => document.getElementById(id);
@@ -10,29 +15,23 @@ const ASK_MS = 1000; // between two questions for the news of a run
 const ASK_OVER_MS = 5000; // of a run that has ended or is silent
 const RUNS_EVERY_MS = 5000;
 const OUTCOMES_SHOWN = 5;
-
-const charts = {
-  reward: new Lines($("reward-chart"), 250, "Reward over iterations"),
-  kl: new Lines($("kl-chart"), 130, "Clip fraction and KL over iterations"),
-  grad: new Lines($("grad-chart"), 130, "Gradient norm over iterations"),
-  heat: new Heat($("heat")),
-};
+const EVENTS_KEPT = 1000;
+const SECTIONS = { overview: "overview", curves: "curves", images: "images", runs: "runs-view", config: "config", events: "events-view" };
 
 let view = null; // the run that is shown and what was received of it
+let listed = []; // all runs
+let compared = { key: "", configs: null }; // what differs between the run and those beside it
 
 function show(run) {
   if (view?.run === run) return;
   view?.end();
-  view = { run, status: null, session: null, lines: [], events: [], record: null, followsNewest: true, end: () => {} };
-  location.hash = new URLSearchParams({ run });
+  view = { run, status: null, session: null, events: [], record: null, followsNewest: true, end: () => {} };
   document.title = `${run} – flowcredit`;
-  drawMetrics();
-  panels.drawEvents($("events"), []);
+  drawEvents([]);
   $("trajectories").replaceChildren();
   const mine = view;
   const position = () => ({
     session: mine.session ?? "",
-    since: mine.lines.at(-1)?.seq ?? 0,
     sinceEvent: mine.events.at(-1)?.number ?? 0,
     pause: mine.status && panels.isOver(mine.status) ? ASK_OVER_MS : ASK_MS,
   });
@@ -41,18 +40,57 @@ function show(run) {
 
 function receive(name, data) {
   if (name === "status") {
-    if (view.session && view.session !== data.session) Object.assign(view, { lines: [], events: [], record: null });
+    if (view.session && view.session !== data.session) Object.assign(view, { events: [], record: null });
     view.session = data.session;
     view.status = data;
     drawStatus();
-  } else if (name === "metrics") {
-    const known = view.lines.at(-1)?.seq ?? 0;
-    view.lines.push(...data.filter((line) => line.seq > known));
-    drawMetrics();
+    drawView();
   } else if (name === "event") {
     view.events.push(data);
-    view.events.splice(0, view.events.length - 500);
-    panels.drawEvents($("events"), view.events);
+    view.events.splice(0, view.events.length - EVENTS_KEPT);
+    drawEvents(view.events);
+  }
+}
+
+// Views
+
+function route() {
+  const { run, view: wanted } = address();
+  for (const [name, id] of Object.entries(SECTIONS)) $(id).hidden = name !== wanted;
+  for (const button of document.querySelectorAll("[data-view]")) button.toggleAttribute("aria-current", button.dataset.view === wanted);
+  for (const button of document.querySelectorAll("[data-view][aria-current]")) button.setAttribute("aria-current", "page");
+  if (run && run !== view?.run) show(run);
+  else if (view?.status) drawView();
+  if (wanted === "runs") drawRuns();
+}
+
+// Draws what the view shows beyond the newest status. A stamp changes when a run has new lines.
+function drawView() {
+  const { view: wanted, others } = address();
+  const { run, status } = view;
+  const known = others.filter((other) => listed.some((one) => one.run === other));
+  const stampOf = (other) => JSON.stringify(listed.filter((one) => one.run === other).map((one) => [one.phase, one.iteration, one.heldout]));
+  const stamp = `${status.session} ${status.lines} ${status.phase}`;
+  if (wanted === "overview" || wanted === "curves") {
+    showCurves({ run, stamp, view: wanted, others: known.map((other) => ({ run: other, stamp: stampOf(other) })), configs: compared.configs });
+  }
+  if (wanted === "images") showImages(run, `${status.session} ${status.rewards.heldout_iteration}`);
+  if (wanted === "config") showConfig(run, known, compared.configs);
+  compare([run, ...known]);
+}
+
+async function compare(runs) {
+  const key = runs.join();
+  if (compared.key === key) return;
+  compared = { key, configs: null };
+  if (runs.length < 2) return;
+  try {
+    const configs = await ask(`/configs?${new URLSearchParams(runs.map((run) => ["run", run]))}`);
+    if (compared.key !== key) return;
+    compared.configs = configs;
+    drawView();
+  } catch {
+    compared.key = "";
   }
 }
 
@@ -88,6 +126,7 @@ function notice(text) {
 
 function drawStatus() {
   const status = view.status;
+  $("health").textContent = status.health;
   panels.drawFacts($("facts"), status);
   $("progress").max = Math.max(1, status.iterations);
   $("progress").value = status.iteration;
@@ -97,6 +136,7 @@ function drawStatus() {
   panels.drawStages($("stages"), status.stages);
   panels.drawWork($("work"), status.pools);
   panels.drawQueues($("queues"), status);
+  panels.drawLearners($("learners"), $("learners-words"), status);
   panels.drawPools($("pools"), status, (pool, count) => command("PUT", `actors/${pool.split("/").map(encodeURIComponent).join("/")}`, { count }));
   panels.drawConditions($("conditions"), status.conditions);
   panels.drawActors($("actors"), status);
@@ -106,33 +146,6 @@ function drawStatus() {
     button.disabled = isOver || isMoot;
   }
   drawRecordList(status.trajectories);
-}
-
-function drawMetrics() {
-  const iterations = view.lines.filter((line) => "reward/mean" in line.values);
-  const evaluations = view.lines.filter((line) => "evaluation/score" in line.values);
-  const x = [...new Set([...iterations, ...evaluations].map((line) => line.values.iteration))].sort((a, b) => a - b);
-  const column = (lines, name) => {
-    const held = new Map(lines.map((line) => [line.values.iteration, line.values[name]]));
-    return x.map((iteration) => held.get(iteration) ?? null);
-  };
-  const names = [...new Set(iterations.flatMap((line) => Object.keys(line.values)))].filter((name) => /^reward\/(?!mean$|group_std$|missing$)/.test(name));
-  const series = [{ name: "reward", values: column(iterations, "reward/mean") }];
-  if (evaluations.length) series.push({ name: "held-out score", values: column(evaluations, "evaluation/score"), dots: true });
-  for (const name of names) {
-    const values = column(iterations, name);
-    // A single scorer of weight 1 is the reward itself.
-    if (values.some((value, at) => Math.abs((value ?? 0) - (series[0].values[at] ?? 0)) > 1e-6)) series.push({ name: name.replace("reward/", ""), values });
-  }
-  charts.reward.show(x, x.length ? series.slice(0, 6) : []);
-  const at = iterations.map((line) => line.values.iteration);
-  const of = (name) => iterations.map((line) => line.values[name] ?? null);
-  const clipped = of("train/clip_fraction");
-  const hasRatios = clipped.some((value) => value != null);
-  charts.kl.show(at, [hasRatios ? { name: "clip fraction", values: clipped } : { name: "distance to old adapter", values: of("train/old_distance_mean") }]);
-  charts.grad.show(at, [{ name: "gradient norm", values: of("train/grad_norm") }]);
-  const gains = [...new Set(iterations.flatMap((line) => Object.keys(line.values)))].map((name) => name.match(/^gain\/step_(\d+)_abs_mean$/)).filter(Boolean).sort((a, b) => a[1] - b[1]);
-  charts.heat.show(at, gains.map((found) => found[1]), iterations.map((line) => gains.map((found) => line.values[found[0]] ?? null)));
 }
 
 // Trajectory records
@@ -237,7 +250,9 @@ async function listRuns() {
     return;
   }
   const select = $("runs");
-  const wanted = view?.run ?? new URLSearchParams(location.hash.slice(1)).get("run");
+  const wanted = view?.run ?? address().run;
+  listed = runs;
+  keepRuns(runs);
   select.replaceChildren(...runs.map((run) => new Option(`${run.run} (${run.stale_since ? "silent" : run.phase})`, run.run)));
   if (!runs.length && !view) {
     state("over", "no runs yet");
@@ -247,14 +262,19 @@ async function listRuns() {
   if (!view) notice("");
   const isKnown = runs.some((run) => run.run === wanted);
   select.value = isKnown ? wanted : "";
-  if (isKnown || !wanted) show(wanted || runs[0].run);
+  if (isKnown || !wanted) {
+    if (!wanted) go({ run: runs[0].run }, { isQuiet: true });
+    route();
+  }
   else if (!view) {
     state("over", "no such run");
     notice(unknown(wanted));
   }
 }
 
-$("runs").addEventListener("change", (event) => show(event.target.value));
+$("runs").addEventListener("change", (event) => go({ run: event.target.value }));
+$("choose-runs").addEventListener("click", () => go({ view: "runs" }));
+for (const button of document.querySelectorAll("[data-view]")) button.addEventListener("click", () => go({ view: button.dataset.view }));
 $("token-open").addEventListener("click", askToken);
 $("record-at").addEventListener("change", pickRecord);
 $("record-prev").addEventListener("click", () => pageRecord(-1));
@@ -266,13 +286,10 @@ for (const button of document.querySelectorAll("[data-command]")) {
   });
 }
 window.addEventListener("hashchange", () => {
-  const run = new URLSearchParams(location.hash.slice(1)).get("run");
-  if (run && run !== view?.run) show(run);
+  route();
+  if (view) $("runs").value = view.run;
 });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  for (const chart of [charts.reward, charts.kl, charts.grad]) chart.clear();
-  if (view) drawMetrics();
-});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 setInterval(() => view?.status && panels.drawAges(view.status), 1000);
 for (const button of document.querySelectorAll("dialog [value=cancel]")) button.addEventListener("click", () => button.closest("dialog").close("cancel"));
 document.addEventListener("visibilitychange", listRuns);

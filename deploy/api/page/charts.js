@@ -1,63 +1,127 @@
-// Lines over iterations, drawn by uPlot, and the heat map of gain by step on a canvas.
+// Lines over iterations or seconds and stacked bars, drawn by uPlot, and the heat map of gain by step on a canvas.
 /* global uPlot */
 
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const short = (value) => (value == null ? "–" : Math.abs(value) >= 0.001 || value === 0 ? value.toPrecision(4) : value.toExponential(2));
 const ticks = (value) => (value === 0 ? "0" : Math.abs(value) < 0.001 || Math.abs(value) >= 1e5 ? value.toExponential(0) : String(+value.toPrecision(6)));
+export const short = (value) => (value == null ? "–" : Math.abs(value) >= 0.001 || value === 0 ? value.toPrecision(4) : value.toExponential(2));
+
+const COLORS = 6;
+const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
+const FAINT = "55";
+const BAND = "2e";
+
+// A tenth more than the values reach; values that are all the same stand in the middle.
+function padded(_, low, high) {
+  if (low == null || low === high) return [(low ?? 0) - (Math.abs(low ?? 0) / 10 || 1), (low ?? 0) + (Math.abs(low ?? 0) / 10 || 1)];
+  const more = (high - low) / 10;
+  return [low >= 0 && low < more ? 0 : low - more, high + more];
+}
 
 export class Lines {
-  constructor(holder, height, label) {
+  // `onZoom(window)` is told what part of the axis the reader has marked; null: all of it.
+  constructor(holder, height, label, onZoom) {
     this.holder = holder;
     this.height = height;
     this.label = label;
-    this.names = "";
-    new ResizeObserver(() => this.plot?.setSize({ width: holder.clientWidth, height })).observe(holder);
+    this.onZoom = onZoom;
+    this.key = "";
+    new ResizeObserver(() => holder.clientWidth && this.plot?.setSize({ width: holder.clientWidth, height })).observe(holder);
   }
 
-  // series: [{ name, values, dots }], all over the same `x`.
-  show(x, series) {
-    const names = series.map((one) => one.name).join("|");
-    if (!x.length || !series.length) return this.clear("nothing yet");
-    const data = [x, ...series.map((one) => one.values)];
+  // parts: [{ name, color, dash, x, y, low, high, faint: [{ x, y }], dots }]; `low` and `high` make a band about `y`.
+  show(parts, { by = "iteration", zoom = null, isStacked = false, summary = null } = {}) {
+    const drawn = parts.filter((part) => part.x.length);
+    if (!drawn.length) return this.clear("nothing yet");
+    this.zoom = zoom;
     this.holder.setAttribute("role", "img");
-    this.holder.setAttribute("aria-label", `${this.label}: ` + series.map((one) => `${one.name} now ${short(last(one.values))}`).join(", "));
-    if (this.plot && names === this.names) return this.plot.setData(data);
+    this.holder.setAttribute("aria-label", `${this.label}: ${summary ?? drawn.map((part) => `${part.name} now ${short(part.y.findLast((value) => value != null))}`).join(", ")}`);
+    const { tables, series, bands } = isStacked ? stacked(drawn) : layered(drawn);
+    const data = uPlot.join(tables);
+    const key = JSON.stringify([by, isStacked, series.map((one) => [one.label, one.class, one.stroke, one.dash, one.points?.show]), bands.map((band) => band.series)]);
+    if (this.plot && key === this.key) {
+      this.own = drawn;
+      return this.plot.setData(data);
+    }
     this.clear();
-    this.names = names;
-    this.plot = new uPlot(this.options(series), data, this.holder);
+    this.key = key;
+    this.own = drawn;
+    this.plot = new uPlot(this.options(series, bands, by), data, this.holder);
   }
 
   clear(text) {
     this.plot?.destroy();
     this.plot = null;
-    this.names = "";
+    this.key = "";
     this.holder.textContent = "";
     if (text) this.holder.append(Object.assign(document.createElement("p"), { className: "empty", textContent: text }));
   }
 
-  options(series) {
+  options(series, bands, by) {
     const axis = { stroke: color("--soft"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") }, font: "11px system-ui" };
-    const lines = series.map((one, index) => ({
-      label: one.name,
-      stroke: color(`--c${index % 6}`),
-      width: one.dots ? 2.5 : 1.5,
-      spanGaps: true,
-      points: { show: Boolean(one.dots), size: 8 },
-      value: (_, value) => short(value),
-    }));
+    const onSelect = (plot) => {
+      const { left, width } = plot.select;
+      if (width > 4) this.onZoom?.([plot.posToVal(left, "x"), plot.posToVal(left + width, "x")]);
+      plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    };
     return {
       width: this.holder.clientWidth || 300,
       height: this.height,
-      scales: { x: { time: false } },
+      scales: { x: { time: false, range: (_, low, high) => this.zoom ?? (low === high ? [low - 1, high + 1] : [low, high]) }, y: { range: padded } },
       axes: [{ ...axis, values: (_, at) => at.map((v) => (Number.isInteger(v) ? v : "")) }, { ...axis, size: 54, values: (_, at) => at.map(ticks) }],
-      series: [{ label: "iteration", value: (_, value) => value ?? "–" }, ...lines],
-      cursor: { y: false },
+      series: [{ label: by === "seconds" ? "seconds" : "iteration", value: (_, value) => (value == null ? "–" : Math.round(value)) }, ...series],
+      bands,
+      cursor: { y: false, sync: { key: by }, drag: { x: true, y: false, setScale: false }, bind: { dblclick: () => () => this.onZoom?.(null) } },
+      hooks: { setSelect: [onSelect] },
       legend: { live: true },
     };
   }
 }
 
-const last = (values) => values.findLast((value) => value != null);
+// Lines upon each other: what is faint lies below, and only the line itself stands in the legend.
+function layered(parts) {
+  const [tables, series, bands] = [[], [], []];
+  const add = (x, y, options) => {
+    tables.push([x, y]);
+    series.push({ spanGaps: true, points: { show: false }, ...options });
+    return series.length; // the axis is number 0
+  };
+  for (const part of parts) {
+    const stroke = color(`--c${part.color % COLORS}`);
+    const aid = { label: `${part.name} `, class: "aid", stroke: `${stroke}${FAINT}`, width: 1 };
+    for (const line of part.faint ?? []) add(line.x, line.y, aid);
+    if (part.low) {
+      const high = add(part.x, part.high, { ...aid, width: 0 });
+      const low = add(part.x, part.low, { ...aid, width: 0 });
+      bands.push({ series: [high, low], fill: `${stroke}${BAND}` });
+    }
+    add(part.x, part.y, {
+      label: part.name,
+      stroke,
+      dash: DASHES[(part.dash ?? 0) % DASHES.length],
+      width: part.dots ? 2.5 : 1.6,
+      points: { show: Boolean(part.dots) || part.x.length < 2, size: 7, fill: stroke },
+      value: (_, value) => short(value),
+    });
+  }
+  return { tables, series, bands };
+}
+
+// Bars upon each other: the sum of all parts is drawn first, and smaller sums over it.
+function stacked(parts) {
+  const x = parts[0].x;
+  const sums = parts.reduce((held, part) => [...held, part.y.map((value, at) => (value ?? 0) + (held.at(-1)?.[at] ?? 0))], []);
+  const order = parts.map((_, at) => at).reverse();
+  const series = order.map((at) => ({
+    label: parts[at].name,
+    stroke: color(`--c${parts[at].color % COLORS}`),
+    fill: color(`--c${parts[at].color % COLORS}`),
+    width: 0,
+    points: { show: false },
+    paths: uPlot.paths.bars({ size: [0.92, 60] }),
+    value: (_, __, ___, index) => (index == null ? "–" : short(parts[at].y[index])),
+  }));
+  return { tables: [[x, ...order.map((at) => sums[at])]], series, bands: [] };
+}
 
 const STOPS = [[45, 17, 96], [123, 31, 162], [208, 59, 109], [245, 138, 60], [251, 228, 113]];
 
@@ -74,14 +138,14 @@ export class Heat {
   }
 
   // iterations: [n]; steps: [s] names; values: [n][s]
-  show(iterations, steps, values) {
+  show(iterations, steps, values, unit = "iteration") {
     if (!iterations.length || !steps.length) {
       this.holder.textContent = "";
       this.key = "";
       this.holder.append(Object.assign(document.createElement("p"), { className: "empty", textContent: "nothing yet: the credit rule in use may have no gains" }));
       return;
     }
-    this.data = { iterations, steps, values };
+    this.data = { iterations, steps, values, unit };
     if (steps.join() !== this.key) this.build(steps);
     this.key = steps.join();
     const top = values.flat().reduce((most, value) => Math.max(most, value ?? 0), 1e-12);
@@ -103,7 +167,7 @@ export class Heat {
       }
     }
     context.putImageData(pixels, 0, 0);
-    this.under.replaceChildren(...[iterations[0], iterations.at(-1)].map((at) => Object.assign(document.createElement("span"), { textContent: `iteration ${at}` })));
+    this.under.replaceChildren(...[iterations[0], iterations.at(-1)].map((at) => Object.assign(document.createElement("span"), { textContent: `${unit} ${Math.round(at)}` })));
     this.most.textContent = short(top);
     const newest = values.at(-1);
     this.canvas.setAttribute("aria-label", "Mean absolute gain in the newest iteration: " + steps.map((step, row) => `step ${step} ${short(newest[row])}`).join(", ") + ". Arrow keys read other iterations.");
@@ -138,9 +202,9 @@ export class Heat {
   }
 
   read([x, y]) {
-    const { iterations, steps, values } = this.data;
+    const { iterations, steps, values, unit } = this.data;
     this.at = [Math.max(0, Math.min(iterations.length - 1, x)), Math.max(0, Math.min(steps.length - 1, y))];
     const [column, row] = this.at;
-    this.output.textContent = `iteration ${iterations[column]}, step ${steps[row]}: ${short(values[column][row])}`;
+    this.output.textContent = `${unit} ${Math.round(iterations[column])}, step ${steps[row]}: ${short(values[column][row])}`;
   }
 }

@@ -1,13 +1,15 @@
 // The panels of words and numbers.
 
-const make = (tag, text, className = "") => Object.assign(document.createElement(tag), { textContent: text ?? "", className });
-const number = (value, digits = 3) => (value == null ? "–" : value.toFixed(digits));
+export const make = (tag, text, className = "") => Object.assign(document.createElement(tag), { textContent: text ?? "", className });
+export const number = (value, digits = 3) => (value == null ? "–" : value.toFixed(digits));
 const small = (value) => (value == null ? "–" : value === 0 ? "0" : Math.abs(value) < 0.001 ? value.toExponential(1) : value.toPrecision(3));
 const TONES = { running: "ok", finished: "ok", starting: "", paused: "warn", stopping: "warn", stopped: "warn", failed: "bad" };
 
 export const hasEnded = (status) => ["finished", "stopped", "failed"].includes(status.phase);
 export const isOver = (status) => hasEnded(status) || status.stale_since != null;
 export const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString();
+export const date = (seconds) => new Date(seconds * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
+export const signed = (value, digits = 3) => (value == null ? "–" : `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(digits)}`);
 
 export function span(seconds) {
   if (seconds == null) return "–";
@@ -36,7 +38,7 @@ export function drawFacts(holder, status) {
   phase.querySelector("b").append(make("span", isStale ? "silent" : status.phase, `badge ${isStale ? "bad" : TONES[status.phase]}`));
   const age = phase.querySelector("small");
   age.id = "age";
-  const trend = rewards.trend == null ? "" : `${rewards.trend >= 0 ? "+" : "−"}${Math.abs(rewards.trend).toFixed(3)} in 10 iterations`;
+  const trend = rewards.trend == null ? "" : `${signed(rewards.trend)} in 10 iterations`;
   const heldout = rewards.heldout_first == null ? "" : `from ${number(rewards.heldout_first)}, at iteration ${rewards.heldout_iteration}`;
   holder.replaceChildren(
     phase,
@@ -98,6 +100,21 @@ export function drawWork(holder, pools) {
   holder.replaceChildren(...known.map((pool) => bar(`${pool.name} × ${pool.ready}`, pool.busy_share, `${Math.round(100 * pool.busy_share)} %`)));
 }
 
+// The learner group: what its workers did in the newest update, and whether they hold the same adapter.
+export function drawLearners(holder, words, status) {
+  const workers = status.actors.filter((actor) => actor.kind === "learner");
+  const digests = new Set(workers.map((worker) => worker.adapter_digest).filter(Boolean));
+  const same = digests.size > 1 ? "Their digests differ: see the conditions." : digests.size ? `All hold adapter ${[...digests][0]}.` : "";
+  words.textContent = workers.length ? `${workers.length} learner ${workers.length === 1 ? "worker" : "workers"}. ${workers.length > 1 ? same : ""}` : "No learner worker is known yet.";
+  holder.replaceChildren(
+    ...workers.map((worker) => {
+      const fetched = worker.fetched_bytes == null ? "" : `, ${(worker.fetched_bytes / 1e6).toFixed(1)} MB`;
+      const share = worker.busy_share == null ? worker.state : `${Math.round(100 * worker.busy_share)} %`;
+      return bar(`${worker.name}${fetched}`, worker.busy_share ?? 0, share);
+    }),
+  );
+}
+
 const QUEUES = { "groups/in_work": "Groups in rollout or scoring", "groups/scored": "Groups scored, not yet trained on" };
 
 export function drawQueues(holder, status) {
@@ -146,7 +163,7 @@ function poolForm(pool, scale) {
   return form;
 }
 
-function row(cells) {
+export function row(cells) {
   const line = document.createElement("tr");
   line.append(...cells.map(([text, className, tag]) => make(tag ?? "td", text, className)));
   return line;
@@ -183,16 +200,6 @@ export function drawActors(holder, status) {
         actor.busy_share != null && `worked in ${Math.round(100 * actor.busy_share)} % of the newest iteration`,
         actor.fetched_bytes != null && `fetched ${(actor.fetched_bytes / 1e6).toFixed(1)} MB for it`,
       ].filter(Boolean).join("; ");
-      return line;
-    }),
-  );
-}
-
-export function drawEvents(holder, events) {
-  holder.replaceChildren(
-    ...events.toReversed().slice(0, 200).map((event) => {
-      const line = make("li");
-      line.append(make("time", clock(event.time)), make("span", event.message, { error: "bad", warning: "warn" }[event.kind] ?? ""));
       return line;
     }),
   );

@@ -336,8 +336,8 @@ def test_nothing_stands_out_of_the_page_sideways(page, width):
     page.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     )
-    time.sleep(0.5)
-    assert page.execute_script("return document.documentElement.scrollWidth") <= width
+    wait_for(page, lambda: page.execute_script("return innerWidth") == width)
+    wait_for(page, lambda: page.execute_script("return document.documentElement.scrollWidth") <= width)
     page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 

@@ -1,0 +1,117 @@
+"""The configs of runs: whole, and what differs among many."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue
+
+from deploy.folder.names import CONFIG
+from deploy.folder.read import config_of
+from protocol.errors import RunFolderError
+from protocol.status import Document
+
+MOST_KEYS = 60
+"""Differing keys of one answer."""
+LONGEST = 120
+"""Characters of one value in a comparison."""
+RUNS_HELD = 1_000
+SEED = "seed"
+
+
+class RunConfigView(Document):
+    """The config of one run."""
+
+    text: str
+    """`config.yaml`."""
+    fields: dict[str, JsonValue]
+    """Every value by its dotted key, defaults too."""
+
+
+class ComparedConfig(Document):
+    """One run among others."""
+
+    group: str
+    """The same for runs whose configs differ in nothing but the seed and in keys that cannot change a result."""
+    seed: int
+    values: dict[str, str]
+    """Its values of the keys that differ among the runs of the answer, as text; a key that it lacks is left out."""
+
+
+class Differences(Document):
+    """What differs in the configs of several runs."""
+
+    keys: list[str]
+    """Keys in which they differ, without the seed; those that can change a result come first."""
+    left_out: int
+    """Differing keys beyond the first 60."""
+    runs: dict[str, ComparedConfig]
+    """By name; a run whose config cannot be read is left out."""
+
+
+class Configs:
+    """Reads configs of run folders, each file once as long as it stays the same; made by the API."""
+
+    def __init__(self) -> None:
+        self._held: dict[Path, tuple[tuple[int, int], _Read | None]] = {}
+
+    def view(self, run: Path) -> RunConfigView:
+        """Return the config of a run folder (RunFolderError: it cannot be read)."""
+        config = config_of(run)
+        return RunConfigView(text=config.to_yaml(), fields=config.flat_fields())
+
+    def compare(self, runs: Mapping[str, Path]) -> Differences:
+        """Compare the configs of run folders, by name of the run."""
+        read = {name: found for name, path in runs.items() if (found := self._read(path))}
+        fields = [each.fields for each in read.values()]
+        keys = [key for key in dict.fromkeys(key for each in fields for key in each) if key != SEED]
+        differing = [key for key in keys if any(each.get(key) != fields[0].get(key) for each in fields[1:])]
+        free = {key for key in differing if not any(key in each.outcome for each in read.values())}
+        differing.sort(key=lambda key: key in free)
+        shown = differing[:MOST_KEYS]
+        return Differences(
+            keys=shown,
+            left_out=len(differing) - len(shown),
+            runs={
+                name: ComparedConfig(
+                    group=each.group,
+                    seed=each.seed,
+                    values={key: each.fields[key] for key in shown if key in each.fields},
+                )
+                for name, each in read.items()
+            },
+        )
+
+    def _read(self, run: Path) -> "_Read | None":
+        try:
+            found = (run / CONFIG).stat()
+        except OSError:
+            return None
+        stamp, held = (found.st_mtime_ns, found.st_size), self._held.get(run)
+        if held is None or held[0] != stamp:
+            try:
+                held = stamp, _Read(run)
+            except RunFolderError:
+                held = stamp, None
+            while len(self._held) >= RUNS_HELD:
+                self._held.pop(next(iter(self._held)))
+            self._held[run] = held
+        return held[1]
+
+
+class _Read:
+    def __init__(self, run: Path) -> None:
+        config = config_of(run)
+        outcome = {key: _text(value) for key, value in config.outcome_fields().items()}
+        self.fields = {key: _text(value) for key, value in config.flat_fields().items()}
+        self.outcome = frozenset(outcome)
+        self.seed = config.seed
+        alike = sorted((key, value) for key, value in outcome.items() if key != SEED)
+        self.group = hashlib.sha256(repr(alike).encode()).hexdigest()[:12]
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

@@ -1,0 +1,230 @@
+"""Metrics of whole runs as curves: thousands of iterations become a few hundred points, each with its range.
+
+The server reads every line of a run once and keeps the numbers as columns, so a page asks for as much as it can draw.
+"""
+
+import asyncio
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import numpy as np
+
+from deploy.api.source import Source
+from protocol.status import Document, MetricLine, RunStatus
+
+LINES_AT_ONCE = 1_000
+"""Lines of one reading; other requests are served in between."""
+RUNS_HELD = 12
+"""Runs whose columns are kept."""
+POINTS, MOST_POINTS = 300, 1_000
+MOST_SERIES = 200
+REWARD, SECONDS = "reward/mean", "seconds/iteration"
+DIGITS = 6
+By = Literal["iteration", "seconds"]
+
+
+class Series(Document):
+    """One metric of a run, [P] points."""
+
+    x: int
+    """Index of its points in `x` of the answer."""
+    y: list[float]
+    """[P] mean of the values that a point stands for."""
+    each: float
+    """Lines that a point stands for, on average."""
+    low: list[float] | None = None
+    """[P] the lowest of them; null where every point stands for one value."""
+    high: list[float] | None = None
+    """[P] the highest of them."""
+
+
+class Curves(Document):
+    """Metrics of a run by iteration or by training seconds."""
+
+    run: str
+    session: str
+    lines: int
+    """Lines of metrics that are in it."""
+    by: By
+    first: float
+    """Where the run begins on that axis."""
+    last: float
+    """Where it ends so far."""
+    width: float
+    """The part of the axis that a point stands for; 0: each point is one line."""
+    x: list[list[float]]
+    """Where the points are: mean iteration, or mean training seconds."""
+    series: dict[str, Series]
+    """By the names of docs/metrics.md."""
+    left_out: int
+    """Metrics beyond the 200 that an answer holds."""
+
+
+@dataclass
+class _Columns:
+    """The numbers of one run; a metric's rows are those that hold it."""
+
+    session: str
+    seq: int = 0
+    spent: float = 0.0
+    iteration: array = field(default_factory=lambda: array("d"))
+    seconds: array = field(default_factory=lambda: array("d"))
+    """Training seconds up to the end of each row."""
+    rows: dict[str, array] = field(default_factory=dict)
+    values: dict[str, array] = field(default_factory=dict)
+
+    def add(self, line: MetricLine) -> None:
+        """Take one line; damaged ones have no iteration and are left out."""
+        self.seq = line.seq
+        iteration = line.values.get("iteration")
+        if iteration is None:
+            return
+        if REWARD in line.values:
+            self.spent += line.values.get(SECONDS) or 0.0
+        row = len(self.iteration)
+        self.iteration.append(iteration)
+        self.seconds.append(self.spent)
+        for name, value in line.values.items():
+            if value is not None and name != "iteration":
+                if name not in self.values:
+                    self.rows[name], self.values[name] = array("I"), array("d")
+                self.rows[name].append(row)
+                self.values[name].append(value)
+
+
+class CurveCache:
+    """The columns of the runs that were lately asked for; made by the API."""
+
+    def __init__(self, source: Source) -> None:
+        """Read from `source` when asked."""
+        self._source = source
+        self._held: dict[str, _Columns] = {}
+        self._reading: dict[str, asyncio.Lock] = {}
+
+    async def curves(
+        self,
+        status: RunStatus,
+        names: Sequence[str],
+        *,
+        by: By = "iteration",
+        points: int = POINTS,
+        window: tuple[float | None, float | None] = (None, None),
+    ) -> Curves:
+        """Return metrics of a run.
+
+        Args:
+            status: of the run.
+            names: names, or patterns in which `*` stands for anything; one that ends with `/` is a prefix.
+            by: the axis.
+            points: most points of a curve.
+            window: part of the axis; None for an end that is open.
+
+        Returns:
+            The curves, thinned to at most `points` points of equal width.
+        """
+        lock = self._reading.setdefault(status.run, asyncio.Lock())
+        async with lock:  # many that ask at one time cost one reading
+            columns = await self._read(status)
+        return await asyncio.to_thread(_thinned, status.run, columns, names, by, points, window)
+
+    async def _read(self, status: RunStatus) -> _Columns:
+        columns = self._held.pop(status.run, None)
+        if columns is None or columns.session != status.session or columns.seq > status.lines:
+            columns = _Columns(status.session)
+        while columns.seq < status.lines:
+            lines = await self._source.lines(status.run, since=columns.seq, limit=LINES_AT_ONCE)
+            for line in lines:
+                columns.add(line)
+            if len(lines) < LINES_AT_ONCE:
+                break
+            await asyncio.sleep(0)
+        self._held[status.run] = columns
+        while len(self._held) > RUNS_HELD:
+            oldest = next(iter(self._held))
+            del self._held[oldest]
+            self._reading.pop(oldest, None)
+        return columns
+
+
+def is_wanted(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a metric is among names and patterns: `*` stands for anything, and what ends with `/` is a prefix."""
+    return any(fnmatchcase(name, f"{each}*" if each.endswith("/") else each) for each in patterns)
+
+
+def _thinned(
+    run: str,
+    columns: _Columns,
+    names: Sequence[str],
+    by: By,
+    points: int,
+    window: tuple[float | None, float | None],
+) -> Curves:
+    axis = np.array(columns.iteration if by == "iteration" else columns.seconds)
+    begin, end = (float(axis.min()), float(axis.max())) if len(axis) else (0.0, 0.0)
+    low = begin if window[0] is None else window[0]
+    high = end if window[1] is None else window[1]
+    wanted = [name for name in list(columns.values) if is_wanted(name, names)]
+    inside = int(((axis >= low) & (axis <= high)).sum())
+    width = _width(high - low, points) if inside > points else 0.0
+    known: dict[bytes, int] = {}
+    x: list[list[float]] = []
+    series = {}
+    for name in wanted[:MOST_SERIES]:
+        rows = np.array(columns.rows[name][: len(columns.values[name])])
+        values = np.array(columns.values[name])[: len(rows)]
+        at = axis[rows]
+        held = (at >= low) & (at <= high)
+        at, values = at[held], values[held]
+        if not len(at):
+            continue
+        begins = _begins(at, width)
+        counts = np.diff([*begins, len(at)])
+        where = np.add.reduceat(at, begins) / counts
+        index = known.setdefault(where.tobytes(), len(x))
+        if index == len(x):
+            x.append(_numbers(where))
+        y = np.add.reduceat(values, begins) / counts
+        series[name] = Series(x=index, y=_numbers(y), each=len(at) / len(begins))
+        if len(begins) < len(at):
+            series[name].low = _numbers(np.minimum.reduceat(values, begins))
+            series[name].high = _numbers(np.maximum.reduceat(values, begins))
+    left_out = max(0, len(wanted) - MOST_SERIES)
+    return Curves(
+        run=run,
+        session=columns.session,
+        lines=columns.seq,
+        by=by,
+        first=begin,
+        last=end,
+        width=width,
+        x=x,
+        series=series,
+        left_out=left_out,
+    )
+
+
+def _begins(at: np.ndarray, width: float) -> np.ndarray:
+    """Where the rows of each point begin; `at` ascends."""
+    if not width:
+        return np.arange(len(at))
+    return np.flatnonzero(np.diff(np.floor(at / width), prepend=np.nan) != 0)
+
+
+def _width(span: float, points: int) -> float:
+    """The least of 1, 2, 5, 10, 20 … with which a span has at most so many parts; those of two runs meet."""
+    return next(width for width in _round_numbers(span / points) if span / width <= points)
+
+
+def _round_numbers(least: float) -> Iterator[float]:
+    scale = 10.0 ** math.floor(math.log10(max(least, 1e-9)))
+    while True:
+        yield from (scale, 2 * scale, 5 * scale)
+        scale *= 10
+
+
+def _numbers(values: np.ndarray) -> list[float]:
+    return [float(f"{value:.{DIGITS}g}") for value in values.tolist()]

@@ -1,0 +1,160 @@
+"""The routes of a run's history. What a server reads from a board alone has curves only: the rest is in run folders."""
+
+import asyncio
+import re
+from pathlib import Path as FilePath
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import FileResponse
+
+from deploy.api.history.configs import Configs, Differences, RunConfigView
+from deploy.api.history.curves import MOST_POINTS, POINTS, By, CurveCache, Curves
+from deploy.api.history.evaluations import EvaluationFiles, Evaluations, GalleryImages, images_of
+from deploy.api.problems import Problem, documented
+from deploy.api.source import Source
+from deploy.folder.names import CHECKPOINTS, CONFIG, EVENTS, METRICS
+from protocol.errors import RunFolderError
+from protocol.status import RUN_ID
+
+MOST_RUNS = 12
+"""Runs of one report, and of one comparison on the page."""
+CHECKPOINT = re.compile(r"iteration_(\d{6,})")
+ADAPTER = "pytorch_lora_weights.safetensors"
+MANIFEST = "manifest.json"
+"""Written last: a checkpoint without it is not whole."""
+JSON = "application/json"
+FILES = {"metrics": METRICS, "config": CONFIG, "events": EVENTS}
+RunName = Annotated[str, Path(pattern=RUN_ID, description="A run's name, as GET /runs lists it.")]
+Axis = Annotated[float | None, Query(ge=0, le=1e12, allow_inf_nan=False)]
+Listed = Annotated[str, Query(pattern=RUN_ID)]
+
+history = APIRouter(responses=documented(401))
+
+
+class History:
+    """What the routes keep between requests; made by the API."""
+
+    def __init__(self, source: Source) -> None:
+        """Read from `source` when asked."""
+        self.curves = CurveCache(source)
+        self.configs = Configs()
+        self.evaluations = EvaluationFiles()
+        self.drawing = asyncio.Lock()
+
+
+@history.get("/runs/{run}/curves", response_model=Curves, responses=documented(404, 422))
+async def curves(
+    request: Request,
+    run: RunName,
+    names: Annotated[str, Query(max_length=2_000, description="Names or patterns such as `reward/*`, with commas.")],
+    by: By = "iteration",
+    points: Annotated[int, Query(ge=10, le=MOST_POINTS, description="Most points of a curve.")] = POINTS,
+    start: Axis = None,
+    end: Axis = None,
+) -> Response:
+    """Return metrics of the whole run, or of a part of the axis, as at most `points` points with their ranges."""
+    status = await request.app.state.cache.status(run)
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    found = await request.app.state.history.curves.curves(status, wanted, by=by, points=points, window=(start, end))
+    return Response(await asyncio.to_thread(found.model_dump_json, exclude_none=True), media_type=JSON)
+
+
+@history.get("/configs", responses=documented(422))
+async def configs(
+    request: Request,
+    run: Annotated[list[Listed] | None, Query(max_length=500, description="Default: all runs.")] = None,
+) -> Differences:
+    """Return what differs in the configs of runs, and which of them differ in nothing but the seed."""
+    names = list(dict.fromkeys(run)) if run else [status.run for status in await request.app.state.cache.runs()]
+    found = {name: await request.app.state.source.folder(name) for name in names[:500]}
+    folders = {name: folder for name, folder in found.items() if folder}
+    return await asyncio.to_thread(request.app.state.history.configs.compare, folders)
+
+
+@history.get("/runs/{run}/config", responses=documented(404, 422))
+async def config(request: Request, run: RunName) -> RunConfigView:
+    """Return a run's config: its file, and every value by its key."""
+    folder = await _folder(request, run)
+    try:
+        return await asyncio.to_thread(request.app.state.history.configs.view, folder)
+    except RunFolderError as error:
+        raise Problem(404, str(error)) from None
+
+
+@history.get("/runs/{run}/evaluations", responses=documented(404, 422))
+async def evaluations(
+    request: Request,
+    run: RunName,
+    reading: Annotated[str, Query(max_length=200, description="`score`, a scorer, or a component.")] = "score",
+) -> Evaluations:
+    """Return held-out scores by prompt and evaluation, and which evaluations have images."""
+    folder = await _folder(request, run)
+    return await asyncio.to_thread(request.app.state.history.evaluations.scores, folder, reading)
+
+
+@history.get("/runs/{run}/gallery/{iteration}", responses=documented(404, 422))
+async def gallery(request: Request, run: RunName, iteration: Annotated[int, Path(ge=0, le=10**9)]) -> GalleryImages:
+    """Return the images of an evaluation with their prompts and scores."""
+    found = await asyncio.to_thread(images_of, await _folder(request, run), iteration)
+    if found is None:
+        raise Problem(404, "no images of this iteration can be read; `galleries` of the run's evaluations lists them")
+    return found
+
+
+@history.get(
+    "/runs/{run}/files/{name}",
+    responses={**documented(404, 422), 200: {"content": {"application/octet-stream": {}}}},
+    response_class=FileResponse,
+)
+async def file(request: Request, run: RunName, name: Literal["adapter", "metrics", "config", "events"]) -> FileResponse:
+    """Download a file of a run: the adapter of its newest whole checkpoint, its metrics, its config or its events."""
+    folder = await _folder(request, run)
+    if name == "adapter":
+        found = await asyncio.to_thread(newest_adapter, folder)
+        if found is None:
+            raise Problem(404, "the run has no whole checkpoint yet")
+        return _download(found, f"{run}_{found.parent.name}.safetensors")
+    path = folder / FILES[name]
+    if not path.is_file():
+        raise Problem(404, f"the run has no {FILES[name]}")
+    return _download(path, f"{run}_{FILES[name]}")
+
+
+@history.get(
+    "/report", responses={**documented(404, 422), 200: {"content": {"text/html": {}}}}, response_class=Response
+)
+async def report(request: Request, run: Annotated[list[Listed], Query(min_length=1, max_length=MOST_RUNS)]) -> Response:
+    """Download the report of runs, which `flowcredit report` writes too; one is drawn at a time."""
+    from deploy.report.page import report_of
+    from deploy.report.runs import read_runs
+
+    folders = [await _folder(request, name) for name in dict.fromkeys(run)]
+    async with request.app.state.history.drawing:
+        try:
+            text = await asyncio.to_thread(lambda: report_of(read_runs(folders)))
+        except RunFolderError as error:
+            raise Problem(404, str(error)) from None
+    name = run[0] if len(folders) == 1 else "runs"
+    headers = {"Content-Disposition": f'attachment; filename="{name}_report.html"'}
+    return Response(text, media_type="text/html", headers=headers)
+
+
+def newest_adapter(run: FilePath) -> FilePath | None:
+    """The adapter's file in a run's newest whole checkpoint; None without one."""
+    whole = [path.parent for path in (run / CHECKPOINTS).glob(f"iteration_*/{MANIFEST}")]
+    numbered = [(int(found[1]), each) for each in whole if (found := CHECKPOINT.fullmatch(each.name))]
+    files = [folder / ADAPTER for _, folder in sorted(numbered, reverse=True)]
+    return next((file for file in files if file.is_file()), None)
+
+
+async def _folder(request: Request, run: str) -> FilePath:
+    await request.app.state.cache.status(run)
+    folder: FilePath | None = await request.app.state.source.folder(run)
+    if folder is None:
+        raise Problem(404, "this server reads a board, which has no files: `flowcredit serve FOLDER` shows them")
+    return folder
+
+
+def _download(path: FilePath, name: str) -> FileResponse:
+    return FileResponse(path, filename=name, media_type="application/octet-stream")

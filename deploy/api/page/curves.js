@@ -1,0 +1,254 @@
+// The charts of a run, and of the runs beside it: asks the server for as many points as can be drawn, and draws them.
+
+import { ask } from "/static/api.js";
+import { Heat, Lines } from "/static/charts.js";
+import { charts as choice, keep, setZoom, zoomOf } from "/static/choice.js";
+import { groupsOf, lineOf, partsOf } from "/static/compare.js";
+
+const $ = (id) => document.getElementById(id);
+const POINTS = 300;
+const BARS = 60;
+const LEAST_PAUSE_MS = 1000; // between two questions for the same curves
+const last = (name) => name.split("/").at(-1).replaceAll("_", " ");
+
+// `metrics` are names, or a pattern; `only` a chart for the run itself, without those beside it.
+const CHARTS = [
+  { title: "Reward", hint: "Mean reward of the finished training images of an iteration.", metrics: ["reward/mean"] },
+  { title: "Held-out score", hint: "The same prompts and the same noise at every evaluation: the fair measure of progress.", metrics: ["evaluation/score"], dots: true },
+  { title: "Held-out score by kind of prompt", metrics: /^evaluation\/(?!score$|missing$|reward\/)/, dots: true },
+  { title: "Held-out readings by scorer", metrics: /^evaluation\/reward\//, label: (name) => name.replace("evaluation/reward/", ""), dots: true },
+  { title: "Reward by scorer", metrics: /^reward\/(?!mean$|group_std$|missing$)/, label: (name) => name.replace("reward/", "") },
+  { title: "Reward spread within a group", hint: "Std of the rewards of one prompt's images. Near 0 there is nothing to learn from.", metrics: ["reward/group_std"] },
+  { title: "Groups without contrast", hint: "Share of groups in which every advantage is 0.", metrics: ["group/zero_variance"] },
+  { title: "KL", hint: "approx: half the squared log ratio of an update. reference: distance to the model without adapter (learner.kl.weight).", metrics: ["train/approx_kl", "train/reference_kl"] },
+  { title: "Distance to the adapter old", metrics: ["train/old_distance_mean"] },
+  { title: "Ratio", hint: "Likelihood ratio of learner and rollout: near 1 when they agree.", metrics: ["train/ratio_mean"] },
+  { title: "Ratio before the first update", hint: "Largest deviation from 1; 0 when both sides compute the same.", metrics: ["train/first_ratio_deviation"] },
+  { title: "Clipped pairs", metrics: ["train/clip_fraction"] },
+  { title: "Loss", hint: "Its sign and size say little in this objective; watch for jumps.", metrics: ["train/loss"] },
+  { title: "Gradient norm", hint: "Before clipping.", metrics: ["train/grad_norm"] },
+  { title: "Missing scores", hint: "Images without a score.", metrics: ["reward/missing"] },
+  { title: "Seconds of an iteration", metrics: ["seconds/iteration"] },
+  { title: "Seconds of an evaluation", metrics: ["seconds/evaluation"], dots: true },
+  { title: "Learner group: workers", metrics: ["update/workers"] },
+  { title: "Learner group: share of the time at work", metrics: ["update/busy_share", "update/busy_share_min"] },
+  { title: "Learner group: seconds of adding gradients", metrics: ["update/reduction_seconds"] },
+];
+const BAR_CHARTS = [
+  { title: "Where the time of an iteration goes", hint: "Seconds that the loop waited for each stage.", metrics: /^seconds\/(?!iteration$|evaluation$)/ },
+  { title: "What the actors worked on", hint: "Seconds of each part, summed over all actors: work/… in docs/metrics.md.", metrics: /^work\/.*_seconds$/ },
+  { title: "Rows through the transformer", hint: "Main trajectories, completions, gradients and references.", metrics: /^work\/.*_evaluations$/ },
+];
+const OF_OVERVIEW = "reward/*,evaluation/score,gain/step_*_abs_mean,train/approx_kl,train/reference_kl,train/old_distance_mean,train/clip_fraction,train/grad_norm";
+const OF_CURVES = "reward/*,evaluation/*,group/zero_variance,train/*,seconds/iteration,seconds/evaluation,update/*";
+const OF_BARS = "seconds/*,work/*";
+
+let shown = null; // { run, stamp, view, others: [{ run, stamp }], configs }
+let isDrawing = false;
+let isStale = false;
+const answers = new Map();
+
+const overview = {
+  reward: new Lines($("reward-chart"), 250, "Reward over iterations", zoom),
+  kl: new Lines($("kl-chart"), 130, "KL over iterations", zoom),
+  clip: new Lines($("clip-chart"), 130, "Clip fraction over iterations", zoom),
+  grad: new Lines($("grad-chart"), 130, "Gradient norm over iterations", zoom),
+  heat: new Heat($("heat")),
+};
+const grid = CHARTS.map((spec) => cardOf(spec, $("charts")));
+const bars = BAR_CHARTS.map((spec) => cardOf(spec, $("bar-charts")));
+
+function cardOf(spec, parent) {
+  const card = document.createElement("section");
+  card.className = "card";
+  card.append(Object.assign(document.createElement("h3"), { textContent: spec.title }));
+  if (spec.hint) card.append(Object.assign(document.createElement("p"), { className: "hint", textContent: spec.hint }));
+  const holder = Object.assign(document.createElement("div"), { className: "chart" });
+  card.append(holder);
+  parent.append(card);
+  return { spec, card, lines: new Lines(holder, 200, spec.title, zoom) };
+}
+
+// Shows these runs; a `stamp` that changes says that a run has new lines.
+export function showCurves(wanted) {
+  if (shown?.run !== wanted.run) for (const lines of everyChart()) lines.clear();
+  shown = wanted;
+  return draw();
+}
+
+export function redraw() {
+  for (const lines of everyChart()) lines.clear();
+  if (shown) draw();
+}
+
+const everyChart = () => [overview.reward, overview.kl, overview.clip, overview.grad, ...[...grid, ...bars].map((one) => one.lines)];
+
+// One drawing at a time; what was asked for meanwhile is drawn after it.
+async function draw() {
+  if (isDrawing) {
+    isStale = true;
+    return;
+  }
+  isDrawing = true;
+  do {
+    isStale = false;
+    drawTools();
+    try {
+      if (shown.view === "overview") await drawOverview(shown);
+      if (shown.view === "curves") await drawGrid(shown);
+    } catch (error) {
+      $("curves-notice").textContent = `The curves cannot be read: ${error.message}.`;
+    }
+    await new Promise((resolve) => setTimeout(resolve, isStale ? 50 : 0));
+  } while (isStale);
+  isDrawing = false;
+}
+
+// Asks for the curves of a run, unless the answer is there already.
+async function load(run, stamp, names, points) {
+  const window = zoomOf(shown.run);
+  const wanted = new URLSearchParams({ names, by: choice.by, points });
+  if (window) for (const [at, name] of ["start", "end"].entries()) wanted.set(name, Math.max(0, window[at]));
+  const key = `${run}?${wanted}`;
+  const held = answers.get(key);
+  if (held && (held.stamp === stamp || performance.now() - held.asked < LEAST_PAUSE_MS)) {
+    if (held.stamp !== stamp) setTimeout(() => shown?.run && draw(), LEAST_PAUSE_MS);
+    return held.curves;
+  }
+  const curves = await ask(`/runs/${encodeURIComponent(run)}/curves?${wanted}`);
+  answers.delete(key);
+  answers.set(key, { stamp, asked: performance.now(), curves });
+  while (answers.size > 40) answers.delete(answers.keys().next().value);
+  return curves;
+}
+
+async function drawOverview(of) {
+  const curves = await load(of.run, of.stamp, OF_OVERVIEW, POINTS);
+  if (of !== shown) return;
+  const group = [{ name: of.run, number: 0, runs: [curves] }];
+  const options = { by: choice.by, zoom: zoomOf(of.run) };
+  const parts = (metrics, label = last, dots = false) => partsOf(group, metrics.filter((name) => curves.series[name]), { label, weight: choice.smoothing, dots });
+  const scorers = Object.keys(curves.series).filter((name) => /^reward\/(?!mean$|group_std$|missing$)/.test(name)).filter((name) => !isSame(curves, name, "reward/mean"));
+  const reward = [
+    ...parts(["reward/mean"], () => "reward"),
+    ...parts(["evaluation/score"], () => "held-out score", true),
+    ...parts(scorers.slice(0, 4), (name) => name.replace("reward/", "")),
+  ].map((part, number) => ({ ...part, color: number }));
+  overview.reward.show(reward, options);
+  const kl = parts(["train/approx_kl", "train/reference_kl"], (name) => (name.endsWith("approx_kl") ? "KL, approximate" : "KL to the base model"));
+  const distance = parts(["train/old_distance_mean"], () => "distance to old adapter");
+  overview.kl.show(kl.length ? kl : distance, options);
+  $("clip-chart").hidden = !curves.series["train/clip_fraction"];
+  if (curves.series["train/clip_fraction"]) overview.clip.show(parts(["train/clip_fraction"], () => "clip fraction"), options);
+  overview.grad.show(parts(["train/grad_norm"], () => "gradient norm"), options);
+  drawHeat(curves);
+}
+
+// A single scorer of weight 1 is the reward itself.
+function isSame(curves, name, other) {
+  const [a, b] = [lineOf(curves, name), lineOf(curves, other)];
+  return b && a.y.length === b.y.length && a.y.every((value, at) => Math.abs(value - b.y[at]) <= 1e-6);
+}
+
+function drawHeat(curves) {
+  const found = Object.keys(curves.series).map((name) => name.match(/^gain\/step_(\d+)_abs_mean$/)).filter(Boolean).sort((a, b) => a[1] - b[1]);
+  const lines = found.map((match) => lineOf(curves, match[0]));
+  const x = lines.reduce((most, line) => (line.x.length > most.length ? line.x : most), []);
+  const rows = lines.map((line) => new Map(line.x.map((at, index) => [at, line.y[index]])));
+  overview.heat.show(x, found.map((match) => match[1]), x.map((at) => rows.map((row) => row.get(at) ?? null)), choice.by === "seconds" ? "second" : "iteration");
+}
+
+async function drawGrid(of) {
+  const wanted = [{ run: of.run, stamp: of.stamp }, ...of.others];
+  const [worked, ...held] = await Promise.all([
+    load(of.run, of.stamp, OF_BARS, BARS),
+    ...wanted.map(({ run, stamp }) => load(run, stamp, OF_CURVES, POINTS).catch(() => null)),
+  ]);
+  if (of !== shown) return;
+  const runs = wanted.map(({ run }, at) => ({ run, curves: held[at] })).filter((one) => one.curves);
+  const groups = groupsOf(runs, of.configs);
+  const options = { by: choice.by, zoom: zoomOf(of.run) };
+  const gone = wanted.filter((_, at) => !held[at]).map((one) => one.run);
+  $("curves-notice").textContent = gone.length ? `Cannot be read here: ${gone.join(", ")}.` : "";
+  drawCompared(groups);
+  const zeros = [];
+  for (const { spec, card, lines } of grid) {
+    const metrics = namesOf(spec.metrics, runs.map((one) => one.curves));
+    const isZero = metrics.length > 0 && metrics.every((name) => runs.every(({ curves }) => lineOf(curves, name)?.y.every((value) => value === 0) ?? true));
+    card.hidden = !metrics.length || isZero;
+    if (isZero) zeros.push(spec.title.toLowerCase());
+    else if (metrics.length) lines.show(partsOf(groups, metrics, { label: spec.label ?? (metrics.length > 1 ? last : () => spec.title.toLowerCase()), weight: spec.dots ? 0 : choice.smoothing, dots: spec.dots }), options);
+  }
+  $("zeros").textContent = zeros.length ? `Always 0, so without a chart: ${zeros.join("; ")}.` : "";
+  for (const { spec, card, lines } of bars) {
+    const metrics = namesOf(spec.metrics, [worked]);
+    card.hidden = !metrics.length;
+    const parts = metrics.map((name, color) => ({ name: last(name).replace(/ (seconds|evaluations)$/, ""), color, ...lineOf(worked, name) }));
+    const isWhole = parts.every((part) => part.x === parts[0].x);
+    if (parts.length) lines.show(isWhole ? parts : aligned(parts), { ...options, isStacked: true });
+  }
+}
+
+// Parts of a sum over the same points; where one has no value it adds nothing.
+function aligned(parts) {
+  const x = [...new Set(parts.flatMap((part) => part.x))].sort((a, b) => a - b);
+  return parts.map((part) => {
+    const held = new Map(part.x.map((at, index) => [at, part.y[index]]));
+    return { ...part, x, y: x.map((at) => held.get(at) ?? 0) };
+  });
+}
+
+function namesOf(metrics, curves) {
+  const names = [...new Set(curves.flatMap((one) => Object.keys(one.series)))];
+  return metrics instanceof RegExp ? names.filter((name) => metrics.test(name)) : metrics.filter((name) => names.includes(name));
+}
+
+function drawCompared(groups) {
+  $("compared").replaceChildren(
+    ...(groups.flatMap((group) => group.members).length < 2 ? [] : groups).map((group) => {
+      const item = document.createElement("li");
+      const mark = Object.assign(document.createElement("i"), { className: "mark" });
+      mark.style.background = `var(--c${group.number % 6})`;
+      item.append(mark, group.members.length > 1 ? `${group.name}, ${group.members.length} seeds: ${group.members.join(", ")}` : group.name);
+      return item;
+    }),
+  );
+}
+
+// Axis, smoothing and zoom
+
+export function zoom(window) {
+  if (!shown) return;
+  const [least, most] = window ?? [];
+  setZoom(shown.run, window && most > least ? [Math.max(0, least), most] : null);
+  draw();
+}
+
+function drawTools() {
+  const window = zoomOf(shown.run);
+  const [from, to] = window ?? [null, null];
+  for (const [id, value] of [["zoom-from", from], ["zoom-to", to]]) if (document.activeElement !== $(id)) $(id).value = value == null ? "" : Math.round(value);
+  $("zoom-all").disabled = !window;
+  $("zoomed").hidden = !window || shown.view !== "overview";
+  if (window) $("zoomed-text").textContent = `The charts show ${choice.by === "seconds" ? "seconds" : "iterations"} ${Math.round(from)} to ${Math.round(to)}.`;
+  $("by").value = choice.by;
+  $("smoothing").value = choice.smoothing;
+  $("smoothing-now").textContent = choice.smoothing ? Number(choice.smoothing).toFixed(2) : "off";
+}
+
+function readZoom() {
+  const [from, to] = ["zoom-from", "zoom-to"].map((id) => $(id).value);
+  if (from === "" && to === "") zoom(null);
+  else if (from !== "" && to !== "") zoom([Number(from), Number(to)]);
+}
+
+$("by").addEventListener("change", (event) => {
+  keep({ by: event.target.value });
+  redraw();
+});
+$("smoothing").addEventListener("input", (event) => {
+  keep({ smoothing: Number(event.target.value) });
+  if (shown) draw();
+});
+for (const id of ["zoom-from", "zoom-to"]) $(id).addEventListener("change", readZoom);
+for (const id of ["zoom-all", "zoomed-all"]) $(id).addEventListener("click", () => zoom(null));

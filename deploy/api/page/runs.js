@@ -1,0 +1,113 @@
+// The table of runs: searched, sorted, with what differs in their configs; a mark puts a run beside the one that is shown.
+
+import { ask } from "/static/api.js";
+import { MOST_RUNS, address, go } from "/static/choice.js";
+import { date, make, number, signed } from "/static/panels.js";
+
+const $ = (id) => document.getElementById(id);
+const SHOWN = 300;
+const KEYS_SHOWN = 8;
+
+let runs = [];
+let configs = null;
+let asked = "";
+let order = { column: "updated", isUp: false };
+
+const phaseOf = (run) => (run.stale_since ? "silent" : run.phase);
+const COLUMNS = [
+  ["run", "Run", (run) => run.run],
+  ["phase", "State", phaseOf],
+  ["iteration", "Iteration", (run) => run.iteration],
+  ["reward", "Reward", (run) => run.reward ?? -Infinity],
+  ["heldout", "Held-out score", (run) => run.heldout ?? -Infinity],
+  ["updated", "Last heard", (run) => run.updated],
+];
+
+export function keepRuns(found) {
+  runs = found;
+  if (address().view === "runs") drawRuns();
+}
+
+export async function drawRuns() {
+  draw();
+  const key = runs.map((run) => run.run).join();
+  if (!runs.length || asked === key) return;
+  asked = key;
+  try {
+    configs = await ask("/configs");
+  } catch {
+    asked = "";
+  }
+  draw();
+}
+
+export function textOf(run) {
+  const found = configs?.runs[run];
+  if (!found) return [];
+  return [...configs.keys.filter((key) => key in found.values).map((key) => `${key}=${found.values[key]}`), `seed=${found.seed}`];
+}
+
+function draw() {
+  const { run: shown, others } = address();
+  const words = $("run-words").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = runs.filter((run) => {
+    const text = [run.run, phaseOf(run), run.health, ...textOf(run.run)].join(" ").toLowerCase();
+    return words.every((word) => text.includes(word));
+  });
+  const value = COLUMNS.find(([name]) => name === order.column)[2];
+  const compared = (a, b) => (typeof a === "string" ? a.localeCompare(b, undefined, { numeric: true }) : a - b);
+  found.sort((a, b) => (order.isUp ? 1 : -1) * compared(value(a), value(b)));
+  const marked = others.length + 1;
+  $("run-count").textContent = `${found.length} of ${runs.length} runs${found.length > SHOWN ? `, the first ${SHOWN} are shown` : ""}; ${marked} ${marked === 1 ? "is" : "are"} shown in the curves, at most ${MOST_RUNS}.`;
+  for (const head of document.querySelectorAll("#runs-table th[data-column]")) {
+    head.setAttribute("aria-sort", head.dataset.column !== order.column ? "none" : order.isUp ? "ascending" : "descending");
+  }
+  $("run-rows").replaceChildren(...found.slice(0, SHOWN).map((run) => lineOf(run, shown, others)));
+}
+
+function lineOf(run, shown, others) {
+  const line = document.createElement("tr");
+  const mark = Object.assign(document.createElement("input"), { type: "checkbox", checked: run.run === shown || others.includes(run.run), disabled: run.run === shown });
+  if (!mark.checked && others.length >= MOST_RUNS - 1) mark.disabled = true;
+  mark.setAttribute("aria-label", `Compare ${run.run}`);
+  mark.addEventListener("change", () => {
+    const now = address().others.filter((other) => other !== run.run);
+    go({ others: mark.checked ? [...now, run.run] : now });
+  });
+  const open = make("button", run.run, "as-link");
+  open.type = "button";
+  open.addEventListener("click", () => go({ run: run.run, view: "overview", others: others.filter((other) => other !== run.run) }));
+  const change = run.heldout == null || run.heldout_first == null ? "" : ` (${signed(run.heldout - run.heldout_first)})`;
+  const [first, name] = [document.createElement("td"), document.createElement("td")];
+  first.append(mark);
+  name.append(open);
+  if (run.run === shown) line.setAttribute("aria-current", "true");
+  const texts = textOf(run.run);
+  const differs = make("td", texts.slice(0, KEYS_SHOWN).join("  "), "text");
+  if (texts.length > KEYS_SHOWN) differs.append(make("small", ` and ${texts.length - KEYS_SHOWN} more`));
+  differs.title = texts.join("\n");
+  const state = make("td", phaseOf(run));
+  state.title = run.health;
+  line.append(
+    first,
+    name,
+    state,
+    make("td", `${run.iteration} / ${run.iterations}`, "n"),
+    make("td", number(run.reward), "n"),
+    make("td", number(run.heldout) + change, "n"),
+    make("td", date(run.updated)),
+    differs,
+  );
+  return line;
+}
+
+for (const head of document.querySelectorAll("#runs-table th[data-column] button")) {
+  head.addEventListener("click", () => {
+    const column = head.closest("th").dataset.column;
+    order = { column, isUp: order.column === column ? !order.isUp : column === "run" };
+    draw();
+  });
+}
+$("run-words").addEventListener("input", draw);
+$("run-alone").addEventListener("click", () => go({ others: [] }));
+$("run-curves").addEventListener("click", () => go({ view: "curves" }));
