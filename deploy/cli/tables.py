@@ -39,6 +39,7 @@ def show_run(status: RunStatus) -> RenderableType:
     facts.add_row("run", f"{status.run}  {_phase(status)}")
     if status.job:
         facts.add_row("job", status.job)
+    facts.add_row("health", status.health)
     left = f", {_span(status.eta_s)} left" if status.eta_s else ""
     facts.add_row("iteration", f"{status.iteration}/{status.iterations}{left}")
     trend = "" if rewards.trend is None else f"  ({rewards.trend:+.3f} in 10 iterations)"

@@ -160,6 +160,7 @@ class Observed(Observer):
 
     async def _write_record(self, record: TrajectoryRecord) -> None:
         self.reporter.recorded_trajectories(record)
+        self._trackers.recorded_trajectories(record)
         await asyncio.to_thread(self._run.require_writer)
         await asyncio.to_thread(write_record, self._run.trajectories, record)
 

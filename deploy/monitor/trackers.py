@@ -1,125 +1,45 @@
-"""Experiment trackers behind one small port: TensorBoard, Weights & Biases, or a class of your own.
+"""Experiment trackers behind one small port: TensorBoard, Weights & Biases, MLflow, or a class of your own.
 
 A tracker works on its own thread behind a bounded queue: a slow one misses lines, a failing one is left out of the
 rest of the run. Both are conditions, and neither delays the run.
 """
 
+import io
 import logging
-import os
+import math
 import queue
-import re
 import threading
 import time
-import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from deploy.folder.names import WANDB
+import numpy as np
+
 from deploy.monitor.journal import TOLD, Listener
+from deploy.monitor.tracker_kinds import MLflow, Shown, TensorBoard, Tracker, Values, WeightsAndBiases
+from deploy.monitor.trajectories import sheet
 from learner.loop.evaluate import Evaluation
 from protocol.config.run import RunConfig
-from protocol.errors import ConfigError, RunFolderError, one_line
-from protocol.files import write_whole
+from protocol.errors import ConfigError, ContractError, one_line
 from protocol.import_path import find_class
 from protocol.sink import StatusSink
+from protocol.status import TrajectoryRecord
 
 log = logging.getLogger(__name__)
 LINES_WAITING = 1_000
+IMAGES_WAITING = 4
+"""Evaluations and records with images that may wait for a tracker; they are large."""
+LARGEST = 512
+"""Pixels: trackers get larger images smaller."""
 CLOSING_S = 20.0
 STARTING_S = 60.0
-Values = Mapping[str, Any]
+Work = Callable[[Tracker], None]
 
 
-class Tracker(Protocol):
-    """The interface of a tracker: `Tracker(config, folder)` begins or continues the record of this run folder."""
-
-    def log(self, iteration: int, values: Values) -> None:
-        """Record one line of metrics, names as in docs/metrics.md; numbers that are not finite are left out."""
-        ...
-
-    def close(self) -> None:
-        """Write the lines that are not written yet."""
-        ...
-
-
-class TensorBoard:
-    """Event files in `tensorboard/` of the run folder; `tensorboard --logdir runs` shows them."""
-
-    def __init__(self, config: RunConfig, folder: Path) -> None:  # noqa: ARG002
-        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
-        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        self._event, self._summary = Event, Summary
-        self._writer = EventFileWriter(str(folder / "tensorboard"))
-
-    def log(self, iteration: int, values: Values) -> None:
-        """Write one summary with every number."""
-        numbers = [self._summary.Value(tag=name, simple_value=number) for name, number in values.items()]
-        self._writer.add_event(self._event(wall_time=time.time(), step=iteration, summary=self._summary(value=numbers)))
-
-    def close(self) -> None:
-        """Write the lines that are not written yet."""
-        self._writer.close()
-
-
-class WeightsAndBiases:
-    """A W&B run in the project that the environment's WANDB_PROJECT names, or `flowcredit`.
-
-    It is named like the folder. Its id is drawn once and kept in the run folder: a run that goes on continues it, and
-    two folders of one name never share it.
-    """
-
-    @staticmethod
-    def check() -> None:
-        """Raise ConfigError if W&B would ask for a login."""
-        import wandb  # pyright: ignore[reportMissingImports]
-
-        is_online = os.environ.get("WANDB_MODE", "online") in ("online", "run", "shared")
-        if is_online and not wandb.login(prompt=False, verify=False):
-            raise ConfigError(
-                "tracker wandb must be logged in, got no key: run `wandb login`, set WANDB_API_KEY or"
-                " WANDB_MODE=offline, or leave it out of status.trackers"
-            )
-
-    def __init__(self, config: RunConfig, folder: Path) -> None:
-        import wandb  # pyright: ignore[reportMissingImports]
-
-        name = folder.resolve().name
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "flowcredit"),
-            name=name,
-            id=_wandb_id(folder),
-            resume="allow",
-            dir=str(folder),
-            config=config.model_dump(mode="json"),
-        )
-        self._run.define_metric("iteration")
-        self._run.define_metric("*", step_metric="iteration")
-
-    def log(self, iteration: int, values: Values) -> None:
-        """Log one line; the iteration is a value, so that a resumed run may repeat it."""
-        self._run.log({**values, "iteration": iteration})
-
-    def close(self) -> None:
-        """Write the lines that are not written yet."""
-        self._run.finish()
-
-
-def _wandb_id(folder: Path) -> str:
-    path = folder / WANDB
-    if not path.exists():
-        write_whole(path, uuid.uuid4().hex)
-    found = path.read_text(encoding="utf-8").strip()
-    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", found):
-        raise RunFolderError(f"{path} must hold the id of a W&B run, got {found[:64]!r}: remove it to begin a new one")
-    return found
-
-
-BUILT_IN: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+BUILT_IN: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
 
 
 class Trackers(Listener):
@@ -150,8 +70,18 @@ class Trackers(Listener):
             tracker.put(iteration, line)
 
     def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
-        """Hand an evaluation's numbers to every tracker."""
+        """Hand an evaluation's numbers and images to every tracker."""
         self.recorded(iteration, evaluation.line(iteration))
+        if evaluation.gallery:
+            self._show(iteration, lambda: shown_gallery(evaluation))
+
+    def recorded_trajectories(self, record: TrajectoryRecord) -> None:
+        """Hand recorded trajectories to every tracker, as the sheet that people see."""
+        self._show(record.iteration, lambda: [shown_record(record)])
+
+    def _show(self, iteration: int, images: Callable[[], Sequence[Shown]]) -> None:
+        for tracker in self._running:
+            tracker.put_images(iteration, images)
 
     def close(self) -> None:
         """Let the trackers write the lines that they have not written yet."""
@@ -163,9 +93,10 @@ class _Running:
     def __init__(self, name: str, config: RunConfig, folder: Path, sink: StatusSink) -> None:
         self._name = name
         self._sink = sink
-        self._lines: queue.Queue[tuple[int, Values] | None] = queue.Queue(LINES_WAITING)
+        self._work: queue.Queue[Work | None] = queue.Queue(LINES_WAITING)
+        self._images = threading.BoundedSemaphore(IMAGES_WAITING)
         self._started: Future[None] = Future()
-        self._thread = threading.Thread(target=self._work, args=(config, folder), name=f"tracker-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._go, args=(config, folder), name=f"tracker-{name}", daemon=True)
         self._thread.start()
 
     def wait_for_start(self, seconds: float) -> None:
@@ -179,28 +110,48 @@ class _Running:
             ) from error
 
     def put(self, iteration: int, values: Values) -> None:
+        finite = {k: v for k, v in values.items() if isinstance(v, int | float) and math.isfinite(v)}
+        self._put(lambda tracker: tracker.log(iteration, finite))
+
+    def put_images(self, iteration: int, images: Callable[[], Sequence[Shown]]) -> None:
+        def show(tracker: Tracker) -> None:
+            try:
+                if take := getattr(tracker, "show", None):
+                    take(iteration, images())
+            except ContractError as error:  # of the images, not of the tracker
+                log.warning("images of iteration %d are not tracked: %s", iteration, error)
+            finally:
+                self._images.release()
+
+        if not self._images.acquire(blocking=False):
+            self._state("Slow", f"{self._name} is too slow, images are left out")
+        elif not self._put(show):
+            self._images.release()
+
+    def _put(self, work: Work) -> bool:
         if not self._thread.is_alive():
-            return
+            return False
         try:
-            self._lines.put_nowait((iteration, values))
+            self._work.put_nowait(work)
         except queue.Full:
             self._state("Slow", f"{self._name} is too slow, lines are left out")
+            return False
+        return True
 
     def close(self) -> None:
         try:
-            self._lines.put(None, timeout=CLOSING_S)
+            self._work.put(None, timeout=CLOSING_S)
         except queue.Full:
             return
         self._thread.join(CLOSING_S)
 
-    def _work(self, config: RunConfig, folder: Path) -> None:
+    def _go(self, config: RunConfig, folder: Path) -> None:
         try:
             tracker = find_tracker(self._name)(config, folder)
             self._started.set_result(None)
             self._state("Recording", f"{self._name} records", holds=True)
-            while (line := self._lines.get()) is not None:
-                iteration, values = line
-                tracker.log(iteration, {k: v for k, v in values.items() if isinstance(v, int | float) and v == v})
+            while (work := self._work.get()) is not None:
+                work(tracker)
             tracker.close()
         except Exception as error:
             if not self._started.done():
@@ -210,6 +161,36 @@ class _Running:
 
     def _state(self, reason: str, message: str, *, holds: bool = False) -> None:
         self._sink.condition(f"Tracker/{self._name}", holds, reason, message)
+
+
+def shown_gallery(evaluation: Evaluation) -> list[Shown]:
+    """Return the images of an evaluation, each with its prompt and its score."""
+    return [
+        _shown(
+            f"evaluation/image_{index:02d}",
+            f"{prompt.text} ({'no score' if score != score else f'{score:.3f}'})",
+            image,
+        )
+        for index, (prompt, image, score) in enumerate(evaluation.gallery)
+    ]
+
+
+def shown_record(record: TrajectoryRecord) -> Shown:
+    """Return recorded trajectories as one image (ContractError: the record is damaged)."""
+    from PIL import Image
+
+    png = sheet(record)
+    return Shown("trajectories/sheet", record.prompt, png, Image.open(io.BytesIO(png)).size)
+
+
+def _shown(name: str, caption: str, image: np.ndarray) -> Shown:
+    from PIL import Image
+
+    held = Image.fromarray(image)
+    held.thumbnail((LARGEST, LARGEST))
+    out = io.BytesIO()
+    held.save(out, "PNG")
+    return Shown(name, caption, out.getvalue(), held.size)
 
 
 def find_tracker(name: str) -> Any:

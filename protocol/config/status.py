@@ -25,7 +25,7 @@ class StatusConfig(Section):
     trajectories_every: int = Field(default=5, ge=1)
     """Iterations between two recorded ones, at least 1; the first iteration is always recorded."""
     trackers: tuple[str, ...] = ()
-    """Metric trackers: `tensorboard`, `wandb`, or the import path `package.module:Class` of your own."""
+    """Metric trackers: `tensorboard`, `wandb`, `mlflow`, or the import path `package.module:Class` of your own."""
 
     @model_validator(mode="after")
     def _is_board(self) -> Self:

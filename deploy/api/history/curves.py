@@ -136,10 +136,11 @@ class CurveCache:
         if columns is None or columns.session != status.session or columns.seq > status.lines:
             columns = _Columns(status.session)
         while columns.seq < status.lines:
-            lines = await self._source.lines(status.run, since=columns.seq, limit=LINES_AT_ONCE)
+            limit = min(LINES_AT_ONCE, status.lines - columns.seq)  # none that the status does not know yet
+            lines = await self._source.lines(status.run, since=columns.seq, limit=limit)
             for line in lines:
                 columns.add(line)
-            if len(lines) < LINES_AT_ONCE:
+            if not lines:
                 break
             await asyncio.sleep(0)
         self._held[status.run] = columns

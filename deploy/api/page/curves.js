@@ -46,6 +46,7 @@ const OF_BARS = "seconds/*,work/*";
 let shown = null; // { run, stamp, view, others: [{ run, stamp }], configs }
 let isDrawing = false;
 let isStale = false;
+let drawnZoom = "";
 const answers = new Map();
 
 const overview = {
@@ -227,7 +228,9 @@ export function zoom(window) {
 function drawTools() {
   const window = zoomOf(shown.run);
   const [from, to] = window ?? [null, null];
-  for (const [id, value] of [["zoom-from", from], ["zoom-to", to]]) if (document.activeElement !== $(id)) $(id).value = value == null ? "" : Math.round(value);
+  const key = JSON.stringify([shown.run, choice.by, window]);
+  if (drawnZoom !== key) for (const [id, value] of [["zoom-from", from], ["zoom-to", to]]) $(id).value = value == null ? "" : Math.round(value);
+  drawnZoom = key; // a number that is being typed stays
   $("zoom-all").disabled = !window;
   $("zoomed").hidden = !window || shown.view !== "overview";
   if (window) $("zoomed-text").textContent = `The charts show ${choice.by === "seconds" ? "seconds" : "iterations"} ${Math.round(from)} to ${Math.round(to)}.`;

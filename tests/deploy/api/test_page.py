@@ -16,11 +16,10 @@ from deploy.board.embedded import BoardServer
 from protocol.commands import Command
 from protocol.errors import BoardError
 from protocol.status import ActorStatus, Event, MetricLine, PoolStatus, RunStatus
-from tests.support.programs import need
 from tests.support.runs.scene import Driver, preset
 from tests.support.runs.statuses import a_record, a_status
+from tests.support.services.browsing import resize, started_browser, text, wait_for
 from tests.support.services.serving import TOKEN, free_port, start_server
-from tests.support.waiting import PATIENCE_S
 
 
 class LivingRun:
@@ -127,17 +126,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LivingRun,
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    chromium, driver = need("chromium"), need("chromedriver")
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,900"):
-        options.add_argument(word)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield started
-    started.quit()
+    with started_browser() as started:
+        yield started
 
 
 @pytest.fixture
@@ -145,17 +135,6 @@ def page(browser: Any, scene: tuple[LivingRun, Server]) -> Any:
     browser.get(scene[1].address)
     wait_for(browser, lambda: "live" in text(browser, "#link"))
     return browser
-
-
-def text(browser: Any, selector: str) -> str:
-    return browser.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
-
-
-def wait_for(browser: Any, holds: Any, seconds: float = PATIENCE_S) -> None:
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until, browser.execute_script("return document.body.innerText")
-        time.sleep(0.1)
 
 
 def shown_iteration(browser: Any) -> int:
@@ -289,8 +268,7 @@ def test_axe_finds_nothing(page, width):
         "axe_core_python.selenium", reason="axe-core-python is not installed: pip install -e .[dev]"
     )
     wait_for(page, lambda: page.execute_script("return document.querySelectorAll('.trajectory').length") == 2)
-    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    resize(page, width)
     found = axe.Axe().run(page)
     page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found["violations"]] == []
@@ -324,8 +302,8 @@ def test_the_heat_map_of_a_long_run_of_many_steps_is_drawn_and_its_labels_stand_
     assert "error" not in found, found
     assert found["most"] == "0.5026"
     assert len(found["labels"]) >= 10
-    for row, text, middle in found["labels"]:
-        assert text == f"step {row}"
+    for row, words, middle in found["labels"]:
+        assert words == f"step {row}"
         assert abs(middle - (row + 0.5) * found["height"]) < found["height"], "the label belongs to its row"
     distances = [later[2] - earlier[2] for earlier, later in itertools.pairwise(found["labels"])]
     assert min(distances) >= 12, "labels do not overlap"
@@ -333,10 +311,7 @@ def test_the_heat_map_of_a_long_run_of_many_steps_is_drawn_and_its_labels_stand_
 
 @pytest.mark.parametrize("width", [400, 1200])
 def test_nothing_stands_out_of_the_page_sideways(page, width):
-    page.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    )
-    wait_for(page, lambda: page.execute_script("return innerWidth") == width)
+    resize(page, width)
     wait_for(page, lambda: page.execute_script("return document.documentElement.scrollWidth") <= width)
     page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 

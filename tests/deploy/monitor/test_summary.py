@@ -16,6 +16,9 @@ def test_trend_is_the_slope_of_the_newest_twenty_over_ten_iterations():
     rewards = overview.rewards_of(steps(*([9.0] * 5), *(0.02 * n for n in range(20))))
     assert rewards.trend == pytest.approx(0.2)
     assert rewards.now == pytest.approx(0.38)
+    assert rewards.trend_error == pytest.approx(0.0, abs=1e-9)
+    zigzag = overview.rewards_of(steps(*(0.02 * n + 0.1 * (-1) ** n for n in range(20))))
+    assert zigzag.trend_error == pytest.approx(0.0406, abs=1e-3), "numpy.polyfit says so"
     assert overview.rewards_of(steps(*(0.1 * n for n in range(9)))).trend is None, "fewer than 10 iterations"
     assert overview.rewards_of(steps(*(0.1 * n for n in range(4)), None, *(0.1 * n for n in range(5, 11)))).trend == (
         pytest.approx(1.0)

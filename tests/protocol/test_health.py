@@ -1,0 +1,61 @@
+"""How a run goes, in one sentence."""
+
+from typing import Any
+
+import pytest
+
+from protocol.status import Bottleneck, Condition, Event, PoolStatus, Rewards, RunStatus
+from tests.support.runs.statuses import a_status
+
+LEARNER = PoolStatus(name="learner", desired=1, ready=1, busy=1)
+SLOW = {"bottleneck": Bottleneck(side="learner", share=0.6, message="m"), "pools": [LEARNER]}
+
+
+def said(phase: str = "running", **facts: Any) -> str:
+    return a_status("one", phase, **({"conditions": []} | facts)).health
+
+
+@pytest.mark.parametrize(
+    ("trend", "error", "words"),
+    [
+        (0.05, 0.01, "Learning: reward +0.050 in 10 iterations"),
+        (-0.05, 0.01, "Falling: reward −0.050 in 10 iterations"),
+        (0.05, 0.03, "Flat: reward +0.050 in 10 iterations, no more than chance"),
+        (None, None, "Too early to tell: a trend needs 10 iterations, 6 are done"),
+    ],
+)
+def test_whether_it_learns_is_told_from_chance(trend, error, words):
+    assert said(rewards=Rewards(now=0.5, trend=trend, trend_error=error)) == f"{words}."
+
+
+def test_the_slow_side_comes_with_its_remedy_and_what_needs_attention_is_counted():
+    rewards = Rewards(now=0.5, trend=0.05, trend_error=0.01)
+    begin = "Learning: reward +0.050 in 10 iterations; "
+    assert said(rewards=rewards, **SLOW) == f"{begin}the learner is the slow side, add a learner worker."
+    fixed = LEARNER.model_copy(update={"is_resizable": False})
+    assert said(rewards=rewards, **SLOW | {"pools": [fixed]}) == f"{begin}the learner is the slow side."
+    growing = LEARNER.model_copy(update={"desired": 2})
+    assert said(rewards=rewards, **SLOW | {"pools": [growing]}).endswith("the slow side (1 of 2 are ready).")
+    slow = Bottleneck(side="reward/geneval", share=0.6, message="m")
+    false = Condition(type="A", status="False", reason="R", message="m", since=1.0)
+    facts = {"rewards": rewards, "bottleneck": slow, "conditions": [false]}
+    assert said(**facts) == f"{begin}reward/geneval is the slow side, add a reward actor; 1 condition needs attention."
+    assert said(**facts | {"conditions": [false, false]}).endswith("; 2 conditions need attention.")
+
+
+def test_a_run_that_does_not_go_on_says_why():
+    ended = Rewards(heldout_first=0.4, heldout=0.55)
+    assert said("finished", rewards=ended) == "Finished after 6 iterations: held-out score 0.400 → 0.550 (+0.150)."
+    assert said("stopped", iteration=1) == "Stopped after 1 iteration."
+    failed = Event(time=1.0, kind="error", message="the run failed: the loss must be finite.")
+    assert said("failed", errors=[failed]) == "Failed: the loss must be finite."
+    assert said("failed") == "Failed: see the events."
+    assert said("paused").startswith("Paused after iteration 6")
+    assert said("starting").startswith("Starting: ")
+    assert said("stopping").startswith("Stopping: ")
+    assert said("running", stale_since=5.0).startswith("Silent: ")
+
+
+def test_the_sentence_is_part_of_the_document_and_never_read_from_it():
+    held = a_status("one").model_dump() | {"health": "something else"}
+    assert held["health"] != RunStatus.model_validate(held).health == a_status("one").health
