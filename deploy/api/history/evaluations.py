@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
-from deploy.folder.gallery import read_gallery
 from deploy.folder.heldout import SCORE, HeldoutScores, read_heldout
 from deploy.folder.names import GALLERY
 from protocol.status import Document
@@ -121,6 +120,8 @@ def galleries_of(run: Path) -> list[int]:
 def images_of(run: Path, iteration: int) -> GalleryImages | None:
     """Return the images of an evaluation, small enough for a page; None if there are none, or if they are damaged."""
     from PIL import Image
+
+    from deploy.folder.gallery import read_gallery  # matplotlib, which a server needs for nothing else
 
     try:
         held = read_gallery(run / GALLERY, iteration)
