@@ -190,7 +190,7 @@ async function drawGrid(of) {
   }
 }
 
-// Parts of a sum over the same points; where one has no value it adds nothing.
+// Summands over the same points; where one has no value it adds nothing.
 function aligned(parts) {
   const x = [...new Set(parts.flatMap((part) => part.x))].sort((a, b) => a - b);
   return parts.map((part) => {
