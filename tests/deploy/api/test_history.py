@@ -23,6 +23,7 @@ from tests.support.runs.long import a_long_run
 from tests.support.runs.played import played_run
 from tests.support.runs.statuses import a_status
 from tests.support.services.serving import Serve
+from tests.support.waiting import PATIENCE_S
 
 STEPS, ITERATIONS = 4, 1000
 
@@ -41,7 +42,7 @@ def folder(tiny_config: Callable[..., RunConfig], tmp_path_factory: pytest.TempP
 @pytest.fixture(scope="module")
 def client(folder: Path, serve: Serve) -> Iterator[httpx2.Client]:
     _, address = serve(str(folder))
-    with httpx2.Client(base_url=address, timeout=60) as opened:
+    with httpx2.Client(base_url=address, timeout=PATIENCE_S) as opened:
         yield opened
 
 
@@ -160,7 +161,7 @@ def test_a_config_that_changes_is_read_again_and_one_that_is_damaged_hides_no_ot
     for name in ("one", "two"):
         an_ended_run(tmp_path / name, tiny_config(group={"size": 4, "shard": 2}))
     _, address = serve(str(tmp_path))
-    with httpx2.Client(base_url=address, timeout=60) as client:
+    with httpx2.Client(base_url=address, timeout=PATIENCE_S) as client:
         assert client.get("/configs").json()["keys"] == []
         (tmp_path / "one" / "config.yaml").write_text(tiny_config(group={"size": 16, "shard": 2}).to_yaml())
         assert client.get("/configs").json()["keys"] == ["group.size"]
@@ -245,11 +246,11 @@ def test_a_board_has_no_files_and_says_where_they_are(tmp_path, serve):
     with played_run(tmp_path, "played") as (url, _):
         _, address = serve(url)
         for path in ("config", "evaluations", "gallery/0", "files/metrics"):
-            answer = httpx2.get(f"{address}/runs/played/{path}", timeout=60)
+            answer = httpx2.get(f"{address}/runs/played/{path}", timeout=PATIENCE_S)
             assert answer.status_code == 404
             assert "reads a board, which has no files: `flowcredit serve FOLDER`" in answer.json()["detail"]
-        assert httpx2.get(f"{address}/configs", timeout=60).json() == {"keys": [], "left_out": 0, "runs": {}}
-        assert httpx2.get(f"{address}/runs/played/curves?names=*", timeout=60).json()["series"] == {}
+        assert httpx2.get(f"{address}/configs", timeout=PATIENCE_S).json() == {"keys": [], "left_out": 0, "runs": {}}
+        assert httpx2.get(f"{address}/runs/played/curves?names=*", timeout=PATIENCE_S).json()["series"] == {}
 
 
 def test_health_stands_in_the_status_and_in_the_list(client):

@@ -20,6 +20,7 @@ from tests.support.runs.scene import Driver, preset
 from tests.support.runs.statuses import a_record, a_status
 from tests.support.services.browsing import resize, started_browser, text, wait_for
 from tests.support.services.serving import TOKEN, free_port, start_server
+from tests.support.waiting import PATIENCE_S
 
 
 class LivingRun:

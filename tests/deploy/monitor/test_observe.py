@@ -19,6 +19,7 @@ from deploy.api.folder_source import FolderSource
 from deploy.board.board import Board
 from deploy.folder.names import BOARD_URL
 from deploy.folder.run_folder import open_run_folder
+from deploy.monitor import trackers
 from deploy.monitor.journal import RunJournal
 from deploy.monitor.observe import Observed
 from deploy.monitor.progress import Progress
@@ -73,6 +74,30 @@ def test_scored_groups_that_wait_for_the_learner_are_counted(config, tmp_path):
 
     go(config(group={"max_lag": 1}), tmp_path / "run", beside=look, slow_s=0.1)
     assert left_behind(tmp_path / "run").queues == {"groups/in_work": 0, "groups/scored": 0}
+
+
+class Album:
+    """A tracker that notes what images it is shown."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        self.folder, self.seen = folder, []
+
+    def log(self, iteration: int, values: dict) -> None:
+        """Numbers are not looked at."""
+
+    def show(self, iteration: int, images: list) -> None:
+        self.seen += [[iteration, image.name] for image in images]
+
+    def close(self) -> None:
+        (self.folder / "seen").write_text(json.dumps(self.seen))
+
+
+def test_trackers_see_the_images_of_evaluations_and_the_recorded_trajectories(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(trackers, "CLOSING_S", PATIENCE_S)
+    go(config(iterations=2, status={"trackers": [f"{__name__}:Album"]}), tmp_path / "run")
+    seen = json.loads((tmp_path / "run" / "seen").read_text())
+    assert [2, "trajectories/sheet"] in seen
+    assert [2, "evaluation/image_00"] in seen
 
 
 @pytest.mark.parametrize("values", ["raw", "calibrated"])
