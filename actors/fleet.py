@@ -12,36 +12,70 @@ from actors.rewards.pool import RewardPools
 from actors.rollouts import RolloutPool
 from protocol.config.run import RunConfig
 from protocol.errors import PoolError
-from protocol.messages import Prompt
-from protocol.ports import Ports
+from protocol.messages import Adapter, Prompt
+from protocol.ports import EvaluationPorts, Ports
 from protocol.sink import StatusSink
 from protocol.status import FIXED_SIZE, ActorStatus, PoolStatus
 
 log = logging.getLogger(__name__)
 
 
-class RayFleet:
+class RayEvaluators:
+    """The rollout and reward actors: all that an evaluation needs. `deploy` makes and stops them."""
+
+    def __init__(self, config: RunConfig, sink: StatusSink, *, bundles: Bundles | None = None) -> None:
+        self._config = config
+        self._nodes = NodeFailures(within_s=config.cluster.restart_window_s)
+        self.rewards = RewardPools(config, self._nodes, sink)
+        self.rollouts = RolloutPool(config, self._nodes, sink, bundles=bundles)
+
+    @property
+    def ports(self) -> EvaluationPorts:
+        """The ports that they serve."""
+        return EvaluationPorts(rollouts=self.rollouts, rewards=self.rewards, adapters=self.rollouts)
+
+    async def start(self) -> None:
+        """Return when every actor is ready."""
+        await asyncio.gather(*(pool.start() for pool in self._pools.values()))
+
+    async def check(self, prompts: Sequence[Prompt]) -> None:
+        """Raise InputError for a prompt that a scorer cannot score, where only its actors can tell."""
+        await self.rewards.check(prompts)
+
+    async def first_adapter(self) -> Adapter:
+        """Copy the adapter of iteration 0, before anything is published."""
+        return await self.rollouts.first_adapter()
+
+    def stop(self) -> None:
+        """End every actor."""
+        for pool in self._pools.values():
+            pool.stop()
+
+    @property
+    def _pools(self) -> dict[str, ActorPool]:
+        pools = (self.rollouts.pool, *self.rewards.pools.values())
+        return {pool.name: pool for pool in pools}
+
+
+class RayFleet(RayEvaluators):
     """A `protocol.ports.Fleet` on Ray. `deploy` makes and stops it."""
 
     _bundles: Bundles | None = None
 
     def __init__(self, config: RunConfig, sink: StatusSink) -> None:
-        self._config = config
-        nodes = NodeFailures(within_s=config.cluster.restart_window_s)
         self._bundles = Bundles(config.cluster) if config.cluster.is_colocated else None
-        self.rewards = RewardPools(config, nodes, sink)
-        self.rollouts = RolloutPool(config, nodes, sink, bundles=self._bundles)
+        super().__init__(config, sink, bundles=self._bundles)
         make_room = self.rollouts.rest if config.cluster.offload else None
-        self.learner = LearnerGroup(config, nodes, bundles=self._bundles, make_room=make_room)
-        self.ports = Ports(rollouts=self.rollouts, rewards=self.rewards, learner=self.learner, adapters=self.rollouts)
+        self.learner = LearnerGroup(config, self._nodes, bundles=self._bundles, make_room=make_room)
+
+    @property
+    def ports(self) -> Ports:
+        """The four ports; the same objects before and after a restart of the learner."""
+        return Ports(rollouts=self.rollouts, rewards=self.rewards, learner=self.learner, adapters=self.rollouts)
 
     async def start(self) -> None:
         """Return when every actor is ready."""
-        await asyncio.gather(self.learner.start(), *(pool.start() for pool in self._pools.values()))
-
-    async def check(self, prompts: Sequence[Prompt]) -> None:
-        """Raise InputError for a prompt that a scorer cannot score, where only its actors can tell."""
-        await self.rewards.check(prompts)
+        await asyncio.gather(self.learner.start(), super().start())
 
     async def restart_learner(self) -> None:
         """Replace the learner group by one in the state of iteration 0; all other actors go on."""
@@ -49,8 +83,7 @@ class RayFleet:
 
     def stop(self) -> None:
         """End every actor."""
-        for pool in self._pools.values():
-            pool.stop()
+        super().stop()
         self.learner.stop()
         if self._bundles:
             self._bundles.remove()
@@ -93,11 +126,6 @@ class RayFleet:
         if self._bundles and pool in (self.rollouts.pool.name, self.learner.name):
             return self._bundles.shortage(free)
         return shortage_of(self._needs(pool), free)
-
-    @property
-    def _pools(self) -> dict[str, ActorPool]:
-        pools = (self.rollouts.pool, *self.rewards.pools.values())
-        return {pool.name: pool for pool in pools}
 
     def _needs(self, pool: str) -> dict[str, float]:
         cluster = self._config.cluster

@@ -54,6 +54,11 @@ class RolloutActor(Alive):
         """Return what the actor's bits depend on besides its device."""
         return library_facts()
 
+    @ray.method
+    def first_adapter(self) -> Adapter:
+        """Copy the adapter of iteration 0, before the first request."""
+        return self._policy.first_adapter()
+
     @ray.method(concurrency_group=ADAPTERS)
     def receive(self, adapter: Adapter) -> tuple[int, str]:
         """Keep an adapter for the requests that name it; return its version and the digest of what came."""
@@ -160,6 +165,10 @@ class RolloutPool:
     async def rest(self) -> None:
         """Let every actor keep its weights in host memory until its next request."""
         await self.pool.each(lambda actor: self._answer(actor.rest.remote(), actor))
+
+    async def first_adapter(self) -> Adapter:
+        """Copy the adapter of iteration 0, before anything is published."""
+        return await self.pool.call(lambda actor: self._answer(actor.first_adapter.remote(), actor))
 
     async def publish(self, adapter: Adapter) -> None:
         """Put the adapter into the object store once; every node fetches it once, every actor confirms its digest."""

@@ -52,7 +52,7 @@ from deploy.run.local import LocalFleet
 from deploy.run.supervise import supervise
 from learner.loop.loop import Save
 from protocol.config.run import RunConfig
-from protocol.ports import Fleet, Ports
+from protocol.ports import Fleet
 from protocol.sink import StatusSink
 
 SIX = (
@@ -228,7 +228,6 @@ class KeptFleet(RayFleet):
         self.rewards = RewardPools(config, nodes, sink, actor_class=KEPT[RewardActor])
         self.rollouts = RolloutPool(config, nodes, sink, actor_class=KEPT[RolloutActor])
         self.learner = LearnerGroup(config, nodes, actor_class=KEPT[LearnerActor])
-        self.ports = Ports(rollouts=self.rollouts, rewards=self.rewards, learner=self.learner, adapters=self.rollouts)
 
     def stop(self) -> None:
         """Keep the processes."""

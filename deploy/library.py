@@ -10,14 +10,15 @@ leave that loop free.
 """
 
 import asyncio
-from functools import partial
+from collections.abc import Callable, Coroutine
+from functools import partial, wraps
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 from rich.console import Console
 
 from deploy.folder.location import default_name, found_run, job_id, placed, runs_folder
-from deploy.folder.names import CONFIG
-from deploy.folder.read import require_run
+from deploy.folder.read import source_of
 from deploy.monitor.progress import Progress
 from deploy.presets import Overrides, find_preset, load_config
 from deploy.report import runs as report_runs
@@ -25,10 +26,12 @@ from deploy.report.compare import Comparison
 from deploy.report.compare import compare as comparison_of
 from deploy.report.runs import Run
 from deploy.run.run import Outcome, run_training
-from deploy.run.signals import StopRequest
-from deploy.tools.evaluate import Assessed, assess, assess_async
+from deploy.run.signals import StopRequest, run_to_end
+from deploy.tools.evaluate import Assessed, assess
 from protocol.config.run import RunConfig
-from protocol.errors import ConfigError
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 
 def train(
@@ -107,24 +110,30 @@ async def train_async(
     return done.result()
 
 
-def evaluate(
+async def evaluate_async(
     run: str | Path | None = None,
     preset: str | Path | None = None,
     overrides: Overrides = (),
     *,
     iteration: int | None = None,
+    is_best: bool = False,
     has_base: bool = False,
     features: str | None = None,
+    is_local: bool = False,
 ) -> list[Assessed]:
-    """Score held-out prompts in this process with a run's adapter, with the base model, or with both at the same noise.
+    """Score held-out prompts with a run's adapter, with the base model, or with both at the same noise.
+
+    `evaluate_async` is awaited; `evaluate` takes the same arguments and waits for the end.
 
     Args:
         run: the run folder, or a run's name; None evaluates the base model of `preset`.
         preset: name of a preset or path of a YAML file; None takes the run's own config.
         overrides: see `train`; `data.heldout` and `evaluation.images_per_prompt` are among the useful ones.
         iteration: of the checkpoint; the newest without one.
+        is_best: take the checkpoint with the highest held-out score instead.
         has_base: score the base model too.
         features: a CLIP whose image features measure diversity.
+        is_local: evaluate in this process without Ray; the results are the same.
 
     Returns:
         The adapter's result, or the base model's and the adapter's; `scores` has the score of every image.
@@ -132,36 +141,31 @@ def evaluate(
     Raises:
         InputError: a mistake that you can correct; it is one line.
     """
-    return assess(*_evaluation(run, preset, overrides), iteration=iteration, has_base=has_base, features=features)
+    folder = found_run(str(run)) if run else None
+    config = load_config(source_of(preset, folder, "or run= with a run"), overrides=overrides)
+    return await assess(
+        config,
+        folder,
+        iteration=iteration,
+        is_best=is_best,
+        has_base=has_base,
+        features=features,
+        is_local=is_local,
+    )
 
 
-async def evaluate_async(
-    run: str | Path | None = None,
-    preset: str | Path | None = None,
-    overrides: Overrides = (),
-    *,
-    iteration: int | None = None,
-    has_base: bool = False,
-    features: str | None = None,
-) -> list[Assessed]:
-    """Score held-out prompts as `evaluate` does, while the caller's event loop goes on.
+def _waiting(function: Callable[P, Coroutine[Any, Any, Result]]) -> Callable[P, Result]:
+    """Make a function that is awaited one that waits for the end, also in a notebook's running event loop."""
 
-    Args:
-        run: see `evaluate`.
-        preset: see `evaluate`.
-        overrides: see `evaluate`.
-        iteration: see `evaluate`.
-        has_base: see `evaluate`.
-        features: see `evaluate`.
+    @wraps(function)
+    def waits(*args: P.args, **kwargs: P.kwargs) -> Result:
+        return run_to_end(function(*args, **kwargs))
 
-    Returns:
-        See `evaluate`.
+    waits.__name__ = waits.__qualname__ = function.__name__.removesuffix("_async")
+    return waits
 
-    Raises:
-        InputError: see `evaluate`.
-    """
-    config, folder = _evaluation(run, preset, overrides)
-    return await assess_async(config, folder, iteration=iteration, has_base=has_base, features=features)
+
+evaluate = _waiting(evaluate_async)
 
 
 def read_run(run: str | Path) -> Run:
@@ -192,7 +196,7 @@ def _training(
     is_quiet: bool,
 ) -> "partial[Outcome]":
     folder = placed(Path(run)) if run else None
-    source = _source(preset, folder)
+    source = source_of(preset, folder, "or run= with a run")
     config = load_config(source, overrides=overrides)
     if folder is None:
         folder = runs_folder() / default_name(find_preset(source).stem, config, is_job=job_id() is not None)
@@ -204,23 +208,6 @@ def _training(
         is_local=is_local,
         progress=Progress(Console(quiet=True)) if is_quiet else Progress(),
     )
-
-
-def _evaluation(
-    run: str | Path | None, preset: str | Path | None, overrides: Overrides
-) -> tuple[RunConfig, Path | None]:
-    folder = found_run(str(run)) if run else None
-    return load_config(_source(preset, folder), overrides=overrides), folder
-
-
-def _source(preset: str | Path | None, run: Path | None) -> str | Path:
-    """Return a preset, or the config of a run for which none is named."""
-    if preset is not None:
-        return preset
-    if run is None:
-        raise ConfigError("a preset must be named, or run= with a run: `flowcredit presets` lists them")
-    require_run(run)
-    return run / CONFIG
 
 
 __all__ = (

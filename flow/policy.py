@@ -20,6 +20,7 @@ from flow.maths.transition import LogProbForm, Transition, cps, dance_sde, ddim_
 from flow.maths.windows import require_trainable, window_steps
 from flow.models.contract import Backbone, Conditioning, repeat
 from flow.models.folder import adapter_config
+from flow.models.hub import adapter_folder
 from flow.models.load import load_backbone
 from protocol.config.run import RunConfig
 from protocol.config.sampling import SamplingConfig
@@ -228,6 +229,16 @@ def build_policy(config: RunConfig, *, device: str) -> tuple[FlowPolicy, Lora]:
     backbone = load_backbone(config.model, device=device)
     lora = Lora(backbone.transformer, adapter_config(config.model), seed=config.seed)
     return policy_of(backbone, config), lora
+
+
+def start_adapter(lora: Lora, config: RunConfig) -> None:
+    """Make a fresh adapter the one of iteration 0: load `model.lora.start` into it, if there is one.
+
+    Raises:
+        ModelError: the saved LoRA cannot be read or belongs to another model.
+    """
+    if config.model.lora.start:
+        lora.start_from(adapter_folder(config.model.lora.start), adapter_config(config.model))
 
 
 def policy_of(backbone: Backbone, config: RunConfig) -> FlowPolicy:

@@ -18,9 +18,9 @@ from flow.maths.noise import INITIAL, SHARED, normal, trajectory_noise
 from flow.maths.transition import Transition, ode
 from flow.meter import Meter
 from flow.models.contract import Conditioning, stack
-from flow.policy import FlowPolicy, build_policy
+from flow.policy import FlowPolicy, build_policy, start_adapter
 from protocol.config.run import RunConfig
-from protocol.errors import NonFiniteError, StaleAdapterError
+from protocol.errors import ContractError, NonFiniteError, StaleAdapterError
 from protocol.messages import (
     COMMON_IMAGE,
     Adapter,
@@ -85,6 +85,17 @@ class RolloutPolicy:
         held = self._activate(request.adapter_version, request.adapter_digest)
         images = generate(self._policy, request)
         return Receipt(adapter_version=held[0], adapter_digest=held[1], images=len(images)), images
+
+    def first_adapter(self) -> Adapter:
+        """Copy the adapter of iteration 0: what the learner begins with, and the base model unless a LoRA starts it.
+
+        Raises:
+            ContractError: a request has put another adapter in its place.
+        """
+        if self._active is not None:
+            raise ContractError(f"the first adapter can be copied before any request, got version {self._active[0]}")
+        start_adapter(self._lora, self._config)
+        return self._lora.export(version=0)
 
     def rest(self) -> None:
         """Keep the model in host memory until the next request."""

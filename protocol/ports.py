@@ -146,14 +146,20 @@ class AdapterSink(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Ports:
-    """The four ports of one run."""
+@dataclass(frozen=True, kw_only=True)
+class EvaluationPorts:
+    """The three ports of an evaluation."""
 
     rollouts: RolloutSource
     rewards: RewardSource
-    learner: LearnerPort
     adapters: AdapterSink
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ports(EvaluationPorts):
+    """The four ports of one run."""
+
+    learner: LearnerPort
 
 
 class Fleet(Protocol):

@@ -36,7 +36,6 @@ from protocol.messages import (
     ShardRequest,
     digest_of,
 )
-from protocol.ports import Ports
 from protocol.sink import StatusSink
 
 LATENTS = (16, 8, 8)
@@ -275,7 +274,6 @@ class SimulatedFleet(RayFleet):
         self.rollouts = RolloutPool(config, nodes, sink, actor_class=rollouts)
         self.rewards = RewardPools(config, nodes, sink, actor_class=rewards)
         self.learner = LearnerGroup(config, nodes, actor_class=workers)
-        self.ports = Ports(rollouts=self.rollouts, rewards=self.rewards, learner=self.learner, adapters=self.rollouts)
 
     def stop(self) -> None:
         """End the processes."""

@@ -34,7 +34,7 @@ COMMANDS = {
     "stop": (status.stop, "runs/mine"),
     "report": (reports.report, "runs/seed_0 runs/seed_1 runs/other --out report.html"),
     "compare": (reports.compare, "runs/mine runs/other"),
-    "eval": (training.evaluate, "toy_geneval --run runs/mine"),
+    "eval": (reports.evaluate, "runs/mine --base --best --out evaluation"),
     "generate": (models.generate, 'runs/mine "a red circle" --count 8'),
     "export": (models.export, "runs/mine merged/"),
     "submit": (jobs.submit, "toy_geneval --run mine --address http://HEAD:8265"),
@@ -79,6 +79,7 @@ def about(
 
 for name, (command, words) in COMMANDS.items():
     app.command(name, cls=Command, epilog=f"Example: flowcredit {name} {words}".rstrip())(command)
+app.command("sample", cls=Command, hidden=True)(models.generate)  # what people of other projects type
 
 
 def main() -> None:

@@ -6,38 +6,55 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.options import IsAverage, Iteration, Overrides, Preset, RunFolder
+from deploy.cli.options import IsAverage, IsBest, Iteration, Overrides, Preset, RunFolder
 from deploy.presets import load_config
 from protocol.errors import ConfigError
 
 
 def generate(
     run: RunFolder,
-    prompt: Annotated[str, typer.Argument(help="What the images show.")],
+    prompt: Annotated[str | None, typer.Argument(help="What the images show; or give --prompts.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Prompt file: text or JSON lines, images of each prompt.")
+    ] = None,
     negative: Annotated[str, typer.Option(help="Negative prompt; takes effect if model.guidance is above 1.")] = "",
-    count: Annotated[int, typer.Option(min=1, help="Number of images.")] = 4,
+    count: Annotated[int, typer.Option(min=1, help="Number of images of each prompt.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Euler steps; default: evaluation.steps.")] = None,
     iteration: Iteration = None,
+    is_best: IsBest = False,
     is_base: Annotated[bool, typer.Option("--base", help="Leave the adapter out.")] = False,
     is_average: IsAverage = False,
     out: Annotated[Path, typer.Option(help="Folder to write the images to.")] = Path("images"),
+    has_grid: Annotated[
+        bool, typer.Option("--grid", help="Write one PNG with all images instead of one for each.")
+    ] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: the GPU if there is one.")] = None,
 ) -> None:
-    """Generate images of a prompt with the adapter of a run."""
-    from deploy.tools.generate import generate_images
+    """Generate images of a prompt, or of a file of prompts, with the adapter of a run.
 
+    Nothing is overwritten: new images get new numbers. Each PNG holds its prompt, seed and adapter as text.
+    """
+    from deploy.tools.generate import generate_images, read_texts
+    from protocol.messages import Prompt
+
+    if (prompt is None) == (prompts is None):
+        raise ConfigError('images need a prompt or --prompts FILE, one of both: generate RUN "a red circle"')
+    if prompts and negative:
+        raise ConfigError("--negative belongs to a single prompt: put `negative_prompt` into the lines of --prompts")
+    wanted = [Prompt(index=0, text=prompt, negative=negative)] if prompt is not None else read_texts(prompts or Path())
     for path in generate_images(
         run,
-        prompt,
+        wanted,
         out=out,
         count=count,
         seed=seed,
-        negative=negative,
         steps=steps,
         iteration=iteration,
+        is_best=is_best,
         is_base=is_base,
         is_average=is_average,
+        has_grid=has_grid,
         device=device,
     ):
         typer.echo(path)

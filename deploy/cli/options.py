@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from deploy.folder.read import source_of
 from deploy.presets import preset_names
 
 
@@ -18,7 +19,11 @@ Preset = Annotated[
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Config overrides, e.g. group.size=16 seed=3.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
-Iteration = Annotated[int | None, typer.Option(help="Iteration of the checkpoint; default: the newest.")]
+Iteration = Annotated[
+    int | None, typer.Option("--iteration", "--step", help="Iteration of the checkpoint; default: the newest.")
+]
+IsBest = Annotated[bool, typer.Option("--best", help="Take the checkpoint with the highest held-out score.")]
+IsLocal = Annotated[bool, typer.Option("--local", help="Run in one process without Ray; the results are the same.")]
 IsAverage = Annotated[bool, typer.Option("--average", help="Use the running average of the adapter (learner.average).")]
 IsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Host = Annotated[str, typer.Option(help="Address to listen on; any other than loopback needs a token.")]
@@ -29,3 +34,23 @@ TokenFile = Annotated[
 AllowHost = Annotated[
     list[str] | None, typer.Option(help="A further name by which a server on loopback may be called; repeatable.")
 ]
+
+
+def source_and_words(
+    preset: str | None, overrides: list[str] | None, run: Path | None, other: str
+) -> tuple[str | Path, list[str]]:
+    """Return a preset, or the config file of a run for which none is named, and the overrides.
+
+    Args:
+        preset: the first word of the command; an override if there is no preset.
+        overrides: the words after it.
+        run: the run folder.
+        other: how the run could have been named, for the error.
+
+    Raises:
+        InputError: neither preset nor run, or the run cannot be read.
+    """
+    words = overrides or []
+    if preset is not None and "=" in preset and not preset.endswith((".yaml", ".yml")):
+        preset, words = None, [preset, *words]
+    return source_of(preset, run, other), words

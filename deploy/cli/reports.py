@@ -1,15 +1,24 @@
-"""The commands that show what runs have come to: `report` and `compare`.
+"""The commands that show what runs have come to: `report`, `compare` and `eval`.
 
 RUN is a run folder, or the name of a run in `runs/`.
 """
 
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.cli.options import IsJson
-from deploy.folder.location import found_run
+from deploy.cli.options import IsBest, IsJson, IsLocal, Iteration, Overrides, complete_preset, source_and_words
+from deploy.folder.location import found_run, placed, runs_folder
+from deploy.folder.names import CONFIG
+from deploy.presets import load_config, preset_names
+from protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from deploy.tools.evaluate import Assessed
+    from protocol.config.run import RunConfig
 
 
 def report(
@@ -17,6 +26,7 @@ def report(
     out: Annotated[Path, typer.Option(help="HTML file to write; an earlier report there is replaced.")] = Path(
         "report.html"
     ),
+    png: Annotated[Path | None, typer.Option(help="Folder to write each chart to as well, as PNG.")] = None,
 ) -> None:
     """Write one HTML file about one or many runs: curves, gains, trajectories, before and after, configs.
 
@@ -24,7 +34,8 @@ def report(
     """
     from deploy.report.page import write_report
 
-    typer.echo(write_report([found_run(run) for run in runs], out))
+    for path in write_report([found_run(run) for run in runs], out, png):
+        typer.echo(path)
 
 
 def compare(
@@ -43,3 +54,135 @@ def compare(
         typer.echo(found.model_dump_json(indent=1))
         return
     Console(markup=False, emoji=False, highlight=False).print(show_comparison(found))
+
+
+def evaluate(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN|PRESET]",
+            help="A run folder or the name of a run in runs/, evaluated with its own config; or a preset or YAML file,"
+            " for the base model or, with --run, for a run's adapter.",
+            autocompletion=complete_preset,
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Run whose adapter is evaluated, if the first word is a preset.")
+    ] = None,
+    iteration: Iteration = None,
+    is_best: IsBest = False,
+    has_base: Annotated[bool, typer.Option("--base", help="Score the base model too, at the same noise.")] = False,
+    prompts: Annotated[
+        Path | None, typer.Option(help="File with the prompts, instead of data.heldout; all of its kinds count.")
+    ] = None,
+    scorer: Annotated[
+        list[str] | None,
+        typer.Option(help="A further scorer, NAME or NAME=package.module:Class; repeatable. It adds readings."),
+    ] = None,
+    is_geneval: Annotated[
+        bool,
+        typer.Option(
+            "--geneval", help="GenEval's protocol: all kinds of prompts, 4 images of each, mean of the kinds."
+        ),
+    ] = False,
+    diversity: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLIP",
+            help="Measure how a prompt's images differ: 1 - cosine of this CLIP's image features, mean over pairs.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write evaluation.json and grid.png to, with some of the images.")
+    ] = None,
+    is_local: IsLocal = False,
+    is_json: IsJson = False,
+) -> None:
+    """Score held-out prompts with the adapter of a run, with the base model, or with both and paired intervals.
+
+    All rollout and reward actors of the config take part.
+    """
+    from deploy.run.signals import run_to_end
+    from deploy.tools.evaluate import assess, document, require_out, write_results
+
+    if out:
+        require_out(out)
+    preset, folder = _preset_and_run(what, run)
+    source, words = source_and_words(preset, overrides, folder, "or a run")
+    added = _added(load_config(source, overrides=words), prompts, scorer or [], is_geneval=is_geneval)
+    config = load_config(source, overrides=[*added, *words])
+    results = run_to_end(
+        assess(
+            config,
+            folder,
+            iteration=iteration,
+            is_best=is_best,
+            has_base=has_base,
+            features=diversity,
+            is_local=is_local,
+        )
+    )
+    if is_json:
+        typer.echo(json.dumps(document(results, diversity), indent=1))
+    else:
+        for line in _evaluation_lines(results, diversity):
+            typer.echo(line)
+    if out:
+        for path in write_results(results, out, diversity):
+            typer.echo(f"written   {path}", err=is_json)
+
+
+def _preset_and_run(what: str | None, run: Path | None) -> tuple[str | None, Path | None]:
+    """Tell a run from a preset; a preset's name is a preset even where a run has the same name."""
+    if run is not None:
+        return what, placed(run)
+    if what is None or what in preset_names():
+        return what, None
+    is_run = Path(what).is_dir() or (runs_folder() / what / CONFIG).is_file()
+    return (None, found_run(what)) if is_run else (what, None)
+
+
+def _added(config: "RunConfig", prompts: Path | None, scorers: list[str], *, is_geneval: bool) -> list[str]:
+    """Return what options change in a config, as overrides."""
+    added = []
+    if prompts:
+        added += [f"data.heldout={json.dumps(str(prompts))}", "data.tags=[]"]
+    for entry in scorers:
+        name, _, path = entry.partition("=")
+        if name in config.rewards:
+            raise ConfigError(f"--scorer must have a name of its own, got {name!r}, a reward of this config: rename it")
+        added += [f"rewards.{name}.scorer={json.dumps(path or name)}", f"rewards.{name}.use=evaluate"]
+    if is_geneval:
+        named = [name for name, reward in config.rewards.items() if reward.scorer == "geneval"]
+        if not named:
+            raise ConfigError(
+                f"--geneval needs a reward with the scorer geneval, got {sorted(config.rewards)}: add one"
+            )
+        added += ["data.tags=[]", "evaluation.images_per_prompt=4", f"evaluation.component={named[0]}/correct"]
+    return added
+
+
+def _evaluation_lines(results: Sequence["Assessed"], features: str | None) -> Iterator[str]:
+    from deploy.tools.evaluate import differences
+
+    found = [each.evaluation for each in results]
+    width = max(14, *(len(f"reward/{name}") for each in found for name in each.readings))
+    between = differences(results)
+    if len(results) > 1:
+        yield f"{'':{width}} " + "  ".join(f"{each.name:>7}" for each in results) + "  difference, 95 %"
+
+    def line(name: str, values: Sequence[float], kind: str = "") -> str:
+        shown = f"{name:{width}} " + "  ".join(f"{value:>{7 if len(values) > 1 else 0}.3f}" for value in values)
+        if each := between.get(kind):
+            shown += f"  {each.value:+.3f} [{each.low:+.3f}, {each.high:+.3f}]"
+        return shown
+
+    for tag in found[0].by_tag:
+        yield line(tag, [each.by_tag[tag] for each in found], tag)
+    for name in found[0].readings:
+        yield line(f"reward/{name}", [each.readings[name] for each in found])
+    if features:
+        yield line("diversity", [each.diversity or 0.0 for each in results]) + f"  (1 - cosine of {features})"
+    counts = ", ".join(f"{each.images} images, {each.missing} without a score" for each in found)
+    yield line("overall", [each.score for each in found], "all kinds") + f"  ({counts})"

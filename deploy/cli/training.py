@@ -1,27 +1,22 @@
-"""The commands that train and evaluate: `train`, `demo`, `eval`."""
+"""The commands that train: `train`, `demo`."""
 
-import json
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.cli.options import IsJson, Iteration, Overrides, complete_preset
+from deploy.cli.options import IsLocal, Overrides, complete_preset, source_and_words
 from deploy.folder.location import default_name, job_id, placed, runs_folder, stop_grace_s, stop_wait_s
 from deploy.folder.names import CONFIG
 from deploy.presets import find_preset, load_config
-from protocol.errors import ConfigError
-from protocol.files import require_folder_of
 
 if TYPE_CHECKING:
-    from deploy.tools.evaluate import Assessed
     from protocol.config.run import RunConfig
 
 HasPage = Annotated[bool, typer.Option("--page/--no-page", help="Serve the run's page on loopback while it runs.")]
-IsLocal = Annotated[bool, typer.Option("--local", help="Run in one process without Ray; the results are the same.")]
 
 
 def train(
@@ -53,7 +48,7 @@ def train(
 
     Without a preset the run's own config is taken, so its overrides need not be repeated.
     """
-    source, words = _source(preset, overrides or [], run, "or --run with a run to go on with")
+    source, words = source_and_words(preset, overrides, run and placed(run), "or --run with a run to go on with")
     config = load_config(source, overrides=words)
     if is_dry:
         _dry_run(config, run and placed(run), is_local=is_local, tflops=tflops)
@@ -68,120 +63,6 @@ def demo(overrides: Overrides = None, is_local: IsLocal = False, has_page: HasPa
     """Train the toy world and show held-out scores and images before and after."""
     config = load_config("toy_geneval", overrides=overrides or [])
     _train(config, runs_folder() / f"demo-{datetime.now():%Y%m%d-%H%M%S}", is_local=is_local, has_page=has_page)
-
-
-def evaluate(
-    preset: Annotated[
-        str | None,
-        typer.Argument(
-            help="Name of a preset, or path of a YAML file; default: the config of --run.",
-            autocompletion=complete_preset,
-        ),
-    ] = None,
-    overrides: Overrides = None,
-    run: Annotated[
-        Path | None, typer.Option(help="Run whose newest adapter is evaluated; default: no adapter.")
-    ] = None,
-    iteration: Iteration = None,
-    has_base: Annotated[bool, typer.Option("--base", help="Score the base model too, at the same noise.")] = False,
-    prompts: Annotated[
-        Path | None, typer.Option(help="File with the prompts, instead of data.heldout; all of its kinds count.")
-    ] = None,
-    scorer: Annotated[
-        list[str] | None,
-        typer.Option(help="A further scorer, NAME or NAME=package.module:Class; repeatable. It adds readings."),
-    ] = None,
-    is_geneval: Annotated[
-        bool,
-        typer.Option(
-            "--geneval", help="GenEval's protocol: all kinds of prompts, 4 images of each, mean of the kinds."
-        ),
-    ] = False,
-    diversity: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CLIP",
-            help="Measure how a prompt's images differ: 1 - cosine of this CLIP's image features, mean over pairs.",
-        ),
-    ] = None,
-    grid: Annotated[Path | None, typer.Option(help="PNG to write with some of the images, base and adapter.")] = None,
-    is_json: IsJson = False,
-) -> None:
-    """Score held-out prompts, with the base model, the adapter of a run, or both with paired intervals."""
-    from deploy.tools.evaluate import assess, document, write_images
-
-    if grid:
-        require_folder_of(grid, "--grid")
-    source, words = _source(preset, overrides or [], run, "or --run")
-    added = _added(load_config(source, overrides=words), prompts, scorer or [], is_geneval=is_geneval)
-    config = load_config(source, overrides=[*added, *words])
-    results = assess(config, run and placed(run), iteration=iteration, has_base=has_base, features=diversity)
-    if is_json:
-        typer.echo(json.dumps(document(results, diversity), indent=1))
-    else:
-        for line in _evaluation_lines(results, diversity):
-            typer.echo(line)
-    if grid:
-        typer.echo(f"images    {write_images(results, grid)}", err=is_json)
-
-
-def _source(preset: str | None, overrides: list[str], run: Path | None, other: str) -> tuple[str | Path, list[str]]:
-    """Return a preset, or the config of a run for which none is named, and the overrides."""
-    if preset is not None and "=" in preset and not preset.endswith((".yaml", ".yml")):
-        preset, overrides = None, [preset, *overrides]  # a command without a preset begins with an override
-    if preset is not None:
-        return preset, overrides
-    if run is None:
-        raise ConfigError(f"a preset must be named, {other}: `flowcredit presets` lists them")
-    from deploy.folder.read import config_of
-
-    config_of(placed(run))  # its error names the remedy for a key of another version
-    return placed(run) / CONFIG, overrides
-
-
-def _added(config: "RunConfig", prompts: Path | None, scorers: list[str], *, is_geneval: bool) -> list[str]:
-    """Return what options change in a config, as overrides."""
-    added = []
-    if prompts:
-        added += [f"data.heldout={json.dumps(str(prompts))}", "data.tags=[]"]
-    for entry in scorers:
-        name, _, path = entry.partition("=")
-        if name in config.rewards:
-            raise ConfigError(f"--scorer must have a name of its own, got {name!r}, a reward of this config: rename it")
-        added += [f"rewards.{name}.scorer={json.dumps(path or name)}", f"rewards.{name}.use=evaluate"]
-    if is_geneval:
-        named = [name for name, reward in config.rewards.items() if reward.scorer == "geneval"]
-        if not named:
-            raise ConfigError(
-                f"--geneval needs a reward with the scorer geneval, got {sorted(config.rewards)}: add one"
-            )
-        added += ["data.tags=[]", "evaluation.images_per_prompt=4", f"evaluation.component={named[0]}/correct"]
-    return added
-
-
-def _evaluation_lines(results: Sequence["Assessed"], features: str | None) -> Iterator[str]:
-    from deploy.tools.evaluate import differences
-
-    found = [each.evaluation for each in results]
-    width = max(14, *(len(f"reward/{name}") for each in found for name in each.readings))
-    between = differences(results)
-    if len(results) > 1:
-        yield f"{'':{width}} " + "  ".join(f"{each.name:>7}" for each in results) + "  difference, 95 %"
-
-    def line(name: str, values: Sequence[float], kind: str = "") -> str:
-        shown = f"{name:{width}} " + "  ".join(f"{value:>{7 if len(values) > 1 else 0}.3f}" for value in values)
-        if each := between.get(kind):
-            shown += f"  {each.value:+.3f} [{each.low:+.3f}, {each.high:+.3f}]"
-        return shown
-
-    for tag in found[0].by_tag:
-        yield line(tag, [each.by_tag[tag] for each in found], tag)
-    for name in found[0].readings:
-        yield line(f"reward/{name}", [each.readings[name] for each in found])
-    if features:
-        yield line("diversity", [each.diversity or 0.0 for each in results]) + f"  (1 - cosine of {features})"
-    counts = ", ".join(f"{each.images} images, {each.missing} without a score" for each in found)
-    yield line("overall", [each.score for each in found], "all kinds") + f"  ({counts})"
 
 
 def _train(config: "RunConfig", folder: Path, *, fork: Path | None = None, is_local: bool, has_page: bool) -> None:

@@ -1,6 +1,7 @@
 """Images for people: the gallery of an evaluation, and a comparison of two evaluations at the same seeds."""
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from protocol.files import write_whole
 
 PASS, FAIL = "#2e7d32", "#c62828"
 COLUMNS = 4
+DPI, LARGEST = 130, 280
+"""Dots per inch of a grid, and at most, for large images."""
 
 
 def write_gallery(gallery: Path, iteration: int, evaluation: Evaluation) -> Path:
@@ -64,42 +67,56 @@ def read_gallery(gallery: Path, iteration: int) -> dict[str, tuple[np.ndarray, f
     return dict(zip(held["prompts"].tolist(), rows, strict=True))
 
 
-def write_grid(path: Path, cells: list[tuple[str, list[np.ndarray], list[float]]], title: str) -> Path:
+Cells = list[tuple[str, list[np.ndarray], list[float]]]
+"""Of each prompt its text, its images uint8 [H, W, 3], and their readings (NaN: no score), or no readings at all."""
+
+
+def write_grid(path: Path, cells: Cells, title: str) -> Path:
+    """Write `png_of_grid` to a path (OSError: it cannot be written)."""
+    write_whole(path, png_of_grid(cells, title))
+    return path
+
+
+def png_of_grid(cells: Cells, title: str, facts: Mapping[str, str] | None = None) -> bytes:
     """Draw a grid of prompts; a verdict (0 or 1) colours an image's frame, other scores are written below it.
 
     Args:
-        path: of the PNG.
-        cells: for each prompt its text, its images, uint8 [H, W, 3], and their readings (NaN: no score).
+        cells: the prompts.
         title: above the grid.
+        facts: the PNG's text chunks.
 
     Returns:
-        `path`.
-
-    Raises:
-        OSError: it cannot be written.
+        The content of a PNG.
     """
-    rows = -(-len(cells) // COLUMNS)
     wide = len(cells[0][1])
-    figure = Figure(figsize=(COLUMNS * (0.5 + 1.1 * wide), 0.5 + 1.6 * rows), layout="constrained")
+    columns = min(len(cells), COLUMNS if wide <= 2 else max(1, 2 * COLUMNS // wide))
+    rows = -(-len(cells) // columns)
+    figure = Figure(figsize=(columns * (0.5 + 1.1 * wide), 0.5 + 1.6 * rows), layout="constrained")
     known = {reading for _, _, readings in cells for reading in readings if not np.isnan(reading)}
     is_verdict = known <= {0.0, 1.0}
+    has_scores = any(readings for _, _, readings in cells)
     legend = "green: right, red: wrong, grey: no score" if is_verdict else "score below each"
-    figure.suptitle(f"{title} ({legend})", fontsize=9)
-    subfigures = figure.subfigures(rows, COLUMNS, squeeze=False).flat
+    figure.suptitle(_plain(f"{title} ({legend})" if has_scores else title), fontsize=9)
+    subfigures = figure.subfigures(rows, columns, squeeze=False).flat
     for subfigure, (prompt, images, readings) in zip(subfigures, cells, strict=False):
-        subfigure.suptitle(prompt.replace("$", r"\$"), fontsize=7, wrap=True)  # wrapping ignores parse_math
-        for axes, image, reading in zip(subfigure.subplots(1, wide, squeeze=False).flat, images, readings, strict=True):
+        subfigure.suptitle(_plain(prompt), fontsize=7, wrap=True)  # wrapping ignores parse_math
+        panels = subfigure.subplots(1, wide, squeeze=False).flat
+        for axes, image, reading in zip(panels, images, readings or [np.nan] * wide, strict=True):
             axes.imshow(image, interpolation="nearest")
             axes.set(xticks=[], yticks=[])
             if not is_verdict:
                 axes.set_xlabel("no score" if np.isnan(reading) else f"{reading:.3f}", fontsize=7)
             for spine in axes.spines.values():
-                spine.set(color=_colour(reading) if is_verdict else "grey", linewidth=2.5)
+                spine.set(color=_colour(reading) if is_verdict else "grey", linewidth=2.5 if has_scores else 0)
     FigureCanvasAgg(figure)
     png = io.BytesIO()
-    figure.savefig(png, dpi=130)
-    write_whole(path, png.getvalue())
-    return path
+    widest = cells[0][1][0].shape[1]
+    figure.savefig(png, dpi=min(LARGEST, max(DPI, widest / 1.1)), metadata=dict(facts or {}))
+    return png.getvalue()
+
+
+def _plain(text: str) -> str:
+    return text.replace("$", r"\$")
 
 
 def _colour(reading: float) -> str:

@@ -4,6 +4,7 @@ All commands and services read run folders with these functions; only `deploy.fo
 """
 
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -91,6 +92,26 @@ def config_of(run: Path) -> RunConfig:
     return parsed_config(run, text)
 
 
+def source_of(preset: str | Path | None, run: Path | None, other: str) -> str | Path:
+    """Return the preset, or the config file of a run for which none is named.
+
+    Args:
+        preset: name of a preset or path of a YAML file.
+        run: the run folder.
+        other: how the run could have been named, for the error.
+
+    Raises:
+        ConfigError: neither is there.
+        RunFolderError: `run` is no run folder, or its config cannot be read.
+    """
+    if preset is not None:
+        return preset
+    if run is None:
+        raise ConfigError(f"a preset must be named, {other}: `flowcredit presets` lists them")
+    config_of(run)  # its error names the remedy for a key of another version
+    return run / CONFIG
+
+
 def parsed_config(where: object, text: str) -> RunConfig:
     """The config that the text of a `config.yaml` holds; `where` names its folder in the error (RunFolderError)."""
     try:
@@ -160,6 +181,30 @@ def line_of_text(text: bytes) -> dict[str, Any]:
 def evaluation_scores(run: Path) -> dict[int, float]:
     """Held-out score by iteration (RunFolderError: the metrics are damaged)."""
     return {line["iteration"]: line["evaluation/score"] for line in lines_of(run) if "evaluation/score" in line}
+
+
+def best_of(scores: Mapping[int, float | None], held: Collection[int]) -> int | None:
+    """The iteration with the highest score among those of `held`, the earliest of equals; None without a score."""
+    found = {iteration: score for iteration, score in scores.items() if iteration in held and score is not None}
+    return max(found, key=lambda iteration: (found[iteration], -iteration), default=None)
+
+
+def best_checkpoint(run: Path) -> int:
+    """The iteration of the checkpoint with the highest held-out score.
+
+    Raises:
+        RunFolderError: no checkpoint has an evaluation, or the metrics are damaged.
+    """
+    from learner.checkpoint import checkpoint_folders, number_of
+
+    held = [number_of(folder) for folder in checkpoint_folders(run / CHECKPOINTS)]
+    best = best_of(evaluation_scores(run), held)
+    if best is None:
+        raise RunFolderError(
+            f"run folder {run} must hold a checkpoint with a held-out score, got checkpoints of iterations {held}"
+            " without any: leave --best out"
+        )
+    return best
 
 
 def status_of(run: Path) -> StatusFile | None:

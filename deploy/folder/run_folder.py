@@ -38,6 +38,7 @@ from deploy.folder.names import (
 from deploy.folder.read import (
     Fork,
     Origin,
+    best_of,
     config_of,
     evaluation_scores,
     lines_of,
@@ -201,8 +202,7 @@ class RunFolder:
     def _best(self, iteration: int) -> int | None:
         """Find the checkpoint with the best held-out score so far, the one of `iteration` among them."""
         held = {number_of(folder) for folder in checkpoint_folders(self.checkpoints)} | {iteration}
-        scores = {i: score for i, score in self.evaluation_scores().items() if i in held and score is not None}
-        return max(scores, key=lambda i: (scores[i], -i), default=None)
+        return best_of(self.evaluation_scores(), held)
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Append one line of metrics, on disk when this returns; numbers that are not finite become null.

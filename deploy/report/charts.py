@@ -1,65 +1,91 @@
-"""Charts of a report: SVG to stand inside a page, whose colours follow the page's light or dark scheme."""
+"""Charts of a report: as SVG inside a page, whose colours follow the page's light or dark scheme, and as PNG."""
 
 import html
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from cycler import cycler
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from deploy.report.runs import Group
 
-COLOURS = {f"#0a0b{index:02x}": f"var(--c{index})" for index in range(8)}
-INK, LINE = "#0a0c01", "#0a0c02"
-THEMED = {**COLOURS, INK: "var(--ink)", LINE: "var(--line)"}
-"""Colours that are drawn, each with the one of the page that replaces it."""
+COLOURS = 8
+
+
+def _scheme(ink: str, line: str, *cycle: str) -> dict[str, str]:
+    return {"ink": ink, "line": line} | {f"c{number}": each for number, each in enumerate(cycle)}
+
+
+LIGHT = _scheme(
+    "#16181d", "#dfe3ea", "#2563eb", "#c2570c", "#0f766e", "#9333ea", "#be123c", "#52606d", "#8a6d00", "#0891b2"
+)
+"""Colours of a PNG, and of a page in its light scheme."""
+DARK = _scheme(
+    "#e8eaef", "#2c313a", "#60a5fa", "#fb923c", "#2dd4bf", "#c084fc", "#fb7185", "#94a3b8", "#facc15", "#67e8f9"
+)
+THEMED = {name: f"#0a0b{number:02x}" for number, name in enumerate(LIGHT)}
+"""The colours that stand in an SVG until the page's own take their place."""
 DASHES = ("-", "--", ":", "-.")
 MOST_POINTS = 400
 """Points of one line; a longer run is drawn as means of equal parts."""
 SIZE = (5.2, 3.1)
 """Inches; a text of 10 points is 10 pixels high where the page is 400 pixels wide."""
 HEAT_COLUMNS = 120
-RC: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "flowcredit",
-    "font.size": 10,
-    "text.color": INK,
-    "axes.edgecolor": LINE,
-    "axes.labelcolor": INK,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "grid.color": LINE,
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-}
+DPI = 200
 Series = tuple[np.ndarray, np.ndarray]
 
 
+@dataclass(frozen=True)
+class Chart:
+    """A chart that can be drawn in any colours."""
+
+    title: str
+    draw: Callable[[Axes], None]
+    size: tuple[float, float] = SIZE
+
+    @property
+    def svg(self) -> str:
+        """SVG to stand inside a page."""
+        return _inline(self._saved(THEMED, format="svg", metadata={"Date": None}).decode(), self.title)
+
+    @property
+    def png(self) -> bytes:
+        """A PNG in light colours, with its title."""
+        return self._saved(LIGHT, format="png", dpi=DPI, facecolor="white")
+
+    def _saved(self, colours: Mapping[str, str], **how: Any) -> bytes:
+        with rc_context(_rc(colours)):
+            figure = Figure(figsize=self.size, layout="constrained")
+            FigureCanvasBase(figure)
+            if how["format"] == "png":
+                figure.suptitle(_text(self.title), fontsize=10)
+            self.draw(figure.subplots())
+            out = io.BytesIO()
+            figure.savefig(out, **how)
+            return out.getvalue()
+
+
 def colour(index: int) -> str:
-    """Return the colour of a group or a step; they begin again after eight."""
-    return list(COLOURS)[index % len(COLOURS)]
+    """Return the name of the colour of a group or a step; they begin again after eight."""
+    return f"c{index % COLOURS}"
 
 
 def dash(index: int) -> str:
     """Return how a group's or a step's line is dashed, so that colours that begin again can be told apart."""
-    return DASHES[index // len(COLOURS) % len(DASHES)]
+    return DASHES[index // COLOURS % len(DASHES)]
 
 
-def metric_chart(groups: Sequence[Group], name: str, *, of: str = "iterations", by: str = "iteration") -> str | None:
+def metric_chart(groups: Sequence[Group], name: str, *, of: str = "iterations", by: str = "iteration") -> Chart | None:
     """Draw a metric of all groups: thin lines for runs, a line for their mean, a band from the lowest to the highest.
 
     Args:
@@ -69,7 +95,7 @@ def metric_chart(groups: Sequence[Group], name: str, *, of: str = "iterations", 
         by: `iteration` or `seconds`.
 
     Returns:
-        SVG; None if no run has the metric.
+        The chart; None if no run has the metric.
     """
     drawn = [(index, group, group.values(name, of=of)) for index, group in enumerate(groups)]
     if not any(runs for _, _, runs in drawn):
@@ -83,10 +109,10 @@ def metric_chart(groups: Sequence[Group], name: str, *, of: str = "iterations", 
         axes.set_xlabel("iteration" if by == "iteration" else "training seconds")
         _finish(axes, has_legend=len(drawn) > 1)
 
-    return _svg(f"{name} by {by}", draw)
+    return Chart(f"{name} by {by}", draw)
 
 
-def gain_lines(group: Group) -> str | None:
+def gain_lines(group: Group) -> Chart | None:
     """Draw the mean absolute gain of each step by iteration; None if no run has gains."""
     steps = gain_steps(group)
     if not steps:
@@ -95,14 +121,14 @@ def gain_lines(group: Group) -> str | None:
     def draw(axes: Axes) -> None:
         for index, step in enumerate(steps):
             x, mean, _, _ = banded([(run[0], run[2]) for run in group.values(_gain(step))])
-            axes.plot(x, mean, color=colour(index), linestyle=dash(index), linewidth=1.6, label=f"step {step}")
+            axes.plot(x, mean, color=_cycled(index), linestyle=dash(index), linewidth=1.6, label=f"step {step}")
         axes.set_xlabel("iteration")
         _finish(axes, has_legend=True)
 
-    return _svg(f"mean absolute gain by step, {group.name}", draw)
+    return Chart(f"mean absolute gain by step, {group.name}", draw)
 
 
-def gain_heat(group: Group) -> str | None:
+def gain_heat(group: Group) -> Chart | None:
     """Draw the same as a map, steps down and iterations across, brighter for more; None if no run has gains."""
     steps = gain_steps(group)
     if not steps:
@@ -124,10 +150,10 @@ def gain_heat(group: Group) -> str | None:
         bar = axes.figure.colorbar(mesh, ax=axes, pad=0.02)
         bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
 
-    return _svg(f"mean absolute gain by step, as a map, {group.name}", draw)
+    return Chart(f"mean absolute gain by step, as a map, {group.name}", draw)
 
 
-def stage_bars(rows: Sequence[tuple[str, dict[str, float]]]) -> str:
+def stage_bars(rows: Sequence[tuple[str, dict[str, float]]]) -> Chart:
     """Draw stacked bars of seconds: one bar for each row's label, its parts by stage."""
     stages = list(dict.fromkeys(stage for _, seconds in rows for stage in seconds))
 
@@ -135,7 +161,7 @@ def stage_bars(rows: Sequence[tuple[str, dict[str, float]]]) -> str:
         left = np.zeros(len(rows))
         for index, stage in enumerate(stages):
             widths = np.array([seconds.get(stage, 0.0) for _, seconds in rows])
-            axes.barh(np.arange(len(rows)), widths, left=left, color=colour(index), label=stage.replace("_", " "))
+            axes.barh(np.arange(len(rows)), widths, left=left, color=_cycled(index), label=stage.replace("_", " "))
             left += widths
         axes.set_yticks(np.arange(len(rows)), [_text(_short(label)) for label, _ in rows])
         axes.invert_yaxis()
@@ -143,7 +169,7 @@ def stage_bars(rows: Sequence[tuple[str, dict[str, float]]]) -> str:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, handlelength=1.2)
         axes.grid(axis="x")
 
-    return _svg("where the time went", draw, size=(5.2, 1.5 + 0.45 * len(rows)))
+    return Chart("where the time went", draw, (5.2, 1.5 + 0.45 * len(rows)))
 
 
 def gain_steps(group: Group) -> list[int]:
@@ -175,11 +201,11 @@ def banded(runs: Sequence[Series], *, most: int = MOST_POINTS) -> tuple[np.ndarr
 def _band(axes: Axes, runs: Sequence[Series], index: int, *, label: str, has_marks: bool) -> None:
     x, mean, low, high = banded(runs)
     marks = {"marker": "o", "markersize": 3.5} if has_marks or len(x) < 2 else {}
-    axes.plot(x, mean, color=colour(index), linestyle=dash(index), linewidth=1.8, label=label, **marks)
+    axes.plot(x, mean, color=_cycled(index), linestyle=dash(index), linewidth=1.8, label=label, **marks)
     if len(runs) > 1:
         for series in runs:
-            axes.plot(*_thinned(*series, MOST_POINTS), color=colour(index), linewidth=0.7, alpha=0.45)
-        axes.fill_between(x, low, high, color=colour(index), alpha=0.18, linewidth=0)
+            axes.plot(*_thinned(*series, MOST_POINTS), color=_cycled(index), linewidth=0.7, alpha=0.45)
+        axes.fill_between(x, low, high, color=_cycled(index), alpha=0.18, linewidth=0)
 
 
 def _thinned(x: np.ndarray, y: np.ndarray, most: int) -> Series:
@@ -200,14 +226,33 @@ def _finish(axes: Axes, *, has_legend: bool) -> None:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, handlelength=1.6)
 
 
-def _svg(title: str, draw: Callable[[Axes], None], size: tuple[float, float] = SIZE) -> str:
-    with rc_context(RC):
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasSVG(figure)
-        draw(figure.subplots())
-        out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Title": title})
-    return _inline(out.getvalue(), title)
+def _cycled(index: int) -> str:
+    """Matplotlib's name of a colour that is looked up when the chart is drawn."""
+    return f"C{index % COLOURS}"
+
+
+def _rc(colours: Mapping[str, str]) -> dict[Any, Any]:
+    ink, line = colours["ink"], colours["line"]
+    return {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "flowcredit",
+        "font.size": 10,
+        "text.color": ink,
+        "axes.edgecolor": line,
+        "axes.labelcolor": ink,
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.facecolor": "none",
+        "axes.prop_cycle": cycler(color=[colours[colour(index)] for index in range(COLOURS)]),
+        "figure.facecolor": "none",
+        "xtick.color": ink,
+        "ytick.color": ink,
+        "grid.color": line,
+        "grid.linewidth": 0.6,
+        "legend.frameon": False,
+        "legend.fontsize": 9,
+    }
 
 
 def _inline(svg: str, title: str) -> str:
@@ -221,8 +266,8 @@ def _inline(svg: str, title: str) -> str:
         r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', rf'<svg viewBox="\1" role="img" aria-label="{label}">', svg, count=1
     )
     svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)
-    for drawn, themed in THEMED.items():
-        svg = svg.replace(drawn, themed)
+    for name, drawn in THEMED.items():
+        svg = svg.replace(drawn, f"var(--{name})")
     return svg
 
 

@@ -1,5 +1,6 @@
 """The report of one or many runs: one HTML file that asks nothing of any server."""
 
+import re
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from deploy.folder.gallery import read_gallery
 from deploy.folder.names import GALLERY
 from deploy.monitor.summary import STAGE
 from deploy.report import charts
+from deploy.report.charts import Chart
 from deploy.report.chosen import chosen_of, data_url
 from deploy.report.paired import Difference, paired_difference, why_unpaired
 from deploy.report.runs import HELDOUT, REWARD, Group, Run, differences, groups_of, read_runs
@@ -64,24 +66,65 @@ class Kind:
     difference: Difference | None
 
 
-def write_report(paths: Sequence[Path], out: Path) -> Path:
+def write_report(paths: Sequence[Path], out: Path, png: Path | None = None) -> list[Path]:
     """Write the report of these run folders.
 
     Args:
         paths: the run folders; a run in progress is shown as far as it has come.
         out: an HTML file; an earlier report there is replaced.
+        png: a folder for the charts as PNG files; files of equal names are replaced.
 
     Returns:
-        `out`.
+        The paths of all files.
 
     Raises:
         RunFolderError: a folder holds no run, no run has metrics yet, or `out` cannot be written or is another file.
     """
     require_out(out)
-    text = report_of(read_runs(paths))
+    runs = read_runs(paths)
+    text = report_of(runs)
     with writing(out, "--out"):
         write_whole(out, text)
-    return out
+    return [out, *(_write_pngs(drawn_of(groups_of(runs)), png) if png else ())]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The charts of a report."""
+
+    curves: Sequence[tuple[str, Chart]]
+    gains: Sequence[tuple[Group, Chart | None, Chart | None]]
+    """Lines and map of each group."""
+    diagnostics: Sequence[tuple[str, str, Chart]]
+    """Metric, its meaning, and chart."""
+    stages: Chart | None
+
+    def all(self) -> Iterator[Chart]:
+        """Give every chart there is."""
+        yield from (chart for _, chart in self.curves)
+        yield from (chart for _, lines, heat in self.gains for chart in (lines, heat) if chart)
+        yield from (chart for _, _, chart in self.diagnostics)
+        if self.stages:
+            yield self.stages
+
+
+def drawn_of(groups: Sequence[Group]) -> Drawn:
+    """Make the charts of these groups."""
+    return Drawn(
+        curves=_curves(groups),
+        gains=[(group, charts.gain_lines(group), charts.gain_heat(group)) for group in groups],
+        diagnostics=_diagnostics(groups),
+        stages=_stages(groups),
+    )
+
+
+def _write_pngs(drawn: Drawn, folder: Path) -> Iterator[Path]:
+    with writing(folder, "--png"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, chart in enumerate(drawn.all()):
+            path = folder / f"{number:02d}_{re.sub(r'[^a-z0-9]+', '_', chart.title.lower()).strip('_')}.png"
+            write_whole(path, chart.png)
+            yield path
 
 
 def require_out(out: Path) -> None:
@@ -112,15 +155,14 @@ def report_of(runs: Sequence[Run]) -> str:
         made=f"{datetime.now():%Y-%m-%d %H:%M}",
         runs=runs,
         groups=groups,
-        colours=[charts.THEMED[charts.colour(index)] for index in range(len(groups))],
+        light=charts.LIGHT,
+        dark=charts.DARK,
+        colours=[f"var(--{charts.colour(index)})" for index in range(len(groups))],
         rewards=[(group.first_and_last(REWARD), group.first_and_last(HELDOUT, of="evaluations")) for group in groups],
         changes=[change_of(group) for group in groups],
-        curves=_curves(groups),
-        gains=[(group, charts.gain_lines(group), charts.gain_heat(group)) for group in groups],
+        drawn=drawn_of(groups),
         trajectories=[(group, chosen_of(group)) for group in groups],
-        diagnostics=_diagnostics(groups),
         zeros=[name for name in DIAGNOSTICS if _is_zero(groups, name)],
-        stages=_stages(groups),
         kinds=[kind for group in groups for kind in kinds_of(group)],
         pairs=[(group, *pairs_of(group)) for group in groups],
         differences=differences(groups),
@@ -209,7 +251,7 @@ def span(seconds: float) -> str:
     return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
-def _curves(groups: Sequence[Group]) -> list[tuple[str, str]]:
+def _curves(groups: Sequence[Group]) -> list[tuple[str, Chart]]:
     wanted = [
         (f"{title} by {'iteration' if by == 'iteration' else 'training seconds'}", name, of, by)
         for title, name, of in (("Reward", REWARD, "iterations"), ("Held-out score", HELDOUT, "evaluations"))
@@ -219,7 +261,7 @@ def _curves(groups: Sequence[Group]) -> list[tuple[str, str]]:
     return [(title, chart) for title, chart in drawn if chart]
 
 
-def _diagnostics(groups: Sequence[Group]) -> list[tuple[str, str, str]]:
+def _diagnostics(groups: Sequence[Group]) -> list[tuple[str, str, Chart]]:
     shown = {name: text for name, text in DIAGNOSTICS.items() if not _is_zero(groups, name)}
     drawn = [(name, text, charts.metric_chart(groups, name)) for name, text in shown.items()]
     return [(name, text, chart) for name, text, chart in drawn if chart]
@@ -231,7 +273,7 @@ def _is_zero(groups: Sequence[Group], name: str) -> bool:
     return bool(found) and not any(values.any() for values in found)
 
 
-def _stages(groups: Sequence[Group]) -> str | None:
+def _stages(groups: Sequence[Group]) -> Chart | None:
     rows = []
     for group in groups:
         names = [name for name in group.names(STAGE) if name not in (f"{STAGE}iteration", f"{STAGE}evaluation")]

@@ -38,6 +38,21 @@ def read_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
     return prompts, heldout
 
 
+def check_heldout(config: RunConfig, *, is_local: bool) -> list[Prompt]:
+    """Check what an evaluation needs, model folder, held-out prompts and scorers; returns the prompts.
+
+    `is_local` says that this process scores, whatever cluster is given.
+
+    Raises:
+        InputError: model folder, prompt file or scorer.
+    """
+    read_index(config.model)
+    heldout = read_prompts(config.data, config.data.heldout)
+    for problem in reward_problems(config, heldout, is_local=is_local):
+        raise problem
+    return heldout
+
+
 def reward_problems(config: RunConfig, prompts: Sequence[Prompt], *, is_local: bool) -> Iterator[InputError]:
     """Find why rewards cannot score: arguments, libraries, weights, servers, prompts. No weights are loaded.
 

@@ -47,8 +47,10 @@ Result = TypeVar("Result")
 class LocalFleet:
     """A `protocol.ports.Fleet` in this process; a handle is the message itself."""
 
-    def __init__(self, config: RunConfig, sink: StatusSink | None = None) -> None:
+    def __init__(self, config: RunConfig, sink: StatusSink | None = None, *, has_learner: bool = True) -> None:
+        """`has_learner` is False for a fleet that only evaluates."""
         self._config = config
+        self._has_learner = has_learner
         self._tallies = {name: Tally(name, sink) for name in config.rewards} if sink else {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self._busy_s = dict.fromkeys(("learner", "rollout", *(f"reward/{name}" for name in config.rewards)), 0.0)
@@ -58,12 +60,13 @@ class LocalFleet:
         self.ports = Ports(rollouts=self, rewards=self, learner=self, adapters=self)
 
     async def start(self) -> None:
-        """Load the model twice, for rollouts and for the learner, and build the scorers."""
+        """Load the model for rollouts and once more for the learner, and build the scorers."""
         cluster = self._config.cluster
         self._rollout = await self._run(
             "rollout", cluster.rollout, lambda: RolloutPolicy(self._config, device=device_of(cluster.rollout))
         )
-        await self.restart_learner()
+        if self._has_learner:
+            await self.restart_learner()
         self._scorers = {
             name: build_scorer(reward.scorer, **reward.args) for name, reward in self._config.rewards.items()
         }
@@ -92,6 +95,10 @@ class LocalFleet:
         role = self._config.cluster.rollout
         receipt, images = await self._run("rollout", role, lambda: self._rollout.generate(request))
         return receipt, ImagesHandle(images)
+
+    async def first_adapter(self) -> Adapter:
+        """Copy the adapter of iteration 0, before anything is published."""
+        return await self._run("rollout", self._config.cluster.rollout, self._rollout.first_adapter)
 
     async def fetch(self, images: ImagesHandle) -> np.ndarray:
         """Return the images, which are their own handle here."""

@@ -160,7 +160,7 @@ async def _train(order: Order, journal: RunJournal, resume_from: LearnerState | 
     within_s = config.cluster.stop_within_s
     with stop_on_signal(progress.say, within_s=within_s, request=order.stop) as stop:
         if not order.is_local:
-            await _require_rewards(config)
+            await require_rewards(config)
         await encode_ahead(config, order.all_prompts, is_local=order.is_local, say=progress.say)
         fleet = _fleet(config, journal, is_local=order.is_local)
         try:
@@ -192,8 +192,12 @@ async def _train(order: Order, journal: RunJournal, resume_from: LearnerState | 
             fleet.stop()
 
 
-async def _require_rewards(config: RunConfig) -> None:
-    """Ask the cluster's nodes about the rewards that `check_inputs` cannot judge here."""
+async def require_rewards(config: RunConfig) -> None:
+    """Ask the cluster's nodes about the rewards that `check_inputs` cannot judge here.
+
+    Raises:
+        ScorerError: one is not ready.
+    """
     from actors.rewards.readiness import require_ready_on_ray
 
     is_given = cluster_address(config.cluster) is not None

@@ -1,8 +1,8 @@
-"""Scoring held-out prompts once, in this process: the base model, a run's adapter, or both at the same noise."""
+"""Scoring held-out prompts once: the base model, a run's adapter, or both at the same noise."""
 
 import asyncio
+import json
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,17 @@ from rich.progress import Progress
 
 from deploy.folder.gallery import write_grid
 from deploy.folder.heldout import HeldoutScores, heldout_of
-from deploy.folder.read import checkpoint_of, config_of, require_same
+from deploy.folder.read import average_of, best_checkpoint, checkpoint_of, config_of, require_same
 from deploy.report.paired import Difference, paired_difference
-from deploy.run.inputs import check_inputs
-from deploy.run.local import LocalFleet
-from deploy.run.signals import run_to_end
+from deploy.run.inputs import check_heldout
+from deploy.tools.evaluators import evaluators
 from flow.models.folder import completed
 from learner.loop.evaluate import Evaluation, evaluate
 from protocol.config.run import RunConfig
-from protocol.errors import ConfigError
-from protocol.files import writing
-from protocol.messages import Adapter, LearnerState, Prompt
+from protocol.errors import ConfigError, RunFolderError
+from protocol.files import write_whole, writing
+from protocol.messages import Adapter, Prompt
+from protocol.ports import EvaluationPorts
 
 BASE, ADAPTER = "base", "adapter"
 
@@ -73,22 +73,28 @@ def diversity_of(features: np.ndarray) -> float:
     return float(1 - cosines.mean())
 
 
-def assess(
+async def assess(
     config: RunConfig,
     run: Path | None,
     *,
     iteration: int | None = None,
+    is_best: bool = False,
     has_base: bool = False,
     features: str | None = None,
+    is_local: bool = False,
 ) -> list[Assessed]:
     """Evaluate `config` with an adapter of a run, with the base model, or with both at the same noise.
 
+    The event loop stays free. Cancelling ends the actors and a cluster that was started for them.
+
     Args:
-        config: its sections `data`, `rewards` and `evaluation` say how.
+        config: its sections `data`, `rewards` and `evaluation` say how, `cluster` with how many actors.
         run: the run folder; without one only the base model is evaluated.
         iteration: of the checkpoint; the newest without one.
+        is_best: take the checkpoint with the highest held-out score instead.
         has_base: evaluate the base model too.
         features: a CLIP whose image features measure diversity; None leaves it out.
+        is_local: evaluate in this process instead of on Ray; the results are the same.
 
     Returns:
         One result, or the base model's and the adapter's.
@@ -97,46 +103,14 @@ def assess(
         RunFolderError: `run` holds no such checkpoint, or its adapter was trained in another `model`.
         InputError: another mistake that the user can correct.
     """
-    return run_to_end(assess_async(config, run, iteration=iteration, has_base=has_base, features=features))
-
-
-async def assess_async(
-    config: RunConfig,
-    run: Path | None,
-    *,
-    iteration: int | None = None,
-    has_base: bool = False,
-    features: str | None = None,
-) -> list[Assessed]:
-    """Evaluate as `assess` does, without holding up the event loop.
-
-    Args:
-        config: see `assess`.
-        run: see `assess`.
-        iteration: see `assess`.
-        has_base: see `assess`.
-        features: see `assess`.
-
-    Returns:
-        See `assess`.
-
-    Raises:
-        InputError: see `assess`.
-    """
-    order = await asyncio.to_thread(_checked, config, run, iteration, features)
-    fleet = LocalFleet(order.config)
-    try:
-        await fleet.start()
-        adapters = [(BASE, 0, await fleet.adapter())] if has_base or order.state is None else []
-        if order.state:
-            await fleet.restore(order.state)
-            adapter = await fleet.adapter()
-            if order.state.average and order.config.evaluation.adapter == "average":
-                adapter = order.state.average
-            adapters.append((ADAPTER, order.state.iteration, adapter))
-        return [await _one(fleet, order, each) for each in adapters]
-    finally:
-        fleet.stop()
+    if is_best and (run is None or iteration is not None):
+        raise ConfigError("--best takes the best checkpoint of a run: name a run, and leave --iteration out")
+    order = await asyncio.to_thread(_checked, config, run, iteration, features, is_best=is_best, is_local=is_local)
+    async with evaluators(order.config, order.heldout, is_local=is_local) as fleet:
+        adapters = [(BASE, 0, await fleet.first_adapter())] if has_base or order.adapter is None else []
+        if order.adapter:
+            adapters.append((ADAPTER, order.iteration, order.adapter))
+        return [await _one(fleet.ports, order, each) for each in adapters]
 
 
 @dataclass(frozen=True)
@@ -145,23 +119,32 @@ class _Order:
 
     config: RunConfig
     heldout: Sequence[Prompt]
-    state: LearnerState | None
+    adapter: Adapter | None
+    iteration: int
     diversity: Diversity | None
 
 
-def _checked(config: RunConfig, run: Path | None, iteration: int | None, features: str | None) -> _Order:
+def _checked(
+    config: RunConfig,
+    run: Path | None,
+    iteration: int | None,
+    features: str | None,
+    *,
+    is_best: bool,
+    is_local: bool,
+) -> _Order:
     config = completed(config)
     if features and config.evaluation.images_per_prompt < 2:
         raise ConfigError("diversity needs at least 2 images of a prompt, got evaluation.images_per_prompt 1: raise it")
-    _, heldout = check_inputs(config, is_local=True)
+    heldout = check_heldout(config, is_local=is_local)
+    adapter, done = None, 0
     if run:
         require_same(run, config_of(run), config, section="model.", remedy="give the run's own values")
-    return _Order(
-        config=config,
-        heldout=heldout,
-        state=checkpoint_of(run, iteration)[0] if run else None,
-        diversity=Diversity(features) if features else None,
-    )
+        state, _ = checkpoint_of(run, best_checkpoint(run) if is_best else iteration)
+        adapter = average_of(state, run) if config.evaluation.adapter == "average" else state.adapter
+        done = state.iteration
+    diversity = Diversity(features) if features else None
+    return _Order(config=config, heldout=heldout, adapter=adapter, iteration=done, diversity=diversity)
 
 
 def differences(results: Sequence[Assessed]) -> dict[str, Difference]:
@@ -201,40 +184,57 @@ def document(results: Sequence[Assessed], features: str | None = None) -> dict[s
     }
 
 
-def write_images(results: Sequence[Assessed], path: Path) -> Path:
-    """Draw images of some prompts, those of base and adapter side by side.
+JSON, GRID = "evaluation.json", "grid.png"
+
+
+def require_out(out: Path) -> None:
+    """Check that an evaluation may be written to a folder (RunFolderError): it holds none, and can be made."""
+    for name in (JSON, GRID):
+        if (out / name).exists():
+            raise RunFolderError(f"--out must name a folder without an evaluation, got {out / name}: take another one")
+    with writing(out, "--out"):
+        out.mkdir(parents=True, exist_ok=True)
+
+
+def write_results(results: Sequence[Assessed], out: Path, features: str | None = None) -> tuple[Path, Path]:
+    """Write `evaluation.json` and `grid.png`, images of some prompts, those of base and adapter side by side.
+
+    Args:
+        results: of `assess`.
+        out: a folder that is there.
+        features: see `document`.
+
+    Returns:
+        Both paths.
 
     Raises:
-        RunFolderError: the PNG cannot be written.
+        RunFolderError: they cannot be written.
     """
     galleries = [each.evaluation.gallery for each in results]
     cells = [
         (row[0][0].text, [image for _, image, _ in row], [reading for _, _, reading in row])
         for row in zip(*galleries, strict=True)
     ]
-    with writing(path, "--grid"):
-        return write_grid(path, cells, " and ".join(each.name for each in results))
+    with writing(out, "--out"):
+        write_whole(out / JSON, json.dumps(document(results, features), indent=1))
+        return out / JSON, write_grid(out / GRID, cells, " and ".join(each.name for each in results))
 
 
-def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None
-
-
-async def _one(fleet: LocalFleet, order: _Order, wanted: tuple[str, int, Adapter]) -> Assessed:
+async def _one(ports: EvaluationPorts, order: _Order, wanted: tuple[str, int, Adapter]) -> Assessed:
     name, iteration, adapter = wanted
     config, prompts, diversity = order.config, order.heldout, order.diversity
     settings = config.evaluation
     console = Console(stderr=True)
-    await fleet.publish(adapter)
-    with Progress(console=console) if console.is_terminal else nullcontext() as bar:
-        task = bar.add_task(name, total=len(prompts) * settings.images_per_prompt) if bar else None
-
-        def watch(first: int, images: np.ndarray) -> None:
-            if diversity:
-                diversity.take(first, images)
-            if bar and task is not None:
-                bar.advance(task, len(images))
-
-        found = await evaluate(config, prompts=prompts, ports=fleet.ports, adapter=adapter, watch=watch)
+    await ports.adapters.publish(adapter)
+    with Progress(console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(name, total=len(prompts) * settings.images_per_prompt)
+        found = await evaluate(
+            config,
+            prompts=prompts,
+            ports=ports,
+            adapter=adapter,
+            watch=diversity.take if diversity else None,
+            tell=lambda images: bar.advance(task, images),
+        )
     measured = diversity.settle(settings.images_per_prompt) if diversity else None
     return Assessed(name, iteration, found, heldout_of(iteration, found, settings), measured)

@@ -1,96 +1,154 @@
-"""Generates images of any prompt with a run's adapter, in the same way as the run's evaluation."""
+"""Generates images of any prompts with a run's adapter, in the same way as the run's evaluation."""
 
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count as count_from
 from pathlib import Path
+from typing import Any
 
-from deploy.folder.read import average_of, checkpoint_of, config_of
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from deploy.folder.gallery import png_of_grid
+from deploy.folder.read import average_of, best_checkpoint, checkpoint_of, config_of
 from flowcredit.start import VERSION
+from protocol.config.run import DataConfig
 from protocol.errors import ConfigError, one_line
 from protocol.files import writing
 from protocol.messages import GenerateRequest, Prompt
+from protocol.prompts import read_prompts
+
+UInt8Images = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def read_texts(path: Path) -> list[Prompt]:
+    """Read the prompts of any prompt file, whatever their kind.
+
+    Raises:
+        PromptError: the file does not exist, or a line is broken.
+    """
+    return read_prompts(DataConfig(train=str(path), heldout=str(path)), str(path))
 
 
 def generate_images(
     run: Path,
-    text: str,
+    prompts: Sequence[Prompt],
     *,
     out: Path,
     count: int,
     seed: int,
-    negative: str = "",
     steps: int | None = None,
     iteration: int | None = None,
+    is_best: bool = False,
     is_base: bool = False,
     is_average: bool = False,
+    has_grid: bool = False,
     device: str | None = None,
-) -> list[Path]:
-    """Generate `count` images of a prompt as `out/NNN.png`; equal arguments give equal images.
+) -> Iterator[Path]:
+    """Generate `count` images of each prompt as `out/NNN.png`; equal arguments give equal images.
 
     The first free number names the first image, so nothing is overwritten. A PNG's text chunks say how it was made.
 
     Args:
         run: the run folder.
-        text: the prompt.
+        prompts: P prompts.
         out: the folder for the images.
-        count: number of images.
+        count: number of images of each prompt.
         seed: of the initial noise.
-        negative: the negative prompt, for models with guidance.
         steps: Euler steps of the ODE; the run's `evaluation.steps` without them.
         iteration: of the checkpoint; the newest without one.
+        is_best: take the checkpoint with the highest held-out score instead.
         is_base: leave the adapter out.
         is_average: use the adapter's running mean.
+        has_grid: write one `grid_NNN.png` with all images instead.
         device: torch's name; a GPU if there is one.
 
-    Returns:
-        The paths of the images.
+    Yields:
+        The path of each image, those of a prompt after each other, or the path of the grid.
 
     Raises:
         RunFolderError: no such run or checkpoint, or `out` cannot be written.
-        ConfigError: torch cannot compute on the device.
+        ConfigError: torch cannot compute on the device, or options exclude each other.
         ModelError: the model cannot be loaded.
     """
-    from PIL import Image
-    from PIL.PngImagePlugin import PngInfo
-
     from flow.device import best_device
     from flow.policy import build_policy
     from flow.rollout import generate
 
+    if sum([is_best, iteration is not None, is_base]) > 1:
+        raise ConfigError("--best, --iteration and --base each name an adapter: give one of them")
     config = config_of(run)
-    state = None if is_base else checkpoint_of(run, iteration)[0]
+    state = None if is_base else checkpoint_of(run, best_checkpoint(run) if is_best else iteration)[0]
     policy, lora = build_policy(config, device=_usable(device or best_device()))
     if state is not None:
         lora.load(average_of(state, run) if is_average else state.adapter)
-    request = GenerateRequest(
-        prompts=(Prompt(index=0, text=text, negative=negative),) * count,
-        numbers=tuple(range(count)),
-        seed=seed,
-        steps=steps or config.evaluation.steps,
-        adapter_version=0,
-        adapter_digest="",
-    )
-    images = generate(policy, request)
     facts = {
-        "prompt": text,
-        "negative": negative,
         "seed": str(seed),
-        "steps": str(request.steps),
+        "steps": str(steps or config.evaluation.steps),
         "run": str(run.resolve()),
         "iteration": "none" if state is None else str(state.iteration),
         "adapter": "base" if state is None else "average" if is_average else state.adapter.digest,
         "flowcredit": VERSION,
     }
+    wanted = [(prompt, number) for prompt in prompts for number in range(count)]
+    drawn: list[UInt8Images] = []
     with writing(out, "--out"):
         out.mkdir(parents=True, exist_ok=True)
-        held = [int(path.stem) for path in out.glob("*.png") if path.stem.isdecimal()]
-        first = max(held, default=-1) + 1
-        paths = [out / f"{first + number:03d}.png" for number in range(count)]
-        for number, (path, image) in enumerate(zip(paths, images, strict=True)):
-            info = PngInfo()
-            for key, value in (facts | {"image": str(number)}).items():
-                info.add_itxt(key, value)
-            with path.open("xb") as file:
-                Image.fromarray(image).save(file, format="PNG", pnginfo=info)
-    return paths
+        paths = free_paths(out, "grid_" if has_grid else "")
+    console = Console(stderr=True)
+    for start in track(
+        range(0, len(wanted), config.evaluation.batch), "images", console=console, disable=not console.is_terminal
+    ):
+        batch = wanted[start : start + config.evaluation.batch]
+        request = GenerateRequest(
+            prompts=tuple(prompt for prompt, _ in batch),
+            numbers=tuple(number for _, number in batch),
+            seed=seed,
+            steps=steps or config.evaluation.steps,
+            adapter_version=0,
+            adapter_digest="",
+        )
+        images = generate(policy, request)
+        if has_grid:
+            drawn.append(images)
+            continue
+        for (prompt, number), image in zip(batch, images, strict=True):
+            told = {"prompt": prompt.text, "negative": prompt.negative, "image": str(number)}
+            with writing(out, "--out"):
+                yield _write_new(next(paths), _png(image, facts | told))
+    if has_grid:
+        rows = np.concatenate(drawn).reshape(len(prompts), count, *drawn[0].shape[1:])
+        cells = [(prompt.text, list(row), []) for prompt, row in zip(prompts, rows, strict=True)]
+        told = {"prompts": json.dumps([prompt.text for prompt in prompts], ensure_ascii=False), "images": str(count)}
+        title = f"{run.resolve().name}, iteration {facts['iteration']}, seed {seed}"
+        with writing(out, "--out"):
+            yield _write_new(next(paths), png_of_grid(cells, title, facts | told))
+
+
+def free_paths(out: Path, stem: str) -> Iterator[Path]:
+    """Name new files `out/STEM` and a number, from the first one above all that are there."""
+    held = [path.stem.removeprefix(stem) for path in out.glob(f"{stem}*.png")]
+    first = max((int(number) for number in held if number.isdecimal()), default=-1) + 1
+    return (out / f"{stem}{number:03d}.png" for number in count_from(first))
+
+
+def _write_new(path: Path, content: bytes) -> Path:
+    with path.open("xb") as file:
+        file.write(content)
+    return path
+
+
+def _png(image: UInt8Images, facts: Mapping[str, str]) -> bytes:
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
+    info, content = PngInfo(), io.BytesIO()
+    for key, value in facts.items():
+        info.add_itxt(key, value)
+    Image.fromarray(image).save(content, format="PNG", pnginfo=info)
+    return content.getvalue()
 
 
 def _usable(device: str) -> str:

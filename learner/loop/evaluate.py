@@ -11,7 +11,7 @@ from learner.loop.groups import again_if_lost
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, ContractError
 from protocol.messages import Adapter, GenerateRequest, Prompt, Scores
-from protocol.ports import Ports
+from protocol.ports import EvaluationPorts
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,10 @@ async def evaluate(
     config: RunConfig,
     *,
     prompts: Sequence[Prompt],
-    ports: Ports,
+    ports: EvaluationPorts,
     adapter: Adapter,
     watch: Callable[[int, np.ndarray], None] | None = None,
+    tell: Callable[[int], object] | None = None,
 ) -> Evaluation:
     """Make `images_per_prompt` images of every prompt with this adapter and read `evaluation.component`.
 
@@ -69,6 +70,7 @@ async def evaluate(
         adapter: published before; the rollout actors hold it.
         watch: takes each batch of images, uint8 [B, H, W, 3], and the number of its first one: those of the first
             prompt come first. Batches come in any order; without it only the images to show are fetched.
+        tell: told of each batch that has its scores: how many images it has.
 
     Returns:
         The mean readings, and a few images to show.
@@ -100,6 +102,8 @@ async def evaluate(
         images = await ports.rollouts.fetch(handle) if here or watch else None
         if watch and images is not None:
             watch(start, images)
+        if tell:
+            tell(len(batch))
         return scores, {index: images[index - start] for index in here if images is not None}
 
     starts = range(0, len(wanted), settings.batch)

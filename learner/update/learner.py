@@ -14,9 +14,7 @@ from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
 
 from flow.meter import Meter
-from flow.models.folder import adapter_config
-from flow.models.hub import adapter_folder
-from flow.policy import build_policy
+from flow.policy import build_policy, start_adapter
 from learner.credit.assign import Assignment, RewardTables, assign_credit, reward_tables
 from learner.credit.step_weights import step_weights
 from learner.update.ema import AdapterAverage, OldAdapter
@@ -129,8 +127,7 @@ class Learner:
         self._fetch = fetch
         self._device = torch.device(device)
         self._policy, self._lora = build_policy(config, device=device)
-        if config.model.lora.start:
-            self._lora.start_from(adapter_folder(config.model.lora.start), adapter_config(config.model))
+        start_adapter(self._lora, config)
         self._scaler = GradScaler(self._device.type, enabled=config.model.dtype == "float16")
         settings = config.learner
         self._old = OldAdapter(self._lora.parameters, settings.old) if config.is_forward else None

@@ -110,9 +110,9 @@ def test_cancelled_training_stops_with_a_checkpoint_and_goes_on_later(preset: Pa
 
 def test_evaluation_awaited_or_not_gives_the_same_scores(run: Path) -> None:
     async def awaited() -> list[flowcredit.Assessed]:
-        return await flowcredit.evaluate_async(run, has_base=True)
+        return await flowcredit.evaluate_async(run, has_base=True, is_local=True)
 
-    both = flowcredit.evaluate(run, has_base=True)
+    both = flowcredit.evaluate(run, has_base=True, is_local=True)
     assert [each.name for each in both] == ["base", "adapter"]
     assert [each.scores for each in asyncio.run(awaited())] == [each.scores for each in both]
     with pytest.raises(RunFolderError, match="two runs must be given"):

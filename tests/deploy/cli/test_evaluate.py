@@ -1,6 +1,8 @@
 """`flowcredit eval`: base and adapter at the same noise, other prompts and scorers; and `train` without a preset."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,15 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from deploy.cli.app import app
-from deploy.folder.read import lines_of
+from deploy.folder.read import checkpoint_of, lines_of
 from deploy.tools.evaluate import diversity_of
 from protocol.errors import FlowcreditError, InputError
+from tests.support.paths import ROOT
 
 
 def said(*words: object) -> str:
-    """What a command says; its errors are raised."""
-    done = CliRunner().invoke(app, [str(word) for word in words])
+    """What a command says, without Ray; its errors are raised."""
+    done = CliRunner().invoke(app, [*(str(word) for word in words), "--local"])
     if isinstance(done.exception, FlowcreditError):
         raise done.exception
     assert done.exit_code == 0, done.output
@@ -42,23 +45,47 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_sd3: Path) -> Path:
         "evaluation": {"steps": 2, "images_per_prompt": 2, "batch": 4},
     }
     (folder / "preset.yaml").write_text(yaml.safe_dump(tree))
-    said("train", folder / "preset.yaml", "--local", "--no-page", "--run", folder / "run", "seed=3")
+    said("train", folder / "preset.yaml", "--no-page", "--run", folder / "run", "seed=3")
     return folder / "run"
 
 
-def test_a_run_alone_gives_its_own_last_score(run: Path) -> None:
-    found = json.loads(said("eval", "--run", run, "--json"))
+@pytest.mark.parametrize(
+    "words", [["FOLDER"], ["run"], ["run", "--best"], ["FOLDER", "--step", "1"], ["--run", "FOLDER"]]
+)
+def test_a_run_alone_gives_its_own_last_score(words: list[str], run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLOWCREDIT_RUNS", str(run.parent))
+    found = json.loads(said("eval", *(run if word == "FOLDER" else word for word in words), "--json"))
     (only,) = found["results"]
     assert (only["name"], only["iteration"]) == ("adapter", 1)
     assert only["score"] == lines_of(run)[-1]["evaluation/score"]
     assert found["differences"] == {}
 
 
+def test_a_run_that_rolls_out_another_adapter_than_it_trains_is_scored_with_the_trained_one(run: Path) -> None:
+    other = run.parent / "forward"
+    words = ("method=diffusion_nft", "learner.average.decay=0", "evaluation.adapter=trained", "iterations=2")
+    said("train", run.parent / "preset.yaml", "--no-page", "--run", other, *words)
+    state, _ = checkpoint_of(other)
+    assert state.old
+    assert state.old.digest != state.adapter.digest
+    (only,) = json.loads(said("eval", other, "--json"))["results"]
+    assert only["score"] == lines_of(other)[-1]["evaluation/score"]
+
+
+@pytest.mark.ray
+def test_on_ray_two_actors_give_the_same(run: Path) -> None:
+    words = ("evaluation.batch=2", "--base", "--json")
+    command = [sys.executable, "-m", "deploy", "eval", run, "cluster.rollout_actors=2", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == json.loads(said("eval", run, *words))
+
+
 def test_base_and_adapter_see_the_same_noise(run: Path, tmp_path: Path) -> None:
-    grid = tmp_path / "grid.png"
-    found = json.loads(
-        said("eval", "--run", run, "--base", "--json", "--grid", grid, "--diversity", "pkg://toyworld/clip")
-    )
+    out = tmp_path / "new" / "evaluation"
+    words = ("eval", run, "--base", "--json", "--out", out)
+    found = json.loads(said(*words, "--diversity", "pkg://toyworld/clip"))
+    assert json.loads((out / "evaluation.json").read_text()) == found
     base, adapter = found["results"]
     scores = [line["evaluation/score"] for line in lines_of(run) if "evaluation/score" in line]
     assert [base["score"], adapter["score"]] == scores
@@ -68,11 +95,13 @@ def test_base_and_adapter_see_the_same_noise(run: Path, tmp_path: Path) -> None:
     assert np.shape(adapter["scores"]["scores"]["redness"]) == (3, 2)
     assert 0 < base["diversity"] < 2
     assert found["diversity_features"] == "pkg://toyworld/clip"
-    assert Image.open(grid).width > 100
+    assert Image.open(out / "grid.png").width > 100
+    with pytest.raises(InputError, match=r"--out must name a folder without an evaluation, got .*evaluation\.json"):
+        said(*words)
 
 
 def test_the_table_has_both_and_an_interval(run: Path) -> None:
-    lines = said("eval", "--run", run, "--base").splitlines()
+    lines = said("eval", run, "--base").splitlines()
     assert lines[0].split() == ["base", "adapter", "difference,", "95", "%"]
     overall = next(line for line in lines if line.startswith("overall"))
     assert "[" in overall
@@ -94,7 +123,7 @@ def test_genevals_protocol_takes_four_images_of_every_kind(run: Path, tmp_path: 
     prompts = tmp_path / "geneval.jsonl"
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
     reward = "rewards.judge={scorer: geneval, use: evaluate, args: {detector: 'toyworld.world.detector:ShapeDetector'}}"
-    words = (reward, f"data.train={prompts}", "--prompts", prompts, "--geneval", "--json")
+    words = (reward, "--prompts", prompts, "--geneval", "--json")  # data.train does not fit this scorer
     found = json.loads(said("eval", run.parent / "preset.yaml", *words))
     (only,) = found["results"]
     assert only["scores"]["component"] == "judge/correct"
@@ -106,7 +135,10 @@ def test_genevals_protocol_takes_four_images_of_every_kind(run: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
-        (["eval"], "a preset must be named, or --run"),
+        (["eval"], "a preset must be named, or a run"),
+        (["eval", "toy_genevall"], "unknown preset 'toy_genevall': did you mean 'toy_geneval'"),
+        (["eval", "toy_geneval", "--best"], "--best takes the best checkpoint of a run: name a run"),
+        (["eval", "RUN", "--best", "--iteration", "1"], "leave --iteration out"),
         (["eval", "--run", "nothing"], "must hold config.yaml"),
         (["eval", "RUN", "--geneval"], "--geneval needs a reward with the scorer geneval, got ..redness"),
         (["eval", "RUN", "--scorer", "redness=x.y:Z"], "--scorer must have a name of its own, got 'redness'"),
@@ -114,7 +146,7 @@ def test_genevals_protocol_takes_four_images_of_every_kind(run: Path, tmp_path: 
         (["eval", "RUN", "--iteration", "7"], "must hold the checkpoint iteration_000007"),
         (["eval", "RUN", "--diversity", "pkg://toyworld/nothing"], "toyworld/nothing"),
         (["eval", "RUN", "--diversity", "x", "evaluation.images_per_prompt=1"], "diversity needs at least 2 images"),
-        (["eval", "RUN", "--grid", "no/such/grid.png"], "no folder no/such to write to"),
+        (["eval", "RUN", "--out", "/proc/no"], "/proc/no cannot be written"),
         (["train"], "a preset must be named, or --run with a run to go on with"),
         (["train", "seed=4", "--run", "nothing"], "must hold config.yaml"),
     ],
@@ -127,8 +159,8 @@ def test_wrong_words_are_one_line(words: list[str], rule: str, run: Path) -> Non
 
 def test_train_without_a_preset_goes_on_with_the_runs_own_config(run: Path) -> None:
     with pytest.raises(InputError, match=r"seed \(there 3, now 0\).*leave preset and overrides out to go on"):
-        said("train", run.parent / "preset.yaml", "--local", "--no-page", "--run", run)
-    said("train", "--local", "--no-page", "--run", run, "iterations=2")
+        said("train", run.parent / "preset.yaml", "--no-page", "--run", run)
+    said("train", "--no-page", "--run", run, "iterations=2")
     assert [line["iteration"] for line in lines_of(run) if "reward/mean" in line] == [1, 2]
 
 

@@ -119,6 +119,30 @@ def test_generate_overwrites_nothing_and_an_image_says_how_it_was_made(
     assert len(facts["adapter"]) == 64
 
 
+def test_a_prompt_file_gives_images_of_each_prompt_or_a_grid(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    prompts, out = tmp_path / "two.jsonl", tmp_path / "out"
+    prompts.write_text('{"prompt": "a cat: ünïcode $", "negative_prompt": "x"}\n{"prompt": "a dog"}\n')
+    words = ("sample", str(run), "--prompts", str(prompts), "--count", "3", "--seed", "3", "--out", str(out))
+    assert run_cli(monkeypatch, *words) == 0
+    told = []
+    for path in sorted(out.glob("*.png")):
+        with Image.open(path) as image:
+            told.append((image.info["prompt"], image.info["negative"], image.info["image"]))
+    assert told == [(*each, str(number)) for each in (("a cat: ünïcode $", "x"), ("a dog", "")) for number in range(3)]
+    drawn = images(out)
+    assert not np.array_equal(drawn[0], drawn[3]), "prompts have noise of their own"
+    capsys.readouterr()
+    for name in ("grid_000.png", "grid_001.png"):
+        assert run_cli(monkeypatch, *words, "--grid", "--best") == 0
+        assert capsys.readouterr().out.split() == [str(out / name)]
+    with Image.open(out / "grid_000.png") as grid:
+        assert json.loads(grid.info["prompts"]) == ["a cat: ünïcode $", "a dog"]
+        assert (grid.info["seed"], grid.info["iteration"]) == ("3", "1")
+        assert grid.width > 300
+
+
 def test_a_dry_run_compares_with_an_existing_run_and_tells_what_may_not_be_meant(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -219,6 +243,11 @@ def test_export_in_half_precision_halves_the_weights(
             "must hold the checkpoint iteration_000009, got ['iteration_000001']",
         ),
         (["generate", "{tmp}/nothing", "a cat"], "must hold config.yaml, got none"),
+        (["generate", "{run}"], "images need a prompt or --prompts FILE, one of both"),
+        (["generate", "{run}", "a cat", "--prompts", "x.txt"], "one of both"),
+        (["generate", "{run}", "--prompts", "{tmp}/nothing.txt"], "nothing.txt does not exist"),
+        (["generate", "{run}", "--prompts", "x.txt", "--negative", "x"], "--negative belongs to a single prompt"),
+        (["generate", "{run}", "a cat", "--best", "--base"], "--best, --iteration and --base each name an adapter"),
         (["export", "{run}", "{tmp}"], "must not exist yet: name a new one"),
         (["export", "{run}", "{tmp}/file/model"], "cannot be written"),
         (["export", "{run}", "{tmp}/new", "--dtype", "int8"], "--dtype must be float32, bfloat16 or float16"),

@@ -132,7 +132,7 @@ def small(words: list[str]) -> list[str]:
     if name == "eval" or (function and "--run" not in words[1:2]):
         preset = rest[0] if rest[0:1] and rest[0] in FEW else "toy_geneval"
         words = [*words, *(f"{key}={value}" for key, value in SMALL.items()), *few(preset)]
-    if function and "--local" not in words:
+    if (function or name == "eval") and "--local" not in words:
         words.append("--local")
     return words
 

@@ -7,7 +7,7 @@ import pytest
 
 from deploy.api.folder_source import FolderSource
 from deploy.folder.names import METRICS
-from deploy.folder.read import adapter_to_fork, config_of, lines_of
+from deploy.folder.read import adapter_to_fork, best_checkpoint, config_of, lines_of
 from deploy.folder.run_folder import open_run_folder
 from deploy.tools.verify import verify
 from protocol.config.run import RunConfig
@@ -52,3 +52,16 @@ def test_damaged_lines_are_named_by_their_number_or_skipped(tmp_path):
     with pytest.raises(RunFolderError, match="holds a damaged metrics.jsonl: line 2: "):
         lines_of(tmp_path)
     assert [line["iteration"] for line in lines_of(tmp_path, skips_damaged=True)] == [1, 2]
+
+
+def test_the_best_checkpoint_is_among_those_that_are_there(tmp_path):
+    scores = {0: 0.9, 1: 0.4, 2: 0.8, 3: 0.5, 4: 0.5}
+    (tmp_path / METRICS).write_text(
+        "".join(f'{{"iteration": {i}, "evaluation/score": {score}}}\n' for i, score in scores.items())
+    )
+    for iteration in (1, 3, 4, 5):
+        (tmp_path / "checkpoints" / f"iteration_{iteration:06d}").mkdir(parents=True)
+    assert best_checkpoint(tmp_path) == 3
+    (tmp_path / METRICS).write_text("")
+    with pytest.raises(RunFolderError, match=r"with a held-out score, got checkpoints of iterations \[.*5.*\] without"):
+        best_checkpoint(tmp_path)

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from deploy.report.page import report_of, write_report
 from deploy.report.runs import read_run, read_runs
@@ -156,7 +157,7 @@ def test_equal_names_are_told_apart_and_a_folder_counts_once(tmp_path, tiny_conf
 
 def test_an_earlier_report_is_replaced_and_another_file_is_not(tmp_path, runs):
     out = tmp_path / "report.html"
-    assert write_report(runs[:1], out) == out
+    assert write_report(runs[:1], out) == [out]
     before = out.read_text()
     write_report(runs, out)
     assert out.read_text() != before
@@ -174,8 +175,22 @@ def test_an_earlier_report_is_replaced_and_another_file_is_not(tmp_path, runs):
         write_report([tmp_path], out)
 
 
+def test_every_chart_of_the_page_is_a_png_too(tmp_path, runs, page):
+    html, *pngs = write_report(runs, tmp_path / "report.html", tmp_path / "new" / "png")
+    assert html.read_text().count("<svg") == len(pngs) == page.count("<svg")
+    for path in pngs:
+        with Image.open(path) as image:
+            assert image.size[0] == 1040
+            corners = {image.convert("RGB").getpixel(at) for at in ((0, 0), (1039, 0))}
+        assert corners == {(255, 255, 255)}
+    assert "00_reward_mean_by_iteration.png" in {path.name for path in pngs}
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="cannot be written: .*set --png"):
+        write_report(runs, tmp_path / "report.html", tmp_path / "file")
+
+
 def test_a_disk_that_takes_no_more_leaves_the_earlier_report(tmp_path, runs):
-    out = write_report(runs[:1], tmp_path / "report.html")
+    (out,) = write_report(runs[:1], tmp_path / "report.html")
     before = out.read_text()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))

@@ -14,6 +14,9 @@ from deploy.tools.generate import generate_images
 from flowcredit.start import VERSION
 from protocol.config.run import RunConfig
 from protocol.errors import RunFolderError
+from protocol.messages import Prompt
+
+A = Prompt(index=0, text="a")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +88,7 @@ def test_the_remedy_for_a_key_of_another_version_works_for_every_command(
     for command in (
         lambda: train(config, first),
         lambda: config_of(first),
-        lambda: generate_images(first, "a", out=tmp_path, count=1, seed=0),
+        lambda: list(generate_images(first, [A], out=tmp_path, count=1, seed=0)),
         lambda: app(["eval", "--run", str(first)], standalone_mode=False),
         lambda: app(["train", "--run", str(first)], standalone_mode=False),
         lambda: app(["export", str(first), str(tmp_path / "merged")], standalone_mode=False),
@@ -94,7 +97,7 @@ def test_the_remedy_for_a_key_of_another_version_works_for_every_command(
             command()
     (first / "config.yaml").write_text(text)
     train(config, first)
-    assert generate_images(first, "a", out=tmp_path, count=1, seed=0)
+    assert list(generate_images(first, [A], out=tmp_path, count=1, seed=0))
 
 
 def test_the_version_is_an_option(capsys: pytest.CaptureFixture) -> None:

@@ -1,0 +1,92 @@
+"""The actors that an evaluation needs, without a learner: on Ray, or in this process."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from typing import Protocol
+
+from rich.console import Console
+
+from deploy.run.encode import encode_ahead
+from deploy.run.local import LocalFleet
+from deploy.run.run import require_rewards
+from protocol.config.run import RunConfig
+from protocol.messages import Adapter, Prompt
+from protocol.ports import EvaluationPorts
+
+
+class Evaluators(Protocol):
+    """What an evaluation needs, on Ray or in this process."""
+
+    @property
+    def ports(self) -> EvaluationPorts:
+        """Who makes the images, scores them and takes adapters."""
+        ...
+
+    async def first_adapter(self) -> Adapter:
+        """Copy the adapter of iteration 0, before anything is published."""
+        ...
+
+
+class ToTerminal:
+    """A `protocol.sink.StatusSink` that tells people what does not hold and what failed."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002, ARG002, FBT001
+        """Tell a condition that does not hold."""
+        if holds is False:
+            self.event(message, "warning")
+
+    def event(self, message: str, kind: str = "info") -> None:
+        """Tell a warning or an error."""
+        if kind != "info":
+            self._console.print(message, markup=False, emoji=False, soft_wrap=True)
+
+
+@asynccontextmanager
+async def evaluators(config: RunConfig, heldout: Sequence[Prompt], *, is_local: bool) -> AsyncIterator[Evaluators]:
+    """Start what an evaluation needs, on Ray with a cluster unless one is given, and end all of it.
+
+    Args:
+        config: its sections `model`, `rewards` and `cluster` say what.
+        heldout: the prompts; they are encoded ahead if the config keeps embeddings, and shown to the scorers.
+        is_local: in this process instead of on Ray.
+
+    Yields:
+        The evaluators, ready.
+
+    Raises:
+        InputError: no such cluster, a scorer that is not ready there, a prompt that it cannot score.
+    """
+    console = Console(stderr=True, highlight=False)
+    sink = ToTerminal(console)
+    with ExitStack() as held:
+        if is_local:
+            fleet = LocalFleet(config, has_learner=False)
+        else:
+            from actors.fleet import RayEvaluators
+            from deploy.run.cluster import ray_cluster
+
+            starting = asyncio.ensure_future(
+                asyncio.to_thread(held.enter_context, ray_cluster(without_learner(config), sink))
+            )
+            try:
+                await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                await asyncio.wait([starting])  # a cluster that has begun to start is ended below
+                raise
+            await require_rewards(config)
+            fleet = RayEvaluators(config, sink)
+        held.callback(fleet.stop)
+        await encode_ahead(config, heldout, is_local=is_local, say=console.print)
+        await fleet.start()
+        await fleet.check(heldout)
+        yield fleet
+
+
+def without_learner(config: RunConfig) -> RunConfig:
+    """Return a config whose learner reserves nothing, for a cluster that only evaluates."""
+    learner = config.cluster.learner.model_copy(update={"cpus": 0.0, "gpus": 0.0, "resources": {}, "labels": {}})
+    return config.model_copy(update={"cluster": config.cluster.model_copy(update={"learner": learner})})
