@@ -1,9 +1,11 @@
 """Pages of the documentation site that are made from something else; mkdocs runs this file (`mkdocs.yml`).
 
-The README and its neighbours become pages of the site. The reference pages are read from the code: the config tree, the
-command line and the HTTP API.
+The README and its neighbours become pages of the site, and so do the notebooks. The reference pages are read from the
+code: the config tree, the command line, the HTTP API, the conditions and the errors.
 """
 
+import inspect
+import json
 import re
 from pathlib import Path
 
@@ -15,7 +17,9 @@ from deploy.api.app import make_app
 from deploy.api.auth import Access
 from deploy.api.folder_source import FolderSource
 from deploy.cli.app import app
+from protocol import errors
 from protocol.config.reference import sections
+from protocol.sink import CONDITIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
@@ -84,6 +88,45 @@ def api() -> str:
     return "".join(lines)
 
 
+def conditions() -> str:
+    """Every type of condition and what it says."""
+    lines = [
+        "# Conditions\n\nA condition has a type, a status, a reason in one word, a message in one line, and the time of"
+        " its last change. `True` is good. The page, the terminal, `events.jsonl` and the status API show them"
+        " ([Status, page and control](../service.md#conditions)).\n\n"
+    ]
+    lines += [f"**`{name}`**\n:   {meaning}\n\n" for name, meaning in CONDITIONS.items()]
+    return "".join(lines)
+
+
+def errors_page() -> str:
+    """Every error class of ours, below its exit code."""
+    found = [each for _, each in inspect.getmembers(errors, inspect.isclass) if each.__module__ == errors.__name__]
+    mistakes = [each for each in found if issubclass(each, errors.InputError)]
+    others = [each for each in found if each not in mistakes and each is not errors.FlowcreditError]
+    lines = [
+        "# Errors\n\nEvery error of ours is a `protocol.errors.FlowcreditError` with one line: the rule, the value, the"
+        " remedy. On the command line it stands on stderr after `flowcredit: `. A second Ctrl-C ends with code 130.\n"
+    ]
+    for title, classes in (("A mistake in the input: exit code 2", mistakes), ("The run failed: exit code 1", others)):
+        lines.append(f"\n## {title}\n\n")
+        lines += [f"**`{each.__name__}`**\n:   {plain(each.__doc__ or '')}\n\n" for each in classes]
+    return "".join(lines)
+
+
+def notebook(path: Path) -> str:
+    """A notebook as a page: its texts, its code, and after the code that draws the images beside the notebook."""
+    images = iter(sorted(path.parent.glob(f"{path.stem}_*.png")))
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        parts.append(f"```python\n{text}\n```" if cell["cell_type"] == "code" else text)
+        if "plt.subplots" in text:
+            parts.append(f"![What the cell draws]({next(images).name})")
+    parts.insert(1, f"This page is the notebook [`docs/notebooks/{path.name}`]({path.name}); a test runs it.")
+    return "\n\n".join(parts) + "\n"
+
+
 for source, page in PAGES.items():
     write(page, moved((ROOT / source).read_text(encoding="utf-8")))
 command = typer.main.get_command(app)
@@ -93,3 +136,7 @@ with typer.Context(command, info_name="flowcredit") as context:
     )
 write("reference/configuration.md", configuration())
 write("reference/api.md", api())
+write("reference/conditions.md", conditions())
+write("reference/errors.md", errors_page())
+for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+    write(f"notebooks/{path.stem}.md", notebook(path))

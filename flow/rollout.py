@@ -90,7 +90,7 @@ class RolloutPolicy:
         """Copy the adapter of iteration 0: what the learner begins with, and the base model unless a LoRA starts it.
 
         Raises:
-            ContractError: a request has put another adapter in its place.
+            ContractError: a request has loaded another adapter.
         """
         if self._active is not None:
             raise ContractError(f"the first adapter can be copied before any request, got version {self._active[0]}")

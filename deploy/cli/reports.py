@@ -139,7 +139,8 @@ def _preset_and_run(what: str | None, run: Path | None) -> tuple[str | None, Pat
         return what, placed(run)
     if what is None or what in preset_names():
         return what, None
-    is_run = Path(what).is_dir() or (runs_folder() / what / CONFIG).is_file()
+    is_path = "/" in what and not what.endswith((".yaml", ".yml"))
+    is_run = is_path or Path(what).is_dir() or (runs_folder() / what / CONFIG).is_file()
     return (None, found_run(what)) if is_run else (what, None)
 
 

@@ -72,7 +72,19 @@ Cells = list[tuple[str, list[np.ndarray], list[float]]]
 
 
 def write_grid(path: Path, cells: Cells, title: str) -> Path:
-    """Write `png_of_grid` to a path (OSError: it cannot be written)."""
+    """Write what `png_of_grid` draws.
+
+    Args:
+        path: of the PNG.
+        cells: see `png_of_grid`.
+        title: above the grid.
+
+    Returns:
+        `path`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     write_whole(path, png_of_grid(cells, title))
     return path
 

@@ -100,6 +100,9 @@ def source_of(preset: str | Path | None, run: Path | None, other: str) -> str | 
         run: the run folder.
         other: how the run could have been named, for the error.
 
+    Returns:
+        A preset's name, or the path of a YAML file.
+
     Raises:
         ConfigError: neither is there.
         RunFolderError: `run` is no run folder, or its config cannot be read.

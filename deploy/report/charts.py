@@ -34,7 +34,7 @@ DARK = _scheme(
     "#e8eaef", "#2c313a", "#60a5fa", "#fb923c", "#2dd4bf", "#c084fc", "#fb7185", "#94a3b8", "#facc15", "#67e8f9"
 )
 THEMED = {name: f"#0a0b{number:02x}" for number, name in enumerate(LIGHT)}
-"""The colours that stand in an SVG until the page's own take their place."""
+"""The colours that stand in an SVG until the page puts its own there."""
 DASHES = ("-", "--", ":", "-.")
 MOST_POINTS = 400
 """Points of one line; a longer run is drawn as means of equal parts."""

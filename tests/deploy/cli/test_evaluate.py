@@ -137,6 +137,7 @@ def test_genevals_protocol_takes_four_images_of_every_kind(run: Path, tmp_path: 
     [
         (["eval"], "a preset must be named, or a run"),
         (["eval", "toy_genevall"], "unknown preset 'toy_genevall': did you mean 'toy_geneval'"),
+        (["eval", "runs/nothing"], "there is no run folder runs/nothing"),
         (["eval", "toy_geneval", "--best"], "--best takes the best checkpoint of a run: name a run"),
         (["eval", "RUN", "--best", "--iteration", "1"], "leave --iteration out"),
         (["eval", "--run", "nothing"], "must hold config.yaml"),
