@@ -16,7 +16,8 @@ from deploy.cli import checks, configs, jobs, methods, models, reports, rewards,
 from flowcredit.start import VERSION
 from protocol.errors import FlowcreditError, InputError
 
-STOPPED = "stopped at once; `train` continues from the newest checkpoint"
+STOPPED, CONTINUES = "stopped at once", "; `train` continues from the newest checkpoint"
+TRAINING = ("train", "demo")
 COMMANDS = {
     "demo": (training.demo, ""),
     "train": (training.train, "toy_geneval --run runs/mine seed=3 group.size=16"),
@@ -91,11 +92,15 @@ def main() -> None:
     except FlowcreditError as error:
         _end(str(error), 2 if isinstance(error, InputError) else 1)
     except asyncio.CancelledError:
-        _end(STOPPED, 130)
+        _end(_stopped(), 130)
     except SystemExit as ended:
         if ended.code == 130:  # typer's wordless answer to Ctrl-C
-            _end(STOPPED, 130)
+            _end(_stopped(), 130)
         raise
+
+
+def _stopped() -> str:
+    return STOPPED + (CONTINUES if sys.argv[1:2] and sys.argv[1] in TRAINING else "")
 
 
 def _end(message: str, code: int) -> None:
