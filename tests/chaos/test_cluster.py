@@ -30,7 +30,7 @@ def test_sigterm_stops_with_a_checkpoint_and_exit_code_0_and_the_same_command_co
     driver = Driver(path, run)
     driver.wait_for_iteration(3)
     driver.process.send_signal(signal.SIGTERM)
-    said = driver.finish(timeout_s=60)
+    said = driver.finish()
     assert "stopping with a checkpoint" in said
     assert "the same command continues" in said
     Driver(path, run, "--local").finish()

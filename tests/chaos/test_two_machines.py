@@ -54,7 +54,8 @@ def test_a_machine_takes_over_the_run_of_one_that_is_gone_and_ends_in_the_same_w
     undisturbed, board, tmp_path, tiny_sd3, monkeypatch
 ):
     monkeypatch.setenv("FLOWCREDIT_BOARD", board)
-    path = preset(tmp_path, tiny_sd3, checkpoint={"every": 4, "url": f"file://{tmp_path}/store"})
+    heard = {"heartbeat_s": 0.1}  # the pause comes before the last iteration, however fast they are
+    path = preset(tmp_path, tiny_sd3, checkpoint={"every": 4, "url": f"file://{tmp_path}/store"}, status=heard)
     first = Driver(path, tmp_path / "here" / "run", "--local", program=PROGRAM)
     first.wait_for_iteration(5)
     asyncio.run(paused(board))

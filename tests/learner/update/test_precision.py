@@ -20,7 +20,7 @@ from learner.checkpoint import read_checkpoint, write_checkpoint
 from learner.update.learner import SCALER, Learner
 from protocol.config.run import RunConfig
 from protocol.errors import ModelError, NonFiniteError, ParityError
-from protocol.messages import Prompt, ScoredGroup, ScoredShard, Scores, ShardRequest
+from protocol.messages import Adapter, Prompt, ScoredGroup, ScoredShard, Scores, ShardRequest, digest_of
 from tests.support.learning.gradients import relative_difference, watch_gradients
 from tests.support.learning.groups import learn
 
@@ -224,6 +224,33 @@ def test_a_learner_starts_from_a_saved_adapter_and_its_reference_stays_the_base_
     metrics = learn(config, draw_groups(RolloutPolicy(config), config, started), started)
     assert metrics["train/first_ratio_deviation"] == 0
     assert metrics["train/reference_kl"] > 0
+
+
+def test_a_learner_starts_from_an_adapter_on_the_hub(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies in the hub's cache, where a download would leave it; there is no network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    repo = tmp_path / "models--example--lora"
+    for name in ("refs", f"snapshots/{'1' * 40}"):
+        (repo / name).mkdir(parents=True)
+    (repo / "refs" / "main").write_text("1" * 40)
+    plain = model(tiny_config)
+    held = Learner(plain).adapter()
+    arrays = {name: array + np.float32(0.25) for name, array in held.arrays.items()}
+    saved = Adapter(version=0, arrays=arrays, digest=digest_of(arrays))
+    write_lora(repo / "snapshots" / ("1" * 40), saved, plain.model.lora)
+
+    def started(start: str) -> Learner:
+        return Learner(model(tiny_config, lora={**plain.model.lora.model_dump(), "start": start}))
+
+    assert started("example/lora").adapter().digest == saved.digest != held.digest
+    with pytest.raises(
+        ModelError, match="the LoRA example/other .*set model.lora.start to a folder or file"
+    ) as refused:
+        started("example/other")
+    assert "\n" not in str(refused.value)
 
 
 @torch.no_grad()
