@@ -145,10 +145,10 @@ async function drawOverview(of) {
   drawHeat(curves);
 }
 
-// A single scorer of weight 1 is the reward itself.
+// A single scorer of weight 1 is the reward itself, up to rounding.
 function isSame(curves, name, other) {
   const [a, b] = [lineOf(curves, name), lineOf(curves, other)];
-  return b && a.y.length === b.y.length && a.y.every((value, at) => Math.abs(value - b.y[at]) <= 1e-6);
+  return b && a.y.length === b.y.length && a.y.every((value, at) => Math.abs(value - b.y[at]) <= 1e-5);
 }
 
 function drawHeat(curves) {

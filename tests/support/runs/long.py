@@ -105,7 +105,7 @@ def _line(iteration: int, learnt: float, steps: int, rng: np.random.Generator) -
     return {
         "iteration": iteration,
         "reward/mean": 0.45 + learnt + 0.04 * noise[0],
-        "reward/geneval": 0.45 + learnt + 0.04 * noise[0],
+        "reward/geneval": 0.45 + learnt + 0.04 * noise[0] + 2e-6,  # the reward itself, up to rounding
         "reward/clip": 0.3 + learnt / 2 + 0.02 * noise[1],
         "reward/group_std": 0.2 - learnt / 4 + 0.01 * noise[2],
         "reward/missing": 0.0,
