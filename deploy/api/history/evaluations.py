@@ -133,16 +133,16 @@ def images_of(run: Path, iteration: int) -> GalleryImages | None:
         for index, image in enumerate(images):
             cell = Image.fromarray(image)
             sheet.paste(cell if cell.size == size else cell.resize(size), (index * size[0], 0))
-        kind = "PNG" if max(size) <= SMALL else "JPEG"
+        form = "PNG" if max(size) <= SMALL else "JPEG"
         out = io.BytesIO()
-        sheet.save(out, kind, **({} if kind == "PNG" else {"quality": 88}))
+        sheet.save(out, form, **({} if form == "PNG" else {"quality": 88}))
         return GalleryImages(
             iteration=iteration,
             prompts=list(held)[:MOST_IMAGES],
             scores=[_number(score) for _, score in held.values()][:MOST_IMAGES],
             width=size[0],
             height=size[1],
-            media=f"image/{kind.lower()}",
+            media=f"image/{form.lower()}",
             image=base64.b64encode(out.getvalue()).decode(),
         )
     except (OSError, ValueError, KeyError, IndexError, EOFError, TypeError, zipfile.BadZipFile, ValidationError):
