@@ -291,8 +291,12 @@ def run_id_of(name: str) -> str:
 def summary_of(status: RunStatus) -> RunSummary:
     """Summarise a run for the list of runs."""
     rewards = status.rewards
-    facts = {"reward": rewards.now, "heldout": rewards.heldout, "heldout_first": rewards.heldout_first}
-    own: dict[str, Any] = {name: getattr(status, name) for name in RunSummary.model_fields if name not in facts}
+    facts: dict[str, Any] = {
+        "reward": rewards.now,
+        "heldout": rewards.heldout,
+        "heldout_first": rewards.heldout_first,
+    }
+    own = {name: getattr(status, name) for name in RunSummary.model_fields if name not in facts}
     return RunSummary(**own, **facts)
 
 
