@@ -121,10 +121,11 @@ def mix(scores: Mapping[str, Scores], weights: Mapping[str, float]) -> Scores:
     valid = np.logical_and.reduce([item.valid for item in scores.values()])
     total = np.sum([weights[name] * item.values.astype(np.float64) for name, item in scores.items()], axis=0)
     readings = _readings(scores)
+    reasons = zip(*(item.reasons for item in scores.values()), strict=True)
     return Scores(
         values=_where_valid(valid, total),
         valid=valid,
-        reasons=tuple("; ".join(filter(None, row)) for row in zip(*(s.reasons for s in scores.values()), strict=True)),
+        reasons=("",) * len(valid) if valid.all() else tuple("; ".join(filter(None, each)) for each in reasons),
         components={name: _where_valid(valid, reading) for name, reading in readings.items()},
         voids_group=any(item.voids_group for item in scores.values()),
         seconds=sum(item.seconds for item in scores.values()),

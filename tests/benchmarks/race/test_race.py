@@ -40,15 +40,10 @@ def written(folder: Path, seconds: list[float], scores: dict[int, float]) -> Non
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"cut')
 
 
-def found(cell: Cell, runs: Path) -> dict[str, Any] | None:
-    return next(
-        (
-            each
-            for each in known_cells(runs, published=runs / "none")
-            if Cell(each["variant"], each["seed"], each["reward"]) == cell
-        ),
-        None,
-    )
+def found(runs: Path, *cells: Cell) -> list[dict[str, Any]]:
+    """The results of these cells in their order, without those that have none."""
+    known = {Cell(each["variant"], each["seed"], each["reward"]): each for each in known_cells(runs, runs / "none")}
+    return [known[cell] for cell in cells if cell in known]
 
 
 def test_every_variant_is_a_whole_config_on_the_toy_world() -> None:
@@ -80,11 +75,9 @@ def test_arrival_is_where_the_mean_curve_crosses_flow_grpo_s_end_score(tmp_path:
     for seed, end in ((0, 0.6), (1, 0.7)):
         written(tmp_path / Cell("flow_grpo", seed, "geneval").folder, [2.0] * 4, {0: 0.4, 2: 0.5, 4: end})
     written(tmp_path / Cell("stepwise", 0, "geneval").folder, [3.0] * 4, {0: 0.4, 2: 0.66, 4: 0.8})
-    cells = [
-        found(Cell(name, seed, "geneval"), tmp_path)
-        for name, seed in (("flow_grpo", 0), ("flow_grpo", 1), ("stepwise", 0))
-    ]
-    basis, stepwise = summarise([cell for cell in cells if cell], "geneval")
+    kept = (("flow_grpo", 0), ("flow_grpo", 1), ("stepwise", 0))
+    cells = found(tmp_path, *(Cell(name, seed, "geneval") for name, seed in kept))
+    basis, stepwise = summarise(cells, "geneval")
     assert basis["goal"] == stepwise["goal"] == pytest.approx(0.65)
     assert (basis["goal_iterations"], basis["share_of_seconds"], basis["seeds"]) == (4, 1, 2)
     # From 0.4 at 0 to 0.66 at 2: 0.65 is 25/26 of the way; its iterations last 3 s, Flow-GRPO's 2 s.
@@ -98,7 +91,7 @@ def test_arrival_is_where_the_mean_curve_crosses_flow_grpo_s_end_score(tmp_path:
     assert (basis["at_iteration_4"], stepwise["at_iteration_4"]) == (pytest.approx(0.65), pytest.approx(0.8))
     assert (basis["at_8_s"], stepwise["at_8_s"]) == (pytest.approx(0.65), pytest.approx(0.66 + 0.14 / 3))
     assert read_cell(Cell("tp_grpo", 0, "geneval"), tmp_path) is None
-    paths = write_plots([cell for cell in cells if cell], tmp_path / "race.json")
+    paths = write_plots(cells, tmp_path / "race.json")
     assert {path.name for path in paths} >= {"race_methods.png", "race_gains.png"}
 
 
@@ -107,7 +100,7 @@ def test_equal_seconds_are_those_that_every_method_has(tmp_path: Path) -> None:
     written(tmp_path / Cell("dance_grpo", 0, "geneval").folder, [1.0] * 4, {0: 0.4, 4: 0.6})
     written(tmp_path / Cell("flow sde, T'=1", 0, "geneval").folder, [1.0] * 2, {0: 0.4, 2: 0.5})
     names = ("flow_grpo", "dance_grpo", "flow sde, T'=1")
-    cells = [cell for name in names if (cell := found(Cell(name, 0, "geneval"), tmp_path))]
+    cells = found(tmp_path, *(Cell(name, 0, "geneval") for name in names))
     rows = summarise(cells, "geneval")
     assert [row["at_4_s"] for row in rows] == [pytest.approx(0.5), pytest.approx(0.6), None]
     assert [row["at_8_s"] for row in rows] == [pytest.approx(0.7), None, None]
@@ -121,7 +114,7 @@ def test_learning_rates_are_compared_at_the_last_iteration_that_all_three_have(t
     curves |= {"flow_grpo": {2: 0.1, 4: 0.2}, "flow_grpo, lr=0.001": {2: 0.1}}
     for variant, scores in curves.items():
         written(tmp_path / Cell(variant, 0, "geneval").folder, [1.0] * max(scores), scores)
-    cells = [cell for variant in curves if (cell := found(Cell(variant, 0, "geneval"), tmp_path))]
+    cells = found(tmp_path, *(Cell(variant, 0, "geneval") for variant in curves))
     assert rates(cells, "geneval") == [
         {"method": "dense_grpo", "at_iteration": 2, "preset": 0.5, "0.001": 0.4, "0.004": 0.7}
     ], "a method whose tries are not all there is left out"
