@@ -32,11 +32,13 @@ def test_a_run_is_scaled_through_the_api_from_another_machine_while_a_store_is_f
 
 
 def test_a_node_without_its_network_for_20_seconds_costs_no_bit(cluster: Cluster, undisturbed: Story):
-    job = cluster.submit("cut", "cluster.rollout.placement=spread")
+    job = cluster.submit("cut", "cluster.rollout.placement=spread", held_after=1)
     job.wait_for_iteration(1)
     node = cluster.rollout_node("cut")
+    cluster.release()
     unplug(node, seconds=20)
     job.finish()
+    assert cluster.failures("cut")
     cluster.require_undisturbed("cut", undisturbed)
     cluster.wait_for_nodes(3)
 
@@ -45,10 +47,11 @@ def test_a_node_without_its_network_for_20_seconds_costs_no_bit(cluster: Cluster
 def test_a_run_waits_for_its_only_rollout_node_which_has_no_network_for_100_seconds(
     cluster: Cluster, undisturbed: Story
 ):
-    job = cluster.submit("cut-long", "cluster.rollout.resources.odd=1")
+    job = cluster.submit("cut-long", "cluster.rollout.resources.odd=1", held_after=1)
     job.wait_for_iteration(1)
     assert set(cluster.homes("cut-long")) == {"m3"}
     before = cluster.iteration("cut-long")
+    cluster.release()
     unplug(cluster.nodes[1], seconds=100)
     assert cluster.iteration("cut-long") <= before + 2, "the node was not needed"
     job.finish(timeout_s=600)
@@ -57,11 +60,13 @@ def test_a_run_waits_for_its_only_rollout_node_which_has_no_network_for_100_seco
 
 
 def test_a_node_that_loses_its_power_costs_no_bit(cluster: Cluster, undisturbed: Story):
-    job = cluster.submit("killed", "cluster.rollout.placement=spread")
+    job = cluster.submit("killed", "cluster.rollout.placement=spread", held_after=1)
     job.wait_for_iteration(1)
     node = cluster.rollout_node("killed")
     node.power_off()
+    cluster.release()
     job.finish()
+    assert cluster.failures("killed")
     cluster.require_undisturbed("killed", undisturbed)
     cluster.start_node(node)
     cluster.wait_for_nodes(3)
@@ -69,9 +74,10 @@ def test_a_node_that_loses_its_power_costs_no_bit(cluster: Cluster, undisturbed:
 
 @long_scene
 def test_a_head_that_loses_its_power_goes_on_with_the_same_command(cluster: Cluster, undisturbed: Story):
-    job = cluster.submit("head")
+    job = cluster.submit("head", held_after=3)
     job.wait_for_iteration(3)
     cluster.restart_head()
+    cluster.release()
     job.leave()
     said = cluster.submit("head").finish()
     assert "going on from" in said
@@ -81,9 +87,10 @@ def test_a_head_that_loses_its_power_goes_on_with_the_same_command(cluster: Clus
 @long_scene
 def test_a_new_head_without_the_old_disk_goes_on_from_a_shared_one(cluster: Cluster, undisturbed: Story):
     run = f"{STORE}/shared"
-    job = cluster.submit(run)
+    job = cluster.submit(run, held_after=3)
     job.wait_for_iteration(3)
     cluster.restart_head(is_new=True)
+    cluster.release()
     job.leave()
     said = cluster.submit(run).finish()
     assert "going on from" in said
@@ -93,10 +100,11 @@ def test_a_new_head_without_the_old_disk_goes_on_from_a_shared_one(cluster: Clus
 @long_scene
 def test_a_new_head_without_the_old_disk_goes_on_from_the_store(cluster: Cluster, undisturbed: Story):
     words = (f"checkpoint.url=file://{STORE}/lost",)
-    job = cluster.submit("lost", *words)
+    job = cluster.submit("lost", *words, held_after=2)
     job.wait_for_iteration(2)
     until(lambda: list(cluster.lab.store.glob("lost/checkpoints/*/manifest.json")), "a copy is in the store")
     cluster.restart_head(is_new=True)
+    cluster.release()
     job.leave()
     assert not cluster.run_folder("lost").exists()
     said = cluster.submit("lost", *words).finish()

@@ -52,17 +52,25 @@ time.sleep(3600)
 """Holds 192 MB of objects on its node, whose store has room for 100 MB."""
 SERVICE = 'while :; do "$@"; kill -9 -1; sleep 1; done'
 """What a service manager does: it starts Ray again when it has ended, or did not come up within Ray's 30 s."""
-SCORER = """
+SCORER = f"""
 
 class Slow(Redness):
-    \"\"\"Takes its time, so that faults come in the middle of a run.\"\"\"
+    \"\"\"Takes its time, and waits with an image beyond the number of a file `hold-NUMBER` on the shared disk.\"\"\"
+
+    scored = 0
 
     def score(self, images, prompts, metadata):
-        import time
+        import pathlib, time
 
         time.sleep(0.15)
+        self.scored += len(images)
+        while any(self.scored > int(file.name[5:]) for file in pathlib.Path("{STORE}").glob("hold-*")):
+            time.sleep(0.05)
         return super().score(images, prompts, metadata)
 """
+"""Of the user's: faults come in the middle of a run, however fast the machine is."""
+EVALUATED, SCORED = 4, 26
+"""Images of an evaluation and of an iteration of the run below."""
 RUN: dict[str, Any] = {
     "seed": 3,
     "iterations": 8,
@@ -240,8 +248,11 @@ class Cluster:
         command = ["bash", "-c", 'cd project && exec python -m deploy "$@"', "flowcredit", *words]
         return self.laptop.run(command, code=code, timeout_s=timeout_s)
 
-    def submit(self, run: str, *words: str) -> "Job":
-        """Send a job with `flowcredit submit --wait`."""
+    def submit(self, run: str, *words: str, held_after: int = 0) -> "Job":
+        """Send a job with `flowcredit submit --wait`; after iteration `held_after` it waits for `release`."""
+        self.release()
+        if held_after:
+            (self.lab.store / f"hold-{EVALUATED + held_after * SCORED}").touch()
         command = ["bash", "-c", 'cd project && exec python -u -m deploy "$@"', "flowcredit"]
         command += [
             "submit",
@@ -256,6 +267,15 @@ class Cluster:
             *words,
         ]
         return Job(self, run, self.laptop.start(command))
+
+    def release(self) -> None:
+        """Let a held run go on."""
+        for file in self.lab.store.glob("hold-*"):
+            file.unlink()
+
+    def failures(self, run: str) -> int:
+        """Actors of a run that failed, by its events."""
+        return (self.run_folder(run) / "events.jsonl").read_text().count("actor_failed")
 
     def run_folder(self, run: str) -> Path:
         """A run's folder, on the head or on the shared disk, as the test sees it."""
