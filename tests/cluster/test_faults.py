@@ -49,7 +49,7 @@ def test_a_run_waits_for_its_only_rollout_node_which_has_no_network_for_100_seco
 ):
     job = cluster.submit("cut-long", "cluster.rollout.resources.odd=1", held_after=1)
     job.wait_for_iteration(1)
-    assert set(cluster.homes("cut-long")) == {"m3"}
+    until(lambda: set(cluster.homes("cut-long")) == {"m3"}, "the status shows all rollout actors on m3")
     before = cluster.iteration("cut-long")
     cluster.release()
     unplug(cluster.nodes[1], seconds=100)
