@@ -21,7 +21,7 @@ ROWS = 3
 def draw(runs: list[Path]) -> Figure:
     """Draw rewards and held-out scores of runs, and images of the first run that changed from wrong to right first."""
     figure = Figure(figsize=(11, 3.9), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=[1, 1.15])
+    left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=[1, 1.15]).flat
     axes = left.subplots()
     held = [read_run(run) for run in runs]
     for run in held:
