@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from protocol.sink import CONDITIONS
 from tests.support.paths import ROOT
+from tests.support.services.browsing import resize, started_browser
 
 SITE = yaml.safe_load((ROOT / "properdocs.yml").read_text(encoding="utf-8"))
 MADE = (
@@ -38,3 +40,22 @@ def test_every_condition_that_the_code_sets_is_described() -> None:
     folders = ("rewards", "learner", "actors", "deploy")
     code = "".join(path.read_text(encoding="utf-8") for each in folders for path in (ROOT / each).rglob("*.py"))
     assert set(re.findall(pattern, code)) == set(CONDITIONS)
+
+
+def test_a_wide_table_is_as_narrow_as_a_phone_and_its_cells_have_their_headings(tmp_path: Path) -> None:
+    look = ROOT / "docs" / "look"
+    row = "".join(f"<td>value{'_long' * 8} {column}</td>" for column in range(8))
+    headings = "".join(f"<th>heading {column}</th>" for column in range(8))
+    page = tmp_path / "page.html"
+    page.write_text(
+        f'<link rel="stylesheet" href="{(look / "narrow.css").as_uri()}"><div class="md-typeset">'
+        f"<table><thead><tr>{headings}</tr></thead><tbody><tr>{row}</tr></tbody></table></div>"
+        f'<script src="{(look / "narrow.js").as_uri()}"></script>'
+    )
+    width = "return document.documentElement.scrollWidth"
+    beside = "return getComputedStyle(document.querySelectorAll('td')[3], '::before').content"
+    with started_browser() as browser:
+        browser.get(page.as_uri())
+        assert browser.execute_script(width) > 1200 and browser.execute_script(beside) == "none"
+        resize(browser, 400)
+        assert browser.execute_script(width) <= 400 and browser.execute_script(beside) == '"heading 3"'
