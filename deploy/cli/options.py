@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from deploy.folder.read import source_of
 from deploy.presets import preset_names
 
 
@@ -50,6 +49,8 @@ def source_and_words(
     Raises:
         InputError: neither preset nor run, or the run cannot be read.
     """
+    from deploy.folder.read import source_of
+
     words = overrides or []
     if preset is not None and "=" in preset and not preset.endswith((".yaml", ".yml")):
         preset, words = None, [preset, *words]

@@ -73,10 +73,11 @@ class Reader:
         if program != "flowcredit":
             return self._call(program_of(program), small_benchmark(program, words))
         self._provide(words)
-        if "--watch" in words:
-            watched = SimpleNamespace(run=asyncio.run, sleep=end_of_watching())
-            self.monkeypatch.setattr("deploy.cli.status.asyncio", watched)
-        return self._call(app, small(words))
+        with self.monkeypatch.context() as meanwhile:
+            if "--watch" in words:
+                watched = SimpleNamespace(run=asyncio.run, sleep=end_of_watching())
+                meanwhile.setattr("deploy.cli.status.asyncio", watched)
+            return self._call(app, small(words))
 
     def _call(self, program: typer.Typer | None, words: list[str]) -> str:
         assert program is not None
