@@ -13,6 +13,7 @@ from deploy.report.page import report_of, write_report
 from deploy.report.runs import read_run, read_runs
 from protocol.errors import RunFolderError
 from tests.support.runs.ended import an_ended_run
+from tests.support.services.browsing import resize, started_browser
 
 
 class Page(HTMLParser):
@@ -68,6 +69,19 @@ def test_the_page_asks_nothing_of_any_server(page):
     assert found.addresses
     assert all(address.startswith(("data:image/", "#")) for address in found.addresses)
     assert not re.search(r"url\((?!#)|@import|<script|<link|<iframe", page)
+
+
+def test_no_table_is_wider_than_a_phone_or_breaks_its_words(page, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(page)
+    cells = "return [...document.querySelectorAll('td')].map(cell => cell.offsetWidth)"
+    hidden = "return [...document.querySelectorAll('.scroll:has(table)')].map(box => box.scrollWidth - box.clientWidth)"
+    with started_browser() as browser:
+        browser.get(path.as_uri())
+        for width in (400, 1280):
+            resize(browser, width)
+            assert min(browser.execute_script(cells)) > 40
+            assert max(browser.execute_script(hidden)) <= 0
 
 
 def test_every_id_of_the_charts_is_there_once(page):
