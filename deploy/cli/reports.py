@@ -17,6 +17,7 @@ from deploy.presets import load_config, preset_names
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
+    from deploy.report.account import Peak
     from deploy.tools.evaluate import Assessed
     from protocol.config.run import RunConfig
 
@@ -27,6 +28,9 @@ def report(
         "report.html"
     ),
     png: Annotated[Path | None, typer.Option(help="Folder to write each chart to as well, as PNG.")] = None,
+    peak_tflops: Annotated[
+        float | None, typer.Option(help="TFLOP/s that one GPU can do at most; adds the share of it (mfu).", min=0.001)
+    ] = None,
 ) -> None:
     """Write one HTML file about one or many runs: curves, gains, trajectories, before and after, configs.
 
@@ -34,8 +38,21 @@ def report(
     """
     from deploy.report.page import write_report
 
-    for path in write_report([found_run(run) for run in runs], out, png):
+    peak = _peak(peak_tflops) if peak_tflops else None
+    for path in write_report([found_run(run) for run in runs], out, png, peak=peak):
         typer.echo(path)
+
+
+def _peak(tflops: float) -> "Peak":
+    from deploy.report.account import Peak
+    from deploy.tools.estimate import estimate
+    from flow.models.folder import completed_for_estimate
+
+    def operations(config: "RunConfig") -> tuple[float, float]:
+        counts = estimate(completed_for_estimate(config)[0]).evaluations
+        return counts.forward_flops, counts.gradient_flops
+
+    return Peak(tflops=tflops, operations=operations)
 
 
 def compare(

@@ -41,6 +41,8 @@ MOST_POINTS = 400
 SIZE = (5.2, 3.1)
 """Inches; a text of 10 points is 10 pixels high where the page is 400 pixels wide."""
 HEAT_COLUMNS = 120
+BARS = 20
+"""Most bars of a side over the iterations of a run."""
 DPI = 200
 Series = tuple[np.ndarray, np.ndarray]
 
@@ -170,6 +172,49 @@ def stage_bars(rows: Sequence[tuple[str, dict[str, float]]]) -> Chart:
         axes.grid(axis="x")
 
     return Chart("where the time went", draw, (5.2, 1.5 + 0.45 * len(rows)))
+
+
+def side_bars(group: Group, sides: Mapping[str, Mapping[str, str]]) -> Chart | None:
+    """Draw the seconds of each side's work over the iterations: a bar for each side, its parts on each other.
+
+    Args:
+        group: of runs; seconds are means over them, and over equal numbers of iterations of a long run.
+        sides: the metric of each part, by side.
+
+    Returns:
+        The chart; None if no run has the metrics.
+    """
+    found = {
+        side: {part: group.values(metric) for part, metric in parts.items() if group.values(metric)}
+        for side, parts in sides.items()
+    }
+    columns = [run for parts in found.values() for runs in parts.values() for run in runs]
+    if not columns:
+        return None
+    first, last = (int(which(run[0][at] for run in columns)) for which, at in ((min, 0), (max, -1)))
+    span = -(-(last - first + 1) // BARS)
+    starts = np.arange(first, last + 1, span)
+
+    def draw(axes: Axes) -> None:
+        width, drawn = 0.9 * span / len(sides), 0
+        for side, parts in enumerate(found.values()):
+            below = np.zeros(len(starts))
+            for part, runs in parts.items():
+                seconds = _means([(run[0], run[2]) for run in runs], starts, span)
+                left = starts - 0.45 * span + (span - 1) / 2 + side * width
+                axes.bar(left, seconds, width, bottom=below, align="edge", color=_cycled(drawn), label=part)
+                below, drawn = below + seconds, drawn + 1
+        axes.set(xlabel="iteration", ylabel="seconds")
+        _finish(axes, has_legend=True)
+
+    return Chart(f"seconds of each side, {group.name}", draw)
+
+
+def _means(runs: Sequence[Series], starts: np.ndarray, span: int) -> np.ndarray:
+    """Means of the values from each start on, over `span` iterations and all runs; 0 where there is none."""
+    at, values = (np.concatenate(each) for each in zip(*runs, strict=True))
+    inside = [values[(at >= start) & (at < start + span)] for start in starts]
+    return np.array([each.mean() if len(each) else 0.0 for each in inside])
 
 
 def gain_steps(group: Group) -> list[int]:

@@ -15,6 +15,7 @@ from deploy.folder.gallery import read_gallery
 from deploy.folder.names import GALLERY
 from deploy.monitor.summary import STAGE
 from deploy.report import charts
+from deploy.report.account import SIDES, Peak, rates_of
 from deploy.report.charts import Chart
 from deploy.report.chosen import chosen_of, data_url
 from deploy.report.paired import Difference, paired_difference, why_unpaired
@@ -66,13 +67,14 @@ class Kind:
     difference: Difference | None
 
 
-def write_report(paths: Sequence[Path], out: Path, png: Path | None = None) -> list[Path]:
+def write_report(paths: Sequence[Path], out: Path, png: Path | None = None, *, peak: Peak | None = None) -> list[Path]:
     """Write the report of these run folders.
 
     Args:
         paths: the run folders; a run in progress is shown as far as it has come.
         out: an HTML file; an earlier report there is replaced.
         png: a folder for the charts as PNG files; files of equal names are replaced.
+        peak: what the share of the peak is relative to; without one it is left out.
 
     Returns:
         The paths of all files.
@@ -82,7 +84,7 @@ def write_report(paths: Sequence[Path], out: Path, png: Path | None = None) -> l
     """
     require_out(out)
     runs = read_runs(paths)
-    text = report_of(runs)
+    text = report_of(runs, peak)
     with writing(out, "--out"):
         write_whole(out, text)
     return [out, *(_write_pngs(drawn_of(groups_of(runs)), png) if png else ())]
@@ -98,6 +100,8 @@ class Drawn:
     diagnostics: Sequence[tuple[str, str, Chart]]
     """Metric, its meaning, and chart."""
     stages: Chart | None
+    sides: Sequence[tuple[Group, Chart]]
+    """Bars of each side's work over the iterations."""
 
     def all(self) -> Iterator[Chart]:
         """Give every chart there is."""
@@ -106,6 +110,7 @@ class Drawn:
         yield from (chart for _, _, chart in self.diagnostics)
         if self.stages:
             yield self.stages
+        yield from (chart for _, chart in self.sides)
 
 
 def drawn_of(groups: Sequence[Group]) -> Drawn:
@@ -115,6 +120,7 @@ def drawn_of(groups: Sequence[Group]) -> Drawn:
         gains=[(group, charts.gain_lines(group), charts.gain_heat(group)) for group in groups],
         diagnostics=_diagnostics(groups),
         stages=_stages(groups),
+        sides=[(group, chart) for group in groups if (chart := charts.side_bars(group, SIDES))],
     )
 
 
@@ -141,8 +147,8 @@ def require_out(out: Path) -> None:
             raise RunFolderError(f"--out must be new or an earlier report, got another file {out}: take another name")
 
 
-def report_of(runs: Sequence[Run]) -> str:
-    """Return the page of these runs."""
+def report_of(runs: Sequence[Run], peak: Peak | None = None) -> str:
+    """Return the page of these runs; with a peak it shows their share of it."""
     groups = groups_of(runs)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["number"] = number
@@ -161,6 +167,8 @@ def report_of(runs: Sequence[Run]) -> str:
         rewards=[(group.first_and_last(REWARD), group.first_and_last(HELDOUT, of="evaluations")) for group in groups],
         changes=[change_of(group) for group in groups],
         drawn=drawn_of(groups),
+        rates=[(group, rates) for group in groups if (rates := rates_of(group, peak))],
+        has_peak=peak is not None,
         trajectories=[(group, chosen_of(group)) for group in groups],
         zeros=[name for name in DIAGNOSTICS if _is_zero(groups, name)],
         kinds=[kind for group in groups for kind in kinds_of(group)],

@@ -7,10 +7,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from matplotlib.container import BarContainer
+from matplotlib.figure import Figure
 from PIL import Image
 
+from deploy.report.account import SIDES, Peak, rates_of
+from deploy.report.charts import side_bars
 from deploy.report.page import report_of, write_report
-from deploy.report.runs import read_run, read_runs
+from deploy.report.runs import groups_of, read_run, read_runs
 from protocol.errors import RunFolderError
 from tests.support.runs.ended import an_ended_run
 from tests.support.services.browsing import resize, started_browser
@@ -106,6 +110,50 @@ def test_seeds_are_one_group_and_another_config_is_another(page):
 def test_numbers_of_the_page_are_those_of_the_runs(page):
     text = " ".join(Page(page).text.split())
     assert "0.530 → 0.650" in text, "reward of the two seeds: 0.52 to 0.6, and 0.54 to 0.7, means 0.53 and 0.65"
+
+
+WORK = {
+    "work/main_evaluations": 600.0,
+    "work/completion_evaluations": 300.0,
+    "work/reference_evaluations": 100.0,
+    "work/gradient_evaluations": 500.0,
+    "work/images": 480.0,
+    "work/sampling_seconds": 2.0,
+    "work/scoring_seconds": 0.5,
+    "work/training_seconds": 1.0,
+}
+
+
+def test_the_account_has_rates_and_a_bar_for_each_side(tmp_path, tiny_config):
+    roles = {"rollout": {"gpus": 0.5}, "learner": {"gpus": 1.0}}
+    cluster = {"rollout_actors": 2, **roles}
+    config = tiny_config(cluster=cluster, group={"size": 4, "per_iteration": 8})
+    run = read_run(an_ended_run(tmp_path / "run", config, iterations=50, **WORK))
+    peak = Peak(tflops=1e-9, operations=lambda _: (2.0, 6.0))
+    (group,) = groups_of([run])
+    rates = rates_of(group, peak)
+    assert rates
+    assert (rates.images, rates.images_per_gpu, rates.scored, rates.evaluations) == (8.0, 4.0, 120.0, 375.0)
+    assert rates.mfu == pytest.approx((1000 * 2.0 + 500 * 6.0) / 4.0 / 2.0 / 1000)
+    text = " ".join(Page(report_of([run], peak)).text.split())
+    assert "evaluations a secondmfu run 4.0 8.00 4.00 120.0 375.0 0.625" in text
+    assert "mfu" not in report_of([run])
+
+
+def test_a_bar_is_the_mean_of_its_iterations_and_runs(tmp_path, tiny_config):
+    runs = [
+        an_ended_run(tmp_path / f"run_{seed}", tiny_config(seed=seed), iterations=50, **WORK | {name: seconds})
+        for seed, name, seconds in ((0, "work/sampling_seconds", 3.0), (1, "work/sampling_seconds", 5.0))
+    ]
+    (group,) = groups_of(read_runs(runs))
+    chart = side_bars(group, SIDES)
+    assert chart
+    axes = Figure().subplots()
+    chart.draw(axes)
+    heights = [[bar.get_height() for bar in bars] for bars in axes.containers if isinstance(bars, BarContainer)]
+    assert heights == [[4.0] * 17, [0.5] * 17, [1.0] * 17], "three iterations in each of 17 bars, the last has two"
+    lefts = [bar.get_x() for bars in axes.containers if isinstance(bars, BarContainer) for bar in list(bars)[:1]]
+    assert lefts == sorted(lefts) and lefts[2] < 4
 
 
 def test_prompts_are_shown_as_they_stand(page):
