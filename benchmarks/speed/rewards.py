@@ -5,6 +5,7 @@ share   share of scoring in the CPU time of an iteration of the toy presets
 actors  images per second of each scorer by the number of reward actors on Ray
 faults  throughput if one request in five fails
 soak    scores of 10,000 images, each exactly once, while reward actors are killed at random
+bodies  how long the reward service's event loop stands still while a thread reads a request of 60 MB
 """
 
 import asyncio
@@ -282,6 +283,55 @@ def soak(count: int, kill_every_s: float) -> None:
     asyncio.run(scenario())
 
 
+def bodies() -> None:
+    """Measure the longest pause of an event loop while a thread reads large requests, honest and hostile ones."""
+    import json
+
+    import msgpack
+
+    from protocol.errors import ContractError
+    from rewards.http.wire import JSON, MOST_ITEMS, MSGPACK, Item, ScoreCall, read_message, write_message
+
+    async def pause(body: bytes, kind: str) -> tuple[float, str]:
+        longest, done = 0.0, False
+
+        async def tick() -> None:
+            nonlocal longest
+            while not done:
+                began = time.monotonic()
+                await asyncio.sleep(0.001)
+                longest = max(longest, time.monotonic() - began)
+
+        ticking = asyncio.ensure_future(tick())
+        await asyncio.sleep(0.01)
+        try:
+            await asyncio.to_thread(read_message, ScoreCall, body, kind)
+            answer = "read"
+        except ContractError as error:
+            answer = f"refused: {error}"
+        done = True
+        await ticking
+        return longest, answer
+
+    def wire(items: list[Any], kind: str) -> bytes:
+        tree = {"scorer": "red", "items": items}
+        packed: Any = json.dumps(tree).encode() if kind == JSON else msgpack.packb(tree)
+        return packed
+
+    small = {"image": "", "prompt": "", "metadata": {}}
+    for kind, size, rows, lists in ((MSGPACK, 58_000, 2_000_000, 7500), (JSON, 43_500, 1_300_000, 2000)):
+        full = ScoreCall(scorer="red", items=(Item(image=b"x" * size, prompt="a photo"),) * MOST_ITEMS)
+        for name, body in (
+            (f"{MOST_ITEMS} images", write_message(full, kind)),
+            ("rows without an image", wire([small] * rows, kind)),
+            ("metadata of empty maps", wire([{**small, "metadata": {"a": [[{}] * 8000] * lists}}], kind)),
+        ):
+            seconds, answer = asyncio.run(pause(body, kind))
+            console.print(
+                f"{kind:19} {name:22} {len(body) / 1e6:5.1f} MB: loop stood still for {seconds:.3f} s; {answer}"
+            )
+
+
 def reward_actor_pids() -> list[int]:
     """Return the process ids of the reward actors that this process has started."""
     import psutil
@@ -295,7 +345,8 @@ def reward_actor_pids() -> list[int]:
 
 def main(
     part: Annotated[
-        Literal["speed", "share", "actors", "faults", "soak", "all"], typer.Argument(help="The part to measure.")
+        Literal["speed", "share", "bodies", "actors", "faults", "soak", "all"],
+        typer.Argument(help="The part to measure."),
     ] = "all",
     seconds: Annotated[float, typer.Option(help="Seconds of each measurement of `speed`.")] = 3.0,
     images: Annotated[int, typer.Option(help="Images of `soak`.", min=100)] = 10_000,
@@ -307,7 +358,9 @@ def main(
     if part in ("share", "all"):
         for preset in ("toy_geneval", "toy_pickscore", "toy_mix", "toy_ocr"):
             console.print(share(preset))
-    if part in ("speed", "share"):
+    if part in ("bodies", "all"):
+        bodies()
+    if part in ("speed", "share", "bodies"):
         return
     import ray
 

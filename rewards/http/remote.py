@@ -13,6 +13,7 @@ from protocol.messages import Metadata, Prompt, Scores
 from rewards.http.caller import CallError, HttpCaller, Reply
 from rewards.http.wire import (
     JSON,
+    MOST_ITEMS,
     MSGPACK,
     CheckCall,
     CheckReply,
@@ -89,13 +90,15 @@ class RemoteScorer:
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Raise PromptError if the served scorer refuses the prompts, ScorerError if the service does not answer."""
-        lines = tuple(PromptLine(index=p.index, text=p.text, metadata=dict(p.metadata)) for p in prompts)
-        try:
-            reply = self._post("/v1/check", CheckCall(scorer=self._scorer, prompts=lines), CheckReply)
-        except CallError as error:
-            raise ScorerError(f"the reward service could not check the prompts: {error}") from None
-        if reply.problem:
-            raise PromptError(reply.problem)
+        lines = [PromptLine(index=p.index, text=p.text, metadata=dict(p.metadata)) for p in prompts]
+        for first in range(0, len(lines), MOST_ITEMS):
+            call = CheckCall(scorer=self._scorer, prompts=tuple(lines[first : first + MOST_ITEMS]))
+            try:
+                reply = self._post("/v1/check", call, CheckReply)
+            except CallError as error:
+                raise ScorerError(f"the reward service could not check the prompts: {error}") from None
+            if reply.problem:
+                raise PromptError(reply.problem)
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         """Score B images uint8 [B, H, W, 3] in requests of `batch`.

@@ -20,7 +20,11 @@ from rewards.scores import partly
 MSGPACK, JSON = "application/msgpack", "application/json"
 Read = TypeVar("Read", bound="Message")
 MOST_ITEMS = 1024
-"""Most images of one request."""
+"""Most images, or prompts, of one request."""
+MOST_VALUES = 128 * MOST_ITEMS
+"""Most values of one message, however they are nested: while a parser makes them, no other thread runs."""
+MOST_TOGETHER = 8 * MOST_ITEMS
+"""Most entries of one list or map in msgpack."""
 
 
 class Message(BaseModel):
@@ -73,7 +77,7 @@ class CheckCall(Message):
     """The request to check prompts."""
 
     scorer: str
-    prompts: tuple[PromptLine, ...]
+    prompts: tuple[PromptLine, ...] = Field(max_length=MOST_ITEMS)
 
 
 class CheckReply(Message):
@@ -120,17 +124,18 @@ def read_message(cls: type[Read], data: bytes, kind: str) -> Read:
         The message.
 
     Raises:
-        ContractError: another content type, or bytes that are no such message.
+        ContractError: another content type, bytes that are no such message, or more than `MOST_VALUES` values.
     """
     import msgpack
 
     try:
         if kind == JSON:
+            _bound(sum(data.count(sign) for sign in (b",", b"[", b"{")))
             return cls.model_validate_json(data)
         if kind == MSGPACK:
-            return cls.model_validate(msgpack.unpackb(data))
+            return cls.model_validate(_unpacked(data))
     except ValidationError as error:
-        problem = error.errors()[0]
+        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in problem["loc"])
         raise ContractError(f"{cls.__name__} is malformed: {where}: {problem['msg']}") from None
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
@@ -185,6 +190,26 @@ def facts_of(name: str, low: float, high: float) -> ScorerFacts:
 def prompt_of(line: PromptLine) -> Prompt:
     """Convert a line to a prompt."""
     return Prompt(index=line.index, text=line.text, metadata=line.metadata)
+
+
+def _unpacked(data: bytes) -> Any:
+    import msgpack
+
+    values = 0
+
+    def counted(entries: Any) -> Any:
+        nonlocal values
+        values += 1 + len(entries)
+        _bound(values)
+        return entries
+
+    hooks = {"list_hook": counted, "object_hook": counted}
+    return msgpack.unpackb(data, **hooks, max_array_len=MOST_TOGETHER, max_map_len=MOST_TOGETHER)
+
+
+def _bound(values: int) -> None:
+    if values > MOST_VALUES:
+        raise ContractError(f"a message may have {MOST_VALUES} values beside its images: send fewer at once")
 
 
 def _number(value: float) -> float | None:

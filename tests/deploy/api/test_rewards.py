@@ -84,6 +84,9 @@ def test_prompts_are_checked_by_the_served_scorer(url: str) -> None:
     remote.check([Prompt(index=0, text="a")])
     with pytest.raises(PromptError, match="prompt line 4: unknown"):
         remote.check([Prompt(index=3, text="a", metadata={"known": False})])
+    many = [Prompt(index=i, text="a", metadata={"known": i != 2500}) for i in range(2600)]
+    with pytest.raises(PromptError, match="prompt line 2501: unknown"):
+        remote.check(many)
 
 
 def test_an_image_that_cannot_be_read_fails_alone_and_sizes_may_differ(url: str) -> None:
@@ -204,7 +207,7 @@ def test_a_request_has_a_largest_number_of_images_even_when_nothing_waits(url: s
         413,
         "a request may have 8 images, got 9: send fewer at once",
     )
-    answer = posted(url, [(b"", "")] * 200_000)
+    answer = posted(url, [(b"", "")] * 2000)
     assert answer.status_code == 400 and "should have at most 1024 items" in answer.json()["detail"]
     assert httpx2.get(f"{url}/v1/health").json()["scorers"]["red"]["waiting"] == 0
 
