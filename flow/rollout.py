@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from flow.maths.completion import complete, stack_grids, substep_grid
+from flow.maths.completion import complete, granular_grid, stack_grids, substep_grid
 from flow.maths.noise import INITIAL, SHARED, normal, trajectory_noise
 from flow.maths.transition import Transition, ode
 from flow.meter import Meter
@@ -175,7 +175,7 @@ def rollout_shard(
 
     Images are the completed points of the stochastic steps (when the credit rule compares them), then the
     finished images: after the last stochastic step the finished image itself stands for the point, not an
-    estimate. With shared initial noise the first point is the same for all members: the group's first shard completes
+    estimate. Behind them are the ends of further granularities. With shared initial noise the first point is the same for all members: the group's first shard completes
     it once, the other shards refer to it.
 
     Args:
@@ -231,6 +231,12 @@ def rollout_shard(
     if config.scores_points:
         with meter.timed("completing"):
             clean, index = _points(policy, stochastic, final, conditioning, config, is_first=not request.first_member)
+    further = None
+    if granularities := config.sampling.granularities[1:]:
+        with meter.timed("completing"):
+            behind = next(step for step in steps if step.k > stochastic[-1].k)
+            clean = torch.cat([final, _granular(policy, behind, granularities, conditioning)])
+            further = torch.arange(len(final), len(clean)).view(len(granularities), -1).T
     meter.count("completion_evaluations", policy.evaluations - begun)
     objective = config.learner.objective
     visited = (step.next_latents for step in steps for _ in range(step.span))
@@ -241,6 +247,7 @@ def rollout_shard(
         latents=_stacked([_of_members(each, len(members)) for each in states]),
         log_probs=_log_probs(stochastic, len(members)) if has_noise else None,
         image_index=index.numpy(),
+        further_index=None if further is None else further.numpy(),
         means=_stacked([_of_members(step.transition.mean, len(members)) for step in stochastic])
         if objective in ("guarded", "masked")
         else None,
@@ -304,6 +311,20 @@ def _points(
         solver=config.completion.solver,
     )
     return torch.cat([completed, final]), index
+
+
+def _granular(
+    policy: FlowPolicy, behind: Step, granularities: Sequence[int], conditioning: tuple[Conditioning, ...]
+) -> Float[Tensor, "B C H W"]:
+    """Clean latents of the ODE from behind the last stochastic step: for each granularity those of all members."""
+    count = len(granularities)
+    grids = [granular_grid(policy.sigmas, k=behind.k, granularity=each) for each in granularities]
+    return complete(
+        latents=behind.latents.repeat(count, 1, 1, 1),
+        first_velocity=behind.velocity.repeat(count, 1, 1, 1),
+        grid=stack_grids(grids, [len(behind.latents)] * count).to(behind.latents.device),
+        velocity=lambda latents, sigma: policy.velocity(latents, sigma, conditioning),
+    )
 
 
 def _targets(

@@ -95,6 +95,8 @@ class ShardFacts:
     """int64 [N, P], as in `Rollout`."""
     finals: tuple[str, ...]
     """sha256 of each member's final latents: equal for members that end in the same bits."""
+    further_index: np.ndarray | None = None
+    """int64 [N, E], as in `Rollout`."""
 
 
 COMMON_IMAGE = -1
@@ -116,6 +118,8 @@ class Rollout:
     image_index: np.ndarray
     """int64 [N, P]: index of the image that shows point p; P = S+1, or 1 when only final images are scored.
     `COMMON_IMAGE` stands for the first image of the group's first shard: the point that all members share."""
+    further_index: np.ndarray | None = None
+    """int64 [N, E]: index of the images in which the trajectory ends at its further granularities; None for E = 0."""
     means: np.ndarray | None = None
     """float32 [N, S, C, H, W]: means of the stochastic steps, for objectives that compare means."""
     targets: np.ndarray | None = None
@@ -145,7 +149,13 @@ class Rollout:
     def facts(self) -> ShardFacts:
         """Return what is known about these trajectories without their arrays."""
         finals = tuple(hashlib.sha256(final.tobytes()).hexdigest() for final in self.latents[:, -1])
-        return ShardFacts(request=self.request, steps=self.steps, image_index=self.image_index, finals=finals)
+        return ShardFacts(
+            request=self.request,
+            steps=self.steps,
+            image_index=self.image_index,
+            finals=finals,
+            further_index=self.further_index,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

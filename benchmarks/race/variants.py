@@ -40,6 +40,7 @@ METHODS = (
     "awm",
     "e_grpo",
     "branch_grpo",
+    "granular_grpo",
 )
 
 PLAIN = ("credit.rule=gains", "credit.scale=prompt")

@@ -45,6 +45,22 @@ def substep_grid(config: CompletionConfig, *, sigmas: Float[Tensor, " points"], 
     return torch.lerp(sigmas[below], sigmas[below + 1], position - below)
 
 
+def granular_grid(sigmas: Float[Tensor, " points"], *, k: int, granularity: int) -> Float[Tensor, " substeps"]:
+    """Return the sigmas of the ODE behind a stochastic step that led to point k (G2RPO, arXiv 2510.01982).
+
+    Its first step is the schedule's own, each further one spans `granularity` of them; the last ends at 0.
+
+    Args:
+        sigmas: the trajectory's schedule [T+1].
+        k: the point, 0 < k < T.
+        granularity: steps of the schedule in one step.
+
+    Returns:
+        Sigmas [substeps + 1], falling from `sigmas[k]` to 0.
+    """
+    return torch.cat([sigmas[k : k + 1], sigmas[k + 1 :: granularity][:-1], sigmas[-1:]])
+
+
 def stack_grids(grids: list[Float[Tensor, " substeps"]], rows: list[int]) -> Float[Tensor, "B longest"]:
     """Repeat each grid for the rows of its point; pad shorter grids with 0."""
     longest = max(len(grid) for grid, count in zip(grids, rows, strict=True) if count)

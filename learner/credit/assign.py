@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from learner.credit.rules import (
@@ -32,7 +32,7 @@ from learner.credit.rules import (
 from learner.credit.turning_point import turning_point
 from protocol.config.credit import CreditConfig
 from protocol.errors import ContractError
-from protocol.messages import ScoredGroup, Scores
+from protocol.messages import ScoredGroup, Scores, ShardFacts
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ class RewardTables:
     """Which steps each trajectory took stochastically."""
     strides: Mapping[int, int] = field(default_factory=dict)
     """By step: how many members in a row share it, for the rule `tree`."""
+    further: tuple["RewardTables", ...] = ()
+    """The same for the ends of each further granularity: a member that lacks the score of one of its ends has none."""
 
 
 @dataclass(frozen=True)
@@ -89,25 +91,35 @@ def reward_tables(
     """
     shape = len(groups), members, total + 1
     names = sorted({name for group in groups for shard in group.shards for name in shard.scores.components})
-    rewards, *scores = (torch.full(shape, torch.nan) for _ in range(1 + len(names)))
+    ends = max((1 + _further(shard.facts).shape[1] for group in groups for shard in group.shards), default=1)
+    readings = [[torch.full(shape, torch.nan) for _ in range(1 + len(names))] for _ in range(ends)]
     explored = torch.zeros(len(groups), members, total, dtype=torch.bool)
     for row, group in enumerate(groups):
         _require_members(group, members)
         for shard in group.shards:
             facts = shard.facts
-            _require_scores(shard.scores, images=int(facts.image_index.max()) + 1)
+            indices = [facts.image_index, *(column[:, None] for column in _further(facts).T)]
+            _require_scores(shard.scores, images=int(max(index.max() for index in indices)) + 1)
             first = facts.request.first_member
             rows = slice(first, first + facts.request.members)
-            points = [*facts.steps, total][-facts.image_index.shape[1] :]
             explored[row][rows, list(facts.steps)] = True
             columns = (_readings(each, names) for each in (shard.scores, group.shards[0].scores))
-            for table, own, common in zip((rewards, *scores), *columns, strict=True):
-                # COMMON_IMAGE is -1: the score behind the shard's own ones.
-                found = np.append(own, common[0])[facts.image_index]
-                table[row][rows, points] = torch.from_numpy(found.astype(np.float32))
-    return RewardTables(
-        rewards=rewards, scores=dict(zip(names, scores, strict=True)), explored=explored, strides=strides
-    )
+            for reading, (own, common) in enumerate(zip(*columns, strict=True)):
+                for end, index in enumerate(indices):
+                    points = [*facts.steps, total][-index.shape[1] :]
+                    # COMMON_IMAGE is -1: the score behind the shard's own ones.
+                    found = np.append(own, common[0])[index]
+                    readings[end][reading][row][rows, points] = torch.from_numpy(found.astype(np.float32))
+    lacking = torch.stack([rewards[..., -1] for rewards, *_ in readings]).isnan().any(0)
+    tables: list[RewardTables] = []
+    for rewards, *scores in readings:
+        rewards[..., -1][lacking] = torch.nan
+        tables.append(
+            RewardTables(
+                rewards=rewards, scores=dict(zip(names, scores, strict=True)), explored=explored, strides=strides
+            )
+        )
+    return replace(tables[0], further=tuple(tables[1:]))
 
 
 def assign_credit(
@@ -153,15 +165,21 @@ def assign_credit(
 def _assign(
     tables: RewardTables, config: CreditConfig, step_weights: Float[Tensor, " T"], baseline: Float[Tensor, " T"] | None
 ) -> Assignment:
-    """Credit by `tables.rewards` alone."""
+    """Credit by `tables.rewards` alone, and those of further granularities."""
     weights = config.step_weights
+    before = step_weights if weights.order == "before" else torch.ones_like(step_weights)
     step_rewards, slopes, values = _step_rewards(tables, config)
-    if weights.order == "before":
-        step_rewards = step_rewards * step_weights
+    step_rewards = step_rewards * before
     pool = step_rewards.flatten(0, 1)
     after = updated_baseline(baseline, pool, decay=config.ema_decay) if config.normalise == "ema" else None
     normalise = _normaliser(config, pool, _in_use(baseline, after))
     advantages = torch.stack([normalise(group) for group in step_rewards])
+    for end in tables.further:
+        own = _step_rewards(end, config)[0] * before
+        normalise = _normaliser(config, own.flatten(0, 1), None)
+        advantages = advantages + torch.stack([normalise(group) for group in own])
+        step_rewards = step_rewards + own
+    step_rewards = step_rewards / (1 + len(tables.further))
     advantages = advantages.clamp(-config.advantage_clip, config.advantage_clip)
     if weights.order == "after" and weights.rule != "none":
         advantages = advantages * step_weights
@@ -213,7 +231,8 @@ def _alone(tables: RewardTables, name: str) -> RewardTables:
     is_missing = tables.rewards.isnan()
     if (rewards.isnan() & ~is_missing).any():
         raise ContractError(f"credit.mixture advantages needs a score of every reward, got none of {name!r}")
-    return replace(tables, rewards=torch.where(is_missing, torch.nan, rewards))
+    further = tuple(_alone(end, name) for end in tables.further)
+    return replace(tables, rewards=torch.where(is_missing, torch.nan, rewards), further=further)
 
 
 def _readings(scores: Scores, names: Sequence[str]) -> Iterator[Float[np.ndarray, " I"]]:
@@ -222,6 +241,10 @@ def _readings(scores: Scores, names: Sequence[str]) -> Iterator[Float[np.ndarray
     yield np.where(scores.valid, scores.values, nothing)
     for name in names:
         yield scores.components.get(name, nothing)
+
+
+def _further(facts: ShardFacts) -> Int[np.ndarray, "N E"]:
+    return np.zeros((len(facts.image_index), 0), np.int64) if facts.further_index is None else facts.further_index
 
 
 def _require_members(group: ScoredGroup, members: int) -> None:

@@ -156,6 +156,11 @@ class RunConfig(Section):
                 "credit.rule tree and sampling.splits belong together, got"
                 f" {self.credit.rule!r} with splits {list(self.sampling.splits)}: set both, or neither"
             )
+        if len(self.sampling.granularities) > 1 and (self.credit.rule != "uniform" or self.credit.normalise == "ema"):
+            raise ValueError(
+                "sampling.granularities beyond [1] needs credit.rule uniform, normalised by joint, per_step or centred,"
+                f" got {self.credit.rule!r} and {self.credit.normalise!r}: take [1], or these"
+            )
         if self.sampling.splits and self.is_forward:
             raise ValueError(
                 f"sampling.splits needs an objective of steps, got learner.objective {learner.objective!r}: take"

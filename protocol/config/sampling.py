@@ -100,6 +100,11 @@ class SamplingConfig(Section):
     members of a branch share state and noise (BranchGRPO). Empty: every member has its own noise from the first
     stochastic step on."""
 
+    granularities: tuple[Positive, ...] = (1,)
+    """How each trajectory ends behind its last stochastic step, ascending from 1. 1: by the schedule; g: a second time
+    by the ODE on the schedule's next step and then on every g-th one. Every end is an image, and the advantages of all
+    are added (Granular-GRPO)."""
+
     @model_validator(mode="after")
     def _consistent(self) -> "SamplingConfig":
         named = {"noise_level": self.noise_level} | {f"noise_levels[{k}]": v for k, v in enumerate(self.noise_levels)}
@@ -138,6 +143,14 @@ class SamplingConfig(Section):
             )
         self.window.require_inside(self.steps)
         self._require_tree()
+        if sorted(set(self.granularities)) != list(self.granularities) or self.granularities[:1] != (1,):
+            raise ValueError(
+                f"sampling.granularities must ascend from 1, got {list(self.granularities)}: the trajectory itself is 1"
+            )
+        if len(self.granularities) > 1 and self.kernel == "ode":
+            raise ValueError(
+                f"sampling.granularities must be [1] for kernel ode, got {list(self.granularities)}: no step has noise"
+            )
         return self
 
     @property

@@ -16,11 +16,12 @@ from tests.support.paths import ROOT
 PRESETS = sorted((ROOT / "deploy" / "presets").glob("*.yaml"))
 METHODS = {
     "awm", "branch_grpo", "dance_grpo", "dense_grpo", "diffusion_nft", "e_grpo", "flow_dppo", "flow_grpo",
-    "flow_grpo_fast", "grpo_guard", "mix_grpo", "step_weights", "stepwise", "stepwise_calibrated", "stepwise_flow_sde",
+    "flow_grpo_fast", "granular_grpo", "grpo_guard", "mix_grpo", "step_weights", "stepwise", "stepwise_calibrated", "stepwise_flow_sde",
     "temp_flow", "tp_grpo", "tp_grpo_plain",
 }  # fmt: skip
 DECIDED = {
-    "sampling": {"kernel", "noise_level", "noise_levels", "log_prob", "window", "shared_noise", "merge_std", "splits"},
+    "sampling": {"kernel", "noise_level", "noise_levels", "log_prob", "window", "shared_noise", "merge_std", "splits",
+                 "granularities"},
     "credit": {"rule", "values", "normalise", "scale", "ddof", "epsilon", "step_weights"},
     "learner": {"objective", "step_fraction"},
 }
@@ -120,7 +121,7 @@ def test_a_preset_s_mixture_and_smallest_std_do_not_leak_into_a_method_that_has_
     path = bare(tmp_path, credit={"mixture": "advantages"}, sampling={"std_min": 0.0})
     found = {name: load_config(path, overrides=[f"method={name}"]) for name in METHODS}
     mixed = {name for name, config in found.items() if config.credit.mixture == "advantages"}
-    assert mixed == {"mix_grpo", "dance_grpo", "stepwise_calibrated"}
+    assert mixed == {"mix_grpo", "dance_grpo", "granular_grpo", "stepwise_calibrated"}
     assert {name for name, config in found.items() if config.sampling.std_min == 0.0} == {"tp_grpo", "tp_grpo_plain"}
 
 
@@ -175,5 +176,9 @@ def test_the_published_numbers_stand_in_the_files(tmp_path: Path) -> None:
     merged = laid("e_grpo")
     assert (merged.sampling.steps, merged.sampling.schedule, merged.sampling.merge_std) == (16, "shifted", 0.6)
     assert (merged.group.shard, merged.learner.learning_rate, merged.credit.advantage_clip) == (12, 1e-5, 5.0)
+    granular = laid("granular_grpo")
+    assert (granular.sampling.steps, granular.sampling.granularities, granular.group.shard) == (16, (1, 2), 12)
+    assert granular.sampling.window.bounds(16) == (0, 8)
+    assert (granular.learner.learning_rate, granular.credit.ddof, granular.credit.mixture) == (2e-6, 1, "advantages")
     weights = laid("step_weights").credit.step_weights
     assert (weights.early, weights.middle, weights.late) == (1.8, 1.0, 1.3)

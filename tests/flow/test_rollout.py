@@ -1,6 +1,7 @@
 """Shards: how images are laid out, that trajectories chain, and that nothing depends on who else is drawn."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,39 @@ def test_a_merged_step_leads_past_the_points_that_it_crosses(backbone: Backbone,
                 assert torch.equal(states[:, crossed], states[:, k + 1])
             after, _ = policy.transition(states[:, k + k], 2 * k, conditioning=conditioning, as_ode=True)
         assert torch.equal(after.mean, states[:, 2 * k + 1])
+
+
+def test_a_trajectory_ends_once_at_each_granularity(backbone: Backbone, tiny_config: Config) -> None:
+    """Behind step 1 of 8: the schedule's own steps, and 2 to 3, 3 to 5, 5 to 8; 2 to 3, 3 to 8 for granularity 4."""
+    config = tiny_config(
+        sampling={
+            "steps": 8,
+            "schedule": "linear",
+            "window": {"rule": "branch", "within": [0.0, 0.5]},
+            "granularities": [1, 2, 4],
+        },
+        group={"size": 4, "shard": 2},
+        credit={"rule": "uniform"},
+    )
+    rollout, images = sample(backbone, config, members=2, iteration=1)
+    assert rollout.steps == (1,)
+    assert rollout.further_index is not None
+    assert (rollout.image_index.tolist(), rollout.further_index.tolist(), len(images)) == (
+        [[0], [1]],
+        [[2, 4], [3, 5]],
+        6,
+    )
+    assert rollout.facts().further_index is rollout.further_index
+    policy = policy_of(backbone, config)
+    conditioning = policy.conditioning(PROMPT.text, "")
+    for points, shown in (((2, 3, 4, 5, 6, 7, 8), images[:2]), ((2, 3, 5, 8), images[2:4]), ((2, 3, 8), images[4:])):
+        latents = torch.from_numpy(rollout.latents[:, 2].copy())
+        for here, there in pairwise(points):
+            with torch.no_grad():
+                velocity = policy.velocity(latents, policy.sigmas[here].expand(2), conditioning)
+            latents = latents - (policy.sigmas[here] - policy.sigmas[there]) * velocity
+        assert np.abs(backbone.decode(latents).astype(int) - shown.astype(int)).max() <= 1
+    assert len({image.tobytes() for image in images}) == 6
 
 
 def test_members_of_a_branch_share_states_and_noise_until_it_splits(backbone: Backbone, tiny_config: Config) -> None:

@@ -73,6 +73,26 @@ def assigned(
     )
 
 
+def test_the_advantages_of_all_granularities_add_up() -> None:
+    """Three members at one step, two rewards each: their own end, and that of the second granularity."""
+
+    def with_ends(own: Sequence[float], coarse: Sequence[float]) -> ScoredShard:
+        held = shard(np.array([own, coarse], np.float32).T, (2,))
+        index = np.arange(6).reshape(3, 2)
+        rollout = replace(held.rollout, image_index=index[:, :1], further_index=index[:, 1:])
+        return replace(held, rollout=rollout, facts=rollout.facts())
+
+    credit = {"rule": "uniform", "normalise": "per_step", "ddof": 1, "epsilon": 0.0}
+    found = assigned(group_of(with_ends([0.1, 0.3, 0.8], [0.2, 0.1, 0.6])), **credit)
+    assert found.advantages[0, :, 2].tolist() == pytest.approx([-1.210015, -1.033279, 2.243293], abs=1e-5)
+    assert found.step_rewards[0, :, 2].tolist() == pytest.approx([0.15, 0.2, 0.7])
+    clipped = assigned(group_of(with_ends([0.1, 0.3, 0.8], [0.2, 0.1, 0.6])), **credit, advantage_clip=1.5)
+    assert clipped.advantages[0, :, 2].tolist() == pytest.approx([-1.210015, -1.033279, 1.5], abs=1e-5)
+    lacking = assigned(group_of(with_ends([0.1, 0.3, 0.8], [0.2, np.nan, 0.6])), **credit)
+    assert lacking.advantages[0, :, 2].tolist() == pytest.approx([-(2**0.5), 0.0, 2**0.5], abs=1e-5)
+    assert lacking.step_rewards[0, :, 2].isnan().tolist() == [False, True, False]
+
+
 def expected(normalise: Any) -> torch.Tensor:
     rewards = torch.from_numpy(REWARDS)
     return normalise(gains(rewards), epsilon=1e-4)

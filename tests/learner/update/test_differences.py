@@ -63,12 +63,27 @@ def branch_grpo(group: ScoredGroup) -> Iterator[Pairs]:
         yield Pairs(shard.rollout, slice(None, None, stride), k, k + 1, standardised(nodes))
 
 
+def granular_grpo(group: ScoredGroup) -> Iterator[Pairs]:
+    """Each shard explores one step; the ends of both granularities are standardised alone and added."""
+    for shard in group.shards:
+        (k,) = shard.facts.steps
+        assert shard.facts.further_index is not None
+        ends = [finals(shard), shard.scores.values[shard.facts.further_index[:, 0]].astype(np.float64)]
+        advantages = sum((values - values.mean()) / (values.std(ddof=1) + 1e-8) for values in ends)
+        yield Pairs(shard.rollout, slice(None), k, k + 1, np.asarray(advantages))
+
+
 ORACLES: Mapping[str, tuple[Callable[[ScoredGroup], Iterator[Pairs]], dict[str, Any], list[str]]] = MappingProxyType(
     {
         "e_grpo": (
             e_grpo,
             {"sampling": {"steps": 6, "schedule": "linear"}, "group": {"size": 9, "shard": 3}},
             ["sampling.merge_std=0.6", "sampling.window.within=[0.0,0.5]", "group.shard=3"],
+        ),
+        "granular_grpo": (
+            granular_grpo,
+            {"sampling": {"steps": 6, "schedule": "linear"}, "group": {"size": 9, "shard": 3}},
+            ["group.shard=3", "credit.mixture=rewards"],
         ),
         "branch_grpo": (
             branch_grpo,
