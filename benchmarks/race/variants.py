@@ -41,6 +41,7 @@ METHODS = (
     "e_grpo",
     "branch_grpo",
     "granular_grpo",
+    "dgpo",
 )
 
 PLAIN = ("credit.rule=gains", "credit.scale=prompt")

@@ -46,7 +46,7 @@ class Evaluations:
     """(trajectory, step) pairs that the learner takes a gradient of, at most."""
     learner: int
     """What these gradients cost in evaluations, each with one more for the reference of a KL term and for the adapter
-    `old`."""
+    `old`; `dgpo` takes one more again for its weight."""
     forward_flops: float
     """Operations of one evaluation, by torch's count."""
     gradient_flops: float
@@ -226,7 +226,8 @@ def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, 
     pairs = config.learner.epochs * shards * config.group.shard * trained
     branches = 2 if config.model.guidance > 1 else 1
     compares_old = config.is_forward and (config.rolls_out_old or config.learner.old.weight > 0)
-    each = gradient + (config.learner.kl.weight > 0) + compares_old
+    weighs_groups = config.learner.objective == "dgpo"
+    each = gradient + (config.learner.kl.weight > 0) + (2 if weighs_groups else compares_old)
     return Evaluations(
         trajectories=shards * config.group.shard,
         rollout=groups * shard.rows + (shards - groups) * shard.later_rows,

@@ -7,11 +7,12 @@ functions below it are the formulas, pure and in float32.
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flow.adapter.lora import Lora
 from flow.maths.transition import clean_estimate, per_sample
+from flow.models.contract import Conditioning
 from flow.policy import FlowPolicy
 from learner.update.ema import OldAdapter
 from learner.update.micro_batches import NoisedBatch
@@ -26,7 +27,7 @@ DELTA = 1e-10
 
 @dataclass(frozen=True)
 class ForwardObjective:
-    """The loss of the (trajectory, step) pairs of `nft` and `awm`. Made once by the learner."""
+    """The loss of the (trajectory, step) pairs of `nft`, `awm` and `dgpo`. Made once by the learner."""
 
     policy: FlowPolicy
     lora: Lora
@@ -38,13 +39,10 @@ class ForwardObjective:
     def __call__(self, batch: NoisedBatch) -> PairLosses:
         """Noise the clean latents to the step's level, and run the policy and what it is compared with there."""
         config = self.config
-        conditioning = self.policy.conditioning(batch.prompt.text, batch.prompt.negative)
-        sigma = self.policy.sigmas[batch.k].expand(len(batch.latents)).to(batch.latents.device)
-        level = per_sample(sigma, batch.latents)
-        noised = (1 - level) * batch.latents + level * batch.noise
+        conditioning, sigma, noised = self._noised(batch)
         with torch.no_grad():
             old = reference = None
-            if config.objective == "nft" or config.old.weight:
+            if config.objective == "nft" or (config.objective == "awm" and config.old.weight):
                 with self.lora.holding(self.old.tensors):
                     old = self.policy.velocity(noised, sigma, conditioning)
             if config.kl.weight:
@@ -66,8 +64,13 @@ class ForwardObjective:
                 beta=config.forward.beta,
             )
             own["optimality"] = optimality
+        elif config.objective == "dgpo":
+            assert batch.weight is not None
+            matching = _matching(velocity, batch)
+            loss = batch.weight * batch.advantages * matching
+            own |= {"matching": matching.detach(), "group_weight": batch.weight}
         else:
-            matching = (velocity - (batch.noise - batch.latents)).square().flatten(1).mean(1)
+            matching = _matching(velocity, batch)
             loss = strength * robust_matching(matching, sigma=sigma, power=config.forward.power)
             own["matching"] = matching.detach()
         if old is not None:
@@ -86,6 +89,60 @@ class ForwardObjective:
             kl=kl.detach() * batch.valid,
             own={name: values[batch.valid] for name, values in own.items()},
         )
+
+    @torch.no_grad()
+    def group_weight(self, batch: NoisedBatch) -> Float[Tensor, " N"]:
+        """DGPO's weight of a whole group, once for each member; the policy is compared with `old`."""
+        conditioning, sigma, noised = self._noised(batch)
+        own = self.policy.velocity(noised, sigma, conditioning)
+        with self.lora.holding(self.old.tensors):
+            old = self.policy.velocity(noised, sigma, conditioning)
+        weight = preference_weight(
+            matching=_matching(own, batch),
+            reference=_matching(old, batch),
+            advantages=batch.advantages,
+            valid=batch.valid,
+            beta=self.config.forward.preference,
+        )
+        return weight.expand(len(batch.latents))
+
+    def _noised(
+        self, batch: NoisedBatch
+    ) -> tuple[tuple[Conditioning, ...], Float[Tensor, " B"], Float[Tensor, "B ..."]]:
+        """Conditioning, noise levels and states of the pairs."""
+        conditioning = self.policy.conditioning(batch.prompt.text, batch.prompt.negative)
+        sigma = self.policy.sigmas[batch.k].expand(len(batch.latents)).to(batch.latents.device)
+        level = per_sample(sigma, batch.latents)
+        return conditioning, sigma, (1 - level) * batch.latents + level * batch.noise
+
+
+def preference_weight(
+    *,
+    matching: Float[Tensor, " N"],
+    reference: Float[Tensor, " N"],
+    advantages: Float[Tensor, " N"],
+    valid: Bool[Tensor, " N"],
+    beta: float,
+) -> Float[Tensor, ""]:
+    """DGPO's weight of a group (arXiv 2510.08425): near 1 where the policy prefers the wrong members, 0 the right ones.
+
+        w = sigmoid(beta / G sum_i A_i (l_i - l_i^ref))
+
+    It is the slope of the logistic loss of one preference, of the members with A > 0 over those with A < 0. The
+    group's loss is then the mean of w A_i l_i, with w as a constant.
+
+    Args:
+        matching: l, the matching loss of each member at the group's noise.
+        reference: l^ref, the same of what the policy is compared with.
+        advantages: A.
+        valid: which of the G members count.
+        beta: see above.
+
+    Returns:
+        w in (0, 1).
+    """
+    held = torch.where(valid, advantages * (matching - reference), 0.0).sum() / valid.sum().clamp(min=1)
+    return torch.sigmoid(beta * held)
 
 
 def negative_aware(
@@ -142,6 +199,11 @@ def robust_matching(matching: Float[Tensor, " B"], *, sigma: Float[Tensor, " B"]
         s of each pair.
     """
     return sigma * ((matching + DELTA).pow(power) - DELTA**power) / power
+
+
+def _matching(velocity: Float[Tensor, "B ..."], batch: NoisedBatch) -> Float[Tensor, " B"]:
+    """mean_d (v - (x1 - x0))^2."""
+    return (velocity - (batch.noise - batch.latents)).square().flatten(1).mean(1)
 
 
 def _error(

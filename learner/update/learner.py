@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -480,7 +480,9 @@ class Learner:
             forward = ForwardObjective(
                 self._policy, self._lora, config.learner, self._old, config.credit.advantage_clip
             )
-            noised = noised_batches(task, rollout, device=device, choice=self._choice(batch))
+            is_group = config.learner.objective == "dgpo"
+            noised = noised_batches(task, rollout, device=device, choice=self._choice(batch), shares_noise=is_group)
+            noised = (replace(each, weight=forward.group_weight(each)) for each in noised) if is_group else noised
             for piece in split_micro_batches(noised, most=config.model.forward_batch):
                 yield piece.k, forward(piece)
             return

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from flow.maths.noise import forward_noise
+from flow.maths.noise import SHARED, forward_noise
 from protocol.errors import ContractError
 from protocol.messages import Credit, Prompt, Rollout, ScoredGroup, ScoredShard, ShardFacts
 
@@ -52,6 +52,8 @@ class NoisedBatch:
     advantages: Float[Tensor, " N"]
     valid: Bool[Tensor, " N"]
     """Which pairs count; the others have no step reward."""
+    weight: Float[Tensor, " N"] | None = None
+    """The group's weight, for each member, where the objective weighs groups."""
 
 
 Batch = TypeVar("Batch", MicroBatch, NoisedBatch)
@@ -194,7 +196,7 @@ def micro_batches(
 
 
 def noised_batches(
-    task: ShardTask, rollout: Rollout, *, device: torch.device, choice: StepChoice
+    task: ShardTask, rollout: Rollout, *, device: torch.device, choice: StepChoice, shares_noise: bool = False
 ) -> Iterator[NoisedBatch]:
     """The pairs of one shard for a forward objective, step by step; pairs whose advantage is 0 teach too.
 
@@ -203,6 +205,7 @@ def noised_batches(
         rollout: its trajectories.
         device: where the tensors go.
         choice: its seed and epoch key the noise.
+        shares_noise: all members of the group get the same noise.
 
     Returns:
         One batch for each trained step.
@@ -212,13 +215,14 @@ def noised_batches(
     """
     _require_own(task, rollout)
     request = rollout.request
+    members = range(request.first_member, request.first_member + request.members)
     for column in task.teaching(keeps_idle=True):
         k = rollout.steps[column]
         noise = forward_noise(
             seed=choice.seed,
             iteration=request.iteration,
             group=request.group,
-            members=range(request.first_member, request.first_member + request.members),
+            members=[SHARED] if shares_noise else members,
             step=k,
             epoch=choice.epoch,
             shape=rollout.latents.shape[2:],
@@ -227,7 +231,7 @@ def noised_batches(
             prompt=request.prompt,
             k=k,
             latents=_tensor(rollout.latents[:, -1], device),
-            noise=noise.to(device),
+            noise=noise.expand(len(members), -1, -1, -1).to(device),
             advantages=_tensor(task.advantages[:, k], device),
             valid=_tensor(task.valid[:, k], device),
         )

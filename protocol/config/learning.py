@@ -1,6 +1,6 @@
 """The sections `group` and `learner`: the groups of an iteration, and the update."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,12 +13,18 @@ class GroupConfig(Section):
     size: int = 24
     """Members N of a group, at least 2: trajectories of one prompt, which are compared with each other."""
     shard: Positive = Field(default_factory=lambda given: given.get("size", 1))
-    """Members of one shard, the unit of rollout work; it must divide `size`. Left out, a group is one shard."""
+    """Members of one shard, the unit of rollout work; it must divide `size`. Left out or null, a group is one shard."""
     per_iteration: Positive = 12
     """Groups of one iteration, at least 1."""
     max_lag: int = Field(default=0, ge=0)
     """Iterations by which the adapter that generates a group may be older than the adapter that trains on it; 0 is
     on-policy."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole(cls, tree: Any) -> Any:
+        is_whole = isinstance(tree, dict) and tree.get("shard", 1) is None
+        return {key: value for key, value in tree.items() if key != "shard"} if is_whole else tree
 
     @model_validator(mode="after")
     def _comparable(self) -> "GroupConfig":
@@ -53,16 +59,19 @@ class AverageConfig(Section):
 
 
 class ForwardConfig(Section):
-    """The objectives of the forward process, `nft` and `awm`."""
+    """The objectives of the forward process, `nft`, `awm` and `dgpo`."""
 
     beta: float = Field(default=1.0, gt=0.0, le=1.0)
     """`nft`: beta in (0, 1]; v+ and v- lie beta (v - v_old) away from v_old, one forwards and one backwards."""
     power: float = Field(default=0.25, gt=0.0, le=1.0)
     """`awm`: p in (0, 1], the power of the matching loss; 1 is the plain mean square."""
+    preference: float = Field(default=100.0, gt=0.0)
+    """`dgpo`: beta of the group's weight, above 0; a large one forgets a group sooner that the policy prefers already.
+    """
 
 
 class OldConfig(Section):
-    """The adapter `old` of the objectives `nft` and `awm`: a running mean that moves once in each iteration.
+    """The adapter `old` of the objectives `nft`, `awm` and `dgpo`: a running mean that moves once in each iteration.
 
     old <- d old + (1 - d) adapter, d = min(rate max(0, n - flat), most), with n the optimizer steps of the run so far.
     """
@@ -77,7 +86,7 @@ class OldConfig(Section):
     """`awm`: weight of mean_d (v - v_old)^2, at least 0; 0 switches the term and its forward off."""
 
 
-FORWARD = ("nft", "awm")
+FORWARD = ("nft", "awm", "dgpo")
 """Objectives of the forward process: they noise clean latents anew and need no log-prob."""
 
 
@@ -111,14 +120,14 @@ class LearnerConfig(Section):
     divergence_bound: float = Field(default=1e-5, gt=0.0)
     """tau of the objective `masked`, above 0: nats per latent element by which a step may have moved away from the
     policy that drew it."""
-    objective: Literal["clipped", "guarded", "masked", "distillation", "nft", "awm"] = "clipped"
+    objective: Literal["clipped", "guarded", "masked", "distillation", "nft", "awm", "dgpo"] = "clipped"
     """`clipped`: PPO's clipped surrogate; `guarded`: the same with GRPO-Guard's ratio; `masked`: Flow-DPPO's mask by
     the divergence of the step, without a clip; `distillation`: regression onto improved completions. Of the forward
-    process: `nft`, DiffusionNFT; `awm`, Advantage Weighted Matching."""
+    process: `nft`, DiffusionNFT; `awm`, Advantage Weighted Matching; `dgpo`, Direct Group Preference Optimization."""
     forward: ForwardConfig = ForwardConfig()
-    """Numbers of `nft` and `awm`."""
+    """Numbers of `nft`, `awm` and `dgpo`."""
     old: OldConfig = OldConfig()
-    """The adapter `old` of `nft` and `awm`."""
+    """The adapter `old` of `nft`, `awm` and `dgpo`."""
     kl: KlConfig = KlConfig()
     """The KL penalty."""
     average: AverageConfig = AverageConfig()

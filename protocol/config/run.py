@@ -189,6 +189,11 @@ class RunConfig(Section):
                 f"learner.kl.rule must be `velocity` for objective {learner.objective}, got {learner.kl.rule!r}: it has"
                 " no steps with a std"
             )
+        if learner.objective == "dgpo" and self.group.shard != self.group.size:
+            raise ValueError(
+                f"group.shard must be group.size {self.group.size} for objective dgpo, got {self.group.shard}: it weighs"
+                " whole groups; leave it out"
+            )
         if self.sampling.kernel != "ode":
             return
         if not self.is_forward:

@@ -75,7 +75,7 @@ class SamplingConfig(Section):
     shifted once by 3 (DanceGRPO, MixGRPO)."""
     kernel: Literal["flow_sde", "ddim_sde", "dance_sde", "cps", "ode"] = "flow_sde"
     """Transition of a stochastic step. `ode`: no step has noise; for the objectives of the forward process (`nft`,
-    `awm`), which then train every step's noise level."""
+    `awm`, `dgpo`), which then train every step's noise level."""
     noise_level: float = 0.7
     """a of Flow-SDE and CPS, eta of DDIM-SDE and Dance-SDE; above 0, and at most 1 for DDIM-SDE and CPS."""
     noise_levels: tuple[float, ...] = ()

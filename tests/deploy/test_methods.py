@@ -15,13 +15,22 @@ from tests.support.paths import ROOT
 
 PRESETS = sorted((ROOT / "deploy" / "presets").glob("*.yaml"))
 METHODS = {
-    "awm", "branch_grpo", "dance_grpo", "dense_grpo", "diffusion_nft", "e_grpo", "flow_dppo", "flow_grpo",
+    "awm", "branch_grpo", "dance_grpo", "dense_grpo", "dgpo", "diffusion_nft", "e_grpo", "flow_dppo", "flow_grpo",
     "flow_grpo_fast", "granular_grpo", "grpo_guard", "mix_grpo", "step_weights", "stepwise", "stepwise_calibrated", "stepwise_flow_sde",
     "temp_flow", "tp_grpo", "tp_grpo_plain",
 }  # fmt: skip
 DECIDED = {
-    "sampling": {"kernel", "noise_level", "noise_levels", "log_prob", "window", "shared_noise", "merge_std", "splits",
-                 "granularities"},
+    "sampling": {
+        "kernel",
+        "noise_level",
+        "noise_levels",
+        "log_prob",
+        "window",
+        "shared_noise",
+        "merge_std",
+        "splits",
+        "granularities",
+    },
     "credit": {"rule", "values", "normalise", "scale", "ddof", "epsilon", "step_weights"},
     "learner": {"objective", "step_fraction"},
 }
@@ -176,6 +185,9 @@ def test_the_published_numbers_stand_in_the_files(tmp_path: Path) -> None:
     merged = laid("e_grpo")
     assert (merged.sampling.steps, merged.sampling.schedule, merged.sampling.merge_std) == (16, "shifted", 0.6)
     assert (merged.group.shard, merged.learner.learning_rate, merged.credit.advantage_clip) == (12, 1e-5, 5.0)
+    groups = laid("dgpo")
+    assert (groups.group.size, groups.group.shard, groups.group.per_iteration) == (16, 16, 8)
+    assert (groups.learner.forward.preference, groups.learner.old.most, groups.learner.kl.weight) == (100.0, 0.3, 0.02)
     granular = laid("granular_grpo")
     assert (granular.sampling.steps, granular.sampling.granularities, granular.group.shard) == (16, (1, 2), 12)
     assert granular.sampling.window.bounds(16) == (0, 8)

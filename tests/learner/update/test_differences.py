@@ -13,12 +13,13 @@ import torch
 from torch.distributions import Normal
 
 from deploy.presets import load_config
-from flow.maths.noise import normal
+from flow.adapter.lora import Lora
+from flow.maths.noise import SHARED, forward_noise, normal
 from flow.policy import FlowPolicy, build_policy
 from flow.rollout import RolloutPolicy
 from learner.update.learner import Learner
 from protocol.config.run import RunConfig
-from protocol.messages import Rollout, ScoredGroup, ScoredShard, digest_of
+from protocol.messages import Adapter, Rollout, ScoredGroup, ScoredShard, digest_of
 from tests.support.learning.gradients import watch_gradients
 from tests.support.learning.groups import draw_groups, learn
 
@@ -43,8 +44,8 @@ def finals(shard: ScoredShard) -> np.ndarray:
     return shard.scores.values[shard.facts.image_index[:, -1]].astype(np.float64)
 
 
-def standardised(values: np.ndarray) -> np.ndarray:
-    return (values - values.mean()) / (values.std() + 1e-8)
+def standardised(values: np.ndarray, epsilon: float = 1e-8) -> np.ndarray:
+    return (values - values.mean()) / (values.std() + epsilon)
 
 
 def e_grpo(group: ScoredGroup) -> Iterator[Pairs]:
@@ -135,16 +136,10 @@ def test_an_update_s_gradient_is_the_slope_of_the_oracle_s_loss(
     path.write_text(tiny_config(**preset).to_yaml())
     wide = ["learner.clip_range=0.5", "learner.updates_per_iteration=1"]
     config = load_config(path, overrides=[f"method={name}", *wide, *overrides])
-    learner, rollouts = Learner(config), RolloutPolicy(config)
-    fresh = learner.adapter()
-    arrays = {key: held + 0.05 * normal(key, shape=held.shape).numpy() for key, held in fresh.arrays.items()}
-    adapter = replace(fresh, arrays=arrays, digest=digest_of(arrays))
+    learner = Learner(config)
+    adapter = moved(learner.adapter(), "trained")
     learner.restore(replace(learner.state(), adapter=adapter))
-    rollouts.receive(adapter)
-    groups = draw_groups(rollouts, config, adapter, iteration=0)
-    seen = watch_gradients(monkeypatch)
-    learn(config, groups, learner)
-    (gradient,) = seen
+    gradient, groups = gradient_of(config, learner, adapter, monkeypatch)
     policy, lora = build_policy(config, device="cpu")
     lora.load(adapter)
     pairs = [each for group in groups for each in oracle(group)]
@@ -154,6 +149,82 @@ def test_an_update_s_gradient_is_the_slope_of_the_oracle_s_loss(
         assert each.rollout.log_probs is not None
         held = each.rollout.log_probs[each.rows, each.rollout.steps.index(each.k)]
         np.testing.assert_allclose(before, held, atol=1e-4)
+    require_slopes(gradient, adapter, lora, lambda: loss(policy, config, pairs, old))
+
+
+@pytest.mark.parametrize("cut", [None, 3])
+def test_dgpo_s_gradient_is_the_slope_of_its_loss_at_a_constant_weight(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int | None
+) -> None:
+    """One noise for a group, and one weight; also where the forwards hold a part of the group only."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(tiny_config(sampling={"steps": 6}, group={"size": 4}, model={"forward_batch": cut}).to_yaml())
+    keys = ["method=dgpo", "learner.step_fraction=1.0", "learner.updates_per_iteration=1", "learner.kl.weight=0.5"]
+    config = load_config(path, overrides=keys)
+    learner = Learner(config)
+    adapter, old = (moved(learner.adapter(), name) for name in ("trained", "old"))
+    learner.restore(replace(learner.state(), adapter=adapter, old=old))
+    gradient, groups = gradient_of(config, learner, adapter, monkeypatch)
+    policy, lora = build_policy(config, device="cpu")
+
+    def matching(group: ScoredGroup, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The matching loss of each member and its velocity, with the adapter that is loaded."""
+        (shard,) = group.shards
+        request, clean = shard.rollout.request, torch.from_numpy(shard.rollout.latents[:, -1].copy())
+        key = {"seed": config.seed, "iteration": 0, "group": request.group, "step": k, "epoch": 0}
+        noise = forward_noise(**key, members=[SHARED], shape=clean.shape[1:])
+        sigma = policy.sigmas[k]
+        x = (1 - sigma) * clean + sigma * noise
+        v = policy.velocity(x, sigma.expand(len(x)), policy.conditioning(request.prompt.text, request.prompt.negative))
+        return (v - (noise - clean)).double().square().flatten(1).mean(1), v.double()
+
+    cells = [(group, k) for group in groups for k in range(6)]
+    with torch.no_grad():
+        lora.load(old)
+        references = [matching(*cell)[0] for cell in cells]
+        with lora.adapter_disabled():
+            bases = [matching(*cell)[1] for cell in cells]
+        lora.load(adapter)
+        own = [matching(*cell)[0] for cell in cells]
+    advantages = [torch.from_numpy(standardised(finals(group.shards[0]), 1e-4)) for group, _ in cells]
+    weights = [
+        1 / (1 + np.exp(-100 * float((a * (l - ref)).mean())))
+        for a, l, ref in zip(advantages, own, references, strict=True)
+    ]
+    assert len({round(weight, 3) for weight in weights}) > 3
+
+    @torch.no_grad()
+    def value() -> float:
+        terms = []
+        for cell, weight, a, base in zip(cells, weights, advantages, bases, strict=True):
+            error, velocity = matching(*cell)
+            terms.append(weight * a * error + 0.5 * (velocity - base).square().flatten(1).mean(1))
+        return torch.cat(terms).mean().item()
+
+    require_slopes(gradient, adapter, lora, value)
+
+
+def moved(adapter: Adapter, name: str) -> Adapter:
+    """Far from fresh, where no part of the adapter is 0."""
+    arrays = {key: held + 0.05 * normal(name, key, shape=held.shape).numpy() for key, held in adapter.arrays.items()}
+    return replace(adapter, arrays=arrays, digest=digest_of(arrays))
+
+
+def gradient_of(
+    config: RunConfig, learner: Learner, adapter: Adapter, monkeypatch: pytest.MonkeyPatch
+) -> tuple[torch.Tensor, list[ScoredGroup]]:
+    """The gradient of the iteration's only optimizer step, and the groups that it comes from."""
+    rollouts = RolloutPolicy(config)
+    rollouts.receive(adapter)
+    groups = draw_groups(rollouts, config, adapter, iteration=0)
+    seen = watch_gradients(monkeypatch)
+    learn(config, groups, learner)
+    (gradient,) = seen
+    return gradient, groups
+
+
+def require_slopes(gradient: torch.Tensor, adapter: Adapter, lora: Lora, value: Callable[[], float]) -> None:
+    """Require that differences of `value` are the gradient's part in two directions, one of them its own."""
     parameters = list(lora.parameters.values())
     sizes = [parameter.numel() for parameter in parameters]
     other = normal("direction", shape=gradient.shape)
@@ -164,6 +235,6 @@ def test_an_update_s_gradient_is_the_slope_of_the_oracle_s_loss(
             with torch.no_grad():
                 for parameter, part in zip(parameters, direction.split(sizes), strict=True):
                     parameter.add_(way * STEP * part.view_as(parameter))
-            values.append(loss(policy, config, pairs, old))
+            values.append(value())
         slope = (values[0] - values[1]) / (2 * STEP)
         assert slope == pytest.approx((gradient @ direction).item(), rel=0.01, abs=0.003 * gradient.norm().item())

@@ -15,7 +15,7 @@ from flow.policy import build_policy
 from flow.rollout import RolloutPolicy
 from learner.checkpoint import read_checkpoint, write_checkpoint
 from learner.update.ema import OldAdapter
-from learner.update.forward import negative_aware, robust_matching
+from learner.update.forward import negative_aware, preference_weight, robust_matching
 from learner.update.lanes import Seat
 from learner.update.learner import Learner
 from learner.update.metrics import update_metrics
@@ -75,6 +75,21 @@ def test_awm_is_the_pair_worked_by_hand() -> None:
     assert held.item() == pytest.approx(0.946306, abs=1e-6)
     plain = robust_matching(matching, sigma=torch.tensor([SIGMA], dtype=torch.float64), power=1.0)
     assert plain.item() == pytest.approx(0.05, abs=1e-9)
+
+
+def test_a_group_s_weight_is_the_one_worked_by_hand() -> None:
+    """Both members are preferred already: the good one's loss has fallen by .02, the bad one's risen by .02."""
+    case = {
+        "matching": torch.tensor([0.10, 0.30, 9.0], dtype=torch.float64),
+        "reference": torch.tensor([0.12, 0.28, 0.0], dtype=torch.float64),
+        "advantages": torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64),
+        "valid": torch.tensor([True, True, False]),
+    }
+    assert preference_weight(**case, beta=100.0).item() == pytest.approx(0.119203, abs=1e-6)
+    swapped = {**case, "advantages": -case["advantages"]}
+    assert preference_weight(**swapped, beta=100.0).item() == pytest.approx(1 - 0.119203, abs=1e-6)
+    nobody = {**case, "valid": torch.zeros(3, dtype=torch.bool)}
+    assert preference_weight(**nobody, beta=100.0).item() == 0.5
 
 
 def oracle_nft(v: np.ndarray, weights: tuple[float, float], case: dict[str, Any]) -> float:
@@ -159,10 +174,11 @@ def test_the_old_adapter_follows_by_the_released_schedules(config: dict[str, Any
 def forward(tiny_config: Config, method: str, tmp_path: Path, *overrides: str, **sections: Any) -> RunConfig:
     path = tmp_path / "tiny.yaml"
     path.write_text(tiny_config(**{"sampling": {"steps": 4}, **sections}).to_yaml())
-    return load_config(path, overrides=[f"method={method}", *overrides])
+    return load_config(path, overrides=[f"method={method}", "sampling.window={rule: all}", *overrides])
 
 
 METHODS = ("diffusion_nft", "awm")
+EVERY = (*METHODS, "dgpo")
 FAST = ("learner.learning_rate=0.05", "learner.old={rate: 0.5, flat: 0, most: 0.5, weight: 1.0}")
 """So that `old` differs from the trained adapter after one iteration."""
 
@@ -246,7 +262,7 @@ def test_nft_rolls_out_the_old_adapter_and_awm_the_trained_one(tiny_config: Conf
         assert again[spread] > 0
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY)
 def test_training_raises_the_reward(tiny_config: Config, tmp_path: Path, method: str) -> None:
     """The same keyed rollouts, before and after three iterations; a wrong sign would lower their reward."""
     overrides = ("learner.learning_rate=0.02", "learner.max_grad_norm=10", "learner.old.weight=0")
@@ -266,7 +282,7 @@ def test_training_raises_the_reward(tiny_config: Config, tmp_path: Path, method:
     assert after > before + 0.001, (before, after)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY)
 def test_a_resumed_learner_goes_on_to_the_same_bits(tiny_config: Config, tmp_path: Path, method: str) -> None:
     config = forward(tiny_config, method, tmp_path, *FAST)
     whole, policy = Learner(config), RolloutPolicy(config)
@@ -297,7 +313,7 @@ def test_workers_whose_old_adapters_differ_are_refused(tiny_config: Config, tmp_
         learn(config, draw_groups(policy, config, adapter, iteration=0), *workers)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY)
 def test_the_probe_stops_a_rollout_of_another_adapter(tiny_config: Config, tmp_path: Path, method: str) -> None:
     config = forward(tiny_config, method, tmp_path)
     learner, policy = Learner(config), RolloutPolicy(config)

@@ -160,6 +160,15 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
             "kernel whose std is g sqrt(h), one of ['flow_sde', 'dance_sde'], got 'cps': take `clipped`",
         ),
         (
+            {"group": {"size": 8, "shard": 4}, "learner": {"objective": "dgpo"}},
+            "group.shard must be group.size 8 for objective dgpo, got 4: it weighs whole groups; leave it out",
+        ),
+        ({"sampling": {"granularities": [2, 1]}}, "sampling.granularities must ascend from 1, got [2, 1]"),
+        (
+            {"sampling": {"granularities": [1, 2]}, "credit": {"rule": "gains"}},
+            "sampling.granularities beyond [1] needs credit.rule uniform",
+        ),
+        (
             {"credit": {"rule": "uniform"}, "learner": {"objective": "distillation"}},
             "distillation needs completed points, got credit.rule 'uniform': take gains",
         ),
