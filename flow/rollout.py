@@ -175,8 +175,8 @@ def rollout_shard(
 
     Images are the completed points of the stochastic steps (when the credit rule compares them), then the
     finished images: after the last stochastic step the finished image itself stands for the point, not an
-    estimate. Behind them are the ends of further granularities. With shared initial noise the first point is the same for all members: the group's first shard completes
-    it once, the other shards refer to it.
+    estimate. Behind them are the ends of further granularities. With shared initial noise the first point is the same
+    for all members: the group's first shard completes it once, the other shards refer to it.
 
     Args:
         policy: with the adapter that the request names.

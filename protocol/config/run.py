@@ -191,8 +191,8 @@ class RunConfig(Section):
             )
         if learner.objective == "dgpo" and self.group.shard != self.group.size:
             raise ValueError(
-                f"group.shard must be group.size {self.group.size} for objective dgpo, got {self.group.shard}: it weighs"
-                " whole groups; leave it out"
+                f"group.shard must be group.size {self.group.size} for objective dgpo, got {self.group.shard}: it"
+                " weighs whole groups; leave it out"
             )
         if self.sampling.kernel != "ode":
             return

@@ -16,8 +16,8 @@ from tests.support.paths import ROOT
 PRESETS = sorted((ROOT / "deploy" / "presets").glob("*.yaml"))
 METHODS = {
     "awm", "branch_grpo", "dance_grpo", "dense_grpo", "dgpo", "diffusion_nft", "e_grpo", "flow_dppo", "flow_grpo",
-    "flow_grpo_fast", "granular_grpo", "grpo_guard", "mix_grpo", "step_weights", "stepwise", "stepwise_calibrated", "stepwise_flow_sde",
-    "temp_flow", "tp_grpo", "tp_grpo_plain",
+    "flow_grpo_fast", "granular_grpo", "grpo_guard", "mix_grpo", "step_weights", "stepwise", "stepwise_calibrated",
+    "stepwise_flow_sde", "temp_flow", "tp_grpo", "tp_grpo_plain",
 }  # fmt: skip
 DECIDED = {
     "sampling": {

@@ -188,8 +188,8 @@ def test_dgpo_s_gradient_is_the_slope_of_its_loss_at_a_constant_weight(
         own = [matching(*cell)[0] for cell in cells]
     advantages = [torch.from_numpy(standardised(finals(group.shards[0]), 1e-4)) for group, _ in cells]
     weights = [
-        1 / (1 + np.exp(-100 * float((a * (l - ref)).mean())))
-        for a, l, ref in zip(advantages, own, references, strict=True)
+        1 / (1 + np.exp(-100 * float((a * (now - then)).mean())))
+        for a, now, then in zip(advantages, own, references, strict=True)
     ]
     assert len({round(weight, 3) for weight in weights}) > 3
 

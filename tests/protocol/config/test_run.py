@@ -186,7 +186,7 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
         ),
         (
             {"sampling": ODE},
-            "sampling.kernel ode needs one of the objectives ['nft', 'awm'], got learner.objective 'clipped'",
+            "sampling.kernel ode needs one of the objectives ['nft', 'awm', 'dgpo'], got learner.objective 'clipped'",
         ),
         (
             {"sampling": ODE, "learner": {"objective": "nft"}},
