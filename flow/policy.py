@@ -110,7 +110,7 @@ class FlowPolicy:
     def velocity(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: tuple[Conditioning, ...]
     ) -> Float[Tensor, "B C H W"]:
-        """The guided velocity: v_u + w (v_c - v_u), one forward of 2B; for w = 1 the plain one, one forward of B.
+        """The guided velocity by the family's rule, mostly v_u + w (v_c - v_u): one forward of 2B; for w = 1 one of B.
 
         More than `forward_batch` samples go in several forwards of at most that many.
 
@@ -147,7 +147,7 @@ class FlowPolicy:
             return self.backbone.velocity(latents, sigma, rows[0])
         both = {name: torch.cat([each[name] for each in rows]) for name in rows[0]}
         without, toward = self.backbone.velocity(latents.repeat(2, 1, 1, 1), sigma.repeat(2), both).chunk(2)
-        return without + self.guidance * (toward - without)
+        return self.backbone.guide(without, toward, self.guidance)
 
     def transition(
         self, latents: Float[Tensor, "B C H W"], k: int, *, conditioning: tuple[Conditioning, ...], as_ode: bool = False

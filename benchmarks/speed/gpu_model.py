@@ -3,9 +3,9 @@
 from contextlib import AbstractContextManager
 from typing import Any
 
+from flow.models.backbones.sd3 import StableDiffusion3
 from flow.models.hollow import backbone_of_parts
 from flow.models.pipeline import PipelineBackbone
-from flow.models.sd3 import StableDiffusion3
 from protocol.config.model import ModelConfig
 
 SD35_MEDIUM: dict[str, Any] = {

@@ -16,8 +16,8 @@ from benchmarks.speed.gpu_model import random_backbone
 from deploy.presets import load_config
 from deploy.tools.balance import best_bundles, best_split
 from deploy.tools.estimate import Evaluations, count_evaluations, count_shard, pass_cost
+from flow.models.backbones.flux import Flux
 from flow.models.families import FLUX, SD3, Family
-from flow.models.flux import Flux
 from flow.models.hollow import attach_hollow_adapter, backbone_of_parts
 from flow.models.pipeline import PipelineBackbone
 from protocol.config.model import ModelConfig

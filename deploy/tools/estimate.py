@@ -269,6 +269,13 @@ class Counter:
         self.largest = max(self.largest, len(latents))
         return torch.zeros_like(latents)
 
+    def guide(
+        self, without: Float[Tensor, "B C H W"], toward: Float[Tensor, "B C H W"], weight: float
+    ) -> Float[Tensor, "B C H W"]:
+        """Zeros."""
+        del toward, weight
+        return without
+
     def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
         """Black images of one pixel."""
         return np.zeros((len(latents), 1, 1, 3), np.uint8)
@@ -325,7 +332,7 @@ def pass_cost(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> P
 def _decoding_peak(backbone: PipelineBackbone, images: int) -> int:
     latents = torch.zeros(images, *backbone.latent_shape, dtype=backbone.vae.dtype)
     with CostMeter(apart=backbone.vae.parameters()) as memory:
-        backbone.vae.decode(latents, return_dict=False)
+        backbone.pixels(latents)
     return memory.peak
 
 

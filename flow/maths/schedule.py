@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+Points = np.ndarray[tuple[int], np.dtype[np.float32]]
+
 
 def sd3_sigmas(*, steps: int, shift: float = 3.0, train_timesteps: int = 1000) -> Float[Tensor, " points"]:
     """Return the grid of diffusers' FlowMatchEulerDiscreteScheduler as Stable Diffusion 3 uses it, shifted twice.
@@ -76,18 +78,96 @@ def flux_sigmas(
     """
     slope = (max_shift - base_shift) / (max_tokens - base_tokens)
     mu = tokens * slope + (base_shift - slope * base_tokens)
-    even = np.linspace(1.0, 1 / steps, steps).astype(np.float32)
-    shifted = math.exp(mu) / (math.exp(mu) + (1 / even - 1))
-    return torch.cat([torch.from_numpy(shifted).to(torch.float32), torch.zeros(1)])
+    return _grid(_exponential(_even(steps), mu))
 
 
-def flux_static_sigmas(*, steps: int, shift: float = 1.0) -> Float[Tensor, " points"]:
+def flux2_sigmas(*, steps: int, tokens: int) -> Float[Tensor, " points"]:
+    """Return FLUX.2's grid; its mu grows with the size of the image, and below 4,300 tokens also falls with the steps.
+
+    Two lines in the number of tokens were fitted, m(10) and m(200) for 10 and 200 steps. Below 4,300 tokens mu lies on
+    the line through both at T, above it is m(200).
+
+        sigma_k = e^mu / (e^mu + 1 / u_k - 1),  u = linspace(1, 1/T, T);  sigma_T = 0
+        m(10) = 8.73809524e-05 tokens + 1.89833333,  m(200) = 0.00016927 tokens + 0.45666666
+
+    Args:
+        steps: T, at least 1.
+        tokens: latent tokens of an image: (height / 16) (width / 16) for a size in pixels.
+
+    Returns:
+        Sigmas, float32 [T+1].
+    """
+    at_200 = 0.00016927 * tokens + 0.45666666
+    slope = (at_200 - (8.73809524e-05 * tokens + 1.89833333)) / 190.0
+    mu = at_200 if tokens > 4300 else slope * steps + (at_200 - 200.0 * slope)
+    return _grid(_exponential(_even(steps), mu))
+
+
+def qwen_image_sigmas(
+    *,
+    steps: int,
+    tokens: int,
+    base_tokens: int = 256,
+    max_tokens: int = 8192,
+    base_shift: float = 0.5,
+    max_shift: float = 0.9,
+    last: float | None = 0.02,
+) -> Float[Tensor, " points"]:
+    """Return Qwen-Image's grid: FLUX's, stretched around 1 until the smallest sigma above 0 is `last`.
+
+        1 - sigma_k grows by the factor (1 - last) / (1 - sigma_{T-1})
+
+    Args:
+        steps: T, at least 2 with `last`.
+        tokens: packed latent tokens of an image: (height / 16) (width / 16) for a size in pixels.
+        base_tokens: the scheduler config's `base_image_seq_len`.
+        max_tokens: the scheduler config's `max_image_seq_len`.
+        base_shift: mu at `base_tokens`; the scheduler config's `base_shift`.
+        max_shift: mu at `max_tokens`; the scheduler config's `max_shift`.
+        last: the scheduler config's `shift_terminal`; none does not stretch.
+
+    Returns:
+        Sigmas, float32 [T+1].
+    """
+    slope = (max_shift - base_shift) / (max_tokens - base_tokens)
+    shifted = _exponential(_even(steps), tokens * slope + (base_shift - slope * base_tokens))
+    if last:
+        below = 1 - shifted
+        shifted = 1 - below / (below[-1] / (1 - last))
+    return _grid(shifted)
+
+
+def static_sigmas(*, steps: int, shift: float = 1.0) -> Float[Tensor, " points"]:
     """Return the grid of FLUX.1-schnell: sigma_k = s u_k / (1 + (s - 1) u_k),  u = linspace(1, 1/T, T);  sigma_T = 0.
 
     Args:
         steps: T, at least 1.
         shift: s, the scheduler config's `shift`.
     """
-    even = np.linspace(1.0, 1 / steps, steps).astype(np.float32)
-    shifted = shift * even / (1 + (shift - 1) * even)
-    return torch.cat([torch.from_numpy(shifted).to(torch.float32), torch.zeros(1)])
+    return _grid(_shifted(_even(steps), shift))
+
+
+def z_image_sigmas(*, steps: int, shift: float = 6.0) -> Float[Tensor, " points"]:
+    """Return Z-Image's grid: that of `static_sigmas`, from even sigmas that torch rounds instead of NumPy.
+
+    Args:
+        steps: T, at least 1.
+        shift: s, the scheduler config's `shift`.
+    """
+    return _grid(_shifted(torch.linspace(1.0, 1 / steps, steps).numpy(), shift))
+
+
+def _even(steps: int) -> Points:
+    return np.linspace(1.0, 1 / steps, steps).astype(np.float32)
+
+
+def _shifted(even: Points, shift: float) -> Points:
+    return shift * even / (1 + (shift - 1) * even)
+
+
+def _exponential(even: Points, mu: float) -> Points:
+    return math.exp(mu) / (math.exp(mu) + (1 / even - 1))
+
+
+def _grid(points: Points) -> Float[Tensor, " points"]:
+    return torch.cat([torch.from_numpy(points).to(torch.float32), torch.zeros(1)])

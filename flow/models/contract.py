@@ -9,7 +9,8 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 Conditioning = Mapping[str, Tensor]
-"""A family's text embeddings by name, each [B, ...]; rows are prompts."""
+"""A family's text embeddings by name, each [B, ...]; rows are prompts. Every prompt has the same
+shapes; a family whose prompts differ in length pads them, see `flow.models.padding`."""
 
 
 @runtime_checkable
@@ -43,6 +44,21 @@ class Backbone(Protocol):
         """
         ...
 
+    def guide(
+        self, without: Float[Tensor, "B C H W"], toward: Float[Tensor, "B C H W"], weight: float
+    ) -> Float[Tensor, "B C H W"]:
+        """Combine the velocities of the two branches of classifier-free guidance as the family's pipeline does.
+
+        Args:
+            without: v_u, of the negative prompt.
+            toward: v_c, of the prompt.
+            weight: w, above 1.
+
+        Returns:
+            The guided velocity; in most families v_u + w (v_c - v_u).
+        """
+        ...
+
     def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
         """Decode clean latents to images, with the rounding of the family's pipeline."""
         ...
@@ -59,6 +75,13 @@ class Backbone(Protocol):
 def stack(conditionings: Sequence[Conditioning]) -> Conditioning:
     """Stack the embeddings of several prompts as rows of one batch."""
     return {name: torch.cat([each[name] for each in conditionings]) for name in conditionings[0]}
+
+
+def guided(
+    without: Float[Tensor, "B C H W"], toward: Float[Tensor, "B C H W"], weight: float
+) -> Float[Tensor, "B C H W"]:
+    """Return v_u + w (v_c - v_u), the usual rule of `Backbone.guide`."""
+    return without + weight * (toward - without)
 
 
 def repeat(conditioning: Conditioning, times: int) -> Conditioning:

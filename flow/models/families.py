@@ -33,11 +33,12 @@ class Family:
     text_parts: tuple[str, ...]
     """Components of the pipeline that are needed to encode prompts only."""
     rank: int
-    """Default inner width of the LoRA, as in Flow-GRPO's published training script (arXiv 2505.05470)."""
+    """Default inner width of the LoRA. Of SD3 and FLUX.1 as in Flow-GRPO's published training scripts (arXiv
+    2505.05470); of the others ours."""
     alpha: int
-    """Default alpha of the LoRA, from the same script."""
+    """Default alpha of the LoRA, from the same place."""
     targets: tuple[str, ...]
-    """Default names of the modules that receive the LoRA, from the same script."""
+    """Default names of the modules that receive the LoRA, from the same place."""
 
     def adapter(self, config: LoraConfig) -> LoraConfig:
         """Fill this family's defaults into the adapter's config."""
@@ -53,7 +54,7 @@ class Family:
 SD3 = Family(
     name="sd3",
     pipeline="StableDiffusion3Pipeline",
-    backbone="flow.models.sd3:StableDiffusion3",
+    backbone="flow.models.backbones.sd3:StableDiffusion3",
     text_parts=(
         "text_encoder",
         "tokenizer",
@@ -71,11 +72,46 @@ SD3 = Family(
 FLUX = Family(
     name="flux",
     pipeline="FluxPipeline",
-    backbone="flow.models.flux:Flux",
+    backbone="flow.models.backbones.flux:Flux",
     text_parts=("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2", "image_encoder", "feature_extractor"),
     rank=64,
     alpha=128,
     targets=(*ATTENTION, "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"),
 )
-FAMILIES = {family.pipeline: family for family in (SD3, FLUX)}
+FLUX2_KLEIN = Family(
+    name="flux2_klein",
+    pipeline="Flux2KleinPipeline",
+    backbone="flow.models.backbones.flux2:Flux2Klein",
+    text_parts=("text_encoder", "tokenizer"),
+    rank=64,
+    alpha=128,
+    targets=(*ATTENTION, "attn.to_qkv_mlp_proj"),
+)
+QWEN_IMAGE = Family(
+    name="qwen_image",
+    pipeline="QwenImagePipeline",
+    backbone="flow.models.backbones.qwen_image:QwenImage",
+    text_parts=("text_encoder", "tokenizer"),
+    rank=64,
+    alpha=128,
+    targets=(*ATTENTION, "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"),
+)
+Z_IMAGE = Family(
+    name="z_image",
+    pipeline="ZImagePipeline",
+    backbone="flow.models.backbones.z_image:ZImage",
+    text_parts=("text_encoder", "tokenizer"),
+    rank=64,
+    alpha=128,
+    targets=(
+        "attention.to_q",
+        "attention.to_k",
+        "attention.to_v",
+        "attention.to_out.0",
+        "feed_forward.w1",
+        "feed_forward.w2",
+        "feed_forward.w3",
+    ),
+)
+FAMILIES = {family.pipeline: family for family in (SD3, FLUX, FLUX2_KLEIN, QWEN_IMAGE, Z_IMAGE)}
 """The families by their pipeline class in `model_index.json`."""

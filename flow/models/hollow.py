@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -71,16 +70,13 @@ def backbone_of_parts(
     Returns:
         The backbone.
     """
-    from diffusers.image_processor import VaeImageProcessor
+    import diffusers
 
-    scale = 2 ** (len(parts["vae"].config.block_out_channels) - 1)
-    pipeline = SimpleNamespace(
+    pipeline = getattr(diffusers, kind.family.pipeline)(
         transformer=_converted(parts["transformer"], device, dtype_of(model)),
         vae=_converted(parts["vae"], device, vae_dtype_of(model)),
         scheduler=parts["scheduler"],
-        vae_scale_factor=scale,
-        default_sample_size=128,
-        image_processor=VaeImageProcessor(vae_scale_factor=scale),
+        **dict.fromkeys(kind.family.text_parts),
     )
     embeddings = _ZeroEmbeddings()
     backbone = kind(pipeline, model, cast(Embeddings, embeddings), device=torch.device(device))

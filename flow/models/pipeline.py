@@ -1,6 +1,6 @@
 """The shared base of all families: a diffusers pipeline's transformer, VAE and scheduler as a `Backbone`.
 
-A family adds its schedule, its forward and its prompt encoding; see `flow.models.sd3` and `flow.models.flux`.
+A family adds its schedule, its forward and its prompt encoding; see `flow.models.backbones`.
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from flow.models.contract import Conditioning
+from flow.models.contract import Conditioning, guided
 from flow.models.embeddings import Embeddings
 from flow.models.families import Family
 from flow.models.reading import UNREADABLE, dtype_of, quiet_libraries, unreadable, vae_dtype_of
@@ -21,12 +21,13 @@ from flow.models.text import TextEncoders
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError, NonFiniteError, one_line, suggest
 
+SHIFTS = ("use_dynamic_shifting", "shift_terminal")
+"""Scheduler options that some families' schedules follow."""
 UNKNOWN_SCHEDULES = (
     "use_karras_sigmas",
     "use_exponential_sigmas",
     "use_beta_sigmas",
     "invert_sigmas",
-    "shift_terminal",
     "stochastic_sampling",
 )
 """Scheduler options that change the sigmas in ways that `flow.maths.schedule` does not implement."""
@@ -43,8 +44,8 @@ class PipelineBackbone(ABC):
     """
 
     family: ClassVar[Family]
-    has_dynamic_shift: ClassVar[bool] = False
-    """True if the family's schedule may depend on the size of the image."""
+    schedule_options: ClassVar[frozenset[str]] = frozenset()
+    """Scheduler options that the family's schedule follows, of `SHIFTS`."""
 
     def __init__(self, pipeline: Any, config: ModelConfig, embeddings: Embeddings, *, device: torch.device) -> None:
         self._pipeline = pipeline
@@ -56,7 +57,7 @@ class PipelineBackbone(ABC):
         self.vae = pipeline.vae.requires_grad_(requires_grad=False).eval()
         self.transformer = pipeline.transformer.requires_grad_(requires_grad=False).eval()
         self.latent_shape = self._latent_shape(config.height, config.width)
-        if device.type == "cuda":
+        if device.type == "cuda" and all(weight.ndim < 5 for weight in self.vae.parameters()):
             self.vae.to(memory_format=torch.channels_last)  # the layout that cuDNN's convolutions want
         if config.attention:
             self._choose_attention(config.attention)
@@ -156,6 +157,21 @@ class PipelineBackbone(ABC):
         with _autocast(self._device, self._dtype):
             return self._predict(latents, sigma, conditioning).float()
 
+    def guide(
+        self, without: Float[Tensor, "B C H W"], toward: Float[Tensor, "B C H W"], weight: float
+    ) -> Float[Tensor, "B C H W"]:
+        """Combine the velocities of the two branches of guidance: v_u + w (v_c - v_u).
+
+        Args:
+            without: v_u, of the negative prompt.
+            toward: v_c, of the prompt.
+            weight: w.
+
+        Returns:
+            The guided velocity.
+        """
+        return guided(without, toward, weight)
+
     @torch.no_grad()
     def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
         """Decode clean latents, `decode_batch` at a time, and round to 8 bits as the pipeline does.
@@ -165,6 +181,11 @@ class PipelineBackbone(ABC):
         """
         chunks = latents.split(self._config.decode_batch or len(latents))
         return np.concatenate([self._images(chunk) for chunk in chunks])
+
+    def pixels(self, latents: Float[Tensor, "B C H W"]) -> Float[Tensor, "B 3 height width"]:
+        """Return the VAE's output for clean latents, in its own dtype and range."""
+        scaled = latents / self.vae.config.scaling_factor + self.vae.config.shift_factor
+        return self.vae.decode(scaled.to(self.vae.dtype), return_dict=False)[0]
 
     def rest(self) -> None:
         """Move transformer and VAE to host memory, and free what they held on the GPU for other processes."""
@@ -181,8 +202,7 @@ class PipelineBackbone(ABC):
         self.vae.to(device)
 
     def _images(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
-        scaled = latents / self.vae.config.scaling_factor + self.vae.config.shift_factor
-        images = self.vae.decode(scaled.to(self.vae.dtype), return_dict=False)[0]
+        images = self.pixels(latents)
         if not torch.isfinite(images).all():
             raise NonFiniteError(
                 f"decoded images must be finite, got NaN or infinity of a VAE in {self.vae.dtype}:"
@@ -224,8 +244,7 @@ class PipelineBackbone(ABC):
         unknown = [option for option in UNKNOWN_SCHEDULES if settings.get(option)]
         if settings.use_dynamic_shifting and settings.time_shift_type != "exponential":
             unknown.append("time_shift_type")
-        if settings.use_dynamic_shifting and not self.has_dynamic_shift:
-            unknown.append("use_dynamic_shifting")
+        unknown += [option for option in SHIFTS if settings.get(option) and option not in self.schedule_options]
         if unknown:
             raise ModelError(
                 f"the model's scheduler must leave {', '.join(unknown)} off: our schedule would differ from its sigmas"

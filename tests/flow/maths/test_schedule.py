@@ -8,7 +8,15 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
-from flow.maths.schedule import flux_sigmas, linear_sigmas, sd3_sigmas, shifted_sigmas
+from flow.maths.schedule import (
+    flux2_sigmas,
+    flux_sigmas,
+    linear_sigmas,
+    qwen_image_sigmas,
+    sd3_sigmas,
+    shifted_sigmas,
+    z_image_sigmas,
+)
 
 
 def scheduled(steps: int | list[float], *, mu: float | None = None, **settings: Any) -> torch.Tensor:
@@ -69,6 +77,24 @@ def test_flux_sigmas_equal_the_scheduler_s_bitwise(pixels: int) -> None:
     for steps in (1, 4, 6, 28):
         expected = scheduled(even(steps), mu=calculate_shift(tokens), use_dynamic_shifting=True)
         assert torch.equal(flux_sigmas(steps=steps, tokens=tokens), expected), f"{steps} steps"
+
+
+@pytest.mark.parametrize(("tokens", "mu"), [(1024, 2.044976), (5000, 1.303017)])
+def test_the_middle_of_two_flux2_steps_shows_its_shift(tokens: int, mu: float) -> None:
+    """1024 tokens: m(10) = 1.987811, m(200) = 0.629999, mu = m(10) + 8 / 190 (m(10) - m(200)); 5000: mu = m(200)."""
+    sigmas = flux2_sigmas(steps=2, tokens=tokens)
+    assert torch.logit(sigmas[1].double()).item() == pytest.approx(mu, abs=1e-5)
+
+
+def test_qwen_image_s_grid_stretches_flux_s_to_its_last_sigma() -> None:
+    """e^mu = 1 at u = 1, 2/3, 1/3: 1 - sigma = 0, 1/3, 2/3 becomes 0, 0.49, 0.98."""
+    flat = qwen_image_sigmas(steps=3, tokens=256, base_shift=0.0)
+    assert flat.tolist() == pytest.approx([1, 0.51, 0.02, 0], abs=1e-6)
+    assert qwen_image_sigmas(steps=3, tokens=256, base_shift=0.0, last=None)[2].item() == pytest.approx(1 / 3)
+
+
+def test_z_image_s_grid_is_even_sigmas_shifted_by_six() -> None:
+    assert z_image_sigmas(steps=2).tolist() == pytest.approx([1, 6 * 0.5 / (1 + 5 * 0.5), 0])
 
 
 @pytest.mark.parametrize("steps", [1, 4, 10, 16, 25])

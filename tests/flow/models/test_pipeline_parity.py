@@ -15,8 +15,8 @@ import torch
 from diffusers.utils import logging as diffusers_logging
 
 from flow.maths.noise import normal
+from flow.models.backbones.flux import pack, unpack
 from flow.models.contract import Backbone
-from flow.models.flux import pack, unpack
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy
 from flow.rollout import trajectory

@@ -56,7 +56,7 @@ def _write_sd3(
 ) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        transformer = _randomised(
+        transformer = randomised(
             SD3Transformer2DModel(
                 sample_size=8,
                 patch_size=2,
@@ -76,7 +76,7 @@ def _write_sd3(
         pipeline = StableDiffusion3Pipeline(
             transformer=transformer,
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-            vae=_autoencoder(4, latents),
+            vae=autoencoder(4, latents),
             text_encoder=CLIPTextModelWithProjection(_clip_config(tokenizer)).eval(),
             tokenizer=tokenizer,
             text_encoder_2=CLIPTextModelWithProjection(_clip_config(tokenizer)).eval(),
@@ -107,9 +107,9 @@ def write_flux(folder: Path, *, is_schnell: bool = False) -> Path:
         tokenizer, t5_tokenizer = clip_tokenizer(), _t5_tokenizer()
         shift = {"shift": 1.0} if is_schnell else {"shift": 3.0, "use_dynamic_shifting": True}
         pipeline = FluxPipeline(
-            transformer=_randomised(transformer),
+            transformer=randomised(transformer),
             scheduler=FlowMatchEulerDiscreteScheduler(**shift),
-            vae=_autoencoder(4, LATENTS),
+            vae=autoencoder(4, LATENTS),
             text_encoder=CLIPTextModel(_clip_config(tokenizer)).eval(),
             tokenizer=tokenizer,
             text_encoder_2=_t5(t5_tokenizer),
@@ -148,10 +148,10 @@ def _clip_config(tokenizer: Any) -> CLIPTextConfig:
 
 def _t5(tokenizer: Any) -> T5EncoderModel:
     config = T5Config(vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
-    return _randomised(T5EncoderModel(config)).eval()
+    return randomised(T5EncoderModel(config)).eval()
 
 
-def _autoencoder(channels: int, latents: Mapping[str, float]) -> AutoencoderKL:
+def autoencoder(channels: int, latents: Mapping[str, float]) -> AutoencoderKL:
     return AutoencoderKL(
         latent_channels=channels,
         block_out_channels=(4, 4),
@@ -165,7 +165,7 @@ def _autoencoder(channels: int, latents: Mapping[str, float]) -> AutoencoderKL:
     )
 
 
-def _randomised(model: Any) -> Any:
+def randomised(model: Any) -> Any:
     """Weights large enough that every input leaves its mark on the output."""
     for name, parameter in model.named_parameters():
         if not name.endswith("bias") and parameter.ndim > 1:

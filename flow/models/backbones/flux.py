@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flow.maths.schedule import flux_sigmas, flux_static_sigmas
+from flow.maths.schedule import flux_sigmas, static_sigmas
 from flow.models.contract import Conditioning
 from flow.models.families import FLUX
 from flow.models.pipeline import PipelineBackbone
@@ -24,7 +24,7 @@ class Flux(PipelineBackbone):
     """A `FluxPipeline` behind the `Backbone` contract."""
 
     family = FLUX
-    has_dynamic_shift = True
+    schedule_options = frozenset({"use_dynamic_shifting"})
 
     @staticmethod
     @torch.no_grad()
@@ -50,7 +50,7 @@ class Flux(PipelineBackbone):
         settings = self._pipeline.scheduler.config
         _, height, width = self.latent_shape
         if not settings.use_dynamic_shifting:
-            return flux_static_sigmas(steps=steps, shift=settings.shift)
+            return static_sigmas(steps=steps, shift=settings.shift)
         return flux_sigmas(
             steps=steps,
             tokens=(height // PACK) * (width // PACK),

@@ -1,0 +1,91 @@
+"""The FLUX.2-klein family: the base models of 4 and 9 billion parameters, and their distilled versions.
+
+Latents are the pipeline's packed ones, [B, 4 C, H / 2, W / 2], one token for each position. The VAE's batch norm
+normalises them; decoding undoes it. Guidance is classifier-free; the pipeline's own negative prompt is always "".
+"""
+
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flow.maths.schedule import flux2_sigmas, static_sigmas
+from flow.models.contract import Conditioning
+from flow.models.families import FLUX2_KLEIN
+from flow.models.pipeline import PipelineBackbone
+from protocol.config.model import ModelConfig
+
+PACK = 2
+"""Height and width of a token's block, in the VAE's latents."""
+
+
+class Flux2Klein(PipelineBackbone):
+    """A `Flux2KleinPipeline` behind the `Backbone` contract."""
+
+    family = FLUX2_KLEIN
+    schedule_options = frozenset({"use_dynamic_shifting"})
+
+    @staticmethod
+    @torch.no_grad()
+    def encode_prompt(pipeline: Any, text: str, config: ModelConfig, device: torch.device) -> Conditioning:
+        """Encode one prompt with three layers of the pipeline's Qwen3.
+
+        Args:
+            pipeline: a `Flux2KleinPipeline` with its text encoder.
+            text: the prompt.
+            config: its `max_sequence_length` is the number of tokens L, with padding and chat template.
+            device: device of the text encoder.
+
+        Returns:
+            Embeddings [1, L, 3 D]. The model attends to the padding too, so it has no mask.
+        """
+        embeds, _ = pipeline.encode_prompt(prompt=text, device=device, max_sequence_length=config.max_sequence_length)
+        return {"encoder_hidden_states": cast(Tensor, embeds)}
+
+    def sigmas(self, steps: int) -> Float[Tensor, " points"]:
+        """Return the scheduler's schedule: its shift depends on the number of tokens and of steps."""
+        settings, (_, height, width) = self._pipeline.scheduler.config, self.latent_shape
+        if not settings.use_dynamic_shifting:
+            return static_sigmas(steps=steps, shift=settings.shift)
+        return flux2_sigmas(steps=steps, tokens=height * width)
+
+    def example(self, count: int) -> Conditioning:
+        """Return zeros in the shape of the embeddings of `count` prompts."""
+        width, length = self._pipeline.transformer.config.joint_attention_dim, self._config.max_sequence_length
+        return {"encoder_hidden_states": torch.zeros(count, length, width, device=self._device)}
+
+    def pixels(self, latents: Float[Tensor, "B C H W"]) -> Float[Tensor, "B 3 height width"]:
+        """Undo the batch norm's normalisation and the packing, and decode."""
+        mean, variance = (each.view(1, -1, 1, 1) for each in (self.vae.bn.running_mean, self.vae.bn.running_var))
+        std = torch.sqrt(variance + self.vae.config.batch_norm_eps)
+        unpacked = torch.nn.functional.pixel_shuffle(latents * std.to(latents.dtype) + mean.to(latents.dtype), PACK)
+        return self.vae.decode(unpacked.to(self.vae.dtype), return_dict=False)[0]
+
+    def _predict(
+        self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
+    ) -> Float[Tensor, "B C H W"]:
+        _, _, height, width = latents.shape
+        embeds = conditioning["encoder_hidden_states"]
+        timesteps = self._pipeline.scheduler.config.num_train_timesteps
+        predicted = self.transformer(
+            hidden_states=latents.flatten(2).transpose(1, 2),
+            timestep=sigma * timesteps / 1000,
+            guidance=None,
+            img_ids=_positions(1, height, width, 1, device=latents.device),
+            txt_ids=_positions(1, 1, 1, embeds.shape[1], device=latents.device),
+            encoder_hidden_states=embeds,
+            return_dict=False,
+        )[0]
+        return predicted.transpose(1, 2).unflatten(2, (height, width))
+
+    def _latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
+        scale = self._pipeline.vae_scale_factor
+        side = self._pipeline.default_sample_size * scale
+        rows, columns = self._divided(height or side, width or side, by=scale * PACK)
+        return self._pipeline.transformer.config.in_channels, rows // PACK, columns // PACK
+
+
+def _positions(*sizes: int, device: torch.device) -> Float[Tensor, "tokens 4"]:
+    """Return frame, row, column and place in the text of every token."""
+    return torch.cartesian_prod(*(torch.arange(size, device=device) for size in sizes))

@@ -1,0 +1,122 @@
+"""The Qwen-Image family. Its guided velocity keeps the norm of the conditional one, and its prompts differ in length.
+
+Latents are [B, C, H, W] as everywhere; the transformer receives them packed like FLUX.1's. The VAE is one of videos: an
+image is a video of one frame, and each channel has a mean and a std of its own.
+"""
+
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flow.maths.schedule import qwen_image_sigmas, static_sigmas
+from flow.models.backbones.flux import PACK, pack, unpack
+from flow.models.contract import Conditioning, guided
+from flow.models.families import QWEN_IMAGE
+from flow.models.padding import padded, trimmed
+from flow.models.pipeline import PipelineBackbone
+from protocol.config.model import ModelConfig
+from protocol.errors import ModelError
+
+
+class QwenImage(PipelineBackbone):
+    """A `QwenImagePipeline` behind the `Backbone` contract."""
+
+    family = QWEN_IMAGE
+    schedule_options = frozenset({"use_dynamic_shifting", "shift_terminal"})
+
+    @staticmethod
+    @torch.no_grad()
+    def encode_prompt(pipeline: Any, text: str, config: ModelConfig, device: torch.device) -> Conditioning:
+        """Encode one prompt with the pipeline's Qwen2.5-VL.
+
+        Args:
+            pipeline: a `QwenImagePipeline` with its text encoder.
+            text: the prompt.
+            config: its `max_sequence_length` is the most tokens of a prompt, at most 1024; longer ones lose their end.
+            device: device of the text encoder.
+
+        Returns:
+            Embeddings [1, L, D] and their mask [1, L].
+        """
+        embeds, _ = pipeline.encode_prompt(prompt=text, device=device, max_sequence_length=config.max_sequence_length)
+        return padded(cast(Tensor, embeds), config.max_sequence_length)
+
+    def sigmas(self, steps: int) -> Float[Tensor, " points"]:
+        """Return the scheduler's schedule: its shift depends on the number of tokens.
+
+        Raises:
+            ModelError: a schedule that ends at a fixed sigma was asked for fewer than two steps.
+        """
+        settings, (_, height, width) = self._pipeline.scheduler.config, self.latent_shape
+        if settings.shift_terminal and (steps < 2 or not settings.use_dynamic_shifting):
+            raise ModelError(f"Qwen-Image's schedule needs at least 2 steps and a dynamic shift, got {steps} steps")
+        if not settings.use_dynamic_shifting:
+            return static_sigmas(steps=steps, shift=settings.shift)
+        return qwen_image_sigmas(
+            steps=steps,
+            tokens=(height // PACK) * (width // PACK),
+            base_tokens=settings.base_image_seq_len,
+            max_tokens=settings.max_image_seq_len,
+            base_shift=settings.base_shift,
+            max_shift=settings.max_shift,
+            last=settings.shift_terminal,
+        )
+
+    def guide(
+        self, without: Float[Tensor, "B C H W"], toward: Float[Tensor, "B C H W"], weight: float
+    ) -> Float[Tensor, "B C H W"]:
+        """Combine the two branches as everywhere, then give every token the norm of the conditional branch.
+
+        Args:
+            without: v_u, of the negative prompt.
+            toward: v_c, of the prompt.
+            weight: w.
+
+        Returns:
+            v |v_c| / |v| with v = v_u + w (v_c - v_u) and the norms of each 2 x 2 block of latents.
+        """
+        combined, wanted = pack(guided(without, toward, weight)), pack(toward)
+        norms = (torch.norm(each, dim=-1, keepdim=True) for each in (wanted, combined))
+        return unpack(combined * torch.div(*norms), height=toward.shape[2], width=toward.shape[3])
+
+    def example(self, count: int) -> Conditioning:
+        """Return zeros in the shape of the longest embeddings, for `count` prompts."""
+        width, length = self._pipeline.transformer.config.joint_attention_dim, self._config.max_sequence_length
+        return {"encoder_hidden_states": torch.zeros(count, length, width, device=self._device)}
+
+    def pixels(self, latents: Float[Tensor, "B C H W"]) -> Float[Tensor, "B 3 height width"]:
+        """Undo the normalisation by channel and decode one frame."""
+        settings = self.vae.config
+        mean, std = (
+            torch.tensor(each, device=latents.device)[:, None, None, None]
+            for each in (settings.latents_mean, settings.latents_std)
+        )
+        scaled = latents[:, :, None] / (1.0 / std) + mean
+        return self.vae.decode(scaled.to(self.vae.dtype), return_dict=False)[0][:, :, 0]
+
+    def _predict(
+        self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
+    ) -> Float[Tensor, "B C H W"]:
+        count, _, height, width = latents.shape
+        embeds, lengths = trimmed(conditioning)
+        mask = None
+        if min(lengths) < embeds.shape[1]:
+            places = torch.arange(embeds.shape[1], device=latents.device)
+            mask = places < torch.tensor(lengths, device=latents.device)[:, None]
+        predicted = self.transformer(
+            hidden_states=pack(latents),
+            timestep=sigma * self._pipeline.scheduler.config.num_train_timesteps / 1000,
+            encoder_hidden_states=embeds,
+            encoder_hidden_states_mask=mask,
+            img_shapes=[[(1, height // PACK, width // PACK)]] * count,
+            return_dict=False,
+        )[0]
+        return unpack(predicted, height=height, width=width)
+
+    def _latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
+        scale = self._pipeline.vae_scale_factor
+        side = self._pipeline.default_sample_size * scale
+        rows, columns = self._divided(height or side, width or side, by=scale * PACK)
+        return self._pipeline.transformer.config.in_channels // PACK**2, rows, columns

@@ -1,0 +1,76 @@
+"""The Z-Image family: the base model, and Turbo, which is distilled. Its prompts differ in length.
+
+`model.guidance` is w in v_u + w (v_c - v_u), as for every family; the pipeline's `guidance_scale` is w - 1.
+"""
+
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flow.maths.schedule import z_image_sigmas
+from flow.models.contract import Conditioning
+from flow.models.families import Z_IMAGE
+from flow.models.padding import padded, trimmed
+from flow.models.pipeline import PipelineBackbone
+from protocol.config.model import ModelConfig
+
+PATCH = 2
+"""Height and width of a token's block, in latents."""
+SIDE = 1024
+"""The pipeline's default height and width of an image, in pixels."""
+
+
+class ZImage(PipelineBackbone):
+    """A `ZImagePipeline` behind the `Backbone` contract."""
+
+    family = Z_IMAGE
+
+    @staticmethod
+    @torch.no_grad()
+    def encode_prompt(pipeline: Any, text: str, config: ModelConfig, device: torch.device) -> Conditioning:
+        """Encode one prompt with the pipeline's Qwen3.
+
+        Args:
+            pipeline: a `ZImagePipeline` with its text encoder.
+            text: the prompt.
+            config: its `max_sequence_length` is the most tokens of a prompt with its chat template.
+            device: device of the text encoder.
+
+        Returns:
+            Embeddings [1, L, D] and their mask [1, L].
+        """
+        (embeds,), _ = pipeline.encode_prompt(
+            prompt=text,
+            device=device,
+            do_classifier_free_guidance=False,
+            max_sequence_length=config.max_sequence_length,
+        )
+        return padded(cast(Tensor, embeds)[None], config.max_sequence_length)
+
+    def sigmas(self, steps: int) -> Float[Tensor, " points"]:
+        """Return the schedule with the shift of the model's scheduler config."""
+        return z_image_sigmas(steps=steps, shift=self._pipeline.scheduler.config.shift)
+
+    def example(self, count: int) -> Conditioning:
+        """Return zeros in the shape of the longest embeddings, for `count` prompts."""
+        width, length = self._pipeline.transformer.config.cap_feat_dim, self._config.max_sequence_length
+        return {"encoder_hidden_states": torch.zeros(count, length, width, device=self._device)}
+
+    def _predict(
+        self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
+    ) -> Float[Tensor, "B C H W"]:
+        embeds, lengths = trimmed(conditioning)
+        timesteps = self._pipeline.scheduler.config.num_train_timesteps
+        predicted = self.transformer(
+            list(latents.to(self._dtype).unsqueeze(2)),
+            (timesteps - sigma * timesteps) / timesteps,
+            [row[:length] for row, length in zip(embeds, lengths, strict=True)],
+            return_dict=False,
+        )[0]
+        return -torch.stack(predicted).squeeze(2)
+
+    def _latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
+        rows, columns = self._divided(height or SIDE, width or SIDE, by=self._pipeline.vae_scale_factor * PATCH)
+        return self._pipeline.transformer.config.in_channels, rows, columns

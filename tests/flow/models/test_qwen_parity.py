@@ -1,0 +1,231 @@
+"""FLUX.2-klein, Qwen-Image and Z-Image against their own pipelines: embeddings, sigmas, latents, guidance, images.
+
+float32. Without guidance bit for bit; with guidance two pipelines run the branches apart and ours as one batch, where
+the shorter prompt is padded, so they differ by rounding.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from diffusers.utils import logging as diffusers_logging
+
+from flow.maths.noise import normal
+from flow.models.backbones.flux import pack, unpack
+from flow.models.contract import Backbone
+from flow.models.load import load_backbone
+from flow.policy import FlowPolicy
+from flow.rollout import trajectory
+from protocol.config.model import ModelConfig
+from protocol.config.sampling import SamplingConfig
+from protocol.errors import ModelError
+from tests.support.worlds.tiny_models import frozen
+from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_z_image
+
+STEPS = 2
+TOKENS = {"flux2_klein": 80, "qwen_image": 240, "z_image": 80}
+"""Tokens of a prompt: of Qwen-Image's own template many stay in front of the prompt, since each letter is a token."""
+TEXT, NEGATIVE = "a red circle and a blue square", "blurry"
+
+
+@dataclass(frozen=True)
+class Side:
+    """How a pipeline is asked for what ours computes."""
+
+    write: Callable[[Path], Path]
+    shape: tuple[int, int, int]
+    """Latents of an image of 16 x 16."""
+    embeddings: Callable[[Any, str, int], torch.Tensor]
+    guided: Callable[[Any, float], dict[str, Any]]
+    """Arguments for guidance w with the negative prompt."""
+    enter: Callable[[torch.Tensor], torch.Tensor] = lambda latents: latents
+    leave: Callable[[torch.Tensor, int, int], torch.Tensor] = lambda latents, height, width: latents
+
+
+def klein_embeddings(pipeline: Any, text: str, tokens: int) -> torch.Tensor:
+    return pipeline.encode_prompt(prompt=text, max_sequence_length=tokens)[0]
+
+
+SIDES = {
+    "flux2_klein": Side(
+        write=write_flux2_klein,
+        shape=(16, 4, 4),
+        embeddings=klein_embeddings,
+        guided=lambda pipeline, w: {
+            "guidance_scale": w,
+            "negative_prompt_embeds": klein_embeddings(pipeline, NEGATIVE, TOKENS["flux2_klein"]),
+        },
+        leave=lambda latents, height, width: latents.transpose(1, 2).unflatten(2, (height, width)),
+    ),
+    "qwen_image": Side(
+        write=write_qwen_image,
+        shape=(4, 8, 8),
+        embeddings=lambda pipeline, text, tokens: pipeline.encode_prompt(prompt=text, max_sequence_length=tokens)[0],
+        guided=lambda _, w: {"true_cfg_scale": w, "negative_prompt": NEGATIVE},
+        enter=pack,
+        leave=lambda latents, height, width: unpack(latents, height=height, width=width),
+    ),
+    "z_image": Side(
+        write=write_z_image,
+        shape=(4, 8, 8),
+        embeddings=lambda pipeline, text, tokens: pipeline.encode_prompt(prompt=text, max_sequence_length=tokens)[0][0][
+            None
+        ],
+        guided=lambda _, w: {"guidance_scale": w - 1, "negative_prompt": NEGATIVE},
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=SIDES)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return SIDES[name].write(tmp_path_factory.mktemp("models") / name)
+
+
+@pytest.fixture(scope="module")
+def pipeline(folder: Path) -> Any:
+    diffusers_logging.disable_progress_bar()
+    loaded = diffusers.DiffusionPipeline.from_pretrained(folder)
+    loaded.set_progress_bar_config(disable=True)
+    return frozen(loaded)
+
+
+@cache
+def backbone_of(folder: Path, *, height: int = 16, width: int = 16) -> Backbone:
+    return load_backbone(
+        ModelConfig(path=str(folder), max_sequence_length=TOKENS[folder.name], height=height, width=width)
+    )
+
+
+def ours(backbone: Backbone, initial: torch.Tensor, guidance: float) -> list[torch.Tensor]:
+    policy = FlowPolicy(backbone, SamplingConfig(steps=STEPS), guidance=guidance)
+    drawn = trajectory(
+        policy,
+        initial=initial,
+        conditioning=policy.conditioning(TEXT, NEGATIVE),
+        noise=lambda k: torch.zeros_like(initial),
+        stochastic=(),
+    )
+    with torch.no_grad():
+        return [step.next_latents for step in drawn]
+
+
+@torch.no_grad()
+def test_embeddings_equal_encode_prompt_bitwise_and_a_mask_ends_them(name: str, folder: Path, pipeline: Any) -> None:
+    backbone, most = backbone_of(folder), TOKENS[name]
+    for text in (TEXT, NEGATIVE, "", "long " * most):
+        found, expected = backbone.encode(text), SIDES[name].embeddings(pipeline, text, most)
+        tokens = expected.shape[1]
+        assert found["encoder_hidden_states"].shape[1] == most
+        assert torch.equal(found["encoder_hidden_states"][:, :tokens], expected)
+        assert not found["encoder_hidden_states"][:, tokens:].any()
+        if "mask" in found:
+            assert found["mask"].tolist() == [[place < tokens for place in range(most)]]
+        assert expected.any()
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "batch", "guidance"), [(16, 16, 1, 1.0), (12, 8, 3, 1.0), (16, 16, 2, 4.5), (12, 8, 1, 4.5)]
+)
+def test_latents_after_every_step_and_images_equal_the_pipeline_s(
+    name: str, folder: Path, pipeline: Any, guidance: float, batch: int, height: int, width: int
+) -> None:
+    side, backbone = SIDES[name], backbone_of(folder, height=height, width=width)
+    channels, rows, columns = side.shape
+    rows, columns = rows * height // 16, columns * width // 16
+    assert backbone.latent_shape == (channels, rows, columns)
+    initial = normal("initial", shape=(batch, *backbone.latent_shape))
+    seen: list[torch.Tensor] = []
+
+    def watch(_: Any, step: int, timestep: Any, held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        seen.append(side.leave(held["latents"].clone(), rows, columns))
+        return held
+
+    images = pipeline(
+        prompt=TEXT,
+        num_inference_steps=STEPS,
+        num_images_per_prompt=batch,
+        latents=side.enter(initial),
+        height=height,
+        width=width,
+        output_type="np",
+        max_sequence_length=TOKENS[name],
+        callback_on_step_end=watch,
+        **side.guided(pipeline, guidance),
+    ).images
+    found = ours(backbone, initial, guidance)
+    assert len(seen) == STEPS
+    most = 0 if guidance == 1 else 1e-4
+    for mine, other in zip(found, seen, strict=True):
+        torch.testing.assert_close(mine, other, rtol=most, atol=most)
+    drawn, levels = backbone.decode(found[-1]), images.astype(np.float64) * 255
+    assert drawn.shape == (batch, height, width, 3)
+    beside = 1e-3 if guidance == 1 else 1  # a value between two levels, up to float32's rounding, may become either
+    assert np.abs(drawn - levels).max() <= 0.5 + beside
+    assert drawn.std() > 1
+    assert not torch.allclose(found[-1], ours(backbone, initial, 5.5 - guidance)[-1], atol=1e-2), "guidance acts"
+
+
+@pytest.mark.parametrize("steps", [2, 10, 28])
+def test_sigmas_are_the_pipeline_s(name: str, folder: Path, pipeline: Any, steps: int) -> None:
+    height, width = 12, 8
+    found = backbone_of(folder, height=height, width=width).sigmas(steps)
+
+    def enough(*_: Any) -> None:
+        raise StopIteration
+
+    with pytest.raises(StopIteration):
+        pipeline(
+            prompt="",
+            num_inference_steps=steps,
+            height=height,
+            width=width,
+            callback_on_step_end=enough,
+            max_sequence_length=40,
+        )
+    assert torch.equal(found, pipeline.scheduler.sigmas)
+
+
+@torch.no_grad()
+def test_a_prompt_s_velocity_does_not_depend_on_the_prompts_beside_it(name: str, folder: Path) -> None:
+    backbone = backbone_of(folder)
+    short, long = backbone.encode(NEGATIVE), backbone.encode(TEXT)
+    latents, sigma = normal("x", shape=(2, *backbone.latent_shape)), torch.full((2,), 0.6)
+    both = backbone.velocity(latents, sigma, {key: torch.cat([short[key], long[key]]) for key in short})
+    for row, alone in enumerate((short, long)):
+        each = backbone.velocity(latents[row : row + 1], sigma[:1], alone)
+        torch.testing.assert_close(both[row : row + 1], each, rtol=1e-4, atol=1e-4)
+
+
+def test_a_size_that_the_latents_cannot_hold_is_a_model_error(folder: Path) -> None:
+    with pytest.raises(ModelError, match="must be multiples of 4, got 18 and 16"):
+        backbone_of(folder, height=18)
+
+
+@pytest.mark.parametrize("name", ["qwen_image"], indirect=True)
+def test_a_schedule_with_a_fixed_end_needs_two_steps(name: str, folder: Path) -> None:
+    with pytest.raises(ModelError, match="at least 2 steps"):
+        backbone_of(folder).sigmas(1)
+
+
+@pytest.mark.parametrize("name", ["qwen_image"], indirect=True)
+def test_guidance_of_qwen_image_keeps_the_norm_of_every_token(name: str, folder: Path) -> None:
+    """One block (3, 4, 0 ...) of norm 5 without, (0, 0, 12, 5) of norm 13 toward: the guided one has norm 13."""
+    backbone = backbone_of(folder)
+    without, toward = torch.zeros(1, 4, 2, 2), torch.zeros(1, 4, 2, 2)
+    without[0, 0, 0] = torch.tensor([3.0, 4.0])
+    toward[0, 0, 1] = torch.tensor([12.0, 5.0])
+    found = backbone.guide(without, toward, 3.0)
+    assert found.norm().item() == pytest.approx(13)
+    wanted = without + 3 * (toward - without)
+    torch.testing.assert_close(found, wanted * 13 / wanted.norm())

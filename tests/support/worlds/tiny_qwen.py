@@ -1,0 +1,182 @@
+"""Tiny pipelines with random weights of the families that read text with Qwen: FLUX.2-klein, Qwen-Image, Z-Image."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import (
+    AutoencoderKLFlux2,
+    AutoencoderKLQwenImage,
+    FlowMatchEulerDiscreteScheduler,
+    Flux2KleinPipeline,
+    Flux2Transformer2DModel,
+    QwenImagePipeline,
+    QwenImageTransformer2DModel,
+    ZImagePipeline,
+    ZImageTransformer2DModel,
+)
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import (
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Tokenizer,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3Model,
+)
+
+from tests.support.worlds.tiny_models import LATENTS, autoencoder, randomised
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% if add_generation_prompt and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+)
+
+
+def write_flux2_klein(folder: Path, *, is_distilled: bool = False) -> Path:
+    """FLUX.2-klein's shape: latents 16 x 4 x 4 for 16 x 16 pixels, one double and one single block."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(50)
+        transformer = Flux2Transformer2DModel(
+            patch_size=1,
+            in_channels=16,
+            num_layers=1,
+            num_single_layers=1,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=24,
+            timestep_guidance_channels=16,
+            mlp_ratio=2.0,
+            axes_dims_rope=(4, 4, 4, 4),
+            guidance_embeds=False,
+        )
+        vae = AutoencoderKLFlux2(
+            latent_channels=4,
+            block_out_channels=(4, 4),
+            down_block_types=("DownEncoderBlock2D",) * 2,
+            up_block_types=("UpDecoderBlock2D",) * 2,
+            layers_per_block=1,
+            norm_num_groups=2,
+        )
+        vae.bn.running_mean.normal_()
+        vae.bn.running_var.uniform_(0.5, 2.0)
+        pipeline = Flux2KleinPipeline(
+            transformer=randomised(transformer),
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+            vae=vae,
+            text_encoder=Qwen3ForCausalLM(qwen3_config(layers=28)).eval(),
+            tokenizer=qwen_tokenizer(),
+            is_distilled=is_distilled,
+        )
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def write_qwen_image(folder: Path) -> Path:
+    """Qwen-Image's shape: latents 4 x 8 x 8 for 16 x 16 pixels, two blocks, a schedule that ends at 0.02."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(60)
+        transformer = QwenImageTransformer2DModel(
+            in_channels=16,
+            out_channels=4,
+            num_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=8,
+            axes_dims_rope=(4, 6, 6),
+        )
+        vae = AutoencoderKLQwenImage(
+            base_dim=4,
+            z_dim=4,
+            dim_mult=[1, 1],
+            num_res_blocks=1,
+            temperal_downsample=[False],
+            latents_mean=[-0.7, 0.1, 0.5, -0.2],
+            latents_std=[2.8, 1.4, 2.3, 1.9],
+        )
+        pipeline = QwenImagePipeline(
+            transformer=randomised(transformer),
+            scheduler=FlowMatchEulerDiscreteScheduler(
+                shift=1.0, use_dynamic_shifting=True, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
+            ),
+            vae=vae,
+            text_encoder=Qwen2_5_VLForConditionalGeneration(_qwen_vl_config()).eval(),
+            tokenizer=qwen_tokenizer(),
+        )
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def write_z_image(folder: Path) -> Path:
+    """Z-Image's shape: latents 4 x 8 x 8 for 16 x 16 pixels, one layer of each of the three kinds."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(70)
+        transformer = ZImageTransformer2DModel(
+            in_channels=4,
+            dim=32,
+            n_layers=1,
+            n_refiner_layers=1,
+            n_heads=2,
+            n_kv_heads=2,
+            cap_feat_dim=8,
+            axes_dims=[4, 6, 6],
+            axes_lens=[512, 16, 16],
+        )
+        pipeline = ZImagePipeline(
+            transformer=randomised(transformer),
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=6.0),
+            vae=autoencoder(4, LATENTS),
+            text_encoder=Qwen3Model(qwen3_config(layers=2)).eval(),
+            tokenizer=qwen_tokenizer(),
+        )
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def qwen_tokenizer() -> Any:
+    """A byte-level tokenizer without merges, with the marks of a chat."""
+    letters = sorted(ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate([*letters, *SPECIAL])}
+    tokenizer = Qwen2Tokenizer(
+        vocab=vocabulary, merges=[], pad_token=SPECIAL[0], eos_token=SPECIAL[2], additional_special_tokens=[SPECIAL[1]]
+    )
+    tokenizer.chat_template = CHAT
+    return tokenizer
+
+
+def qwen3_config(*, layers: int) -> Qwen3Config:
+    """A Qwen3 of width 8."""
+    return Qwen3Config(
+        vocab_size=260,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=4,
+        max_position_embeddings=512,
+    )
+
+
+def _qwen_vl_config() -> Qwen2_5_VLConfig:
+    text = {
+        "vocab_size": 260,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 2048,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, 0]},
+    }
+    vision = {
+        "depth": 1,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_heads": 2,
+        "out_hidden_size": 8,
+        "fullatt_block_indexes": [0],
+    }
+    return Qwen2_5_VLConfig(text_config=text, vision_config=vision)
