@@ -107,7 +107,10 @@ def test_model_folder_of_another_family_is_refused(preset, tmp_path, monkeypatch
     (folder / "model_index.json").write_text('{"_class_name": "StableDiffusionXLPipeline"}')
     preset["model"]["path"] = str(folder)
     line = complaint(preset, tmp_path, monkeypatch, capsys)
-    assert "must hold one of ['Flux2KleinPipeline', 'FluxPipeline', 'QwenImagePipeline', 'StableDiffusion3Pipeline'," in line
+    assert (
+        "must hold one of ['Flux2KleinPipeline', 'FluxPipeline', 'QwenImagePipeline', 'StableDiffusion3Pipeline',"
+        in line
+    )
     assert "'ZImagePipeline'], got StableDiffusionXLPipeline" in line
 
 
