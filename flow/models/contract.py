@@ -77,13 +77,6 @@ def stack(conditionings: Sequence[Conditioning]) -> Conditioning:
     return {name: torch.cat([each[name] for each in conditionings]) for name in conditionings[0]}
 
 
-def guided(
-    without: Float[Tensor, "B C H W"], toward: Float[Tensor, "B C H W"], weight: float
-) -> Float[Tensor, "B C H W"]:
-    """Return v_u + w (v_c - v_u), the usual rule of `Backbone.guide`."""
-    return without + weight * (toward - without)
-
-
 def repeat(conditioning: Conditioning, times: int) -> Conditioning:
     """Repeat one prompt's embeddings as `times` rows with memory of their own, as in diffusers' pipelines.
 

@@ -36,9 +36,9 @@ class Family:
     """Default inner width of the LoRA. Of SD3 and FLUX.1 as in Flow-GRPO's published training scripts (arXiv
     2505.05470); of the others ours."""
     alpha: int
-    """Default alpha of the LoRA, from the same place."""
+    """Default alpha of the LoRA, from the same source."""
     targets: tuple[str, ...]
-    """Default names of the modules that receive the LoRA, from the same place."""
+    """Default names of the modules that receive the LoRA, from the same source."""
 
     def adapter(self, config: LoraConfig) -> LoraConfig:
         """Fill this family's defaults into the adapter's config."""

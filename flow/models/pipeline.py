@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from flow.models.contract import Conditioning, guided
+from flow.models.contract import Conditioning
 from flow.models.embeddings import Embeddings
 from flow.models.families import Family
 from flow.models.reading import UNREADABLE, dtype_of, quiet_libraries, unreadable, vae_dtype_of
@@ -170,7 +170,7 @@ class PipelineBackbone(ABC):
         Returns:
             The guided velocity.
         """
-        return guided(without, toward, weight)
+        return without + weight * (toward - without)
 
     @torch.no_grad()
     def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:

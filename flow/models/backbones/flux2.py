@@ -87,5 +87,5 @@ class Flux2Klein(PipelineBackbone):
 
 
 def _positions(*sizes: int, device: torch.device) -> Float[Tensor, "tokens 4"]:
-    """Return frame, row, column and place in the text of every token."""
+    """Return frame, row, column and text position of every token."""
     return torch.cartesian_prod(*(torch.arange(size, device=device) for size in sizes))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flow.maths.schedule import qwen_image_sigmas, static_sigmas
 from flow.models.backbones.flux import PACK, pack, unpack
-from flow.models.contract import Conditioning, guided
+from flow.models.contract import Conditioning
 from flow.models.families import QWEN_IMAGE
 from flow.models.padding import padded, trimmed
 from flow.models.pipeline import PipelineBackbone
@@ -77,7 +77,7 @@ class QwenImage(PipelineBackbone):
         Returns:
             v |v_c| / |v| with v = v_u + w (v_c - v_u) and the norms of each 2 x 2 block of latents.
         """
-        combined, wanted = pack(guided(without, toward, weight)), pack(toward)
+        combined, wanted = pack(super().guide(without, toward, weight)), pack(toward)
         norms = (torch.norm(each, dim=-1, keepdim=True) for each in (wanted, combined))
         return unpack(combined * torch.div(*norms), height=toward.shape[2], width=toward.shape[3])
 
@@ -103,8 +103,8 @@ class QwenImage(PipelineBackbone):
         embeds, lengths = trimmed(conditioning)
         mask = None
         if min(lengths) < embeds.shape[1]:
-            places = torch.arange(embeds.shape[1], device=latents.device)
-            mask = places < torch.tensor(lengths, device=latents.device)[:, None]
+            positions = torch.arange(embeds.shape[1], device=latents.device)
+            mask = positions < torch.tensor(lengths, device=latents.device)[:, None]
         predicted = self.transformer(
             hidden_states=pack(latents),
             timestep=sigma * self._pipeline.scheduler.config.num_train_timesteps / 1000,

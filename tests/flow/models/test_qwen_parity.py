@@ -130,7 +130,7 @@ def test_embeddings_equal_encode_prompt_bitwise_and_a_mask_ends_them(name: str, 
         assert torch.equal(found["encoder_hidden_states"][:, :tokens], expected)
         assert not found["encoder_hidden_states"][:, tokens:].any()
         if "mask" in found:
-            assert found["mask"].tolist() == [[place < tokens for place in range(most)]]
+            assert found["mask"].tolist() == [[index < tokens for index in range(most)]]
         assert expected.any()
 
 
