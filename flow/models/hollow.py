@@ -137,9 +137,12 @@ def hollow_encoders(model: ModelConfig) -> Iterable[nn.Module]:
 
 def _converted(module: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
     """Do what `module.to` does, but also for tensors without memory, which `module.to` refuses."""
+    made: dict[int, nn.Parameter] = {}  # two modules may share a weight, as a language model's ends do
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
-            part.register_parameter(name, nn.Parameter(parameter.detach().to(device, dtype), requires_grad=False))
+            if id(parameter) not in made:
+                made[id(parameter)] = nn.Parameter(parameter.detach().to(device, dtype), requires_grad=False)
+            part.register_parameter(name, made[id(parameter)])
         for name, buffer in part.named_buffers(recurse=False):
             part.register_buffer(name, buffer.to(device, dtype if buffer.is_floating_point() else None))
     return module

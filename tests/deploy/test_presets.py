@@ -9,12 +9,21 @@ import pytest
 import yaml
 
 from deploy.presets import load_config, preset_names, sources
-from flow.models.families import FLUX, SD3
+from flow.models.families import FLUX, FLUX2_KLEIN, QWEN_IMAGE, SD3, Z_IMAGE
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
 from protocol.prompts import read_prompts
 
-REAL = ("flux_pickscore", "sd35_geneval", "sd35_ocr", "sd35_pickscore")
+FAMILY = {
+    "flux_pickscore": FLUX,
+    "flux2_klein_pickscore": FLUX2_KLEIN,
+    "qwen_image_ocr": QWEN_IMAGE,
+    "sd35_geneval": SD3,
+    "sd35_ocr": SD3,
+    "sd35_pickscore": SD3,
+    "z_image_pickscore": Z_IMAGE,
+}
+REAL = tuple(FAMILY)
 
 
 TREE: dict[str, Any] = {
@@ -59,7 +68,7 @@ def test_real_models_follow_the_papers(name: str) -> None:
     assert (config.model.height, config.model.width) == (512, 512)
     assert config.evaluation.adapter == "average"
     assert config.model.embedding_cache
-    family = FLUX if name.startswith("flux") else SD3
+    family = FAMILY[name]
     adapter = family.adapter(config.model.lora)
     assert (adapter.rank, adapter.alpha, adapter.targets) == (family.rank, family.alpha, family.targets)
 
@@ -83,6 +92,14 @@ def test_what_differs_between_them() -> None:
     assert (sd35.sampling.steps, sd35.model.guidance, sd35.evaluation.steps) == (10, 4.5, 40)
     assert (flux.sampling.steps, flux.model.guidance, flux.model.embedded_guidance) == (6, 1.0, 3.5)
     assert flux.evaluation.steps == 28
+    klein, qwen, z_image = (
+        load_config(name) for name in ("flux2_klein_pickscore", "qwen_image_ocr", "z_image_pickscore")
+    )
+    assert klein.rewards == z_image.rewards == flux.rewards
+    assert (klein.model.guidance, z_image.model.guidance, qwen.model.guidance) == (4.0, 5.0, 4.0)
+    assert qwen.rewards == load_config("sd35_ocr").rewards
+    assert qwen.cluster.offload
+    assert (qwen.model.dtype, qwen.model.lora.rank, qwen.model.lora.alpha) == ("bfloat16", 64, 128)
     assert {name: reward.weight for name, reward in load_config("sd35_ocr").rewards.items()} == {
         "ocr": 0.8,
         "pickscore": 0.2,

@@ -150,7 +150,13 @@ def test_the_hubs_notices_of_its_tries_stay_out(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("repo", "numbers"),
-    [("stabilityai/stable-diffusion-3.5-medium", 2_243_171_520), ("black-forest-labs/FLUX.1-dev", 11_901_408_320)],
+    [
+        ("stabilityai/stable-diffusion-3.5-medium", 2_243_171_520),
+        ("black-forest-labs/FLUX.1-dev", 11_901_408_320),
+        ("black-forest-labs/FLUX.2-klein-base-4B", 3_875_544_576),
+        ("Tongyi-MAI/Z-Image", 6_154_908_736),
+        ("Qwen/Qwen-Image", 20_430_401_088),
+    ],
 )
 def test_the_shipped_config_files_give_a_transformer_of_the_published_size(repo: str, numbers: int) -> None:
     backbone = hollow_backbone(ModelConfig(path=str(known_configs(repo))), within=FakeTensorMode())
