@@ -92,6 +92,8 @@ class RewardSource(Protocol):
     ) -> Scores:
         """Score as for training, and add the readings of the scorers that only evaluate to `components`.
 
+        Scorers that compare a group are left out.
+
         Args:
             images: B images.
             prompts: B texts, one for each image.

@@ -11,10 +11,11 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
+from protocol.config.reward import RewardConfig
 from protocol.errors import ContractError, ScorerError, one_line, suggest
 from protocol.messages import Metadata, Prompt, Scores
 from rewards import loading
@@ -31,7 +32,8 @@ class Scorer(Protocol):
     weights or a server are missing, and loads nothing.
 
     An image's score may depend only on the image, its prompt and its metadata. Reward actors join and split requests,
-    and a run's result must not depend on how they do it.
+    and a run's result must not depend on how they do it. A scorer whose attribute `sees` is "group" gets all finished
+    images of one group in each call and no others, in the order of members, and may compare them.
     """
 
     name: str
@@ -87,6 +89,7 @@ SCORERS: dict[str, Registered] = {
     "remote": Registered("rewards.http.remote:RemoteScorer"),
     "flow_grpo": Registered("rewards.http.flow_grpo:FlowGrpoServer"),
     "vlm_judge": Registered("rewards.http.vlm_judge:VlmJudge"),
+    "win_rate": Registered("rewards.win_rate:WinRate"),
 }
 """The built-in scorers by short name."""
 
@@ -103,6 +106,21 @@ def build_scorer(spec: str, /, **args: Any) -> "CheckedScorer":
     """
     path, extra = _registered(spec)
     return CheckedScorer(build_from_path(path, args=args, extra=extra))
+
+
+def scorer_of(reward: RewardConfig) -> "CheckedScorer":
+    """Construct the scorer of a reward.
+
+    Raises:
+        ScorerError: see `build_scorer`; or it does not see what the config says.
+    """
+    scorer = build_scorer(reward.scorer, **reward.args)
+    if scorer.sees != reward.sees:
+        raise ScorerError(
+            f"sees of scorer {reward.scorer} must be what it declares, {scorer.sees!r}, got {reward.sees!r}: set"
+            f" rewards.NAME.sees={scorer.sees}"
+        )
+    return scorer
 
 
 def check_prompts(spec: str, args: Mapping[str, Any], prompts: Sequence[Prompt]) -> None:
@@ -163,6 +181,7 @@ class CheckedScorer:
         self.name: str = scorer.name
         self.low: float = scorer.low
         self.high: float = scorer.high
+        self.sees: Literal["image", "group"] = getattr(scorer, "sees", "image")
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Check that all prompts can be scored."""
@@ -186,7 +205,9 @@ class CheckedScorer:
         read_only = images.view()
         read_only.flags.writeable = False
         began = time.perf_counter()
-        scores, error = score_around_failures(self._ask, read_only, prompts, metadata, name=self.name)
+        scores, error = score_around_failures(
+            self._ask, read_only, prompts, metadata, name=self.name, is_divisible=self.sees == "image"
+        )
         if error is not None:
             missing = int((~scores.valid).sum())
             logger.warning("scorer %s raised: %d of %d images missing", self.name, missing, len(images), exc_info=error)
@@ -257,6 +278,8 @@ def _check_scorer(scorer: Any) -> None:
         raise ScorerError(f"a scorer's name must be a word, got {scorer.name!r} of {kind}")
     if not all(isinstance(bound, int | float) and not math.isnan(bound) for bound in (scorer.low, scorer.high)):
         raise ScorerError(f"the range of scorer {scorer.name} must be two numbers, got [{scorer.low}, {scorer.high}]")
+    if getattr(scorer, "sees", "image") not in ("image", "group"):
+        raise ScorerError(f"sees of scorer {scorer.name} must be 'image' or 'group', got {scorer.sees!r}")
     if scorer.low >= scorer.high:
         raise ScorerError(f"low of scorer {scorer.name} must be less than high, got [{scorer.low}, {scorer.high}]")
 
@@ -265,7 +288,13 @@ Score = Callable[[np.ndarray, Sequence[str], Sequence[Metadata]], Scores]
 
 
 def score_around_failures(
-    score: Score, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata], *, name: str
+    score: Score,
+    images: np.ndarray,
+    prompts: Sequence[str],
+    metadata: Sequence[Metadata],
+    *,
+    name: str,
+    is_divisible: bool = True,
 ) -> tuple[Scores, BaseException | None]:
     """Score B images and leave out only those that make the scorer raise.
 
@@ -278,6 +307,7 @@ def score_around_failures(
         prompts: B texts.
         metadata: B mappings.
         name: the scorer's name, for the reasons.
+        is_divisible: whether a part of the batch may be scored alone; if not, all images are missing together.
 
     Returns:
         Scores of B images, missing where `score` raises; the first exception, or None.
@@ -298,7 +328,7 @@ def score_around_failures(
 
     def divided(rows: slice) -> Scores:
         size = rows.stop - rows.start
-        if size > 1:
+        if size > 1 and is_divisible:
             middle = rows.start + size // 2
             halves = [slice(rows.start, middle), slice(middle, rows.stop)]
             answers = [attempt(half) for half in halves]

@@ -29,7 +29,7 @@ from protocol.messages import Metadata, Prompt, Scores
 from protocol.ports import ImagesHandle, Metrics
 from protocol.sink import StatusSink
 from protocol.status import PoolStatus
-from rewards.scorer import Piece, build_scorer, score_pieces
+from rewards.scorer import Piece, score_pieces, scorer_of
 from rewards.scores import Tally, mix, patched, settle, with_observed
 
 
@@ -44,7 +44,7 @@ class RewardActor(Alive):
     @ray.method
     def prepare(self) -> None:
         """Load the scorer; in the constructor Ray would turn the user's mistake into a dead actor."""
-        self._scorer = build_scorer(self._config.scorer, **self._config.args)
+        self._scorer = scorer_of(self._config)
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(self._threads)
 
@@ -108,7 +108,7 @@ class RewardPool:
         self._timeout_s = timeout_s
         self._heartbeat_s = heartbeat_s
         self._queue = RewardQueue(
-            batch=config.batch,
+            batch=sys.maxsize if config.sees == "group" else config.batch,
             delay_s=config.batch_delay_s,
             call=lambda work: self.pool.call(work),
             ask=self._ask,
@@ -185,13 +185,17 @@ class RewardPool:
         return await answer(call, timeout_s=self._timeout_s, actor=actor, heartbeat_s=self._heartbeat_s)
 
     async def _tried(self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """Score up to `tries` times; from the second time on only missing images, in a call of their own."""
-        rows = tuple(range(len(prompts)))
-        scores = await self._queue.score(images, _piece(rows, prompts, metadata))
+        """Score up to `tries` times; from the second time on only missing images, in a call of their own.
+
+        A group is always scored whole and in a call of its own.
+        """
+        every, is_group = tuple(range(len(prompts))), self._config.sees == "group"
+        scores = await self._queue.score(images, _piece(every, prompts, metadata), is_alone=is_group)
         for _ in range(1, self._config.tries):
-            rows = tuple(np.flatnonzero(~scores.valid).tolist())
-            if not rows:
+            missing = tuple(np.flatnonzero(~scores.valid).tolist())
+            if not missing:
                 break
+            rows = every if is_group else missing
             self._retried += len(rows)
             again = await self._queue.score(images, _piece(rows, prompts, metadata), is_alone=True)
             scores = patched(scores, rows, again)
@@ -269,9 +273,10 @@ class RewardPools:
         self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> Scores:
         """Mix the scores that train, and add the readings of the scorers that only evaluate."""
-        answers = await self._ask(self.rewards, images, prompts, metadata)
-        trained = {name: answers.pop(name) for name in self._config.reward_weights}
-        return with_observed(mix(trained, self._config.reward_weights), answers)
+        alone = [name for name, reward in self._config.rewards.items() if reward.sees == "image"]
+        answers = await self._ask(alone, images, prompts, metadata)
+        trained = {name: answers.pop(name) for name in self._config.evaluated_weights}
+        return with_observed(mix(trained, self._config.evaluated_weights), answers)
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
         """Check the prompts with scorers that only their own runtime environment can build."""

@@ -25,6 +25,7 @@ from rewards.http.wire import (
     MSGPACK,
     CheckCall,
     CheckReply,
+    Item,
     Message,
     Read,
     ScoreCall,
@@ -139,7 +140,9 @@ async def health(request: Request) -> dict[str, Any]:
 async def scorer_list(request: Request) -> Response:
     """Return what is served, and the range of each scorer's values."""
     served: dict[str, ServedScorer] = request.app.state.served
-    facts = tuple(facts_of(name, item.scorer.low, item.scorer.high) for name, item in served.items())
+    facts = tuple(
+        facts_of(name, item.scorer.low, item.scorer.high, sees=item.scorer.sees) for name, item in served.items()
+    )
     return _reply(ScorerList(scorers=facts), request)
 
 
@@ -165,6 +168,10 @@ async def score(request: Request) -> Response:
 
 def _score_items(scorer: CheckedScorer, call: ScoreCall) -> Scores:
     """Score all images; an unreadable image has no score, and none has one if the scorer breaks its contract."""
+    if scorer.sees == "group" and sum(map(_pixels_if_readable, call.items)) > PIXELS_AT_ONCE:
+        return Scores.missing(
+            len(call.items), f"a group may have {PIXELS_AT_ONCE} pixels in all: send fewer or smaller"
+        )
     reasons = ["not scored"] * len(call.items)
     scored: list[tuple[list[int], Scores]] = []
     try:
@@ -179,6 +186,13 @@ def _score_items(scorer: CheckedScorer, call: ScoreCall) -> Scores:
     for rows, answer in scored:
         scores = patched(scores, rows, answer)
     return scores
+
+
+def _pixels_if_readable(item: Item) -> int:
+    try:
+        return pixels_of(item.image)
+    except ImageError:
+        return 0
 
 
 def _decoded(call: ScoreCall, reasons: list[str]) -> Iterator[dict[int, np.ndarray]]:

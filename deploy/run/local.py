@@ -38,7 +38,7 @@ from protocol.messages import (
 from protocol.ports import ImagesHandle, Metrics, Ports, RolloutHandle
 from protocol.sink import StatusSink
 from protocol.status import ActorStatus, PoolStatus
-from rewards.scorer import build_scorer
+from rewards.scorer import scorer_of
 from rewards.scores import Tally, mix, settle, with_observed
 
 Result = TypeVar("Result")
@@ -67,9 +67,7 @@ class LocalFleet:
         )
         if self._has_learner:
             await self.restart_learner()
-        self._scorers = {
-            name: build_scorer(reward.scorer, **reward.args) for name, reward in self._config.rewards.items()
-        }
+        self._scorers = {name: scorer_of(reward) for name, reward in self._config.rewards.items()}
 
     async def restart_learner(self) -> None:
         """Replace the learner by one in the state of iteration 0."""
@@ -124,9 +122,10 @@ class LocalFleet:
         self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> Scores:
         """Mix the scores that train, and add the readings of the scorers that only evaluate."""
-        answers = await self._ask(self._scorers, images, prompts, metadata)
-        trained = {name: answers.pop(name) for name in self._config.reward_weights}
-        return with_observed(mix(trained, self._config.reward_weights), answers)
+        alone = [name for name, reward in self._config.rewards.items() if reward.sees == "image"]
+        answers = await self._ask(alone, images, prompts, metadata)
+        trained = {name: answers.pop(name) for name in self._config.evaluated_weights}
+        return with_observed(mix(trained, self._config.evaluated_weights), answers)
 
     def failures(self) -> Metrics:
         """Count nothing: a scorer in this process is asked once, and `reward/missing` counts missing scores."""

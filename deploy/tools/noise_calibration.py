@@ -188,13 +188,10 @@ class _Trajectories:
     """Rolls out one group of every prompt at given levels and scores all points."""
 
     def __init__(self, config: RunConfig, kernel: str, backbone: object, prompts: Sequence[Prompt]) -> None:
-        from rewards.scorer import build_scorer
+        from rewards.scorer import scorer_of
 
         self._config, self._kernel, self._backbone, self._prompts = config, kernel, backbone, prompts
-        self._scorers = {
-            name: build_scorer(config.rewards[name].scorer, **config.rewards[name].args)
-            for name in config.reward_weights
-        }
+        self._scorers = {name: scorer_of(config.rewards[name]) for name in config.reward_weights}
 
     def __call__(self, levels: Sequence[float], number: int) -> np.ndarray:
         from flow.policy import policy_of

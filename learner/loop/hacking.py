@@ -47,7 +47,7 @@ class HackingGuard:
             earlier: readings of the evaluations before a resume, oldest first.
         """
         self._mode, self._patience = config.guards.hacking, config.guards.hacking_evaluations
-        self._weights = config.reward_weights
+        self._weights = config.evaluated_weights
         self._watched = [name for name, reward in config.rewards.items() if reward.use == "evaluate"]
         self._sink = sink
         self._peaks: dict[str, Peak] = {}

@@ -21,6 +21,9 @@ class RewardConfig(Section):
     """Keyword arguments of the scorer's constructor."""
     use: Literal["train", "evaluate"] = "train"
     """`train`: its score is part of the reward; `evaluate`: it scores held-out images only and never trains."""
+    sees: Literal["image", "group"] = "image"
+    """What the scorer gets in one call: `image`, any images; `group`, the finished images of one whole group, which it
+    compares. It must be what the scorer declares."""
     actors: Positive = 1
     """Reward actors that score in parallel, at least 1."""
     batch: Positive = 64
@@ -59,6 +62,11 @@ def trained_weights(rewards: Mapping[str, RewardConfig]) -> dict[str, float]:
     return {name: reward.weight for name, reward in rewards.items() if reward.use == "train"}
 
 
+def evaluated_weights(rewards: Mapping[str, RewardConfig]) -> dict[str, float]:
+    """Return the weight of each reward that trains and needs no group, by name: the mixture of an evaluation."""
+    return {name: weight for name, weight in trained_weights(rewards).items() if rewards[name].sees == "image"}
+
+
 def require_sound(rewards: Mapping[str, RewardConfig]) -> None:
     """Check that every name can be part of a metric's name, and that at least one reward trains.
 
@@ -70,6 +78,14 @@ def require_sound(rewards: Mapping[str, RewardConfig]) -> None:
             raise ValueError(f"a reward's name must be letters, digits, _ and -, got {name!r}: it names metrics")
     if not trained_weights(rewards):
         raise ValueError("at least one of rewards must have use=train, got only scorers that evaluate")
+    for name, reward in rewards.items():
+        if reward.sees == "group" and reward.use != "train":
+            raise ValueError(f"rewards.{name}.use must be train with sees=group: an evaluation has no group to compare")
+    if not evaluated_weights(rewards):
+        raise ValueError(
+            "at least one of rewards must have use=train and sees=image, for the evaluations: add one, with weight=0"
+            " if it must not train"
+        )
 
 
 def changes_no_score(key: str) -> bool:
@@ -78,5 +94,5 @@ def changes_no_score(key: str) -> bool:
     return key.startswith("rewards.") and field.split(".")[0] not in RESULT_FIELDS
 
 
-RESULT_FIELDS = frozenset({"scorer", "weight", "args", "use"})
+RESULT_FIELDS = frozenset({"scorer", "weight", "args", "use", "sees"})
 """Fields of a reward that can change a result."""

@@ -14,7 +14,13 @@ from protocol.config.credit import CREDIT_RULES_OF_POINTS, CreditConfig
 from protocol.config.guards import GuardsConfig
 from protocol.config.learning import FORWARD, GroupConfig, LearnerConfig
 from protocol.config.model import ModelConfig
-from protocol.config.reward import RewardConfig, changes_no_score, require_sound, trained_weights
+from protocol.config.reward import (
+    RewardConfig,
+    changes_no_score,
+    evaluated_weights,
+    require_sound,
+    trained_weights,
+)
 from protocol.config.sampling import CompletionConfig, SamplingConfig
 from protocol.config.section import Positive, Section
 from protocol.config.status import StatusConfig
@@ -125,7 +131,25 @@ class RunConfig(Section):
                 " take one of them"
             )
         require_sound(self.rewards)
+        self._require_whole_groups()
         return self
+
+    def _require_whole_groups(self) -> None:
+        """Check that scorers which compare a group get all its finished images and no other image."""
+        for name, reward in self.rewards.items():
+            if reward.sees != "group":
+                continue
+            if self.group.shard != self.group.size:
+                raise ValueError(
+                    f"group.shard must be group.size {self.group.size}, got {self.group.shard}: rewards.{name} sees a"
+                    " whole group; leave it out"
+                )
+            if self.scores_points or len(self.sampling.granularities) > 1:
+                raise ValueError(
+                    f"rewards.{name}.sees group needs a method that scores finished images once, got credit.rule"
+                    f" {self.credit.rule!r} and sampling.granularities {list(self.sampling.granularities)}: take"
+                    " uniform or tree, and [1]"
+                )
 
     def _require_one_method(self) -> None:
         """Check that sampling, credit and objective fit each other."""
@@ -226,6 +250,11 @@ class RunConfig(Section):
     def reward_weights(self) -> dict[str, float]:
         """Weight of each reward that trains, by name."""
         return trained_weights(self.rewards)
+
+    @property
+    def evaluated_weights(self) -> dict[str, float]:
+        """Weight of each reward in the mixture of an evaluation, by name: of those that train and need no group."""
+        return evaluated_weights(self.rewards)
 
     @property
     def scores_points(self) -> bool:

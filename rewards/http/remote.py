@@ -61,7 +61,7 @@ class RemoteScorer:
             timeout_s: seconds for one try of one request.
             tries: tries of one request.
             deadline_s: seconds for all tries of one request together.
-            batch: images in one request.
+            batch: images in one request; a group goes in one whatever this is.
             parallel: requests in progress at one time.
             wire: `msgpack` or `json`.
             token_env: environment variable that holds the service's token.
@@ -87,6 +87,9 @@ class RemoteScorer:
         self.name = scorer
         self.low = -float("inf") if low is None else low
         self.high = float("inf") if high is None else high
+        self.sees = facts[scorer].sees
+        if self.sees == "group":
+            self._batch = MOST_ITEMS
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Raise PromptError if the served scorer refuses the prompts, ScorerError if the service does not answer."""

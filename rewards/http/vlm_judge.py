@@ -6,8 +6,6 @@ The answer is parsed strictly: exactly one line must match the pattern, with a n
 missing score, never 0.
 """
 
-import base64
-import json
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from protocol.errors import ScorerError, one_line
+from protocol.errors import ScorerError
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.http.caller import HELLO_S, CallError, HttpCaller
-from rewards.images import encode_png
+from rewards.http.caller import HELLO_S, HttpCaller
+from rewards.http.chat import ChatModel
 from rewards.scores import partly
 
 PATTERN = r"(?m)^\s*Final Score:\s*(-?\d+(?:\.\d+)?)\s*$"
@@ -83,10 +81,10 @@ class VlmJudge:
             raise ScorerError("pattern of vlm_judge must have one group, and its instruction must hold {prompt}")
         if not low < high or high <= 0:
             raise ScorerError(f"low must be less than high and high above 0, got {low} and {high}")
-        self._caller = HttpCaller(url, timeout_s=timeout_s, tries=tries, deadline_s=deadline_s, token_env=token_env)
+        caller = HttpCaller(url, timeout_s=timeout_s, tries=tries, deadline_s=deadline_s, token_env=token_env)
+        self._chat = ChatModel(caller, model=model, max_tokens=max_tokens)
         self._threads = ThreadPoolExecutor(max_workers=parallel, thread_name_prefix="vlm-judge")
-        self._model, self._instruction, self._max_tokens = model, instruction, max_tokens
-        self._low, self._high = low, high
+        self._instruction, self._low, self._high = instruction, low, high
         self.low, self.high = low / high, 1.0
 
     @staticmethod
@@ -104,27 +102,9 @@ class VlmJudge:
         return partly([value for value, _ in answers], [reason for _, reason in answers])
 
     def _judge(self, image: np.ndarray, prompt: str) -> tuple[float, str]:
-        try:
-            reply = self._caller.call("POST", "/chat/completions", json=self._question(image, prompt))
-            text = json.loads(reply.content)["choices"][0]["message"]["content"]
-        except CallError as error:
-            return float("nan"), str(error)
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
-            return float(
-                "nan"
-            ), f"the endpoint's reply is no chat completion: {type(error).__name__}: {one_line(error)}"
-        return self._parse(text)
-
-    def _question(self, image: np.ndarray, prompt: str) -> dict[str, Any]:
         words = self._instruction.format(prompt=prompt, low=f"{self._low:g}", high=f"{self._high:g}")
-        url = f"data:image/png;base64,{base64.b64encode(encode_png(image)).decode()}"
-        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": words}]
-        return {
-            "model": self._model,
-            "temperature": 0,
-            "max_tokens": self._max_tokens,
-            "messages": [{"role": "user", "content": content}],
-        }
+        text, reason = self._chat.ask([image], words)
+        return (float("nan"), reason) if reason else self._parse(text)
 
     def _parse(self, text: object) -> tuple[float, str]:
         found = self._pattern.findall(text) if isinstance(text, str) else []

@@ -8,7 +8,7 @@ An image is a byte string in msgpack and base64 in JSON. A missing number is nul
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -94,6 +94,8 @@ class ScorerFacts(Message):
     """Least value; null if there is none."""
     high: float | None = None
     """Largest value; null if there is none."""
+    sees: Literal["image", "group"] = "image"
+    """`group`: the images of a request are one group, scored together or not at all."""
 
 
 class ScorerList(Message):
@@ -173,18 +175,19 @@ def scores_of(answers: Sequence[ItemAnswer]) -> Scores:
     )
 
 
-def facts_of(name: str, low: float, high: float) -> ScorerFacts:
+def facts_of(name: str, low: float, high: float, *, sees: Literal["image", "group"] = "image") -> ScorerFacts:
     """Return the facts of a scorer whose values lie in [low, high]; an infinite bound becomes null.
 
     Args:
         name: the scorer's, in the service.
         low: least value of a score.
         high: largest value of a score.
+        sees: what it gets in one call.
 
     Returns:
         The facts, ready to be sent.
     """
-    return ScorerFacts(name=name, low=_number(low), high=_number(high))
+    return ScorerFacts(name=name, low=_number(low), high=_number(high), sees=sees)
 
 
 def prompt_of(line: PromptLine) -> Prompt:

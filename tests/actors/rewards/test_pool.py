@@ -122,6 +122,49 @@ def test_a_killed_a_hanging_and_a_failing_call_cost_tries_and_no_score(tiny_conf
     )
 
 
+class Crowd(Moody):
+    """A group's scorer: how many of the images are darker."""
+
+    sees = "group"
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        held = super().score(images, prompts, metadata)
+        darker = (held.values[:, None] > held.values[None, :]).sum(1)
+        return partly(darker, held.reasons, {"size": [len(images)] * len(images)})
+
+
+def test_groups_are_scored_whole_whatever_the_batch_and_whatever_dies(tiny_config: Any, tmp_path: Path) -> None:
+    """Four groups at once on two actors; one actor dies at the second group, and one image fails at first."""
+    settings = {"scorer": f"{__name__}:Moody", "cpus": 0}
+    crowd = settings | {"scorer": f"{__name__}:Crowd", "sees": "group", "actors": 2, "batch": 3, "batch_delay_s": 0.1}
+    config = tiny_config(
+        rewards={"crowd": crowd | {"timeout_s": 20.0}, "moody": settings},
+        group={"size": 5, "shard": 5},
+        credit={"rule": "uniform"},
+    )
+    source = RewardPools(config, NODES, Silent())
+    marks = [{}, {"once": str(tmp_path / "die"), "does": "die"}, {"once": str(tmp_path / "fail"), "does": "fail"}, {}]
+
+    async def scenario() -> list[Scores]:
+        reward = source.rewards["crowd"]
+        await reward.pool.start()
+        try:
+            asked = []
+            for group, mark in enumerate(marks):
+                images = np.zeros((5, 2, 2, 3), np.uint8)
+                images[:, 0, 0, 0] = [(3 * member + group) % 5 for member in range(5)]
+                asked.append(reward.score(ray.put(images), ["p"] * 5, [mark, {}, {}, {}, {}]))  # type: ignore[arg-type]
+            return await asyncio.gather(*asked)
+        finally:
+            reward.pool.stop()
+
+    answers = asyncio.run(asyncio.wait_for(scenario(), 120))
+    for group, answer in enumerate(answers):
+        assert answer.values.tolist() == [(3 * member + group) % 5 for member in range(5)]
+        assert answer.components["size"].tolist() == [5.0] * 5
+    assert source.health()["crowd"].retried == 10, "whole groups"
+
+
 def test_what_stays_missing_is_masked_drops_its_group_or_ends_the_run(tiny_config: Any) -> None:
     request = ([1, 2], [{}, {"never": "blurred"}])
     told = Told()

@@ -33,6 +33,7 @@ from tests.support.waiting import PATIENCE_S
 
 OPEN = Access(host="127.0.0.1", token=None)
 TOKEN = "a-token-of-this-test-0123"
+KINDS = {"red": "Redness", "liar": "Liar", "crowd": "Crowd"}
 IMAGES = np.random.default_rng(1).integers(0, 256, (5, 6, 8, 3), np.uint8)
 
 
@@ -61,9 +62,19 @@ class Liar(Redness):
         return partly([2.0] * len(images), [""] * len(images))
 
 
+class Crowd(Redness):
+    """A group's scorer: each image's share of the group's red."""
+
+    sees = "group"
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        red = images[..., 0].mean((1, 2))
+        return partly(red / red.sum(), [""] * len(images), {"size": [float(len(images))] * len(images)})
+
+
 @pytest.fixture(scope="module")
 def url():
-    scorers = {"red": build_scorer(f"{__name__}:Redness"), "liar": build_scorer(f"{__name__}:Liar")}
+    scorers = {name: build_scorer(f"{__name__}:{kind}") for name, kind in KINDS.items()}
     with reward_service(make_app(scorers, OPEN, max_waiting=8)) as address:
         yield address
 
@@ -77,6 +88,18 @@ def test_remote_scores_equal_local_ones_to_the_last_bit(url: str, wire: str) -> 
     np.testing.assert_array_equal(far.values, near.values)
     np.testing.assert_array_equal(far.components["weight"], near.components["weight"])
     assert far.reasons == near.reasons == ("", "", "too dark", "", "")
+
+
+def test_a_group_is_scored_whole_through_the_service(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = build_scorer("remote", url=url, scorer="crowd", batch=2)
+    assert remote.sees == "group"
+    far, near = (s.score(IMAGES, ["a"] * 5, [{}] * 5) for s in (remote, build_scorer(f"{__name__}:Crowd")))
+    np.testing.assert_array_equal(far.values, near.values)
+    assert far.components["size"].tolist() == [5.0] * 5
+    monkeypatch.setattr("deploy.api.rewards.PIXELS_AT_ONCE", 5 * 48 - 1)
+    crowded = remote.score(IMAGES, ["a"] * 5, [{}] * 5)
+    assert not crowded.valid.any()
+    assert "a group may have 239 pixels in all" in crowded.reasons[0]
 
 
 def test_prompts_are_checked_by_the_served_scorer(url: str) -> None:

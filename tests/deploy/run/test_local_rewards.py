@@ -91,3 +91,26 @@ def test_a_scorer_with_an_environment_of_its_own_checks_prompts_after_the_start(
             fleet.stop()
 
     asyncio.run(scenario())
+
+
+class Rank(Level):
+    """A group's scorer: how many of the others are darker."""
+
+    sees = "group"
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        levels = images[:, 0, 0, 0]
+        return partly((levels[:, None] > levels[None, :]).sum(1), [""] * len(levels))
+
+
+def test_a_group_s_scorer_trains_and_is_left_out_of_evaluations(tiny_config: Any) -> None:
+    rank = {"scorer": f"{__name__}:Rank", "sees": "group", "weight": 100.0}
+    config = tiny_config(
+        rewards={"a": {"scorer": f"{__name__}:Level"}, "rank": rank},
+        group={"size": 4, "shard": 4},
+        credit={"rule": "uniform"},
+    )
+    trained = asked(LocalFleet(config), "score_for_training")
+    assert trained.values.tolist() == [10, 120, 230] and set(trained.components) == {"a", "rank"}
+    shown = asked(LocalFleet(config), "score_for_evaluation")
+    assert shown.values.tolist() == [10, 20, 30] and set(shown.components) == {"a"}
