@@ -1,4 +1,4 @@
-"""Win rates of a group: worked numbers, comparisons that fail, judges with a favourite place, a judge over HTTP."""
+"""Win rates of a group: worked numbers, comparisons that fail, judges that prefer the first, a judge over HTTP."""
 
 import base64
 import json
