@@ -254,7 +254,7 @@ def rollout_shard(
         targets=_stacked(_targets(clean, index, final)) if objective == "distillation" else None,
     )
     with meter.timed("decoding"):
-        images = policy.backbone.decode(clean)
+        images = policy.backbone.decode(clean, points=len(clean) - len(final))
     meter.count("images", len(images))
     meter.count("images_mb", images.nbytes / 1e6)
     return rollout, images

@@ -107,12 +107,12 @@ def summarise(points: Sequence[Point]) -> list[dict[str, Any]]:
         for reference in REFERENCES:
             for name in own[0].scores:
                 pairs = [(point.scores[name], held[reference, point.prompt, point.k].scores[name]) for point in own]
-                row[f"{name} against {reference}"] = _mean_correlation(pairs)
+                row[f"{name} against {reference}"] = mean_correlation(pairs)
         rows.append(row)
     return rows
 
 
-def _mean_correlation(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float | None:
+def mean_correlation(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float | None:
     """Return the mean rank correlation of pairs (a way's scores, the reference's scores)."""
     ranked = [(own, wanted) for own, wanted in pairs if np.ptp(wanted) > 0]
     each = [cast(Any, spearmanr(own, wanted)).statistic if np.ptp(own) > 0 else 0.0 for own, wanted in ranked]

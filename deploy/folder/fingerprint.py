@@ -25,7 +25,7 @@ MIB = 2**20
 
 
 def input_digests(config: RunConfig) -> dict[str, str]:
-    """Compute the sha256 of prompt files, of scorers' files, and of each file of a model folder.
+    """Compute the sha256 of prompt files, of scorers' files, and of each file of a model folder and a tiny decoder.
 
     A model that is not a folder on this machine is left out: its revision is part of the config.
     """
@@ -33,9 +33,11 @@ def input_digests(config: RunConfig) -> dict[str, str]:
     scorers = {f"rewards.{name}.scorer": file_of(reward.scorer) for name, reward in config.rewards.items()}
     files = prompts | {name: path for name, path in scorers.items() if path}
     digests = {name: file_digest(path) for name, path in files.items() if path.is_file()}
-    folder = resolve(config.model.path)
-    inside = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
-    return digests | {f"model.path/{path.relative_to(folder)}": file_digest(path) for path in inside}
+    for key, value in (("model.path", config.model.path), ("model.tiny_decoder", config.model.tiny_decoder)):
+        folder = resolve(value) if value else None
+        inside = sorted(path for path in folder.rglob("*") if path.is_file()) if folder and folder.is_dir() else []
+        digests |= {f"{key}/{path.relative_to(folder)}": file_digest(path) for path in inside if folder}
+    return digests
 
 
 def library_versions() -> dict[str, str]:

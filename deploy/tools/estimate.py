@@ -122,11 +122,16 @@ def estimate_of(
     with fake:
         forward = pass_cost(backbone, rows * min(most, shard.largest_forward), has_gradient=False)
         backward = pass_cost(backbone, rows * min(most, config.group.shard), has_gradient=True)
-        decoding = _decoding_peak(backbone, config.model.decode_batch or shard.largest_decoding)
+        decoding = max(
+            _decoding_peak(backbone, min(config.model.decode_batch or images, images), is_tiny=is_tiny)
+            for is_tiny, images in ((False, shard.largest_decoding), (True, shard.largest_points))
+            if images
+        )
     counts = count_evaluations(config, shard, forward=forward.flops, gradient=backward.flops / forward.flops)
     static = {
         "transformer": _bytes(p for p in backbone.transformer.parameters() if not p.requires_grad),
         "VAE": _bytes(backbone.vae.parameters()),
+        **({"tiny decoder": _bytes(backbone.tiny_decoder.parameters())} if backbone.tiny_decoder else {}),
         "text encoders": sum(_bytes(encoder.parameters()) for encoder in encoders),
         "adapter": 4 * trained,
         "context": CONTEXT,
@@ -177,7 +182,9 @@ class ShardCounts:
     largest_forward: int
     """Samples of the largest forward of a rollout actor."""
     largest_decoding: int
-    """Images of the largest decoding."""
+    """Images that the VAE decodes together at most."""
+    largest_points: int = 0
+    """Images that the tiny decoder decodes together at most."""
 
 
 def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
@@ -194,7 +201,7 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
         adapter_digest="",
     )
     rollout, images = rollout_shard(policy, request, config)
-    rows = counter.rows
+    rows, points = counter.rows, counter.points if config.model.tiny_decoder else 0
     _, later = rollout_shard(policy, replace(request, first_member=config.group.shard), config)
     branches = 2 if config.model.guidance > 1 else 1
     return ShardCounts(
@@ -204,7 +211,8 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
         later_images=len(later),
         steps=len(rollout.steps),
         largest_forward=max(counter.largest // branches, config.evaluation.batch),
-        largest_decoding=max(len(images), config.evaluation.batch),
+        largest_decoding=max(len(images) - points, config.evaluation.batch),
+        largest_points=points,
     )
 
 
@@ -249,6 +257,7 @@ class Counter:
         self.transformer: nn.Module = nn.Linear(1, 1)
         self.rows = 0
         self.largest = 0
+        self.points = 0
         self._backbone = backbone
 
     def sigmas(self, steps: int) -> Float[Tensor, " points"]:
@@ -276,8 +285,9 @@ class Counter:
         del toward, weight
         return without
 
-    def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
+    def decode(self, latents: Float[Tensor, "B C H W"], *, points: int = 0) -> UInt8[np.ndarray, "B height width 3"]:
         """Black images of one pixel."""
+        self.points = max(self.points, points)
         return np.zeros((len(latents), 1, 1, 3), np.uint8)
 
     def rest(self) -> None:
@@ -329,10 +339,11 @@ def pass_cost(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> P
 
 
 @torch.no_grad()
-def _decoding_peak(backbone: PipelineBackbone, images: int) -> int:
-    latents = torch.zeros(images, *backbone.latent_shape, dtype=backbone.vae.dtype)
-    with CostMeter(apart=backbone.vae.parameters()) as memory:
-        backbone.pixels(latents)
+def _decoding_peak(backbone: PipelineBackbone, images: int, *, is_tiny: bool = False) -> int:
+    vae = backbone.tiny_decoder if is_tiny else backbone.vae
+    latents = torch.zeros(images, *backbone.latent_shape, dtype=vae.dtype)
+    with CostMeter(apart=vae.parameters()) as memory:
+        backbone.tiny_pixels(latents) if is_tiny else backbone.pixels(latents)
     return memory.peak
 
 

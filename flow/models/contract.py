@@ -59,8 +59,16 @@ class Backbone(Protocol):
         """
         ...
 
-    def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
-        """Decode clean latents to images, with the rounding of the family's pipeline."""
+    def decode(self, latents: Float[Tensor, "B C H W"], *, points: int = 0) -> UInt8[np.ndarray, "B height width 3"]:
+        """Decode clean latents to images, with the rounding of the family's pipeline.
+
+        Args:
+            latents: of the images.
+            points: how many of the first rows are completed points, which a tiny decoder may decode.
+
+        Returns:
+            The images.
+        """
         ...
 
     def rest(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flow.models.families import FAMILIES, Family
-from flow.models.hub import config_folder, index_file, known_configs, model_folder
+from flow.models.hub import config_folder, index_file, known_configs, model_folder, tiny_decoder_folder
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ModelError
@@ -70,6 +70,63 @@ def find_configs(model: ModelConfig) -> tuple[ModelIndex, Path]:
     return index, config_folder(model.path, model.revision) if _is_on_hub(model) else _folder(model)
 
 
+def find_tiny_decoder(model: ModelConfig, folder: Path, *, is_whole: bool = True) -> Path | None:
+    """Return the folder of `model.tiny_decoder`; None without one.
+
+    Args:
+        model: the model's config.
+        folder: the model's folder, or one with its config files.
+        is_whole: download its weights too, if it is on the hub.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ModelError: it is missing, it is no `AutoencoderTiny`, or it decodes other latents than the model's VAE.
+    """
+    if model.tiny_decoder is None:
+        return None
+    found = resolve(model.tiny_decoder)
+    if not found.is_dir() and is_hub_id(model.tiny_decoder):
+        found = tiny_decoder_folder(model.tiny_decoder, is_whole=is_whole)
+    tiny, vae = _decoder_facts(found / "config.json"), _decoder_facts(folder / "vae" / "config.json")
+    if tiny is None or tiny.kind != "AutoencoderTiny":
+        raise ModelError(
+            f"model.tiny_decoder must be an AutoencoderTiny in diffusers' format, got {model.tiny_decoder}: take"
+            " madebyollin/taesd3 for SD3 and SD3.5, madebyollin/taef1 for FLUX.1, or a folder"
+        )
+    if vae is None:
+        raise ModelError(
+            f"model.tiny_decoder needs a model whose VAE decodes images alone, which that of {model.path} does not or"
+            f" does not say, got {model.tiny_decoder}: leave it out"
+        )
+    if (tiny.channels, tiny.scale) != (vae.channels, vae.scale):
+        raise ModelError(
+            f"model.tiny_decoder must decode the model's latents, of {vae.channels} channels to {vae.scale} times their"
+            f" size, got {model.tiny_decoder} for {tiny.channels} channels and {tiny.scale} times: take the one that"
+            " was made for this model"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class _Decoder:
+    kind: str
+    channels: int
+    scale: int
+
+
+def _decoder_facts(file: Path) -> _Decoder | None:
+    """Read which latents a VAE decodes, from its config file; None if it cannot be read."""
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        levels = settings.get("decoder_block_out_channels") or settings["block_out_channels"]
+        factor = settings.get("upsampling_scaling_factor", 2)
+        return _Decoder(str(settings["_class_name"]), int(settings["latent_channels"]), factor ** (len(levels) - 1))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
 def adapter_config(model: ModelConfig) -> LoraConfig:
     """Return `model.lora` with the family's defaults filled in."""
     return read_index(model).family.adapter(model.lora)
@@ -86,11 +143,13 @@ def completed(config: RunConfig) -> RunConfig:
     If the hub does not answer, this process reads only its cache from here on.
 
     Raises:
-        ModelError: see `read_index`.
+        ModelError: see `read_index` and `find_tiny_decoder`.
     """
     model = config.model
-    if _is_on_hub(model):
+    if _is_on_hub(model) or (model.tiny_decoder and is_hub_id(model.tiny_decoder)):
         stay_offline_if_unreachable()
+    if model.tiny_decoder:
+        find_tiny_decoder(model, find_configs(model)[1], is_whole=False)
     cache = str(resolve(model.embedding_cache).absolute()) if model.embedding_cache else None
     found = {"lora": adapter_config(model), "revision": _pinned(model), "embedding_cache": cache}
     model = model.model_copy(update=found)
@@ -109,10 +168,11 @@ def completed_for_estimate(config: RunConfig) -> tuple[RunConfig, ModelError | N
     try:
         return completed(config), None
     except ModelError as error:
-        known = known_configs(config.model.path)
-        if known is None:
+        parts = {"path": config.model.path, "tiny_decoder": config.model.tiny_decoder}
+        known = {key: str(folder) for key, path in parts.items() if path and (folder := known_configs(path))}
+        if not known:
             raise
-        model = config.model.model_copy(update={"path": str(known)})
+        model = config.model.model_copy(update=known)
         return completed(config.model_copy(update={"model": model})), error
 
 

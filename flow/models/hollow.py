@@ -14,7 +14,7 @@ from torch import nn
 from flow.adapter.lora import peft_config_of, unmatched
 from flow.models.contract import Conditioning
 from flow.models.embeddings import Embeddings
-from flow.models.folder import find_configs
+from flow.models.folder import find_configs, find_tiny_decoder
 from flow.models.load import backbone_class
 from flow.models.pipeline import PipelineBackbone
 from flow.models.reading import dtype_of, quiet_libraries, vae_dtype_of
@@ -52,6 +52,10 @@ def hollow_backbone(
                 raise ModelError(f"the {part} of {model.path} has no readable config: {error}") from error
             with nullcontext() if part == "scheduler" or within is None else within:
                 parts[part] = kind.from_config(settings)
+        if tiny := find_tiny_decoder(model, folder, is_whole=False):
+            settings = diffusers.AutoencoderTiny.load_config(tiny, local_files_only=True)
+            with within or nullcontext():
+                parts["tiny_decoder"] = diffusers.AutoencoderTiny.from_config(settings)
     with within or nullcontext():
         return backbone_of_parts(backbone_class(index.family), model, parts, device=device)
 
@@ -64,7 +68,7 @@ def backbone_of_parts(
     Args:
         kind: the family's backbone class.
         model: the model's config.
-        parts: `transformer`, `vae` and `scheduler`.
+        parts: `transformer`, `vae`, `scheduler` and, where there is one, `tiny_decoder`.
         device: torch device that the parts are moved to.
 
     Returns:
@@ -79,7 +83,9 @@ def backbone_of_parts(
         **dict.fromkeys(kind.family.text_parts),
     )
     embeddings = _ZeroEmbeddings()
-    backbone = kind(pipeline, model, cast(Embeddings, embeddings), device=torch.device(device))
+    tiny = parts.get("tiny_decoder")
+    tiny = tiny and _converted(tiny, device, vae_dtype_of(model))
+    backbone = kind(pipeline, model, cast(Embeddings, embeddings), device=torch.device(device), tiny_decoder=tiny)
     embeddings.backbone = backbone
     return backbone
 

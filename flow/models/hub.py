@@ -67,6 +67,27 @@ def config_folder(repo: str, revision: str | None) -> Path:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=wanted))
 
 
+def tiny_decoder_folder(path: str, *, is_whole: bool) -> Path:
+    """Return the folder of an `AutoencoderTiny` on the hub, downloaded or from the cache.
+
+    Args:
+        path: a hub id `org/name`.
+        is_whole: with its weights; otherwise only its config.
+
+    Returns:
+        The folder in the hub's cache.
+
+    Raises:
+        ModelError: the repository is gated or unknown, or it is neither cached nor reachable.
+    """
+    from huggingface_hub import snapshot_download
+
+    wanted = ["config.json", *(["diffusion_pytorch_model.safetensors"] if is_whole else [])]
+    key = "model.tiny_decoder"
+    with explained(f"the tiny decoder {path}", path, error=ModelError, key=key, remedy=f"set {key} to a folder"):
+        return Path(snapshot_download(path, allow_patterns=wanted))
+
+
 def adapter_folder(path: str) -> str:
     """Return the local path of a LoRA: `path` itself, or of a hub id that is no folder here the downloaded files.
 

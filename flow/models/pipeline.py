@@ -16,6 +16,7 @@ from torch import Tensor
 from flow.models.contract import Conditioning
 from flow.models.embeddings import Embeddings
 from flow.models.families import Family
+from flow.models.folder import find_tiny_decoder
 from flow.models.reading import UNREADABLE, dtype_of, quiet_libraries, unreadable, vae_dtype_of
 from flow.models.text import TextEncoders
 from protocol.config.model import ModelConfig
@@ -41,13 +42,22 @@ class PipelineBackbone(ABC):
         config: the model's config.
         embeddings: source of prompt embeddings for `encode`.
         device: torch device of the transformer and the VAE.
+        tiny_decoder: an `AutoencoderTiny` on `device` for the images of completed points; the VAE decodes all without.
     """
 
     family: ClassVar[Family]
     schedule_options: ClassVar[frozenset[str]] = frozenset()
     """Scheduler options that the family's schedule follows, of `SHIFTS`."""
 
-    def __init__(self, pipeline: Any, config: ModelConfig, embeddings: Embeddings, *, device: torch.device) -> None:
+    def __init__(
+        self,
+        pipeline: Any,
+        config: ModelConfig,
+        embeddings: Embeddings,
+        *,
+        device: torch.device,
+        tiny_decoder: Any = None,
+    ) -> None:
         self._pipeline = pipeline
         self._config = config
         self._embeddings = embeddings
@@ -55,10 +65,12 @@ class PipelineBackbone(ABC):
         self._dtype = dtype_of(config)
         self._require_known_schedule()
         self.vae = pipeline.vae.requires_grad_(requires_grad=False).eval()
+        self.tiny_decoder = tiny_decoder and tiny_decoder.requires_grad_(requires_grad=False).eval()
         self.transformer = pipeline.transformer.requires_grad_(requires_grad=False).eval()
         self.latent_shape = self._latent_shape(config.height, config.width)
-        if device.type == "cuda" and all(weight.ndim < 5 for weight in self.vae.parameters()):
-            self.vae.to(memory_format=torch.channels_last)  # the layout that cuDNN's convolutions want
+        for vae in filter(None, (self.vae, self.tiny_decoder)):
+            if device.type == "cuda" and all(weight.ndim < 5 for weight in vae.parameters()):
+                vae.to(memory_format=torch.channels_last)  # the layout that cuDNN's convolutions want
         if config.attention:
             self._choose_attention(config.attention)
         if config.vae_tiling:
@@ -92,13 +104,19 @@ class PipelineBackbone(ABC):
                 pipeline = getattr(diffusers, cls.family.pipeline).from_pretrained(
                     folder, local_files_only=True, dtype=dtypes, **absent
                 )
+                tiny = find_tiny_decoder(config, folder)
+                tiny = tiny and diffusers.AutoencoderTiny.from_pretrained(
+                    tiny, local_files_only=True, dtype=vae_dtype_of(config)
+                )
             except UNREADABLE as error:
                 raise unreadable(folder, cls.family, error) from error
             pipeline.to(device)
+            if tiny:
+                tiny.to(device)
         encoders = TextEncoders(cls.family, folder, config, encode=cls.encode_prompt, device=device)
         if config.embedding_cache is None:
             encoders.load()
-        return cls(pipeline, config, Embeddings(encoders, config), device=device)
+        return cls(pipeline, config, Embeddings(encoders, config), device=device, tiny_decoder=tiny)
 
     @staticmethod
     @abstractmethod
@@ -173,19 +191,36 @@ class PipelineBackbone(ABC):
         return without + weight * (toward - without)
 
     @torch.no_grad()
-    def decode(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
+    def decode(self, latents: Float[Tensor, "B C H W"], *, points: int = 0) -> UInt8[np.ndarray, "B height width 3"]:
         """Decode clean latents, `decode_batch` at a time, and round to 8 bits as the pipeline does.
+
+        Args:
+            latents: of the images.
+            points: how many of the first rows are completed points; a tiny decoder decodes them, if there is one.
+
+        Returns:
+            The images.
 
         Raises:
             NonFiniteError: the VAE's dtype overflows.
         """
-        chunks = latents.split(self._config.decode_batch or len(latents))
-        return np.concatenate([self._images(chunk) for chunk in chunks])
+        most = self._config.decode_batch or len(latents)
+        tiny = points if self.tiny_decoder else 0
+        parts = ((True, latents[:tiny]), (False, latents[tiny:]))
+        return np.concatenate(
+            [self._images(chunk, is_tiny=which) for which, rows in parts if len(rows) for chunk in rows.split(most)]
+        )
 
     def pixels(self, latents: Float[Tensor, "B C H W"]) -> Float[Tensor, "B 3 height width"]:
         """Return the VAE's output for clean latents, in its own dtype and range."""
         scaled = latents / self.vae.config.scaling_factor + self.vae.config.shift_factor
         return self.vae.decode(scaled.to(self.vae.dtype), return_dict=False)[0]
+
+    def tiny_pixels(self, latents: Float[Tensor, "B C H W"]) -> Float[Tensor, "B 3 height width"]:
+        """Return the tiny decoder's output for clean latents, in its own dtype and range."""
+        tiny = self.tiny_decoder
+        scaled = latents / tiny.config.scaling_factor + tiny.config.shift_factor
+        return tiny.decode(scaled.to(tiny.dtype), return_dict=False)[0]
 
     def rest(self) -> None:
         """Move transformer and VAE to host memory, and free what they held on the GPU for other processes."""
@@ -200,12 +235,16 @@ class PipelineBackbone(ABC):
     def _move(self, device: torch.device) -> None:
         self.transformer.to(device)
         self.vae.to(device)
+        if self.tiny_decoder:
+            self.tiny_decoder.to(device)
 
-    def _images(self, latents: Float[Tensor, "B C H W"]) -> UInt8[np.ndarray, "B height width 3"]:
-        images = self.pixels(latents)
+    def _images(
+        self, latents: Float[Tensor, "B C H W"], *, is_tiny: bool
+    ) -> UInt8[np.ndarray, "B height width 3"]:
+        images = self.tiny_pixels(latents) if is_tiny else self.pixels(latents)
         if not torch.isfinite(images).all():
             raise NonFiniteError(
-                f"decoded images must be finite, got NaN or infinity of a VAE in {self.vae.dtype}:"
+                f"decoded images must be finite, got NaN or infinity of a VAE in {images.dtype}:"
                 " set model.vae_dtype=float32"
             )
         unit = cast(Tensor, self._pipeline.image_processor.postprocess(images, output_type="pt"))

@@ -35,6 +35,9 @@ class ModelConfig(Section):
     vae_dtype: Dtype | None = None
     """Dtype in which the VAE decodes; none takes `dtype`, as diffusers' pipelines do. Images that are not finite end
     the run: set float32."""
+    tiny_decoder: str | None = None
+    """Folder, `pkg://package/folder` or hub id of an AutoencoderTiny that decodes the images of completed points, such
+    as `madebyollin/taesd3`; none uses the VAE. Finished images and evaluations are always the VAE's."""
     attention: str | None = None
     """Attention back end of diffusers' dispatcher, such as `flash` or `sage`, for rollout and learner alike; none is
     torch's own."""

@@ -17,6 +17,9 @@ function padded(_, low, high) {
   return [low >= 0 && low < more ? 0 : low - more, high + more];
 }
 
+// Bars stand on 0: otherwise the lowest part would look smaller than it is.
+const fromZero = (_, low, high) => [0, (high || 1) * 1.1];
+
 export class Lines {
   // `onZoom(window)` is told what part of the axis the reader has marked; null: all of it.
   constructor(holder, height, label, onZoom) {
@@ -45,7 +48,7 @@ export class Lines {
     this.clear();
     this.key = key;
     this.own = drawn;
-    this.plot = new uPlot(this.options(series, bands, by), data, this.holder);
+    this.plot = new uPlot(this.options(series, bands, by, isStacked), data, this.holder);
   }
 
   clear(text) {
@@ -56,7 +59,7 @@ export class Lines {
     if (text) this.holder.append(Object.assign(document.createElement("p"), { className: "empty", textContent: text }));
   }
 
-  options(series, bands, by) {
+  options(series, bands, by, isStacked) {
     const axis = { stroke: color("--soft"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") }, font: "11px system-ui" };
     const onSelect = (plot) => {
       const { left, width } = plot.select;
@@ -66,7 +69,7 @@ export class Lines {
     return {
       width: this.holder.clientWidth || 300,
       height: this.height,
-      scales: { x: { time: false, range: (_, low, high) => this.zoom ?? (low === high ? [low - 1, high + 1] : [low, high]) }, y: { range: padded } },
+      scales: { x: { time: false, range: (_, low, high) => this.zoom ?? (low === high ? [low - 1, high + 1] : [low, high]) }, y: { range: isStacked ? fromZero : padded } },
       axes: [{ ...axis, values: (_, at) => at.map((v) => (Number.isInteger(v) ? v : "")) }, { ...axis, size: 54, values: (_, at) => at.map(ticks) }],
       series: [{ label: by === "seconds" ? "seconds" : "iteration", value: (_, value) => (value == null ? "–" : Math.round(value)) }, ...series],
       bands,
