@@ -449,7 +449,13 @@ class Learner:
         )
 
     def _choice(self, batch: "MiniBatch") -> StepChoice:
-        return StepChoice(fraction=self._config.learner.step_fraction, seed=self._config.seed, epoch=batch.epoch)
+        settings = self._config.learner
+        return StepChoice(
+            fraction=settings.step_fraction,
+            seed=self._config.seed,
+            epoch=batch.epoch,
+            subsample_below=settings.subsample_below,
+        )
 
     def _all_pairs(self, batch: "MiniBatch") -> int:
         """Pairs of the mini-batch as if no score were missing, which its first group tells: windows differ by shard."""

@@ -37,6 +37,8 @@ class MicroBatch:
     """Mean of the step under the policy that drew it, where the objective compares it."""
     target: Float[Tensor, "N C H W"] | None = None
     """Clean latents that the step led to, where the objective regresses on them."""
+    factor: float = 1.0
+    """Of the loss; above 1 where micro-batches like this one train only sometimes."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class StepChoice:
     seed: int = 0
     epoch: int = 0
     """With seed, iteration, group and first member the key of the draw."""
+    subsample_below: float = 0.0
+    """Mean |advantage| below which a micro-batch trains only sometimes; 0 trains all."""
 
     def columns(self, facts: ShardFacts) -> list[int]:
         """The trained ones of the shard's stochastic steps, ascending, as columns of its `log_probs`."""
@@ -78,6 +82,40 @@ class StepChoice:
         key = np.random.SeedSequence([self.seed, request.iteration, request.group, request.first_member, self.epoch])
         order = np.random.Generator(np.random.Philox(key)).permutation(steps)
         return sorted(order[:count].tolist())
+
+    def factors(self, facts: ShardFacts, sizes: Mapping[int, float]) -> dict[int, float]:
+        """Draw which micro-batches of a shard train, each with a number of its own.
+
+        Args:
+            facts: of the shard.
+            sizes: mean |advantage| of the micro-batch at each trained step k.
+
+        Returns:
+            The factor of the loss by step; steps with factor 1 are left out.
+        """
+        request, found = facts.request, {}
+        for k, size in sizes.items():
+            if size < self.subsample_below:
+                key = [self.seed, request.iteration, request.group, request.first_member, self.epoch, k, SUBSAMPLE]
+                drawn = np.random.Generator(np.random.Philox(np.random.SeedSequence(key))).random()
+                found[k] = subsample_factor(size / self.subsample_below, drawn)
+        return found
+
+
+SUBSAMPLE = 1
+"""Ends the key of `StepChoice.factors`, so that no other draw has it."""
+
+
+def subsample_factor(chance: float, drawn: float) -> float:
+    """Return the factor of a loss that trains with a chance: 1 / chance with this chance, else 0, so 1 on average.
+
+    It is importance sampling (Horvitz and Thompson, 1952): the expected gradient is the whole one.
+
+    Args:
+        chance: in [0, 1].
+        drawn: uniform in [0, 1).
+    """
+    return 1 / chance if drawn < chance else 0.0
 
 
 @dataclass(frozen=True)
@@ -94,6 +132,8 @@ class ShardTask:
     """The trained steps, as columns of `Rollout.log_probs`."""
     strides: Mapping[int, int] = field(default_factory=dict)
     """By step: how many members in a row share it, as in `FlowPolicy.strides`; only the first of them is trained."""
+    factors: Mapping[int, float] = field(default_factory=dict)
+    """By step: the factor of its loss where it is not 1; 0 leaves the micro-batch out."""
 
     @property
     def steps(self) -> list[int]:
@@ -119,8 +159,12 @@ class ShardTask:
         return [
             column
             for column, k in zip(self.columns, self.steps, strict=True)
-            if self.advantages[:, k].any() or (keeps_idle and self.valid[:, k].any())
+            if self.factors.get(k, 1.0) and (self.advantages[:, k].any() or (keeps_idle and self.valid[:, k].any()))
         ]
+
+    def sizes(self) -> dict[int, float]:
+        """Mean |advantage| of the micro-batch at each trained step k."""
+        return {k: float(np.abs(self.advantages[:: self.strides.get(k, 1), k]).mean()) for k in self.steps}
 
 
 def shard_tasks(
@@ -146,16 +190,16 @@ def shard_tasks(
         for shard in group.shards:
             request = shard.facts.request
             rows = slice(request.first_member, request.first_member + request.members)
-            tasks.append(
-                ShardTask(
-                    number=len(tasks),
-                    shard=shard,
-                    advantages=credit.advantages[rows],
-                    valid=~np.isnan(credit.step_rewards[rows]),
-                    columns=choice.columns(shard.facts),
-                    strides=strides,
-                )
+            task = ShardTask(
+                number=len(tasks),
+                shard=shard,
+                advantages=credit.advantages[rows],
+                valid=~np.isnan(credit.step_rewards[rows]),
+                columns=choice.columns(shard.facts),
+                strides=strides,
             )
+            factors = choice.factors(shard.facts, task.sizes()) if choice.subsample_below else {}
+            tasks.append(replace(task, factors=factors))
     return tasks
 
 
@@ -192,6 +236,7 @@ def micro_batches(
             valid=_tensor(task.valid[rows, k], device),
             old_mean=None if rollout.means is None else _tensor(rollout.means[rows, column], device),
             target=None if rollout.targets is None else _tensor(rollout.targets[rows, column], device),
+            factor=task.factors.get(k, 1.0),
         )
 
 

@@ -69,7 +69,10 @@ class Objective:
             )
             loss = loss + self.config.kl.weight * kl
         return PairLosses(
-            loss=loss * micro_batch.valid, ratio=ratio, outside=outside, kl=kl.detach() * micro_batch.valid
+            loss=loss * micro_batch.valid * micro_batch.factor,
+            ratio=ratio,
+            outside=outside,
+            kl=kl.detach() * micro_batch.valid,
         )
 
     def _policy_term(

@@ -117,6 +117,9 @@ class LearnerConfig(Section):
     step_fraction: float = Field(default=1.0, gt=0.0, le=1.0)
     """Share of a shard's stochastic steps that is trained, in (0, 1]; the steps are chosen at random for each shard and
     pass (DanceGRPO: 0.6)."""
+    subsample_below: float = Field(default=0.0, ge=0.0)
+    """b, at least 0: a micro-batch whose mean |advantage| a is below it is trained with the chance a / b, and its loss
+    counts b / a times, so the expected gradient stays the same. 0 trains all; 0.5 leaves out what teaches little."""
     divergence_bound: float = Field(default=1e-5, gt=0.0)
     """tau of the objective `masked`, above 0: nats per latent element by which a step may have moved away from the
     policy that drew it."""
