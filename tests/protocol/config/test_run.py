@@ -201,6 +201,15 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
             "learner.kl.rule must be `velocity` for objective awm, got 'full': it has no steps with a std",
         ),
         (
+            {"learner": {"subsample_below": 0.5, "kl": {"weight": 0.1}}},
+            "learner.subsample_below must be 0 for objectives and KL terms that train pairs without an advantage too,"
+            " got 0.5 with 'clipped' and learner.kl.weight 0.1: they would be left out; drop one of the two",
+        ),
+        (
+            {"learner": {"subsample_below": 0.5, "objective": "nft"}},
+            "learner.subsample_below must be 0 for objectives and KL terms",
+        ),
+        (
             {"sampling": {"window": {"rule": "branch"}}, "group": {"size": 4, "shard": 1}},
             "group.shard must be at least 2 with sampling.window.rule branch, got 1: the members of a shard are the"
             " branches that are compared at its step; raise it",
