@@ -67,7 +67,16 @@ def score_pairs(
 
 
 def cpu_seconds(backbone: Backbone, latents: Float[Tensor, "B C H W"], *, is_tiny: bool) -> float:
-    """Measure the CPU seconds of one decoded image, the least of several rounds."""
+    """Measure the CPU seconds of one decoded image.
+
+    Args:
+        backbone: a model with a tiny decoder.
+        latents: of the images, which are decoded at once.
+        is_tiny: with the tiny decoder instead of the VAE.
+
+    Returns:
+        The least of several rounds.
+    """
     points = len(latents) if is_tiny else 0
     backbone.decode(latents, points=points)
     rounds = []
