@@ -238,9 +238,7 @@ class PipelineBackbone(ABC):
         if self.tiny_decoder:
             self.tiny_decoder.to(device)
 
-    def _images(
-        self, latents: Float[Tensor, "B C H W"], *, is_tiny: bool
-    ) -> UInt8[np.ndarray, "B height width 3"]:
+    def _images(self, latents: Float[Tensor, "B C H W"], *, is_tiny: bool) -> UInt8[np.ndarray, "B height width 3"]:
         images = self.tiny_pixels(latents) if is_tiny else self.pixels(latents)
         if not torch.isfinite(images).all():
             raise NonFiniteError(
