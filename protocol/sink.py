@@ -7,6 +7,7 @@ that holds is good.
 from typing import Protocol
 
 CONDITIONS = {
+    "BaseModel": "The model is no distilled few-step one. Otherwise training blurs its images.",
     "BoardConnected": "The run reaches its status board. Otherwise the page shows old numbers; training goes on.",
     "BoardLease": "The run's lease on a shared board is held. Otherwise only the run folder's lease protects it.",
     "CheckpointsWritten": "The newest checkpoint is on disk. Otherwise it is written again after the next iteration.",
@@ -16,6 +17,7 @@ CONDITIONS = {
     "LearnerReady": "The learner group works. Otherwise a new one goes on from the newest checkpoint.",
     "LocalSettings": "`--local` follows every setting of the rewards. Otherwise the named ones have no effect.",
     "MetricsWritten": "`metrics.jsonl` takes its lines. Otherwise they are kept and written again.",
+    "NativeSize": "Images have the model's own size or more. Otherwise larger ones may show grids after training.",
     "OneWriter": "No other process has taken the run over. Otherwise this process ends without writing.",
     "PageServed": "The page of the run is served on loopback.",
     "PoolSettled": "A pool has its desired number of ready actors. Otherwise the message says what it waits for.",

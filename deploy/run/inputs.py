@@ -105,19 +105,33 @@ def concerns(config: RunConfig, prompts: Sequence[Prompt], heldout: Sequence[Pro
         The type of a condition that does not hold, and one line.
 
     Raises:
-        ModelError: the model's tokenizers cannot be read.
+        ModelError: the model's config files or tokenizers cannot be read.
     """
+    from flow.models.made_for import distilled_by, native_side
     from flow.models.text import overlong
 
     if both := overlap(prompts, heldout):
         yield "PromptsApart", f"{both}: set data.train and data.heldout to files that share none"
+    model = config.model
+    if sign := distilled_by(model):
+        yield (
+            "BaseModel",
+            f"the model was distilled to few steps ({sign}) and training blurs it: train its base model, distil after",
+        )
+    side = native_side(model)
+    if model.height and model.width and min(model.height, model.width) < side:
+        yield (
+            "NativeSize",
+            f"images of {model.height} x {model.width} are smaller than the model's own {side} x {side}, where the"
+            " adapter may draw grids: watch images of that size, or raise model.height and model.width",
+        )
     limit, longer = overlong(config.model, [prompt.text for prompt in (*prompts, *heldout)])
     if longer:
         shown = ", ".join(repr(text if len(text) <= 60 else f"{text[:60]}…") for text in longer[:3])
         yield (
             "PromptsFit",
             f"{len(longer)} prompts are longer than the text encoder's {limit} tokens and lose their ends, such as"
-            f" {shown}: shorten them, or raise model.max_sequence_length where the model has a T5 encoder",
+            f" {shown}: shorten them, or raise model.max_sequence_length where the model follows it",
         )
 
 

@@ -121,9 +121,17 @@ def overlong(model: ModelConfig, texts: Sequence[str]) -> tuple[int, list[str]]:
             raise unreadable(folder, index.family, error) from error
 
         def limit_of(tokenizer: Any) -> int:
-            is_t5 = type(tokenizer).__name__.startswith("T5")
-            return model.max_sequence_length if is_t5 else tokenizer.model_max_length
+            is_clip = type(tokenizer).__name__.startswith("CLIP")
+            return tokenizer.model_max_length if is_clip else model.max_sequence_length
 
         roomiest = max(tokenizers, key=limit_of)
-        limit, rows = limit_of(roomiest), roomiest(list(texts))["input_ids"]
+        limit, rows = limit_of(roomiest), roomiest([_asked(roomiest, text) for text in texts])["input_ids"]
     return limit, [text for text, row in zip(texts, rows, strict=True) if len(row) > limit]
+
+
+def _asked(tokenizer: Any, text: str) -> str:
+    """Return the text as its encoder reads it: inside its chat template, if it has one."""
+    if not tokenizer.chat_template:
+        return text
+    messages = [{"role": "user", "content": text}]
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False)

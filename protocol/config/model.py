@@ -46,7 +46,7 @@ class ModelConfig(Section):
     width: Positive | None = None
     """Width of an image in pixels; given together with `height`."""
     max_sequence_length: Positive = 128
-    """T5 tokens of a prompt, at least 1; without a T5 encoder as many zero tokens are appended."""
+    """Tokens of a prompt for T5 or Qwen, at least 1; in SD3 without a T5 encoder as many zero tokens are appended."""
     guidance: float = Field(default=1.0, ge=1.0)
     """Classifier-free guidance weight w of the policy, at least 1, for rollout, training and evaluation. 1 needs one
     forward, more needs two."""

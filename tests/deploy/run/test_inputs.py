@@ -9,13 +9,16 @@ from rich.console import Console
 
 from deploy.folder.read import status_of
 from deploy.monitor.progress import Progress
-from deploy.run.inputs import local_concerns
+from deploy.run.inputs import concerns, local_concerns
 from deploy.run.run import run_training
 from flow.models.text import overlong
 from protocol.config.run import RunConfig
 from protocol.errors import ScorerError
+from protocol.messages import Prompt
 from tests.support.worlds.tiny_models import CONTEXT_LENGTH, write_flux
+from tests.support.worlds.tiny_qwen import write_flux2_klein, write_z_image
 
+ONE = [Prompt(index=0, text="a")]
 SCORER = {"scorer": "tests.support.rewards.dark:Dark"}
 
 
@@ -68,6 +71,43 @@ def test_a_t5_encoder_reads_as_many_tokens_as_the_config_says(tiny_config: Any, 
     model = tiny_config(model={"path": str(write_flux(tmp_path / "flux")), "max_sequence_length": 40}).model
     assert overlong(model, ["a" * 38]) == (40, [])
     assert overlong(model, ["a" * 60]) == (40, ["a" * 60])
+
+
+def test_the_template_of_a_chat_counts_and_leaves_less_room(tiny_config: Any, tmp_path: Path) -> None:
+    """Each letter is a token, and 38 stand around the prompt: two marks, the roles, line ends and an empty thought."""
+    model = tiny_config(model={"path": str(write_z_image(tmp_path / "z")), "max_sequence_length": 80}).model
+    assert overlong(model, ["a" * 42, "a" * 43]) == (80, ["a" * 43])
+
+
+@pytest.mark.parametrize(
+    ("write", "name", "sign"),
+    [
+        (write_flux, "flux", None),
+        (lambda folder: write_flux(folder, is_schnell=True), "flux", "without embedded guidance"),
+        (write_flux2_klein, "klein", None),
+        (lambda folder: write_flux2_klein(folder, is_distilled=True), "klein", "says is_distilled"),
+        (write_z_image, "Z-Image", None),
+        (write_z_image, "Z-Image-Turbo", "it is named turbo"),
+    ],
+)
+def test_a_distilled_model_is_told_and_a_base_model_is_not(
+    tiny_config: Any, tmp_path: Path, write: Any, name: str, sign: str | None
+) -> None:
+    model = {"path": str(write(tmp_path / name)), "height": 1024, "width": 1024, "max_sequence_length": 64}
+    found = dict(concerns(tiny_config(model=model), ONE, []))
+    assert set(found) == ({"BaseModel"} if sign else set())
+    assert (sign or "") in found.get("BaseModel", "")
+
+
+def test_images_below_the_model_s_own_size_are_told(tiny_config: Any, tmp_path: Path) -> None:
+    def told(**model: Any) -> str | None:
+        return dict(concerns(tiny_config(model=tiny_config().model.model_dump() | model), ONE, [])).get("NativeSize")
+
+    assert told() is None
+    assert told(height=16, width=16) is None
+    assert "images of 16 x 12 are smaller than the model's own 16 x 16" in (told(height=16, width=12) or "")
+    flux = str(write_flux(tmp_path / "flux"))
+    assert "smaller than the model's own 1024 x 1024" in (told(path=flux, height=16, width=16) or "")
 
 
 def test_a_run_without_its_reward_s_weights_ends_before_a_prompt_is_encoded(tiny_config: Any, tmp_path: Path) -> None:
