@@ -11,6 +11,7 @@ import pytest
 from flow.models.families import ATTENTION
 from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
+from tests.support.warm.ray_workers import variables
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -23,6 +24,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         has_deadlines = item.get_closest_marker("ray") and not item.get_closest_marker("whole")
         item.add_marker(pytest.mark.xdist_group("ray" if has_deadlines else str(item.path)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Ray's workers start warm."""
+    if item.get_closest_marker("ray") or item.get_closest_marker("chaos"):
+        os.environ.update(variables())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -3,8 +3,6 @@
 import hashlib
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +13,8 @@ from deploy.presets import load_config
 from deploy.tools.estimate import estimate
 from flow.adapter.lora_file import FILE_NAME, read_lora
 from learner.checkpoint import OPTIMIZER
-from tests.support.paths import ROOT
 from tests.support.runs.metrics import untimed
+from tests.support.runs.scene import Driver
 
 SMALL = [
     "iterations=3",
@@ -31,23 +29,8 @@ SMALL = [
 ]
 
 
-def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-u", "-m", "deploy", "train", "toy_geneval", "--run", str(folder), *SMALL, *words]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def finish(process: "subprocess.Popen[str]") -> str:
-    out, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, out
-    return out
-
-
-def wait_for_line(process: "subprocess.Popen[str]", start_of_line: str) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith(start_of_line):
-            return
-    raise AssertionError(f"no line starts with {start_of_line!r}")
+def start(folder: Path, *words: str) -> Driver:
+    return Driver(Path("toy_geneval"), folder, *SMALL, *words)
 
 
 def sha(folder: Path, name: str, iteration: int = 3) -> str:
@@ -67,7 +50,7 @@ def curve(folder: Path) -> list[dict]:
 @pytest.fixture(scope="module")
 def local_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("local") / "run"
-    return folder, finish(start(folder, "--local"))
+    return folder, start(folder, "--local").finish()
 
 
 def test_run_leaves_its_story_behind(local_run):
@@ -113,27 +96,27 @@ def test_the_run_counts_what_the_estimate_counts(local_run):
 
 
 def test_other_seed_gives_another_adapter(local_run, tmp_path):
-    finish(start(tmp_path / "run", "--local", "seed=1"))
+    start(tmp_path / "run", "--local", "seed=1").finish()
     assert adapter_sha(tmp_path / "run") != adapter_sha(local_run[0])
 
 
 def test_interrupted_run_stops_with_a_checkpoint_and_goes_on_to_the_same_end(local_run, tmp_path):
     folder = tmp_path / "run"
-    process = start(folder, "--local")
-    wait_for_line(process, "iteration 1/3")
-    process.send_signal(signal.SIGINT)
-    assert "stopping with a checkpoint" in finish(process)
+    driver = start(folder, "--local")
+    driver.wait_for_iteration(1)
+    driver.process.send_signal(signal.SIGINT)
+    assert "stopping with a checkpoint" in driver.finish()
     stopped_at = max(line["iteration"] for line in curve(folder))
     assert stopped_at < 3
     assert (folder / "checkpoints" / f"iteration_{stopped_at:06d}" / "manifest.json").exists()
-    assert "going on from" in finish(start(folder, "--local"))
+    assert "going on from" in start(folder, "--local").finish()
     assert adapter_sha(folder) == adapter_sha(local_run[0])
     assert curve(folder) == curve(local_run[0])
 
 
 def test_finished_run_is_not_run_again(local_run):
     before = adapter_sha(local_run[0])
-    said = finish(start(local_run[0], "--local"))
+    said = start(local_run[0], "--local").finish()
     assert "iteration 1/3" not in said
     assert "held-out score before" in said
     assert adapter_sha(local_run[0]) == before
@@ -142,7 +125,7 @@ def test_finished_run_is_not_run_again(local_run):
 @pytest.mark.ray
 @pytest.mark.parametrize(("actors", "workers"), [pytest.param(1, 4, marks=pytest.mark.whole), (2, 2)])
 def test_run_on_ray_gives_the_same_bits_with_any_number_of_actors_and_workers(local_run, tmp_path, actors, workers):
-    finish(start(tmp_path / "run", f"cluster.rollout_actors={actors}", f"cluster.learner.workers={workers}"))
+    start(tmp_path / "run", f"cluster.rollout_actors={actors}", f"cluster.learner.workers={workers}").finish()
     for name in (FILE_NAME, OPTIMIZER):
         assert sha(tmp_path / "run", name) == sha(local_run[0], name)
     assert curve(tmp_path / "run") == curve(local_run[0])
@@ -197,9 +180,9 @@ def test_a_forward_method_gives_the_same_bits_on_ray_and_in_one_process_and_afte
     """Its rollouts use `old`, its evaluations the trained adapter: both reach every rollout actor."""
     words = ("method=diffusion_nft", "evaluation.adapter=trained", "learner.old={rate: 0.1, most: 0.5}")
     local, ray = tmp_path / "local", tmp_path / "ray"
-    finish(start(local, *words, "--local", "iterations=1"))
-    finish(start(local, *words, "--local", "iterations=2"))
-    finish(start(ray, *words, "iterations=2", "cluster.rollout_actors=2", "cluster.learner.workers=2"))
+    start(local, *words, "--local", "iterations=1").finish()
+    start(local, *words, "--local", "iterations=2").finish()
+    start(ray, *words, "iterations=2", "cluster.rollout_actors=2", "cluster.learner.workers=2").finish()
     for name in (FILE_NAME, OPTIMIZER, f"old/{FILE_NAME}"):
         assert sha(local, name, 2) == sha(ray, name, 2)
     assert sha(local, FILE_NAME, 2) != sha(local, f"old/{FILE_NAME}", 2)

@@ -6,8 +6,6 @@ Only processes below this cluster's own raylets are touched: other people's Ray 
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +22,8 @@ from flow.adapter.lora_file import FILE_NAME
 from learner.checkpoint import newest_checkpoint
 from tests.support.paths import ROOT
 from tests.support.runs.metrics import untimed
+from tests.support.warm.command import WarmCommand
+from tests.support.warm.ray_workers import workers_of
 
 ITERATIONS = 20
 KINDS = {"rollout": "ray::RolloutActor", "reward": "ray::RewardActor", "learner": "ray::LearnerActor"}
@@ -63,11 +63,8 @@ class Driver:
     """One `flowcredit train` and what it says."""
 
     def __init__(self, preset: Path, run: Path, *words: str, program: Sequence[str] = ("-m", "deploy")) -> None:
-        command = [sys.executable, "-u", *program, "train", str(preset), "--run", str(run), *words]
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        command = ("-u", *program, "train", str(preset), "--run", str(run), *words)
+        self.process = WarmCommand(*command, environment=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
         self.run = run
         self.said: list[str] = []
         self._news = threading.Condition()
@@ -137,7 +134,6 @@ class Driver:
         return "\n".join(self.said)
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             with self._news:
                 self.said.append(line.rstrip("\n"))
@@ -172,7 +168,9 @@ class TwoNodes:
         """Processes of actors of one kind."""
         nodes = [] if on_worker else [self.cluster.head_node]
         nodes += [self.worker] if self._has_worker else []
-        return [process for node in nodes for process in _below(node) if _name(process).startswith(KINDS[kind])]
+        return [
+            process for node in nodes for process in _below(_raylet(node)) if _name(process).startswith(KINDS[kind])
+        ]
 
     def harm(self, kind: str, number: signal.Signals) -> int:
         """Send a signal to one actor of a kind; its process id."""
@@ -199,7 +197,7 @@ class TwoNodes:
         """End both nodes."""
         for raylet in self._stopped:
             with suppress(psutil.NoSuchProcess):
-                for process in [*raylet.children(recursive=True), raylet]:
+                for process in [*_below(raylet.pid), raylet]:
                     process.kill()
         self.cluster.shutdown()
 
@@ -246,11 +244,11 @@ def require_undisturbed(run: Path, expected: Story) -> None:
     assert all(line.get("reward/missing", 0) == 0 for line in lines)
 
 
-def _below(node: Any) -> list[psutil.Process]:
-    try:
-        return psutil.Process(_raylet(node)).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
+def _below(raylet: int) -> list[psutil.Process]:
+    found = [psutil.Process(pid) for pid in workers_of(raylet) if psutil.pid_exists(pid)]
+    with suppress(psutil.NoSuchProcess):
+        found += psutil.Process(raylet).children(recursive=True)
+    return found
 
 
 def _raylet(node: Any) -> int:
