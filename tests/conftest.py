@@ -16,14 +16,16 @@ from tests.support.warm.ray_workers import variables
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For `-n 2 --dist loadgroup`: one worker runs the tests with a Ray cluster, the other the rest, file by file.
+    """For `-n 2 --dist loadgroup`: file by file, but one worker runs all tests with a Ray cluster, and one all with several
+    machines.
 
-    Many of them have deadlines, which two clusters side by side would miss. Tests of whole runs wait for far longer,
-    and so run two at a time.
+    Many of the former have deadlines, which two clusters side by side would miss; tests of whole runs wait for far
+    longer. Of the machines there is one laboratory.
     """
     for item in items:
         has_deadlines = item.get_closest_marker("ray") and not item.get_closest_marker("whole")
-        item.add_marker(pytest.mark.xdist_group("ray" if has_deadlines else str(item.path)))
+        group = "ray" if has_deadlines else "cluster" if item.get_closest_marker("cluster") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.hookimpl(tryfirst=True)

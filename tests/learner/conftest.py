@@ -1,7 +1,6 @@
 """Tests of the learner build many policies of the tiny pipeline: its text encoders are loaded once."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -14,4 +13,6 @@ def tiny_config(
 ) -> Callable[..., RunConfig]:
     """`tiny_config(...)` with the embeddings of all prompts in a cache."""
     cache = str(tmp_path_factory.mktemp("embeddings"))
-    return lambda **sections: tiny_config(**sections | {"model": {"embedding_cache": cache} | sections.get("model", {})})
+    return lambda **sections: tiny_config(
+        **sections | {"model": {"embedding_cache": cache} | sections.get("model", {})}
+    )

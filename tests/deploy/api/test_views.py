@@ -231,8 +231,7 @@ def test_nothing_is_asked_of_elsewhere(visit, address):
     assert {name for name in names if not name.startswith((address, "data:"))} == set()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1200])
+@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1200, "dark")])
 def test_axe_finds_nothing_in_any_view_and_nothing_stands_out_sideways(visit, width, scheme):
     axe = pytest.importorskip(
         "axe_core_python.selenium", reason="axe-core-python is not installed: pip install -e .[dev]"

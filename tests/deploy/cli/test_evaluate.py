@@ -1,8 +1,6 @@
 """`flowcredit eval`: base and adapter at the same noise, other prompts and scorers; and `train` without a preset."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from deploy.cli.app import app
 from deploy.folder.read import checkpoint_of, lines_of
 from deploy.tools.evaluate import diversity_of
 from protocol.errors import FlowcreditError, InputError
-from tests.support.paths import ROOT
+from tests.support.warm.command import WarmCommand
 
 
 def said(*words: object) -> str:
@@ -73,12 +71,12 @@ def test_a_run_that_rolls_out_another_adapter_than_it_trains_is_scored_with_the_
 
 
 @pytest.mark.ray
-def test_on_ray_two_actors_give_the_same(run: Path) -> None:
-    words = ("evaluation.batch=2", "--base", "--json")
-    command = [sys.executable, "-m", "deploy", "eval", run, "cluster.rollout_actors=2", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == json.loads(said("eval", run, *words))
+def test_on_ray_two_actors_give_the_same(run: Path, tmp_path: Path) -> None:
+    words = ("evaluation.batch=2", "--base")
+    out = tmp_path / "out"
+    command = WarmCommand("-m", "deploy", "eval", str(run), "cluster.rollout_actors=2", *words, "--out", str(out))
+    assert command.wait(280) == 0, command.stdout.read()
+    assert json.loads((out / "evaluation.json").read_text()) == json.loads(said("eval", run, *words, "--json"))
 
 
 def test_base_and_adapter_see_the_same_noise(run: Path, tmp_path: Path) -> None:
