@@ -16,8 +16,7 @@ from tests.support.warm.ray_workers import variables
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For `-n 2 --dist loadgroup`: file by file, but one worker runs all tests with a Ray cluster, and one all with several
-    machines.
+    """For `-n 2 --dist loadgroup`: file by file, but all tests with a Ray cluster on one worker, and all with machines.
 
     Many of the former have deadlines, which two clusters side by side would miss; tests of whole runs wait for far
     longer. Of the machines there is one laboratory.

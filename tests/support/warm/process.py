@@ -45,7 +45,11 @@ def serve(address: str) -> tuple[dict[str, Any], list[int]] | None:
                 return None
             if door in ready:
                 asker, _ = door.accept()
-                command, streams = _received(asker)
+                try:
+                    command, streams = _received(asker)
+                except (OSError, ValueError):  # it was killed before it had said all
+                    asker.close()
+                    continue
                 if not (number := os.fork()):
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

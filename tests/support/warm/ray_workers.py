@@ -40,5 +40,5 @@ def with_warm_python(environment: dict[str, Any] | None) -> dict[str, Any]:
 
 def workers_of(raylet: int) -> list[int]:
     """Process numbers of the workers that this raylet had started, dead or alive."""
-    folder = Path(os.environ[ADDRESS]).parent
+    folder = Path(variables()[ADDRESS]).parent
     return [int(path.suffix[1:]) for path in folder.glob(f"{raylet}.*")]
