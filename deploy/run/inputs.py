@@ -119,7 +119,7 @@ def concerns(config: RunConfig, prompts: Sequence[Prompt], heldout: Sequence[Pro
             f"the model was distilled to few steps ({sign}) and training blurs it: train its base model, distil after",
         )
     side = native_side(model)
-    if model.height and model.width and min(model.height, model.width) < side:
+    if side and model.height and model.width and min(model.height, model.width) < side:
         yield (
             "NativeSize",
             f"images of {model.height} x {model.width} are smaller than the model's own {side} x {side}, where the"

@@ -14,8 +14,8 @@ SIDE = 1024
 """Default side of an image in the families whose config files name none, in pixels."""
 
 
-def native_side(model: ModelConfig) -> int:
-    """Return the side, in pixels, of the images that a model makes if no size is configured.
+def native_side(model: ModelConfig) -> int | None:
+    """Return the side, in pixels, of the images that a model makes if no size is configured; None if no file tells.
 
     Raises:
         ModelError: the model does not exist, or a config file cannot be read.
@@ -23,8 +23,9 @@ def native_side(model: ModelConfig) -> int:
     transformer = _config(model, "transformer")
     if "sample_size" not in transformer:
         return SIDE
-    blocks = _config(model, "vae")["block_out_channels"]
-    return transformer["sample_size"] * 2 ** (len(blocks) - 1)
+    vae = _config(model, "vae")
+    levels = vae.get("decoder_block_out_channels") or vae.get("block_out_channels")  # the former of a tiny VAE
+    return transformer["sample_size"] * 2 ** (len(levels) - 1) if levels else None
 
 
 def distilled_by(model: ModelConfig) -> str | None:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from deploy.folder.read import status_of
 from deploy.monitor.progress import Progress
+from deploy.presets import load_config
 from deploy.run.inputs import concerns, local_concerns
 from deploy.run.run import run_training
 from flow.models.text import overlong
@@ -108,6 +109,13 @@ def test_images_below_the_model_s_own_size_are_told(tiny_config: Any, tmp_path: 
     assert "images of 16 x 12 are smaller than the model's own 16 x 16" in (told(height=16, width=12) or "")
     flux = str(write_flux(tmp_path / "flux"))
     assert "smaller than the model's own 1024 x 1024" in (told(path=flux, height=16, width=16) or "")
+
+
+def test_nothing_is_told_of_the_toy_world_whose_vae_is_a_tiny_one() -> None:
+    config = load_config("toy_geneval")
+    assert list(concerns(config, ONE, [])) == []
+    small = load_config("toy_geneval", overrides=["model.height=16", "model.width=16"])
+    assert "the model's own 32 x 32" in dict(concerns(small, ONE, []))["NativeSize"]
 
 
 def test_a_run_without_its_reward_s_weights_ends_before_a_prompt_is_encoded(tiny_config: Any, tmp_path: Path) -> None:
