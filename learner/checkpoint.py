@@ -22,7 +22,6 @@ The iteration also determines the position in the prompt order and all noise key
 import json
 import logging
 import os
-import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -37,7 +36,7 @@ from safetensors.numpy import load_file, save_file
 from flow.adapter.lora_file import FILE_NAME, read_lora, write_lora
 from protocol.config.model import LoraConfig
 from protocol.errors import CheckpointError
-from protocol.files import sha256_of, whole
+from protocol.files import by_iteration, iteration_name, sha256_of, whole
 from protocol.messages import Adapter, LearnerState, digest_of
 
 log = logging.getLogger(__name__)
@@ -81,7 +80,7 @@ def write_checkpoint(
     Returns:
         The checkpoint's folder.
     """
-    folder = root / f"iteration_{state.iteration:06d}"
+    folder = root / iteration_name(state.iteration)
     for leftover in root.glob(".iteration_*.partial"):
         shutil.rmtree(leftover)
     replaced = root / f".{folder.name}.replaced.partial"
@@ -92,13 +91,14 @@ def write_checkpoint(
     _sync(root)
     shutil.rmtree(replaced, ignore_errors=True)
     _point_to(folder, LATEST)
-    if best is not None and (root / f"iteration_{best:06d}").is_dir():
-        _point_to(root / f"iteration_{best:06d}", BEST)
+    held = by_iteration(root)
+    if best in held:
+        _point_to(held[best], BEST)
     youngest = time.time() - 3600 * keep_hours
-    for old in [held for held in _folders(root) if number_of(held) <= state.iteration][keep:]:
-        if old.stat().st_mtime <= youngest and number_of(old) != best:
-            dropped = root / f".{old.name}.dropped.partial"
-            os.rename(old, dropped)
+    for iteration in sorted((number for number in held if number <= state.iteration), reverse=True)[keep:]:
+        if held[iteration].stat().st_mtime <= youngest and iteration != best:
+            dropped = root / f".{held[iteration].name}.dropped.partial"
+            os.rename(held[iteration], dropped)
             shutil.rmtree(dropped)
     return folder
 
@@ -154,7 +154,7 @@ def newest_checkpoint(root: Path) -> tuple[LearnerState, Path] | None:
         CheckpointError: there are checkpoints, but none is whole.
     """
     reasons = []
-    for folder in _folders(root):
+    for folder in checkpoint_folders(root):
         try:
             return read_checkpoint(folder), folder
         except CheckpointError as error:
@@ -172,7 +172,7 @@ def read_facts(folder: Path) -> Mapping[str, Any]:
 
 def checkpoint_folders(root: Path) -> list[Path]:
     """List all checkpoints, whole or not, newest first."""
-    return _folders(root)
+    return list(reversed(by_iteration(root).values()))
 
 
 def _contiguous(array: np.ndarray) -> np.ndarray:
@@ -227,17 +227,6 @@ def _point_to(folder: Path, name: str) -> None:
     """Point the link `name` at this folder. A file system without symbolic links has no such link."""
     with suppress(OSError), whole(folder.parent / name) as partial:
         partial.symlink_to(folder.name, target_is_directory=True)
-
-
-def _folders(root: Path) -> list[Path]:
-    """List checkpoints, newest first. Other names, such as a copy `iteration_000040_best`, are not read or deleted."""
-    held = [each for each in root.glob("iteration_*") if re.fullmatch(r"iteration_\d{6,}", each.name)]
-    return sorted(held, key=number_of, reverse=True)
-
-
-def number_of(folder: Path) -> int:
-    """Return the iteration that names a checkpoint's folder."""
-    return int(folder.name.removeprefix("iteration_"))
 
 
 def _sync(path: Path) -> None:

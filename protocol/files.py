@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -9,6 +10,18 @@ from pathlib import Path
 from uuid import uuid4
 
 from protocol.errors import RunFolderError
+
+
+def iteration_name(iteration: int, suffix: str = "") -> str:
+    """Name what belongs to an iteration, such as `iteration_000040` or `iteration_000040.npz`."""
+    return f"iteration_{iteration:06d}{suffix}"
+
+
+def by_iteration(folder: Path, suffix: str = "") -> dict[int, Path]:
+    """List what is named so by its iteration, oldest first; a copy such as `iteration_000040_best` is left out."""
+    named = re.compile(rf"iteration_(\d{{6,}}){re.escape(suffix)}")
+    found = ((named.fullmatch(path.name), path) for path in folder.glob("iteration_*"))
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
 @contextmanager

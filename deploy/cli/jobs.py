@@ -78,12 +78,12 @@ def fetch(
     """Fetch a run's newest checkpoint, metrics and images to this machine."""
     from deploy.folder.location import runs_folder
     from deploy.jobs.fetch import fetch as fetch_run
+    from protocol.files import by_iteration
     from protocol.status import run_id_of
 
     folder = fetch_run(run, into or runs_folder() / run_id_of(run.rstrip("/").rsplit("/", 1)[-1]), address=address)
-    newest = sorted(folder.glob("checkpoints/iteration_*/*.safetensors"))
-    for lora in [path for path in newest if path.name == "pytorch_lora_weights.safetensors"][-1:]:
-        typer.echo(f"LoRA      {lora}")
+    for checkpoint in list(by_iteration(folder / "checkpoints").values())[-1:]:
+        typer.echo(f"LoRA      {checkpoint / 'pytorch_lora_weights.safetensors'}")
     for image in [path for path in [folder / "gallery" / "before_after.png"] if path.exists()]:
         typer.echo(f"images    {image}")
     typer.echo(f"page      flowcredit serve {folder}")

@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from learner.loop.evaluate import Evaluation
-from protocol.files import write_whole
+from protocol.files import iteration_name, write_whole
 
 PASS, FAIL = "#2e7d32", "#c62828"
 COLUMNS = 4
@@ -31,7 +31,7 @@ def write_gallery(gallery: Path, iteration: int, evaluation: Evaluation) -> Path
     prompts = np.array([prompt.text for prompt, _, _ in evaluation.gallery])
     images = np.stack([image for _, image, _ in evaluation.gallery])
     readings = np.array([reading for _, _, reading in evaluation.gallery], np.float32)
-    data = gallery / f"iteration_{iteration:06d}.npz"
+    data = gallery / iteration_name(iteration, ".npz")
     arrays = io.BytesIO()
     np.savez(arrays, prompts=prompts, images=images, readings=readings)
     write_whole(data, arrays.getvalue())
@@ -62,7 +62,7 @@ def write_before_after(gallery: Path, *, first: int, last: int) -> Path:
 
 def read_gallery(gallery: Path, iteration: int) -> dict[str, tuple[np.ndarray, float]]:
     """Read the images of an evaluation: uint8 [H, W, 3] and reading (NaN: no score) by prompt (OSError, ValueError)."""
-    held = np.load(gallery / f"iteration_{iteration:06d}.npz", allow_pickle=False)
+    held = np.load(gallery / iteration_name(iteration, ".npz"), allow_pickle=False)
     rows = zip(held["images"], held["readings"].tolist(), strict=True)
     return dict(zip(held["prompts"].tolist(), rows, strict=True))
 

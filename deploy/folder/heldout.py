@@ -3,7 +3,6 @@
 Every evaluation of a run makes its images from the same noise, so two evaluations can be compared prompt by prompt.
 """
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,9 @@ import numpy as np
 from deploy.folder.names import GALLERY
 from learner.loop.evaluate import Evaluation, tag_of
 from protocol.config.run import EvaluationConfig
-from protocol.files import write_whole
+from protocol.files import by_iteration, iteration_name, write_whole
 from protocol.status import Document
 
-FILE = re.compile(r"iteration_(\d{6,})\.json")
 SCORE = "score"
 """The name of the readings that make the held-out score."""
 
@@ -79,7 +77,7 @@ def write_heldout(gallery: Path, iteration: int, evaluation: Evaluation, setting
     Returns:
         The path of the file.
     """
-    path = gallery / f"iteration_{iteration:06d}.json"
+    path = gallery / iteration_name(iteration, ".json")
     write_whole(path, heldout_of(iteration, evaluation, settings).model_dump_json())
     return path
 
@@ -87,12 +85,12 @@ def write_heldout(gallery: Path, iteration: int, evaluation: Evaluation, setting
 def read_heldout(run: Path) -> list[HeldoutScores]:
     """Read the scores of all evaluations of a run folder, oldest first; files that cannot be read are left out."""
     found = []
-    for path in sorted((run / GALLERY).glob("iteration_*.json")):
+    for path in by_iteration(run / GALLERY, ".json").values():
         try:
             held = HeldoutScores.model_validate_json(path.read_bytes())
             is_whole = all(np.array(table, float).shape[:1] == (len(held.prompts),) for table in held.scores.values())
         except (OSError, ValueError):
             continue
-        if FILE.fullmatch(path.name) and is_whole and SCORE in held.scores and len(held.tags) == len(held.prompts):
+        if is_whole and SCORE in held.scores and len(held.tags) == len(held.prompts):
             found.append(held)
     return found

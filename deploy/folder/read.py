@@ -18,6 +18,7 @@ from protocol.commands import Command
 from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
 from protocol.errors import CheckpointError, ConfigError, RunFolderError, one_line
+from protocol.files import by_iteration, iteration_name
 from protocol.status import Document, Event, RunStatus
 
 if TYPE_CHECKING:
@@ -198,9 +199,7 @@ def best_checkpoint(run: Path) -> int:
     Raises:
         RunFolderError: no checkpoint has an evaluation, or the metrics are damaged.
     """
-    from learner.checkpoint import checkpoint_folders, number_of
-
-    held = [number_of(folder) for folder in checkpoint_folders(run / CHECKPOINTS)]
+    held = list(reversed(by_iteration(run / CHECKPOINTS)))
     best = best_of(evaluation_scores(run), held)
     if best is None:
         raise RunFolderError(
@@ -233,9 +232,9 @@ def checkpoint_of(run: Path, iteration: int | None = None) -> "tuple[LearnerStat
 
     root = run / CHECKPOINTS
     if iteration is not None:
-        folder = root / f"iteration_{iteration:06d}"
+        folder = root / iteration_name(iteration)
         if not folder.is_dir():
-            held = sorted(each.name for each in root.glob("iteration_*"))
+            held = [each.name for each in by_iteration(root).values()]
             raise RunFolderError(f"run folder {run} must hold the checkpoint {folder.name}, got {held}")
         return read_checkpoint(folder), folder
     found = newest_checkpoint(root)

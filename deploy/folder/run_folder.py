@@ -48,15 +48,13 @@ from deploy.folder.read import (
 from learner.checkpoint import (
     BEST,
     LATEST,
-    checkpoint_folders,
     newest_checkpoint,
-    number_of,
     read_facts,
     write_checkpoint,
 )
 from protocol.config.run import RunConfig
 from protocol.errors import LeaseLostError, RunFolderError, one_line
-from protocol.files import append_whole, write_whole
+from protocol.files import append_whole, by_iteration, iteration_name, write_whole
 from protocol.messages import LearnerState
 
 log = logging.getLogger(__name__)
@@ -146,7 +144,7 @@ class RunFolder:
     def discard_if_unused(self, *, is_forked: bool = False) -> None:
         """Remove a folder without any result, so that a run with a corrected config can take its name."""
         learned = {path.name for path in self.checkpoints.iterdir()} - (
-            {"iteration_000000", LATEST, BEST} if is_forked else set()
+            {iteration_name(0), LATEST, BEST} if is_forked else set()
         )
         if not self.is_writer() or self.lines() or learned or any(self.gallery.iterdir()):
             return
@@ -201,7 +199,7 @@ class RunFolder:
 
     def _best(self, iteration: int) -> int | None:
         """Find the checkpoint with the best held-out score so far, the one of `iteration` among them."""
-        held = {number_of(folder) for folder in checkpoint_folders(self.checkpoints)} | {iteration}
+        held = {*by_iteration(self.checkpoints), iteration}
         return best_of(self.evaluation_scores(), held)
 
     def append(self, line: Mapping[str, Any]) -> None:

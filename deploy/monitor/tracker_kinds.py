@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from deploy.folder.names import MLFLOW, WANDB
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, RunFolderError
-from protocol.files import write_whole
+from protocol.files import iteration_name, write_whole
 
 Values = Mapping[str, Any]
 AT_ONCE = 100
@@ -189,7 +189,7 @@ class MLflow:
         from PIL import Image
 
         for image in images:
-            file = f"{image.name.partition('/')[0]}/iteration_{iteration:06d}/{image.name.rpartition('/')[2]}.png"
+            file = f"{image.name.partition('/')[0]}/{iteration_name(iteration)}/{image.name.rpartition('/')[2]}.png"
             self._client.log_image(self._run, Image.open(io.BytesIO(image.png)), file)
 
     def close(self) -> None:

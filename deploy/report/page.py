@@ -22,7 +22,7 @@ from deploy.report.paired import Difference, paired_difference, why_unpaired
 from deploy.report.runs import HELDOUT, REWARD, Group, Run, differences, groups_of, read_runs
 from flowcredit.start import VERSION
 from protocol.errors import RunFolderError
-from protocol.files import require_folder_of, write_whole, writing
+from protocol.files import by_iteration, require_folder_of, write_whole, writing
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 MARK = '<meta name="generator" content="flowcredit report">'
@@ -219,10 +219,9 @@ def pairs_of(group: Group) -> tuple[str, list[Pair]]:
         The run and both iterations in words, and the pairs, those whose score changed most first.
     """
     for run in group.runs:
+        galleries = by_iteration(run.path / GALLERY, ".npz")
         iterations = [int(line["iteration"]) for line in run.evaluations]
-        ends = [
-            iteration for iteration in iterations if (run.path / GALLERY / f"iteration_{iteration:06d}.npz").exists()
-        ]
+        ends = [iteration for iteration in iterations if iteration in galleries]
         if len(ends) < 2:
             continue
         try:

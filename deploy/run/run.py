@@ -23,6 +23,7 @@ from learner.loop.stopping import unless_stopped
 from protocol.config.cluster import cluster_address
 from protocol.config.run import RunConfig
 from protocol.errors import InputError
+from protocol.files import by_iteration
 from protocol.messages import LearnerState, Prompt
 from protocol.ports import Fleet
 
@@ -240,7 +241,7 @@ def _before_after(run: RunFolder, last: int) -> Path | None:
     """Draw the first and the last gallery; None if a person has removed one."""
     from deploy.folder.gallery import write_before_after
 
-    if not all((run.gallery / f"iteration_{iteration:06d}.npz").exists() for iteration in (0, last)):
+    if not {0, last} <= by_iteration(run.gallery, ".npz").keys():
         return None
     with run.writing():
         return write_before_after(run.gallery, first=0, last=last)

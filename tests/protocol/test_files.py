@@ -1,10 +1,10 @@
-"""A disk that takes only a part of a line or a file keeps none of it."""
+"""A disk that takes only a part of a line or a file keeps none of it; names by iteration."""
 
 import os
 
 import pytest
 
-from protocol.files import append_whole, whole, write_whole
+from protocol.files import append_whole, by_iteration, iteration_name, whole, write_whole
 
 
 def test_text_is_added_at_the_end(tmp_path):
@@ -78,3 +78,14 @@ def test_a_link_is_replaced_and_its_target_stays(tmp_path):
             partial.symlink_to("target", target_is_directory=True)
     assert (tmp_path / "link").readlink().name == "target"
     assert (tmp_path / "target").is_dir()
+
+
+def test_what_belongs_to_an_iteration_is_listed_by_its_number(tmp_path):
+    assert iteration_name(40, ".npz") == "iteration_000040.npz"
+    for name in ("iteration_1000000", "iteration_999999", "iteration_000040", "iteration_000040_best", "iteration_40"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "iteration_000007.npz").touch()
+    assert by_iteration(tmp_path) == {i: tmp_path / iteration_name(i) for i in (40, 999999, 1000000)}
+    assert list(by_iteration(tmp_path)) == [40, 999999, 1000000], "not in the order of the names"
+    assert list(by_iteration(tmp_path, ".npz")) == [7]
+    assert by_iteration(tmp_path / "none") == {}

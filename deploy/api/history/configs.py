@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -51,54 +52,50 @@ class Differences(Document):
     """By name; a run whose config cannot be read is left out."""
 
 
-class Configs:
-    """Reads configs of run folders, each file once as long as it stays the same; made by the API."""
+def view(run: Path) -> RunConfigView:
+    """Return the config of a run folder (RunFolderError: it cannot be read)."""
+    config = config_of(run)
+    return RunConfigView(text=config.to_yaml(), fields=config.flat_fields())
 
-    def __init__(self) -> None:
-        self._held: dict[Path, tuple[tuple[int, int], _Read | None]] = {}
 
-    def view(self, run: Path) -> RunConfigView:
-        """Return the config of a run folder (RunFolderError: it cannot be read)."""
-        config = config_of(run)
-        return RunConfigView(text=config.to_yaml(), fields=config.flat_fields())
+def compare(runs: Mapping[str, Path]) -> Differences:
+    """Compare the configs of run folders, by name of the run."""
+    read = {name: found for name, path in runs.items() if (found := _lately(path))}
+    fields = [each.fields for each in read.values()]
+    keys = [key for key in dict.fromkeys(key for each in fields for key in each) if key != SEED]
+    differing = [key for key in keys if any(each.get(key) != fields[0].get(key) for each in fields[1:])]
+    free = {key for key in differing if not any(key in each.outcome for each in read.values())}
+    differing.sort(key=lambda key: key in free)
+    shown = differing[:MOST_KEYS]
+    return Differences(
+        keys=shown,
+        left_out=len(differing) - len(shown),
+        runs={
+            name: ComparedConfig(
+                group=each.group,
+                seed=each.seed,
+                values={key: each.fields[key] for key in shown if key in each.fields},
+            )
+            for name, each in read.items()
+        },
+    )
 
-    def compare(self, runs: Mapping[str, Path]) -> Differences:
-        """Compare the configs of run folders, by name of the run."""
-        read = {name: found for name, path in runs.items() if (found := self._read(path))}
-        fields = [each.fields for each in read.values()]
-        keys = [key for key in dict.fromkeys(key for each in fields for key in each) if key != SEED]
-        differing = [key for key in keys if any(each.get(key) != fields[0].get(key) for each in fields[1:])]
-        free = {key for key in differing if not any(key in each.outcome for each in read.values())}
-        differing.sort(key=lambda key: key in free)
-        shown = differing[:MOST_KEYS]
-        return Differences(
-            keys=shown,
-            left_out=len(differing) - len(shown),
-            runs={
-                name: ComparedConfig(
-                    group=each.group,
-                    seed=each.seed,
-                    values={key: each.fields[key] for key in shown if key in each.fields},
-                )
-                for name, each in read.items()
-            },
-        )
 
-    def _read(self, run: Path) -> "_Read | None":
-        try:
-            found = (run / CONFIG).stat()
-        except OSError:
-            return None
-        stamp, held = (found.st_mtime_ns, found.st_size), self._held.get(run)
-        if held is None or held[0] != stamp:
-            try:
-                held = stamp, _Read(run)
-            except RunFolderError:
-                held = stamp, None
-            while len(self._held) >= RUNS_HELD:
-                self._held.pop(next(iter(self._held)))
-            self._held[run] = held
-        return held[1]
+def _lately(run: Path) -> "_Read | None":
+    try:
+        found = (run / CONFIG).stat()
+    except OSError:
+        return None
+    return _read(run, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=RUNS_HELD)
+def _read(run: Path, *_changed: int) -> "_Read | None":
+    """A file is read once as long as it stays the same."""
+    try:
+        return _Read(run)
+    except RunFolderError:
+        return None
 
 
 class _Read:

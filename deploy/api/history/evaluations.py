@@ -2,8 +2,8 @@
 
 import base64
 import io
-import re
 import zipfile
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from deploy.folder.heldout import SCORE, HeldoutScores, read_heldout
 from deploy.folder.names import GALLERY
+from protocol.files import by_iteration
 from protocol.status import Document
 
-IMAGES = re.compile(r"iteration_(\d{6,})\.npz")
 MOST_EVALUATIONS, MOST_PROMPTS = 100, 2_000
 """Of one answer: evaluations are thinned evenly, the first and the newest stay; later prompts are left out."""
 RUNS_HELD = 4
@@ -62,59 +62,52 @@ class GalleryImages(Document):
     """Base64."""
 
 
-class EvaluationFiles:
-    """Reads the evaluations of run folders; those that were read lately are kept until one is added."""
-
-    def __init__(self) -> None:
-        self._held: dict[Path, tuple[int, list[HeldoutScores]]] = {}
-
-    def scores(self, run: Path, reading: str) -> Evaluations:
-        """Return scores by prompt and evaluation; `reading` names them, and an unknown one has none."""
-        found = self._read(run)
-        galleries = galleries_of(run)
-        if not found:
-            return Evaluations(
-                readings=[],
-                reading=reading,
-                iterations=[],
-                prompts=[],
-                tags=[],
-                scores=[],
-                left_out=0,
-                galleries=galleries,
-            )
-        shown = _spread(found)
-        newest = found[-1]
-        prompts, tags = newest.prompts[:MOST_PROMPTS], newest.tags[:MOST_PROMPTS]
+def scores(run: Path, reading: str) -> Evaluations:
+    """Return scores by prompt and evaluation; `reading` names them, and an unknown one has none."""
+    found = _lately(run)
+    galleries = galleries_of(run)
+    if not found:
         return Evaluations(
-            readings=[SCORE, *sorted(name for name in newest.scores if name != SCORE)],
+            readings=[],
             reading=reading,
-            iterations=[each.iteration for each in shown],
-            prompts=prompts,
-            tags=tags,
-            scores=[_means(each, reading, newest.prompts)[: len(prompts)] for each in shown],
-            left_out=len(newest.prompts) - len(prompts),
+            iterations=[],
+            prompts=[],
+            tags=[],
+            scores=[],
+            left_out=0,
             galleries=galleries,
         )
+    shown = _spread(found)
+    newest = found[-1]
+    prompts, tags = newest.prompts[:MOST_PROMPTS], newest.tags[:MOST_PROMPTS]
+    return Evaluations(
+        readings=[SCORE, *sorted(name for name in newest.scores if name != SCORE)],
+        reading=reading,
+        iterations=[each.iteration for each in shown],
+        prompts=prompts,
+        tags=tags,
+        scores=[_means(each, reading, newest.prompts)[: len(prompts)] for each in shown],
+        left_out=len(newest.prompts) - len(prompts),
+        galleries=galleries,
+    )
 
-    def _read(self, run: Path) -> list[HeldoutScores]:
-        try:
-            changed = (run / GALLERY).stat().st_mtime_ns
-        except OSError:
-            return []
-        held = self._held.pop(run, None)
-        if held is None or held[0] != changed:
-            held = changed, sorted(read_heldout(run), key=lambda each: each.iteration)
-        while len(self._held) >= RUNS_HELD:
-            self._held.pop(next(iter(self._held)))
-        self._held[run] = held
-        return held[1]
+
+def _lately(run: Path) -> list[HeldoutScores]:
+    try:
+        return _read(run, (run / GALLERY).stat().st_mtime_ns)
+    except OSError:
+        return []
+
+
+@lru_cache(maxsize=RUNS_HELD)
+def _read(run: Path, _changed: int) -> list[HeldoutScores]:
+    """A run's evaluations are read once until one is added."""
+    return sorted(read_heldout(run), key=lambda each: each.iteration)
 
 
 def galleries_of(run: Path) -> list[int]:
     """List the iterations whose images a run folder keeps."""
-    found = (IMAGES.fullmatch(path.name) for path in (run / GALLERY).glob("iteration_*.npz"))
-    return sorted(int(match[1]) for match in found if match)
+    return list(by_iteration(run / GALLERY, ".npz"))
 
 
 def images_of(run: Path, iteration: int) -> GalleryImages | None:

@@ -1,25 +1,24 @@
 """The routes of a run's history. What a server reads from a board alone has curves only: the rest is in run folders."""
 
 import asyncio
-import re
 from pathlib import Path as FilePath
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 
-from deploy.api.history.configs import Configs, Differences, RunConfigView
+from deploy.api.history.configs import Differences, RunConfigView, compare, view
 from deploy.api.history.curves import MOST_POINTS, POINTS, By, CurveCache, Curves
-from deploy.api.history.evaluations import EvaluationFiles, Evaluations, GalleryImages, images_of
+from deploy.api.history.evaluations import Evaluations, GalleryImages, images_of, scores
 from deploy.api.problems import Problem, documented
 from deploy.api.source import Source
 from deploy.folder.names import CHECKPOINTS, CONFIG, EVENTS, METRICS
 from protocol.errors import RunFolderError
+from protocol.files import by_iteration
 from protocol.status import RUN_ID
 
 MOST_RUNS = 12
 """Runs of one report, and of one comparison on the page."""
-CHECKPOINT = re.compile(r"iteration_(\d{6,})")
 ADAPTER = "pytorch_lora_weights.safetensors"
 MANIFEST = "manifest.json"
 """Written last: a checkpoint without it is not whole."""
@@ -38,8 +37,6 @@ class History:
     def __init__(self, source: Source) -> None:
         """Read from `source` when asked."""
         self.curves = CurveCache(source)
-        self.configs = Configs()
-        self.evaluations = EvaluationFiles()
         self.drawing = asyncio.Lock()
 
 
@@ -69,7 +66,7 @@ async def configs(
     names = list(dict.fromkeys(run)) if run else [status.run for status in await request.app.state.cache.runs()]
     found = {name: await request.app.state.source.folder(name) for name in names[:500]}
     folders = {name: folder for name, folder in found.items() if folder}
-    return await asyncio.to_thread(request.app.state.history.configs.compare, folders)
+    return await asyncio.to_thread(compare, folders)
 
 
 @history.get("/runs/{run}/config", responses=documented(404, 422))
@@ -77,7 +74,7 @@ async def config(request: Request, run: RunName) -> RunConfigView:
     """Return a run's config: its file, and every value by its key."""
     folder = await _folder(request, run)
     try:
-        return await asyncio.to_thread(request.app.state.history.configs.view, folder)
+        return await asyncio.to_thread(view, folder)
     except RunFolderError as error:
         raise Problem(404, str(error)) from None
 
@@ -90,7 +87,7 @@ async def evaluations(
 ) -> Evaluations:
     """Return held-out scores by prompt and evaluation, and which evaluations have images."""
     folder = await _folder(request, run)
-    return await asyncio.to_thread(request.app.state.history.evaluations.scores, folder, reading)
+    return await asyncio.to_thread(scores, folder, reading)
 
 
 @history.get("/runs/{run}/gallery/{iteration}", responses=documented(404, 422))
@@ -142,10 +139,9 @@ async def report(request: Request, run: Annotated[list[Listed], Query(min_length
 
 def newest_adapter(run: FilePath) -> FilePath | None:
     """The adapter's file in a run's newest whole checkpoint; None without one."""
-    whole = [path.parent for path in (run / CHECKPOINTS).glob(f"iteration_*/{MANIFEST}")]
-    numbered = [(int(found[1]), each) for each in whole if (found := CHECKPOINT.fullmatch(each.name))]
-    files = [folder / ADAPTER for _, folder in sorted(numbered, reverse=True)]
-    return next((file for file in files if file.is_file()), None)
+    newest_first = reversed(by_iteration(run / CHECKPOINTS).values())
+    whole = (folder / ADAPTER for folder in newest_first if (folder / MANIFEST).is_file())
+    return next(filter(FilePath.is_file, whole), None)
 
 
 async def _folder(request: Request, run: str) -> FilePath:

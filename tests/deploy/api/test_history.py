@@ -14,7 +14,7 @@ import pytest
 from deploy.api.folder_source import FolderSource
 from deploy.api.history import curves as curves_module
 from deploy.api.history.curves import CurveCache
-from deploy.api.history.evaluations import MOST_EVALUATIONS, EvaluationFiles, images_of
+from deploy.api.history.evaluations import MOST_EVALUATIONS, images_of, scores
 from deploy.api.history.routes import ADAPTER, newest_adapter
 from protocol.config.run import RunConfig
 from protocol.status import MetricLine, RunStatus
@@ -188,7 +188,7 @@ def test_many_evaluations_are_thinned_and_the_first_and_newest_stay(tiny_config,
     first = json.loads((run / "gallery" / "iteration_000000.json").read_text())
     for iteration in range(1, 250):
         (run / "gallery" / f"iteration_{iteration:06d}.json").write_text(json.dumps(first | {"iteration": iteration}))
-    found = EvaluationFiles().scores(run, "score")
+    found = scores(run, "score")
     assert (len(found.iterations), found.iterations[0], found.iterations[-1]) == (MOST_EVALUATIONS, 0, 250)
 
 
