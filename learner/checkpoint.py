@@ -8,6 +8,7 @@
                                             library versions
         average/                            the adapter's running mean in the same form, where the run keeps one
         old/                                the adapter `old` in the same form, where the objective has one
+        reference/                          the KL's reference in the same form, where it moves
         manifest.json                       sha256 of each file above, written last
     checkpoints/latest -> iteration_000040
     checkpoints/best -> iteration_000020        the one with the best held-out score
@@ -49,6 +50,8 @@ AVERAGE_FILE = f"{AVERAGE}/{FILE_NAME}"
 """In checkpoints of a run with `learner.average`; `pipeline.load_lora_weights` takes the folder."""
 OLD = "old"
 OLD_FILE = f"{OLD}/{FILE_NAME}"
+REFERENCE = "reference"
+REFERENCE_FILE = f"{REFERENCE}/{FILE_NAME}"
 """In checkpoints of a run with an objective of the forward process."""
 LATEST, BEST = "latest", "best"
 
@@ -113,7 +116,7 @@ def read_checkpoint(folder: Path) -> LearnerState:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {folder} has no readable {MANIFEST}: {error}") from error
-    if not isinstance(manifest, dict) or set(manifest) - {RECENT, AVERAGE_FILE, OLD_FILE} != set(FILES):
+    if not isinstance(manifest, dict) or set(manifest) - {RECENT, AVERAGE_FILE, OLD_FILE, REFERENCE_FILE} != set(FILES):
         raise CheckpointError(f"checkpoint {folder} must list {sorted(FILES)} in its {MANIFEST}")
     for name, expected in manifest.items():
         if not (folder / name).is_file():
@@ -138,6 +141,7 @@ def read_checkpoint(folder: Path) -> LearnerState:
         optimizer=optimizer,
         average=read_lora(folder / AVERAGE, version=iteration) if AVERAGE_FILE in manifest else None,
         old=read_lora(folder / OLD, version=iteration) if OLD_FILE in manifest else None,
+        reference=read_lora(folder / REFERENCE, version=iteration) if REFERENCE_FILE in manifest else None,
         baseline=baseline,
         recent=_recent(folder, recent, older),
         broken=broken,
@@ -189,7 +193,8 @@ def _write(partial: Path, state: LearnerState, config: LoraConfig, facts: Mappin
         arrays = {f"{w.version}/{name}": _contiguous(a) for w in state.recent for name, a in w.arrays.items()}
         save_file(arrays, partial / RECENT)
         names.append(RECENT)
-    means = {name: mean for name, mean in ((AVERAGE, state.average), (OLD, state.old)) if mean}
+    kept = ((AVERAGE, state.average), (OLD, state.old), (REFERENCE, state.reference))
+    means = {name: mean for name, mean in kept if mean}
     for name, mean in means.items():
         (partial / name).mkdir()
         write_lora(partial / name, mean, config)

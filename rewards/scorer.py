@@ -85,6 +85,7 @@ SCORERS: dict[str, Registered] = {
     "ocr": Registered("rewards.ocr.scorer:Ocr", "ocr"),
     "clipscore": Registered("rewards.clip.scores:ClipScore"),
     "hpsv2": Registered("rewards.clip.scores:HPSv2"),
+    "diversity": Registered("rewards.clip.scores:Diversity"),
     "aesthetic": Registered("rewards.clip.scores:Aesthetic"),
     "remote": Registered("rewards.http.remote:RemoteScorer"),
     "flow_grpo": Registered("rewards.http.flow_grpo:FlowGrpoServer"),

@@ -26,6 +26,7 @@ from deploy.folder.read import lines_of
 from learner.credit.assign import Assignment, RewardTables, assign_credit
 from learner.credit.rules import along_windows, gae, lead, per_step
 from protocol.config.credit import CreditConfig
+from protocol.config.learning import KlConfig
 
 METHOD = "stepwise_calibrated"
 RUNS = Path("runs/earlier")
@@ -47,12 +48,13 @@ class Earlier:
         reward_weights: Mapping[str, float],
         step_weights: Float[Tensor, " T"],
         baseline: Float[Tensor, " T"] | None = None,
+        kl: KlConfig | None = None,
     ) -> Assignment:
         """Assign the credit of one iteration; the arguments are those of `assign_credit`."""
         if self._rewards is None or not torch.equal(tables.rewards.nan_to_num(), self._rewards):
             self._rewards, self._before = tables.rewards.nan_to_num(), self._own
         self._own = assign_credit(
-            tables, config, reward_weights=reward_weights, step_weights=step_weights, baseline=baseline
+            tables, config, reward_weights=reward_weights, step_weights=step_weights, baseline=baseline, kl=kl
         )
         if self._before is None:
             return self._own

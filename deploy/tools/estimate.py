@@ -29,7 +29,7 @@ GIB = 2**30
 CONTEXT = int(0.8 * GIB)
 """Bytes that a CUDA process takes before its first tensor, libraries' workspaces included; a round guess."""
 
-KEPT = ("context", "text encoders", "optimizer", "adapter old")
+KEPT = ("context", "text encoders", "optimizer", "adapter old", "reference")
 """What stays on the GPU with `cluster.offload`."""
 
 
@@ -141,6 +141,7 @@ def estimate_of(
         **static,
         "optimizer": 8 * trained,
         **({"adapter old": 4 * trained} if config.is_forward else {}),
+        **({"reference": 4 * trained} if config.learner.kl.moves else {}),
         "gradients of its lanes": 4 * trained * lanes_of_a_worker(config),
         "forward and backward": backward.peak,
     }

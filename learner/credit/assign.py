@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from learner.credit.restraint import doubtful, led_by_the_different
 from learner.credit.rules import (
     NORMALISERS,
     CreditRule,
@@ -31,6 +32,7 @@ from learner.credit.rules import (
 )
 from learner.credit.turning_point import turning_point
 from protocol.config.credit import CreditConfig
+from protocol.config.learning import KlConfig
 from protocol.errors import ContractError
 from protocol.messages import ScoredGroup, Scores, ShardFacts
 
@@ -69,6 +71,8 @@ class Assignment:
     """How far the final rewards follow each point's; None unless values are calibrated."""
     values: Float[Tensor, "G N P"] | None
     """What each point is worth, NaN where its reward is; None unless values are calibrated."""
+    doubtful: Bool[Tensor, "G N"] | None = None
+    """The members that have the KL penalty; None for all."""
 
 
 def reward_tables(
@@ -129,6 +133,7 @@ def assign_credit(
     reward_weights: Mapping[str, float],
     step_weights: Float[Tensor, " T"],
     baseline: Float[Tensor, " T"] | None = None,
+    kl: KlConfig | None = None,
 ) -> Assignment:
     """Credit of all groups of an iteration, mixed as `config.mixture` says.
 
@@ -145,6 +150,7 @@ def assign_credit(
         reward_weights: weight of each reward that trains.
         step_weights: one factor for each step, from `learner.credit.step_weights`.
         baseline: of the iterations before, for `ema`.
+        kl: says which members have its penalty.
 
     Returns:
         Step rewards and advantages [G, N, T].
@@ -152,14 +158,25 @@ def assign_credit(
     Raises:
         ContractError: a reward that `advantages` mixes has no score where the mixture has one.
     """
-    mixture = _assign(tables, config, step_weights, baseline)
-    if config.mixture == "rewards":
-        return mixture
-    parts = [
-        weight * _assign(_alone(tables, name), config, step_weights, baseline).advantages
-        for name, weight in reward_weights.items()
-    ]
-    return replace(mixture, advantages=torch.stack(parts).sum(0))
+    credit = _assign(tables, config, step_weights, baseline)
+    if config.mixture == "advantages":
+        parts = [
+            weight * _assign(_alone(tables, name), config, step_weights, baseline).advantages
+            for name, weight in reward_weights.items()
+        ]
+        credit = replace(credit, advantages=torch.stack(parts).sum(0))
+    if config.diversity:
+        distances = _finals(tables, config.diversity)
+        scaled = [led_by_the_different(*group) for group in zip(credit.advantages, distances, strict=True)]
+        credit = replace(credit, advantages=torch.stack(scaled))
+    if kl and kl.weight and kl.auxiliary:
+        others = torch.stack([_finals(tables, name) for name in kl.auxiliary], dim=1)
+        chosen = [
+            doubtful(reward, other, share=kl.share)
+            for reward, other in zip(tables.rewards[..., -1], others, strict=True)
+        ]
+        credit = replace(credit, doubtful=torch.stack(chosen))
+    return credit
 
 
 def _assign(
@@ -233,6 +250,12 @@ def _alone(tables: RewardTables, name: str) -> RewardTables:
         raise ContractError(f"credit.mixture advantages needs a score of every reward, got none of {name!r}")
     further = tuple(_alone(end, name) for end in tables.further)
     return replace(tables, rewards=torch.where(is_missing, torch.nan, rewards), further=further)
+
+
+def _finals(tables: RewardTables, name: str) -> Float[Tensor, "G N"]:
+    """One reward's scores of the finished images, NaN where it has none."""
+    scores = tables.scores.get(name)
+    return torch.full_like(tables.rewards[..., -1], torch.nan) if scores is None else scores[..., -1]
 
 
 def _readings(scores: Scores, names: Sequence[str]) -> Iterator[Float[np.ndarray, " I"]]:

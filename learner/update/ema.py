@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from protocol.config.learning import AverageConfig, OldConfig
+from protocol.config.learning import AverageConfig, KlConfig, OldConfig
 from protocol.messages import Adapter, digest_of
 
 
@@ -71,3 +71,22 @@ class OldAdapter(AdapterMean):
     def update(self, steps: int) -> None:
         """Move after an iteration, with the number n of the run's optimizer steps so far."""
         self.move(min(self._config.rate * max(0, steps - self._config.flat), self._config.most))
+
+
+class ReferenceAdapter(AdapterMean):
+    """The reference of the KL where it moves: the model without adapter at first, then the policy at each reset."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], config: KlConfig) -> None:
+        super().__init__(parameters)
+        for tensor in self._mean.values():
+            tensor.zero_()
+        self._config = config
+
+    def update(self, iterations: int, kl: float) -> bool:
+        """Become the policy if it is time after so many iterations, or the last one's mean KL was too large."""
+        config = self._config
+        is_due = bool(config.reset_every) and iterations % config.reset_every == 0
+        if is_due or 0 < config.reset_above < kl:
+            self.move(0.0)
+            return True
+        return False

@@ -14,9 +14,9 @@ from flow.adapter.lora import Lora
 from flow.maths.transition import clean_estimate, per_sample
 from flow.models.contract import Conditioning
 from flow.policy import FlowPolicy
-from learner.update.ema import OldAdapter
+from learner.update.ema import OldAdapter, ReferenceAdapter
 from learner.update.micro_batches import NoisedBatch
-from learner.update.objective import PairLosses
+from learner.update.objective import PairLosses, reference_of
 from protocol.config.learning import LearnerConfig
 
 LEAST_WEIGHT = 1e-5
@@ -35,6 +35,8 @@ class ForwardObjective:
     old: OldAdapter
     advantage_clip: float
     """A_max: the advantages' own bound, which becomes 1 here."""
+    reference: ReferenceAdapter | None = None
+    """As in `Objective`."""
 
     def __call__(self, batch: NoisedBatch) -> PairLosses:
         """Noise the clean latents to the step's level, and run the policy and what it is compared with there."""
@@ -46,7 +48,7 @@ class ForwardObjective:
                 with self.lora.holding(self.old.tensors):
                     old = self.policy.velocity(noised, sigma, conditioning)
             if config.kl.weight:
-                with self.lora.adapter_disabled():
+                with reference_of(self.lora, self.reference):
                     reference = self.policy.velocity(noised, sigma, conditioning)
         velocity = self.policy.velocity(noised, sigma, conditioning)
         strength = batch.advantages / self.advantage_clip
@@ -81,6 +83,7 @@ class ForwardObjective:
         kl = torch.zeros_like(loss)
         if reference is not None:
             kl = (velocity - reference).square().flatten(1).mean(1)
+            kl = kl if batch.doubtful is None else kl * batch.doubtful
             loss = loss + config.kl.weight * kl
         return PairLosses(
             loss=loss * batch.valid,

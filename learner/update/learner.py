@@ -17,7 +17,7 @@ from flow.meter import Meter
 from flow.policy import build_policy, start_adapter
 from learner.credit.assign import Assignment, RewardTables, assign_credit, reward_tables
 from learner.credit.step_weights import step_weights
-from learner.update.ema import AdapterAverage, OldAdapter
+from learner.update.ema import AdapterAverage, OldAdapter, ReferenceAdapter
 from learner.update.forward import ForwardObjective
 from learner.update.lanes import Gradient, Lanes, Seat
 from learner.update.metrics import PieceStatistics, StepStatistics, group_metrics, update_metrics
@@ -131,6 +131,7 @@ class Learner:
         self._scaler = GradScaler(self._device.type, enabled=config.model.dtype == "float16")
         settings = config.learner
         self._old = OldAdapter(self._lora.parameters, settings.old) if config.is_forward else None
+        self._reference = ReferenceAdapter(self._lora.parameters, settings.kl) if settings.kl.moves else None
         self._average = AdapterAverage(self._lora.parameters, settings.average) if settings.average.decay else None
         self._baseline: torch.Tensor | None = None
         self._step_weights = step_weights(
@@ -266,22 +267,25 @@ class Learner:
         self._groups = []  # their trajectories would stay in the object store until the next update
         if self._old:
             self._old.update(self._optimizer_steps())
+        trained = update_metrics(
+            (piece for found in findings for piece in found.pieces), self._steps, has_ratios=not self._config.is_forward
+        )
         self.iteration += 1
+        if self._reference:
+            is_reset = self._reference.update(self.iteration, trained["train/reference_kl"])
+            trained["train/reference_reset"] = float(is_reset)
         self._before = self._exported = None
         metrics = {
             "ledger/first": float(first),
             "ledger/last": float(first + len(groups) - 1),
             **group_metrics(groups, tables, assignment),
-            **update_metrics(
-                (piece for found in findings for piece in found.pieces),
-                self._steps,
-                has_ratios=not self._config.is_forward,
-            ),
+            **trained,
             **{name: value for found in findings for name, value in found.probed.items()},
             **_sums([found.work for found in findings]),
             "adapter/version": float(self.iteration),
         }
-        held = [adapter.digest for adapter in (self._trained(), self._exported_old()) if adapter]
+        kept = (self._trained(), self._exported_old(), self._exported_reference())
+        held = [adapter.digest for adapter in kept if adapter]
         self._rest()
         return Finished(metrics=metrics, digest=hashlib.sha256("".join(held).encode()).hexdigest())
 
@@ -314,6 +318,7 @@ class Learner:
             optimizer=optimizer,
             average=self._average.export(version=self.iteration) if self._average else None,
             old=self._exported_old(),
+            reference=self._exported_reference(),
             baseline=tuple(None if math.isnan(value) else value for value in baseline),
         )
 
@@ -327,6 +332,11 @@ class Learner:
             raise ContractError(
                 f"objective {self._config.learner.objective} resumes with its adapter `old`, got a state without one:"
                 " start a fresh run from its adapter with --fork"
+            )
+        if self._reference and state.reference is None:
+            raise ContractError(
+                "a run whose reference moves resumes with it, got a state without one: start a fresh run from its"
+                " adapter with --fork"
             )
         self._before = self._exported = None
         self._wake()  # what is loaded goes to the device where it is used
@@ -349,6 +359,8 @@ class Learner:
             self._average.load(state.average or state.adapter)
         if self._old and state.old:
             self._old.load(state.old)
+        if self._reference and state.reference:
+            self._reference.load(state.reference)
         baseline = [math.nan if value is None else value for value in state.baseline]
         self._baseline = torch.tensor(baseline, dtype=torch.float64) if baseline else None
         self.iteration = state.iteration
@@ -365,6 +377,11 @@ class Learner:
         if self._before:
             return self._before.old
         return self._old.export(version=self.iteration) if self._old else None
+
+    def _exported_reference(self) -> Adapter | None:
+        if self._before:
+            return self._before.reference
+        return self._reference.export(version=self.iteration) if self._reference else None
 
     @property
     def _keeps_idle(self) -> bool:
@@ -405,6 +422,7 @@ class Learner:
             reward_weights=self._config.reward_weights,
             step_weights=self._step_weights,
             baseline=self._baseline,
+            kl=self._config.learner.kl,
         )
         return tables, assignment
 
@@ -484,7 +502,12 @@ class Learner:
         config, device = self._config, self._device
         if self._old:
             forward = ForwardObjective(
-                self._policy, self._lora, config.learner, self._old, config.credit.advantage_clip
+                self._policy,
+                self._lora,
+                config.learner,
+                self._old,
+                config.credit.advantage_clip,
+                self._reference,
             )
             is_group = config.learner.objective == "dgpo"
             noised = noised_batches(task, rollout, device=device, choice=self._choice(batch), shares_noise=is_group)
@@ -492,7 +515,7 @@ class Learner:
             for piece in split_micro_batches(noised, most=config.model.forward_batch):
                 yield piece.k, forward(piece)
             return
-        objective = Objective(self._policy, self._lora, config.learner)
+        objective = Objective(self._policy, self._lora, config.learner, self._reference)
         whole = micro_batches(task, rollout, device=device, keeps_idle=self._keeps_idle)
         for piece in split_micro_batches(whole, most=config.model.forward_batch):
             yield piece.k, objective(piece)
@@ -530,8 +553,10 @@ def _sums(works: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _credits(tables: RewardTables, assignment: Assignment, *, version: int) -> list[Credit]:
     """Split the tables into one message for each group."""
-    values = [None] * len(tables.rewards) if assignment.values is None else assignment.values.numpy()
-    rows = zip(tables.rewards, values, assignment.step_rewards, assignment.advantages, strict=True)
+    nothing = [None] * len(tables.rewards)
+    values = nothing if assignment.values is None else assignment.values.numpy()
+    doubts = nothing if assignment.doubtful is None else assignment.doubtful.numpy()
+    rows = zip(tables.rewards, values, assignment.step_rewards, assignment.advantages, doubts, strict=True)
     return [
         Credit(
             adapter_version=version,
@@ -539,6 +564,7 @@ def _credits(tables: RewardTables, assignment: Assignment, *, version: int) -> l
             values=value,
             step_rewards=earned.numpy(),
             advantages=advantages.numpy(),
+            doubtful=doubtful,
         )
-        for rewards, value, earned, advantages in rows
+        for rewards, value, earned, advantages, doubtful in rows
     ]

@@ -33,6 +33,8 @@ class MicroBatch:
     advantages: Float[Tensor, " N"]
     valid: Bool[Tensor, " N"]
     """Which pairs count; the others have no step reward."""
+    doubtful: Bool[Tensor, " N"] | None = None
+    """Which pairs have the KL penalty; None for all."""
     old_mean: Float[Tensor, "N C H W"] | None = None
     """Mean of the step under the policy that drew it, where the objective compares it."""
     target: Float[Tensor, "N C H W"] | None = None
@@ -54,6 +56,8 @@ class NoisedBatch:
     advantages: Float[Tensor, " N"]
     valid: Bool[Tensor, " N"]
     """Which pairs count; the others have no step reward."""
+    doubtful: Bool[Tensor, " N"] | None = None
+    """Which pairs have the KL penalty; None for all."""
     weight: Float[Tensor, " N"] | None = None
     """The group's weight, for each member, where the objective weighs groups."""
 
@@ -134,6 +138,8 @@ class ShardTask:
     """By step: how many members in a row share it, as in `FlowPolicy.strides`; only the first of them is trained."""
     factors: Mapping[int, float] = field(default_factory=dict)
     """By step: the factor of its loss where it is not 1; 0 leaves the micro-batch out."""
+    doubtful: Bool[np.ndarray, " N"] | None = None
+    """Which members have the KL penalty; None for all."""
 
     @property
     def steps(self) -> list[int]:
@@ -197,6 +203,7 @@ def shard_tasks(
                 valid=~np.isnan(credit.step_rewards[rows]),
                 columns=choice.columns(shard.facts),
                 strides=strides,
+                doubtful=None if credit.doubtful is None else credit.doubtful[rows],
             )
             factors = choice.factors(shard.facts, task.sizes()) if choice.subsample_below else {}
             tasks.append(replace(task, factors=factors))
@@ -234,6 +241,7 @@ def micro_batches(
             old_log_prob=_tensor(rollout.log_probs[rows, column], device),
             advantages=_tensor(task.advantages[rows, k], device),
             valid=_tensor(task.valid[rows, k], device),
+            doubtful=None if task.doubtful is None else _tensor(task.doubtful[rows], device),
             old_mean=None if rollout.means is None else _tensor(rollout.means[rows, column], device),
             target=None if rollout.targets is None else _tensor(rollout.targets[rows, column], device),
             factor=task.factors.get(k, 1.0),
@@ -279,6 +287,7 @@ def noised_batches(
             noise=noise.expand(len(members), -1, -1, -1).to(device),
             advantages=_tensor(task.advantages[:, k], device),
             valid=_tensor(task.valid[:, k], device),
+            doubtful=None if task.doubtful is None else _tensor(task.doubtful, device),
         )
 
 

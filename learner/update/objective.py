@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,6 +15,7 @@ from flow.adapter.lora import Lora
 from flow.maths.transition import Transition, per_sample
 from flow.models.contract import Conditioning
 from flow.policy import FlowPolicy
+from learner.update.ema import ReferenceAdapter
 from learner.update.micro_batches import MicroBatch
 from protocol.config.learning import KlConfig, LearnerConfig
 from protocol.errors import ContractError
@@ -52,6 +54,8 @@ class Objective:
     policy: FlowPolicy
     lora: Lora
     config: LearnerConfig
+    reference: ReferenceAdapter | None = None
+    """What the KL compares with; None for the model without adapter."""
 
     def __call__(self, micro_batch: MicroBatch) -> PairLosses:
         """Run the policy, and the reference if the KL has a weight, over one micro-batch."""
@@ -67,6 +71,7 @@ class Objective:
                 reference=reference,
                 step_size=self.policy.step_size(micro_batch.k),
             )
+            kl = kl if micro_batch.doubtful is None else kl * micro_batch.doubtful
             loss = loss + self.config.kl.weight * kl
         return PairLosses(
             loss=loss * micro_batch.valid * micro_batch.factor,
@@ -129,7 +134,7 @@ class Objective:
     def _reference(
         self, micro_batch: MicroBatch, conditioning: tuple[Conditioning, ...]
     ) -> tuple[Transition, Float[Tensor, "N C H W"]]:
-        with self.lora.adapter_disabled():
+        with reference_of(self.lora, self.reference):
             return self.policy.transition(micro_batch.latents, micro_batch.k, conditioning=conditioning)
 
     def _target(self, micro_batch: MicroBatch) -> Float[Tensor, "N C H W"]:
@@ -137,6 +142,11 @@ class Objective:
             raise ContractError("objective distillation needs the completions of the rollout, got none")
         sigma = self.policy.sigmas[micro_batch.k].expand(len(micro_batch.latents)).to(micro_batch.latents.device)
         return (micro_batch.latents - micro_batch.target) / per_sample(sigma, micro_batch.latents)
+
+
+def reference_of(lora: Lora, reference: ReferenceAdapter | None) -> AbstractContextManager[None]:
+    """Let the transformer be the KL's reference inside the block: an adapter, or the model without one."""
+    return lora.holding(reference.tensors) if reference else lora.adapter_disabled()
 
 
 def divergence(

@@ -107,6 +107,9 @@ class CreditConfig(Section):
     the advantages are summed with the reward weights."""
     advantage_clip: float = Field(default=5.0, gt=0.0)
     """Advantages are clamped to plus or minus this number, above 0."""
+    diversity: str | None = None
+    """Name of a reward that says how far a member lies from its group (scorer `diversity`): advantages above 0 are
+    scaled by it, divided by its mean in the group (GARDO). None scales none."""
 
     @model_validator(mode="after")
     def _weights_act(self) -> "CreditConfig":

@@ -43,6 +43,21 @@ class KlConfig(Section):
     rule: Literal["full", "no_dt", "velocity"] = "full"
     """`full`: the closed-form KL of a step; `no_dt`: the same with a variance without the step size h, as in
     Flow-GRPO's released code and for its beta; `velocity`: the mean squared difference of the velocities."""
+    auxiliary: tuple[str, ...] = ()
+    """Names of rewards, of weight 0 for instance. With them only those members of a group have the penalty whose rank
+    by the reward is above their mean rank by these (GARDO). Empty: all members have it."""
+    share: float = Field(default=0.1, gt=0.0, le=1.0)
+    """With `auxiliary`: largest share of a group that has the penalty, in (0, 1]."""
+    reset_every: int = Field(default=0, ge=0)
+    """Iterations after which the reference becomes the present policy; 0 for never (GARDO: 15 epochs)."""
+    reset_above: float = Field(default=0.0, ge=0.0)
+    """`train/reference_kl` of an iteration above which the reference becomes the present policy; 0 for never (GARDO:
+    3e-4)."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether the reference may become a later policy."""
+        return self.weight > 0 and bool(self.reset_every or self.reset_above)
 
 
 class AverageConfig(Section):

@@ -1,4 +1,4 @@
-"""Further scorers that use CLIP features: CLIPScore, HPSv2, and the LAION aesthetic predictor.
+"""Further scorers that use CLIP features: CLIPScore, HPSv2, the LAION aesthetic predictor, and diversity.
 
 scorer = build_scorer("clipscore", model="openai/clip-vit-large-patch14")
 """
@@ -13,7 +13,7 @@ from protocol.errors import ScorerError
 from protocol.messages import Metadata, Prompt, Scores
 from rewards.clip.features import ROUNDING, ClipFeatures
 from rewards.clip.pretrained import load_pretrained, require_pretrained
-from rewards.scores import judged
+from rewards.scores import judged, partly
 
 VIT_L = "openai/clip-vit-large-patch14"
 
@@ -131,6 +131,45 @@ class Aesthetic:
         for weight, bias in self._layers:
             features = features @ weight.T + bias
         return judged(features[:, 0])
+
+
+class Diversity:
+    """How far an image lies from the others of its group: mean of 1 - cosine of CLIP's image features, in [0, 2].
+
+    Weights: a CLIP, by default `openai/clip-vit-large-patch14` (1.7 GB). For `credit.diversity`, with weight 0.
+    """
+
+    name = "diversity"
+    low = -ROUNDING
+    high = 2.0 + ROUNDING
+    sees = "group"
+
+    def __init__(self, *, model: str = VIT_L, device: str | None = None, batch: int = 16) -> None:
+        """Load the weights.
+
+        Args:
+            model: CLIP folder, `pkg://` path or hub id.
+            device: torch device; by default the GPU if there is one.
+            batch: images of one forward, at least 1.
+        """
+        self._clip = ClipFeatures(model, device=device, batch=batch)
+
+    @staticmethod
+    def ready(*, model: str = VIT_L, **_: Any) -> None:
+        """Raise ScorerError if the weights are missing."""
+        ClipFeatures.ready(model)
+
+    @staticmethod
+    def check(prompts: Sequence[Prompt]) -> None:
+        """Accept any prompt."""
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
+        """Compare a group's images; a single one has no distance."""
+        if len(images) < 2:
+            return partly([0.0] * len(images), ["it has no other image in its group"] * len(images))
+        features = self._clip.of_images(images).astype(np.float64)
+        cosines = features @ features.T
+        return judged(1 - (cosines.sum(1) - cosines.diagonal()) / (len(images) - 1))
 
 
 def _cosines(clip: ClipFeatures, images: np.ndarray, prompts: Sequence[str]) -> np.ndarray:

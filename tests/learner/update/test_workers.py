@@ -44,6 +44,7 @@ def blind_to_one(rollout: Rollout, images: np.ndarray) -> np.ndarray:
 def require_equal(one: LearnerState, other: LearnerState) -> None:
     assert one.adapter.digest == other.adapter.digest
     assert (one.old and one.old.digest) == (other.old and other.old.digest)
+    assert (one.reference and one.reference.digest) == (other.reference and other.reference.digest)
     assert one.optimizer.keys() == other.optimizer.keys()
     assert all(np.array_equal(array, other.optimizer[name]) for name, array in one.optimizer.items())
 
@@ -94,6 +95,11 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
         "nft": {"learner": FORWARD | {"objective": "nft"}, **ODE},
         "awm": {"learner": FORWARD | {"objective": "awm", "epochs": 2}, **ODE},
         "nft with step credit": {"learner": FORWARD | {"objective": "nft"}},
+        "a reference that moves": {"learner": {"kl": {"weight": 0.1, "reset_every": 1}}},
+        "a reference that moves, nft": {
+            "learner": FORWARD | {"objective": "nft", "kl": {"weight": 0.1, "rule": "velocity", "reset_above": 1e-12}},
+            **ODE,
+        },
         "with kl": {"learner": {"kl": {"weight": 0.1}}},
         "a share of the steps": {"learner": {"step_fraction": 0.6, "epochs": 2}},
         "subsampled micro-batches": {"learner": {"subsample_below": 1.0, "epochs": 2}},
@@ -108,7 +114,9 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_objective_and_option_gives_the_same_bits(tiny_config: Config, name: str) -> None:
-    require_same_bits(tiny_config(**CASES[name]), iterations=2 if "objective" in str(CASES[name]) else 1)
+    require_same_bits(
+        tiny_config(**CASES[name]), iterations=2 if "objective" in str(CASES[name]) or "moves" in name else 1
+    )
 
 
 @pytest.mark.parametrize("name", method_names())

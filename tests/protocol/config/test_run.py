@@ -163,6 +163,12 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
             {"group": {"size": 8, "shard": 4}, "learner": {"objective": "dgpo"}},
             "group.shard must be group.size 8 for objective dgpo, got 4: it weighs whole groups; leave it out",
         ),
+        (
+            {"learner": {"kl": {"weight": 0.1, "auxiliary": ["aesthetic"]}}},
+            "must name rewards with use=train, of ['geneval'], got 'aesthetic': add it with weight=0",
+        ),
+        ({"credit": {"diversity": "far"}}, "got 'far': add it with weight=0"),
+        ({"learner": {"kl": {"reset_every": 5}}}, "learner.kl.weight must be above 0 with learner.kl.auxiliary"),
         ({"sampling": {"granularities": [2, 1]}}, "sampling.granularities must ascend from 1, got [2, 1]"),
         (
             {"sampling": {"granularities": [1, 2]}, "credit": {"rule": "gains"}},

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from deploy.tools.evaluate import diversity_of
 from protocol.errors import ScorerError
 from rewards.clip.features import ClipFeatures
 from rewards.scorer import build_scorer
@@ -64,3 +65,17 @@ def test_a_head_of_other_layers_is_refused(clip: Path, tmp_path: Path) -> None:
         build_scorer("aesthetic", model=str(clip), head=str(tmp_path / "wide.safetensors"))
     with pytest.raises(ScorerError, match=r"weights '.*absent.pth' cannot be loaded"):
         build_scorer("aesthetic", model=str(clip), head=str(tmp_path / "absent.pth"))
+
+
+def test_diversity_is_the_mean_distance_from_the_rest_of_the_group(clip: Path) -> None:
+    features = ClipFeatures(str(clip), device="cpu").of_images(IMAGES, is_normalised=False).astype(np.float64)
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    expected = [np.mean([1 - features[i] @ features[j] for j in range(5) if j != i]) for i in range(5)]
+    scorer = build_scorer("diversity", model=str(clip))
+    assert scorer.sees == "group"
+    found = scorer.score(IMAGES, ["a cat"] * 5, [{}] * 5)
+    np.testing.assert_allclose(found.values, expected, atol=1e-5)
+    assert found.values.mean() == pytest.approx(diversity_of(features[None]), abs=1e-5)
+    alike = scorer.score(IMAGES[[0, 0, 0]], ["a cat"] * 3, [{}] * 3)
+    np.testing.assert_allclose(alike.values, 0, atol=1e-5)
+    assert not scorer.score(IMAGES[:1], ["a cat"], [{}]).valid.any()
