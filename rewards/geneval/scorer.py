@@ -1,10 +1,10 @@
 """The GenEval scorer: does the image show the objects, counts, colours and positions of its prompt?
 
+    scorer = build_scorer("geneval")                                              # photographs: COCO's classes
     scorer = build_scorer("geneval", detector="toyworld.world.detector:ShapeDetector", reward="soft")
-    scorer = build_scorer("geneval", detector="rewards.geneval.photo_detector:PhotoDetector")       # photographs
 
-The detector is named by its import path. `rewards.geneval.verdict` judges what it finds; `rewards.geneval.original`
-does so exactly as the original code.
+The detector is named by its import path; the default is `PhotoDetector`, since GenEval's prompts name COCO's classes.
+`rewards.geneval.verdict` judges what it finds; `rewards.geneval.original` does so exactly as the original code.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +20,7 @@ from rewards.geneval.original import judge_original
 from rewards.geneval.verdict import judge
 from rewards.loading import build_from_path, require_ready
 
+PHOTOS = "rewards.geneval.photo_detector:PhotoDetector"
 JUDGES = {"sound": judge, "original": judge_original}
 
 
@@ -53,7 +54,7 @@ class GenEval:
     def __init__(
         self,
         *,
-        detector: str,
+        detector: str = PHOTOS,
         detector_args: Mapping[str, Any] | None = None,
         reward: Literal["soft", "strict"] = "soft",
         compat: Literal["sound", "original"] = "sound",
@@ -81,7 +82,7 @@ class GenEval:
             raise ScorerError(f"the detector of geneval must have a method detect(images), got {detector!r} without")
 
     @staticmethod
-    def ready(*, detector: str, detector_args: Mapping[str, Any] | None = None, **_: Any) -> None:
+    def ready(*, detector: str = PHOTOS, detector_args: Mapping[str, Any] | None = None, **_: Any) -> None:
         """Raise ScorerError if the detector's weights are missing."""
         require_ready(detector, detector_args or {})
 

@@ -102,11 +102,7 @@ def test_the_whole_path_runs_on_random_weights_and_obeys_its_limits(weights: tup
 
 def test_prompts_that_ask_for_what_the_detector_does_not_know_are_refused(weights: tuple[Path, Path]) -> None:
     segmenter, clip = weights
-    args = {
-        "detector": "rewards.geneval.photo_detector:PhotoDetector",
-        "detector_args": {"model": str(segmenter), "clip": str(clip)},
-    }
-    scorer = build_scorer("geneval", **args)
+    scorer = build_scorer("geneval", detector_args={"model": str(segmenter), "clip": str(clip)})  # the default
     scorer.check(
         [
             Prompt(
