@@ -295,6 +295,8 @@ class LearnerState:
     """The adapter of the KL's reference, if it moves."""
     baseline: tuple[float | None, ...] = ()
     """Running mean gain of each step, None for a step without one; empty unless the normalisation keeps means."""
+    slopes: tuple[float | None, ...] = ()
+    """Running slope of each point, None for a point without one; empty unless slopes are pooled."""
     recent: tuple[Adapter, ...] = ()
     """Earlier adapters that groups in flight need, oldest first, at most `max_lag`. The loop adds and reads them."""
     broken: Mapping[str, int] = field(default_factory=dict)

@@ -48,13 +48,20 @@ class Earlier:
         reward_weights: Mapping[str, float],
         step_weights: Float[Tensor, " T"],
         baseline: Float[Tensor, " T"] | None = None,
+        slopes: Float[Tensor, " T"] | None = None,
         kl: KlConfig | None = None,
     ) -> Assignment:
         """Assign the credit of one iteration; the arguments are those of `assign_credit`."""
         if self._rewards is None or not torch.equal(tables.rewards.nan_to_num(), self._rewards):
             self._rewards, self._before = tables.rewards.nan_to_num(), self._own
         self._own = assign_credit(
-            tables, config, reward_weights=reward_weights, step_weights=step_weights, baseline=baseline, kl=kl
+            tables,
+            config,
+            reward_weights=reward_weights,
+            step_weights=step_weights,
+            baseline=baseline,
+            slopes=slopes,
+            kl=kl,
         )
         if self._before is None:
             return self._own

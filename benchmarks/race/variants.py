@@ -52,6 +52,12 @@ LOOKS: Mapping[tuple[str, float], str] = {(name, rate): f"{name}, lr={rate}" for
 FIRST_HALF = ("sampling.window={rule: random, size: 3, within: [0.0, 0.5]}",)
 """Flow-GRPO-Fast's window; with six steps it always holds the first three."""
 JOINT = ("credit.normalise=joint", "credit.step_weights.rule=none")
+STEP_CREDIT = (
+    *("sampling.kernel=flow_sde", "sampling.shared_noise=true"),
+    "completion={rule: ode, substeps: 2, spacing: even, solver: euler}",
+    *("credit.rule=gae", "credit.gae_lambda=0.3", "credit.values=calibrated", "credit.normalise=per_step"),
+)
+"""Rollout, completion and credit of `stepwise_calibrated`, under another objective."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,15 @@ VARIANTS: Mapping[str, Variant] = {
     "calibrated, joint": Variant("stepwise_calibrated", JOINT),
     "calibrated, noise weights": Variant("stepwise_calibrated", ("credit.step_weights.noise_power=1.0",)),
     "calibrated, tweedie": Variant("stepwise_calibrated", ("completion.rule=tweedie",)),
+    # Slopes pooled over iterations, which are less noisy; alone, and with the cheapest completion.
+    "calibrated, slopes .8": Variant("stepwise_calibrated", ("credit.slopes_decay=0.8",)),
+    "calibrated, tweedie, slopes .8": Variant(
+        "stepwise_calibrated", ("completion.rule=tweedie", "credit.slopes_decay=0.8")
+    ),
+    "calibrated, tweedie, first half": Variant("stepwise_calibrated", ("completion.rule=tweedie", *FIRST_HALF)),
+    # Credit of single steps in the forward process: the step's own advantage at its noise level.
+    **{f"{name}, step credit": Variant(name, STEP_CREDIT) for name in ("diffusion_nft", "awm")},
+    "diffusion_nft, step credit, first half": Variant("diffusion_nft", (*STEP_CREDIT, *FIRST_HALF)),
     "calibrated, T'=5": Variant("stepwise_calibrated", ("completion.substeps=5",)),
     "calibrated, first half": Variant("stepwise_calibrated", FIRST_HALF),
     "calibrated, first half, cps": Variant(

@@ -133,6 +133,7 @@ def assign_credit(
     reward_weights: Mapping[str, float],
     step_weights: Float[Tensor, " T"],
     baseline: Float[Tensor, " T"] | None = None,
+    slopes: Float[Tensor, " T"] | None = None,
     kl: KlConfig | None = None,
 ) -> Assignment:
     """Credit of all groups of an iteration, mixed as `config.mixture` says.
@@ -150,6 +151,7 @@ def assign_credit(
         reward_weights: weight of each reward that trains.
         step_weights: one factor for each step, from `learner.credit.step_weights`.
         baseline: of the iterations before, for `ema`.
+        slopes: of the iterations before, for `slopes_decay`.
         kl: says which members have its penalty.
 
     Returns:
@@ -158,10 +160,10 @@ def assign_credit(
     Raises:
         ContractError: a reward that `advantages` mixes has no score where the mixture has one.
     """
-    credit = _assign(tables, config, step_weights, baseline)
+    credit = _assign(tables, config, step_weights, baseline, slopes)
     if config.mixture == "advantages":
         parts = [
-            weight * _assign(_alone(tables, name), config, step_weights, baseline).advantages
+            weight * _assign(_alone(tables, name), config, step_weights, baseline, slopes).advantages
             for name, weight in reward_weights.items()
         ]
         credit = replace(credit, advantages=torch.stack(parts).sum(0))
@@ -180,19 +182,23 @@ def assign_credit(
 
 
 def _assign(
-    tables: RewardTables, config: CreditConfig, step_weights: Float[Tensor, " T"], baseline: Float[Tensor, " T"] | None
+    tables: RewardTables,
+    config: CreditConfig,
+    step_weights: Float[Tensor, " T"],
+    baseline: Float[Tensor, " T"] | None,
+    earlier: Float[Tensor, " T"] | None,
 ) -> Assignment:
     """Credit by `tables.rewards` alone, and those of further granularities."""
     weights = config.step_weights
     before = step_weights if weights.order == "before" else torch.ones_like(step_weights)
-    step_rewards, slopes, values = _step_rewards(tables, config)
+    step_rewards, slopes, values = _step_rewards(tables, config, earlier)
     step_rewards = step_rewards * before
     pool = step_rewards.flatten(0, 1)
     after = updated_baseline(baseline, pool, decay=config.ema_decay) if config.normalise == "ema" else None
     normalise = _normaliser(config, pool, _in_use(baseline, after))
     advantages = torch.stack([normalise(group) for group in step_rewards])
     for end in tables.further:
-        own = _step_rewards(end, config)[0] * before
+        own = _step_rewards(end, config, earlier)[0] * before
         normalise = _normaliser(config, own.flatten(0, 1), None)
         advantages = advantages + torch.stack([normalise(group) for group in own])
         step_rewards = step_rewards + own
@@ -204,7 +210,7 @@ def _assign(
 
 
 def _step_rewards(
-    tables: RewardTables, config: CreditConfig
+    tables: RewardTables, config: CreditConfig, earlier: Float[Tensor, " T"] | None
 ) -> tuple[Float[Tensor, "G N T"], Float[Tensor, " T"] | None, Float[Tensor, "G N P"] | None]:
     """Step rewards by the credit rule, and slopes and values if values are calibrated."""
     rewards, slopes, values = tables.rewards, None, None
@@ -221,7 +227,7 @@ def _step_rewards(
     if config.rule == "tree":
         return tree(rewards[:, :, -1], tables.explored, strides=tables.strides), None, None
     if config.values == "calibrated" and config.rule != "uniform":
-        values, slopes = calibrated(rewards)
+        values, slopes = calibrated(rewards, before=earlier, decay=config.slopes_decay)
         rewards = values
     rules: dict[str, CreditRule] = {"uniform": uniform, "gains": gains, "gae": partial(gae, decay=config.gae_lambda)}
     return along_windows(rules[config.rule], rewards, tables.explored), slopes, values

@@ -99,7 +99,9 @@ def tree(
     return torch.where(explored, values, torch.nan)
 
 
-def calibrated(rewards: Float[Tensor, "G N P"]) -> tuple[Float[Tensor, "G N P"], Float[Tensor, " T"]]:
+def calibrated(
+    rewards: Float[Tensor, "G N P"], *, before: Float[Tensor, " T"] | None = None, decay: float = 0.0
+) -> tuple[Float[Tensor, "G N P"], Float[Tensor, " T"]]:
     """Value calibration: what each point is worth, V_k, in place of its reward, and the slopes b_k.
 
         d_k = r_k - mean over the group's members at point k
@@ -113,6 +115,8 @@ def calibrated(rewards: Float[Tensor, "G N P"]) -> tuple[Float[Tensor, "G N P"],
 
     Args:
         rewards: all groups of the iteration; NaN where missing, and at points that a trajectory did not explore.
+        before: slopes up to the iteration before, NaN for a point without one.
+        decay: share of `before` in the slopes: b <- decay b_before + (1 - decay) b, where both are known.
 
     Returns:
         Values, NaN where the reward is; slopes, NaN for a step without a pair of scores, and 0 where a point's rewards
@@ -131,6 +135,9 @@ def calibrated(rewards: Float[Tensor, "G N P"]) -> tuple[Float[Tensor, "G N P"],
             seen[k] |= both.any()
     slopes = torch.where(below > 0, above / below.clamp(min=torch.finfo(below.dtype).tiny), 0.0).clamp(0, 1)
     slopes[~seen] = torch.nan
+    if decay and before is not None:
+        pooled = torch.where(before.isnan(), slopes, decay * before + (1 - decay) * slopes)
+        slopes = torch.where(slopes.isnan(), before, pooled)
     leads = torch.stack([torch.stack([lead(column) for column in table.unbind(1)], dim=1) for table in tables])
     return (leads * torch.cat([slopes, slopes.new_ones(1)])).float(), slopes
 

@@ -134,6 +134,7 @@ class Learner:
         self._reference = ReferenceAdapter(self._lora.parameters, settings.kl) if settings.kl.moves else None
         self._average = AdapterAverage(self._lora.parameters, settings.average) if settings.average.decay else None
         self._baseline: torch.Tensor | None = None
+        self._slopes: torch.Tensor | None = None
         self._step_weights = step_weights(
             config.credit.step_weights,
             total=self._policy.total_steps,
@@ -264,6 +265,7 @@ class Learner:
             )
         first = self.iteration * len(groups)
         self._baseline, self._credits = assignment.baseline, self._group_credits
+        self._slopes = assignment.slopes if self._config.credit.slopes_decay else None
         self._groups = []  # their trajectories would stay in the object store until the next update
         if self._old:
             self._old.update(self._optimizer_steps())
@@ -311,7 +313,6 @@ class Learner:
                 optimizer[f"{name}/{slot}"] = value.detach().cpu().numpy().copy()
         for slot, value in self._scaler.state_dict().items():
             optimizer[f"{SCALER}/{slot}"] = np.array(value, np.float32)
-        baseline = [] if self._baseline is None else self._baseline.tolist()
         return LearnerState(
             iteration=self.iteration,
             adapter=self._trained(),
@@ -319,7 +320,8 @@ class Learner:
             average=self._average.export(version=self.iteration) if self._average else None,
             old=self._exported_old(),
             reference=self._exported_reference(),
-            baseline=tuple(None if math.isnan(value) else value for value in baseline),
+            baseline=_told(self._baseline),
+            slopes=_told(self._slopes),
         )
 
     def restore(self, state: LearnerState) -> None:
@@ -361,8 +363,7 @@ class Learner:
             self._old.load(state.old)
         if self._reference and state.reference:
             self._reference.load(state.reference)
-        baseline = [math.nan if value is None else value for value in state.baseline]
-        self._baseline = torch.tensor(baseline, dtype=torch.float64) if baseline else None
+        self._baseline, self._slopes = _heard(state.baseline), _heard(state.slopes)
         self.iteration = state.iteration
         self._rest()
 
@@ -422,6 +423,7 @@ class Learner:
             reward_weights=self._config.reward_weights,
             step_weights=self._step_weights,
             baseline=self._baseline,
+            slopes=self._slopes,
             kl=self._config.learner.kl,
         )
         return tables, assignment
@@ -544,6 +546,17 @@ class Learner:
     def _optimizer_steps(self) -> int:
         """Count the run's optimizer steps. AdamW keeps the count in its state, and so does every checkpoint."""
         return max((int(slots["step"].item()) for slots in self._optimizer.state.values()), default=0)
+
+
+def _told(numbers: torch.Tensor | None) -> tuple[float | None, ...]:
+    """Numbers of a saved state: None for NaN."""
+    return () if numbers is None else tuple(None if math.isnan(value) else value for value in numbers.tolist())
+
+
+def _heard(numbers: Sequence[float | None]) -> torch.Tensor | None:
+    """The reverse of `_told`."""
+    held = [math.nan if value is None else value for value in numbers]
+    return torch.tensor(held, dtype=torch.float64) if held else None
 
 
 def _sums(works: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -182,6 +182,11 @@ class RunConfig(Section):
                 f"group.shard must be at least 2 with sampling.window.rule branch, got {self.group.shard}: the members"
                 " of a shard are the branches that are compared at its step; raise it"
             )
+        if self.credit.mixture == "advantages" and self.credit.slopes_decay:
+            raise ValueError(
+                "credit.slopes_decay must be 0 with credit.mixture advantages, which calibrates each reward separately,"
+                f" got {self.credit.slopes_decay}: one running slope is kept for all"
+            )
         if self.credit.mixture == "advantages" and self.credit.normalise == "ema":
             raise ValueError(
                 "credit.mixture advantages normalises each reward separately, got credit.normalise ema, which keeps one"

@@ -316,3 +316,22 @@ def test_a_policy_that_went_too_far_becomes_the_reference(tiny_config: Config) -
     assert metrics["train/reference_reset"] == 1.0
     calm = tiny_config(learner=settings | {"kl": {"weight": 0.5, "reset_above": 1e9}})
     assert iterate(Learner(calm), RolloutPolicy(calm), calm)["train/reference_reset"] == 0.0
+
+
+def test_pooled_slopes_go_on_exactly_after_a_resume(tiny_config: Config, tmp_path: Path) -> None:
+    config = tiny_config(credit={"slopes_decay": 0.8}, learner={"updates_per_iteration": 1, "learning_rate": 1e-2})
+    whole, policy = Learner(config), RolloutPolicy(config)
+    first = iterate(whole, policy, config)
+    folder = write_checkpoint(tmp_path, whole.state(), config.model.lora, keep=1)
+    assert len(whole.state().slopes) == 4
+    second = iterate(whole, policy, config)
+    resumed = Learner(config)
+    resumed.restore(read_checkpoint(folder))
+    assert iterate(resumed, RolloutPolicy(config), config) == second
+    assert resumed.adapter().digest == whole.adapter().digest
+    forgetful = Learner(config)
+    forgetful.restore(replace(read_checkpoint(folder), slopes=()))
+    alone = iterate(forgetful, RolloutPolicy(config), config)
+    for k in (0, 1):
+        name = f"credit/step_{k}_slope"
+        assert second[name] == pytest.approx(0.8 * first[name] + 0.2 * alone[name], abs=1e-6)
