@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-Points = np.ndarray[tuple[int], np.dtype[np.float32]]
+Points = np.ndarray
 
 
 def sd3_sigmas(*, steps: int, shift: float = 3.0, train_timesteps: int = 1000) -> Float[Tensor, " points"]:

@@ -95,10 +95,10 @@ def find_tiny_decoder(model: ModelConfig, folder: Path, *, is_whole: bool = True
             f"model.tiny_decoder must be an AutoencoderTiny in diffusers' format, got {model.tiny_decoder}: take"
             " madebyollin/taesd3 for SD3 and SD3.5, madebyollin/taef1 for FLUX.1, or a folder"
         )
-    if vae is None:
+    if vae is None or vae.kind != "AutoencoderKL":
         raise ModelError(
-            f"model.tiny_decoder needs a model whose VAE decodes images alone, which that of {model.path} does not or"
-            f" does not say, got {model.tiny_decoder}: leave it out"
+            f"model.tiny_decoder needs a model whose VAE decodes images alone as an AutoencoderKL, which that of"
+            f" {model.path} does not or does not say, got {model.tiny_decoder}: leave it out"
         )
     if (tiny.channels, tiny.scale) != (vae.channels, vae.scale):
         raise ModelError(

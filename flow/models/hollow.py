@@ -53,9 +53,10 @@ def hollow_backbone(
             with nullcontext() if part == "scheduler" or within is None else within:
                 parts[part] = kind.from_config(settings)
         if tiny := find_tiny_decoder(model, folder, is_whole=False):
-            settings = diffusers.AutoencoderTiny.load_config(tiny, local_files_only=True)
+            kind: Any = diffusers.AutoencoderTiny
+            settings = kind.load_config(tiny, local_files_only=True)
             with within or nullcontext():
-                parts["tiny_decoder"] = diffusers.AutoencoderTiny.from_config(settings)
+                parts["tiny_decoder"] = kind.from_config(settings)
     with within or nullcontext():
         return backbone_of_parts(backbone_class(index.family), model, parts, device=device)
 

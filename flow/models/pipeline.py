@@ -104,7 +104,7 @@ class PipelineBackbone(ABC):
                 pipeline = getattr(diffusers, cls.family.pipeline).from_pretrained(
                     folder, local_files_only=True, dtype=dtypes, **absent
                 )
-                tiny = find_tiny_decoder(config, folder)
+                tiny: Any = find_tiny_decoder(config, folder)
                 tiny = tiny and diffusers.AutoencoderTiny.from_pretrained(
                     tiny, local_files_only=True, dtype=vae_dtype_of(config)
                 )

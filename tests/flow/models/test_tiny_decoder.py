@@ -21,6 +21,7 @@ from protocol.config.model import ModelConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ModelError
 from protocol.messages import Prompt, ShardRequest
+from tests.support.worlds.tiny_qwen import write_flux2_klein
 
 
 def write_tiny(folder: Path, *, channels: int = 4, levels: int = 2) -> Path:
@@ -104,6 +105,12 @@ def test_a_decoder_of_other_latents_is_refused_with_one_line(
             with pytest.raises(ModelError, match=f"^model.tiny_decoder .*{message}") as error:
                 act()
             assert "\n" not in str(error.value)
+
+
+def test_a_model_whose_latents_are_packed_is_refused(tiny: Path, tmp_path: Path) -> None:
+    """FLUX.2-klein's VAE has the tiny decoder's channels and size, but its latents are packed and normalised."""
+    with pytest.raises(ModelError, match=r"images alone as an AutoencoderKL, which that of .* got .*: leave it out"):
+        loaded(write_flux2_klein(tmp_path / "klein"), tiny)
 
 
 def test_it_counts_in_the_estimate_and_in_the_digests_of_a_run(

@@ -60,8 +60,9 @@ def write_flux2_klein(folder: Path, *, is_distilled: bool = False) -> Path:
             layers_per_block=1,
             norm_num_groups=2,
         )
-        vae.bn.running_mean.normal_()
-        vae.bn.running_var.uniform_(0.5, 2.0)
+        statistics: Any = vae.bn
+        statistics.running_mean.normal_()
+        statistics.running_var.uniform_(0.5, 2.0)
         pipeline = Flux2KleinPipeline(
             transformer=randomised(transformer),
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
