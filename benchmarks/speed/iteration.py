@@ -3,6 +3,7 @@
     python -m benchmarks.speed.iteration                                   # toy_geneval in this process
     python -m benchmarks.speed.iteration toy_geneval method=flow_grpo sampling.steps=10 --iterations 3
     python -m benchmarks.speed.iteration toy_geneval --ray                 # seconds summed over the actors
+    python -m benchmarks.speed.iteration toy_geneval --cpu                 # CPU seconds, where other programs run too
 
 It trains a few iterations and reads the metrics `work/...` that every run writes, without the first iteration. The
 bound of a part is its count times the least cost of one: the part is measured alone at several batch sizes, and the
@@ -11,13 +12,17 @@ best one counts. Operations are torch's count, without the VAE's. The share of t
 """
 
 import json
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Annotated
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -30,12 +35,16 @@ from deploy.monitor.progress import Progress
 from deploy.presets import load_config
 from deploy.run.run import run_training
 from deploy.tools.estimate import estimate
+from flow import meter
 from flow.device import device_of, torch_threads
 from flow.policy import FlowPolicy, build_policy
 from flow.rollout import generate
+from learner.loop import loop
 from protocol.config.run import RunConfig
+from protocol.errors import ConfigError
 from protocol.messages import GenerateRequest, Prompt
 from protocol.prompts import read_prompts
+from rewards import scorer
 from rewards.scorer import build_scorer
 
 ROUNDS = 3
@@ -65,6 +74,8 @@ class Cost:
     forward: float
     gradient: float
     decoding: float
+    tiny_decoding: float
+    """Of a completed point's image; the same without a tiny decoder."""
     scoring: float
 
 
@@ -98,11 +109,15 @@ def account(config: RunConfig, *, is_local: bool) -> tuple[list[Part], Mapping[s
         )
 
     training = part("training", "gradient_evaluations", "gradients", cost.gradient, gradient)
+    finished = config.group.per_iteration * config.group.size
     reference = counts.get("reference_evaluations", 0.0)
     parts = [
         part("sampling", "main_evaluations", "evaluations", cost.forward, forward),
         part("completing", "completion_evaluations", "evaluations", cost.forward, forward),
-        part("decoding", "images", "images", cost.decoding),
+        replace(
+            part("decoding", "images", "images", cost.decoding),
+            bound_s=finished * cost.decoding + (counts["images"] - finished) * cost.tiny_decoding,
+        ),
         part("scoring", "images", "images", cost.scoring),
         Part(name="crediting", seconds=counts.get("crediting_seconds", 0.0)),
         Part(name="fetching", seconds=counts.get("fetching_seconds", 0.0)),
@@ -119,6 +134,16 @@ def account(config: RunConfig, *, is_local: bool) -> tuple[list[Part], Mapping[s
     return parts, held
 
 
+@contextmanager
+def cpu_clock() -> Iterator[None]:
+    """Let the modules that time an iteration take CPU seconds of this process, which other programs hardly disturb."""
+    clock = SimpleNamespace(**vars(time) | {"perf_counter": time.process_time, "monotonic": time.process_time})
+    with ExitStack() as stack:
+        for module in (meter, loop, scorer, sys.modules[__name__]):
+            stack.enter_context(patch.object(module, "time", clock))
+        yield
+
+
 def _is_timed(name: str) -> bool:
     return name.startswith(("work/", "seconds/", "update/"))
 
@@ -133,14 +158,22 @@ def _costs(config: RunConfig) -> Cost:
     with torch_threads(role.threads):
         with torch.no_grad():
             forward = _least(lambda size: lambda: _velocity(policy, size, conditioning), sizes)
-            decoding = _least(lambda size: lambda: policy.backbone.decode(_latents(policy, size)), sizes)
+            decoding, tiny = (
+                _least(
+                    lambda size, is_point=is_point: (
+                        lambda: policy.backbone.decode(_latents(policy, size), points=size * is_point)
+                    ),
+                    sizes,
+                )
+                for is_point in (False, True)
+            )
         scoring = 0.0
         images = _images(policy, config, prompt, max(sizes))
         for name in config.reward_weights:
-            scorer = build_scorer(config.rewards[name].scorer, **config.rewards[name].args)
+            judge = build_scorer(config.rewards[name].scorer, **config.rewards[name].args)
             scoring += _least(
-                lambda size, scorer=scorer: (
-                    lambda: scorer.score(images[:size], [prompt.text] * size, [prompt.metadata] * size)
+                lambda size, judge=judge: (
+                    lambda: judge.score(images[:size], [prompt.text] * size, [prompt.metadata] * size)
                 ),
                 sizes,
             )
@@ -149,7 +182,13 @@ def _costs(config: RunConfig) -> Cost:
     for parameter in lora.parameters.values():
         parameter.grad = None
     branches = 2 if config.model.guidance > 1 else 1
-    return Cost(forward=forward / branches, gradient=gradient / branches, decoding=decoding, scoring=scoring)
+    return Cost(
+        forward=forward / branches,
+        gradient=gradient / branches,
+        decoding=decoding,
+        tiny_decoding=tiny,
+        scoring=scoring,
+    )
 
 
 def _latents(policy: FlowPolicy, size: int) -> torch.Tensor:
@@ -220,13 +259,19 @@ def main(
     overrides: Annotated[list[str] | None, typer.Argument(help="Config values, as for `flowcredit train`.")] = None,
     iterations: Annotated[int, typer.Option(help="Iterations; the first one does not count.", min=2)] = 3,
     is_ray: Annotated[bool, typer.Option("--ray", help="On a local Ray cluster instead of in this process.")] = False,
+    is_cpu: Annotated[bool, typer.Option("--cpu", help="CPU seconds of this process instead of wall seconds.")] = False,
     peak_tflops: Annotated[float | None, typer.Option(help="TFLOP/s of the device at most.", min=0.001)] = None,
     out: Annotated[Path | None, typer.Option("--json", help="Write the account here too.")] = None,
 ) -> None:
     """Print the account of one iteration."""
     looks = [f"iterations={iterations}", f"evaluation.every={iterations}", "evaluation.images_per_prompt=1"]
     config = load_config(preset, overrides=[*(overrides or []), *looks])
-    parts, held = account(config, is_local=not is_ray)
+    if is_cpu and is_ray:
+        raise ConfigError("--cpu counts the seconds of this process alone, got --ray too: leave one out")
+    with cpu_clock() if is_cpu else nullcontext():
+        parts, held = account(config, is_local=not is_ray)
+        role = config.cluster.rollout
+        peak = peak_tflops or (None if role.gpus else _peak(max(role.threads, config.cluster.learner.threads)))
     table = Table("part", *("count", "seconds", "bound s", "bound / seconds", "GFLOP/s"))
     for part in parts:
         table.add_row(
@@ -241,8 +286,6 @@ def main(
     console.print(table)
     spent, tflop = held[SPENT], sum(part.tflop or 0.0 for part in parts)
     trajectories = config.group.per_iteration * config.group.size
-    role = config.cluster.rollout
-    peak = peak_tflops or (None if role.gpus else _peak(max(role.threads, config.cluster.learner.threads)))
     facts = {
         "seconds an iteration": spent,
         "trajectories a second": trajectories / spent,
