@@ -27,6 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.speed.gpu_model import random_backbone
 from deploy.tools.estimate import Estimate, estimate_of
+from deploy.tools.measure import peak_of
 from flow.adapter.lora import Lora
 from flow.maths.noise import normal
 from flow.models.families import SD3
@@ -40,8 +41,6 @@ from protocol.messages import Prompt, ShardRequest
 
 Device = Literal["cuda", "cpu"]
 Dtype = Literal["float32", "bfloat16", "float16"]
-PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40": 362.0, "B200": 2250.0}
-"""Dense bf16 peak from the maker's data sheet, by a part of the GPU's name."""
 SUBSTEPS = (2, 5)
 ROUNDS = 3
 
@@ -235,8 +234,7 @@ def _wait(device: str) -> None:
 
 
 def _peak_tflops(device: str) -> float | None:
-    name = torch.cuda.get_device_name() if device == "cuda" else ""
-    return next((peak for part, peak in PEAK_TFLOPS.items() if part in name), None)
+    return peak_of(torch.cuda.get_device_name()) if device == "cuda" else None
 
 
 def main(

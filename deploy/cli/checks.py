@@ -9,6 +9,7 @@ import typer
 
 from deploy.cli.options import IsJson, Overrides, RunFolder
 from deploy.presets import load_config
+from protocol.errors import ConfigError
 
 MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 
@@ -19,13 +20,19 @@ def doctor(
     ] = None,
     overrides: Overrides = None,
     run: Annotated[Path, typer.Option(help="Folder that run folders will be in.")] = Path("runs"),
+    measures: Annotated[
+        bool,
+        typer.Option("--measure", help="Measure forwards, gradients and decodings a second of the preset's model."),
+    ] = False,
     is_json: IsJson = False,
 ) -> None:
     """Check whether this machine is ready; exit code 1 if something prevents a run."""
     from deploy.tools.doctor import Question, examine
 
+    if measures and not preset:
+        raise ConfigError("--measure needs a preset whose model is measured, got none: name one, such as sd35_geneval")
     config = load_config(preset, overrides=overrides or []) if preset else None
-    findings = examine(Question(config=config, run=run))
+    findings = examine(Question(config=config, run=run, measures=measures))
     is_bad = False
     if is_json:
         findings = list(findings)

@@ -12,6 +12,7 @@ from deploy.cli.options import IsLocal, Overrides, complete_preset, source_and_w
 from deploy.folder.location import default_name, job_id, placed, runs_folder, stop_grace_s, stop_wait_s
 from deploy.folder.names import CONFIG
 from deploy.presets import find_preset, load_config
+from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from protocol.config.run import RunConfig
@@ -41,7 +42,14 @@ def train(
     is_dry: Annotated[bool, typer.Option("--dry-run", help="Check everything, estimate costs, write nothing.")] = False,
     tflops: Annotated[
         float | None,
-        typer.Option(help="With --dry-run: TFLOP/s that a GPU really does; adds seconds and GPU-hours.", min=0.001),
+        typer.Option(
+            help="With --dry-run: TFLOP/s that a device really does (`doctor --measure`); adds seconds and GPU-hours.",
+            min=1e-6,
+        ),
+    ] = None,
+    card: Annotated[
+        str | None,
+        typer.Option(help="With --dry-run: a GPU such as H100, of which 40 % of its bf16 peak is taken as --tflops."),
     ] = None,
 ) -> None:
     """Train a preset in a run folder; continue the run that the folder already holds.
@@ -51,7 +59,7 @@ def train(
     source, words = source_and_words(preset, overrides, run and placed(run), "or --run with a run to go on with")
     config = load_config(source, overrides=words)
     if is_dry:
-        _dry_run(config, run and placed(run), is_local=is_local, tflops=tflops)
+        _dry_run(config, run and placed(run), is_local=is_local, tflops=_rate(tflops, card))
         return
     folder = placed(run) if run else None
     if folder is None:
@@ -97,6 +105,14 @@ def _announce_job(job: str, config: "RunConfig", folder: Path, *, say: Callable[
             f" `flowcredit stop`, or submit it with `flowcredit submit` or RAY_JOB_STOP_WAIT_TIME_S={needed_s}"
             " in its env_vars"
         )
+
+
+def _rate(tflops: float | None, card: str | None) -> float | None:
+    from deploy.tools.measure import assumed_tflops
+
+    if tflops and card:
+        raise ConfigError(f"--tflops and --card exclude each other, got {tflops:g} and {card!r}: leave one out")
+    return assumed_tflops(card) if card else tflops
 
 
 def _dry_run(config: "RunConfig", run: Path | None, *, is_local: bool, tflops: float | None) -> None:

@@ -8,7 +8,8 @@
 
 With `colocated` neither side has a GPU that waits: n GPUs work for the rollouts, then all n for the update.
 
-A forward is one row through the transformer once. Rewards, decoding and publication are not counted.
+A forward is one row through the transformer once. Rewards and publication are not counted, decoding only in
+the seconds.
 """
 
 from collections.abc import Iterator
@@ -119,7 +120,8 @@ def advice(config: RunConfig, counts: Evaluations, *, tflops: float | None = Non
     Args:
         config: of the run.
         counts: of one iteration.
-        tflops: 10^12 operations a second that one GPU really does; then seconds and GPU-hours are said too.
+        tflops: 10^12 operations a second that one GPU really does, the VAE on it too; then seconds and GPU-hours are
+            said.
 
     Returns:
         Lines for a person.
@@ -139,13 +141,16 @@ def advice(config: RunConfig, counts: Evaluations, *, tflops: float | None = Non
         yield f"the sides {how} and wait for each other: {parts} of the time"
         yield from _changes(config, counts, now)
     if tflops:
-        each_s = counts.forward_flops / (tflops * 1e12)
-        seconds = now.iteration * each_s
+        each_s, decoding_s = (flops / (tflops * 1e12) for flops in (counts.forward_flops, counts.decoding_flops))
+        sides = now.rollout * each_s + decoding_s / now.actors, now.update * each_s
+        seconds = max(sides) if now.overlaps else sum(sides)
         rollout, learner = (role.gpus or 1 for role in (config.cluster.rollout, config.cluster.learner))
         gpus = now.actors if config.cluster.is_colocated else now.actors * rollout + now.workers * learner
+        hours = seconds * gpus / 3600
         yield (
-            f"at {tflops:g} TFLOP/s a forward takes {each_s:.3g} s: an iteration takes {seconds:.0f} s or more and"
-            f" {seconds * gpus / 3600:.2f} GPU-hours of rollout and learner"
+            f"at {tflops:.3g} TFLOP/s a forward takes {each_s:.3g} s: an iteration takes {seconds:.3g} s or more,"
+            f" {decoding_s / now.actors:.3g} s of them decoding, and {hours:.2g} GPU-hours of rollout and learner;"
+            f" all {config.iterations} iterations take {config.iterations * hours:.3g} GPU-hours"
         )
 
 

@@ -1,7 +1,7 @@
 """`flowcredit doctor`: is this machine ready for a run? A list of checks; each line has a verdict and a remedy.
 
 A check is a function from a `Question` to findings; `CHECKS` lists them all, so a further one is a function and its
-name there. No check starts anything, changes anything or waits longer than a few seconds.
+name there. No check starts anything, changes anything or waits longer than a few seconds, but for `speed` on demand.
 """
 
 import asyncio
@@ -41,6 +41,8 @@ class Question:
     """The preset that is to be run; without one only the machine is checked."""
     run: Path
     """The folder for run folders."""
+    measures: bool = False
+    """Measure how fast this machine computes the preset's model, which may take a minute."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +231,24 @@ def costs(question: Question) -> Iterator[Finding]:
         yield Finding("bad", "gpu memory", what, remedy)
 
 
+def speed(question: Question) -> Iterator[Finding]:
+    """Measure forwards, gradients and decoded images a second, see `deploy.tools.measure`; only on demand."""
+    if question.config is None or not question.measures:
+        return
+    from deploy.tools.estimate import estimate
+    from deploy.tools.measure import measure
+    from flow.models.folder import completed_for_estimate
+
+    try:
+        config = completed_for_estimate(question.config)[0]
+        found = measure(config, estimate(config).evaluations)
+    except InputError as error:
+        yield Finding("bad", "speed", str(error), "see the line itself")
+        return
+    for line in found.lines():
+        yield Finding("ok", "speed", line)
+
+
 def layout(question: Question) -> Iterator[Finding]:
     """Report who shares GPUs, and how the lanes are shared."""
     if question.config is None:
@@ -262,5 +282,6 @@ CHECKS: list[Check] = [
     inputs_may_mislead,
     layout,
     costs,
+    speed,
 ]
 """In the order in which they are shown."""

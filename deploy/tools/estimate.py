@@ -51,6 +51,10 @@ class Evaluations:
     """Operations of one evaluation, by torch's count."""
     gradient_flops: float
     """Operations of one evaluation and its backward."""
+    image_flops: float = 0.0
+    """Operations of one image that the VAE decodes; 0 where decoding was not counted."""
+    decoding_flops: float = 0.0
+    """Operations of all images that are decoded, those of a tiny decoder among them."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +126,19 @@ def estimate_of(
     with fake:
         forward = pass_cost(backbone, rows * min(most, shard.largest_forward), has_gradient=False)
         backward = pass_cost(backbone, rows * min(most, config.group.shard), has_gradient=True)
-        decoding = max(
-            _decoding_peak(backbone, min(config.model.decode_batch or images, images), is_tiny=is_tiny)
+        decoding, *tiny = [
+            _decoding_cost(backbone, min(config.model.decode_batch or images, images), is_tiny=is_tiny)
             for is_tiny, images in ((False, shard.largest_decoding), (True, shard.largest_points))
             if images
-        )
+        ]
     counts = count_evaluations(config, shard, forward=forward.flops, gradient=backward.flops / forward.flops)
+    points = counts.images - counts.trajectories if tiny else 0
+    tiny_flops = points * tiny[0].flops if tiny else 0.0
+    counts = replace(
+        counts,
+        image_flops=decoding.flops,
+        decoding_flops=(counts.images - points) * decoding.flops + tiny_flops,
+    )
     static = {
         "transformer": _bytes(p for p in backbone.transformer.parameters() if not p.requires_grad),
         "VAE": _bytes(backbone.vae.parameters()),
@@ -136,7 +147,7 @@ def estimate_of(
         "adapter": 4 * trained,
         "context": CONTEXT,
     }
-    rollout = {**static, "largest step": max(forward.peak, decoding)}
+    rollout = {**static, "largest step": max(forward.peak, *(each.peak for each in (decoding, *tiny)))}
     learner = {
         **static,
         "optimizer": 8 * trained,
@@ -307,12 +318,12 @@ def lanes_of_a_worker(config: RunConfig) -> int:
 
 @dataclass(frozen=True)
 class PassCost:
-    """The cost of one pass through the transformer."""
+    """The cost of one pass through the transformer, or of one decoding."""
 
     peak: int
     """Bytes at its highest, beside the weights."""
     flops: float
-    """Operations of one row, by torch's count."""
+    """Operations of one row, or of one image, by torch's count."""
 
 
 def pass_cost(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> PassCost:
@@ -340,12 +351,12 @@ def pass_cost(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> P
 
 
 @torch.no_grad()
-def _decoding_peak(backbone: PipelineBackbone, images: int, *, is_tiny: bool = False) -> int:
+def _decoding_cost(backbone: PipelineBackbone, images: int, *, is_tiny: bool) -> PassCost:
     vae = backbone.tiny_decoder if is_tiny else backbone.vae
     latents = torch.zeros(images, *backbone.latent_shape, dtype=vae.dtype)
     with CostMeter(apart=vae.parameters()) as memory:
         backbone.tiny_pixels(latents) if is_tiny else backbone.pixels(latents)
-    return memory.peak
+    return PassCost(peak=memory.peak, flops=memory.flops / images)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

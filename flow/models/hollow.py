@@ -21,9 +21,16 @@ from flow.models.reading import dtype_of, quiet_libraries, vae_dtype_of
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.errors import ModelError
 
+LAYERS = ("num_layers", "num_single_layers")
+"""Keys of a transformer's config that count its layers."""
+
 
 def hollow_backbone(
-    model: ModelConfig, *, device: str = "cpu", within: AbstractContextManager[Any] | None = None
+    model: ModelConfig,
+    *,
+    device: str = "cpu",
+    within: AbstractContextManager[Any] | None = None,
+    most_layers: int | None = None,
 ) -> PipelineBackbone:
     """Make a model's backbone from its config files, with meaningless weights; every prompt's embedding is zeros.
 
@@ -31,6 +38,7 @@ def hollow_backbone(
         model: the model; of a hub id only config files are downloaded.
         device: torch device of the weights.
         within: context that is entered while the weights are made; under FakeTensorMode they take no memory.
+        most_layers: of each kind that the transformer has at most; None makes all.
 
     Returns:
         The backbone, not compiled.
@@ -50,6 +58,9 @@ def hollow_backbone(
                 settings = kind.load_config(folder / part, local_files_only=True)
             except (OSError, ValueError) as error:
                 raise ModelError(f"the {part} of {model.path} has no readable config: {error}") from error
+            if most_layers and part == "transformer":
+                held = {key: min(most_layers, settings[key]) for key in LAYERS if settings.get(key)}
+                settings = {**settings, **held}
             with nullcontext() if part == "scheduler" or within is None else within:
                 parts[part] = kind.from_config(settings)
         if tiny := find_tiny_decoder(model, folder, is_whole=False):

@@ -1,0 +1,154 @@
+"""How fast this machine's device computes a preset's model: forwards, gradients and decoded images a second.
+
+Weights are random, so no model has to be here. On a CPU a large model is cut to one layer of each kind and a small
+image in float32; what is left gives operations a second, which count for the whole.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from deploy.tools.estimate import Evaluations
+from deploy.tools.fake_memory import CostMeter
+from flow.device import best_device, torch_threads
+from flow.models.folder import adapter_config
+from flow.models.hollow import attach_hollow_adapter, hollow_backbone
+from flow.models.pipeline import PipelineBackbone
+from protocol.config.run import RunConfig
+from protocol.errors import ConfigError, InputError, one_line
+
+ROUNDS = 3
+LARGE = 5e10
+"""Operations of one forward above which a model is cut on a CPU."""
+CUT_PIXELS = 128
+CUT = {"dtype": "float32", "vae_dtype": None, "height": CUT_PIXELS, "width": CUT_PIXELS}
+"""Config of a model that is cut."""
+PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40": 362.0, "B200": 2250.0}
+"""Dense bf16 peak from the maker's data sheet, by a part of the GPU's name."""
+ASSUMED_SHARE = 0.4
+"""Share of its peak that a card is assumed to reach where nobody has measured it."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a device does with a model."""
+
+    device: str
+    cut: str
+    """What was measured in place of the whole model; empty if it was whole."""
+    rows: int
+    """Of a forward."""
+    forwards: float
+    """Rows of the whole model a second."""
+    gradients: float
+    """The same with their backward."""
+    images: float
+    """Images a second that the VAE decodes."""
+    tflops: float
+    """10^12 operations a second in forwards, as the estimate counts them: what `--tflops` wants."""
+
+    def lines(self) -> Iterator[str]:
+        """For a person."""
+        yield f"{self.device}: {self.tflops:.3g} TFLOP/s in forwards of {self.rows} rows{self.cut}"
+        yield (
+            f"{self.forwards:.3g} forwards, {self.gradients:.3g} gradients and {self.images:.3g} decoded images a"
+            f" second: take --tflops {self.tflops:.3g} for `train --dry-run`"
+        )
+
+
+def measure(config: RunConfig, counts: Evaluations) -> Speed:
+    """Measure the device that this process would compute on: a GPU if there is one, else the CPU.
+
+    Args:
+        config: of the run; a CPU computes on the threads of its rollout actors.
+        counts: of the whole model, from `deploy.tools.estimate`.
+
+    Returns:
+        The rates.
+
+    Raises:
+        InputError: the model's config files cannot be read, or the device has too little memory.
+    """
+    device, threads = best_device(), config.cluster.rollout.threads
+    is_cut = device == "cpu" and counts.forward_flops > LARGE
+    model = config.model.model_copy(update=CUT if is_cut else {})
+    backbone = hollow_backbone(model, device=device, most_layers=1 if is_cut else None)
+    attach_hollow_adapter(backbone.transformer, adapter_config(model), within=nullcontext())
+    backbone.transformer.to(device)
+    most = config.model.forward_batch or config.group.shard
+    rows = 1 if is_cut else min(most, config.group.shard)
+    try:
+        with torch_threads(threads):
+            forwards, gradients = (
+                _rate(_pass(backbone, rows, device, has_gradient=each), rows, counted=counted if is_cut else None)
+                for each, counted in ((False, counts.forward_flops), (True, counts.gradient_flops))
+            )
+            images = 1 if is_cut else min(config.model.decode_batch or rows, rows)
+            latents = torch.zeros(images, *backbone.latent_shape, device=device)
+            decoded = _rate(lambda: backbone.decode(latents), images, counted=counts.image_flops if is_cut else None)
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            f"a forward and backward of {rows} rows must fit into the device, got {one_line(error)}: lower"
+            " model.forward_batch"
+        ) from error
+    return Speed(
+        device=torch.cuda.get_device_name() if device == "cuda" else f"CPU with {threads} threads",
+        cut=f", measured with one layer, {CUT_PIXELS} pixels and float32" if is_cut else "",
+        rows=rows,
+        forwards=forwards,
+        gradients=gradients,
+        images=decoded,
+        tflops=forwards * counts.forward_flops / 1e12,
+    )
+
+
+def peak_of(name: str) -> float | None:
+    """Return the dense bf16 peak of a GPU in TFLOP/s, by its name; None if the table lacks it."""
+    return next((peak for part, peak in PEAK_TFLOPS.items() if part.lower() in name.lower()), None)
+
+
+def assumed_tflops(card: str) -> float:
+    """Return the TFLOP/s that a card is assumed to reach.
+
+    Raises:
+        ConfigError: the table lacks it.
+    """
+    peak = peak_of(card)
+    if peak is None:
+        raise ConfigError(f"--card must be one of {sorted(PEAK_TFLOPS)}, got {card!r}: give its rate with --tflops")
+    return ASSUMED_SHARE * peak
+
+
+def _pass(backbone: PipelineBackbone, rows: int, device: str, *, has_gradient: bool) -> Callable[[], None]:
+    latents = torch.zeros(rows, *backbone.latent_shape, device=device)
+    conditioning, sigma = backbone.example(rows), torch.full((rows,), 0.5, device=device)
+
+    def work() -> None:
+        with torch.set_grad_enabled(has_gradient):
+            velocity = backbone.velocity(latents, sigma, conditioning)
+            if has_gradient:
+                velocity.square().mean().backward()
+
+    return work
+
+
+def _rate(work: Callable[[], object], count: int, *, counted: float | None) -> float:
+    """How many of `count` things are done a second; with the operations of a whole one, how many of those."""
+    with CostMeter() as meter:
+        work()
+    rounds = []
+    for _ in range(ROUNDS):
+        _wait()
+        began = time.perf_counter()
+        work()
+        _wait()
+        rounds.append(time.perf_counter() - began)
+    return (meter.flops / counted if counted else count) / min(rounds)
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
