@@ -73,6 +73,8 @@ SIX = (
 """Six iterations of four shards: with four workers each trains one of them in an optimizer step."""
 FEW, ENOUGH = "sampling.steps=4", "sampling.steps=6"
 """Steps of most cells, and of the methods, some of which need more."""
+WHOLE = "group.shard=null"
+"""Of a method that needs whole groups: two shards an iteration."""
 CPUS = 16
 """CPUs that Ray believes it has; the actors take turns."""
 WAIT_S = 1800.0
@@ -149,7 +151,10 @@ def cells() -> dict[str, tuple[tuple[str, ...], Sequence[Way]]]:
         listed[f"{dtype}, max_lag={lag}"] = ((FEW, f"model.dtype={dtype}", f"group.max_lag={lag}"), ways)
     for method in method_names():
         keys = (f"method={method}", ENOUGH)
-        is_forward = load_config("toy_geneval", overrides=keys).is_forward
+        config = load_config("toy_geneval", overrides=keys)
+        is_forward = config.is_forward
+        if config.learner.objective == "dgpo":
+            keys = (*keys, WHOLE)
         listed[method] = (keys, [*every, BUNDLES] if is_forward else [LOCAL, *SIZES])
         if is_forward:
             listed[f"{method}, max_lag=1"] = ((*keys, "group.max_lag=1"), [LOCAL, *SIZES])
@@ -258,7 +263,7 @@ class Failures(Listener):
 
 def config_of(keys: Sequence[str], way: Way) -> RunConfig:
     """Put the config of a run together from the keys of its cell and of its way."""
-    return load_config("toy_geneval", overrides=[*keys, *SIX, *way.keys])
+    return load_config("toy_geneval", overrides=[*SIX, *keys, *way.keys])
 
 
 def digests(keys: Sequence[str], way: Way) -> dict[str, str]:
