@@ -14,7 +14,7 @@ from deploy.cli.app import app
 from deploy.folder.read import checkpoint_of, lines_of
 from deploy.tools.evaluate import diversity_of
 from protocol.errors import FlowcreditError, InputError
-from tests.support.warm.command import WarmCommand
+from tests.support.warm.command import start_python
 
 
 def said(*words: object) -> str:
@@ -74,7 +74,7 @@ def test_a_run_that_rolls_out_another_adapter_than_it_trains_is_scored_with_the_
 def test_on_ray_two_actors_give_the_same(run: Path, tmp_path: Path) -> None:
     words = ("evaluation.batch=2", "--base")
     out = tmp_path / "out"
-    command = WarmCommand("-m", "deploy", "eval", str(run), "cluster.rollout_actors=2", *words, "--out", str(out))
+    command = start_python("-m", "deploy", "eval", str(run), "cluster.rollout_actors=2", *words, "--out", str(out))
     assert command.wait(280) == 0, command.stdout.read()
     assert json.loads((out / "evaluation.json").read_text()) == json.loads(said("eval", run, *words, "--json"))
 

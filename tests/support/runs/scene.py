@@ -22,7 +22,7 @@ from flow.adapter.lora_file import FILE_NAME
 from learner.checkpoint import newest_checkpoint
 from tests.support.paths import ROOT
 from tests.support.runs.metrics import untimed
-from tests.support.warm.command import WarmCommand
+from tests.support.warm.command import start_python
 from tests.support.warm.ray_workers import workers_of
 
 ITERATIONS = 20
@@ -64,7 +64,9 @@ class Driver:
 
     def __init__(self, preset: Path, run: Path, *words: str, program: Sequence[str] = ("-m", "deploy")) -> None:
         command = ("-u", *program, "train", str(preset), "--run", str(run), *words)
-        self.process = WarmCommand(*command, environment=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+        self.process = start_python(
+            *command, environment=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        )
         self.run = run
         self.said: list[str] = []
         self._news = threading.Condition()
@@ -134,6 +136,7 @@ class Driver:
         return "\n".join(self.said)
 
     def _read(self) -> None:
+        assert self.process.stdout is not None
         for line in self.process.stdout:
             with self._news:
                 self.said.append(line.rstrip("\n"))

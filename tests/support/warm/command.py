@@ -3,23 +3,40 @@
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 
 from tests.support.paths import ROOT
 from tests.support.warm.ask import ask, number_from
 from tests.support.warm.ray_workers import ADDRESS, variables
 
 
-class WarmCommand:
-    """A Python command that works in the project's folder; the part of `subprocess.Popen` that tests use."""
+def start_python(*words: str, environment: Mapping[str, str] | None = None) -> "WarmCommand | subprocess.Popen[str]":
+    """Start a Python command in the project's folder: as a fork of the warm process where there is one.
 
-    def __init__(self, *words: str, environment: Mapping[str, str] | None = None) -> None:
+    Args:
+        words: the command, after `python`.
+        environment: its variables; this process's own if left out.
+
+    Returns:
+        The process, whose `stdout` holds what it writes to stdout and stderr.
+    """
+    variables_of_it = dict(environment or os.environ)
+    if address := variables().get(ADDRESS):
+        return WarmCommand(address, words, variables_of_it)
+    command = [sys.executable, *words]
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, cwd=ROOT, env=variables_of_it, text=True, **both)
+
+
+class WarmCommand:
+    """A fork of the warm process; the part of `subprocess.Popen` that tests use."""
+
+    def __init__(self, address: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
         ours, theirs = os.pipe()
         nothing = os.open(os.devnull, os.O_RDONLY)
         try:
-            self.pid, self._warm = ask(
-                variables()[ADDRESS], words, str(ROOT), dict(environment or os.environ), [nothing, theirs, theirs]
-            )
+            self.pid, self._warm = ask(address, words, str(ROOT), environment, [nothing, theirs, theirs])
         finally:
             os.close(nothing)
             os.close(theirs)
@@ -33,18 +50,18 @@ class WarmCommand:
         except subprocess.TimeoutExpired:
             return None
 
-    def wait(self, timeout_s: float | None = None) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         """The exit code, as `subprocess` counts it.
 
         Raises:
             subprocess.TimeoutExpired: it still runs.
         """
         if self.returncode is None:
-            self._warm.settimeout(timeout_s)
+            self._warm.settimeout(timeout)
             try:
                 self.returncode = number_from(self._warm)
             except (BlockingIOError, TimeoutError):
-                raise subprocess.TimeoutExpired(str(self.pid), timeout_s or 0) from None
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0) from None
         return self.returncode
 
     def send_signal(self, number: int) -> None:

@@ -32,8 +32,9 @@ def serve(address: str) -> tuple[dict[str, Any], list[int]] | None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     waiting: dict[int, socket.socket] = {}
     with socket.socket(socket.AF_UNIX) as door, selectors.DefaultSelector() as selector:
-        door.bind(address)
+        door.bind(f"{address}.new")
         door.listen(64)
+        os.rename(f"{address}.new", address)  # whoever finds it can connect
         for each in (door, ended, sys.stdin):
             selector.register(each, selectors.EVENT_READ)
         while True:

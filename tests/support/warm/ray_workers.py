@@ -18,8 +18,15 @@ ADDRESS = "FLOWCREDIT_TEST_WARM"
 
 @cache
 def variables() -> dict[str, str]:
-    """Start the warm process, which ends with this one; the variables under which a Ray cluster uses it."""
-    address = os.path.join(tempfile.mkdtemp(prefix="warm"), "door")
+    """Start the warm process, which ends with this one; the variables under which a Ray cluster uses it.
+
+    There are none on systems other than Linux, which need not bear a fork after these imports.
+    """
+    if sys.platform != "linux":
+        return {}
+    folder = tempfile.TemporaryDirectory(prefix="warm")
+    atexit.register(folder.cleanup)
+    address = os.path.join(folder.name, "door")
     process = subprocess.Popen(
         [sys.executable, HERE / "process.py", address],
         stdin=subprocess.PIPE,
@@ -39,6 +46,6 @@ def with_warm_python(environment: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def workers_of(raylet: int) -> list[int]:
-    """Process numbers of the workers that this raylet had started, dead or alive."""
-    folder = Path(variables()[ADDRESS]).parent
-    return [int(path.suffix[1:]) for path in folder.glob(f"{raylet}.*")]
+    """Process numbers of the workers that this raylet had forked, dead or alive."""
+    address = variables().get(ADDRESS)
+    return [int(path.suffix[1:]) for path in Path(address).parent.glob(f"{raylet}.*")] if address else []
