@@ -36,6 +36,8 @@ DARK = _scheme(
 THEMED = {name: f"#0a0b{number:02x}" for number, name in enumerate(LIGHT)}
 """The colours that stand in an SVG until the page puts its own there."""
 DASHES = ("-", "--", ":", "-.")
+LABEL = 18
+"""Characters of a row's label."""
 MOST_POINTS = 400
 """Points of one line; a longer run is drawn as means of equal parts."""
 SIZE = (5.2, 3.1)
@@ -332,5 +334,5 @@ def _text(label: str) -> str:
     return "\u200b" + label.replace("$", r"\$") if label.startswith("_") else label.replace("$", r"\$")
 
 
-def _short(text: str, most: int = 18) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def _short(text: str) -> str:
+    return text if len(text) <= LABEL else f"{text[: LABEL - 1]}…"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deploy.folder.heldout import SCORE, HeldoutScores
+from deploy.folder.heldout import HeldoutScores
 
 RESAMPLES = 10_000
 LEVEL = 0.95
@@ -35,11 +35,6 @@ class Difference:
         """The second score minus the first."""
         return self.after - self.before
 
-    @property
-    def is_clear(self) -> bool:
-        """Whether the interval leaves out 0."""
-        return self.low > 0 or self.high < 0
-
 
 def why_unpaired(before: HeldoutScores, after: HeldoutScores) -> str | None:
     """Say why two evaluations cannot be compared prompt by prompt; None if they can."""
@@ -55,7 +50,6 @@ def paired_difference(
     before: Sequence[HeldoutScores],
     after: Sequence[HeldoutScores],
     *,
-    name: str = SCORE,
     tag: str | None = None,
     seed: int = 0,
     resamples: int = RESAMPLES,
@@ -65,7 +59,6 @@ def paired_difference(
     Args:
         before: evaluations whose images count together, of several runs for instance.
         after: the others, of the same prompts.
-        name: of the readings.
         tag: kind of prompts; None for the mean over all kinds.
         seed: of the resamples.
         resamples: how many.
@@ -75,7 +68,7 @@ def paired_difference(
     """
     tags = np.array(before[0].tags)
     kinds = [tag] if tag else list(dict.fromkeys(tags.tolist()))
-    sums = [_sums(each, name) for each in (before, after)]
+    sums = [_sums(each) for each in (before, after)]
     rng = np.random.default_rng(seed)
     points, drawn = np.zeros(2), np.zeros((2, resamples))
     for kind in kinds:
@@ -98,9 +91,9 @@ def paired_difference(
     return Difference(float(points[0]), float(points[1]), float(low), float(high), prompts=count, resamples=resamples)
 
 
-def _sums(evaluations: Sequence[HeldoutScores], name: str) -> tuple[np.ndarray, np.ndarray]:
+def _sums(evaluations: Sequence[HeldoutScores]) -> tuple[np.ndarray, np.ndarray]:
     """Sum of the scores and number of scored images of each prompt, [P] each."""
-    tables = [each.table(name) for each in evaluations]
+    tables = [each.table() for each in evaluations]
     total = sum(np.nansum(table, axis=1) for table in tables)
     images = sum(np.isfinite(table).sum(axis=1) for table in tables)
     return np.asarray(total, float), np.asarray(images, float)

@@ -134,12 +134,12 @@ def tag_of(prompt: Prompt) -> str:
     return str(prompt.metadata.get("tag", "all"))
 
 
-def _indices_to_show(wanted: Sequence[tuple[Prompt, int]], each: int = 4) -> list[int]:
-    """Choose the first image of the first `each` prompts of every tag."""
+def _indices_to_show(wanted: Sequence[tuple[Prompt, int]]) -> list[int]:
+    """Choose the first image of the first four prompts of every tag."""
     indices: dict[str, list[int]] = {}
     for index, (prompt, number) in enumerate(wanted):
         held = indices.setdefault(tag_of(prompt), [])
-        if number == 0 and len(held) < each:
+        if number == 0 and len(held) < 4:
             held.append(index)
     return [index for held in indices.values() for index in held]
 
