@@ -90,3 +90,9 @@ class ReferenceAdapter(AdapterMean):
             self.move(0.0)
             return True
         return False
+
+
+def without(adapter: Adapter) -> Adapter:
+    """Return the adapter that changes nothing, in the shape of this one: the model without adapter."""
+    arrays = {name: np.zeros_like(array) for name, array in adapter.arrays.items()}
+    return Adapter(version=adapter.version, arrays=arrays, digest=digest_of(arrays))

@@ -17,7 +17,7 @@ from flow.meter import Meter
 from flow.policy import build_policy, start_adapter
 from learner.credit.assign import Assignment, RewardTables, assign_credit, reward_tables
 from learner.credit.step_weights import step_weights
-from learner.update.ema import AdapterAverage, OldAdapter, ReferenceAdapter
+from learner.update.ema import AdapterAverage, OldAdapter, ReferenceAdapter, without
 from learner.update.forward import ForwardObjective
 from learner.update.lanes import Gradient, Lanes, Seat
 from learner.update.metrics import PieceStatistics, StepStatistics, group_metrics, update_metrics
@@ -327,15 +327,17 @@ class Learner:
     def restore(self, state: LearnerState) -> None:
         """Continue exactly from `state`, which may be older than the learner's own.
 
+        A fork begins with a state of iteration 0 that has an adapter only.
+
         Raises:
             ContractError: the objective compares with the adapter `old`, and the state has none.
         """
-        if self._old and state.old is None:
+        if self._old and state.old is None and state.iteration:
             raise ContractError(
                 f"objective {self._config.learner.objective} resumes with its adapter `old`, got a state without one:"
                 " start a fresh run from its adapter with --fork"
             )
-        if self._reference and state.reference is None:
+        if self._reference and state.reference is None and state.iteration:
             raise ContractError(
                 "a run whose reference moves resumes with it, got a state without one: start a fresh run from its"
                 " adapter with --fork"
@@ -359,10 +361,10 @@ class Learner:
             self._scaler.load_state_dict({slot: type(now[slot])(value.item()) for slot, value in held.items()})
         if self._average:
             self._average.load(state.average or state.adapter)
-        if self._old and state.old:
-            self._old.load(state.old)
-        if self._reference and state.reference:
-            self._reference.load(state.reference)
+        if self._old:
+            self._old.load(state.old or state.adapter)
+        if self._reference:
+            self._reference.load(state.reference or without(state.adapter))
         self._baseline, self._slopes = _heard(state.baseline), _heard(state.slopes)
         self.iteration = state.iteration
         self._rest()

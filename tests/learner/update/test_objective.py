@@ -23,7 +23,7 @@ from learner.update.objective import Objective, divergence
 from protocol.config.learning import KlConfig, LearnerConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError
-from protocol.messages import Prompt, ScoredGroup, ScoredShard
+from protocol.messages import LearnerState, Prompt, ScoredGroup, ScoredShard
 from tests.support.learning.gradients import relative_difference, watch_gradients
 from tests.support.learning.groups import draw_groups, iterate, learn
 
@@ -335,3 +335,18 @@ def test_pooled_slopes_go_on_exactly_after_a_resume(tiny_config: Config, tmp_pat
     for k in (0, 1):
         name = f"credit/step_{k}_slope"
         assert second[name] == pytest.approx(0.8 * first[name] + 0.2 * alone[name], abs=1e-6)
+
+
+def test_a_fork_begins_with_its_adapter_as_old_and_the_base_model_as_reference(tiny_config: Config) -> None:
+    """Its state of iteration 0 has an adapter only; the learner may have trained before."""
+    settings: dict[str, Any] = {"objective": "nft", "kl": {"weight": 0.1, "rule": "velocity", "reset_every": 1}}
+    config = tiny_config(learner=settings | {"updates_per_iteration": 1, "learning_rate": 1e-2})
+    learner, policy = Learner(config), RolloutPolicy(config)
+    iterate(learner, policy, config)
+    trained = learner.state().adapter
+    learner.restore(LearnerState(iteration=0, adapter=replace(trained, version=0), optimizer={}))
+    state = learner.state()
+    assert state.old is not None and state.reference is not None
+    assert state.old.digest == trained.digest == state.adapter.digest
+    assert not any(array.any() for array in state.reference.arrays.values())
+    assert iterate(learner, RolloutPolicy(config), config)["train/reference_kl"] > 0
