@@ -165,7 +165,7 @@ def test_latents_after_every_step_and_images_equal_the_pipeline_s(
     ).images
     found = ours(backbone, initial, guidance)
     assert len(seen) == STEPS
-    most = 0 if guidance == 1 else 1e-4
+    most = 0 if guidance == 1 else 2e-3  # Z-Image differs most, by 5e-4 on a CPU without AVX
     for mine, other in zip(found, seen, strict=True):
         torch.testing.assert_close(mine, other, rtol=most, atol=most)
     drawn, levels = backbone.decode(found[-1]), images.astype(np.float64) * 255
@@ -204,7 +204,7 @@ def test_a_prompt_s_velocity_does_not_depend_on_the_prompts_beside_it(name: str,
     both = backbone.velocity(latents, sigma, {key: torch.cat([short[key], long[key]]) for key in short})
     for row, alone in enumerate((short, long)):
         each = backbone.velocity(latents[row : row + 1], sigma[:1], alone)
-        torch.testing.assert_close(both[row : row + 1], each, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(both[row : row + 1], each, rtol=1e-3, atol=1e-3)
 
 
 def test_a_size_that_the_latents_cannot_hold_is_a_model_error(folder: Path) -> None:
