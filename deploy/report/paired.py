@@ -35,6 +35,11 @@ class Difference:
         """The second score minus the first."""
         return self.after - self.before
 
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval leaves out 0; the report's template asks."""
+        return self.low > 0 or self.high < 0
+
 
 def why_unpaired(before: HeldoutScores, after: HeldoutScores) -> str | None:
     """Say why two evaluations cannot be compared prompt by prompt; None if they can."""

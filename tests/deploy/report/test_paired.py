@@ -20,6 +20,7 @@ def test_equal_gains_leave_no_doubt():
     assert found is not None
     assert found.value == pytest.approx(0.1, abs=1e-6)
     assert (found.low, found.high) == pytest.approx((0.1, 0.1), abs=1e-6)
+    assert found.is_clear
     assert found.prompts == 6
 
 
