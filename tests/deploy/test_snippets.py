@@ -4,13 +4,16 @@
 `tests/docs/test_commands.py` reads the YAML.
 """
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import flowcredit
+from deploy.presets import load_config
 from tests.support.pages import PAGES, name_of
 from tests.support.paths import ROOT
 
@@ -37,7 +40,7 @@ def test_every_snippet_is_here() -> None:
         "docs/rewards.md",
         "toyworld/README.md",
     }
-    assert set.union(*held.values()) == {"python"}
+    assert set.union(*held.values()) == {"python", "yaml"}
 
 
 def test_python_s_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,6 +48,13 @@ def test_python_s_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pyte
     names = run("\n".join(blocks("docs/python.md")), "docs/python.md")
     assert len(flowcredit.read_run("runs/python").iterations) == 3
     assert (names["base"].name, names["adapter"].iteration) == ("base", 2)
+
+
+def test_the_scorer_that_sees_a_group_is_shown_in_a_section_that_a_config_takes() -> None:
+    (section,) = (yaml.safe_load(text) for text in blocks("docs/rewards.md", "yaml"))
+    chosen = ["method=flow_grpo", "evaluation.component=clipscore"]
+    read = load_config("toy_geneval", overrides=[f"rewards={json.dumps(section['rewards'])}", *chosen])
+    assert (read.rewards["wins"].scorer, read.rewards["wins"].sees) == ("win_rate", "group")
 
 
 def test_the_snippet_of_the_toy_world_s_page_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
