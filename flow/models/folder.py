@@ -70,6 +70,10 @@ def find_configs(model: ModelConfig) -> tuple[ModelIndex, Path]:
     return index, config_folder(model.path, model.revision) if _is_on_hub(model) else _folder(model)
 
 
+IMAGE_VAES = "AutoencoderKL", "AutoencoderTiny"
+"""VAEs that a tiny decoder can stand in for: others pack their latents or decode them as the frames of a video."""
+
+
 def find_tiny_decoder(model: ModelConfig, folder: Path, *, is_whole: bool = True) -> Path | None:
     """Return the folder of `model.tiny_decoder`; None without one.
 
@@ -95,10 +99,10 @@ def find_tiny_decoder(model: ModelConfig, folder: Path, *, is_whole: bool = True
             f"model.tiny_decoder must be an AutoencoderTiny in diffusers' format, got {model.tiny_decoder}: take"
             " madebyollin/taesd3 for SD3 and SD3.5, madebyollin/taef1 for FLUX.1, or a folder"
         )
-    if vae is None or vae.kind != "AutoencoderKL":
+    if vae is None or vae.kind not in IMAGE_VAES:
         raise ModelError(
-            f"model.tiny_decoder needs a model whose VAE decodes images alone as an AutoencoderKL, which that of"
-            f" {model.path} does not or does not say, got {model.tiny_decoder}: leave it out"
+            f"model.tiny_decoder needs a model whose VAE is one of {list(IMAGE_VAES)}, which decode latents as they are,"
+            f" got {model.tiny_decoder} for {model.path}, whose VAE is another or does not say: leave it out"
         )
     if (tiny.channels, tiny.scale) != (vae.channels, vae.scale):
         raise ModelError(

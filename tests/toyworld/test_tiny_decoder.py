@@ -8,6 +8,9 @@ import torch
 from diffusers import AutoencoderTiny
 from rich.console import Console
 
+from deploy.presets import load_config
+from flow.models.folder import completed
+from flow.models.load import load_backbone
 from toyworld.pretraining import autoencoder, tiny_decoder
 from toyworld.pretraining.dataset import draw_examples
 
@@ -49,3 +52,9 @@ def test_the_shipped_one_gives_its_teachers_images(pairs: tuple[torch.Tensor, np
     model = AutoencoderTiny.from_pretrained(HERE / "tiny_decoder", torch_dtype=torch.float32)
     assert error(model, pairs) < 5
     assert (model.config["scaling_factor"], model.config["shift_factor"]) == (1.0, 0.0)
+
+
+def test_the_toy_world_takes_the_shipped_one() -> None:
+    """Its own VAE is an AutoencoderTiny too, not an AutoencoderKL as those of large models."""
+    config = load_config("toy_geneval", overrides=["model.tiny_decoder=pkg://toyworld/tiny_decoder"])
+    assert load_backbone(completed(config).model, device="cpu").tiny_decoder is not None

@@ -109,7 +109,7 @@ def test_a_decoder_of_other_latents_is_refused_with_one_line(
 
 def test_a_model_whose_latents_are_packed_is_refused(tiny: Path, tmp_path: Path) -> None:
     """FLUX.2-klein's VAE has the tiny decoder's channels and size, but its latents are packed and normalised."""
-    with pytest.raises(ModelError, match=r"images alone as an AutoencoderKL, which that of .* got .*: leave it out"):
+    with pytest.raises(ModelError, match=r"whose VAE is one of .* got .*, whose VAE is another .*: leave it out"):
         loaded(write_flux2_klein(tmp_path / "klein"), tiny)
 
 
