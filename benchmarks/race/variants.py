@@ -51,6 +51,8 @@ LOOKS: Mapping[tuple[str, float], str] = {(name, rate): f"{name}, lr={rate}" for
 """Variants with these learning rates; they need no full budget and have their own table."""
 FIRST_HALF = ("sampling.window={rule: random, size: 3, within: [0.0, 0.5]}",)
 """Flow-GRPO-Fast's window; with six steps it always holds the first three."""
+TINY = ("model.tiny_decoder=pkg://toyworld/tiny_decoder",)
+TWEEDIE = ("completion.rule=tweedie",)
 JOINT = ("credit.normalise=joint", "credit.step_weights.rule=none")
 STEP_CREDIT = (
     *("sampling.kernel=flow_sde", "sampling.shared_noise=true"),
@@ -102,13 +104,17 @@ VARIANTS: Mapping[str, Variant] = {
     ),
     "calibrated, joint": Variant("stepwise_calibrated", JOINT),
     "calibrated, noise weights": Variant("stepwise_calibrated", ("credit.step_weights.noise_power=1.0",)),
-    "calibrated, tweedie": Variant("stepwise_calibrated", ("completion.rule=tweedie",)),
+    "calibrated, tweedie": Variant("stepwise_calibrated", TWEEDIE),
     # Slopes pooled over iterations, which are less noisy; alone, and with the cheapest completion.
     "calibrated, slopes .8": Variant("stepwise_calibrated", ("credit.slopes_decay=0.8",)),
-    "calibrated, tweedie, slopes .8": Variant(
-        "stepwise_calibrated", ("completion.rule=tweedie", "credit.slopes_decay=0.8")
+    "calibrated, tweedie, slopes .8": Variant("stepwise_calibrated", (*TWEEDIE, "credit.slopes_decay=0.8")),
+    "calibrated, tweedie, first half": Variant("stepwise_calibrated", (*TWEEDIE, *FIRST_HALF)),
+    # The cheapest completed points: decoded by a small decoder, with and without a forward of their own.
+    "calibrated, first half, tiny": Variant("stepwise_calibrated", (*FIRST_HALF, *TINY)),
+    "calibrated, tweedie, first half, tiny": Variant("stepwise_calibrated", (*TWEEDIE, *FIRST_HALF, *TINY)),
+    "calibrated, tweedie, first half, tiny, slopes .8": Variant(
+        "stepwise_calibrated", (*TWEEDIE, *FIRST_HALF, *TINY, "credit.slopes_decay=0.8")
     ),
-    "calibrated, tweedie, first half": Variant("stepwise_calibrated", ("completion.rule=tweedie", *FIRST_HALF)),
     # Credit of single steps in the forward process: the step's own advantage at its noise level.
     **{f"{name}, step credit": Variant(name, STEP_CREDIT) for name in ("diffusion_nft", "awm")},
     "diffusion_nft, step credit, first half": Variant("diffusion_nft", (*STEP_CREDIT, *FIRST_HALF)),
