@@ -102,7 +102,8 @@ def find_tiny_decoder(model: ModelConfig, folder: Path, *, is_whole: bool = True
     if vae is None or vae.kind not in IMAGE_VAES:
         raise ModelError(
             f"model.tiny_decoder needs a model whose VAE is one of {list(IMAGE_VAES)}, which decode latents"
-            f" as they are, got {model.tiny_decoder} for {model.path}, whose VAE is another or does not say: leave it out"
+            f" as they are, got {model.tiny_decoder} for {model.path}, whose VAE is another or does not say: leave"
+            " it out"
         )
     if (tiny.channels, tiny.scale) != (vae.channels, vae.scale):
         raise ModelError(
