@@ -6,6 +6,7 @@ request -> initial noise -> T transitions, velocities kept -> completions of the
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from threading import Lock
 
 import numpy as np
@@ -23,6 +24,7 @@ from protocol.config.run import RunConfig
 from protocol.errors import ContractError, NonFiniteError, StaleAdapterError
 from protocol.messages import (
     COMMON_IMAGE,
+    NO_IMAGE,
     Adapter,
     Excerpt,
     GenerateRequest,
@@ -287,7 +289,7 @@ def _points(
     *,
     is_first: bool,
 ) -> tuple[Float[Tensor, "B C H W"], Int[Tensor, "N P"]]:
-    """Complete all points: clean latents of each point and then of the finished images, and the image index of points.
+    """Complete the points: clean latents of each one and then of the finished images, and the image index of points.
 
     Args:
         is_first: the group's first shard, which completes the point that all members share.
@@ -295,11 +297,13 @@ def _points(
     members, shared = len(final), config.sampling.shared_noise
     is_elsewhere = shared and not is_first and config.sampling.window.rule != "branch"
     first_rows = 0 if is_elsewhere else 1 if shared else members
-    rows = [first_rows] + [members] * (len(stochastic) - 1)
+    every = config.completion.every
+    rows = [first_rows] + [0 if place % every else members for place in range(1, len(stochastic))]
     own = torch.arange(members)
     first = torch.full_like(own, COMMON_IMAGE) if is_elsewhere else torch.zeros_like(own) if shared else own
-    later = [first_rows + members * position + own for position in range(len(stochastic))]
-    index = torch.stack([first, *later], dim=1)
+    behind = [*accumulate(rows)]
+    later = [behind[place - 1] + own if count else own * 0 + NO_IMAGE for place, count in enumerate(rows) if place]
+    index = torch.stack([first, *later, behind[-1] + own], dim=1)
     if not sum(rows):
         return final, index
     grids = [substep_grid(config.completion, sigmas=policy.sigmas, k=step.k) for step in stochastic]
@@ -360,6 +364,8 @@ def _require_finite(latents: Tensor, what: str) -> None:
 
 LONGEST = 128
 """Pixels of the longer side; a larger image is thinned out."""
+BLANK = 255
+"""Value of the pixels of a point that was not completed."""
 
 
 def excerpt_of(rollout: Rollout, images: UInt8[np.ndarray, "I H W 3"], *, members: int) -> Excerpt:
@@ -373,9 +379,8 @@ def excerpt_of(rollout: Rollout, images: UInt8[np.ndarray, "I H W 3"], *, member
     Returns:
         M trajectories with small images.
     """
-    stride = -(-max(images.shape[1:3]) // LONGEST)
-    return Excerpt(
-        request=rollout.request,
-        steps=rollout.steps,
-        images=np.ascontiguousarray(images[rollout.image_index[:members]][:, :, ::stride, ::stride]),
-    )
+    stride, index = -(-max(images.shape[1:3]) // LONGEST), rollout.image_index[:members]
+    small = np.ascontiguousarray(images[:, ::stride, ::stride][index.clip(min=COMMON_IMAGE)])
+    small[index == NO_IMAGE] = BLANK
+    skipped = tuple(k for k, own in zip(rollout.steps, index[0], strict=False) if own == NO_IMAGE)
+    return Excerpt(request=rollout.request, steps=rollout.steps, images=small, skipped=skipped)

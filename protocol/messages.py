@@ -101,6 +101,8 @@ class ShardFacts:
 
 COMMON_IMAGE = -1
 """In `Rollout.image_index`: the image at index 0 of the group's first shard."""
+NO_IMAGE = -2
+"""In `Rollout.image_index`: a point that is not completed, by `completion.every`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +119,8 @@ class Rollout:
     """float32 [N, S], mean over latent elements; None where no step has noise"""
     image_index: np.ndarray
     """int64 [N, P]: index of the image that shows point p; P = S+1, or 1 when only final images are scored.
-    `COMMON_IMAGE` stands for the first image of the group's first shard: the point that all members share."""
+    `COMMON_IMAGE` stands for the first image of the group's first shard: the point that all members share. `NO_IMAGE`
+    stands for a point without one."""
     further_index: np.ndarray | None = None
     """int64 [N, E]: index of the images in which the trajectory ends at its further granularities; None for E = 0."""
     means: np.ndarray | None = None
@@ -261,7 +264,9 @@ class Excerpt:
     request: ShardRequest
     steps: tuple[int, ...]
     images: np.ndarray
-    """uint8 [M, P, h, w, 3], the longer side at most 128"""
+    """uint8 [M, P, h, w, 3], the longer side at most 128; white where there is no image"""
+    skipped: tuple[int, ...] = ()
+    """The steps whose points are not completed, by `completion.every`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

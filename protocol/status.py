@@ -259,6 +259,8 @@ class TrajectoryRecord(Document):
     prompt: str
     steps: list[int]
     """The trained denoising steps k, [S]."""
+    skipped: list[int] = []
+    """Those of them whose points are not completed, by `completion.every`: they have no image and no reward."""
     width: int
     """Of one image, pixels."""
     height: int

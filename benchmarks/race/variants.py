@@ -112,6 +112,9 @@ VARIANTS: Mapping[str, Variant] = {
     # The cheapest completed points: decoded by a small decoder, with and without a forward of their own.
     "calibrated, first half, tiny": Variant("stepwise_calibrated", (*FIRST_HALF, *TINY)),
     "calibrated, tweedie, first half, tiny": Variant("stepwise_calibrated", (*TWEEDIE, *FIRST_HALF, *TINY)),
+    # Every second point only; its steps share what they earned.
+    "calibrated, every 2": Variant("stepwise_calibrated", ("completion.every=2",)),
+    "calibrated, every 2, tiny": Variant("stepwise_calibrated", ("completion.every=2", *TINY)),
     "calibrated, tweedie, first half, tiny, slopes .8": Variant(
         "stepwise_calibrated", (*TWEEDIE, *FIRST_HALF, *TINY, "credit.slopes_decay=0.8")
     ),

@@ -113,6 +113,7 @@ def record_of(iteration: int, excerpt: Excerpt, credit: Credit) -> TrajectoryRec
         iteration=iteration,
         prompt=excerpt.request.prompt.text,
         steps=list(excerpt.steps),
+        skipped=list(excerpt.skipped),
         width=width,
         height=height,
         png=base64.b64encode(_png(excerpt.images)).decode(),

@@ -110,7 +110,7 @@ def _shown(title: str, chosen: _Candidate) -> ShownTrajectory:
         tiles.append(
             Tile(
                 image=data_url(sheet[top : top + record.height, left : left + record.width]),
-                name="finished" if is_last else f"before step {record.steps[point]}",
+                name="finished" if is_last else _named(record, record.steps[point]),
                 reward=trajectory.rewards[point],
                 step=None if is_last else record.steps[point],
                 step_reward=None if is_last else trajectory.step_rewards[point],
@@ -118,3 +118,7 @@ def _shown(title: str, chosen: _Candidate) -> ShownTrajectory:
             )
         )
     return ShownTrajectory(title, chosen.run, record.iteration, record.prompt, trajectory.member, tiles, record.width)
+
+
+def _named(record: TrajectoryRecord, step: int) -> str:
+    return f"before step {step}" + (", not completed" if step in record.skipped else "")

@@ -122,12 +122,13 @@ def calibrated_config(
         The same config with `sampling.noise_levels`.
 
     Raises:
-        ConfigError: the credit rule does not score points, or a window is set.
+        ConfigError: the credit rule does not score points, or not all of them, or a window is set.
     """
-    if not config.scores_points or config.sampling.window.rule != "all":
+    if not config.scores_points or config.sampling.window.rule != "all" or config.completion.every > 1:
         raise ConfigError(
-            "a noise calibration needs credit.rule gains, gae or turning_point and sampling.window.rule all,"
-            f" got {config.credit.rule} and {config.sampling.window.rule}: set method=dense_grpo"
+            "a noise calibration needs credit.rule gains, gae or turning_point, sampling.window.rule all and"
+            f" completion.every 1, got {config.credit.rule}, {config.sampling.window.rule} and"
+            f" {config.completion.every}: set method=dense_grpo"
         )
     from deploy.run.encode import encode_ahead
     from flow.device import best_device

@@ -34,7 +34,7 @@ from learner.credit.turning_point import turning_point
 from protocol.config.credit import CreditConfig
 from protocol.config.learning import KlConfig
 from protocol.errors import ContractError
-from protocol.messages import ScoredGroup, Scores, ShardFacts
+from protocol.messages import NO_IMAGE, ScoredGroup, Scores, ShardFacts
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ class RewardTables:
     """Each scorer's numbers by its name, and its further readings by `<scorer>/<component>`."""
     explored: Bool[Tensor, "G N T"]
     """Which steps each trajectory took stochastically."""
+    skipped: Bool[Tensor, "G N T"] | None = None
+    """Which points before these steps are not completed, by `completion.every`; None for none."""
     strides: Mapping[int, int] = field(default_factory=dict)
     """By step: how many members in a row share it, for the rule `tree`."""
     further: tuple["RewardTables", ...] = ()
@@ -78,7 +80,7 @@ class Assignment:
 def reward_tables(
     groups: Sequence[ScoredGroup], *, members: int, total: int, strides: Mapping[int, int] = MappingProxyType({})
 ) -> RewardTables:
-    """Look up every point's scores. This is where `ShardFacts.image_index` and `COMMON_IMAGE` are resolved.
+    """Look up every point's scores. This is where `ShardFacts.image_index`, `COMMON_IMAGE` and `NO_IMAGE` are resolved.
 
     Args:
         groups: G complete groups of one iteration.
@@ -97,7 +99,7 @@ def reward_tables(
     names = sorted({name for group in groups for shard in group.shards for name in shard.scores.components})
     ends = max((1 + _further(shard.facts).shape[1] for group in groups for shard in group.shards), default=1)
     readings = [[torch.full(shape, torch.nan) for _ in range(1 + len(names))] for _ in range(ends)]
-    explored = torch.zeros(len(groups), members, total, dtype=torch.bool)
+    explored, skipped = torch.zeros(2, len(groups), members, total, dtype=torch.bool)
     for row, group in enumerate(groups):
         _require_members(group, members)
         for shard in group.shards:
@@ -107,12 +109,14 @@ def reward_tables(
             first = facts.request.first_member
             rows = slice(first, first + facts.request.members)
             explored[row][rows, list(facts.steps)] = True
+            if (facts.image_index == NO_IMAGE).any():
+                skipped[row][rows, list(facts.steps)] = torch.from_numpy(facts.image_index[:, :-1] == NO_IMAGE)
             columns = (_readings(each, names) for each in (shard.scores, group.shards[0].scores))
             for reading, (own, common) in enumerate(zip(*columns, strict=True)):
                 for end, index in enumerate(indices):
                     points = [*facts.steps, total][-index.shape[1] :]
-                    # COMMON_IMAGE is -1: the score behind the shard's own ones.
-                    found = np.append(own, common[0])[index]
+                    # NO_IMAGE is -2 and COMMON_IMAGE -1: the scores behind the shard's own ones.
+                    found = np.append(own, [np.nan, common[0]])[index]
                     readings[end][reading][row][rows, points] = torch.from_numpy(found.astype(np.float32))
     lacking = torch.stack([rewards[..., -1] for rewards, *_ in readings]).isnan().any(0)
     tables: list[RewardTables] = []
@@ -120,7 +124,11 @@ def reward_tables(
         rewards[..., -1][lacking] = torch.nan
         tables.append(
             RewardTables(
-                rewards=rewards, scores=dict(zip(names, scores, strict=True)), explored=explored, strides=strides
+                rewards=rewards,
+                scores=dict(zip(names, scores, strict=True)),
+                explored=explored,
+                skipped=skipped if skipped.any() else None,
+                strides=strides,
             )
         )
     return replace(tables[0], further=tuple(tables[1:]))
@@ -230,7 +238,7 @@ def _step_rewards(
         values, slopes = calibrated(rewards, before=earlier, decay=config.slopes_decay)
         rewards = values
     rules: dict[str, CreditRule] = {"uniform": uniform, "gains": gains, "gae": partial(gae, decay=config.gae_lambda)}
-    return along_windows(rules[config.rule], rewards, tables.explored), slopes, values
+    return along_windows(rules[config.rule], rewards, tables.explored, tables.skipped), slopes, values
 
 
 def _normaliser(config: CreditConfig, pool: Float[Tensor, "M T"], baseline: Float[Tensor, " T"] | None) -> Normaliser:

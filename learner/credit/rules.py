@@ -22,23 +22,34 @@ Normaliser = Callable[..., Float[Tensor, "N K"]]
 
 
 def along_windows(
-    rule: CreditRule, rewards: Float[Tensor, "G N P"], explored: Bool[Tensor, "G N T"]
+    rule: CreditRule,
+    rewards: Float[Tensor, "G N P"],
+    explored: Bool[Tensor, "G N T"],
+    skipped: Bool[Tensor, "G N T"] | None = None,
 ) -> Float[Tensor, "G N T"]:
     """Apply a rule to each trajectory's explored points: those before its stochastic steps, and the finished image.
+
+    The rule does not see the points that are skipped. What it gives to the way from one scored point to the next is
+    divided equally among the stochastic steps of that way.
 
     Args:
         rule: takes the points of trajectories that explored the same steps.
         rewards: P = T+1, NaN where missing.
         explored: which steps of the schedule each trajectory took stochastically.
+        skipped: which points before these steps have no image, never the first; None for no such point.
 
     Returns:
         Step rewards, NaN for steps that a trajectory did not explore.
     """
     values = rewards.new_full(explored.shape, torch.nan)
-    for window in explored.flatten(0, 1).unique(dim=0):
-        rows = (explored == window).all(-1)
-        points = torch.cat([window, window.new_ones(1)])
-        values[rows.unsqueeze(-1) & window] = rule(rewards[rows][:, points]).flatten()
+    scored = explored if skipped is None else explored & ~skipped
+    ways = torch.cat([explored, scored], dim=-1)
+    for way in ways.flatten(0, 1).unique(dim=0):
+        rows, (window, own) = (ways == way).all(-1), way.chunk(2)
+        points = torch.cat([own, own.new_ones(1)])
+        part = own[window].cumsum(0) - 1
+        shares = rule(rewards[rows][:, points]) / part.bincount(minlength=int(own.sum()))
+        values[rows.unsqueeze(-1) & window] = shares[:, part].flatten()
     return values
 
 

@@ -147,7 +147,7 @@ class Groups:
         return {**metrics, **work_of(batch)}
 
     async def _rollout_and_score(self, request: ShardRequest) -> ScoredShard:
-        points = self._config.sampling.steps if self._config.scores_points else len(self._config.sampling.granularities)
+        points = self._config.images_per_member
         async with self._budget.room(request.members * points):
             receipt, rollout, images = await self._ports.rollouts.rollout(request)
             receipt.require_adapter_of(request)

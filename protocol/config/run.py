@@ -207,6 +207,12 @@ class RunConfig(Section):
                 f"sampling.splits needs an objective of steps, got learner.objective {learner.objective!r}: take"
                 " `clipped`"
             )
+        is_sparse = self.completion.every > 1 and self.scores_points
+        if is_sparse and (self.credit.rule == "turning_point" or learner.objective == "distillation"):
+            raise ValueError(
+                "completion.every must be 1 for credit.rule turning_point and learner.objective distillation, which"
+                f" need every point, got {self.completion.every}: leave it out, or take gains or gae"
+            )
         if learner.objective == "distillation" and not self.scores_points:
             raise ValueError(
                 f"learner.objective distillation needs completed points, got credit.rule {self.credit.rule!r}:"
@@ -283,6 +289,13 @@ class RunConfig(Section):
     def scores_points(self) -> bool:
         """Whether the credit rule needs a reward at every point, not only for the finished image."""
         return self.credit.rule in CREDIT_RULES_OF_POINTS
+
+    @property
+    def images_per_member(self) -> int:
+        """The most images of one trajectory that are scored: completed points and the finished image."""
+        if not self.scores_points:
+            return len(self.sampling.granularities)
+        return 1 + len(range(0, self.sampling.steps - 1, self.completion.every))
 
     @property
     def credits_groups_alone(self) -> bool:

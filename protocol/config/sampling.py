@@ -193,6 +193,9 @@ class CompletionConfig(Section):
     solver: Literal["euler", "heun", "adams"] = "adams"
     """`adams`: second order with the previous velocity, as many forwards as `euler`; `heun`: second order with about
     twice as many."""
+    every: Positive = 1
+    """Of the points before stochastic steps the first and every `every`-th one after it are completed and scored, at
+    least 1. The steps between two scored points share equally what they earned together."""
 
     @model_validator(mode="after")
     def _has_substeps(self) -> "CompletionConfig":

@@ -16,11 +16,11 @@ from flow.maths.transition import clean_estimate
 from flow.models.contract import Backbone
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy, policy_of
-from flow.rollout import RolloutPolicy, generate, rollout_shard
+from flow.rollout import RolloutPolicy, excerpt_of, generate, rollout_shard
 from protocol.config.model import ModelConfig
 from protocol.config.run import RunConfig
 from protocol.errors import NonFiniteError, StaleAdapterError
-from protocol.messages import Adapter, GenerateRequest, Prompt, Rollout, ShardRequest
+from protocol.messages import COMMON_IMAGE, NO_IMAGE, Adapter, GenerateRequest, Prompt, Rollout, ShardRequest
 
 PROMPT = Prompt(index=0, text="a red circle")
 Config = Callable[..., RunConfig]
@@ -315,6 +315,32 @@ def test_only_the_first_shard_of_a_group_shows_the_point_that_all_share(
     assert first.image_index.tolist() == [[0, 1, 3, 5], [0, 2, 4, 6]]
     assert second.image_index.tolist() == [[-1, 0, 2, 4], [-1, 1, 3, 5]]
     assert (len(images), len(others)) == (7, 6)
+
+
+def test_every_second_point_is_completed(backbone: Backbone, tiny_config: Config) -> None:
+    """Skipped points have no image; trajectories and the other images are what they are without a skipped point."""
+    all_points, images = sample(backbone, tiny_config())
+    some, fewer = sample(backbone, tiny_config(completion={"every": 2}))
+    assert some.image_index.tolist() == [[0, NO_IMAGE, 1, 4], [0, NO_IMAGE, 2, 5], [0, NO_IMAGE, 3, 6]]
+    assert np.array_equal(some.latents, all_points.latents)
+    for column in (0, 2, 3):
+        both = (taken[held.image_index[:, column]].astype(int) for taken, held in ((images, all_points), (fewer, some)))
+        assert np.abs(np.subtract(*both)).max() <= 1
+    second, _ = sample(backbone, tiny_config(completion={"every": 2}), first_member=3)
+    assert second.image_index.tolist() == [[COMMON_IMAGE, NO_IMAGE, k, k + 3] for k in range(3)]
+    own, _ = sample(backbone, tiny_config(completion={"every": 9}, sampling={"shared_noise": False}))
+    assert own.image_index.tolist() == [[k, NO_IMAGE, NO_IMAGE, k + 3] for k in range(3)]
+
+
+def test_an_excerpt_is_white_where_a_point_is_skipped(backbone: Backbone, tiny_config: Config) -> None:
+    rollout, images = sample(backbone, tiny_config(completion={"every": 2}))
+    excerpt = excerpt_of(rollout, images, members=2)
+    assert (excerpt.skipped, excerpt.images.shape) == ((1,), (2, 4, 16, 16, 3))
+    assert (excerpt.images[:, 1] == 255).all()
+    for column in (0, 2, 3):
+        assert np.array_equal(excerpt.images[:, column], images[rollout.image_index[:2, column]])
+    lonely, image = sample(backbone, tiny_config(completion={"every": 9}), first_member=1, members=1)
+    assert (excerpt_of(lonely, image, members=1).images[:, 1:3] == 255).all()
 
 
 def test_a_shard_of_one_step_that_shares_its_point_shows_the_finished_images_only(

@@ -42,8 +42,9 @@ function tile(record, trajectory, row, point, sheet, name) {
   canvas.getContext("2d").drawImage(sheet, point * record.width, row * record.height, record.width, record.height, 0, 0, record.width, record.height);
   canvas.setAttribute("role", "img");
   canvas.setAttribute("aria-label", `clean-image estimate, ${name}`);
-  item.append(canvas, text("b", reward == null ? "no score" : `reward ${reward.toFixed(3)}`));
-  if (trajectory.values) item.append(text("span", value == null ? "no value" : `value ${signed(value, 3)}`));
+  const isSkipped = record.skipped.includes(record.steps[point]);
+  item.append(canvas, text("b", isSkipped ? "not completed" : reward == null ? "no score" : `reward ${reward.toFixed(3)}`));
+  if (trajectory.values && !isSkipped) item.append(text("span", value == null ? "no value" : `value ${signed(value, 3)}`));
   item.append(text("span", name));
   return item;
 }

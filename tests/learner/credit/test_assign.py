@@ -14,7 +14,7 @@ from learner.update.metrics import group_metrics
 from learner.update.micro_batches import StepChoice, micro_batches, shard_tasks
 from protocol.config.credit import CreditConfig
 from protocol.errors import ContractError
-from protocol.messages import COMMON_IMAGE, Credit, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
+from protocol.messages import COMMON_IMAGE, NO_IMAGE, Credit, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
 from tests.support.learning.plain_credit import PLAIN
 
 REWARDS = np.array(
@@ -141,6 +141,54 @@ def test_a_missing_score_of_the_common_image_voids_every_first_gain() -> None:
     (step_rewards,) = assigned(group_of(*parts)).step_rewards
     assert step_rewards[:, 0].isnan().all()
     assert step_rewards[:, 1:4].isfinite().all()
+
+
+def sparse(rewards: np.ndarray = REWARDS) -> ScoredShard:
+    """The shard of the worked example whose second and fourth point are skipped."""
+    held = shard(rewards.copy(), (0, 1, 2, 3))
+    index = held.facts.image_index.copy()
+    index[:, [1, 3]] = NO_IMAGE
+    return replace(held, facts=replace(held.facts, image_index=index))
+
+
+@pytest.mark.parametrize(
+    ("credit", "expected"),
+    [
+        ({}, [[0.04, 0.04, 0.06, 0.06], [0.025, 0.025, 0.025, 0.025], [-0.005, -0.005, -0.045, -0.045]]),
+        (
+            {"rule": "gae", "gae_lambda": 0.5},
+            [[0.07, 0.07, 0.06, 0.06], [0.0375, 0.0375, 0.025, 0.025], [-0.0275, -0.0275, -0.045, -0.045]],
+        ),
+    ],
+    ids=["gains", "gae"],
+)
+def test_steps_between_two_scored_points_share_what_they_earned(
+    credit: dict[str, Any], expected: list[list[float]]
+) -> None:
+    (step_rewards,) = assigned(group_of(sparse()), **credit).step_rewards
+    torch.testing.assert_close(step_rewards[:, :4], torch.tensor(expected), rtol=0, atol=1e-6)
+    assert step_rewards[:, 4:].isnan().all()
+
+
+def test_skipped_points_have_neither_slope_nor_value() -> None:
+    found, whole = (assigned(group_of(each), values="calibrated") for each in (sparse(), shard(REWARDS, (0, 1, 2, 3))))
+    slopes, values = found.slopes, found.values
+    assert slopes is not None and values is not None and whole.slopes is not None
+    assert slopes[:4].isnan().tolist() == [False, True, False, True]
+    assert values[0, :, [1, 3]].isnan().all()
+    assert slopes[[0, 2]].tolist() == whole.slopes[[0, 2]].tolist()
+    two = values[0, :, 2] - values[0, :, 0], values[0, :, TOTAL] - values[0, :, 2]
+    for step, gain in enumerate(two):
+        torch.testing.assert_close(found.step_rewards[0, :, 2 * step], gain / 2)
+        assert torch.equal(found.step_rewards[0, :, 2 * step], found.step_rewards[0, :, 2 * step + 1])
+
+
+def test_a_missing_score_voids_the_steps_on_both_sides_of_its_point() -> None:
+    rewards = REWARDS.copy()
+    rewards[1, 2] = np.nan
+    (step_rewards,) = assigned(group_of(sparse(rewards))).step_rewards
+    assert step_rewards[1, :4].isnan().all()
+    assert step_rewards[[0, 2], :4].isfinite().all()
 
 
 def test_branches_of_a_group_are_compared_at_their_own_step() -> None:

@@ -51,6 +51,14 @@ def test_defaults_are_the_papers() -> None:
     assert config.scores_points
 
 
+@pytest.mark.parametrize(
+    ("tree", "count"),
+    [({}, 10), ({"completion": {"every": 3}}, 4), ({"completion": {"every": 9}}, 2), ({"credit": {"rule": "uniform"}}, 1)],
+)
+def test_images_of_a_trajectory_are_counted(tree: dict[str, Any], count: int) -> None:
+    assert parse_config(TREE | tree).images_per_member == count
+
+
 def test_a_shard_that_is_left_out_is_the_whole_group() -> None:
     assert parse_config(with_value("group.size", 16)).group.shard == 16
     assert parse_config(with_value("group", {"size": 16, "shard": 4})).group.shard == 4
@@ -76,7 +84,7 @@ def test_the_default_completion_is_the_one_that_the_fidelity_table_favours() -> 
         ("learning_rate", "unknown key 'learning_rate': did you mean 'learner.learning_rate'?"),
         ("group.learnin_rate", "unknown key 'group.learnin_rate': did you mean 'learner.learning_rate'?"),
         ("rewards.geneval.wieght", "unknown key 'rewards.geneval.wieght': did you mean 'weight'?"),
-        ("completion.zzz", "unknown key 'completion.zzz': known: rule, solver, spacing, substeps"),
+        ("completion.zzz", "unknown key 'completion.zzz': known: every, rule, solver, spacing, substeps"),
     ],
 )
 def test_an_unknown_key_is_refused_with_a_suggestion(key: str, message: str) -> None:
@@ -173,6 +181,14 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
         (
             {"sampling": {"granularities": [1, 2]}, "credit": {"rule": "gains"}},
             "sampling.granularities beyond [1] needs credit.rule uniform",
+        ),
+        (
+            {"completion": {"every": 2}, "learner": {"objective": "distillation"}},
+            "which need every point, got 2: leave it out, or take gains or gae",
+        ),
+        (
+            {"completion": {"every": 2}, "credit": {"rule": "turning_point"}},
+            "completion.every must be 1 for credit.rule turning_point and learner.objective distillation",
         ),
         (
             {"credit": {"rule": "uniform"}, "learner": {"objective": "distillation"}},
