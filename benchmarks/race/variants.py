@@ -53,6 +53,7 @@ FIRST_HALF = ("sampling.window={rule: random, size: 3, within: [0.0, 0.5]}",)
 """Flow-GRPO-Fast's window; with six steps it always holds the first three."""
 TINY = ("model.tiny_decoder=pkg://toyworld/tiny_decoder",)
 TWEEDIE = ("completion.rule=tweedie",)
+FOUR_UPDATES = ("learner.updates_per_iteration=4",)
 JOINT = ("credit.normalise=joint", "credit.step_weights.rule=none")
 STEP_CREDIT = (
     *("sampling.kernel=flow_sde", "sampling.shared_noise=true"),
@@ -112,6 +113,11 @@ VARIANTS: Mapping[str, Variant] = {
     # The cheapest completed points: decoded by a small decoder, with and without a forward of their own.
     "calibrated, first half, tiny": Variant("stepwise_calibrated", (*FIRST_HALF, *TINY)),
     "calibrated, tweedie, first half, tiny": Variant("stepwise_calibrated", (*TWEEDIE, *FIRST_HALF, *TINY)),
+    # Four optimizer steps in an iteration where the preset has two, at the same cost.
+    "flow_grpo_fast, 4 updates": Variant("flow_grpo_fast", FOUR_UPDATES),
+    "calibrated, tweedie, first half, tiny, 4 updates": Variant(
+        "stepwise_calibrated", (*TWEEDIE, *FIRST_HALF, *TINY, *FOUR_UPDATES)
+    ),
     # Every second point only; its steps share what they earned.
     "calibrated, every 2": Variant("stepwise_calibrated", ("completion.every=2",)),
     "calibrated, every 2, tiny": Variant("stepwise_calibrated", ("completion.every=2", *TINY)),
