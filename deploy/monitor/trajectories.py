@@ -171,7 +171,8 @@ def sheet(record: TrajectoryRecord) -> bytes:
             box = (column * record.width, row * record.height)
             tile = images.crop((*box, box[0] + record.width, box[1] + record.height))
             page.paste(tile.resize((cell, tall), Image.Resampling.NEAREST), (left, top))
-            draw.text((left, top + tall), _shown(trajectory.rewards[column], ".3f"), fill="black")
+            if column == columns - 1 or record.steps[column] not in record.skipped:
+                draw.text((left, top + tall), _shown(trajectory.rewards[column], ".3f"), fill="black")
             if column < len(trajectory.step_rewards) and columns > 1:
                 draw.text(
                     (left + cell // 2, top + tall + 12), _shown(trajectory.step_rewards[column], "+.3f"), fill="#555555"
