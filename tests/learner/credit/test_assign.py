@@ -14,7 +14,17 @@ from learner.update.metrics import group_metrics
 from learner.update.micro_batches import StepChoice, micro_batches, shard_tasks
 from protocol.config.credit import CreditConfig
 from protocol.errors import ContractError
-from protocol.messages import COMMON_IMAGE, NO_IMAGE, Credit, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
+from protocol.messages import (
+    COMMON_IMAGE,
+    NO_IMAGE,
+    Credit,
+    Prompt,
+    Rollout,
+    ScoredGroup,
+    ScoredShard,
+    Scores,
+    ShardRequest,
+)
 from tests.support.learning.plain_credit import PLAIN
 
 REWARDS = np.array(

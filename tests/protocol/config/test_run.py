@@ -53,7 +53,12 @@ def test_defaults_are_the_papers() -> None:
 
 @pytest.mark.parametrize(
     ("tree", "count"),
-    [({}, 10), ({"completion": {"every": 3}}, 4), ({"completion": {"every": 9}}, 2), ({"credit": {"rule": "uniform"}}, 1)],
+    [
+        ({}, 10),
+        ({"completion": {"every": 3}}, 4),
+        ({"completion": {"every": 9}}, 2),
+        ({"credit": {"rule": "uniform"}}, 1),
+    ],
 )
 def test_images_of_a_trajectory_are_counted(tree: dict[str, Any], count: int) -> None:
     assert parse_config(TREE | tree).images_per_member == count
