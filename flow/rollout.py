@@ -298,11 +298,11 @@ def _points(
     is_elsewhere = shared and not is_first and config.sampling.window.rule != "branch"
     first_rows = 0 if is_elsewhere else 1 if shared else members
     every = config.completion.every
-    rows = [first_rows] + [0 if place % every else members for place in range(1, len(stochastic))]
+    rows = [first_rows] + [0 if number % every else members for number in range(1, len(stochastic))]
     own = torch.arange(members)
     first = torch.full_like(own, COMMON_IMAGE) if is_elsewhere else torch.zeros_like(own) if shared else own
     behind = [*accumulate(rows)]
-    later = [behind[place - 1] + own if count else own * 0 + NO_IMAGE for place, count in enumerate(rows) if place]
+    later = [behind[number] + own if count else own * 0 + NO_IMAGE for number, count in enumerate(rows[1:])]
     index = torch.stack([first, *later, behind[-1] + own], dim=1)
     if not sum(rows):
         return final, index

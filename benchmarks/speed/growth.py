@@ -1,0 +1,132 @@
+"""Memory of every process of a long run: does any of them grow?
+
+    python -m benchmarks.speed.growth --iterations 2000 group.size=6 sampling.steps=4
+
+A real run on a Ray of its own. Every few seconds the private memory of each of its processes is read: what would be
+free again if the process ended (USS), without shared pages and the object store. Processes count by role: the driver,
+each kind of actor, and Ray's own services.
+"""
+
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import psutil
+import typer
+from rich.box import MARKDOWN
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from deploy.folder.read import status_of
+
+QUARTERS = 4
+MIB = 2**20
+Samples = dict[str, list[tuple[int, float]]]
+"""By role: the iteration, and MiB of all processes of the role together."""
+
+
+def main(
+    overrides: Annotated[list[str] | None, typer.Argument(help="Config overrides.")] = None,
+    preset: Annotated[str, typer.Option(help="Preset of the run.")] = "toy_geneval",
+    iterations: Annotated[int, typer.Option(min=8, help="Length of the run.")] = 2000,
+    every_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two readings.")] = 3.0,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the readings.")] = None,
+) -> None:
+    """Run, read memory, and print the mean of each quarter of the run but its first tenth, and the growth."""
+    keys = [f"iterations={iterations}", "group.per_iteration=2", "evaluation.every=0", *(overrides or [])]
+    with TemporaryDirectory() as parent:
+        samples = _samples([preset, *keys], Path(parent) / "run", iterations, every_s)
+    if out:
+        out.write_text(json.dumps(samples), encoding="utf-8")
+    names = [f"quarter {number + 1}" for number in range(QUARTERS)]
+    table = Table("role", *names, "growth in 1,000 iterations", box=MARKDOWN, title="MiB of private memory")
+    for role, row in rows(samples, iterations):
+        table.add_row(role, *(f"{each:.1f}" for each in row[:-1]), f"{row[-1]:+.2f}")
+    Console(width=120).print(table)
+
+
+def rows(samples: Samples, iterations: int) -> Iterator[tuple[str, list[float]]]:
+    """Summarise the readings.
+
+    Args:
+        samples: the readings.
+        iterations: length of the run; its first tenth is left out.
+
+    Yields:
+        A role with its mean MiB in each quarter, and the slope of a straight line through all readings, in MiB for
+        1,000 iterations.
+    """
+    for role, readings in sorted(samples.items()):
+        late = [(at, held) for at, held in readings if at >= iterations / 10]
+        if len({at for at, _ in late}) < 2 * QUARTERS:
+            continue  # a process that did not live through the run
+        size = len(late) / QUARTERS
+        parts = [late[round(part * size) : round((part + 1) * size)] for part in range(QUARTERS)]
+        slope = statistics.linear_regression(*zip(*late, strict=True)).slope
+        yield role, [*(statistics.fmean(held for _, held in part) for part in parts), 1000 * slope]
+
+
+def role_of(process: psutil.Process) -> str | None:
+    """Name what a process does in the run; None if it is gone or of no interest."""
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return None
+    title = " ".join(words)
+    if actor := re.match(r"ray::(\w+)", title):
+        return None if actor[1] == "IDLE" else actor[1]
+    if any(name in title for name in ("raylet", "gcs_server", "dashboard", "monitor.py", "log_monitor")):
+        return "services of Ray"
+    return "driver" if "flowcredit" in title and "train" in words else None
+
+
+def _samples(arguments: list[str], folder: Path, iterations: int, every_s: float) -> Samples:
+    """Run `flowcredit train` and read its processes until it ends."""
+    samples: Samples = defaultdict(list)
+    command = [sys.executable, "-m", "flowcredit", "train", *arguments, "--run", str(folder)]
+    log = folder.parent / "output"
+    with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out) as run, Progress() as progress:
+        task = progress.add_task("iterations", total=iterations)
+        while run.poll() is None:
+            time.sleep(every_s)
+            done = _done(folder)
+            for role, held in _held(psutil.Process(run.pid)).items():
+                samples[role].append((done, held))
+            progress.update(task, completed=done)
+    if run.returncode:
+        raise typer.BadParameter(log.read_text(encoding="utf-8")[-2000:])
+    return samples
+
+
+def _done(folder: Path) -> int:
+    found = status_of(folder)
+    return found.status.iteration if found else 0
+
+
+def _held(driver: psutil.Process) -> dict[str, float]:
+    """MiB of private memory by role."""
+    held: dict[str, float] = defaultdict(float)
+    try:
+        processes = [driver, *driver.children(recursive=True)]
+    except psutil.Error:
+        return {}
+    for process in processes:
+        if role := role_of(process):
+            try:
+                held[role] += process.memory_full_info().uss / MIB
+            except psutil.Error:
+                continue
+    return held
+
+
+if __name__ == "__main__":
+    typer.run(main)
