@@ -17,7 +17,7 @@ PRESETS = sorted((ROOT / "deploy" / "presets").glob("*.yaml"))
 METHODS = {
     "awm", "branch_grpo", "dance_grpo", "dense_grpo", "dgpo", "diffusion_nft", "e_grpo", "flow_dppo", "flow_grpo",
     "flow_grpo_fast", "granular_grpo", "grpo_guard", "mix_grpo", "step_weights", "stepwise", "stepwise_calibrated",
-    "stepwise_flow_sde", "temp_flow", "tp_grpo", "tp_grpo_plain",
+    "stepwise_fast", "stepwise_flow_sde", "temp_flow", "tp_grpo", "tp_grpo_plain",
 }  # fmt: skip
 DECIDED = {
     "sampling": {
@@ -49,7 +49,7 @@ def test_a_method_file_says_what_it_is_and_decides_everything_that_makes_it(name
     for section, keys in DECIDED.items():
         assert keys <= identity[section].keys(), section
     if identity["credit"]["rule"] in CREDIT_RULES_OF_POINTS:
-        assert {"rule", "solver"} <= identity["completion"].keys()
+        assert {"rule", "solver", "every"} <= identity["completion"].keys()
 
 
 @pytest.mark.parametrize("preset", [path for path in PRESETS if not path.stem.startswith("toy_")], ids=lambda p: p.stem)
@@ -130,7 +130,7 @@ def test_a_preset_s_mixture_and_smallest_std_do_not_leak_into_a_method_that_has_
     path = bare(tmp_path, credit={"mixture": "advantages"}, sampling={"std_min": 0.0})
     found = {name: load_config(path, overrides=[f"method={name}"]) for name in METHODS}
     mixed = {name for name, config in found.items() if config.credit.mixture == "advantages"}
-    assert mixed == {"mix_grpo", "dance_grpo", "granular_grpo", "stepwise_calibrated"}
+    assert mixed == {"mix_grpo", "dance_grpo", "granular_grpo", "stepwise_calibrated", "stepwise_fast"}
     assert {name for name, config in found.items() if config.sampling.std_min == 0.0} == {"tp_grpo", "tp_grpo_plain"}
 
 

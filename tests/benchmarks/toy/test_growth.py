@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.speed.growth import rows
+from benchmarks.toy.growth import rows
 
 
 def test_growth_is_the_slope_after_the_first_tenth() -> None:
