@@ -65,7 +65,7 @@ class ModelConfig(Section):
     gradient_checkpointing: bool = False
     """The learner stores one tensor of each block and recomputes the others: far less memory, one more forward."""
     compile: str | None = None
-    """torch.compile backend of the transformer, such as `inductor`; none does not compile it."""
+    """torch.compile backend of the transformer's blocks, such as `inductor`; none does not compile them."""
     lora: LoraConfig = LoraConfig()
     """The adapter."""
 

@@ -259,4 +259,6 @@ def test_a_compiled_transformer_gives_the_same_velocity(tiny_config: Config) -> 
     latents, sigma = torch.linspace(-1, 1, 2 * 4 * 8 * 8).view(2, 4, 8, 8), torch.tensor([0.3, 0.8])
     conditioning = repeat(plain.encode("a cat"), 2)
     torch.testing.assert_close(*(each.velocity(latents, sigma, conditioning) for each in (plain, compiled)))
-    assert compiled.transformer._compiled_call_impl is not None
+    blocks = list(compiled.transformer.transformer_blocks)  # type: ignore[arg-type]
+    assert all(block._compiled_call_impl is not None for block in blocks) and blocks
+    assert compiled.transformer._compiled_call_impl is None, "only what repeats is compiled"
