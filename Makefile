@@ -11,12 +11,15 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -m "not whole and not chaos and not cluster" -n 2 --dist loadgroup
 
-docs: $(VENV)/installed
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+docs: $(VENV)/documented
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/properdocs build --quiet
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt torch
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+$(VENV)/documented: $(VENV)/installed
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
