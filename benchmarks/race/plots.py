@@ -17,6 +17,11 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
         "flow_grpo", "stepwise_calibrated", "stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo", "tp_grpo_plain",
         "flow_grpo_fast", "dance_grpo", "mix_grpo", "temp_flow", "step_weights", "diffusion_nft", "awm",
     ),
+    "clock": (
+        "flow_grpo", "flow_grpo_fast", "stepwise_calibrated", "calibrated, first half, tiny",
+        "calibrated, tweedie, first half, tiny", "calibrated, every 2, tiny",
+        "calibrated, tweedie, first half, tiny, 4 updates", "flow_grpo_fast, 4 updates", "diffusion_nft", "awm",
+    ),
     "normalisation": (
         "flow_grpo", "stepwise", "stepwise, per step", "stepwise, centred", "stepwise_flow_sde", "flow sde, per step",
         "flow sde, centred", "flow sde, ema",
