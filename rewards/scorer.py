@@ -85,6 +85,8 @@ SCORERS: dict[str, Registered] = {
     "ocr": Registered("rewards.ocr.scorer:Ocr", "ocr"),
     "clipscore": Registered("rewards.clip.scores:ClipScore"),
     "hpsv2": Registered("rewards.clip.scores:HPSv2"),
+    "imagereward": Registered("rewards.preference.image_reward:ImageReward"),
+    "hpsv3": Registered("rewards.preference.hpsv3:HPSv3"),
     "diversity": Registered("rewards.clip.scores:Diversity"),
     "aesthetic": Registered("rewards.clip.scores:Aesthetic"),
     "remote": Registered("rewards.http.remote:RemoteScorer"),

@@ -1,0 +1,81 @@
+"""Read a scorer's weights in the layout of its authors' own package: one file of tensors by name.
+
+tensors = load_pretrained(read_tensors, "zai-org/ImageReward", file="ImageReward.pt")
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rewards.clip.pretrained import require_pretrained
+
+
+def read_tensors(source: str, *, file: str) -> dict[str, Any]:
+    """Read all tensors of a checkpoint.
+
+    Args:
+        source: a file, a folder that holds `file`, or the hub id of a repository that does.
+        file: the authors' file name; its ending, `.pt` or `.safetensors`, tells a file from a hub id.
+
+    Returns:
+        The tensors by name, on the CPU.
+    """
+    import torch
+    from huggingface_hub import hf_hub_download
+    from safetensors.torch import load_file
+
+    path = Path(source)
+    if path.is_dir():
+        path /= file
+    found = path if _is_file(source, file) or path.name == file else hf_hub_download(source, file)
+    if file.endswith(".safetensors"):
+        return load_file(found)
+    return torch.load(found, map_location="cpu", weights_only=True)
+
+
+def require_tensors(source: str, *, file: str) -> None:
+    """Raise ScorerError if the source of `read_tensors` is missing."""
+    require_pretrained(source, *([] if _is_file(source, file) else [file]))
+
+
+def _is_file(source: str, file: str) -> bool:
+    return source.endswith(Path(file).suffix)
+
+
+def numbers(names: Iterable[str], prefix: str) -> list[int]:
+    """Return the numbers that follow a prefix in tensors' names, in order."""
+    found = (re.match(rf"{re.escape(prefix)}\.(\d+)\.", name) for name in names)
+    return sorted({int(each[1]) for each in found if each})
+
+
+def linear_head(
+    shapes: Mapping[str, tuple[int, ...]], prefix: str, *, inputs: int, outputs: int, activation: Any = None
+) -> Any:
+    """Build the linear layers `<prefix>.N` of a checkpoint, one after the other; dropout between them does nothing.
+
+    Args:
+        shapes: shapes of all tensors by name.
+        prefix: what comes before the layers' numbers.
+        inputs: width of the first layer.
+        outputs: numbers that the last layer must give.
+        activation: class of the modules between the layers; None if there are none.
+
+    Returns:
+        A `Sequential` whose tensors have the names `N.weight` and `N.bias`.
+
+    Raises:
+        KeyError: there are no such layers, or they end in another number.
+    """
+    from torch import nn
+
+    head, width = nn.Sequential(), inputs
+    for number in numbers(shapes, prefix):
+        if len(head) and activation is not None:
+            head.add_module(f"before_{number}", activation())
+        reached = shapes[f"{prefix}.{number}.weight"][0]
+        head.add_module(str(number), nn.Linear(width, reached))
+        width = reached
+    if not len(head) or width != outputs:
+        raise KeyError(f"{prefix}.N.weight of output width {outputs}")
+    return head
