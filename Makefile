@@ -3,13 +3,17 @@ VENV ?= .venv
 PYTHON ?= python3
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
 
-.PHONY: demo test docs
+.PHONY: demo test gpu-test docs
 
 demo: $(VENV)/installed
 	$(VENV)/bin/flowcredit demo
 
 test: $(VENV)/installed
-	$(VENV)/bin/python -m pytest -m "not whole and not chaos and not cluster" -n 2 --dist loadgroup
+	$(VENV)/bin/python -m pytest -m "not whole and not chaos and not cluster and not gpu" -n 2 --dist loadgroup
+
+gpu-test: $(VENV)/installed
+	@$(VENV)/bin/python -m tests.support.worlds.devices
+	$(VENV)/bin/python -m pytest -m gpu
 
 docs: $(VENV)/documented
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/properdocs build --quiet

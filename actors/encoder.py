@@ -8,7 +8,7 @@ import torch
 
 from actors.pool.calls import ActorFailedError, answer
 from actors.pool.nodes import ray_options
-from flow.device import device_of
+from flow.device import take_device
 from flow.models.load import open_embeddings
 from protocol.config.run import RunConfig
 from protocol.errors import PoolError, one_line
@@ -25,7 +25,7 @@ class EncoderActor:
     @ray.method
     def prepare(self) -> None:
         """Find the model. Not in the constructor: there Ray would turn the user's mistake into a dead actor."""
-        self._embeddings = open_embeddings(self._config.model, device=device_of(self._config.cluster.learner))
+        self._embeddings = open_embeddings(self._config.model, device=take_device(self._config.cluster.learner))
 
     @ray.method
     def fill(self, texts: Sequence[str]) -> int:

@@ -23,12 +23,10 @@ from actors.pool.calls import HEARTBEAT, ActorFailedError, ActorHandle, Alive, M
 from actors.pool.nodes import NodeFailures, ray_options
 from actors.pool.starts import Starts
 from flow.device import (
-    CUBLAS,
-    compute_deterministically,
     computing_facts,
-    device_of,
     library_facts,
     require_same_facts,
+    take_device,
 )
 from learner.update.lanes import Gradient, Seat, added
 from learner.update.learner import Findings, Finished, Learner
@@ -55,8 +53,7 @@ class LearnerActor(Alive):
     @ray.method
     def prepare(self) -> dict[str, str]:
         """Load the model and return what the bits depend on; the constructor would hide the user's mistakes."""
-        device = device_of(self._config.cluster.learner)
-        compute_deterministically(device)
+        device = take_device(self._config.cluster.learner)
         self._learner = Learner(self._config, device=device, fetch=self._fetch)
         return computing_facts(device)
 
@@ -397,9 +394,8 @@ class LearnerGroup:
 
     def _spawn(self, slot: int) -> ActorHandle:
         role = self._role
-        environment = {"runtime_env": {"env_vars": CUBLAS}} if role.gpus else {}
         where = self._bundles.options(slot) if self._bundles else self._nodes.options(role)
-        return self._actor_class.options(**ray_options(role.reserved), **environment, **where).remote(self._config)
+        return self._actor_class.options(**ray_options(role.reserved), **where).remote(self._config)
 
     async def _start(self, worker: RemoteWorker) -> None:
         timeout_s = self._role.timeout_s

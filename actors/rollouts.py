@@ -11,7 +11,7 @@ from actors.pool.bundles import Bundles
 from actors.pool.calls import HEARTBEAT, ActorFailedError, ActorHandle, Alive, answer, whereabouts
 from actors.pool.nodes import NodeFailures, failure_reporter, ray_options
 from actors.pool.pool import AHEAD, ActorPool
-from flow.device import device_of, library_facts, require_same_facts
+from flow.device import library_facts, require_same_facts, take_device
 from flow.rollout import RolloutPolicy, excerpt_of
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, ShardLostError
@@ -47,7 +47,7 @@ class RolloutActor(Alive):
     @ray.method
     def prepare(self) -> None:
         """Load the model; in the constructor Ray would turn the user's mistake into a dead actor."""
-        self._policy = RolloutPolicy(self._config, device=device_of(self._config.cluster.rollout))
+        self._policy = RolloutPolicy(self._config, device=take_device(self._config.cluster.rollout))
 
     @ray.method
     def facts(self) -> dict[str, str]:

@@ -71,8 +71,14 @@ SIX = (
     "cluster.heartbeat_s=600",
 )
 """Six iterations of four shards: with four workers each trains one of them in an optimizer step."""
-FEW, ENOUGH = "sampling.steps=4", "sampling.steps=6"
-"""Steps of most cells, and of the methods, some of which need more."""
+ENOUGH = "sampling.steps=6"
+"""Steps of the cells of methods, some of which need so many."""
+FEW = (
+    "sampling.steps=4",
+    "sampling.window.rule=all",
+    "completion={rule: ode, substeps: 2, spacing: even, solver: euler}",
+)
+"""Of the other cells: fewer steps, each trained and completed."""
 WHOLE = "group.shard=null"
 """Of a method that needs whole groups: two shards an iteration."""
 CPUS = 16
@@ -148,7 +154,7 @@ def cells() -> dict[str, tuple[tuple[str, ...], Sequence[Way]]]:
     listed: dict[str, tuple[tuple[str, ...], Sequence[Way]]] = {}
     for dtype, lag in itertools.product(("float32", "bfloat16", "float16"), (0, 1)):
         ways = every if lag else [*every, BUNDLES]
-        listed[f"{dtype}, max_lag={lag}"] = ((FEW, f"model.dtype={dtype}", f"group.max_lag={lag}"), ways)
+        listed[f"{dtype}, max_lag={lag}"] = ((*FEW, f"model.dtype={dtype}", f"group.max_lag={lag}"), ways)
     for method in method_names():
         keys = (f"method={method}", ENOUGH)
         config = load_config("toy_geneval", overrides=keys)
@@ -159,9 +165,9 @@ def cells() -> dict[str, tuple[tuple[str, ...], Sequence[Way]]]:
         if is_forward:
             listed[f"{method}, max_lag=1"] = ((*keys, "group.max_lag=1"), [LOCAL, *SIZES])
     for objective in ("guarded", "masked", "distillation"):
-        listed[f"objective {objective}"] = ((FEW, f"learner.objective={objective}"), [LOCAL, *SIZES])
+        listed[f"objective {objective}"] = ((*FEW, f"learner.objective={objective}"), [LOCAL, *SIZES])
     listed["two epochs, a KL term, a running mean"] = (
-        (FEW, "learner.epochs=2", "learner.kl.weight=0.1", "learner.average={decay: 0.9, every: 1}"),
+        (*FEW, "learner.epochs=2", "learner.kl.weight=0.1", "learner.average={decay: 0.9, every: 1}"),
         [LOCAL, *SIZES],
     )
     return listed

@@ -1,6 +1,7 @@
-"""Where and on how many threads torch computes: the device of a role, and the CPU threads of a process."""
+"""Where and how torch computes: the device of a role, a process's CPU threads, and kernels that give equal bits."""
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -46,14 +47,39 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""Environment that cuBLAS needs for equal bits in every run; it must be set before the process starts."""
+"""Environment that cuBLAS needs for equal bits in every run. The size of its workspace decides which kernel it takes,
+so rollout actors and learner workers must have the same."""
 
 
-def compute_deterministically(device: str) -> None:
-    """Let torch choose GPU kernels that give the same bits every time, and warn where there is none."""
+def take_device(role: RoleConfig) -> str:
+    """Return the device of a rollout or learner role, and let this process compute with equal bits there.
+
+    On a GPU torch then takes only kernels that give the same bits every time; an operation that has none raises
+    RuntimeError. With torch's `warn_only` the backward of attention would still add in any order. Both roles must call
+    this: a replay is exact only if both sides have the same kernels.
+
+    Raises:
+        ConfigError: the role reserves a GPU, but torch finds none.
+    """
+    device = device_of(role)
     if device == "cuda":
-        torch.use_deterministic_algorithms(mode=True, warn_only=True)
+        os.environ.update(CUBLAS)
+        torch.use_deterministic_algorithms(mode=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
         torch.backends.cudnn.benchmark = False
+    return device
+
+
+@contextmanager
+def computing(role: RoleConfig) -> Iterator[None]:
+    """Compute inside the block as an actor of a rollout or learner role does in a process of its own."""
+    before = torch.are_deterministic_algorithms_enabled()
+    with torch_threads(role.threads):
+        take_device(role)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(mode=before)
 
 
 def computing_facts(device: str) -> dict[str, str]:

@@ -49,6 +49,7 @@ class FlowPolicy:
         self.guidance = guidance
         self.forward_batch = forward_batch
         self.sigmas: Float[Tensor, " points"] = _sigmas(backbone, config)
+        self._sigmas_on: dict[torch.device, Float[Tensor, " points"]] = {}
         self.evaluations = self.gradient_evaluations = 0
         self._config = config
         self._spans = self._merged()
@@ -123,19 +124,16 @@ class FlowPolicy:
             v, shaped as `latents`.
         """
         count = len(latents)
-        rows = [each if len(next(iter(each.values()))) == count else repeat(each, count) for each in conditioning]
         most = self.forward_batch or count
         if count <= most:
-            return self._guided(latents, sigma, rows)
-        parts = [
-            self._guided(
-                latents[start : start + most],
-                sigma[start : start + most],
-                [{name: tensor[start : start + most] for name, tensor in each.items()} for each in rows],
-            )
-            for start in range(0, count, most)
-        ]
-        return torch.cat(parts)
+            return self._guided(latents, sigma, [_rows_of(each, slice(0, count), count) for each in conditioning])
+        pieces = (slice(start, min(start + most, count)) for start in range(0, count, most))
+        return torch.cat(
+            [
+                self._guided(latents[piece], sigma[piece], [_rows_of(each, piece, count) for each in conditioning])
+                for piece in pieces
+            ]
+        )
 
     def _guided(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], rows: Sequence[Conditioning]
@@ -165,10 +163,16 @@ class FlowPolicy:
         """
         is_ode = as_ode or k not in self._spans
         following = k + (1 if is_ode else self.span(k))
-        sigma, sigma_next = (self.sigmas[i].expand(len(latents)).to(latents.device) for i in (k, following))
+        sigma, sigma_next = (self.sigma(i, latents) for i in (k, following))
         velocity = self.velocity(latents, sigma, conditioning)
         kernel = ode if is_ode else self._kernel(k)
         return kernel(latents=latents, velocity=velocity, sigma=sigma, sigma_next=sigma_next), velocity
+
+    def sigma(self, k: int, latents: Float[Tensor, "B ..."]) -> Float[Tensor, " B"]:
+        """sigma_k for each of these states, on their device; copied there once, since a copy makes the CPU wait."""
+        if latents.device not in self._sigmas_on:
+            self._sigmas_on[latents.device] = self.sigmas.to(latents.device)
+        return self._sigmas_on[latents.device][k].expand(len(latents))
 
     def std(self, k: int) -> float:
         """Std of step k when it is stochastic."""
@@ -208,6 +212,13 @@ class FlowPolicy:
         if config.kernel == "dance_sde":
             return partial(dance_sde, noise_level=level)
         return partial(_cps, noise_level=level, form=config.log_prob)
+
+
+def _rows_of(conditioning: Conditioning, piece: slice, count: int) -> Conditioning:
+    """Embeddings of a piece of `count` samples; the one row that all share is repeated for the piece only."""
+    if len(next(iter(conditioning.values()))) == count:
+        return {name: tensor[piece] for name, tensor in conditioning.items()}
+    return repeat(conditioning, piece.stop - piece.start)
 
 
 def _sigmas(backbone: Backbone, config: SamplingConfig) -> Float[Tensor, " points"]:

@@ -264,14 +264,20 @@ def rollout_shard(
 
 @torch.no_grad()
 def generate(policy: FlowPolicy, request: GenerateRequest) -> UInt8[np.ndarray, "B H W 3"]:
-    """Make images by the probability-flow ODE, uint8 [B, H, W, 3], one for each (prompt, number) of the request."""
+    """Make images by the probability-flow ODE, uint8 [B, H, W, 3], one for each (prompt, number) of the request.
+
+    Raises:
+        ModelError: the model cannot generate images of the request's size.
+        NonFiniteError: the model produced NaN or infinity.
+    """
+    backbone = policy.backbone.sized(*request.size) if request.size else policy.backbone
     device = next(policy.backbone.transformer.parameters()).device
     pairs = [policy.conditioning(prompt.text, prompt.negative) for prompt in request.prompts]
     conditioning = tuple(stack(rows) for rows in zip(*pairs, strict=True))
-    shape = policy.backbone.latent_shape
+    shape = backbone.latent_shape
     keys = zip(request.prompts, request.numbers, strict=True)
     latents = torch.stack([normal("draw", request.seed, p.index, number, shape=shape) for p, number in keys]).to(device)
-    sigmas = policy.backbone.sigmas(request.steps).to(device)
+    sigmas = backbone.sigmas(request.steps).to(device)
     for k in range(request.steps):
         sigma, sigma_next = sigmas[k].expand(len(latents)), sigmas[k + 1].expand(len(latents))
         velocity = policy.velocity(latents, sigma, conditioning)

@@ -281,6 +281,8 @@ class GenerateRequest:
     """Euler steps of the ODE."""
     adapter_version: int
     adapter_digest: str
+    size: tuple[int, int] | None = None
+    """Height and width of an image in pixels; None for those of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from flow.models.families import ATTENTION
 from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
 from tests.support.warm.ray_workers import variables
+from tests.support.worlds.devices import NEEDS_GPU, has_gpu
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -19,9 +20,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """For `-n 2 --dist loadgroup`: file by file, but all tests with a Ray cluster on one worker, and all with machines.
 
     Many of the former have deadlines, which two clusters side by side would miss; tests of whole runs wait for far
-    longer. Of the machines there is one laboratory.
+    longer. Of the machines there is one laboratory. Tests for a GPU are skipped where there is none.
     """
+    is_lacking = any(item.get_closest_marker("gpu") for item in items) and not has_gpu()
     for item in items:
+        if is_lacking and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=NEEDS_GPU))
         has_deadlines = item.get_closest_marker("ray") and not item.get_closest_marker("whole")
         group = "ray" if has_deadlines else "cluster" if item.get_closest_marker("cluster") else str(item.path)
         item.add_marker(pytest.mark.xdist_group(group))
@@ -29,8 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Ray's workers start warm."""
-    if item.get_closest_marker("ray") or item.get_closest_marker("chaos"):
+    """Ray's workers start warm, but not beside a GPU."""
+    if (item.get_closest_marker("ray") or item.get_closest_marker("chaos")) and not item.get_closest_marker("gpu"):
         os.environ.update(variables())
 
 
@@ -50,6 +54,21 @@ def torch_threads() -> None:
     import torch
 
     torch.set_num_threads(int(os.environ.get("TEST_TORCH_THREADS", "1")))
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where a test computes: on the CPU, and again on a GPU; there with the kernels that a run takes."""
+    from tests.support.worlds.devices import kernels_of_a_run
+
+    with kernels_of_a_run(request.param):
+        yield request.param
+
+
+@pytest.fixture(scope="module")
+def gpus(device: str) -> float:
+    """What a rollout actor or a learner worker reserves of the one GPU, so that five fit; 0 on the CPU."""
+    return 0.2 if device == "cuda" else 0
 
 
 @pytest.fixture(scope="session")

@@ -4,14 +4,19 @@
     python -m benchmarks.speed.gpu --members 8 --json gpu.json
     python -m benchmarks.speed.gpu --tiny --device cpu   # a tiny architecture, to check that the benchmark runs
     python -m benchmarks.speed.gpu --estimate            # costs and memory, computed without a GPU
+    python -m benchmarks.speed.gpu --iterations 10       # a whole run of sd35_geneval on one GPU
 
 It reports images per second without completions and with every point completed (T' = 2 and 5), learner pairs per second
 and their share of the GPU's bf16 peak, peak memory and its estimate, and the seconds to export and load the adapter.
+
+With `--iterations` it trains instead, on Ray as `flowcredit train sd35_geneval` does, and reports what its iterations
+made. The run folder stays, and the model is written beside it (5 GB). One GPU gets the groups that it would have as one
+of the preset's eight. Redness takes the part of GenEval: a random model paints no objects.
 """
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,16 +30,22 @@ from rich.table import Table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.speed.gpu_model import random_backbone
+from benchmarks.speed.gpu_model import random_backbone, write_pipeline
+from deploy.library import read_run, train
+from deploy.report.account import SIDES, Peak, rates_of
+from deploy.report.runs import groups_of
 from deploy.tools.estimate import Estimate, estimate_of
 from deploy.tools.measure import peak_of
+from deploy.tools.memory import roles_of
 from flow.adapter.lora import Lora
+from flow.device import computing
 from flow.maths.noise import normal
 from flow.models.families import SD3
 from flow.models.pipeline import PipelineBackbone
 from flow.policy import FlowPolicy, policy_of
 from flow.rollout import rollout_shard
 from learner.update.objective import clipped_surrogate
+from protocol.config.cluster import RoleConfig
 from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt, ShardRequest
@@ -43,6 +54,19 @@ Device = Literal["cuda", "cpu"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 SUBSTEPS = (2, 5)
 ROUNDS = 3
+ONE_GPU = (
+    "model.embedding_cache=null",
+    "rewards={redness: {scorer: 'benchmarks.scorers:Redness'}}",
+    "evaluation.component=reward",
+    "evaluation.images_per_prompt=1",
+    "evaluation.steps=2",
+    "group.per_iteration=6",
+    "cluster.rollout_actors=1",
+    "cluster.learner.workers=1",
+)
+"""Overrides of `sd35_geneval` for `--iterations`."""
+SMALL = ("model.max_sequence_length=2", "sampling.steps=3", "group.per_iteration=2")
+"""Further ones for the tiny architecture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +89,11 @@ class Setup:
 
 def measure(setup: Setup) -> dict[str, float]:
     """Measure and return the figures by name."""
-    config = _config(setup)
+    with computing(RoleConfig(gpus=float(setup.device == "cuda"), threads=torch.get_num_threads())):
+        return _measured(_config(setup), setup)
+
+
+def _measured(config: RunConfig, setup: Setup) -> dict[str, float]:
     device = torch.device(setup.device)
     backbone = random_backbone(config.model, is_tiny=setup.is_tiny, device=setup.device, within=device)
     lora = Lora(backbone.transformer, SD3.adapter(config.model.lora), seed=0)
@@ -88,6 +116,63 @@ def estimate(setup: Setup) -> Estimate:
     return _estimate(_config(setup), setup)
 
 
+def iterate(setup: Setup, run: Path, *, iterations: int, words: Sequence[str] = ()) -> dict[str, float]:
+    """Train `sd35_geneval` with random weights on one GPU, and return what its iterations made on average.
+
+    Args:
+        setup: its device, size, members of a group, compiler and architecture count.
+        run: the run folder, which must not exist.
+        iterations: how many.
+        words: further overrides of the preset.
+
+    Returns:
+        The figures by name.
+    """
+    model = write_pipeline(run.with_name(f"{run.name}_model").absolute(), is_tiny=setup.is_tiny, device=setup.device)
+    size, is_cpu = 16 if setup.is_tiny else setup.size, setup.device == "cpu"
+    share = 0 if is_cpu else 0.5
+    if not is_cpu:
+        torch.cuda.empty_cache()  # the actors want the memory in which the model was made
+    overrides = [
+        f"iterations={iterations}",
+        f"model.path={model}",
+        f"model.height={size}",
+        f"model.width={size}",
+        f"model.compile={setup.compile or 'null'}",
+        f"group.size={setup.members}",
+        *ONE_GPU,
+        f"cluster.rollout.gpus={share}",
+        f"cluster.learner.gpus={share}",
+        *(SMALL if setup.is_tiny else ()),
+        *words,
+    ]
+    train("sd35_geneval", overrides, run=run, is_local=is_cpu)
+    (group,) = groups_of([read_run(run)])
+    rates = rates_of(group, _run_peak(setup))
+    assert rates is not None, "a run that has ended has iterations"
+    parts = {part: metric for parts in SIDES.values() for part, metric in parts.items()}
+    found: dict[str, float | None] = {
+        "iteration, s": rates.seconds,
+        **{f"{part}, s": group.mean(metric) for part, metric in parts.items()},
+        "images/s": rates.images,
+        "images/GPU/s": rates.images_per_gpu,
+        "images scored/s": rates.scored,
+        "mfu": rates.mfu,
+        "largest |ratio - 1| before an update": max(group.values("train/first_ratio_deviation")[0][2].tolist()),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _run_peak(setup: Setup) -> Peak | None:
+    peak = setup.peak_tflops or _peak_tflops(setup.device)
+
+    def operations(config: RunConfig) -> tuple[float, float]:
+        counts = _estimate(config, setup).evaluations
+        return counts.forward_flops, counts.gradient_flops
+
+    return Peak(tflops=peak, operations=operations) if peak else None
+
+
 def _config(setup: Setup) -> RunConfig:
     size = 16 if setup.is_tiny else setup.size
     return parse_config(
@@ -106,6 +191,7 @@ def _config(setup: Setup) -> RunConfig:
                 "compile": setup.compile,
             },
             "data": {"train": "none", "heldout": "none"},
+            "cluster": {role: {"gpus": float(setup.device == "cuda")} for role in ("rollout", "learner")},
             "group": {"size": setup.members, "shard": setup.members, "per_iteration": 2},
             "rewards": {"none": {"scorer": "geneval"}},
             "evaluation": {"component": "reward", "batch": setup.members},
@@ -141,7 +227,7 @@ def _learner(config: RunConfig, policy: FlowPolicy, lora: Lora, setup: Setup) ->
     shape = policy.backbone.latent_shape
     latents, following = (normal(name, shape=(batch, *shape)).to(setup.device) for name in ("now", "next"))
     conditioning = policy.conditioning("", "")
-    optimizer = torch.optim.AdamW(lora.parameters.values(), lr=1e-9)
+    optimizer = torch.optim.AdamW(lora.parameters.values(), lr=1e-9, fused=setup.device == "cuda" or None)
     k = policy.steps[len(policy.steps) // 2]
 
     def pairs() -> None:
@@ -238,6 +324,9 @@ def _peak_tflops(device: str) -> float | None:
 
 
 def main(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="With --iterations, overrides of the preset.")
+    ] = None,
     device: Annotated[Device, typer.Option(help="Torch device.")] = "cuda",
     dtype: Annotated[Dtype, typer.Option(help="Dtype of the transformer.")] = "bfloat16",
     size: Annotated[int, typer.Option(help="Height and width of an image in pixels.")] = 512,
@@ -253,6 +342,10 @@ def main(
     is_estimate: Annotated[
         bool, typer.Option("--estimate", help="Only compute costs and memory; this needs no GPU.")
     ] = False,
+    iterations: Annotated[
+        int, typer.Option(help="Train sd35_geneval for so many iterations on one GPU instead.", min=0)
+    ] = 0,
+    run: Annotated[Path, typer.Option(help="With --iterations, the run folder; it must not exist.")] = Path("runs/gpu"),
     json_file: Annotated[Path | None, typer.Option("--json", help="JSON file that receives the figures too.")] = None,
 ) -> None:
     """Measure how fast a GPU generates and learns, with SD3.5-Medium's architecture and random weights."""
@@ -271,10 +364,15 @@ def main(
         is_tiny=tiny,
     )
     if is_estimate:
-        for line in estimate(setup).lines():
+        found = estimate(setup)
+        for line in (*found.lines(), *(role.line() for role in roles_of(_config(setup), found))):
             Console().print(line, soft_wrap=True)
         return
-    figures = measure(setup)
+    if words and not iterations:
+        raise typer.BadParameter(f"overrides of the preset need --iterations, got {words[0]}")
+    if iterations and run.exists():
+        raise typer.BadParameter(f"--run must name a folder that does not exist, got {run}: name another one")
+    figures = iterate(setup, run, iterations=iterations, words=words or ()) if iterations else measure(setup)
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     table = Table("figure", "value", title=f"{'tiny' if tiny else 'SD3.5-Medium'}, {dtype}, {name}")
     for figure, value in figures.items():

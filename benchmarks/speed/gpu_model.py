@@ -1,12 +1,17 @@
 """SD3.5-Medium's architecture, and a tiny one of the same structure, with random weights and without downloads."""
 
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from flow.models.backbones.sd3 import StableDiffusion3
 from flow.models.hollow import backbone_of_parts
 from flow.models.pipeline import PipelineBackbone
+from flow.models.reading import quiet_libraries
 from protocol.config.model import ModelConfig
+from protocol.files import whole
 
 SD35_MEDIUM: dict[str, Any] = {
     "sample_size": 128,
@@ -36,6 +41,9 @@ TINY: dict[str, Any] = SD35_MEDIUM | {
     "dual_attention_layers": (0,),
 }
 TINY_VAE: dict[str, Any] = {"latent_channels": 16, "block_out_channels": (8, 8), "layers_per_block": 1}
+CLIP_WIDTHS, TINY_CLIP_WIDTHS = (768, 1280), (8, 8)
+"""Widths of the two CLIP encoders' outputs."""
+CLIP_TOKENS = 77
 
 
 def random_backbone(
@@ -52,6 +60,68 @@ def random_backbone(
     Returns:
         The backbone.
     """
+    parts = _parts(is_tiny=is_tiny, within=within)
+    with within:
+        return backbone_of_parts(StableDiffusion3, config, parts, device=device)
+
+
+def write_pipeline(folder: Path, *, is_tiny: bool, device: str) -> Path:
+    """Save a `StableDiffusion3Pipeline` with random weights in float16, 5 GB, unless the folder exists.
+
+    It has no T5. Its CLIP encoders have one layer each, but the widths that the transformer wants, so everything behind
+    the prompts' embeddings has its real shape.
+
+    Args:
+        folder: of the pipeline.
+        is_tiny: whether to take the tiny architecture.
+        device: torch device that makes the weights.
+
+    Returns:
+        The folder.
+    """
+    import diffusers
+    from transformers import CLIPTextConfig, CLIPTextModelWithProjection
+
+    from toyworld.pretraining import tokenizer as words
+
+    if folder.exists():
+        return folder
+    tokenizer = words.build()
+    tokenizer.model_max_length = CLIP_TOKENS
+    encoders = [
+        CLIPTextModelWithProjection(
+            CLIPTextConfig(
+                vocab_size=len(tokenizer),
+                hidden_size=width,
+                intermediate_size=width,
+                projection_dim=width,
+                num_hidden_layers=1,
+                num_attention_heads=width // 8,
+                max_position_embeddings=CLIP_TOKENS,
+                **words.mark_ids(tokenizer),
+            )
+        )
+        for width in (TINY_CLIP_WIDTHS if is_tiny else CLIP_WIDTHS)
+    ]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        parts = _parts(is_tiny=is_tiny, within=torch.device(device))
+    parts.update(text_encoder_3=None, tokenizer_3=None)
+    pipeline = diffusers.StableDiffusion3Pipeline(
+        **parts,
+        text_encoder=encoders[0],
+        tokenizer=tokenizer,
+        text_encoder_2=encoders[1],
+        tokenizer_2=tokenizer,
+    )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with whole(folder) as partial, quiet_libraries():
+        pipeline.to(torch.float16).save_pretrained(partial)
+    return folder
+
+
+def _parts(*, is_tiny: bool, within: AbstractContextManager[Any]) -> dict[str, Any]:
+    """Make scheduler, and with random weights VAE and transformer."""
     import diffusers
 
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
@@ -72,5 +142,4 @@ def random_backbone(
             use_post_quant_conv=False,
         )
         transformer = diffusers.SD3Transformer2DModel(**(TINY if is_tiny else SD35_MEDIUM))
-        parts = {"transformer": transformer, "vae": vae, "scheduler": scheduler}
-        return backbone_of_parts(StableDiffusion3, config, parts, device=device)
+    return {"transformer": transformer, "vae": vae, "scheduler": scheduler}

@@ -36,7 +36,7 @@ from deploy.presets import load_config
 from deploy.run.run import run_training
 from deploy.tools.estimate import estimate
 from flow import meter
-from flow.device import device_of, torch_threads
+from flow.device import computing, device_of, torch_threads
 from flow.policy import FlowPolicy, build_policy
 from flow.rollout import generate
 from learner.loop import loop
@@ -155,7 +155,7 @@ def _costs(config: RunConfig) -> Cost:
     prompt = read_prompts(config.data, config.data.train)[0]
     conditioning = policy.conditioning(prompt.text, prompt.negative)
     sizes = sorted({max(1, round(config.group.shard * factor)) for factor in BATCHES})
-    with torch_threads(role.threads):
+    with computing(role):
         with torch.no_grad():
             forward = _least(lambda size: lambda: _velocity(policy, size, conditioning), sizes)
             decoding, tiny = (
@@ -167,8 +167,9 @@ def _costs(config: RunConfig) -> Cost:
                 )
                 for is_point in (False, True)
             )
-        scoring = 0.0
         images = _images(policy, config, prompt, max(sizes))
+    scoring = 0.0
+    with torch_threads(role.threads):
         for name in config.reward_weights:
             judge = build_scorer(config.rewards[name].scorer, **config.rewards[name].args)
             scoring += _least(
@@ -177,7 +178,7 @@ def _costs(config: RunConfig) -> Cost:
                 ),
                 sizes,
             )
-    with torch_threads(config.cluster.learner.threads):
+    with computing(config.cluster.learner):
         gradient = _least(lambda size: lambda: _velocity(policy, size, conditioning).square().mean().backward(), sizes)
     for parameter in lora.parameters.values():
         parameter.grad = None

@@ -30,7 +30,7 @@ from actors.learners import LearnerGroup
 from actors.pool.calls import HEARTBEAT, Alive
 from actors.pool.nodes import NodeFailures
 from actors.rollouts import ADAPTERS, RolloutPool
-from benchmarks.speed.simulated import Seats, Times, arrays_of
+from benchmarks.simulated import Seats, Times, arrays_of
 from deploy.presets import load_config
 from flow.device import library_facts
 from learner.update.lanes import Lanes

@@ -33,9 +33,10 @@ class Watched:
 
 
 def share(preset: str, groups: int = 2) -> str:
-    """Generate, score and learn from some groups of a preset, one after the other in this process."""
+    """Generate, score and learn from some groups of a preset in turn, in this process, with every point scored."""
+    every_point = ["sampling.window.rule=all", "completion={rule: ode, substeps: 2, spacing: even, solver: euler}"]
     overrides = [f"group.per_iteration={groups}", "learner.updates_per_iteration=1", "cluster.learner.threads=1"]
-    config = load_config(preset, overrides=overrides)
+    config = load_config(preset, overrides=[*overrides, *every_point])
 
     async def scenario() -> tuple[Watched, float]:
         fleet = LocalFleet(config)

@@ -35,7 +35,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.speed.simulated import SimulatedFleet, Times
+from benchmarks.simulated import SimulatedFleet, Times
 from deploy.folder.run_folder import RunFolder, open_run_folder
 from deploy.monitor.journal import Listener, RunJournal
 from deploy.monitor.observe import Observed
@@ -79,6 +79,8 @@ class Size:
             overrides=[
                 "iterations=1000000",
                 "sampling.steps=10",
+                "sampling.window.rule=all",
+                "completion={rule: ode, substeps: 2, spacing: even, solver: euler}",
                 "sampling.shared_noise=false",
                 f"group.per_iteration={groups}",
                 f"group.max_lag={lag}",

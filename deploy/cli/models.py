@@ -21,6 +21,10 @@ def generate(
     count: Annotated[int, typer.Option(min=1, help="Number of images of each prompt.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Euler steps; default: evaluation.steps.")] = None,
+    height: Annotated[
+        int | None, typer.Option(min=1, help="Height in pixels; default: that of the run's evaluation.")
+    ] = None,
+    width: Annotated[int | None, typer.Option(min=1, help="Width in pixels; given together with --height.")] = None,
     iteration: Iteration = None,
     is_best: IsBest = False,
     is_base: Annotated[bool, typer.Option("--base", help="Leave the adapter out.")] = False,
@@ -42,6 +46,8 @@ def generate(
         raise ConfigError('images need a prompt or --prompts FILE, one of both: generate RUN "a red circle"')
     if prompts and negative:
         raise ConfigError("--negative belongs to a single prompt: put `negative_prompt` into the lines of --prompts")
+    if (height is None) != (width is None):
+        raise ConfigError(f"--height and --width must be given together, got {height} and {width}")
     wanted = [Prompt(index=0, text=prompt, negative=negative)] if prompt is not None else read_texts(prompts or Path())
     for path in generate_images(
         run,
@@ -50,6 +56,7 @@ def generate(
         count=count,
         seed=seed,
         steps=steps,
+        size=(height, width) if height and width else None,
         iteration=iteration,
         is_best=is_best,
         is_base=is_base,

@@ -202,5 +202,7 @@ def _evaluation_lines(results: Sequence["Assessed"], features: str | None) -> It
         yield line(f"reward/{name}", [each.readings[name] for each in found])
     if features:
         yield line("diversity", [each.diversity or 0.0 for each in results]) + f"  (1 - cosine of {features})"
-    counts = ", ".join(f"{each.images} images, {each.missing} without a score" for each in found)
+    scores = results[0].scores
+    size = f" of {scores.height} x {scores.width}" if scores.height and scores.width else ""
+    counts = ", ".join(f"{each.images} images{size}, {each.missing} without a score" for each in found)
     yield line("overall", [each.score for each in found], "all kinds") + f"  ({counts})"

@@ -49,7 +49,10 @@ def train(
     ] = None,
     card: Annotated[
         str | None,
-        typer.Option(help="With --dry-run: a GPU such as H100, of which 40 % of its bf16 peak is taken as --tflops."),
+        typer.Option(
+            help="With --dry-run: a GPU such as H100. 40 % of its bf16 peak is taken as --tflops, and its memory must"
+            " hold each role."
+        ),
     ] = None,
 ) -> None:
     """Train a preset in a run folder; continue the run that the folder already holds.
@@ -59,7 +62,7 @@ def train(
     source, words = source_and_words(preset, overrides, run and placed(run), "or --run with a run to go on with")
     config = load_config(source, overrides=words)
     if is_dry:
-        _dry_run(config, run and placed(run), is_local=is_local, tflops=_rate(tflops, card))
+        _dry_run(config, run and placed(run), is_local=is_local, tflops=_rate(tflops, card), card=card)
         return
     folder = placed(run) if run else None
     if folder is None:
@@ -115,12 +118,13 @@ def _rate(tflops: float | None, card: str | None) -> float | None:
     return assumed_tflops(card) if card else tflops
 
 
-def _dry_run(config: "RunConfig", run: Path | None, *, is_local: bool, tflops: float | None) -> None:
+def _dry_run(config: "RunConfig", run: Path | None, *, is_local: bool, tflops: float | None, card: str | None) -> None:
     """Show everything that can be known before a run; end with an error for each thing that would stop it."""
     from deploy.folder.run_folder import require_same_run
-    from deploy.run.inputs import concerns, gpu_problems, local_concerns, memory_problems, read_inputs, reward_problems
+    from deploy.run.inputs import concerns, gpu_problems, local_concerns, read_inputs, reward_problems
     from deploy.tools.balance import advice
     from deploy.tools.estimate import estimate
+    from deploy.tools.memory import fit_problems, roles_of
     from flow.models.folder import completed_for_estimate
 
     config, missing_model = completed_for_estimate(config)
@@ -133,13 +137,14 @@ def _dry_run(config: "RunConfig", run: Path | None, *, is_local: bool, tflops: f
         typer.echo(f"note: {message}")
     if missing_model:
         typer.echo("note: this estimate takes the model's config files that flowcredit ships")
-    found = estimate(config)
-    for line in (*found.lines(), *advice(config, found.evaluations, tflops=tflops)):
+    found = estimate(config, prompts=len(prompts) + len(heldout))
+    memory = (each.line() for each in roles_of(config, found))
+    for line in (*found.lines(), *memory, *advice(config, found.evaluations, tflops=tflops)):
         typer.echo(line)
     problems = [
         *([missing_model] if missing_model else ()),
         *gpu_problems(config),
-        *memory_problems(config, found.shared),
+        *fit_problems(config, found, card=card),
         *reward_problems(config, [*prompts, *heldout], is_local=is_local),
     ]
     for problem in problems:

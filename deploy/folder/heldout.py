@@ -27,6 +27,9 @@ class HeldoutScores(Document):
     """Of the noise."""
     steps: int
     """Euler steps of the ODE."""
+    height: int | None = None
+    """Of an image in pixels; null in a file that does not say it."""
+    width: int | None = None
     prompts: list[str]
     """[P]"""
     tags: list[str]
@@ -51,11 +54,15 @@ def heldout_of(iteration: int, evaluation: Evaluation, settings: EvaluationConfi
     Returns:
         The document; numbers are rounded to 6 digits.
     """
+    shapes = {image.shape[:2] for _, image, _ in evaluation.gallery}
+    height, width = shapes.pop() if len(shapes) == 1 else (None, None)
     return HeldoutScores(
         iteration=iteration,
         component=settings.component,
         seed=settings.seed,
         steps=settings.steps,
+        height=height,
+        width=width,
         prompts=[prompt.text for prompt in evaluation.prompts],
         tags=[tag_of(prompt) for prompt in evaluation.prompts],
         scores={

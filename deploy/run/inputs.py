@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from deploy.monitor.trackers import check_trackers
 from flow.models.folder import read_index
+from flow.models.made_for import distilled_by, native_side, require_sizes
 from protocol.config.cluster import cluster_address
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, InputError
@@ -27,30 +28,40 @@ def check_inputs(config: RunConfig, *, is_local: bool) -> tuple[list[Prompt], li
 
 
 def read_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
-    """Check model folder, trackers and prompt files; returns train and held-out prompts.
+    """Check model folder, sizes of images, trackers and prompt files; returns train and held-out prompts.
 
     Raises:
-        InputError: model folder or prompt file.
+        InputError: model folder, a size or a prompt file.
     """
-    read_index(config.model)
+    _check_model(config)
     check_trackers(config.status.trackers)
     prompts, heldout = (read_prompts(config.data, path) for path in (config.data.train, config.data.heldout))
     return prompts, heldout
 
 
 def check_heldout(config: RunConfig, *, is_local: bool) -> list[Prompt]:
-    """Check what an evaluation needs, model folder, held-out prompts and scorers; returns the prompts.
+    """Check what an evaluation needs, model folder, sizes, held-out prompts and scorers; returns the prompts.
 
     `is_local` says that this process scores, whatever cluster is given.
 
     Raises:
-        InputError: model folder, prompt file or scorer.
+        InputError: model folder, size, prompt file or scorer.
     """
-    read_index(config.model)
+    _check_model(config)
     heldout = read_prompts(config.data, config.data.heldout)
     for problem in reward_problems(config, heldout, is_local=is_local):
         raise problem
     return heldout
+
+
+def _check_model(config: RunConfig) -> None:
+    """Check a model without loading it; the packages of a given cluster's nodes are left to its actors."""
+    read_index(config.model)
+    require_sizes(config)
+    if config.model.quantize and not cluster_address(config.cluster):
+        from flow.models.reading import require_quantizer
+
+        require_quantizer(config.model)
 
 
 def reward_problems(config: RunConfig, prompts: Sequence[Prompt], *, is_local: bool) -> Iterator[InputError]:
@@ -107,7 +118,6 @@ def concerns(config: RunConfig, prompts: Sequence[Prompt], heldout: Sequence[Pro
     Raises:
         ModelError: the model's config files or tokenizers cannot be read.
     """
-    from flow.models.made_for import distilled_by, native_side
     from flow.models.text import overlong
 
     if both := overlap(prompts, heldout):
@@ -119,11 +129,13 @@ def concerns(config: RunConfig, prompts: Sequence[Prompt], heldout: Sequence[Pro
             f"the model was distilled to few steps ({sign}) and training blurs it: train its base model, distil after",
         )
     side = native_side(model)
-    if side and model.height and model.width and min(model.height, model.width) < side:
+    is_small = model.height is not None and model.width is not None and min(model.height, model.width) < side
+    if is_small and min(config.evaluation.size or (0, 0)) < side:
         yield (
             "NativeSize",
             f"images of {model.height} x {model.width} are smaller than the model's own {side} x {side}, where the"
-            " adapter may draw grids: watch images of that size, or raise model.height and model.width",
+            f" adapter may draw grids: evaluate there with evaluation.height={side} evaluation.width={side}, or raise"
+            " model.height and model.width",
         )
     limit, longer = overlong(config.model, [prompt.text for prompt in (*prompts, *heldout)])
     if longer:
@@ -146,23 +158,6 @@ def gpu_problems(config: RunConfig) -> Iterator[InputError]:
         yield ConfigError(
             f"the actors reserve {asked:g} GPUs, this machine has {found}: set cluster.address or cluster.*.gpus, or"
             " lower cluster.rollout_actors or cluster.learner.workers"
-        )
-
-
-def memory_problems(config: RunConfig, shared: int) -> Iterator[ConfigError]:
-    """Compare what a colocated bundle takes with the memory of this machine's GPUs.
-
-    Args:
-        config: of the run.
-        shared: bytes of one GPU, from `deploy.tools.estimate`.
-    """
-    import torch
-
-    gpus = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
-    if config.cluster.is_colocated and config.cluster.learner.gpus and gpus and shared > min(gpus):
-        yield ConfigError(
-            f"a rollout actor and a learner worker take about {shared / 2**30:.1f} GiB together, a GPU of this machine"
-            f" has {min(gpus) / 2**30:.1f}: {config.cluster.memory_remedy.rpartition(': ')[2]}"
         )
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from flow.device import device_of, torch_threads
+from flow.device import computing, device_of, torch_threads
 from flow.rollout import RolloutPolicy, excerpt_of
 from learner.update.learner import Learner
 from learner.update.workers import NearWorker, update
@@ -226,7 +226,8 @@ class LocalFleet:
         def timed() -> Result:
             began, self._working = time.monotonic(), name
             try:
-                with torch_threads(role.threads):
+                is_scorer = name.startswith("reward/")
+                with torch_threads(role.threads) if is_scorer else computing(role):
                     return work()
             finally:
                 self._working = ""

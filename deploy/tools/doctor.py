@@ -216,17 +216,17 @@ def costs(question: Question) -> Iterator[Finding]:
     """Report velocity evaluations and memory of the preset, see `deploy.tools.estimate`."""
     if question.config is None:
         return
-    from deploy.run.inputs import memory_problems
     from deploy.tools.estimate import estimate
+    from deploy.tools.memory import fit_problems, roles_of
     from flow.models.folder import completed_for_estimate
 
     try:
         found = estimate(completed_for_estimate(question.config)[0])
     except InputError:
         return  # `preset_can_run` says it
-    for line in found.lines():
+    for line in (*found.lines(), *(each.line() for each in roles_of(question.config, found))):
         yield Finding("ok", "cost", line)
-    for problem in memory_problems(question.config, found.shared):
+    for problem in fit_problems(question.config, found):
         what, _, remedy = str(problem).rpartition(": ")
         yield Finding("bad", "gpu memory", what, remedy)
 

@@ -14,11 +14,13 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from deploy.tools.fake_memory import CostMeter
+from deploy.tools.fake_memory import CostMeter, stored
 from flow.models.contract import Conditioning
+from flow.models.embeddings import KEPT_PROMPTS
 from flow.models.folder import adapter_config
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone, hollow_encoders
 from flow.models.pipeline import PipelineBackbone
+from flow.models.reading import dtype_of
 from flow.policy import FlowPolicy, policy_of
 from flow.rollout import rollout_shard
 from protocol.config.model import LoraConfig
@@ -29,8 +31,10 @@ GIB = 2**30
 CONTEXT = int(0.8 * GIB)
 """Bytes that a CUDA process takes before its first tensor, libraries' workspaces included; a round guess."""
 
-KEPT = ("context", "text encoders", "optimizer", "adapter old", "reference")
+KEPT = ("context", "text encoders", "prompt embeddings", "optimizer", "adapter old", "reference", "running mean")
 """What stays on the GPU with `cluster.offload`."""
+SMALL = 64
+"""Numbers in a latent of the sampler's stand-in."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,12 @@ class Estimate:
     """Numbers in the adapter."""
     shared: int = 0
     """Bytes of a GPU that a rollout actor and a learner worker share; 0 if they do not."""
+    image: int = 0
+    """Bytes of one decoded image."""
+    images: int = 0
+    """Most images that a shard makes."""
+    trajectories: int = 0
+    """Bytes of a shard's trajectories as they travel."""
 
     def lines(self) -> Iterator[str]:
         """For a person."""
@@ -78,15 +88,19 @@ class Estimate:
         )
         yield f"it trains at most {counts.pairs} pairs, as costly as {counts.learner} evaluations"
         yield f"the adapter has {self.trained / 1e6:.2f} M numbers"
-        for name, memory in (("rollout actor", self.rollout), ("learner worker", self.learner)):
-            parts = ", ".join(f"{part} {size / GIB:.2f}" for part, size in memory.items())
-            yield f"a {name} takes about {sum(memory.values()) / GIB:.1f} GiB of GPU memory ({parts})"
         if self.shared:
             yield f"both on one GPU (cluster.layout colocated) take about {self.shared / GIB:.1f} GiB at the highest"
 
 
-def estimate(config: RunConfig) -> Estimate:
+def estimate(config: RunConfig, *, prompts: int = KEPT_PROMPTS) -> Estimate:
     """Counts and sizes of a config whose model's config files can be read.
+
+    Args:
+        config: of the run.
+        prompts: how many prompts the run's model processes see; they keep the embeddings of so many, up to a bound.
+
+    Returns:
+        Counts, and memory in bytes.
 
     Raises:
         ModelError: no such model.
@@ -96,7 +110,7 @@ def estimate(config: RunConfig) -> Estimate:
     backbone = hollow_backbone(config.model, within=fake)
     with fake:
         encoders = [] if config.model.embedding_cache else list(hollow_encoders(config.model))
-    return estimate_of(config, backbone, encoders, adapter_config(config.model), fake=fake)
+    return estimate_of(config, backbone, encoders, adapter_config(config.model), fake=fake, prompts=prompts)
 
 
 def estimate_of(
@@ -106,6 +120,7 @@ def estimate_of(
     adapter: LoraConfig,
     *,
     fake: FakeTensorMode,
+    prompts: int = KEPT_PROMPTS,
 ) -> Estimate:
     """Estimate a model whose components were made under `fake`, without an adapter so far.
 
@@ -115,6 +130,7 @@ def estimate_of(
         encoders: its text encoders; none with an embedding cache.
         adapter: rank, alpha and targets.
         fake: the mode in which tensors have shapes and no memory.
+        prompts: as in `estimate`.
 
     Returns:
         Counts, and memory in bytes.
@@ -124,13 +140,20 @@ def estimate_of(
     most = config.model.forward_batch or shard.largest_forward
     rows = 2 if config.model.guidance > 1 else 1
     with fake:
+        embedding = sum(each.numel() for each in backbone.example(1).values()) * dtype_of(config.model).itemsize
         forward = pass_cost(backbone, rows * min(most, shard.largest_forward), has_gradient=False)
         backward = pass_cost(backbone, rows * min(most, config.group.shard), has_gradient=True)
         decoding, *tiny = [
-            _decoding_cost(backbone, min(config.model.decode_batch or images, images), is_tiny=is_tiny)
+            _decoding_cost(
+                backbone,
+                min(config.model.decode_batch or images, images),
+                is_tiny=is_tiny,
+                is_cpu=not config.cluster.rollout.gpus,
+            )
             for is_tiny, images in ((False, shard.largest_decoding), (True, shard.largest_points))
             if images
         ]
+        shown = _evaluation_peaks(config, backbone, shard)
     counts = count_evaluations(config, shard, forward=forward.flops, gradient=backward.flops / forward.flops)
     points = counts.images - counts.trajectories if tiny else 0
     tiny_flops = points * tiny[0].flops if tiny else 0.0
@@ -144,20 +167,40 @@ def estimate_of(
         "VAE": _bytes(backbone.vae.parameters()),
         **({"tiny decoder": _bytes(backbone.tiny_decoder.parameters())} if backbone.tiny_decoder else {}),
         "text encoders": sum(_bytes(encoder.parameters()) for encoder in encoders),
+        "prompt embeddings": embedding * min(prompts, KEPT_PROMPTS),
         "adapter": 4 * trained,
-        "context": CONTEXT,
     }
-    rollout = {**static, "largest step": max(forward.peak, *(each.peak for each in (decoding, *tiny)))}
+    apart = rows * min(most, shard.largest_forward) * embedding * (rows - 1)  # both branches, beside their joint rows
+    rollout = {
+        **static,
+        **({"context": CONTEXT} if config.cluster.rollout.gpus else {}),
+        "largest step": max(
+            forward.peak + apart + shard.held_forward,
+            *(each.peak + shard.held_decoding for each in (decoding, *tiny)),
+            *shown,
+        ),
+    }
     learner = {
         **static,
+        **({"context": CONTEXT} if config.cluster.learner.gpus else {}),
         "optimizer": 8 * trained,
         **({"adapter old": 4 * trained} if config.is_forward else {}),
         **({"reference": 4 * trained} if config.learner.kl.moves else {}),
+        **({"running mean": 4 * trained} if config.learner.average.decay else {}),
         "gradients of its lanes": 4 * trained * lanes_of_a_worker(config),
         "forward and backward": backward.peak,
     }
     shared = shared_memory(rollout, learner, offload=config.cluster.offload) if config.cluster.is_colocated else 0
-    return Estimate(evaluations=counts, rollout=rollout, learner=learner, trained=trained, shared=shared)
+    return Estimate(
+        evaluations=counts,
+        rollout=rollout,
+        learner=learner,
+        trained=trained,
+        shared=shared,
+        image=decoding.numbers,
+        images=shard.images,
+        trajectories=shard.trajectories,
+    )
 
 
 def shared_memory(rollout: Mapping[str, int], learner: Mapping[str, int], *, offload: bool) -> int:
@@ -180,7 +223,7 @@ def shared_memory(rollout: Mapping[str, int], learner: Mapping[str, int], *, off
 
 @dataclass(frozen=True)
 class ShardCounts:
-    """What the sampler asks of the model in a shard; with the sizes of evaluation, which may be larger."""
+    """What the sampler asks of the model in a shard."""
 
     rows: int
     """Rows through the transformer in a group's first shard."""
@@ -197,6 +240,12 @@ class ShardCounts:
     """Images that the VAE decodes together at most."""
     largest_points: int = 0
     """Images that the tiny decoder decodes together at most."""
+    held_forward: int = 0
+    """Bytes of the sampler's own tensors during its largest forward."""
+    held_decoding: int = 0
+    """The same during decoding."""
+    trajectories: int = 0
+    """Bytes of the first shard's trajectories as they travel."""
 
 
 def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
@@ -212,8 +261,11 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
         adapter_version=0,
         adapter_digest="",
     )
-    rollout, images = rollout_shard(policy, request, config)
+    with CostMeter() as counter.meter:
+        rollout, images = rollout_shard(policy, request, config)
     rows, points = counter.rows, counter.points if config.model.tiny_decoder else 0
+    scale = math.prod(backbone.latent_shape) / math.prod(counter.latent_shape)
+    arrays = (rollout.latents, rollout.means, rollout.targets)
     _, later = rollout_shard(policy, replace(request, first_member=config.group.shard), config)
     branches = 2 if config.model.guidance > 1 else 1
     return ShardCounts(
@@ -222,9 +274,12 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
         later_rows=counter.rows - rows,
         later_images=len(later),
         steps=len(rollout.steps),
-        largest_forward=max(counter.largest // branches, config.evaluation.batch),
-        largest_decoding=max(len(images) - points, config.evaluation.batch),
+        largest_forward=counter.largest // branches,
+        largest_decoding=len(images) - points,
         largest_points=points,
+        held_forward=round(scale * counter.held_forward),
+        held_decoding=round(scale * counter.held_decoding),
+        trajectories=round(scale * sum(array.nbytes for array in arrays if array is not None)),
     )
 
 
@@ -260,26 +315,36 @@ def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, 
 
 
 class Counter:
-    """A backbone of one latent that predicts zeros and counts the rows that it was asked for."""
+    """A backbone of small latents that predicts zeros and counts the rows that it was asked for.
+
+    What the sampler holds grows with the latents, so `meter` sees a small part of it.
+    """
 
     latent_shape: tuple[int, int, int]
 
     def __init__(self, backbone: PipelineBackbone) -> None:
-        self.latent_shape = (1, 1, 1)
+        self.latent_shape = (1, 1, SMALL)
         self.transformer: nn.Module = nn.Linear(1, 1)
         self.rows = 0
         self.largest = 0
         self.points = 0
+        self.meter = CostMeter()
+        self.held_forward = self.held_decoding = 0
         self._backbone = backbone
 
     def sigmas(self, steps: int) -> Float[Tensor, " points"]:
         """The real model's."""
         return self._backbone.sigmas(steps)
 
+    def sized(self, height: int, width: int) -> "Counter":
+        """The same latent."""
+        del height, width
+        return self
+
     def encode(self, text: str) -> Conditioning:
         """Nothing to know."""
         del text
-        return {"text": torch.zeros(1, 1)}
+        return {"text": torch.zeros(1, 0)}
 
     def velocity(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
@@ -287,7 +352,9 @@ class Counter:
         """Zeros."""
         del sigma, conditioning
         self.rows += len(latents)
-        self.largest = max(self.largest, len(latents))
+        if len(latents) >= self.largest:
+            self.largest = len(latents)
+            self.held_forward = max(self.held_forward, self.meter.current)
         return torch.zeros_like(latents)
 
     def guide(
@@ -300,6 +367,7 @@ class Counter:
     def decode(self, latents: Float[Tensor, "B C H W"], *, points: int = 0) -> UInt8[np.ndarray, "B height width 3"]:
         """Black images of one pixel."""
         self.points = max(self.points, points)
+        self.held_decoding = max(self.held_decoding, self.meter.current)
         return np.zeros((len(latents), 1, 1, 3), np.uint8)
 
     def rest(self) -> None:
@@ -324,6 +392,8 @@ class PassCost:
     """Bytes at its highest, beside the weights."""
     flops: float
     """Operations of one row, or of one image, by torch's count."""
+    numbers: int = 0
+    """Numbers of one decoded image."""
 
 
 def pass_cost(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> PassCost:
@@ -340,9 +410,9 @@ def pass_cost(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> P
     Returns:
         Memory of the whole pass, operations of one row.
     """
-    latents = torch.zeros(rows, *backbone.latent_shape)
-    conditioning, sigma = backbone.example(rows), torch.full((rows,), 0.5)
     with torch.set_grad_enabled(has_gradient), CostMeter(apart=backbone.transformer.parameters()) as meter:
+        latents = torch.zeros(rows, *backbone.latent_shape)
+        conditioning, sigma = backbone.example(rows), torch.full((rows,), 0.5)
         velocity = backbone.velocity(latents, sigma, conditioning)
         if has_gradient:
             velocity.square().mean().backward()
@@ -350,14 +420,26 @@ def pass_cost(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> P
     return PassCost(peak=meter.peak, flops=meter.flops / rows)
 
 
+def _evaluation_peaks(config: RunConfig, backbone: PipelineBackbone, shard: ShardCounts) -> list[int]:
+    """Bytes of a forward and of a decoding in an evaluation, if they may be larger than those of a shard."""
+    batch, model = config.evaluation.batch, config.model
+    rows, images = min(model.forward_batch or batch, batch), min(model.decode_batch or batch, batch)
+    if not config.evaluation.size and rows <= shard.largest_forward and images <= shard.largest_decoding:
+        return []
+    sized = backbone.sized(*config.evaluation.size) if config.evaluation.size else backbone
+    branches, is_cpu = 2 if model.guidance > 1 else 1, not config.cluster.rollout.gpus
+    forward = pass_cost(sized, branches * rows, has_gradient=False)
+    return [forward.peak, _decoding_cost(sized, images, is_tiny=False, is_cpu=is_cpu).peak]
+
+
 @torch.no_grad()
-def _decoding_cost(backbone: PipelineBackbone, images: int, *, is_tiny: bool) -> PassCost:
+def _decoding_cost(backbone: PipelineBackbone, images: int, *, is_tiny: bool, is_cpu: bool) -> PassCost:
     vae = backbone.tiny_decoder if is_tiny else backbone.vae
     latents = torch.zeros(images, *backbone.latent_shape, dtype=vae.dtype)
-    with CostMeter(apart=vae.parameters()) as memory:
-        backbone.tiny_pixels(latents) if is_tiny else backbone.pixels(latents)
-    return PassCost(peak=memory.peak, flops=memory.flops / images)
+    with CostMeter(apart=vae.parameters(), is_cpu=is_cpu) as memory:
+        pixels = backbone.tiny_pixels(latents) if is_tiny else backbone.pixels(latents)
+    return PassCost(peak=memory.peak, flops=memory.flops / images, numbers=pixels.numel() // images)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in stored(tensors))

@@ -4,15 +4,29 @@ Under torch's FakeTensorMode operations compute shapes only, so a transformer of
 seconds on any machine; `CostMeter` adds up what is alive at each moment, and the operations by torch's formulas.
 """
 
+import math
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import flop_registry
+
+BLOCK = 16
+"""Channels in a block of oneDNN's layout with AVX-512."""
+
+
+def stored(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield what takes memory: of a quantised tensor its parts, every other tensor as it is."""
+    for tensor in tensors:
+        if is_traceable_wrapper_subclass(tensor):
+            names, _ = tensor.__tensor_flatten__()
+            yield from stored(getattr(tensor, name) for name in names)
+        else:
+            yield tensor
 
 
 class CostMeter(TorchDispatchMode):
@@ -26,14 +40,17 @@ class CostMeter(TorchDispatchMode):
 
     Args:
         apart: tensors that were there before and do not count.
+        is_cpu: count what oneDNN holds during a convolution on a CPU too: input and output in its layout, and then the
+            output in both layouts.
     """
 
-    def __init__(self, *, apart: Iterable[torch.Tensor] = ()) -> None:
+    def __init__(self, *, apart: Iterable[torch.Tensor] = (), is_cpu: bool = False) -> None:
         super().__init__()
         self.current = 0
         self.peak = 0
         self.flops = 0
-        self._known = {tensor.untyped_storage()._cdata for tensor in apart}
+        self._is_cpu = is_cpu
+        self._known = {tensor.untyped_storage()._cdata for tensor in stored(apart)}
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -53,6 +70,9 @@ class CostMeter(TorchDispatchMode):
         for value in tree_flatten(result)[0]:
             if isinstance(value, torch.Tensor):
                 self._count(value.untyped_storage())
+        if self._is_cpu and func is torch.ops.aten.convolution.default:
+            own = result.untyped_storage().nbytes()
+            self.peak = max(self.peak, self.current - own + _blocked(result) + max(_blocked(args[0]), own))
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
@@ -68,3 +88,9 @@ class CostMeter(TorchDispatchMode):
     def _forget(self, key: int, size: int) -> None:
         self._known.discard(key)
         self.current -= size
+
+
+def _blocked(images: torch.Tensor) -> int:
+    """Bytes of images [B, C, ...] in blocks of channels."""
+    count, channels, *sides = images.shape
+    return count * -(-channels // BLOCK) * BLOCK * math.prod(sides) * images.element_size()

@@ -40,6 +40,7 @@ def generate_images(
     count: int,
     seed: int,
     steps: int | None = None,
+    size: tuple[int, int] | None = None,
     iteration: int | None = None,
     is_best: bool = False,
     is_base: bool = False,
@@ -58,6 +59,7 @@ def generate_images(
         count: number of images of each prompt.
         seed: of the initial noise.
         steps: Euler steps of the ODE; the run's `evaluation.steps` without them.
+        size: height and width in pixels; those of the run's evaluation without them.
         iteration: of the checkpoint; the newest without one.
         is_best: take the checkpoint with the highest held-out score instead.
         is_base: leave the adapter out.
@@ -71,15 +73,18 @@ def generate_images(
     Raises:
         RunFolderError: no such run or checkpoint, or `out` cannot be written.
         ConfigError: torch cannot compute on the device, or options exclude each other.
-        ModelError: the model cannot be loaded.
+        ModelError: the model cannot be loaded, or it cannot generate images of this size.
     """
     from flow.device import best_device
+    from flow.models.made_for import require_size
     from flow.policy import build_policy
     from flow.rollout import generate
 
     if sum([is_best, iteration is not None, is_base]) > 1:
         raise ConfigError("--best, --iteration and --base each name an adapter: give one of them")
     config = config_of(run)
+    if size:
+        require_size(config.model, *size, names=("--height", "--width"))
     state = None if is_base else checkpoint_of(run, best_checkpoint(run) if is_best else iteration)[0]
     policy, lora = build_policy(config, device=_usable(device or best_device()))
     if state is not None:
@@ -109,6 +114,7 @@ def generate_images(
             steps=steps or config.evaluation.steps,
             adapter_version=0,
             adapter_digest="",
+            size=size or config.evaluation.size,
         )
         images = generate(policy, request)
         if has_grid:

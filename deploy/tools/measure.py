@@ -13,10 +13,11 @@ import torch
 
 from deploy.tools.estimate import Evaluations
 from deploy.tools.fake_memory import CostMeter
-from flow.device import best_device, torch_threads
+from flow.device import best_device, computing
 from flow.models.folder import adapter_config
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone
 from flow.models.pipeline import PipelineBackbone
+from protocol.config.cluster import RoleConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, InputError, one_line
 
@@ -81,7 +82,7 @@ def measure(config: RunConfig, counts: Evaluations) -> Speed:
     most = config.model.forward_batch or config.group.shard
     rows = 1 if is_cut else min(most, config.group.shard)
     try:
-        with torch_threads(threads):
+        with computing(RoleConfig(threads=threads, gpus=float(device == "cuda"))):
             forwards, gradients = (
                 _rate(_pass(backbone, rows, device, has_gradient=each), rows, counted=counted if is_cut else None)
                 for each, counted in ((False, counts.forward_flops), (True, counts.gradient_flops))

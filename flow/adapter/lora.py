@@ -1,5 +1,6 @@
 """The adapter in a transformer: attach it, and convert its tensors to and from the message `Adapter`."""
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -38,13 +39,9 @@ class Lora:
     """
 
     def __init__(self, transformer: nn.Module, config: LoraConfig, *, seed: int) -> None:
-        peft_config = peft_config_of(config)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            try:
-                inject_adapter_in_model(peft_config, transformer, adapter_name=ADAPTER)
-            except ValueError as error:
-                raise unmatched(config) from error
+            inject(config, transformer)
         self._layers = [module for module in transformer.modules() if isinstance(module, BaseTunerLayer)]
         self.parameters: dict[str, nn.Parameter] = {
             PREFIX + name.replace(f".{ADAPTER}.", "."): parameter
@@ -146,11 +143,28 @@ class Lora:
                 )
 
 
-def unmatched(config: LoraConfig) -> ModelError:
-    """Make the error of targets that no module matches."""
-    return ModelError(
-        f"model.lora.targets must name modules of the transformer, got {list(config.targets or ())}: no module matches"
-    )
+def inject(config: LoraConfig, transformer: nn.Module, *, low_cpu_mem_usage: bool = False) -> None:
+    """Put an adapter's modules into a transformer.
+
+    Args:
+        config: rank, alpha and targets.
+        transformer: receives them.
+        low_cpu_mem_usage: leave the adapter's tensors on the device `meta`.
+
+    Raises:
+        ModelError: a target names no module of the transformer.
+    """
+    peft_config = peft_config_of(config)
+    with warnings.catch_warnings():
+        # Of a quantised layer, which nobody merges: `export` merges into the model's own weights.
+        warnings.filterwarnings("ignore", message=".*was instantiated without `get_apply_tensor_subclass`")
+        try:
+            inject_adapter_in_model(peft_config, transformer, adapter_name=ADAPTER, low_cpu_mem_usage=low_cpu_mem_usage)
+        except ValueError as error:
+            raise ModelError(
+                f"model.lora.targets must name modules of the transformer, got {list(config.targets or ())}: no module"
+                " matches"
+            ) from error
 
 
 def peft_config_of(config: LoraConfig) -> PeftLoraConfig:

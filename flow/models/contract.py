@@ -25,6 +25,14 @@ class Backbone(Protocol):
         """Return the family's own schedule for T = `steps` denoising steps, [T+1]."""
         ...
 
+    def sized(self, height: int, width: int) -> "Backbone":
+        """Return this model with the latent shape and the schedule of another size in pixels; both share all weights.
+
+        Raises:
+            ModelError: the model cannot generate images of this size.
+        """
+        ...
+
     def encode(self, text: str) -> Conditioning:
         """Return one prompt's embeddings, each [1, ...]. A prompt is encoded alone, so other prompts change no bit."""
         ...

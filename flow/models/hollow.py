@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from peft import inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from flow.adapter.lora import peft_config_of, unmatched
+from flow.adapter.lora import inject
 from flow.models.contract import Conditioning
 from flow.models.embeddings import Embeddings
 from flow.models.folder import find_configs, find_tiny_decoder
 from flow.models.load import backbone_class
 from flow.models.pipeline import PipelineBackbone
-from flow.models.reading import dtype_of, quiet_libraries, vae_dtype_of
+from flow.models.reading import CLIP_TOKENS, clip_tokens, dtype_of, quantized, quiet_libraries, vae_dtype_of
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.errors import ModelError
 
@@ -48,7 +47,7 @@ def hollow_backbone(
     """
     index, folder = find_configs(model)
     model = model.model_copy(update={"compile": None, "attention": None})
-    parts: dict[str, Any] = {}
+    parts: dict[str, Any] = {"clip_tokens": clip_tokens(folder)}
     with quiet_libraries():
         import diffusers
 
@@ -80,7 +79,7 @@ def backbone_of_parts(
     Args:
         kind: the family's backbone class.
         model: the model's config.
-        parts: `transformer`, `vae`, `scheduler` and, where there is one, `tiny_decoder`.
+        parts: `transformer`, `vae`, `scheduler` and, where there is one, `tiny_decoder`; `clip_tokens` if not 77.
         device: torch device that the parts are moved to.
 
     Returns:
@@ -89,11 +88,12 @@ def backbone_of_parts(
     import diffusers
 
     pipeline = getattr(diffusers, kind.family.pipeline)(
-        transformer=_converted(parts["transformer"], device, dtype_of(model)),
+        transformer=quantized(_converted(parts["transformer"], device, dtype_of(model)), model),
         vae=_converted(parts["vae"], device, vae_dtype_of(model)),
         scheduler=parts["scheduler"],
         **dict.fromkeys(kind.family.text_parts),
     )
+    pipeline.tokenizer_max_length = parts.get("clip_tokens", CLIP_TOKENS)
     embeddings = _ZeroEmbeddings()
     tiny = parts.get("tiny_decoder")
     tiny = tiny and _converted(tiny, device, vae_dtype_of(model))
@@ -116,10 +116,7 @@ def attach_hollow_adapter(transformer: nn.Module, config: LoraConfig, *, within:
     Raises:
         ModelError: a target names no module of the transformer.
     """
-    try:
-        inject_adapter_in_model(peft_config_of(config), transformer, low_cpu_mem_usage=True)
-    except ValueError as error:
-        raise unmatched(config) from error
+    inject(config, transformer, low_cpu_mem_usage=True)
     trained = 0
     for module in transformer.modules():
         if isinstance(module, BaseTunerLayer):

@@ -1,21 +1,97 @@
-"""What a model was made for: the size of its images, and few steps if it is a distilled one. Read from config files."""
+"""What a model was made for: sizes of its images, and few steps if it is a distilled one. Read from config files."""
 
 import json
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from flow.models.folder import find_configs
 from protocol.config.model import ModelConfig
+from protocol.config.run import RunConfig
 from protocol.errors import ModelError
 
 DISTILLED_NAMES = ("turbo", "schnell", "lightning", "hyper", "lcm")
 """Words by which distilled models are named."""
 SIDE = 1024
 """Default side of an image in the families whose config files name none, in pixels."""
+PACK = 2
+"""Side of a token in latents, in the families whose pipeline packs the latents."""
 
 
-def native_side(model: ModelConfig) -> int | None:
-    """Return the side, in pixels, of the images that a model makes if no size is configured; None if no file tells.
+@dataclass(frozen=True)
+class Sizes:
+    """Which images a model can make; all in pixels."""
+
+    scale: int
+    """Side of a latent."""
+    token: int
+    """Side of a token, of which height and width are multiples."""
+    most: int | None
+    """Largest height and width: where the position embeddings end; None without an end."""
+
+    def require(self, height: int, width: int, *, names: tuple[str, str] = ("model.height", "model.width")) -> None:
+        """Check that the model can make images of this size.
+
+        Args:
+            height: in pixels.
+            width: in pixels.
+            names: of both, for the error.
+
+        Raises:
+            ModelError: it cannot.
+        """
+        both, got = " and ".join(names), f"got {height} and {width}"
+        if height % self.token or width % self.token:
+            raise ModelError(f"{both} must be multiples of {self.token}, {got}")
+        if self.most and max(height, width) > self.most:
+            raise ModelError(f"{both} must be at most {self.most} for this model's position embeddings, {got}")
+
+
+def sizes_of(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Sizes:
+    """Return which images a model can make, by the config of its transformer and of its VAE.
+
+    Raises:
+        ModelError: the VAE's config does not say how small its latents are.
+    """
+    positions = transformer.get("pos_embed_max_size")
+    scale = _scale(vae)
+    token = scale * (transformer.get("patch_size", PACK) if positions else PACK)
+    return Sizes(scale=scale, token=token, most=positions and positions * token)
+
+
+def require_sizes(config: RunConfig) -> None:
+    """Check that the model can make images of the sizes of training and of evaluation.
+
+    Raises:
+        ModelError: it cannot, it does not exist, or a config file cannot be read.
+    """
+    model = config.model
+    if model.height and model.width:
+        require_size(model, model.height, model.width)
+    if config.evaluation.size:
+        require_size(model, *config.evaluation.size, names=("evaluation.height", "evaluation.width"))
+
+
+def require_size(
+    model: ModelConfig, height: int, width: int, *, names: tuple[str, str] = ("model.height", "model.width")
+) -> None:
+    """Check that a model can make images of a size, by its config files.
+
+    Args:
+        model: the model's config.
+        height: in pixels.
+        width: in pixels.
+        names: of both, for the error.
+
+    Raises:
+        ModelError: it cannot, it does not exist, or a config file cannot be read.
+    """
+    sizes_of(_config(model, "transformer"), _config(model, "vae")).require(height, width, names=names)
+
+
+def native_side(model: ModelConfig) -> int:
+    """Return the side, in pixels, of the images that a model makes if no size is configured.
 
     Raises:
         ModelError: the model does not exist, or a config file cannot be read.
@@ -23,9 +99,7 @@ def native_side(model: ModelConfig) -> int | None:
     transformer = _config(model, "transformer")
     if "sample_size" not in transformer:
         return SIDE
-    vae = _config(model, "vae")
-    levels = vae.get("decoder_block_out_channels") or vae.get("block_out_channels")  # the former of a tiny VAE
-    return transformer["sample_size"] * 2 ** (len(levels) - 1) if levels else None
+    return transformer["sample_size"] * _scale(_config(model, "vae"))
 
 
 def distilled_by(model: ModelConfig) -> str | None:
@@ -44,6 +118,18 @@ def distilled_by(model: ModelConfig) -> str | None:
     words = re.split(r"[^a-z]+", model.path.rstrip("/").rsplit("/", 1)[-1].lower())
     named = next((word for word in DISTILLED_NAMES if word in words), None)
     return f"it is named {named}" if named else None
+
+
+def _scale(vae: Mapping[str, Any]) -> int:
+    """Return the pixels of a latent's side: levels halve the image, and those of a video's VAE are listed apart."""
+    if "temperal_downsample" in vae:
+        return 2 ** len(vae["temperal_downsample"])
+    levels = vae.get("decoder_block_out_channels") or vae.get("block_out_channels")  # the former of a tiny VAE
+    if not levels:
+        raise ModelError(
+            "the config of a model's VAE must name block_out_channels, got none: is it in diffusers' format?"
+        )
+    return 2 ** (len(levels) - 1)
 
 
 def _config(model: ModelConfig, part: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ A family adds its schedule, its forward and its prompt encoding; see `flow.model
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -17,7 +18,16 @@ from flow.models.contract import Conditioning
 from flow.models.embeddings import Embeddings
 from flow.models.families import Family
 from flow.models.folder import find_tiny_decoder
-from flow.models.reading import UNREADABLE, dtype_of, quiet_libraries, unreadable, vae_dtype_of
+from flow.models.made_for import sizes_of
+from flow.models.reading import (
+    UNREADABLE,
+    clip_tokens,
+    dtype_of,
+    quantization_of,
+    quiet_libraries,
+    unreadable,
+    vae_dtype_of,
+)
 from flow.models.text import TextEncoders
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError, NonFiniteError, one_line, suggest
@@ -67,6 +77,7 @@ class PipelineBackbone(ABC):
         self.vae = pipeline.vae.requires_grad_(requires_grad=False).eval()
         self.tiny_decoder = tiny_decoder and tiny_decoder.requires_grad_(requires_grad=False).eval()
         self.transformer = pipeline.transformer.requires_grad_(requires_grad=False).eval()
+        self._sizes = sizes_of(pipeline.transformer.config, pipeline.vae.config)
         self.latent_shape = self._latent_shape(config.height, config.width)
         for vae in filter(None, (self.vae, self.tiny_decoder)):
             if device.type == "cuda" and all(weight.ndim < 5 for weight in vae.parameters()):
@@ -102,8 +113,9 @@ class PipelineBackbone(ABC):
 
             try:
                 pipeline = getattr(diffusers, cls.family.pipeline).from_pretrained(
-                    folder, local_files_only=True, dtype=dtypes, **absent
+                    folder, local_files_only=True, dtype=dtypes, quantization_config=quantization_of(config), **absent
                 )
+                pipeline.tokenizer_max_length = clip_tokens(folder)
                 tiny: Any = find_tiny_decoder(config, folder)
                 tiny = tiny and diffusers.AutoencoderTiny.from_pretrained(
                     tiny, local_files_only=True, dtype=vae_dtype_of(config)
@@ -154,6 +166,16 @@ class PipelineBackbone(ABC):
     @abstractmethod
     def example(self, count: int) -> Conditioning:
         """Return zeros in the shape of `count` prompts' embeddings, for measurements without a text encoder."""
+
+    def sized(self, height: int, width: int) -> Self:
+        """Return this model with the latent shape and the schedule of another size; both share all weights.
+
+        Raises:
+            ModelError: the model cannot generate images of this size.
+        """
+        other = copy(self)
+        other.latent_shape = self._latent_shape(height, width)
+        return other
 
     def encode(self, text: str) -> Conditioning:
         """Return a prompt's embeddings; they are kept in memory and, if configured, in the cache folder."""
@@ -207,9 +229,15 @@ class PipelineBackbone(ABC):
         most = self._config.decode_batch or len(latents)
         tiny = points if self.tiny_decoder else 0
         parts = ((True, latents[:tiny]), (False, latents[tiny:]))
-        return np.concatenate(
-            [self._images(chunk, is_tiny=which) for which, rows in parts if len(rows) for chunk in rows.split(most)]
-        )
+        chunks = ((which, chunk) for which, rows in parts if len(rows) for chunk in rows.split(most))
+        images, start = np.empty((0,), np.uint8), 0
+        for is_tiny, chunk in chunks:
+            made = self._images(chunk, is_tiny=is_tiny)
+            if not start:
+                images = np.empty((len(latents), *made.shape[1:]), np.uint8)
+            images[start : start + len(made)] = made
+            start += len(made)
+        return images
 
     def pixels(self, latents: Float[Tensor, "B C H W"]) -> Float[Tensor, "B 3 height width"]:
         """Return the VAE's output for clean latents, in its own dtype and range."""
@@ -291,12 +319,10 @@ class PipelineBackbone(ABC):
                 f"the model's scheduler must leave {', '.join(unknown)} off: our schedule would differ from its sigmas"
             )
 
-    def _divided(self, height: int, width: int, *, by: int) -> tuple[int, int]:
-        """Return latent height and width of an image whose sides must be multiples of `by` pixels."""
-        if height % by or width % by:
-            raise ModelError(f"model.height and model.width must be multiples of {by}, got {height} and {width}")
-        scale = self._pipeline.vae_scale_factor
-        return height // scale, width // scale
+    def _divided(self, height: int, width: int) -> tuple[int, int]:
+        """Return latent height and width of an image, in the VAE's latents."""
+        self._sizes.require(height, width)
+        return height // self._sizes.scale, width // self._sizes.scale
 
 
 def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:

@@ -1,12 +1,16 @@
 """Reading a model folder with diffusers and transformers: dtype, log level, and one line for every error."""
 
+import importlib.util
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 
 from flow.models.families import Family
 from protocol.config.model import ModelConfig
@@ -14,6 +18,8 @@ from protocol.errors import ModelError, one_line
 
 UNREADABLE = (OSError, ValueError, RuntimeError, TypeError, LookupError, AttributeError, SafetensorError)
 """Exceptions that diffusers and transformers raise when a folder is broken."""
+CLIP_TOKENS = 77
+"""Tokens of every published CLIP text encoder."""
 
 
 def dtype_of(config: ModelConfig) -> torch.dtype:
@@ -24,6 +30,47 @@ def dtype_of(config: ModelConfig) -> torch.dtype:
 def vae_dtype_of(config: ModelConfig) -> torch.dtype:
     """Return torch's dtype for the VAE."""
     return getattr(torch, config.vae_dtype or config.dtype)
+
+
+def require_quantizer(config: ModelConfig) -> None:
+    """Check that the package behind `model.quantize` is there.
+
+    Raises:
+        ModelError: it is not.
+    """
+    if config.quantize and importlib.util.find_spec("torchao") is None:
+        raise ModelError(
+            f"model.quantize={config.quantize} needs the package torchao: pip install 'flowcredit[quantize]'"
+        )
+
+
+def quantization_of(config: ModelConfig) -> Any:
+    """Return what lets diffusers quantise the transformer, and nothing else, while it reads it; None without one.
+
+    Raises:
+        ModelError: the package behind `model.quantize` is not there.
+    """
+    require_quantizer(config)
+    if config.quantize is None:
+        return None
+    from diffusers import PipelineQuantizationConfig, TorchAoConfig
+    from torchao.quantization import Int8WeightOnlyConfig  # pyright: ignore[reportMissingImports]
+
+    return PipelineQuantizationConfig(quant_mapping={"transformer": TorchAoConfig(Int8WeightOnlyConfig())})
+
+
+def quantized(transformer: nn.Module, config: ModelConfig) -> nn.Module:
+    """Quantise a transformer that was not read from a folder, as diffusers would; returns it.
+
+    Raises:
+        ModelError: the package behind `model.quantize` is not there.
+    """
+    require_quantizer(config)
+    if config.quantize:
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_  # pyright: ignore[reportMissingImports]
+
+        quantize_(transformer, Int8WeightOnlyConfig())
+    return transformer
 
 
 def unreadable(folder: Path, family: Family, error: Exception) -> ModelError:
@@ -63,3 +110,12 @@ def quiet_libraries() -> Iterator[None]:
             library.set_verbosity(verbosity)
             if has_bar:
                 library.enable_progress_bar()
+
+
+def clip_tokens(folder: Path) -> int:
+    """Return the tokens to which a model's CLIP tokenizer pads, from its folder; 77 if the folder does not tell."""
+    try:
+        settings = json.loads((folder / "tokenizer" / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return CLIP_TOKENS
+    return settings.get("model_max_length", CLIP_TOKENS)

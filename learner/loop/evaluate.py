@@ -92,6 +92,7 @@ async def evaluate(
             steps=settings.steps,
             adapter_version=adapter.version,
             adapter_digest=adapter.digest,
+            size=settings.size,
         )
         receipt, handle = await ports.rollouts.generate(request)
         receipt.require_adapter_of(request)

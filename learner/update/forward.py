@@ -90,7 +90,8 @@ class ForwardObjective:
             ratio=None,
             outside=None,
             kl=kl.detach() * batch.valid,
-            own={name: values[batch.valid] for name, values in own.items()},
+            own=own,
+            valid=batch.valid,
         )
 
     @torch.no_grad()
@@ -114,7 +115,7 @@ class ForwardObjective:
     ) -> tuple[tuple[Conditioning, ...], Float[Tensor, " B"], Float[Tensor, "B ..."]]:
         """Conditioning, noise levels and states of the pairs."""
         conditioning = self.policy.conditioning(batch.prompt.text, batch.prompt.negative)
-        sigma = self.policy.sigmas[batch.k].expand(len(batch.latents)).to(batch.latents.device)
+        sigma = self.policy.sigma(batch.k, batch.latents)
         level = per_sample(sigma, batch.latents)
         return conditioning, sigma, (1 - level) * batch.latents + level * batch.noise
 

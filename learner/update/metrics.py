@@ -49,7 +49,7 @@ class PieceStatistics:
             ratios=None if ratios is None else ratios.detach().cpu().numpy(),
             outside=None if outside is None else outside.cpu().numpy(),
             divergences=pairs.kl.cpu().numpy(),
-            own={name: values.cpu().numpy() for name, values in pairs.own.items()},
+            own={name: values[pairs.valid].cpu().numpy() for name, values in pairs.own.items()},
         )
 
 

@@ -284,7 +284,7 @@ def noised_batches(
             prompt=request.prompt,
             k=k,
             latents=_tensor(rollout.latents[:, -1], device),
-            noise=noise.expand(len(members), -1, -1, -1).to(device),
+            noise=_tensor(noise.numpy(), device).expand(len(members), -1, -1, -1),
             advantages=_tensor(task.advantages[:, k], device),
             valid=_tensor(task.valid[:, k], device),
             doubtful=None if task.doubtful is None else _tensor(task.doubtful, device),
@@ -317,6 +317,6 @@ def _require_own(task: ShardTask, rollout: Rollout) -> None:
 
 
 def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy an array to a device; the copy to a GPU goes on while the GPU computes."""
+    """Copy an array to a device. From pinned memory the CPU does not wait for the GPU, and prepares what comes next."""
     held = torch.from_numpy(array.copy())
     return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held.to(device)

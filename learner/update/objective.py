@@ -36,7 +36,9 @@ class PairLosses:
     kl: Float[Tensor, " N"]
     """Divergence from the model without adapter; 0 when the term is off."""
     own: Mapping[str, Float[Tensor, " N"]] = field(default_factory=dict)
-    """The objective's own numbers by name, without a gradient."""
+    """The objective's own numbers by name, without a gradient, of all pairs."""
+    valid: Bool[Tensor, " N"] | None = None
+    """Which of `own` count; None where there are none."""
 
     def detached(self) -> "PairLosses":
         """Return the same numbers without what a backward needs."""
@@ -140,7 +142,7 @@ class Objective:
     def _target(self, micro_batch: MicroBatch) -> Float[Tensor, "N C H W"]:
         if micro_batch.target is None:
             raise ContractError("objective distillation needs the completions of the rollout, got none")
-        sigma = self.policy.sigmas[micro_batch.k].expand(len(micro_batch.latents)).to(micro_batch.latents.device)
+        sigma = self.policy.sigma(micro_batch.k, micro_batch.latents)
         return (micro_batch.latents - micro_batch.target) / per_sample(sigma, micro_batch.latents)
 
 

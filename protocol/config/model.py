@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from protocol.config.section import Positive, Section
+from protocol.config.section import Positive, Section, require_both_sides
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -32,6 +32,9 @@ class ModelConfig(Section):
     """Branch, tag or commit of a hub id; only a commit guarantees that the model never changes."""
     dtype: Dtype = "float32"
     """Dtype of the frozen transformer, of its autocast and of the text encoders; the LoRA is float32."""
+    quantize: Literal["int8"] | None = None
+    """How the frozen transformer's linear layers are kept: `int8` with 8 bits a weight, through torchao; none in
+    `dtype`. The LoRA is float32 as ever."""
     vae_dtype: Dtype | None = None
     """Dtype in which the VAE decodes; none takes `dtype`, as diffusers' pipelines do. Images that are not finite end
     the run: set float32."""
@@ -71,6 +74,5 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _both_sides(self) -> "ModelConfig":
-        if (self.height is None) != (self.width is None):
-            raise ValueError(f"model.height and model.width must be given together, got {self.height} and {self.width}")
+        require_both_sides("model", self.height, self.width)
         return self

@@ -22,7 +22,7 @@ from protocol.config.reward import (
     trained_weights,
 )
 from protocol.config.sampling import CompletionConfig, SamplingConfig
-from protocol.config.section import Positive, Section
+from protocol.config.section import Positive, Section, require_both_sides
 from protocol.config.status import StatusConfig
 
 
@@ -52,8 +52,22 @@ class EvaluationConfig(Section):
     """Score that an evaluation reports: `reward` (the mixture), `<reward>`, or `<reward>/<component>`."""
     batch: Positive = 48
     """Images of one request to a rollout actor, at least 1."""
+    height: Positive | None = None
+    """Height of an image in pixels; none takes that of training. The schedule follows the size as in training."""
+    width: Positive | None = None
+    """Width of an image in pixels; given together with `height`."""
     adapter: Literal["trained", "average"] = "trained"
     """The adapter that generates the images: the trained one, or its running mean (`learner.average`)."""
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Height and width of an image in pixels; None for those of training."""
+        return None if self.height is None or self.width is None else (self.height, self.width)
+
+    @model_validator(mode="after")
+    def _both_sides(self) -> "EvaluationConfig":
+        require_both_sides("evaluation", self.height, self.width)
+        return self
 
 
 class CheckpointConfig(Section):

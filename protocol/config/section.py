@@ -30,3 +30,18 @@ class Section(BaseModel):
     """Base class of a section: frozen; it refuses unknown keys, and numbers that are not finite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+def require_both_sides(what: str, height: int | None, width: int | None) -> None:
+    """Check that both sides of an image are given, or none.
+
+    Args:
+        what: the section that holds them.
+        height: in pixels.
+        width: in pixels.
+
+    Raises:
+        ValueError: one of them is missing.
+    """
+    if (height is None) != (width is None):
+        raise ValueError(f"{what}.height and {what}.width must be given together, got {height} and {width}")

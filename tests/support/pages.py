@@ -16,13 +16,14 @@ PAGES = sorted(
 )
 PROGRAM = r"(?:\w+=\S* )*(?:\S*/)?(?:flowcredit|python3?) (?!-c)|curl "
 NOT_RUN = {
+    r"model\.quantize=": "needs the extra package torchao",
     r"\b(sd35|flux)_": "needs the weights of a model from the hub",
     r"^flowcredit serve-rewards ocr pickscore": "needs the weights of a model from the hub",
     r"^flowcredit (submit|fetch)\b": "needs a Ray cluster or a bucket; tests/cluster/test_jobs.py runs them",
     r" & |…": "is an outline of two commands, not one",
     r"^flowcredit calibrate-noise": "takes minutes; tests/deploy/tools/test_noise_calibration.py runs it",
     r"-m benchmarks\.fidelity": "takes hours; tests/benchmarks/fidelity",
-    r"-m benchmarks\.race\.(race run|earlier)": "takes hours; tests/benchmarks/race",
+    r"-m benchmarks\.race\.(race run|earlier|robustness)": "takes hours; tests/benchmarks/race",
     r"-m benchmarks\.same_bits": "takes minutes and starts Ray; tests/benchmarks/test_workers.py",
     r"-m benchmarks\.speed": "takes minutes on idle cores; tests/benchmarks/speed",
     r"-m toyworld\.pretraining": "takes hours; tests/toyworld",

@@ -56,6 +56,9 @@ class GalleryImages(Document):
     width: int
     """Of a cell, pixels."""
     height: int
+    image_width: int
+    """Of an image as it was evaluated, pixels."""
+    image_height: int
     media: str
     """`image/png` or `image/jpeg`."""
     image: str
@@ -135,6 +138,8 @@ def images_of(run: Path, iteration: int) -> GalleryImages | None:
             scores=[_number(score) for _, score in held.values()][:MOST_IMAGES],
             width=size[0],
             height=size[1],
+            image_width=width,
+            image_height=height,
             media=f"image/{form.lower()}",
             image=base64.b64encode(out.getvalue()).decode(),
         )

@@ -72,6 +72,7 @@ async function drawGallery() {
   try {
     const [now, first] = await Promise.all([gallery(iteration), gallery(iterations[0])]);
     if (drawn !== key) return;
+    $("gallery-now").textContent = `${words}; images of ${now.image_height} x ${now.image_width} pixels`;
     const before = new Map(first.prompts.map((prompt, at) => [prompt, first.scores[at]]));
     $("gallery").replaceChildren(...now.prompts.map((prompt, at) => cell(now, at, iteration === iterations[0] ? undefined : before.get(prompt))));
     const next = iterations[Number($("gallery-at").value) + 1];

@@ -80,9 +80,8 @@ class Flux2Klein(PipelineBackbone):
         return predicted.transpose(1, 2).unflatten(2, (height, width))
 
     def _latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
-        scale = self._pipeline.vae_scale_factor
-        side = self._pipeline.default_sample_size * scale
-        rows, columns = self._divided(height or side, width or side, by=scale * PACK)
+        side = self._pipeline.default_sample_size * self._sizes.scale
+        rows, columns = self._divided(height or side, width or side)
         return self._pipeline.transformer.config.in_channels, rows // PACK, columns // PACK
 
 

@@ -116,7 +116,6 @@ class QwenImage(PipelineBackbone):
         return unpack(predicted, height=height, width=width)
 
     def _latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
-        scale = self._pipeline.vae_scale_factor
-        side = self._pipeline.default_sample_size * scale
-        rows, columns = self._divided(height or side, width or side, by=scale * PACK)
+        side = self._pipeline.default_sample_size * self._sizes.scale
+        rows, columns = self._divided(height or side, width or side)
         return self._pipeline.transformer.config.in_channels // PACK**2, rows, columns

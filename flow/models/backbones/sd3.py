@@ -11,10 +11,6 @@ from flow.models.contract import Conditioning
 from flow.models.families import SD3
 from flow.models.pipeline import PipelineBackbone
 from protocol.config.model import ModelConfig
-from protocol.errors import ModelError
-
-CLIP_TOKENS = 77
-"""Tokens of the CLIP encoders; T5's tokens follow them."""
 
 
 class StableDiffusion3(PipelineBackbone):
@@ -52,9 +48,9 @@ class StableDiffusion3(PipelineBackbone):
         return sd3_sigmas(steps=steps, shift=scheduler.shift, train_timesteps=scheduler.num_train_timesteps)
 
     def example(self, count: int) -> Conditioning:
-        """Return zeros in the shapes of the embeddings (77 CLIP tokens, then T5's) and of the pooled projections."""
+        """Return zeros in the shapes of the embeddings (CLIP's tokens, then T5's) and of the pooled projections."""
         settings = self._pipeline.transformer.config
-        length = CLIP_TOKENS + self._config.max_sequence_length
+        length = self._pipeline.tokenizer_max_length + self._config.max_sequence_length
         return {
             "encoder_hidden_states": torch.zeros(count, length, settings.joint_attention_dim, device=self._device),
             "pooled_projections": torch.zeros(count, settings.pooled_projection_dim, device=self._device),
@@ -70,11 +66,4 @@ class StableDiffusion3(PipelineBackbone):
         settings = self._pipeline.transformer.config
         if height is None or width is None:
             return settings.in_channels, settings.sample_size, settings.sample_size
-        rows, columns = self._divided(height, width, by=self._pipeline.vae_scale_factor * settings.patch_size)
-        most = settings.pos_embed_max_size * settings.patch_size
-        if max(rows, columns) > most:
-            raise ModelError(
-                f"model.height and model.width must be at most {most * self._pipeline.vae_scale_factor} for this"
-                f" model's position embeddings, got {height} and {width}"
-            )
-        return settings.in_channels, rows, columns
+        return settings.in_channels, *self._divided(height, width)

@@ -12,14 +12,10 @@ from torch import Tensor
 from flow.maths.schedule import z_image_sigmas
 from flow.models.contract import Conditioning
 from flow.models.families import Z_IMAGE
+from flow.models.made_for import SIDE
 from flow.models.padding import padded, trimmed
 from flow.models.pipeline import PipelineBackbone
 from protocol.config.model import ModelConfig
-
-PATCH = 2
-"""Height and width of a token's block, in latents."""
-SIDE = 1024
-"""The pipeline's default height and width of an image, in pixels."""
 
 
 class ZImage(PipelineBackbone):
@@ -72,5 +68,5 @@ class ZImage(PipelineBackbone):
         return -torch.stack(predicted).squeeze(2)
 
     def _latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
-        rows, columns = self._divided(height or SIDE, width or SIDE, by=self._pipeline.vae_scale_factor * PATCH)
+        rows, columns = self._divided(height or SIDE, width or SIDE)
         return self._pipeline.transformer.config.in_channels, rows, columns

@@ -20,6 +20,14 @@ def run(*words: str) -> str:
     return done.output
 
 
+def refused(*words: str) -> str:
+    app = typer.Typer()
+    app.command()(main)
+    done = CliRunner().invoke(app, words, env={"COLUMNS": "400"})
+    assert done.exit_code == 2
+    return done.output
+
+
 def test_it_runs_from_end_to_end_on_the_cpu(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     words = ["--tiny", "--device", "cpu", "--members", "2", "--guidance", "4.5", "--checkpointing"]
@@ -32,8 +40,24 @@ def test_it_runs_from_end_to_end_on_the_cpu(tmp_path: Path) -> None:
     assert figures["learner, share of bf16 peak"] == pytest.approx(figures["learner, TFLOP/s"])
 
 
+def test_whole_iterations_of_the_preset_run_from_end_to_end_on_the_cpu(tmp_path: Path) -> None:
+    """The same command trains on a GPU, there on Ray."""
+    file, folder, prompts = tmp_path / "figures.json", tmp_path / "runs" / "run", tmp_path / "prompts.txt"
+    prompts.write_text("two zebras\na red bench\n")
+    words = ["--tiny", "--device", "cpu", "--members", "4", "--run", str(folder), "--iterations", "1"]
+    run(*words, "--peak-tflops", "1", "--json", str(file), f"data.heldout={prompts}", "completion.substeps=2")
+    figures = json.loads(file.read_text())
+    assert figures.pop("device") == "CPU"
+    assert figures.pop("largest |ratio - 1| before an update") == 0.0
+    assert figures.keys() >= {"iteration, s", "images/s", "images scored/s", "mfu", "completing, s", "training, s"}
+    assert all(math.isfinite(value) and value > 0 for value in figures.values())
+    assert (folder / "checkpoints" / "iteration_000001").is_dir()
+    assert "that does not exist" in refused(*words)
+    assert "need --iterations" in refused("--tiny", "--device", "cpu", "group.size=2")
+
+
 def test_it_estimates_without_a_gpu() -> None:
-    assert "a learner worker takes about" in run("--tiny", "--estimate")
+    assert "memory at the highest, learner worker: GPU " in run("--tiny", "--estimate")
 
 
 def test_the_architecture_is_the_published_one() -> None:

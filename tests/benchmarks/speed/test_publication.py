@@ -2,8 +2,8 @@
 
 import pytest
 
+from benchmarks.simulated import arrays_of
 from benchmarks.speed.publication import own_lanes
-from benchmarks.speed.simulated import arrays_of
 
 
 def test_payloads_are_as_large_as_stated_and_in_as_many_arrays_as_a_lora_has():

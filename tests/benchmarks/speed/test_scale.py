@@ -2,8 +2,8 @@
 
 import pytest
 
+from benchmarks.simulated import Times
 from benchmarks.speed.scale import Size, cluster, enough, measure, sweep_sizes
-from benchmarks.speed.simulated import Times
 
 TIMES = Times(shard_s=0.2, score_s=0.02, pair_s=0.001, jitter=0.1, adapter_mb=0.1)
 

@@ -204,6 +204,7 @@ def test_images_of_an_evaluation_fit_a_page(client, folder, tmp_path):
     small = images_of(tmp_path, 1)
     assert small is not None
     assert (small.width, small.height, small.media, small.scores) == (128, 256, "image/jpeg", [1.0, None])
+    assert (small.image_width, small.image_height) == (512, 1024)
     (gallery / "iteration_000002.npz").write_bytes(b"PK damaged")
     assert images_of(tmp_path, 2) is None
     answer = client.get("/runs/mine_1/gallery/16")

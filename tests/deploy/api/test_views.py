@@ -157,11 +157,11 @@ def test_a_long_run_is_drawn_from_few_points(visit):
 
 def test_the_slider_goes_through_the_evaluations(visit):
     page = visit("images")
-    wait_for(page, lambda: text(page, "#gallery-now") == "iteration 40, 4 of 4")
+    wait_for(page, lambda: text(page, "#gallery-now") == "iteration 40, 4 of 4; images of 32 x 32 pixels")
     wait_for(page, lambda: count(page, "#gallery canvas") == 12)
     newest = text(page, "#gallery")
     page.find_element("css selector", "#gallery-at").send_keys("\ue012" * 3)  # the left arrow
-    wait_for(page, lambda: text(page, "#gallery-now") == "iteration 0, 1 of 4")
+    wait_for(page, lambda: text(page, "#gallery-now").startswith("iteration 0, 1 of 4"))
     wait_for(page, lambda: text(page, "#gallery") != newest and "(" not in text(page, "#gallery"))
     assert "24 of 24 prompts, iteration 0 to 40" in text(page, "#prompt-count")
     set_value(page, "#prompt-kind", "counting")

@@ -6,14 +6,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 from typer.testing import CliRunner
 
 from deploy.cli.app import app
+from deploy.folder.gallery import read_gallery
+from deploy.folder.heldout import read_heldout
 from deploy.folder.read import checkpoint_of, lines_of
+from deploy.report.paired import why_unpaired
 from deploy.tools.evaluate import diversity_of
+from deploy.tools.export import export_model
+from deploy.tools.generate import generate_images
+from flow.models.load import load_backbone
+from protocol.config.model import ModelConfig
 from protocol.errors import FlowcreditError, InputError
+from protocol.messages import Prompt
 from tests.support.warm.command import start_python
 
 
@@ -72,7 +81,7 @@ def test_a_run_that_rolls_out_another_adapter_than_it_trains_is_scored_with_the_
 
 @pytest.mark.ray
 def test_on_ray_two_actors_give_the_same(run: Path, tmp_path: Path) -> None:
-    words = ("evaluation.batch=2", "--base")
+    words = ("evaluation.batch=2", "evaluation.height=12", "evaluation.width=8", "--base")
     out = tmp_path / "out"
     command = start_python("-m", "deploy", "eval", str(run), "cluster.rollout_actors=2", *words, "--out", str(out))
     assert command.wait(280) == 0, command.stdout.read()
@@ -103,7 +112,23 @@ def test_the_table_has_both_and_an_interval(run: Path) -> None:
     assert lines[0].split() == ["base", "adapter", "difference,", "95", "%"]
     overall = next(line for line in lines if line.startswith("overall"))
     assert "[" in overall
-    assert "6 images, 0 without a score" in overall
+    assert "6 images of 16 x 16, 0 without a score" in overall
+
+
+def test_an_evaluation_has_its_own_size_and_training_does_not_notice(run: Path) -> None:
+    other = run.parent / "sized"
+    words = ("seed=3", "evaluation.height=12", "evaluation.width=8")
+    said("train", run.parent / "preset.yaml", "--no-page", "--run", other, *words)
+    assert checkpoint_of(other, 1)[0].adapter.digest == checkpoint_of(run, 1)[0].adapter.digest
+    held = read_heldout(other)
+    assert [(each.iteration, each.height, each.width) for each in held] == [(0, 12, 8), (1, 12, 8)]
+    assert read_gallery(other / "gallery", 1)["a red circle"][0].shape == (12, 8, 3)
+    (only,) = json.loads(said("eval", other, "--json"))["results"]
+    assert only["scores"] == held[-1].model_dump(mode="json")
+    assert said("eval", run, *words[1:], "--json") == said("eval", other, "--json")
+    assert why_unpaired(read_heldout(run)[0], held[0]) == "the evaluations have images of other sizes"
+    (image,) = generate_images(other, [Prompt(index=0, text="a")], out=other / "drawn", count=1, seed=0)
+    assert Image.open(image).size == (8, 12)
 
 
 def test_other_prompts_and_further_scorers(run: Path, tmp_path: Path) -> None:
@@ -146,6 +171,8 @@ def test_genevals_protocol_takes_four_images_of_every_kind(run: Path, tmp_path: 
         (["eval", "RUN", "--diversity", "pkg://toyworld/nothing"], "toyworld/nothing"),
         (["eval", "RUN", "--diversity", "x", "evaluation.images_per_prompt=1"], "diversity needs at least 2 images"),
         (["eval", "RUN", "--out", "/proc/no"], "/proc/no cannot be written"),
+        (["eval", "RUN", "evaluation.height=16"], "evaluation.height and evaluation.width must be given together"),
+        (["eval", "RUN", "evaluation.height=16", "evaluation.width=17"], "must be multiples of 4, got 16 and 17"),
         (["train"], "a preset must be named, or --run with a run to go on with"),
         (["train", "seed=4", "--run", "nothing"], "must hold config.yaml"),
     ],
@@ -154,6 +181,22 @@ def test_wrong_words_are_one_line(words: list[str], rule: str, run: Path) -> Non
     words = [part for word in words for part in (["--run", str(run)] if word == "RUN" else [word])]
     with pytest.raises(InputError, match=rule):
         said(*words)
+
+
+def test_a_quantised_run_resumes_exactly_and_exports_the_whole_model(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torchao", reason="torchao is not installed: pip install 'flowcredit[quantize]'")
+    preset, words = run.parent / "preset.yaml", ("model.quantize=int8", "--no-page")
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    said("train", preset, *words, "--run", whole, "iterations=2")
+    said("train", preset, *words, "--run", parted, "iterations=1")
+    with pytest.raises(InputError, match=r"model.quantize \(there 'int8', now None\)"):
+        said("train", preset, "--no-page", "--run", parted, "iterations=2")
+    said("train", preset, *words, "--run", parted, "iterations=2")
+    digests = [checkpoint_of(each, 2)[0].adapter.digest for each in (whole, parted)]
+    assert digests[0] == digests[1]
+    assert [line["train/first_ratio_deviation"] for line in lines_of(whole) if "reward/mean" in line] == [0, 0]
+    merged = Path(export_model(whole, tmp_path / "merged"))
+    assert load_backbone(ModelConfig(path=str(merged))).transformer.proj_out.weight.dtype == torch.float32
 
 
 def test_train_without_a_preset_goes_on_with_the_runs_own_config(run: Path) -> None:

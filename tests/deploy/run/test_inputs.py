@@ -1,5 +1,6 @@
 """What does not stop a run but may not be meant is told: on the terminal, in events and in the status."""
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,14 @@ from rich.console import Console
 from deploy.folder.read import status_of
 from deploy.monitor.progress import Progress
 from deploy.presets import load_config
-from deploy.run.inputs import concerns, local_concerns
+from deploy.run.inputs import check_heldout, concerns, local_concerns
 from deploy.run.run import run_training
+from flow.models.hub import known_configs
+from flow.models.made_for import Sizes, require_sizes, sizes_of
 from flow.models.text import overlong
+from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
-from protocol.errors import ScorerError
+from protocol.errors import ModelError, ScorerError
 from protocol.messages import Prompt
 from tests.support.worlds.tiny_models import CONTEXT_LENGTH, write_flux
 from tests.support.worlds.tiny_qwen import write_flux2_klein, write_z_image
@@ -109,6 +113,74 @@ def test_images_below_the_model_s_own_size_are_told(tiny_config: Any, tmp_path: 
     assert "images of 16 x 12 are smaller than the model's own 16 x 16" in (told(height=16, width=12) or "")
     flux = str(write_flux(tmp_path / "flux"))
     assert "smaller than the model's own 1024 x 1024" in (told(path=flux, height=16, width=16) or "")
+
+
+def test_the_warning_proposes_an_evaluation_at_the_own_size_and_ends_with_it(tiny_config: Any) -> None:
+    small = tiny_config().model.model_dump() | {"height": 12, "width": 12}
+
+    def told(**evaluation: int) -> str | None:
+        return dict(concerns(tiny_config(model=small, evaluation=evaluation), ONE, [])).get("NativeSize")
+
+    assert "evaluation.height=16 evaluation.width=16" in (told() or "")
+    assert told(height=12, width=16)
+    assert told(height=16, width=16) is None
+
+
+@pytest.mark.parametrize(
+    ("sections", "rule"),
+    [
+        ({"evaluation": {"height": 18, "width": 16}}, "evaluation.height and evaluation.width must be multiples of 4"),
+        ({"evaluation": {"height": 16, "width": 36}}, "evaluation.height and evaluation.width must be at most 32 for"),
+        ({"model": {"height": 16, "width": 6}}, "model.height and model.width must be multiples of 4, got 16 and 6"),
+    ],
+)
+def test_a_size_that_the_model_cannot_make_ends_a_run_before_anything_starts(
+    config: RunConfig, tmp_path: Path, sections: dict[str, dict[str, int]], rule: str
+) -> None:
+    tree = config.model_dump()
+    for name, values in sections.items():
+        tree[name] |= values
+    wrong = parse_config(tree)
+    with pytest.raises(ModelError, match=rule):
+        run_training(wrong, folder=tmp_path / "run", is_local=False, progress=Progress(Console()))
+    with pytest.raises(ModelError, match=rule):
+        check_heldout(wrong, is_local=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_quantiser_ends_a_run_before_anything_starts(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "torchao" else found(name, *rest)
+    )
+    tree = config.model_dump()
+    tree["model"]["quantize"] = "int8"
+    with pytest.raises(ModelError, match=r"pip install 'flowcredit\[quantize\]'"):
+        run_training(parse_config(tree), folder=tmp_path / "run", is_local=False, progress=Progress(Console()))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_toy_world_refuses_images_above_its_own_size() -> None:
+    for height in (16, 32):
+        require_sizes(load_config("toy_geneval", overrides=[f"evaluation.height={height}", "evaluation.width=32"]))
+    with pytest.raises(ModelError, match="evaluation.height and evaluation.width must be at most 32 for this model's"):
+        require_sizes(load_config("toy_geneval", overrides=["evaluation.height=64", "evaluation.width=64"]))
+
+
+def test_sizes_are_those_of_the_pipelines_for_the_models_that_we_ship_config_files_of() -> None:
+    for preset, token, most in (
+        ("sd35_pickscore", 16, 6144),
+        ("flux_pickscore", 16, None),
+        ("flux2_klein_pickscore", 16, None),
+        ("qwen_image_ocr", 16, None),
+        ("z_image_pickscore", 16, None),
+    ):
+        folder = known_configs(load_config(preset).model.path)
+        assert folder is not None
+        transformer, vae = (json.loads((folder / part / "config.json").read_text()) for part in ("transformer", "vae"))
+        assert sizes_of(transformer, vae) == Sizes(scale=8, token=token, most=most)
 
 
 def test_nothing_is_told_of_the_toy_world_whose_vae_is_a_tiny_one() -> None:

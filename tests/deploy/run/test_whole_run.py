@@ -3,6 +3,7 @@
 import hashlib
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +30,11 @@ SMALL = [
 ]
 
 
-def start(folder: Path, *words: str) -> Driver:
-    return Driver(Path("toy_geneval"), folder, *SMALL, *words)
+@pytest.fixture(scope="module")
+def start(gpus: float) -> Callable[..., Driver]:
+    """Begin a run on the test's device."""
+    where = (f"cluster.rollout.gpus={gpus}", f"cluster.learner.gpus={gpus}")
+    return lambda folder, *words: Driver(Path("toy_geneval"), folder, *SMALL, *where, *words)
 
 
 def sha(folder: Path, name: str, iteration: int = 3) -> str:
@@ -48,7 +52,7 @@ def curve(folder: Path) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def local_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def local_run(start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("local") / "run"
     return folder, start(folder, "--local").finish()
 
@@ -95,12 +99,12 @@ def test_the_run_counts_what_the_estimate_counts(local_run):
     assert all(told[f"work/{part}_seconds"] > 0 for part in parts)
 
 
-def test_other_seed_gives_another_adapter(local_run, tmp_path):
+def test_other_seed_gives_another_adapter(start, local_run, tmp_path):
     start(tmp_path / "run", "--local", "seed=1").finish()
     assert adapter_sha(tmp_path / "run") != adapter_sha(local_run[0])
 
 
-def test_interrupted_run_stops_with_a_checkpoint_and_goes_on_to_the_same_end(local_run, tmp_path):
+def test_interrupted_run_stops_with_a_checkpoint_and_goes_on_to_the_same_end(start, local_run, tmp_path):
     folder = tmp_path / "run"
     driver = start(folder, "--local")
     driver.wait_for_iteration(1)
@@ -114,7 +118,7 @@ def test_interrupted_run_stops_with_a_checkpoint_and_goes_on_to_the_same_end(loc
     assert curve(folder) == curve(local_run[0])
 
 
-def test_finished_run_is_not_run_again(local_run):
+def test_finished_run_is_not_run_again(start, local_run):
     before = adapter_sha(local_run[0])
     said = start(local_run[0], "--local").finish()
     assert "iteration 1/3" not in said
@@ -124,7 +128,9 @@ def test_finished_run_is_not_run_again(local_run):
 
 @pytest.mark.ray
 @pytest.mark.parametrize(("actors", "workers"), [pytest.param(1, 4, marks=pytest.mark.whole), (2, 2)])
-def test_run_on_ray_gives_the_same_bits_with_any_number_of_actors_and_workers(local_run, tmp_path, actors, workers):
+def test_run_on_ray_gives_the_same_bits_with_any_number_of_actors_and_workers(
+    start, local_run, tmp_path, actors, workers
+):
     start(tmp_path / "run", f"cluster.rollout_actors={actors}", f"cluster.learner.workers={workers}").finish()
     for name in (FILE_NAME, OPTIMIZER):
         assert sha(tmp_path / "run", name) == sha(local_run[0], name)
@@ -176,7 +182,7 @@ def test_plain_diffusers_pipeline_with_the_lora_draws_the_policys_images(local_r
 
 @pytest.mark.whole
 @pytest.mark.ray
-def test_a_forward_method_gives_the_same_bits_on_ray_and_in_one_process_and_after_a_stop(tmp_path):
+def test_a_forward_method_gives_the_same_bits_on_ray_and_in_one_process_and_after_a_stop(start, tmp_path):
     """Its rollouts use `old`, its evaluations the trained adapter: both reach every rollout actor."""
     words = ("method=diffusion_nft", "evaluation.adapter=trained", "learner.old={rate: 0.1, most: 0.5}")
     local, ray = tmp_path / "local", tmp_path / "ray"

@@ -76,6 +76,16 @@ def test_memory_of_a_fake_pass_is_that_of_a_real_one(tiny_config: Config, settin
         assert guessed == pytest.approx(real, rel=0.1)
 
 
+def test_an_evaluation_of_larger_images_takes_more_of_the_rollout_actor_only(tiny_config: Config) -> None:
+    plain, same, large = (
+        estimate(tiny_config(evaluation={"height": side, "width": side, "batch": 12})) for side in (None, 16, 32)
+    )
+    assert same == plain
+    assert large.rollout["largest step"] > 1.2 * plain.rollout["largest step"]
+    assert large.learner == plain.learner
+    assert large.evaluations == plain.evaluations
+
+
 def test_checkpointing_and_smaller_batches_take_less(tiny_config: Config) -> None:
     def learner(**settings: Any) -> int:
         return estimate(configured(tiny_config, **settings)).learner["forward and backward"]

@@ -5,6 +5,7 @@ FLUX above guidance 1 may differ by rounding.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from flow.models.backbones.flux import pack, unpack
 from flow.models.contract import Backbone
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy
-from flow.rollout import trajectory
+from flow.rollout import generate, trajectory
 from protocol.config.model import ModelConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.errors import ModelError
+from protocol.messages import GenerateRequest, Prompt
 from tests.support.worlds.tiny_models import frozen, write_flux, write_sd35
 
 STEPS, TOKENS = 3, 6
@@ -156,6 +158,31 @@ def test_sigmas_are_the_pipeline_s(name: str, folder: Path, pipeline: Any, steps
     found = backbone_of(folder, height=height, width=width).sigmas(steps)
     pipeline(prompt=TEXT, num_inference_steps=steps, height=height, width=width, output_type="latent")
     assert torch.equal(found, pipeline.scheduler.sigmas)
+
+
+def test_a_request_of_another_size_gives_the_images_of_a_model_of_that_size(name: str, folder: Path) -> None:
+    asked = GenerateRequest(
+        prompts=(Prompt(index=3, text=TEXT),) * 2,
+        numbers=(0, 1),
+        seed=7,
+        steps=STEPS,
+        adapter_version=0,
+        adapter_digest="",
+        size=(12, 8),
+    )
+    square, small = (
+        FlowPolicy(backbone_of(folder, **sides), SamplingConfig(steps=STEPS), guidance=1.0)
+        for sides in ({}, {"height": 12, "width": 8})
+    )
+    images = generate(square, asked)
+    assert images.shape == (2, 12, 8, 3)
+    np.testing.assert_array_equal(images, generate(small, replace(asked, size=None)))
+    assert generate(square, replace(asked, size=None)).shape == (2, 16, 16, 3), "training keeps its size"
+    sigmas, other = square.backbone.sigmas(STEPS), square.backbone.sized(12, 8).sigmas(STEPS)
+    assert torch.equal(other, small.backbone.sigmas(STEPS))
+    assert torch.equal(sigmas, other) == (name != "flux_dev"), "only FLUX.1-dev's shift depends on the size"
+    with pytest.raises(ModelError, match="must be multiples of 4, got 18 and 16"):
+        generate(square, replace(asked, size=(18, 16)))
 
 
 def test_decoding_in_pieces_gives_the_same_images(folder: Path) -> None:

@@ -180,6 +180,11 @@ def test_latents_after_every_step_and_images_equal_the_pipeline_s(
 def test_sigmas_are_the_pipeline_s(name: str, folder: Path, pipeline: Any, steps: int) -> None:
     height, width = 12, 8
     found = backbone_of(folder, height=height, width=width).sigmas(steps)
+    assert torch.equal(backbone_of(folder).sized(height, width).sigmas(steps), found)
+    assert (
+        backbone_of(folder).sized(height, width).latent_shape
+        == backbone_of(folder, height=height, width=width).latent_shape
+    )
 
     def enough(*_: Any) -> None:
         raise StopIteration

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from deploy.presets import read_method
 from learner.credit.assign import Assignment, assign_credit, reward_tables
 from learner.credit.rules import gains, joint, per_step
 from learner.update.metrics import group_metrics
@@ -191,6 +192,20 @@ def test_skipped_points_have_neither_slope_nor_value() -> None:
     for step, gain in enumerate(two):
         torch.testing.assert_close(found.step_rewards[0, :, 2 * step], gain / 2)
         assert torch.equal(found.step_rewards[0, :, 2 * step], found.step_rewards[0, :, 2 * step + 1])
+
+
+def test_stepwise_fast_judges_a_step_by_what_the_point_before_it_had_not_shown() -> None:
+    """The worked number of docs/method/stepwise_fast.md: the second of three points is skipped."""
+    held = shard(np.array([[0.5, 0, 0.6, 0.6], [0.5, 0, 0.5, 0.3], [0.5, 0, 0.4, 0.45]], np.float32), (0, 1, 2))
+    index = held.facts.image_index.copy()
+    index[:, 1] = NO_IMAGE
+    fast = read_method("stepwise_fast")["identity"]["credit"] | {"epsilon": 0.0, "step_weights": {"rule": "none"}}
+    found = assigned(group_of(replace(held, facts=replace(held.facts, image_index=index))), **fast)
+    assert found.slopes is not None and found.slopes[2].item() == pytest.approx(0.75)
+    first, last = [0.04875, -0.0225, -0.02625], [0.075, -0.15, 0.075]
+    torch.testing.assert_close(found.step_rewards[0, :, :3].T, torch.tensor([first, first, last]), rtol=0, atol=1e-6)
+    first, last = [1.412822, -0.652071, -0.760750], [0.707107, -1.414214, 0.707107]
+    torch.testing.assert_close(found.advantages[0, :, :3].T, torch.tensor([first, first, last]), rtol=0, atol=1e-5)
 
 
 def test_a_missing_score_voids_the_steps_on_both_sides_of_its_point() -> None:

@@ -103,6 +103,17 @@ def test_requests_have_the_configured_batch_seed_and_steps(tiny_config: Config) 
     drawn = [(p.index, n) for r in source.requests for p, n in zip(r.prompts, r.numbers, strict=True)]
     assert drawn == [(index, number) for index in range(4) for number in range(2)]
     assert {(r.seed, r.steps, r.adapter_version, r.adapter_digest) for r in source.requests} == {(77, 6, 5, "abc")}
+    assert {r.size for r in source.requests} == {None}
+
+
+def test_requests_have_the_evaluation_s_own_size(tiny_config: Config) -> None:
+    source = PaintedSource()
+    assess(tiny_config(evaluation={"height": 12, "width": 8}), source=source)
+    assert {r.size for r in source.requests} == {(12, 8)}
+    with pytest.raises(
+        ConfigError, match="evaluation.height and evaluation.width must be given together, got 12 and N"
+    ):
+        tiny_config(evaluation={"height": 12})
 
 
 def test_the_gallery_shows_the_first_image_of_up_to_four_prompts_of_each_tag(tiny_config: Config) -> None:

@@ -44,10 +44,10 @@ KERNELS = [
 
 
 @pytest.fixture(scope="module", params=choices(ModelConfig, "dtype"))
-def backbones(request: pytest.FixtureRequest, tiny_config: Config) -> tuple[str, Backbone, Backbone]:
+def backbones(request: pytest.FixtureRequest, tiny_config: Config, device: str) -> tuple[str, Backbone, Backbone]:
     """A precision, and in it the learner's backbone and a rollout actor's, with one adapter that is far from fresh."""
     config = tiny_config(model={"dtype": request.param})
-    (ours, our_lora), (theirs, their_lora) = (build_policy(config, device="cpu") for _ in range(2))
+    (ours, our_lora), (theirs, their_lora) = (build_policy(config, device=device) for _ in range(2))
     fresh = our_lora.export(version=0)
     arrays = {name: held + 0.1 * normal(name, shape=held.shape).numpy() for name, held in fresh.arrays.items()}
     adapter = replace(fresh, arrays=arrays, digest=digest_of(arrays))
@@ -135,22 +135,24 @@ UPDATES: Mapping[str, dict[str, Any]] = MappingProxyType(
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_the_learner_s_first_ratios_are_exactly_one_at_every_version(tiny_config: Config, name: str) -> None:
-    require_exact_replay(tiny_config(**UPDATES[name]))
+def test_the_learner_s_first_ratios_are_exactly_one_at_every_version(
+    tiny_config: Config, device: str, name: str
+) -> None:
+    require_exact_replay(tiny_config(**UPDATES[name]), device)
 
 
 @pytest.mark.parametrize("name", method_names())
-def test_every_method_replays_exactly_and_learns(tiny_config: Config, tmp_path: Path, name: str) -> None:
+def test_every_method_replays_exactly_and_learns(tiny_config: Config, device: str, tmp_path: Path, name: str) -> None:
     path = tmp_path / "tiny.yaml"
     path.write_text(
         tiny_config(sampling={"steps": 6}, group={"size": 6, "shard": 6}, learner={"kl": {"weight": 0.004}}).to_yaml()
     )
-    require_exact_replay(load_config(path, overrides=[f"method={name}"]), iterations=1)
+    require_exact_replay(load_config(path, overrides=[f"method={name}"]), device, iterations=1)
 
 
-def require_exact_replay(config: RunConfig, iterations: int = 2) -> None:
+def require_exact_replay(config: RunConfig, device: str, iterations: int = 2) -> None:
     """Every iteration begins with ratios of exactly 1 and changes the adapter."""
-    learner, policy = Learner(config), RolloutPolicy(config)
+    learner, policy = Learner(config, device=device), RolloutPolicy(config, device=device)
     for version in range(1, iterations + 1):
         before = learner.adapter().digest
         metrics = iterate(learner, policy, config)

@@ -91,6 +91,7 @@ SMALL = (
     "group.per_iteration=1",
     "learner.updates_per_iteration=1",
     "sampling.steps=4",
+    "sampling.window.rule=all",
     "evaluation.steps=1",
     "evaluation.images_per_prompt=1",
 )
@@ -354,10 +355,11 @@ class Cluster:
         assert code is None or status == str(code), said
         return json.loads(text) if text else None
 
-    def command(self, run: str, command: str, *, phase: str) -> None:
-        """Send a run a command through the status API; return when the run is in this phase."""
+    def command(self, run: str, command: str, *, phases: tuple[str, ...]) -> None:
+        """Send a run a command through the status API; return when the run is in one of these phases."""
         self.api("POST", f"/runs/{run}/commands", {"command": command}, code=202)
-        until(lambda: self.api("GET", f"/runs/{run}")["phase"] == phase, f"{run} is {phase}", seconds=200)
+        what = f"{run} is {' or '.join(phases)}"
+        until(lambda: self.api("GET", f"/runs/{run}")["phase"] in phases, what, seconds=200)
 
     def ready(self, run: str) -> int:
         """Rollout actors that are ready, by the status API."""

@@ -79,10 +79,11 @@ def complete(groups: Sequence[ScoredGroup]) -> list["asyncio.Future[ScoredGroup]
 def log_probs_of(policy: FlowPolicy, rollout: Rollout) -> torch.Tensor:
     """Log-probs [N, S] of a rollout under a policy, computed with their gradient as the learner does."""
     conditioning = policy.conditioning(rollout.request.prompt.text, rollout.request.prompt.negative)
+    device = next(policy.backbone.transformer.parameters()).device
     columns = []
     for k in rollout.steps:
-        latents, following = (torch.from_numpy(rollout.latents[:, point].copy()) for point in (k, k + 1))
+        latents, following = (torch.from_numpy(rollout.latents[:, point].copy()).to(device) for point in (k, k + 1))
         transition, _ = policy.transition(latents, k, conditioning=conditioning)
         assert transition.mean.requires_grad
-        columns.append(transition.log_prob(following).detach())
+        columns.append(transition.log_prob(following).detach().cpu())
     return torch.stack(columns, dim=1)

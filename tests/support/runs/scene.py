@@ -34,7 +34,7 @@ LINE_S = 180.0
 """Seconds until the next line of a run at the latest."""
 
 
-def preset(folder: Path, model: Path, **sections: Any) -> Path:
+def preset(folder: Path, model: Path, /, **sections: Any) -> Path:
     """A run of 20 short iterations; sections are merged into its own."""
     prompts = folder / "prompts.txt"
     prompts.write_text("a red circle\na blue square\ntwo triangles\na green star\n")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.waiting import wait_until
+from tests.support.worlds.devices import has_gpu
 
 HERE = Path(__file__).parent
 ADDRESS = "FLOWCREDIT_TEST_WARM"
@@ -20,9 +21,10 @@ ADDRESS = "FLOWCREDIT_TEST_WARM"
 def variables() -> dict[str, str]:
     """Start the warm process, which ends with this one; the variables under which a Ray cluster uses it.
 
-    There are none on systems other than Linux, which need not bear a fork after these imports.
+    There are none on systems other than Linux, which need not bear a fork after these imports, and none beside a GPU:
+    the imports may ask for it, and a fork of a process that did cannot use it.
     """
-    if sys.platform != "linux":
+    if sys.platform != "linux" or has_gpu():
         return {}
     folder = tempfile.TemporaryDirectory(prefix="warm")
     atexit.register(folder.cleanup)

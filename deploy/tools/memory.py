@@ -1,0 +1,156 @@
+"""The memory of each role at its highest, and whether a GPU is large enough: what `train --dry-run` and `doctor` show.
+
+What a model's computation takes comes from `deploy.tools.estimate`. Here is added what a process holds beside it: its
+libraries, copies of the adapter, trajectories and images. On a CPU all of it is host memory.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from deploy.tools.estimate import GIB, Estimate
+from protocol.config.cluster import cluster_address
+from protocol.config.run import RunConfig
+from protocol.errors import ConfigError
+
+MIB = 2**20
+PROCESS = {
+    "rollout actor": 530 * MIB,
+    "learner worker": 530 * MIB,
+    "reward actor": 110 * MIB,
+    "driver": 300 * MIB,
+    "object store": 0,
+}
+"""Bytes of a process with its libraries before it loads anything (Linux, CPU build of torch): the first two as
+`python -m benchmarks.speed.memory` prints them, the others after their imports. A scorer may import torch too."""
+CARD_GB = {"H100": 80, "H200": 141, "A100": 80, "L40": 48, "B200": 180}
+"""10^9 bytes of a card from the maker's data sheet, by a part of its name; of the A100 the larger one."""
+
+
+@dataclass(frozen=True)
+class RoleMemory:
+    """The peak of one process, in bytes by what takes it."""
+
+    role: str
+    gpu: Mapping[str, int]
+    """On a GPU; empty for a role without one."""
+    host: Mapping[str, int]
+    uncounted: str = ""
+    """What it takes beside these."""
+
+    def line(self) -> str:
+        """For a person."""
+        parts = self.gpu or {part: size for part, size in self.host.items() if part != "process"}
+        name, size = max(parts.items(), key=lambda part: part[1])
+        gpu = f"GPU {sum(self.gpu.values()) / GIB:.2f}, " if self.gpu else ""
+        held = f"{gpu}host {sum(self.host.values()) / GIB:.2f} GiB"
+        apart = f", {self.uncounted} not counted" if self.uncounted else ""
+        return f"memory at the highest, {self.role}: {held}{apart}; most of it {name} {size / GIB:.2f}"
+
+
+def roles_of(config: RunConfig, found: Estimate) -> list[RoleMemory]:
+    """Add to an estimate what each process holds beside its model.
+
+    Args:
+        config: of the run.
+        found: of the same config.
+
+    Returns:
+        A rollout actor, a learner worker, an actor of each reward without its scorer's weights, the driver, and the
+        object stores of all nodes together.
+    """
+    adapter, counts = 4 * found.trained, found.evaluations
+    means = sum([config.is_forward, config.learner.kl.moves, config.learner.average.decay > 0])
+    state = {"adapters and optimizer": (3 + means) * adapter}
+    shards = config.group.per_iteration * config.group.size // config.group.shard
+    rollout = {"adapters": (config.held_adapters + 1) * adapter, "images": found.images * found.image}
+    learner = {**state, "trajectories": 2 * found.trajectories}
+    driver = {**state, "older adapters": config.group.max_lag * adapter}
+    store = {"images": counts.images * found.image, "trajectories": shards * found.trajectories}
+    rewards = [
+        RoleMemory(
+            role=f"reward actor {name}",
+            gpu={},
+            host={"process": PROCESS["reward actor"], "images": 2 * reward.batch * found.image},
+            uncounted="its scorer's model",
+        )
+        for name, reward in config.rewards.items()
+    ]
+    cluster = config.cluster
+    return [
+        _role("rollout actor", found.rollout, rollout, has_gpu=cluster.rollout.gpus > 0),
+        _role("learner worker", found.learner, learner, has_gpu=cluster.learner.gpus > 0),
+        *rewards,
+        _role("driver", {}, driver, has_gpu=False),
+        _role("object store", {}, store, has_gpu=False),
+    ]
+
+
+def _role(role: str, device: Mapping[str, int], host: Mapping[str, int], *, has_gpu: bool) -> RoleMemory:
+    own = {"process": PROCESS[role], **host}
+    return (
+        RoleMemory(role=role, gpu=device, host=own)
+        if has_gpu
+        else RoleMemory(role=role, gpu={}, host={**own, **device})
+    )
+
+
+def card_bytes(card: str) -> int | None:
+    """Return the memory of a card by its name; None if the table lacks it."""
+    return next((size * 10**9 for part, size in CARD_GB.items() if part.lower() in card.lower()), None)
+
+
+def fit_problems(config: RunConfig, found: Estimate, *, card: str | None = None) -> Iterator[ConfigError]:
+    """Compare what the roles take of a GPU with a card, or without one with this machine's GPUs if the run uses them.
+
+    Args:
+        config: of the run.
+        found: of the same config.
+        card: its name; every GPU of the run is one.
+
+    Yields:
+        An error for each role that does not fit, with the keys that help.
+    """
+    import torch
+
+    of_machine = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
+    own = min(of_machine, default=None) if not cluster_address(config.cluster) else None
+    limit = card_bytes(card) if card else own
+    if limit is None:
+        return
+    gpu = f"an {card}" if card else "a GPU of this machine"
+    cluster = config.cluster
+    if cluster.is_colocated and found.shared > limit and cluster.learner.gpus:
+        yield ConfigError(
+            f"a rollout actor and a learner worker take about {found.shared / GIB:.1f} GiB together, {gpu} has"
+            f" {limit / GIB:.1f}: {cluster.memory_remedy.rpartition(': ')[2]}, or {_remedies(config, found.learner)}"
+        )
+    for role, share, parts in (
+        ("rollout actor", cluster.rollout.gpus, found.rollout),
+        ("learner worker", cluster.learner.gpus, found.learner),
+    ):
+        if not share or cluster.is_colocated:
+            continue
+        together = max(1, int(1 / share))
+        if together * sum(parts.values()) > limit:
+            who = f"a {role} takes" if together == 1 else f"{together} {role}s on one GPU take"
+            yield ConfigError(
+                f"{who} about {together * sum(parts.values()) / GIB:.1f} GiB, {gpu} has {limit / GIB:.1f}:"
+                f" {_remedies(config, parts)}"
+            )
+
+
+def _remedies(config: RunConfig, parts: Mapping[str, int]) -> str:
+    """Name the keys that make the largest parts smaller."""
+    model, batch = config.model, "a lower model.forward_batch"
+    if model.forward_batch is None:
+        batch = "model.forward_batch=8"
+    keys = {
+        "forward and backward": batch if model.gradient_checkpointing else "model.gradient_checkpointing=true",
+        "largest step": f"{batch} and model.decode_batch",
+        "text encoders": "model.embedding_cache=FOLDER",
+        "gradients of its lanes": "fewer learner.lanes or more cluster.learner.workers",
+        "transformer": "model.dtype=bfloat16" if model.dtype == "float32" else "",
+    }
+    by_size = sorted(parts, key=lambda part: -parts[part])
+    helping = [keys[part] for part in by_size if parts[part] and keys.get(part)]
+    return f"set {', '.join(helping[:3])}, or take a larger card"

@@ -1,0 +1,143 @@
+"""A learner worker's update never makes the CPU wait for the GPU: no number is read back, nothing small is copied over.
+
+torch's device `meta` plays the GPU. It refuses to tell a tensor's values, as a GPU would have to be waited for, and a
+mode below notes whatever goes from one device to the other. On a real GPU torch itself ends the test if it waits.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.speed.gpu_model import random_backbone
+from flow.adapter.lora import Lora
+from flow.models.families import SD3
+from flow.policy import FlowPolicy, policy_of
+from learner.update.ema import OldAdapter
+from learner.update.forward import ForwardObjective
+from learner.update.micro_batches import Batch, MicroBatch, NoisedBatch
+from learner.update.objective import Objective
+from protocol.config.learning import LearnerConfig
+from protocol.config.parse import parse_config
+from protocol.messages import Prompt
+
+PLAYED = "meta"
+MEMBERS = 4
+
+
+class Crossings(TorchDispatchMode):
+    """Notes the operations whose results lie on another device than what they read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        read, made = (
+            {each.device.type for each in tree_leaves(what) if isinstance(each, Tensor)}
+            for what in ((args, kwargs), result)
+        )
+        if read and made and made != read:
+            self.found.append(f"{func}: {read} -> {made}")
+        return result
+
+
+@contextmanager
+def crossings() -> Iterator[list[str]]:
+    with Crossings() as mode:
+        yield mode.found
+
+
+@contextmanager
+def waits_refused(where: str) -> Iterator[None]:
+    if where == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        if where == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def batch_of(kind: type[Batch], k: int, shape: tuple[int, ...], where: str) -> Batch:
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(MEMBERS, *shape, device=where)
+
+    common: dict[str, Any] = {
+        "prompt": Prompt(index=0, text=""),
+        "k": k,
+        "latents": zeros(*shape),
+        "advantages": zeros(),
+        "valid": zeros().bool(),
+        "doubtful": zeros().bool(),
+    }
+    if kind is NoisedBatch:
+        return kind(**common, noise=zeros(*shape), weight=zeros())
+    points = {name: zeros(*shape) for name in ("next_latents", "old_mean", "target")}
+    return kind(**common, **points, old_log_prob=zeros())
+
+
+@pytest.fixture(scope="module", params=[PLAYED, pytest.param("cuda", marks=pytest.mark.gpu)])
+def where(request: pytest.FixtureRequest) -> str:
+    """The device."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(where: str) -> tuple[FlowPolicy, Lora]:
+    """A policy with guidance and its adapter."""
+    model = {"path": "none", "height": 16, "width": 16, "max_sequence_length": 2, "guidance": 2.0}
+    config = parse_config(
+        {
+            "iterations": 1,
+            "model": model,
+            "data": {"train": "none", "heldout": "none"},
+            "rewards": {"none": {"scorer": "geneval"}},
+            "evaluation": {"component": "reward"},
+        }
+    )
+    backbone = random_backbone(config.model, is_tiny=True, device=where, within=torch.device(where))
+    lora = Lora(backbone.transformer, SD3.adapter(config.model.lora), seed=0)
+    policy = policy_of(backbone, config)
+    policy.sigma(0, torch.empty(1, device=where))  # the schedule is copied over once
+    return policy, lora
+
+
+@pytest.mark.parametrize("name", ["guarded", "masked", "distillation", "nft", "dgpo"])
+def test_a_micro_batch_neither_reads_back_nor_copies_over(
+    model: tuple[FlowPolicy, Lora], where: str, name: str
+) -> None:
+    policy, lora = model
+    is_forward = name in ("nft", "dgpo")
+    config = LearnerConfig.model_validate({"objective": name, "kl": {"weight": 0.1, "rule": "velocity"}})
+    objective: Any = (
+        ForwardObjective(policy, lora, config, OldAdapter(lora.parameters, config.old), 1.0)
+        if is_forward
+        else Objective(policy, lora, config)
+    )
+    shape = policy.backbone.latent_shape
+    batch = batch_of(NoisedBatch if is_forward else MicroBatch, policy.steps[0], shape, where)
+    if where == "cuda":
+        objective(batch)  # libraries begin
+    with waits_refused(where), crossings() as found:
+        losses = objective(batch)
+        losses.loss.sum().backward()
+        losses.detached()
+    assert found == []
+    assert all(parameter.grad is not None for parameter in lora.parameters.values())
+
+
+def test_a_copy_and_a_number_that_is_read_are_noticed() -> None:
+    with crossings() as found:
+        played = torch.ones(3).to(PLAYED)
+    assert len(found) == 1
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        played.sum().item()
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        played[played.bool()]
