@@ -18,9 +18,8 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
         "flow_grpo_fast", "dance_grpo", "mix_grpo", "temp_flow", "step_weights", "diffusion_nft", "awm",
     ),
     "clock": (
-        "flow_grpo", "flow_grpo_fast", "stepwise_calibrated", "calibrated, first half, tiny",
-        "calibrated, tweedie, first half, tiny", "calibrated, every 2, tiny",
-        "calibrated, tweedie, first half, tiny, 4 updates", "flow_grpo_fast, 4 updates", "diffusion_nft", "awm",
+        "flow_grpo", "flow_grpo_fast", "stepwise_calibrated", "stepwise_fast, tiny", "stepwise_fast",
+        "diffusion_nft", "awm",
     ),
     "normalisation": (
         "flow_grpo", "stepwise", "stepwise, per step", "stepwise, centred", "stepwise_flow_sde", "flow sde, per step",

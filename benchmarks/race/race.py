@@ -11,9 +11,9 @@ A cell is (variant, seed, reward). A variant is a method with config keys; `benc
 methods and the papers' ablations. A cell trains until it has both enough iterations and enough training seconds, so
 that variants can be compared at equal iterations and at equal time. Seconds are those of generating, scoring and
 learning, without evaluations. All iterations of a cell do the same work, so each counts as many seconds as the cell's
-10 % quantile; whatever else the machine did has no influence then. The KL term and the running mean are off, and
-learning rate and clip range are the preset's for every variant, so that only the credit differs. Variants with other
-learning rates show what tuning gives each of the main methods.
+10 % quantile, and all seeds of a variant count as the quickest of them: what else the machine did has little influence.
+The KL term and the running mean are off, and learning rate and clip range are the preset's for every variant, so that
+only the credit differs. Variants with other learning rates show what tuning gives each of the main methods.
 """
 
 import json
@@ -40,6 +40,8 @@ from protocol.config.run import RunConfig
 RUNS = Path("runs/credit_race")
 PUBLISHED = Path(__file__).parents[2] / "docs" / "results" / "race.json"
 """Cells that were measured before, with their tables; part of the repository."""
+EARLIER: Mapping[str, tuple[int, ...]] = {"pickscore": (20,), "redness": (15,)}
+"""Iterations of Flow-GRPO whose scores are goals too, beside its end: who is quick need not get far."""
 DIGITS = 5
 """Decimals of the published numbers."""
 
@@ -160,21 +162,48 @@ def known_cells(runs: Path, published: Path = PUBLISHED) -> list[dict[str, Any]]
         own = read_cell(cell, runs)
         if curve := {**own, "measured": "here"} if own else older.get(cell):
             found.append(curve)
-    return found
+    return list(_at_equal_pace(found))
 
 
-def summarise(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, Any]]:
+def _at_equal_pace(cells: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Give all seeds of a variant the seconds an iteration of the quickest one, published and own ones apart."""
+    paces: dict[tuple[str, ...], float] = {}
+    for cell in cells:
+        if cell["iterations"][-1]:
+            pace, lane = cell["seconds"][-1] / cell["iterations"][-1], _lane(cell)
+            paces[lane] = min(pace, paces.get(lane, pace))
+    for cell in cells:
+        yield {**cell, "seconds": [paces.get(_lane(cell), 0.0) * iteration for iteration in cell["iterations"]]}
+
+
+def _lane(cell: Mapping[str, Any]) -> tuple[str, ...]:
+    return cell["variant"], cell["reward"], cell["measured"]
+
+
+def summarise(cells: Sequence[Mapping[str, Any]], reward: str, until: int | None = None) -> list[dict[str, Any]]:
     """Return one row for each variant: scores at equal budgets, and the cost of reaching Flow-GRPO's final score.
 
     The budgets are the largest numbers of iterations and of training seconds that all methods have, and the seconds of
     Flow-GRPO's whole runs. The mean curve over the seeds is linear between evaluations. Shares are relative to
     Flow-GRPO's whole budget.
+
+    Args:
+        cells: the curves.
+        reward: the reward whose cells count.
+        until: the evaluated iteration at which Flow-GRPO's runs end; None for their own end.
+
+    Returns:
+        The rows; none without cells of Flow-GRPO, or if these have no evaluation at `until`.
     """
     own = [cell for cell in cells if cell["reward"] == reward and cell["variant"] not in LOOKS.values()]
     basis = [cell for cell in own if cell["variant"] == "flow_grpo"]
     if not basis:
         return []
     whole = _mean_curve(basis)
+    if until is not None:
+        if until not in whole["iterations"]:
+            return []
+        whole = {name: values[: whole["iterations"].index(until) + 1] for name, values in whole.items()}
     goal = whole["scores"][-1]
     by_variant = {cell["variant"]: [lane for lane in own if lane["variant"] == cell["variant"]] for cell in own}
     curves = {variant: _mean_curve(lanes) for variant, lanes in by_variant.items()}
@@ -325,7 +354,11 @@ def report(
     here = sum(cell["measured"] == "here" for cell in cells)
     if 0 < here < len(cells):
         typer.echo(f"{here} cells of {runs}, {len(cells) - here} published: seconds compare on one machine only")
-    tables = {reward: summarise(cells, reward) for reward in REWARDS}
+    tables = {
+        reward if until is None else f"{reward}, Flow-GRPO until iteration {until}": summarise(cells, reward, until)
+        for reward in REWARDS
+        for until in (*EARLIER.get(reward, ()), None)
+    }
     tried = {reward: rates(cells, reward) for reward in REWARDS}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(_as_json({"cells": cells, "tables": tables, "rates": tried}), encoding="utf-8")
@@ -345,17 +378,18 @@ def report(
 
 def _as_json(tree: Mapping[str, Any]) -> str:
     """Return JSON with a line for each cell and table, and numbers rounded to `DIGITS` decimals."""
-    cells = ",\n".join(json.dumps(_rounded(cell)) for cell in tree["cells"])
-    others = ",\n".join(f"{json.dumps(name)}: {json.dumps(_rounded(tree[name]))}" for name in tree if name != "cells")
+    cells = ",\n".join(json.dumps(rounded(cell)) for cell in tree["cells"])
+    others = ",\n".join(f"{json.dumps(name)}: {json.dumps(rounded(tree[name]))}" for name in tree if name != "cells")
     return f'{{"cells": [\n{cells}\n],\n{others}}}\n'
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """Return a tree of results with numbers rounded to `DIGITS` decimals."""
     if isinstance(value, float):
         return round(value, DIGITS)
     if isinstance(value, Mapping):
-        return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list) else value
+        return {key: rounded(each) for key, each in value.items()}
+    return [rounded(each) for each in value] if isinstance(value, list) else value
 
 
 def _print(title: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -30,6 +30,7 @@ REWARDS: Mapping[str, tuple[str, ...]] = {
 THREE_SEEDS = ("flow_grpo", "stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo", "stepwise_calibrated")
 METHODS = (
     *THREE_SEEDS,
+    "stepwise_fast",
     "flow_grpo_fast",
     "dance_grpo",
     "mix_grpo",
@@ -52,6 +53,7 @@ LOOKS: Mapping[tuple[str, float], str] = {(name, rate): f"{name}, lr={rate}" for
 FIRST_HALF = ("sampling.window={rule: random, size: 3, within: [0.0, 0.5]}",)
 """Flow-GRPO-Fast's window; with six steps it always holds the first three."""
 TINY = ("model.tiny_decoder=pkg://toyworld/tiny_decoder",)
+ANYWHERE = ("sampling.window={rule: random, size: 3, within: [0.0, 1.0]}",)
 TWEEDIE = ("completion.rule=tweedie",)
 FOUR_UPDATES = ("learner.updates_per_iteration=4",)
 JOINT = ("credit.normalise=joint", "credit.step_weights.rule=none")
@@ -113,6 +115,10 @@ VARIANTS: Mapping[str, Variant] = {
     # The cheapest completed points: decoded by a small decoder, with and without a forward of their own.
     "calibrated, first half, tiny": Variant("stepwise_calibrated", (*FIRST_HALF, *TINY)),
     "calibrated, tweedie, first half, tiny": Variant("stepwise_calibrated", (*TWEEDIE, *FIRST_HALF, *TINY)),
+    # stepwise_fast is the lane before with one point of its window, the third, beside the one that a group shares.
+    "stepwise_fast, tiny": Variant("stepwise_fast", TINY),
+    # The window may lie anywhere, so the later steps are trained too.
+    "stepwise_fast, any window, tiny": Variant("stepwise_fast", (*TINY, *ANYWHERE)),
     # Four optimizer steps in an iteration where the preset has two, at the same cost.
     "flow_grpo_fast, 4 updates": Variant("flow_grpo_fast", FOUR_UPDATES),
     "calibrated, tweedie, first half, tiny, 4 updates": Variant(

@@ -1,6 +1,6 @@
 """Memory of every process of a long run: does any of them grow?
 
-    python -m benchmarks.toy.growth --iterations 2000 group.size=6 sampling.steps=4
+    python -m benchmarks.toy.growth --iterations 2000 group.size=6
 
 A real run on a Ray of its own. Every few seconds the private memory of each of its processes is read: what would be
 free again if the process ended (USS), without shared pages and the object store. Processes count by role: the driver,
@@ -104,6 +104,8 @@ def _samples(arguments: list[str], folder: Path, iterations: int, every_s: float
             progress.update(task, completed=done)
     if run.returncode:
         raise typer.BadParameter(log.read_text(encoding="utf-8")[-2000:])
+    if (done := _done(folder)) < iterations:
+        raise typer.BadParameter(f"the run was stopped after {done} of {iterations} iterations: run it again")
     return samples
 
 

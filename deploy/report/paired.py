@@ -46,6 +46,9 @@ def why_unpaired(before: HeldoutScores, after: HeldoutScores) -> str | None:
     for what in ("prompts", "tags", "seed", "steps"):
         if getattr(before, what) != getattr(after, what):
             return f"the evaluations have other {what}"
+    sizes = [(each.height, each.width) for each in (before, after)]
+    if None not in (*sizes[0], *sizes[1]) and sizes[0] != sizes[1]:
+        return "the evaluations have images of other sizes"
     if before.table().shape != after.table().shape:
         return "the evaluations have other numbers of images for each prompt"
     return None

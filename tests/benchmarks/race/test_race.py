@@ -71,6 +71,18 @@ def test_every_iteration_counts_as_a_quick_one_of_those_that_no_evaluation_was_b
     assert reached(tmp_path / "absent") == (0, 0)
 
 
+def test_all_seeds_of_a_lane_count_the_seconds_of_the_quickest(tmp_path: Path) -> None:
+    for seed, pace in ((0, 4.0), (1, 2.0)):
+        written(tmp_path / Cell("stepwise", seed, "geneval").folder, [pace] * 4, {0: 0.4, 2: 0.5, 4: 0.6})
+    written(tmp_path / Cell("dense_grpo", 0, "geneval").folder, [9.0] * 4, {0: 0.4, 4: 0.6})
+    written(tmp_path / Cell("stepwise", 2, "geneval").folder, [], {0: 0.4})
+    cells = known_cells(tmp_path, tmp_path / "none")
+    seconds = {(cell["variant"], cell["seed"]): cell["seconds"] for cell in cells}
+    assert seconds["stepwise", 0] == seconds["stepwise", 1] == pytest.approx([0, 4, 8])
+    assert seconds["stepwise", 2] == [0]
+    assert seconds["dense_grpo", 0] == pytest.approx([0, 36]), "another lane does other work"
+
+
 def test_arrival_is_where_the_mean_curve_crosses_flow_grpo_s_end_score(tmp_path: Path) -> None:
     for seed, end in ((0, 0.6), (1, 0.7)):
         written(tmp_path / Cell("flow_grpo", seed, "geneval").folder, [2.0] * 4, {0: 0.4, 2: 0.5, 4: end})
@@ -82,6 +94,10 @@ def test_arrival_is_where_the_mean_curve_crosses_flow_grpo_s_end_score(tmp_path:
     assert (basis["goal_iterations"], basis["share_of_seconds"], basis["seeds"]) == (4, 1, 2)
     # From 0.4 at 0 to 0.66 at 2: 0.65 is 25/26 of the way; its iterations last 3 s, Flow-GRPO's 2 s.
     assert stepwise["goal_iterations"] == pytest.approx(2 * 25 / 26)
+    earlier, soon = summarise(cells, "geneval", until=2)
+    assert (earlier["goal"], earlier["goal_iterations"], earlier["share_of_seconds"]) == (0.5, 2, 1)
+    assert soon["share_of_iterations"] == pytest.approx(0.1 / 0.26), "of two iterations"
+    assert summarise(cells, "geneval", until=3) == []
     assert stepwise["share_of_iterations"] == pytest.approx(25 / 52)
     assert (stepwise["goal_seconds"], stepwise["share_of_seconds"]) == (
         pytest.approx(150 / 26),

@@ -43,6 +43,15 @@ def test_the_interval_is_that_of_scipy():
     assert (found.low, found.high) == pytest.approx(tuple(known.confidence_interval), abs=0.02)
 
 
+def test_images_of_other_sizes_are_not_paired():
+    small = held(np.full((6, 2), 0.5))
+    large = small.model_copy(update={"height": 1024, "width": 1024})
+    unsaid = small.model_copy(update={"height": None, "width": None})
+    assert small.height
+    assert why_unpaired(small, large) == "the evaluations have images of other sizes"
+    assert why_unpaired(small, small) is why_unpaired(unsaid, large) is None
+
+
 def test_the_same_seed_gives_the_same_interval():
     rng = np.random.default_rng(4)
     before, after = held(rng.random((6, 2))), held(rng.random((6, 2)))
