@@ -1,4 +1,4 @@
-"""Pages of the documentation site that are made from something else; mkdocs runs this file (`mkdocs.yml`).
+"""Pages of the documentation site that are made from something else. `properdocs.yml` names this file.
 
 The README and its neighbours become pages of the site, and so do the notebooks. The reference pages are read from the
 code: the config tree, the command line, the HTTP API, the conditions and the errors.

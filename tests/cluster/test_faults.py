@@ -18,7 +18,7 @@ def test_a_run_is_scaled_through_the_api_from_another_machine_while_a_store_is_f
         job = cluster.submit("scaled", "cluster.rollout_actors=1", "cluster.rollout.placement=spread")
         for count in (3, 2):
             job.wait_for_iteration(cluster.iteration("scaled") + 1)
-            cluster.command("scaled", "pause", phase="paused")
+            cluster.command("scaled", "pause", phases=("paused",))
             cluster.api("PUT", "/runs/scaled/actors/rollout", {"count": count}, code=202)
             until(lambda: cluster.ready("scaled") == count, f"{count} rollout actors are ready", seconds=300)  # noqa: B023
             if count == 3:
@@ -26,7 +26,7 @@ def test_a_run_is_scaled_through_the_api_from_another_machine_while_a_store_is_f
                 for node in cluster.nodes:
                     node.require_clock("raylet|agent|ray::")
                     node.require_clock("ray::RolloutActor")
-            cluster.command("scaled", "resume", phase="running")
+            cluster.command("scaled", "resume", phases=("running", "finished"))  # few iterations are left
         job.finish()
     cluster.require_undisturbed("scaled", undisturbed)
 

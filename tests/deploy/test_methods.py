@@ -35,6 +35,14 @@ DECIDED = {
     "learner": {"objective", "step_fraction"},
 }
 """What every method's identity must say, so that nothing of a preset's own method remains."""
+WINDOWS = {
+    "all": set(),
+    "fixed": {"first", "size"},
+    "random": {"size", "within"},
+    "sliding": {"size", "within", "every", "shrinks"},
+    "branch": {"within"},
+}
+"""The keys that each window rule reads; a method says these too."""
 
 
 def test_the_methods_of_the_papers_and_our_own_are_there() -> None:
@@ -48,6 +56,8 @@ def test_a_method_file_says_what_it_is_and_decides_everything_that_makes_it(name
     identity = written["identity"]
     for section, keys in DECIDED.items():
         assert keys <= identity[section].keys(), section
+    window = identity["sampling"]["window"]
+    assert WINDOWS[window["rule"]] <= window.keys()
     if identity["credit"]["rule"] in CREDIT_RULES_OF_POINTS:
         assert {"rule", "solver", "every"} <= identity["completion"].keys()
 
