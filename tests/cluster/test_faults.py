@@ -15,10 +15,10 @@ def test_a_run_is_scaled_through_the_api_from_another_machine_while_a_store_is_f
     cluster.serve()
     cluster.api("GET", "/runs", token="not-the-token-of-anyone", code=401)
     with cluster.full_store(cluster.nodes[0]):
-        job = cluster.submit("scaled", "cluster.rollout_actors=1", "cluster.rollout.placement=spread")
-        for count in (3, 2):
-            job.wait_for_iteration(cluster.iteration("scaled") + 1)
-            cluster.command("scaled", "pause", phases=("paused",))
+        job = cluster.submit("scaled", "cluster.rollout_actors=1", "cluster.rollout.placement=spread", held_after=1)
+        for count, iteration, later in ((3, 1, 4), (2, 4, 0)):
+            job.wait_for_iteration(iteration)
+            cluster.pause("scaled")
             cluster.api("PUT", "/runs/scaled/actors/rollout", {"count": count}, code=202)
             until(lambda: cluster.ready("scaled") == count, f"{count} rollout actors are ready", seconds=300)  # noqa: B023
             if count == 3:
@@ -26,7 +26,7 @@ def test_a_run_is_scaled_through_the_api_from_another_machine_while_a_store_is_f
                 for node in cluster.nodes:
                     node.require_clock("raylet|agent|ray::")
                     node.require_clock("ray::RolloutActor")
-            cluster.command("scaled", "resume", phases=("running", "finished"))  # few iterations are left
+            cluster.resume("scaled", held_after=later)
         job.finish()
     cluster.require_undisturbed("scaled", undisturbed)
 

@@ -253,7 +253,7 @@ class Cluster:
         """Send a job with `flowcredit submit --wait`; after iteration `held_after` it waits for `release`."""
         self.release()
         if held_after:
-            (self.lab.store / f"hold-{EVALUATED + held_after * SCORED}").touch()
+            self.hold(held_after)
         command = ["bash", "-c", 'cd project && exec python -u -m deploy "$@"', "flowcredit"]
         command += [
             "submit",
@@ -268,6 +268,10 @@ class Cluster:
             *words,
         ]
         return Job(self, run, self.laptop.start(command))
+
+    def hold(self, iteration: int) -> None:
+        """Let a run wait for `release` after this iteration."""
+        (self.lab.store / f"hold-{EVALUATED + iteration * SCORED}").touch()
 
     def release(self) -> None:
         """Let a held run go on."""
@@ -355,15 +359,29 @@ class Cluster:
         assert code is None or status == str(code), said
         return json.loads(text) if text else None
 
-    def command(self, run: str, command: str, *, phases: tuple[str, ...]) -> None:
-        """Send a run a command through the status API; return when the run is in one of these phases."""
+    def pause(self, run: str) -> None:
+        """Pause a held run through the status API; return when it is paused."""
+        self._command(run, "pause")
+        until(lambda: self._status(run)["is_pause_requested"], f"{run} has taken the command")
+        self.release()
+        until(lambda: self._status(run)["phase"] == "paused", f"{run} is paused")
+
+    def resume(self, run: str, *, held_after: int) -> None:
+        """Let a paused run go on; after iteration `held_after`, unless 0, it waits for `release`."""
+        if held_after:
+            self.hold(held_after)
+        self._command(run, "resume")
+        until(lambda: self._status(run)["phase"] != "paused", f"{run} goes on")
+
+    def _command(self, run: str, command: str) -> None:
         self.api("POST", f"/runs/{run}/commands", {"command": command}, code=202)
-        what = f"{run} is {' or '.join(phases)}"
-        until(lambda: self.api("GET", f"/runs/{run}")["phase"] in phases, what, seconds=200)
+
+    def _status(self, run: str) -> Any:
+        return self.api("GET", f"/runs/{run}")
 
     def ready(self, run: str) -> int:
         """Rollout actors that are ready, by the status API."""
-        (pool,) = [pool for pool in self.api("GET", f"/runs/{run}")["pools"] if pool["name"] == "rollout"]
+        (pool,) = [pool for pool in self._status(run)["pools"] if pool["name"] == "rollout"]
         return pool["ready"]
 
     def stop(self) -> None:
