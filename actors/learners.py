@@ -18,16 +18,12 @@ from typing import Any, cast
 import ray
 import torch
 
+from actors.pool.alike import require_same_facts
 from actors.pool.bundles import Bundles
 from actors.pool.calls import HEARTBEAT, ActorFailedError, ActorHandle, Alive, Member, answer, whereabouts
 from actors.pool.nodes import NodeFailures, ray_options
 from actors.pool.starts import Starts
-from flow.device import (
-    computing_facts,
-    library_facts,
-    require_same_facts,
-    take_device,
-)
+from flow.device import computing_facts, library_facts, take_device
 from learner.update.lanes import Gradient, Seat, added
 from learner.update.learner import Findings, Finished, Learner
 from learner.update.workers import FindingsHandle, GradientHandle, GroupsHandle, update
@@ -433,7 +429,7 @@ class LearnerGroup:
         facts: dict[str, str] = await answer(actor.prepare.remote(), timeout_s=timeout_s, memory_remedy=remedy)
         self._facts = {**(self._facts or facts), **library_facts()}
         host, *_ = await answer(actor.__ray_call__.remote(whereabouts), timeout_s=timeout_s)
-        require_same_facts(self._facts, facts, who=f"one on node {host}")
+        require_same_facts(self._facts, facts, who=f"one on node {host}", role="learner workers")
 
     async def _resize(self) -> None:
         """Bring the group to the desired size if the further workers are ready; the others have nothing to do yet."""

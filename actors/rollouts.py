@@ -7,11 +7,12 @@ import numpy as np
 import ray
 import torch
 
+from actors.pool.alike import require_same_facts
 from actors.pool.bundles import Bundles
 from actors.pool.calls import HEARTBEAT, ActorFailedError, ActorHandle, Alive, answer, whereabouts
 from actors.pool.nodes import NodeFailures, failure_reporter, ray_options
 from actors.pool.pool import AHEAD, ActorPool
-from flow.device import library_facts, require_same_facts, take_device
+from flow.device import computing_facts, library_facts, take_device
 from flow.rollout import RolloutPolicy, excerpt_of
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, ShardLostError
@@ -45,13 +46,16 @@ class RolloutActor(Alive):
         torch.set_num_threads(config.cluster.rollout.threads)
 
     @ray.method
-    def prepare(self) -> None:
-        """Load the model; in the constructor Ray would turn the user's mistake into a dead actor."""
-        self._policy = RolloutPolicy(self._config, device=take_device(self._config.cluster.rollout))
+    def prepare(self) -> dict[str, str]:
+        """Load the model and return what the bits depend on; in the constructor Ray would turn the user's mistake into
+        a dead actor."""
+        device = take_device(self._config.cluster.rollout)
+        self._policy = RolloutPolicy(self._config, device=device)
+        return computing_facts(device)
 
     @ray.method
     def facts(self) -> dict[str, str]:
-        """Return what the actor's bits depend on besides its device."""
+        """Return what the actor's bits depend on besides its device, before it has loaded anything."""
         return library_facts()
 
     @ray.method
@@ -110,6 +114,7 @@ class RolloutPool:
         self._heartbeat_s = cluster.heartbeat_s
         self._memory_remedy = cluster.memory_remedy
         self._nodes = nodes
+        self._facts: dict[str, str] = {}
         self._newest: deque[tuple[Adapter, ray.ObjectRef[Any]]] = deque(maxlen=config.held_adapters)
         resources = ray_options(cluster.rollout.reserved)
 
@@ -176,11 +181,14 @@ class RolloutPool:
         await self.pool.each(lambda actor: self._bring(actor, *self._newest[-1]))
 
     async def _prepare(self, actor: ActorHandle) -> None:
+        """Load the model, and compare what the actor's bits depend on with the driver's and with the first actor's."""
         self._nodes.joined(actor, await answer(actor.ping.remote(), timeout_s=self._timeout_s))
         host, *_ = await answer(actor.__ray_call__.remote(whereabouts), timeout_s=self._timeout_s)
         facts = await answer(actor.facts.remote(), timeout_s=self._timeout_s)
         require_same_facts(library_facts(), facts, who=f"one on node {host}", role="rollout actors and the driver")
-        await answer(actor.prepare.remote(), timeout_s=self._timeout_s, memory_remedy=self._memory_remedy)
+        facts = await answer(actor.prepare.remote(), timeout_s=self._timeout_s, memory_remedy=self._memory_remedy)
+        self._facts = self._facts or facts
+        require_same_facts(self._facts, facts, who=f"one on node {host}", role="rollout actors")
         loaded = None
         while loaded is not (newest := self._newest[-1] if self._newest else None):
             for adapter, reference in list(self._newest):

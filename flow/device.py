@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
@@ -13,7 +13,7 @@ import torch
 import flow
 import protocol
 from protocol.config.cluster import RoleConfig
-from protocol.errors import ConfigError, InputError
+from protocol.errors import ConfigError
 
 
 def device_of(role: RoleConfig) -> str:
@@ -99,25 +99,3 @@ def library_facts() -> dict[str, str]:
         for path in sorted(root.rglob("*.py")):
             sha.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     return {**versions, "CUDA": str(torch.version.cuda), "flowcredit's code": sha.hexdigest()[:12]}
-
-
-def require_same_facts(
-    first: Mapping[str, str], other: Mapping[str, str], *, who: str, role: str = "learner workers"
-) -> None:
-    """Refuse a process that would round differently.
-
-    Args:
-        first: `computing_facts` or `library_facts` of the process that sets the rule.
-        other: of the process that joins it.
-        who: the process that joins, for the message.
-        role: all the processes that must agree, for the message.
-
-    Raises:
-        InputError: they differ; the message names both values.
-    """
-    odd = [f"{name} {other.get(name)} instead of {held}" for name, held in first.items() if other.get(name) != held]
-    if odd:
-        raise InputError(
-            f"all {role} must compute alike (device model, library versions, code), got {who} with {', '.join(odd)}:"
-            " give them equal nodes with equal installations"
-        )

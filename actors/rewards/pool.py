@@ -11,12 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import ray
 
-from actors.pool.calls import HEARTBEAT, ActorHandle, Alive, answer
+from actors.pool.alike import require_same_facts
+from actors.pool.calls import HEARTBEAT, ActorHandle, Alive, answer, whereabouts
 from actors.pool.nodes import NodeFailures, failure_reporter, ray_options
 from actors.pool.pool import AHEAD, ActorPool
 from actors.pool.restarts import backoff_s
@@ -42,11 +44,17 @@ class RewardActor(Alive):
         self._threads = threads
 
     @ray.method
-    def prepare(self) -> None:
-        """Load the scorer; in the constructor Ray would turn the user's mistake into a dead actor."""
+    def prepare(self) -> dict[str, str]:
+        """Load the scorer and return what its bits depend on, as far as torch computes; in the constructor Ray would
+        turn the user's mistake into a dead actor."""
         self._scorer = scorer_of(self._config)
-        if "torch" in sys.modules:
-            sys.modules["torch"].set_num_threads(self._threads)
+        if "torch" not in sys.modules:
+            return {}
+        torch = sys.modules["torch"]
+        torch.set_num_threads(self._threads)
+        on_gpu = torch.cuda.is_initialized()
+        model = torch.cuda.get_device_name() if on_gpu else torch.backends.cpu.get_cpu_capability()
+        return {"GPU" if on_gpu else "CPU": model, "torch": torch.__version__}
 
     @ray.method
     def check(self, prompts: Sequence[Prompt]) -> None:
@@ -255,6 +263,7 @@ class RewardPools:
         self._role = config.cluster.reward
         self._nodes = nodes
         self._sink = sink
+        self._facts: dict[str, dict[str, str]] = {}
         self.rewards = {name: self._make_reward(name, reward) for name, reward in config.rewards.items()}
 
     @property
@@ -323,7 +332,7 @@ class RewardPools:
                 spawn,
                 size=reward.actors,
                 max_restarts=cluster.max_restarts,
-                prepare=self._prepare,
+                prepare=partial(self._prepare, name),
                 restart_window_s=cluster.restart_window_s,
                 patience_s=timeout_s,
                 depth=AHEAD,
@@ -334,9 +343,13 @@ class RewardPools:
             name, reward, make, timeout_s=timeout_s, heartbeat_s=cluster.heartbeat_s, tally=Tally(name, self._sink)
         )
 
-    async def _prepare(self, actor: ActorHandle) -> None:
+    async def _prepare(self, name: str, actor: ActorHandle) -> None:
+        """Load the scorer, and compare what its bits depend on with the first actor's of this reward."""
         self._nodes.joined(actor, await answer(actor.ping.remote(), timeout_s=self._role.timeout_s))
-        await answer(actor.prepare.remote(), timeout_s=self._role.timeout_s)
+        facts: dict[str, str] = await answer(actor.prepare.remote(), timeout_s=self._role.timeout_s)
+        host, *_ = await answer(actor.__ray_call__.remote(whereabouts), timeout_s=self._role.timeout_s)
+        first = self._facts.setdefault(name, facts)
+        require_same_facts(first, facts, who=f"one on node {host}", role=f"actors of reward {name}")
 
 
 def with_whole_path(reward: RewardConfig) -> RewardConfig:

@@ -43,6 +43,8 @@ METHODS = (
     "branch_grpo",
     "granular_grpo",
     "dgpo",
+    "flow_dppo",
+    "grpo_guard",
 )
 
 PLAIN = ("credit.rule=gains", "credit.scale=prompt")

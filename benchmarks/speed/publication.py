@@ -54,8 +54,9 @@ class Receiver(Alive):
         del config
 
     @ray.method
-    def prepare(self) -> None:
-        """Be ready at once."""
+    def prepare(self) -> dict[str, str]:
+        """Be ready at once, with the library versions."""
+        return library_facts()
 
     @ray.method
     def facts(self) -> dict[str, str]:

@@ -18,11 +18,10 @@ import torch
 
 from actors.learners import LearnerActor, LearnerGroup
 from actors.pool.nodes import NodeFailures
-from flow.device import computing_facts, require_same_facts
 from flow.rollout import RolloutPolicy
 from learner.update.learner import Learner
 from protocol.config.run import RunConfig
-from protocol.errors import InputError, LearnerFailedError, NonFiniteError, PoolError
+from protocol.errors import LearnerFailedError, NonFiniteError, PoolError
 from protocol.messages import Adapter, LearnerState, Rollout, ScoredGroup
 from tests.support.learning.groups import complete, draw_groups, learn
 from tests.support.runs.metrics import untimed
@@ -257,10 +256,3 @@ def test_six_iterations_have_the_same_bits_while_the_size_changes_and_a_worker_d
             assert reference.learner.iteration == 6
 
     run(scenario())
-
-
-def test_a_worker_of_another_kind_is_refused_with_both_values() -> None:
-    facts = computing_facts("cpu")
-    require_same_facts(facts, dict(facts), who="worker 1")
-    with pytest.raises(InputError, match=r"got worker 1 with GPU NVIDIA L4 instead of NVIDIA H100, torch 2.8 instead"):
-        require_same_facts({"GPU": "NVIDIA H100", "torch": "2.9"}, {"GPU": "NVIDIA L4", "torch": "2.8"}, who="worker 1")
