@@ -3,6 +3,7 @@
     python -m benchmarks.race.race run --iterations 60 --seconds 600    # resumable; every cell in a run folder
     python -m benchmarks.race.race run --only stepwise --seeds 1         # some cells
     python -m benchmarks.race.race report                                # JSON, plots and tables of all cells
+    python -m benchmarks.race.race report --published docs/results/race_families.json   # of another race
 
 `report` joins the cells of the run folders with the published ones, `docs/results/race.json`; an own cell replaces the
 published cell of the same variant, seed and reward. `report --out docs/results/race.json` publishes own cells.
@@ -343,10 +344,13 @@ def run(
 @app.command()
 def report(
     runs: Runs = RUNS,
+    published: Annotated[
+        Path, typer.Option(exists=True, dir_okay=False, help="JSON file of cells that were measured before.")
+    ] = PUBLISHED,
     out: Annotated[Path, typer.Option(help="JSON file; the plots have the same stem.")] = Path("runs/credit_race.json"),
 ) -> None:
     """Read the cells of `runs` and the published ones, write JSON and plots, and print the tables."""
-    cells = known_cells(runs)
+    cells = known_cells(runs, published)
     if not cells:
         raise typer.BadParameter(
             f"{runs} holds no finished cell: measure some first, `python -m benchmarks.race.race run`"
