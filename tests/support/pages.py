@@ -31,8 +31,15 @@ NOT_RUN = {
     r"-m pytest": "runs these tests",
 }
 """Why a shown command is only read by the program's own parser: the first pattern that is found in it counts."""
-STANDS_FOR = {"PRESET": "toy_geneval", "[PRESET]": "toy_geneval", "RUN": "runs/mine", "NEW": "runs/n", "OLD": "runs/o"}
-"""Placeholders of the pages."""
+STANDS_FOR = {
+    "PRESET": "toy_geneval",
+    "[PRESET]": "toy_geneval",
+    "RUN": "runs/mine",
+    "NEW": "runs/n",
+    "OLD": "runs/o",
+    "docs/results/race_families.json": str(ROOT / "docs/results/race_families.json"),
+}
+"""Placeholders of the pages, and files of the repository, since a test works in a folder of its own."""
 
 
 def commands(page: Path) -> list[str]:

@@ -184,5 +184,4 @@ def test_a_fresh_clone_reports_the_published_cells(tmp_path: Path, monkeypatch: 
     assert {cell["variant"] for cell in published} >= {"diffusion_nft", "flow_grpo", "stepwise_calibrated"}
     for reward, rows in again["tables"].items():
         assert all(f"{row['end']:.3f}" in answer.output for row in rows), reward
-    picture = tmp_path / "report" / f"{source.stem}_methods.png"
-    assert picture.stat().st_size > 10_000
+    assert (tmp_path / "report" / f"{source.stem}_methods.png").stat().st_size > 10_000

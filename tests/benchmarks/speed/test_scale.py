@@ -28,5 +28,5 @@ def test_a_short_measurement_gives_every_figure():
     with cluster():
         figures = measure(size, TIMES, groups=12, per_iteration=6, seats=2, lag=1)
     assert (figures["slowest"], figures["groups"]) == ("rollout", 12)
-    assert 0 < figures["share_of_ideal"] <= 1.1
+    assert 0 < figures["share_of_ideal"] <= 2, "at most an iteration's groups were ready when the clock started"
     assert figures["driver_cpu_ms_per_group"] > 0
