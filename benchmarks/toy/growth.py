@@ -1,6 +1,8 @@
 """Memory of every process of a long run: does any of them grow?
 
-    python -m benchmarks.toy.growth --iterations 2000 group.size=6
+    python -m benchmarks.toy.growth --iterations 2000 group.size=6 learner.learning_rate=1e-5
+
+With the preset's learning rate two groups of six ruin the policy, and the guard of contrast ends the run.
 
 A real run on a Ray of its own. Every few seconds the private memory of each of its processes is read: what would be
 free again if the process ended (USS), without shared pages and the object store. Processes count by role: the driver,
