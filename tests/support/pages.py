@@ -25,6 +25,7 @@ NOT_RUN = {
     r"-m benchmarks\.fidelity": "takes hours; tests/benchmarks/fidelity",
     r"-m benchmarks\.race\.(race run|earlier|robustness)": "takes hours; tests/benchmarks/race",
     r"-m benchmarks\.same_bits": "takes minutes and starts Ray; tests/benchmarks/test_workers.py",
+    r"-m benchmarks\.toy\.growth": "takes twenty minutes; tests/benchmarks/toy/test_growth.py",
     r"-m benchmarks\.speed": "takes minutes on idle cores; tests/benchmarks/speed",
     r"-m toyworld\.pretraining": "takes hours; tests/toyworld",
     r"-m tests\.chaos": "takes an hour; tests/chaos",
