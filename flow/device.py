@@ -84,8 +84,13 @@ def computing(role: RoleConfig) -> Iterator[None]:
 
 def computing_facts(device: str) -> dict[str, str]:
     """Return what the bits of a computation depend on: the device's model, the libraries' versions and our code."""
+    return {**device_facts(device), **library_facts()}
+
+
+def device_facts(device: str) -> dict[str, str]:
+    """Return the model of the GPU, or of the CPU by the instructions that torch takes of it."""
     model = torch.cuda.get_device_name() if device == "cuda" else torch.backends.cpu.get_cpu_capability()
-    return {"GPU" if device == "cuda" else "CPU": model, **library_facts()}
+    return {"GPU" if device == "cuda" else "CPU": model}
 
 
 @cache

@@ -50,11 +50,11 @@ class RewardActor(Alive):
         self._scorer = scorer_of(self._config)
         if "torch" not in sys.modules:
             return {}
+        from flow.device import device_facts  # it imports torch, which many scorers do without
+
         torch = sys.modules["torch"]
         torch.set_num_threads(self._threads)
-        on_gpu = torch.cuda.is_initialized()
-        model = torch.cuda.get_device_name() if on_gpu else torch.backends.cpu.get_cpu_capability()
-        return {"GPU" if on_gpu else "CPU": model, "torch": torch.__version__}
+        return {**device_facts("cuda" if torch.cuda.is_initialized() else "cpu"), "torch": torch.__version__}
 
     @ray.method
     def check(self, prompts: Sequence[Prompt]) -> None:

@@ -42,7 +42,7 @@ RUNS = Path("runs/credit_race")
 PUBLISHED = Path(__file__).parents[2] / "docs" / "results" / "race.json"
 """Cells that were measured before, with their tables; part of the repository."""
 EARLIER: Mapping[str, tuple[int, ...]] = {"pickscore": (20,), "redness": (15,)}
-"""Iterations of Flow-GRPO whose scores are goals too, beside its end: who is quick need not get far."""
+"""Iterations of Flow-GRPO whose scores are goals too, beside its end: a method that begins fast need not get far."""
 DIGITS = 5
 """Decimals of the published numbers."""
 

@@ -117,7 +117,7 @@ def fit_problems(config: RunConfig, found: Estimate, *, card: str | None = None)
     limit = card_bytes(card) if card else own
     if limit is None:
         return
-    gpu = f"an {card}" if card else "a GPU of this machine"
+    gpu = f"one {card}" if card else "a GPU of this machine"
     cluster = config.cluster
     if cluster.is_colocated and found.shared > limit and cluster.learner.gpus:
         yield ConfigError(
