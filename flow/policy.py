@@ -147,8 +147,32 @@ class FlowPolicy:
         without, toward = self.backbone.velocity(latents.repeat(2, 1, 1, 1), sigma.repeat(2), both).chunk(2)
         return self.backbone.guide(without, toward, self.guidance)
 
+    def alike(self, k: int, explored: Sequence[int], rows: int) -> int:
+        """How many neighbouring rows of a shard have the same state before the stochastic step k.
+
+        Members with the same initial noise have all had the same state when the first stochastic step begins; where
+        branches split, two have. `transition` computes one velocity for them.
+
+        Args:
+            k: the step, one of `explored`.
+            explored: stochastic steps of the shard, ascending.
+            rows: of the shard that part in step k; members that share it count once.
+
+        Returns:
+            1 to `rows`.
+        """
+        if self._config.shared_noise and k == explored[0]:
+            return rows
+        return min(rows, 2) if k in self._config.split_steps else 1
+
     def transition(
-        self, latents: Float[Tensor, "B C H W"], k: int, *, conditioning: tuple[Conditioning, ...], as_ode: bool = False
+        self,
+        latents: Float[Tensor, "B C H W"],
+        k: int,
+        *,
+        conditioning: tuple[Conditioning, ...],
+        as_ode: bool = False,
+        alike: int = 1,
     ) -> tuple[Transition, Float[Tensor, "B C H W"]]:
         """Step k from these states, and the velocity it is made of.
 
@@ -157,6 +181,8 @@ class FlowPolicy:
             k: the step, 0 to T - 1.
             conditioning: from `conditioning`.
             as_ode: leave the noise out, as outside a window.
+            alike: how many neighbouring rows have the same state; the velocity is computed for the first of them, and
+                its gradient is the sum of theirs.
 
         Returns:
             The transition to x_{k+1}, or behind a merged step to x_{k+span}, and the velocity v, shaped as `latents`.
@@ -164,7 +190,9 @@ class FlowPolicy:
         is_ode = as_ode or k not in self._spans
         following = k + (1 if is_ode else self.span(k))
         sigma, sigma_next = (self.sigma(i, latents) for i in (k, following))
-        velocity = self.velocity(latents, sigma, conditioning)
+        velocity = self.velocity(latents[::alike], sigma[::alike], conditioning)
+        if alike > 1:
+            velocity = velocity.repeat_interleave(alike, dim=0)[: len(latents)]
         kernel = ode if is_ode else self._kernel(k)
         return kernel(latents=latents, velocity=velocity, sigma=sigma, sigma_next=sigma_next), velocity
 

@@ -147,7 +147,7 @@ def trajectory(
     Args:
         policy: gives every transition.
         initial: a row for each member, or one row that all share: then the steps have one row up to the first
-            stochastic step, where the members part.
+            stochastic step, where the members part. Rows that part have one velocity.
         conditioning: from `policy.conditioning`.
         noise: standard normal noise [N, C, H, W] of step k; asked for the stochastic steps only. More rows than the
             state has: it parts there, each row into two, or a single one into all.
@@ -158,11 +158,13 @@ def trajectory(
     """
     latents, k = initial, 0
     while k < policy.total_steps:
-        drawn = noise(k) if k in stochastic else None
+        drawn, alike = noise(k) if k in stochastic else None, 1
         if drawn is not None and len(latents) < len(drawn):
-            children = torch.arange(len(drawn), device=latents.device)
-            latents = latents[children // 2 if len(latents) > 1 else children * 0]
-        transition, velocity = policy.transition(latents, k, conditioning=conditioning, as_ode=drawn is None)
+            alike = 2 if len(latents) > 1 else len(drawn)
+            latents = latents.repeat_interleave(alike, dim=0)[: len(drawn)]
+        transition, velocity = policy.transition(
+            latents, k, conditioning=conditioning, as_ode=drawn is None, alike=alike
+        )
         following = transition.mean if drawn is None else transition.sample(drawn)
         span = 1 if drawn is None else policy.span(k)
         yield Step(k=k, span=span, latents=latents, velocity=velocity, transition=transition, next_latents=following)

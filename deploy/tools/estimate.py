@@ -5,7 +5,7 @@ forward and backward and the VAE with shapes only (`deploy.tools.fake_memory`). 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,10 +47,10 @@ class Evaluations:
     images: int
     """Images that are decoded and scored."""
     pairs: int
-    """(trajectory, step) pairs that the learner takes a gradient of, at most."""
+    """(trajectory, step) pairs that the learner trains, at most."""
     learner: int
-    """What these gradients cost in evaluations, each with one more for the reference of a KL term and for the adapter
-    `old`; `dgpo` takes one more again for its weight."""
+    """What their gradients cost in evaluations; pairs with the same state share one. Each has one more for the
+    reference of a KL term and for the adapter `old`; `dgpo` takes one more again for its weight."""
     forward_flops: float
     """Operations of one evaluation, by torch's count."""
     gradient_flops: float
@@ -142,7 +142,7 @@ def estimate_of(
     with fake:
         embedding = sum(each.numel() for each in backbone.example(1).values()) * dtype_of(config.model).itemsize
         forward = pass_cost(backbone, rows * min(most, shard.largest_forward), has_gradient=False)
-        backward = pass_cost(backbone, rows * min(most, config.group.shard), has_gradient=True)
+        backward = pass_cost(backbone, rows * min(most, max(shard.states)), has_gradient=True)
         decoding, *tiny = [
             _decoding_cost(
                 backbone,
@@ -232,8 +232,8 @@ class ShardCounts:
     later_rows: int
     """Rows in every other shard of the group, which refers to the point that all members share."""
     later_images: int
-    steps: int
-    """Stochastic steps."""
+    states: tuple[int, ...]
+    """Different states of the shard's members before each stochastic step; each takes one gradient evaluation."""
     largest_forward: int
     """Samples of the largest forward of a rollout actor."""
     largest_decoding: int
@@ -273,7 +273,7 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
         images=len(images),
         later_rows=counter.rows - rows,
         later_images=len(later),
-        steps=len(rollout.steps),
+        states=tuple(_states(policy, rollout.steps, members=config.group.shard)),
         largest_forward=counter.largest // branches,
         largest_decoding=len(images) - points,
         largest_points=points,
@@ -281,6 +281,13 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
         held_decoding=round(scale * counter.held_decoding),
         trajectories=round(scale * sum(array.nbytes for array in arrays if array is not None)),
     )
+
+
+def _states(policy: FlowPolicy, explored: Sequence[int], *, members: int) -> Iterator[int]:
+    """Count the different states before each stochastic step of a shard."""
+    for k in explored:
+        rows = math.ceil(members / policy.strides.get(k, 1))
+        yield math.ceil(rows / policy.alike(k, explored, rows))
 
 
 def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, gradient: float) -> Evaluations:
@@ -297,8 +304,9 @@ def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, 
     """
     groups = config.group.per_iteration
     shards = groups * config.group.size // config.group.shard
-    trained = max(1, math.floor(config.learner.step_fraction * shard.steps))
+    trained = max(1, math.floor(config.learner.step_fraction * len(shard.states)))
     pairs = config.learner.epochs * shards * config.group.shard * trained
+    states = config.learner.epochs * shards * sum(sorted(shard.states)[-trained:])
     branches = 2 if config.model.guidance > 1 else 1
     compares_old = config.is_forward and (config.rolls_out_old or config.learner.old.weight > 0)
     weighs_groups = config.learner.objective == "dgpo"
@@ -308,7 +316,7 @@ def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, 
         rollout=groups * shard.rows + (shards - groups) * shard.later_rows,
         images=groups * shard.images + (shards - groups) * shard.later_images,
         pairs=pairs,
-        learner=round(pairs * branches * each),
+        learner=round(states * branches * each),
         forward_flops=forward,
         gradient_flops=forward * gradient,
     )

@@ -6,10 +6,10 @@ gradients add up.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -41,6 +41,8 @@ class MicroBatch:
     """Clean latents that the step led to, where the objective regresses on them."""
     factor: float = 1.0
     """Of the loss; above 1 where micro-batches like this one train only sometimes."""
+    alike: int = 1
+    """How many neighbouring rows have the same state, as in `FlowPolicy.alike`; one velocity serves them."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,13 @@ class NoisedBatch:
     """Which pairs have the KL penalty; None for all."""
     weight: Float[Tensor, " N"] | None = None
     """The group's weight, for each member, where the objective weighs groups."""
+    alike: ClassVar[int] = 1
+    """Every row has noise of its own."""
 
 
 Batch = TypeVar("Batch", MicroBatch, NoisedBatch)
+Alike = Callable[[int, Sequence[int], int], int]
+"""How many neighbouring rows have the same state: step k, the shard's stochastic steps and its rows -> a number."""
 
 
 @dataclass(frozen=True)
@@ -211,13 +217,14 @@ def shard_tasks(
 
 
 def micro_batches(
-    task: ShardTask, rollout: Rollout, *, device: torch.device, keeps_idle: bool = False
+    task: ShardTask, rollout: Rollout, *, alike: Alike, device: torch.device, keeps_idle: bool = False
 ) -> Iterator[MicroBatch]:
     """The pairs of one shard, step by step; steps whose advantages are all 0 drop out.
 
     Args:
         task: what the shard is to teach.
         rollout: its trajectories.
+        alike: `FlowPolicy.alike` of the policy that rolled out.
         device: where the tensors go.
         keeps_idle: as in `ShardTask.teaching`.
 
@@ -225,7 +232,7 @@ def micro_batches(
         One micro-batch for each trained step.
 
     Raises:
-        ContractError: the trajectories are another shard's.
+        ContractError: the trajectories are another shard's, or rows differ that must have the same state.
     """
     _require_own(task, rollout)
     if rollout.log_probs is None:
@@ -233,10 +240,13 @@ def micro_batches(
     for column in task.teaching(keeps_idle=keeps_idle):
         k = rollout.steps[column]
         rows = slice(None, None, task.strides.get(k, 1))
+        latents = rollout.latents[rows, k]
+        same = alike(k, rollout.steps, len(latents))
+        require_alike(latents, same, k=k)
         yield MicroBatch(
             prompt=rollout.request.prompt,
             k=k,
-            latents=_tensor(rollout.latents[rows, k], device),
+            latents=_tensor(latents, device),
             next_latents=_tensor(rollout.latents[rows, k + 1], device),
             old_log_prob=_tensor(rollout.log_probs[rows, column], device),
             advantages=_tensor(task.advantages[rows, k], device),
@@ -245,6 +255,7 @@ def micro_batches(
             old_mean=None if rollout.means is None else _tensor(rollout.means[rows, column], device),
             target=None if rollout.targets is None else _tensor(rollout.targets[rows, column], device),
             factor=task.factors.get(k, 1.0),
+            alike=same,
         )
 
 
@@ -292,13 +303,13 @@ def noised_batches(
 
 
 def split_micro_batches(micro_batches: Iterable[Batch], *, most: int | None) -> Iterator[Batch]:
-    """Cut every micro-batch into pieces of at most `most` trajectories; None leaves them whole.
+    """Cut every micro-batch into pieces of at most `most` different states; None leaves them whole.
 
     `FlowPolicy.velocity` cuts its forwards at the same positions, so that a piece is a batch that the rollout computed.
     """
     for micro_batch in micro_batches:
         count = len(micro_batch.latents)
-        size = most or count
+        size = most * micro_batch.alike if most else count
         if count <= size:
             yield micro_batch
             continue
@@ -309,6 +320,21 @@ def split_micro_batches(micro_batches: Iterable[Batch], *, most: int | None) -> 
                 if isinstance(value := getattr(micro_batch, each.name), torch.Tensor) and len(value) == count
             }
             yield replace(micro_batch, **pieces)
+
+
+def require_alike(latents: Float[np.ndarray, "N C H W"], alike: int, *, k: int) -> None:
+    """Require each `alike` neighbouring rows to be the same state, bit for bit: one velocity is to serve them.
+
+    Raises:
+        ContractError: they differ.
+    """
+    for first in range(0, len(latents), alike) if alike > 1 else ():
+        rows = latents[first : first + alike]
+        if not np.array_equal(rows, np.broadcast_to(rows[:1], rows.shape), equal_nan=True):
+            raise ContractError(
+                f"trajectories that part in step {k} must have the same state before it, got different ones: rollout"
+                " actor and learner must have the same code and config"
+            )
 
 
 def _require_own(task: ShardTask, rollout: Rollout) -> None:

@@ -63,7 +63,9 @@ class Objective:
         """Run the policy, and the reference if the KL has a weight, over one micro-batch."""
         conditioning = self.policy.conditioning(micro_batch.prompt.text, micro_batch.prompt.negative)
         reference = self._reference(micro_batch, conditioning) if self.config.kl.weight else None
-        transition, velocity = self.policy.transition(micro_batch.latents, micro_batch.k, conditioning=conditioning)
+        transition, velocity = self.policy.transition(
+            micro_batch.latents, micro_batch.k, conditioning=conditioning, alike=micro_batch.alike
+        )
         loss, ratio, outside = self._policy_term(micro_batch, transition, velocity)
         kl = torch.zeros_like(loss)
         if reference is not None:
@@ -137,7 +139,9 @@ class Objective:
         self, micro_batch: MicroBatch, conditioning: tuple[Conditioning, ...]
     ) -> tuple[Transition, Float[Tensor, "N C H W"]]:
         with reference_of(self.lora, self.reference):
-            return self.policy.transition(micro_batch.latents, micro_batch.k, conditioning=conditioning)
+            return self.policy.transition(
+                micro_batch.latents, micro_batch.k, conditioning=conditioning, alike=micro_batch.alike
+            )
 
     def _target(self, micro_batch: MicroBatch) -> Float[Tensor, "N C H W"]:
         if micro_batch.target is None:

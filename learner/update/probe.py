@@ -104,6 +104,7 @@ def _deviation(
     k = rollout.steps[column]
     rows = slice(None, None, policy.strides.get(k, 1))
     latents, following = (torch.from_numpy(rollout.latents[rows, point].copy()).to(device) for point in (k, k + 1))
-    transition, _ = policy.transition(latents, k, conditioning=conditioning)
+    alike = policy.alike(k, rollout.steps, len(latents))
+    transition, _ = policy.transition(latents, k, conditioning=conditioning, alike=alike)
     held = torch.from_numpy(old[rows].copy()).to(device)
     return ((transition.log_prob(following) - held).exp() - 1).abs().max().item()

@@ -121,7 +121,8 @@ def test_trajectories_chain_through_keyed_noise(backbone: Backbone, tiny_config:
     for k in range(4):
         latents = torch.from_numpy(rollout.latents[:, k].copy())
         with torch.no_grad():
-            transition, _ = policy.transition(latents, k, conditioning=conditioning)
+            alike = 1 if k else 3
+            transition, _ = policy.transition(latents, k, conditioning=conditioning, alike=alike)
         expected = transition.mean
         if k < 3:
             expected = transition.sample(trajectory_noise(**key, members=(1, 2, 3), step=k))
@@ -207,10 +208,11 @@ def test_members_of_a_branch_share_states_and_noise_until_it_splits(backbone: Ba
     assert [len({row.tobytes() for row in rollout.log_probs[:, column]}) for column in (1, 2)] == [3, 6]
     key = {"seed": 7, "iteration": 1, "group": 2, "shape": (4, 8, 8)}
     conditioning = policy.conditioning(PROMPT.text, "")
-    for k, leaders in ((1, [0, 2, 4]), (2, [0, 1, 2, 3, 4, 5])):
+    for k, leaders, alike in ((0, [0, 2, 4], 3), (1, [0, 2, 4], 1), (2, [0, 1, 2, 3, 4, 5], 2)):
+        assert policy.alike(k, rollout.steps, len(leaders)) == alike
         with torch.no_grad():
             transition, _ = policy.transition(
-                torch.from_numpy(rollout.latents[leaders, k].copy()), k, conditioning=conditioning
+                torch.from_numpy(rollout.latents[leaders, k].copy()), k, conditioning=conditioning, alike=alike
             )
         expected = transition.sample(trajectory_noise(**key, members=leaders, step=k))
         assert np.array_equal(rollout.latents[leaders, k + 1], expected.numpy())

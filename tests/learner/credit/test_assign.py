@@ -26,6 +26,7 @@ from protocol.messages import (
     Scores,
     ShardRequest,
 )
+from tests.support.learning.groups import alone
 from tests.support.learning.plain_credit import PLAIN
 
 REWARDS = np.array(
@@ -320,7 +321,7 @@ def batches(
     return [
         part.k
         for task in shard_tasks(groups, credits_of(groups, held), choice=choice)
-        for part in micro_batches(task, task.shard.rollout, device=device, keeps_idle=keeps_idle)
+        for part in micro_batches(task, task.shard.rollout, alike=alone, device=device, keeps_idle=keeps_idle)
     ]
 
 

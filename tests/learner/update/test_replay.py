@@ -119,6 +119,12 @@ UPDATES: Mapping[str, dict[str, Any]] = MappingProxyType(
             "credit": {"rule": "tree", "normalise": "per_step"},
             "learner": {"objective": "guarded"},
         },
+        "trees, cut forwards": {
+            "model": {"forward_batch": 2},
+            "sampling": {"steps": 6, "splits": [0.3, 0.5]},
+            "group": {"size": 7, "shard": 7},
+            "credit": {"rule": "tree", "normalise": "per_step"},
+        },
         "guided turning points": {
             "model": {"guidance": 3.0},
             "credit": {"rule": "turning_point", "normalise": "per_step"},

@@ -23,7 +23,7 @@ from protocol.config.run import RunConfig
 from protocol.errors import ContractError, NonFiniteError, ShardLostError
 from protocol.messages import LearnerState, Rollout, ScoredGroup, digest_of
 from tests.support.learning.gradients import relative_difference, watch_gradients
-from tests.support.learning.groups import complete, draw_groups, learn, redness
+from tests.support.learning.groups import alone, complete, draw_groups, learn, redness
 from tests.support.learning.plain_credit import PLAIN
 from tests.support.runs.metrics import untimed
 
@@ -158,7 +158,7 @@ def whole_gradient(config: RunConfig, groups: Sequence[ScoredGroup], done: Learn
     losses = [
         objective(micro_batch).loss
         for task in tasks
-        for micro_batch in micro_batches(task, task.shard.rollout, device=device)
+        for micro_batch in micro_batches(task, task.shard.rollout, alike=alone, device=device)
     ]
     (torch.cat(losses).sum() / sum(task.pairs for task in tasks)).backward()
     return torch.cat([parameter.grad.flatten() for parameter in lora.parameters.values() if parameter.grad is not None])

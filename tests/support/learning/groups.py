@@ -76,6 +76,12 @@ def complete(groups: Sequence[ScoredGroup]) -> list["asyncio.Future[ScoredGroup]
     return coming
 
 
+def alone(k: int, explored: Sequence[int], rows: int) -> int:
+    """Each row has a velocity of its own, as if no two had the same state."""
+    del k, explored, rows
+    return 1
+
+
 def log_probs_of(policy: FlowPolicy, rollout: Rollout) -> torch.Tensor:
     """Log-probs [N, S] of a rollout under a policy, computed with their gradient as the learner does."""
     conditioning = policy.conditioning(rollout.request.prompt.text, rollout.request.prompt.negative)
@@ -83,7 +89,8 @@ def log_probs_of(policy: FlowPolicy, rollout: Rollout) -> torch.Tensor:
     columns = []
     for k in rollout.steps:
         latents, following = (torch.from_numpy(rollout.latents[:, point].copy()).to(device) for point in (k, k + 1))
-        transition, _ = policy.transition(latents, k, conditioning=conditioning)
+        alike = policy.alike(k, rollout.steps, len(latents))
+        transition, _ = policy.transition(latents, k, conditioning=conditioning, alike=alike)
         assert transition.mean.requires_grad
         columns.append(transition.log_prob(following).detach().cpu())
     return torch.stack(columns, dim=1)
