@@ -325,6 +325,11 @@ def split_micro_batches(micro_batches: Iterable[Batch], *, most: int | None) -> 
 def require_alike(latents: Float[np.ndarray, "N C H W"], alike: int, *, k: int) -> None:
     """Require each `alike` neighbouring rows to be the same state, bit for bit: one velocity is to serve them.
 
+    Args:
+        latents: the states x_k of a shard's rows.
+        alike: from `FlowPolicy.alike`.
+        k: the step.
+
     Raises:
         ContractError: they differ.
     """

@@ -161,3 +161,20 @@ def test_a_step_taken_as_ode_has_no_noise(backbone: Backbone) -> None:
 def test_a_window_without_a_stochastic_step_is_refused_when_the_policy_is_made(backbone: Backbone) -> None:
     with pytest.raises(ConfigError, match="sampling.window must always hold a stochastic step"):
         steps(backbone, kernel="ddim_sde", window={"rule": "fixed", "first": 8, "size": 2})
+
+
+def test_a_shared_state_s_gradient_is_the_sum_worked_by_hand(
+    backbone: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/method/kernels.md: two members with noise 0.8 and -0.2 and advantages 1 and -1."""
+    policy = FlowPolicy(backbone, SamplingConfig(steps=10, schedule="linear"), guidance=1.0)
+    velocity = torch.full((1, 1, 1, 1), 1.0, requires_grad=True)
+    monkeypatch.setattr(policy, "velocity", lambda latents, sigma, conditioning: velocity.expand(len(latents), 1, 1, 1))
+    transition, shared = policy.transition(torch.full((2, 1, 1, 1), 0.3), 5, conditioning=(), alike=2)
+    assert shared.shape == (2, 1, 1, 1)
+    noise = torch.tensor([0.8, -0.2]).view(2, 1, 1, 1)
+    log_prob = transition.log_prob(transition.sample(noise).detach())
+    assert transition.std.tolist() == pytest.approx([0.221359, 0.221359], abs=1e-6)
+    (-torch.tensor([1.0, -1.0]) * (log_prob - log_prob.detach()).exp()).sum().backward()
+    assert velocity.grad is not None
+    assert velocity.grad.item() == pytest.approx(0.562435, abs=1e-5)

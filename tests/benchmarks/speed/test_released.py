@@ -23,4 +23,4 @@ def test_both_make_the_same_images_and_the_loop_takes_more_evaluations(tiny_conf
     assert whole.shape == single.shape == (2, 4, 16, 16, 3)
     assert np.abs(whole.astype(int) - single).max() <= 1
     assert np.ptp(whole) > 50
-    assert (taken, policy.evaluations) == (2 * 4 + 3 + 2 * (2 + 1), 2 * (4 + 4 + 3 + 2))
+    assert (taken, policy.evaluations) == (1 + 2 * 3 + 3 + 2 * (2 + 1), 2 * (4 + 4 + 3 + 2))

@@ -1,9 +1,10 @@
-"""Subsampling of micro-batches by |advantage|: exactly the same gradient on average, with fewer gradients computed."""
+"""Fewer gradients: micro-batches left out by |advantage|, and one velocity for members with the same state."""
 
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,15 +13,44 @@ import torch
 from flow.policy import build_policy
 from flow.rollout import RolloutPolicy
 from learner.update.learner import Learner
-from learner.update.micro_batches import MicroBatch, ShardTask, StepChoice, micro_batches, shard_tasks, subsample_factor
+from learner.update.micro_batches import (
+    Alike,
+    MicroBatch,
+    ShardTask,
+    StepChoice,
+    micro_batches,
+    require_alike,
+    shard_tasks,
+    subsample_factor,
+)
 from learner.update.objective import Objective
 from protocol.config.run import RunConfig
+from protocol.errors import ContractError
 from protocol.messages import ScoredGroup
 from tests.support.learning.gradients import relative_difference, watch_gradients
-from tests.support.learning.groups import alone, draw_groups, learn
+from tests.support.learning.groups import alone, draw_groups, iterate, learn
 
 BELOW = 1.0
 CPU = torch.device("cpu")
+Config = Callable[..., RunConfig]
+KL = {"learner": {"kl": {"weight": 0.5}, "updates_per_iteration": 1}}
+ONE_STEP = {"sampling": {"window": {"rule": "random", "size": 1, "within": [0.0, 0.75]}}}
+TREE = {
+    "sampling": {"steps": 6, "splits": [0.3, 0.5]},
+    "group": {"size": 7, "shard": 7},
+    "credit": {"rule": "tree", "normalise": "per_step"},
+}
+CASES: dict[str, tuple[dict[str, Any], dict[int, int]]] = {
+    "shared noise": ({"group": {"size": 4, "shard": 4}}, {0: 1, 1: 4, 2: 4}),
+    "shared noise, two shards": ({"group": {"size": 4, "shard": 2}}, {0: 1, 1: 2, 2: 2}),
+    "own noise": ({"group": {"size": 4, "shard": 4}, "sampling": {"shared_noise": False}}, {0: 4, 1: 4, 2: 4}),
+    "guided, with kl": ({"group": {"size": 4, "shard": 4}, "model": {"guidance": 3.0}} | KL, {0: 1, 1: 4, 2: 4}),
+    "masked": ({"group": {"size": 4, "shard": 4}, "learner": {"objective": "masked"}}, {0: 1, 1: 4, 2: 4}),
+    "distillation": ({"group": {"size": 4, "shard": 4}, "learner": {"objective": "distillation"}}, {0: 1, 1: 4, 2: 4}),
+    "tree": (TREE, {0: 1, 1: 2, 2: 2, 3: 4, 4: 7}),
+    "tree, cut forwards": (TREE | {"model": {"forward_batch": 3}}, {0: 1, 1: 2, 2: 2, 3: 4, 4: 7}),
+}
+"""Settings, and by step the states of a shard that differ."""
 
 
 @dataclass(frozen=True)
@@ -138,3 +168,59 @@ def test_the_learner_trains_what_was_drawn_and_nothing_else(
     assert metrics["train/first_ratio_deviation"] == 0
     expected = torch.stack([gradient(each) for each in drawn]).sum(0) / sum(task.pairs for task in tasks)
     assert relative_difference(expected, seen[0].double()) < 1e-5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_gradient_is_that_of_one_velocity_for_each_member(tiny_config: Config, name: str) -> None:
+    settings, states = CASES[name]
+    config = tiny_config(**settings)
+    task = task_of(config)
+    policy, lora = build_policy(config, device="cpu")
+
+    def found(alike: Alike, k: int) -> tuple[torch.Tensor, int]:
+        """The gradient of the shard's losses at step k, and the velocities that it took."""
+        for parameter in lora.parameters.values():
+            parameter.grad = None
+        policy.gradient_evaluations = 0
+        batches = micro_batches(task, task.shard.rollout, alike=alike, device=CPU, keeps_idle=True)
+        objective = Objective(policy, lora, config.learner)
+        torch.cat([objective(each).loss for each in batches if each.k == k]).sum().backward()
+        parts = [each.grad.flatten() for each in lora.parameters.values() if each.grad is not None]
+        return torch.cat(parts), policy.gradient_evaluations
+
+    branches = 2 if config.model.guidance > 1 else 1
+    for k, different in states.items():
+        ours, evaluations = found(policy.alike, k)
+        theirs, _ = found(alone, k)
+        assert relative_difference(theirs, ours) < 2e-6
+        assert evaluations == branches * different
+
+
+def test_a_step_that_all_members_share_takes_one_velocity_in_rollout_and_update(tiny_config: Config) -> None:
+    config = tiny_config(**ONE_STEP, group={"size": 4, "shard": 4, "per_iteration": 2}, learner={"probe_every": 0})
+    learner, policy = Learner(config), RolloutPolicy(config)
+    metrics = iterate(learner, policy, config)
+    assert metrics["work/gradient_evaluations"] == 2 * 1
+    assert metrics["train/first_ratio_deviation"] == 0.0
+
+
+def test_rows_that_must_have_the_same_state_and_differ_are_refused() -> None:
+    states = np.zeros((4, 1, 2, 2), np.float32)
+    require_alike(states, 4, k=0)
+    states[2:] = 1
+    require_alike(states, 2, k=3)
+    require_alike(states, 1, k=3)
+    states[3, 0, 1, 1] = np.nextafter(np.float32(1), np.float32(2))
+    with pytest.raises(ContractError, match="part in step 3 must have the same state"):
+        require_alike(states, 2, k=3)
+
+
+def task_of(config: RunConfig) -> ShardTask:
+    """The first shard of an iteration with its credit, under an adapter that has learnt something."""
+    learner, policy = Learner(config), RolloutPolicy(config)
+    adapter = learner.adapter()
+    policy.receive(adapter)
+    groups = draw_groups(policy, config, adapter, iteration=0)
+    learn(config, groups, learner)
+    strides = build_policy(config, device="cpu")[0].strides
+    return shard_tasks(groups[:1], [learner.credit(0)], choice=StepChoice(), strides=strides)[0]
