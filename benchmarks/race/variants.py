@@ -119,6 +119,10 @@ VARIANTS: Mapping[str, Variant] = {
     "calibrated, tweedie, first half, tiny": Variant("stepwise_calibrated", (*TWEEDIE, *FIRST_HALF, *TINY)),
     # stepwise_fast is the lane before with one point of its window, the third, beside the one that a group shares.
     "stepwise_fast, tiny": Variant("stepwise_fast", TINY),
+    # Its point completed by two Euler substeps, which takes one forward for each trajectory.
+    "stepwise_fast, T'=2": Variant(
+        "stepwise_fast", ("completion={rule: ode, substeps: 2, spacing: even, solver: euler, every: 2}",)
+    ),
     # The window may lie anywhere, so the later steps are trained too.
     "stepwise_fast, any window, tiny": Variant("stepwise_fast", (*TINY, *ANYWHERE)),
     # Four optimizer steps in an iteration where the preset has two, at the same cost.
