@@ -39,6 +39,7 @@ STANDS_FOR = {
     "NEW": "runs/n",
     "OLD": "runs/o",
     "docs/results/race_families.json": str(ROOT / "docs/results/race_families.json"),
+    "docs/results/race_shared.json": str(ROOT / "docs/results/race_shared.json"),
 }
 """Placeholders of the pages, and files of the repository, since a test works in a folder of its own."""
 
