@@ -181,7 +181,7 @@ def test_a_fresh_clone_reports_the_published_cells(tmp_path: Path, monkeypatch: 
     again = json.loads((tmp_path / "report" / file).read_text())
     assert {**again["cells"][0], "measured": None} == {**published[0], "measured": None}
     assert len(again["cells"]) == len(published), "none is of a variant that no longer exists"
-    assert {cell["variant"] for cell in published} >= {"diffusion_nft", "flow_grpo", "stepwise_calibrated"}
+    assert {cell["variant"] for cell in published} >= {"diffusion_nft", "flow_grpo", "stepwise_fast"}
     for reward, rows in again["tables"].items():
         assert all(f"{row['end']:.3f}" in answer.output for row in rows), reward
     assert (tmp_path / "report" / f"{source.stem}_methods.png").stat().st_size > 10_000
