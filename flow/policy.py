@@ -17,7 +17,7 @@ from torch import Tensor
 from flow.adapter.lora import Lora
 from flow.maths.schedule import linear_sigmas, shifted_sigmas
 from flow.maths.transition import LogProbForm, Transition, cps, dance_sde, ddim_sde, flow_sde, ode
-from flow.maths.windows import require_trainable, window_steps
+from flow.maths.windows import longest_window, require_trainable, window_steps
 from flow.models.contract import Backbone, Conditioning, repeat
 from flow.models.folder import adapter_config
 from flow.models.hub import adapter_folder
@@ -102,6 +102,11 @@ class FlowPolicy:
             iteration=iteration,
             shard=shard,
         )
+
+    @property
+    def most_steps(self) -> int:
+        """The stochastic steps of the shard that explores most."""
+        return longest_window(self._config.window, candidates=self.steps, total=self.total_steps)
 
     def conditioning(self, text: str, negative: str) -> tuple[Conditioning, ...]:
         """What `velocity` wants for one prompt: its embeddings, before them the negative's when guidance is above 1."""

@@ -51,6 +51,8 @@ class Evaluations:
     learner: int
     """What their gradients cost in evaluations; pairs with the same state share one. Each has one more for the
     reference of a KL term and for the adapter `old`; `dgpo` takes one more again for its weight."""
+    gradient_rows: int
+    """Samples of the learner's largest forward and backward."""
     forward_flops: float
     """Operations of one evaluation, by torch's count."""
     gradient_flops: float
@@ -142,7 +144,7 @@ def estimate_of(
     with fake:
         embedding = sum(each.numel() for each in backbone.example(1).values()) * dtype_of(config.model).itemsize
         forward = pass_cost(backbone, rows * min(most, shard.largest_forward), has_gradient=False)
-        backward = pass_cost(backbone, rows * min(most, max(shard.states)), has_gradient=True)
+        backward = pass_cost(backbone, rows * min(most, shard.gradient_rows), has_gradient=True)
         decoding, *tiny = [
             _decoding_cost(
                 backbone,
@@ -188,7 +190,7 @@ def estimate_of(
         **({"reference": 4 * trained} if config.learner.kl.moves else {}),
         **({"running mean": 4 * trained} if config.learner.average.decay else {}),
         "gradients of its lanes": 4 * trained * lanes_of_a_worker(config),
-        "forward and backward": backward.peak,
+        "forward and backward": backward.peak + _beside_one_state(backbone, config, shard),
     }
     shared = shared_memory(rollout, learner, offload=config.cluster.offload) if config.cluster.is_colocated else 0
     return Estimate(
@@ -234,6 +236,8 @@ class ShardCounts:
     later_images: int
     states: tuple[int, ...]
     """Different states of the shard's members before each stochastic step; each takes one gradient evaluation."""
+    gradient_rows: int
+    """Samples of the largest forward and backward that a shard of any iteration asks for."""
     largest_forward: int
     """Samples of the largest forward of a rollout actor."""
     largest_decoding: int
@@ -246,6 +250,14 @@ class ShardCounts:
     """The same during decoding."""
     trajectories: int = 0
     """Bytes of the first shard's trajectories as they travel."""
+
+
+def _beside_one_state(backbone: PipelineBackbone, config: RunConfig, shard: ShardCounts) -> int:
+    """Bytes of a micro-batch's own tensors where its pairs share one state and its forward has a single row.
+
+    States, next states, means, their difference from a sample and its square, and three gradients.
+    """
+    return 8 * 4 * config.group.shard * math.prod(backbone.latent_shape) if shard.gradient_rows == 1 else 0
 
 
 def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
@@ -268,12 +280,14 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
     arrays = (rollout.latents, rollout.means, rollout.targets)
     _, later = rollout_shard(policy, replace(request, first_member=config.group.shard), config)
     branches = 2 if config.model.guidance > 1 else 1
+    is_shared = config.sampling.shared_noise and not config.is_forward
     return ShardCounts(
         rows=rows,
         images=len(images),
         later_rows=counter.rows - rows,
         later_images=len(later),
-        states=tuple(_states(policy, rollout.steps, members=config.group.shard)),
+        states=tuple(_states(config, policy, rollout.steps)),
+        gradient_rows=1 if is_shared and policy.most_steps == 1 else config.group.shard,
         largest_forward=counter.largest // branches,
         largest_decoding=len(images) - points,
         largest_points=points,
@@ -283,11 +297,11 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
     )
 
 
-def _states(policy: FlowPolicy, explored: Sequence[int], *, members: int) -> Iterator[int]:
-    """Count the different states before each stochastic step of a shard."""
+def _states(config: RunConfig, policy: FlowPolicy, explored: Sequence[int]) -> Iterator[int]:
+    """Count the different states of a shard that the learner evaluates at each stochastic step."""
     for k in explored:
-        rows = math.ceil(members / policy.strides.get(k, 1))
-        yield math.ceil(rows / policy.alike(k, explored, rows))
+        rows = math.ceil(config.group.shard / policy.strides.get(k, 1))
+        yield rows if config.is_forward else math.ceil(rows / policy.alike(k, explored, rows))
 
 
 def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, gradient: float) -> Evaluations:
@@ -317,6 +331,7 @@ def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, 
         images=groups * shard.images + (shards - groups) * shard.later_images,
         pairs=pairs,
         learner=round(states * branches * each),
+        gradient_rows=min(config.model.forward_batch or shard.gradient_rows, shard.gradient_rows),
         forward_flops=forward,
         gradient_flops=forward * gradient,
     )

@@ -80,20 +80,23 @@ def measure(config: RunConfig, counts: Evaluations) -> Speed:
     attach_hollow_adapter(backbone.transformer, adapter_config(model), within=nullcontext())
     backbone.transformer.to(device)
     most = config.model.forward_batch or config.group.shard
-    rows = 1 if is_cut else min(most, config.group.shard)
+    rows, trained = (1, 1) if is_cut else (min(most, config.group.shard), counts.gradient_rows)
     try:
         with computing(RoleConfig(threads=threads, gpus=float(device == "cuda"))):
             forwards, gradients = (
-                _rate(_pass(backbone, rows, device, has_gradient=each), rows, counted=counted if is_cut else None)
-                for each, counted in ((False, counts.forward_flops), (True, counts.gradient_flops))
+                _rate(_pass(backbone, size, device, has_gradient=each), size, counted=counted if is_cut else None)
+                for each, size, counted in (
+                    (False, rows, counts.forward_flops),
+                    (True, trained, counts.gradient_flops),
+                )
             )
             images = 1 if is_cut else min(config.model.decode_batch or rows, rows)
             latents = torch.zeros(images, *backbone.latent_shape, device=device)
             decoded = _rate(lambda: backbone.decode(latents), images, counted=counts.image_flops if is_cut else None)
     except torch.OutOfMemoryError as error:
         raise InputError(
-            f"a forward and backward of {rows} rows must fit into the device, got {one_line(error)}: lower"
-            " model.forward_batch"
+            f"a forward of {rows} rows and a forward and backward of {trained} must fit into the device, got"
+            f" {one_line(error)}: lower model.forward_batch"
         ) from error
     return Speed(
         device=torch.cuda.get_device_name() if device == "cuda" else f"CPU with {threads} threads",

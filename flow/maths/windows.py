@@ -44,6 +44,24 @@ def window_steps(
     return _inside(window, candidates, start, total=total)
 
 
+def longest_window(window: WindowConfig, *, candidates: Sequence[int], total: int) -> int:
+    """Count the stochastic steps of the longest window that a shard of any iteration can have.
+
+    Args:
+        window: the rule and its numbers.
+        candidates: eligible steps in ascending order.
+        total: T.
+
+    Returns:
+        Stochastic steps, at least 1 for a window that `require_trainable` accepts.
+    """
+    if window.rule == "all":
+        return len(candidates)
+    if window.rule == "branch":
+        return 1
+    return max(len(_inside(window, candidates, start, total=total)) for start in _starts(window, total))
+
+
 def require_trainable(window: WindowConfig, *, candidates: Sequence[int], total: int) -> None:
     """Refuse a window that may hold no stochastic step.
 

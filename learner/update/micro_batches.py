@@ -63,7 +63,7 @@ class NoisedBatch:
     weight: Float[Tensor, " N"] | None = None
     """The group's weight, for each member, where the objective weighs groups."""
     alike: ClassVar[int] = 1
-    """Every row has noise of its own."""
+    """No two rows have the same state."""
 
 
 Batch = TypeVar("Batch", MicroBatch, NoisedBatch)
@@ -323,7 +323,7 @@ def split_micro_batches(micro_batches: Iterable[Batch], *, most: int | None) -> 
 
 
 def require_alike(latents: Float[np.ndarray, "N C H W"], alike: int, *, k: int) -> None:
-    """Require each `alike` neighbouring rows to be the same state, bit for bit: one velocity is to serve them.
+    """Require each `alike` neighbouring rows to be the same state: one velocity is to serve them.
 
     Args:
         latents: the states x_k of a shard's rows.

@@ -15,6 +15,7 @@ COUNTS = Evaluations(
     images=0,
     pairs=0,
     learner=2400,
+    gradient_rows=24,
     forward_flops=2e12,
     gradient_flops=4e12,
 )

@@ -176,6 +176,44 @@ def test_the_adapter_old_costs_a_forward_for_each_pair_and_its_memory(tiny_confi
     assert nft.evaluations.rollout == 2 * 4 * 4
 
 
+ONE_STEP = {"rule": "random", "size": 1, "within": [0.0, 0.75]}
+SHORT_AT_FIRST = {"rule": "random", "size": 2, "within": [0.0, 1.0]}
+"""With four steps the last one has no noise, so some windows hold two stochastic steps and the last of them one."""
+
+
+@pytest.mark.parametrize(
+    ("sampling", "learner", "rows", "states"),
+    [
+        ({}, {}, 4, {9}),
+        ({"shared_noise": False}, {}, 4, {12}),
+        ({"window": ONE_STEP}, {}, 1, {1}),
+        ({"window": ONE_STEP, "shared_noise": False}, {}, 4, {4}),
+        ({"window": SHORT_AT_FIRST}, {}, 4, {1, 5}),
+        ({"window": ONE_STEP}, {"objective": "nft"}, 4, {4}),
+    ],
+)
+def test_members_with_one_state_share_a_gradient_and_the_longest_window_needs_memory(
+    tiny_config: Config, sampling: dict[str, Any], learner: dict[str, Any], rows: int, states: set[int]
+) -> None:
+    rule = {"rule": "uniform", "step_weights": {"rule": "none"}}
+    group = {"size": 4, "shard": 4, "per_iteration": 1}
+    found, seen = [], set()
+    for seed in range(6):
+        config = tiny_config(seed=seed, sampling=sampling, learner=learner, group=group, credit=rule)
+        found.append(estimate(config))
+        counts, old = found[-1].evaluations, bool(learner)
+        each = counts.gradient_flops / counts.forward_flops + old
+        seen.add(round(counts.learner / each))
+        assert counts.gradient_rows == rows
+    assert seen == states
+    assert len({each.learner["forward and backward"] for each in found}) == 1, (
+        "not that of the first iteration's window"
+    )
+    alone = estimate(tiny_config(sampling={"shared_noise": False}, group=group, credit=rule))
+    ratio = found[0].learner["forward and backward"] / alone.learner["forward and backward"]
+    assert ratio == 1.0 if rows == 4 else ratio < 0.6
+
+
 def test_a_shared_gpu_holds_both_sides_or_one_and_what_the_other_keeps() -> None:
     rollout = {"transformer": 50, "text encoders": 7, "context": 1, "largest step": 20}
     learner = {"transformer": 50, "text encoders": 7, "context": 1, "optimizer": 4, "forward and backward": 30}

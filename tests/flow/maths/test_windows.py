@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from deploy.presets import load_config
-from flow.maths.windows import require_trainable, window_steps
+from flow.maths.windows import longest_window, require_trainable, window_steps
 from protocol.config.sampling import WindowConfig
 from protocol.errors import ConfigError
 
@@ -93,3 +93,19 @@ def test_a_window_that_may_hold_no_stochastic_step_is_refused(window: dict[str, 
 @pytest.mark.parametrize("window", [{"rule": "all"}, {"rule": "branch"}, {"rule": "fixed", "first": 8, "size": 2}])
 def test_other_windows_are_taken(window: dict[str, Any]) -> None:
     require_trainable(WindowConfig(**window), candidates=CANDIDATES, total=TOTAL)
+
+
+@pytest.mark.parametrize(
+    ("window", "most"),
+    [
+        ({"rule": "all"}, 9),
+        ({"rule": "fixed", "first": 8, "size": 2}, 1),
+        ({"rule": "random", "size": 3, "within": (0.0, 0.5)}, 3),
+        ({"rule": "random", "size": 1, "within": (0.0, 0.5)}, 1),
+        ({"rule": "sliding", "size": 4}, 4),
+        ({"rule": "branch", "within": (0.0, 0.5)}, 1),
+    ],
+)
+def test_the_longest_window_is_that_of_some_iteration(window: dict[str, Any], most: int) -> None:
+    longest = longest_window(WindowConfig(**window), candidates=CANDIDATES, total=10)
+    assert longest == most == max(len(steps(iteration, **window)) for iteration in range(300))
