@@ -77,7 +77,7 @@ def counted(preset: str, substeps: int, *, lanes: int) -> tuple[RunConfig, Evalu
 
 
 def resized(config: RunConfig, *, actors: int, workers: int) -> RunConfig:
-    """Change the numbers of rollout actors and learner workers.
+    """Change the numbers of rollout actors and learner workers; each gets a GPU of its own.
 
     Args:
         config: of a run.
@@ -88,7 +88,7 @@ def resized(config: RunConfig, *, actors: int, workers: int) -> RunConfig:
         The changed config.
     """
     learner = config.cluster.learner.model_copy(update={"workers": workers})
-    cluster = config.cluster.model_copy(update={"rollout_actors": actors, "learner": learner})
+    cluster = config.cluster.model_copy(update={"layout": "separate", "rollout_actors": actors, "learner": learner})
     return config.model_copy(update={"cluster": cluster})
 
 
