@@ -149,7 +149,7 @@ def test_a_merged_step_leads_past_the_points_that_it_crosses(backbone: Backbone,
         states = torch.from_numpy(rollout.latents.copy())
         assert torch.equal(states[0, k], states[1, k]), "one trunk"
         with torch.no_grad():
-            transition, _ = policy.transition(states[:, k], k, conditioning=conditioning)
+            transition, _ = policy.transition(states[:, k], k, conditioning=conditioning, alike=2)
             assert np.array_equal(rollout.log_probs[:, 0], transition.log_prob(states[:, k + 1]).numpy())
             for crossed in range(k + 1, k + policy.span(k) + 1):
                 assert torch.equal(states[:, crossed], states[:, k + 1])

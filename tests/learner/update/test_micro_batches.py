@@ -192,7 +192,7 @@ def test_the_gradient_is_that_of_one_velocity_for_each_member(tiny_config: Confi
     for k, different in states.items():
         ours, evaluations = found(policy.alike, k)
         theirs, _ = found(alone, k)
-        assert relative_difference(theirs, ours) < 2e-6
+        assert relative_difference(theirs, ours) < 1e-5
         assert evaluations == branches * different
 
 
