@@ -155,13 +155,13 @@ class FlowPolicy:
     def alike(self, k: int, explored: Sequence[int], rows: int) -> int:
         """How many neighbouring rows of a shard have the same state before the stochastic step k.
 
-        Members with the same initial noise have all had the same state when the first stochastic step begins; where
-        branches split, two have. `transition` computes one velocity for them.
+        Members that share their initial noise are all in the same state when the first stochastic step begins; where
+        branches split, two are. `transition` computes one velocity for them.
 
         Args:
             k: the step, one of `explored`.
             explored: stochastic steps of the shard, ascending.
-            rows: of the shard that part in step k; members that share it count once.
+            rows: of the shard in step k; members that share the step count as one row.
 
         Returns:
             1 to `rows`.

@@ -147,7 +147,7 @@ def trajectory(
     Args:
         policy: gives every transition.
         initial: a row for each member, or one row that all share: then the steps have one row up to the first
-            stochastic step, where the members part. Rows that part have one velocity.
+            stochastic step, where the members part. Rows that part share one velocity.
         conditioning: from `policy.conditioning`.
         noise: standard normal noise [N, C, H, W] of step k; asked for the stochastic steps only. More rows than the
             state has: it parts there, each row into two, or a single one into all.

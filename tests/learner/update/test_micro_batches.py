@@ -196,7 +196,7 @@ def test_the_gradient_is_that_of_one_velocity_for_each_member(tiny_config: Confi
         assert evaluations == branches * different
 
 
-def test_a_step_that_all_members_share_takes_one_velocity_in_rollout_and_update(tiny_config: Config) -> None:
+def test_a_step_whose_state_all_members_share_takes_one_gradient(tiny_config: Config) -> None:
     config = tiny_config(**ONE_STEP, group={"size": 4, "shard": 4, "per_iteration": 2}, learner={"probe_every": 0})
     learner, policy = Learner(config), RolloutPolicy(config)
     metrics = iterate(learner, policy, config)
