@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from protocol.errors import ConfigError, one_line
@@ -33,76 +33,62 @@ def follow(client: "JobSubmissionClient", job: str, *, say: Callable[[str], None
     """
     from ray.job_submission import JobStatus
 
-    tail = Tail(client, job, say)
-    details = asyncio.run(tail.until_ended())
+    details = asyncio.run(_until_ended(client, job, say))
     if details.status == JobStatus.STOPPED:
         say(f"job {job} was stopped; the same command continues its run\n")
         return 0
     if details.driver_exit_code is None and details.status == JobStatus.FAILED:
         say(f"job {job} failed: {details.message}\n")
-    return (details.driver_exit_code or 0) if details.status == JobStatus.SUCCEEDED else details.driver_exit_code or 1
+    return details.driver_exit_code or (0 if details.status == JobStatus.SUCCEEDED else 1)
 
 
-class Tail:
-    """Follows one job's log, and takes it up again where it was when a connection breaks."""
+async def _until_ended(client: "JobSubmissionClient", job: str, say: Callable[[str], None]) -> Any:
+    """Return the job's details when it has ended (ConfigError: no answer for `FOLLOW_S`)."""
+    clock = asyncio.get_running_loop().time
+    heard, said = clock(), 0
 
-    def __init__(self, client: "JobSubmissionClient", job: str, say: Callable[[str], None]) -> None:
-        self._client = client
-        self._job = job
-        self._say = say
-        self._shown = 0
-
-    async def until_ended(self) -> Any:
-        """Return the job's details when it has ended (ConfigError: no answer for `FOLLOW_S`)."""
-        clock = asyncio.get_running_loop().time
-        heard = clock()
-        shown = asyncio.ensure_future(self._show())
-        try:
-            while True:
-                await asyncio.wait({shown}, timeout=AGAIN_S)
-                try:
-                    details = await asyncio.wait_for(apart(lambda: self._client.get_job_info(self._job)), FOLLOW_S)
-                    heard = clock()
-                    if shown.done() and shown.exception() is None and details.status.is_terminal():
-                        return details
-                except (TimeoutError, OSError, RuntimeError) as error:
-                    if clock() - heard >= FOLLOW_S:
-                        raise ConfigError(
-                            f"the cluster has not answered for {FOLLOW_S:g} s: {one_line(error)}; if it lives, job"
-                            f" {self._job} goes on: `ray job logs --follow {self._job}`"
-                        ) from None
-                if shown.done():
-                    await asyncio.sleep(AGAIN_S)
-                    shown = asyncio.ensure_future(self._show())
-        finally:
-            shown.cancel()
-
-    async def _show(self) -> None:
+    async def show() -> None:
+        """Follow the log; after a connection that broke, take it up again where it was."""
+        nonlocal said
         seen = 0
-        async for piece in self._client.tail_job_logs(self._job):
+        async for piece in client.tail_job_logs(job):
             seen += len(piece)
-            if seen > self._shown:
-                self._say(piece[len(piece) - (seen - self._shown) :])
-                self._shown = seen
+            if seen > said:
+                say(piece[len(piece) - (seen - said) :])
+                said = seen
+
+    shown = asyncio.ensure_future(show())
+    try:
+        while True:
+            await asyncio.wait({shown}, timeout=AGAIN_S)
+            try:
+                details = await asyncio.wait_for(_apart(lambda: client.get_job_info(job)), FOLLOW_S)
+                heard = clock()
+                if shown.done() and shown.exception() is None and details.status.is_terminal():
+                    return details
+            except (TimeoutError, OSError, RuntimeError) as error:
+                if clock() - heard >= FOLLOW_S:
+                    raise ConfigError(
+                        f"the cluster has not answered for {FOLLOW_S:g} s: {one_line(error)}; if it lives, job"
+                        f" {job} goes on: `ray job logs --follow {job}`"
+                    ) from None
+            if shown.done():
+                await asyncio.sleep(AGAIN_S)
+                shown = asyncio.ensure_future(show())
+    finally:
+        shown.cancel()
 
 
-def apart(function: Callable[[], Any]) -> "asyncio.Future[Any]":
+def _apart(function: Callable[[], Any]) -> "asyncio.Future[Any]":
     """Call a function on a thread that keeps no process alive: the job client's requests have no deadline."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Any] = loop.create_future()
-
-    def settle(value: Any, error: BaseException | None) -> None:
-        if not answer.done():
-            answer.set_exception(error) if error else answer.set_result(value)
+    answer: Future[Any] = Future()
+    answer.set_running_or_notify_cancel()  # a caller that gives up leaves the thread its answer to set
 
     def call() -> None:
-        value, error = None, None
         try:
-            value = function()
-        except Exception as raised:  # noqa: BLE001  handed to the caller
-            error = raised
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, value, error)
+            answer.set_result(function())
+        except Exception as error:  # noqa: BLE001  handed to the caller
+            answer.set_exception(error)
 
     threading.Thread(target=call, daemon=True).start()
-    return answer
+    return asyncio.wrap_future(answer)
