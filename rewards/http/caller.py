@@ -21,8 +21,6 @@ PASSING = frozenset({429, 500, 502, 503, 504})
 LONGEST_WAIT_S = 15.0
 MOST_BYTES = 16 * 1024 * 1024
 """Largest body of a reply, both as it is sent and unpacked."""
-
-
 HELLO_S = 10.0
 """Seconds within which a server must answer before a run."""
 
@@ -107,8 +105,8 @@ class HttpCaller:
         return retrying(self._once, method, path, request, until)
 
     def require_answer(self) -> None:
-        """Raise ScorerError if no server answers at the address within `HELLO_S`, whatever the answer is."""
-        asked = asyncio.run_coroutine_threadsafe(self._ask("GET", "", {}, min(self._timeout_s, HELLO_S)), _loop())
+        """Raise ScorerError if no server answers at the address within the timeout, whatever the answer is."""
+        asked = asyncio.run_coroutine_threadsafe(self._ask("GET", "", {}, self._timeout_s), _loop())
         try:
             asked.result()
         except (TimeoutError, self._broken, self._unreadable) as error:
@@ -144,6 +142,11 @@ class HttpCaller:
                     return response.status_code, None
         kind = response.headers.get("content-type", "").split(";")[0]
         return response.status_code, Reply(kind, bytes(body))
+
+
+def require_server(*, url: str, token_env: str | None = None, **_: Any) -> None:
+    """Raise ScorerError if nothing answers at `url` before a run, or the token is not set; a scorer's `ready`."""
+    HttpCaller(url, timeout_s=HELLO_S, tries=1, deadline_s=HELLO_S, token_env=token_env).require_answer()
 
 
 @cache

@@ -2,13 +2,39 @@
 
 import base64
 import json
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
-from protocol.errors import one_line
+from protocol.errors import ScorerError, one_line
 from rewards.http.caller import CallError, HttpCaller
 from rewards.images import encode_png
+
+
+def checked_pattern(pattern: str, instruction: str, *, of: str, **filled_in: str) -> re.Pattern[str]:
+    """Compile the pattern that finds an answer, and check the question.
+
+    Args:
+        pattern: regular expression with one group.
+        instruction: the question, which holds `{prompt}`.
+        of: name of the scorer, for the error.
+        filled_in: what else the instruction may hold.
+
+    Returns:
+        The pattern.
+
+    Raises:
+        ScorerError: one of them cannot be parsed or lacks its part.
+    """
+    try:
+        compiled = re.compile(pattern)
+        instruction.format(prompt="", **filled_in)
+    except (re.error, LookupError, ValueError) as error:
+        raise ScorerError(f"pattern or instruction of {of} cannot be read: {error}") from None
+    if compiled.groups != 1 or "{prompt}" not in instruction:
+        raise ScorerError(f"pattern of {of} must have one group, and its instruction must hold {{prompt}}")
+    return compiled
 
 
 class ChatModel:

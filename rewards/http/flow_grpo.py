@@ -9,6 +9,7 @@ unless `unpickle: true` is given. It is then read by a reader that builds plain 
 """
 
 import io
+import json
 import pickle
 from collections.abc import Sequence
 from functools import partial
@@ -18,7 +19,7 @@ import numpy as np
 
 from protocol.errors import ContractError, ScorerError, one_line
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.http.caller import HELLO_S, CallError, HttpCaller
+from rewards.http.caller import CallError, HttpCaller, require_server
 from rewards.http.wire import JSON, MSGPACK
 from rewards.images import encode_jpeg, encode_png
 from rewards.scores import joined, partly
@@ -57,6 +58,7 @@ class FlowGrpoServer:
     """Scores from such a server: `scores` of the reply are the values, its other lists of B numbers are components."""
 
     name = "flow_grpo"
+    ready = staticmethod(require_server)
 
     def __init__(
         self,
@@ -103,19 +105,9 @@ class FlowGrpoServer:
             )
         self._encode = partial(encode_jpeg, quality=quality) if image_format == "jpeg" else encode_png
         self._caller = HttpCaller(url, timeout_s=timeout_s, tries=tries, deadline_s=deadline_s)
-        self._send, self._values, self._only_strict, self._unpickle, self._batch = (
-            send,
-            values,
-            only_strict,
-            unpickle,
-            batch,
-        )
+        self._send, self._values, self._only_strict = send, values, only_strict
+        self._unpickle, self._batch = unpickle, batch
         self.low, self.high = float(low), float(high)
-
-    @staticmethod
-    def ready(*, url: str, **_: Any) -> None:
-        """Raise ScorerError if nothing answers there."""
-        HttpCaller(url, timeout_s=HELLO_S, tries=1, deadline_s=HELLO_S).require_answer()
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
@@ -127,11 +119,8 @@ class FlowGrpoServer:
         Raises:
             ContractError: a reply that cannot be read, or without one score an image.
         """
-        parts = []
-        for start in range(0, len(images), self._batch):
-            rows = slice(start, start + self._batch)
-            parts.append(self._score_part(images[rows], prompts[rows], metadata[rows]))
-        return joined(parts)
+        requests = [slice(start, start + self._batch) for start in range(0, len(images), self._batch)]
+        return joined([self._score_part(images[rows], prompts[rows], metadata[rows]) for rows in requests])
 
     def _score_part(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         question: dict[str, Any] = {"images": [self._encode(image) for image in images]}
@@ -156,8 +145,6 @@ class FlowGrpoServer:
     def _read(self, data: bytes, kind: str) -> dict[str, Any]:
         try:
             if kind == JSON:
-                import json
-
                 reply = json.loads(data)
             elif kind == MSGPACK:
                 import msgpack

@@ -6,17 +6,15 @@ The answer is parsed strictly: exactly one line must match the pattern, with a n
 missing score, never 0.
 """
 
-import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
 from protocol.errors import ScorerError
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.http.caller import HELLO_S, HttpCaller
-from rewards.http.chat import ChatModel
+from rewards.http.caller import HttpCaller, require_server
+from rewards.http.chat import ChatModel, checked_pattern
 from rewards.scores import partly
 
 PATTERN = r"(?m)^\s*Final Score:\s*(-?\d+(?:\.\d+)?)\s*$"
@@ -36,6 +34,7 @@ class VlmJudge:
     """
 
     name = "vlm_judge"
+    ready = staticmethod(require_server)
 
     def __init__(
         self,
@@ -72,13 +71,7 @@ class VlmJudge:
         Raises:
             ScorerError: a setting is out of range or cannot be parsed.
         """
-        try:
-            self._pattern = re.compile(pattern)
-            instruction.format(prompt="", low="", high="")
-        except (re.error, LookupError, ValueError) as error:
-            raise ScorerError(f"pattern or instruction of vlm_judge cannot be read: {error}") from None
-        if self._pattern.groups != 1 or "{prompt}" not in instruction:
-            raise ScorerError("pattern of vlm_judge must have one group, and its instruction must hold {prompt}")
+        self._pattern = checked_pattern(pattern, instruction, of="vlm_judge", low="", high="")
         if not low < high or high <= 0:
             raise ScorerError(f"low must be less than high and high above 0, got {low} and {high}")
         caller = HttpCaller(url, timeout_s=timeout_s, tries=tries, deadline_s=deadline_s, token_env=token_env)
@@ -86,11 +79,6 @@ class VlmJudge:
         self._threads = ThreadPoolExecutor(max_workers=parallel, thread_name_prefix="vlm-judge")
         self._instruction, self._low, self._high = instruction, low, high
         self.low, self.high = low / high, 1.0
-
-    @staticmethod
-    def ready(*, url: str, token_env: str | None = None, **_: Any) -> None:
-        """Raise ScorerError if nothing answers there, or the token is not set."""
-        HttpCaller(url, timeout_s=HELLO_S, tries=1, deadline_s=HELLO_S, token_env=token_env).require_answer()
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:

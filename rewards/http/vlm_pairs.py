@@ -4,15 +4,11 @@ rewards: {wins: {scorer: win_rate, sees: group, args: {compare: "rewards.http.vl
                  settings: {url: "http://127.0.0.1:8000/v1", model: "UnifiedReward-Think-7b"}}}}
 """
 
-import re
-from typing import Any
-
 import numpy as np
 
-from protocol.errors import ScorerError
 from protocol.messages import Metadata
-from rewards.http.caller import HELLO_S, HttpCaller
-from rewards.http.chat import ChatModel
+from rewards.http.caller import HttpCaller, require_server
+from rewards.http.chat import ChatModel, checked_pattern
 
 PATTERN = r"(?m)^\s*Better Image:\s*(1|2|tie)\s*$"
 INSTRUCTION = (
@@ -27,6 +23,8 @@ SHARES = {"1": 1.0, "2": 0.0, "tie": 0.5}
 
 class VlmPairs:
     """Asks which of two images is better, at temperature 0."""
+
+    ready = staticmethod(require_server)
 
     def __init__(
         self,
@@ -57,20 +55,9 @@ class VlmPairs:
         Raises:
             ScorerError: a setting is out of range or cannot be parsed.
         """
-        try:
-            self._pattern = re.compile(pattern)
-            instruction.format(prompt="")
-        except (re.error, LookupError, ValueError) as error:
-            raise ScorerError(f"pattern or instruction of VlmPairs cannot be read: {error}") from None
-        if self._pattern.groups != 1 or "{prompt}" not in instruction:
-            raise ScorerError("pattern of VlmPairs must have one group, and its instruction must hold {prompt}")
+        self._pattern = checked_pattern(pattern, instruction, of="VlmPairs")
         caller = HttpCaller(url, timeout_s=timeout_s, tries=tries, deadline_s=deadline_s, token_env=token_env)
         self._chat, self._instruction = ChatModel(caller, model=model, max_tokens=max_tokens), instruction
-
-    @staticmethod
-    def ready(*, url: str, token_env: str | None = None, **_: Any) -> None:
-        """Raise ScorerError if nothing answers there, or the token is not set."""
-        HttpCaller(url, timeout_s=HELLO_S, tries=1, deadline_s=HELLO_S, token_env=token_env).require_answer()
 
     def compare(self, first: np.ndarray, second: np.ndarray, prompt: str, metadata: Metadata) -> tuple[float, str]:
         """Return 1 if the first image is better, 0 the second, ½ neither, or NaN and why there is no answer.
