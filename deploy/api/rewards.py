@@ -19,7 +19,7 @@ from deploy.api.auth import Access
 from deploy.api.middleware import Guard
 from deploy.api.problems import Problem, add_problem_handlers, documented
 from protocol.errors import ContractError, InputError
-from protocol.messages import Scores
+from protocol.messages import Prompt, Scores
 from rewards.http.wire import (
     JSON,
     MSGPACK,
@@ -30,10 +30,10 @@ from rewards.http.wire import (
     Read,
     ScoreCall,
     ScoreReply,
+    ScorerFacts,
     ScorerList,
     answers_of,
-    facts_of,
-    prompt_of,
+    finite,
     read_message,
     write_message,
 )
@@ -141,7 +141,8 @@ async def scorer_list(request: Request) -> Response:
     """Return what is served, and the range of each scorer's values."""
     served: dict[str, ServedScorer] = request.app.state.served
     facts = tuple(
-        facts_of(name, item.scorer.low, item.scorer.high, sees=item.scorer.sees) for name, item in served.items()
+        ScorerFacts(name=name, low=finite(item.scorer.low), high=finite(item.scorer.high), sees=item.scorer.sees)
+        for name, item in served.items()
     )
     return _reply(ScorerList(scorers=facts), request)
 
@@ -151,8 +152,9 @@ async def check(request: Request) -> Response:
     """Answer whether prompts can be scored."""
     call = await _read(CheckCall, request)
     scorer = _find(request, call.scorer).scorer
+    prompts = [Prompt(index=line.index, text=line.text, metadata=line.metadata) for line in call.prompts]
     try:
-        await asyncio.to_thread(scorer.check, [prompt_of(line) for line in call.prompts])
+        await asyncio.to_thread(scorer.check, prompts)
     except InputError as error:
         return _reply(CheckReply(problem=str(error)), request)
     return _reply(CheckReply(), request)

@@ -73,7 +73,7 @@ class RemoteScorer:
             raise ScorerError(
                 f"wire must be msgpack or json, batch and parallel at least 1, got {wire!r}, {batch}, {parallel}"
             )
-        self._kind, self._batch, self._scorer = KINDS[wire], batch, scorer
+        self._kind, self.name = KINDS[wire], scorer
         self._caller = HttpCaller(url, timeout_s=timeout_s, tries=tries, deadline_s=deadline_s, token_env=token_env)
         self._threads = ThreadPoolExecutor(max_workers=parallel, thread_name_prefix="remote-scorer")
         try:
@@ -83,19 +83,16 @@ class RemoteScorer:
         facts = {item.name: item for item in served.scorers}
         if scorer not in facts:
             raise ScorerError(f"the service at {url} serves no {scorer!r}: {suggest(scorer, facts)}")
-        low, high = facts[scorer].low, facts[scorer].high
-        self.name = scorer
+        low, high, self.sees = facts[scorer].low, facts[scorer].high, facts[scorer].sees
         self.low = -float("inf") if low is None else low
         self.high = float("inf") if high is None else high
-        self.sees = facts[scorer].sees
-        if self.sees == "group":
-            self._batch = MOST_ITEMS
+        self._batch = MOST_ITEMS if self.sees == "group" else batch
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Raise PromptError if the served scorer refuses the prompts, ScorerError if the service does not answer."""
         lines = [PromptLine(index=p.index, text=p.text, metadata=dict(p.metadata)) for p in prompts]
         for first in range(0, len(lines), MOST_ITEMS):
-            call = CheckCall(scorer=self._scorer, prompts=tuple(lines[first : first + MOST_ITEMS]))
+            call = CheckCall(scorer=self.name, prompts=tuple(lines[first : first + MOST_ITEMS]))
             try:
                 reply = self._post("/v1/check", call, CheckReply)
             except CallError as error:
@@ -121,12 +118,12 @@ class RemoteScorer:
             Item(image=encode_png(images[row]), prompt=prompts[row], metadata=dict(metadata[row])) for row in rows
         )
         try:
-            reply = self._post("/v1/score", ScoreCall(scorer=self._scorer, items=items), ScoreReply)
+            reply = self._post("/v1/score", ScoreCall(scorer=self.name, items=items), ScoreReply)
         except CallError as error:
             return Scores.missing(len(rows), str(error))
-        if reply.scorer != self._scorer or len(reply.items) != len(rows):
+        if reply.scorer != self.name or len(reply.items) != len(rows):
             got = f"{len(reply.items)} of {reply.scorer!r}"
-            raise ContractError(f"a reply must hold {len(rows)} answers of {self._scorer!r}, got {got}")
+            raise ContractError(f"a reply must hold {len(rows)} answers of {self.name!r}, got {got}")
         return scores_of(reply.items)
 
     def _post(self, path: str, message: Message, reply: type[Read]) -> Read:

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protocol.errors import ContractError
-from protocol.messages import Prompt, Scores
+from protocol.messages import Scores
 from rewards.scores import partly
 
 MSGPACK, JSON = "application/msgpack", "application/json"
@@ -149,9 +149,9 @@ def answers_of(scores: Scores) -> tuple[ItemAnswer, ...]:
     """Convert scores to answers, NaN to null."""
     return tuple(
         ItemAnswer(
-            value=_number(scores.values[row]),
+            value=finite(scores.values[row]),
             reason=scores.reasons[row],
-            components={name: _number(part[row]) for name, part in scores.components.items()},
+            components={name: finite(part[row]) for name, part in scores.components.items()},
         )
         for row in range(len(scores.reasons))
     )
@@ -175,24 +175,9 @@ def scores_of(answers: Sequence[ItemAnswer]) -> Scores:
     )
 
 
-def facts_of(name: str, low: float, high: float, *, sees: Literal["image", "group"] = "image") -> ScorerFacts:
-    """Return the facts of a scorer whose values lie in [low, high]; an infinite bound becomes null.
-
-    Args:
-        name: the scorer's, in the service.
-        low: least value of a score.
-        high: largest value of a score.
-        sees: what it gets in one call.
-
-    Returns:
-        The facts, ready to be sent.
-    """
-    return ScorerFacts(name=name, low=_number(low), high=_number(high), sees=sees)
-
-
-def prompt_of(line: PromptLine) -> Prompt:
-    """Convert a line to a prompt."""
-    return Prompt(index=line.index, text=line.text, metadata=line.metadata)
+def finite(value: float) -> float | None:
+    """The number as messages hold it; None if it is NaN or infinite."""
+    return float(value) if np.isfinite(value) else None
 
 
 def _unpacked(data: bytes) -> Any:
@@ -213,10 +198,6 @@ def _unpacked(data: bytes) -> Any:
 def _bound(values: int) -> None:
     if values > MOST_VALUES:
         raise ContractError(f"a message may have {MOST_VALUES} values beside its images: send fewer at once")
-
-
-def _number(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 def _nan(value: float | None) -> float:
