@@ -27,7 +27,7 @@ from deploy.api.source import Source
 from deploy.api.sse import LINES_AT_ONCE, Position, event_stream
 from deploy.monitor.summary import values_of
 from deploy.monitor.trajectories import sheet
-from protocol.commands import Command, CommandKind, Count, new_command
+from protocol.commands import Command, Count, new_command
 from protocol.errors import ContractError, DamagedError
 from protocol.status import (
     ENDED,
@@ -162,12 +162,9 @@ async def metrics(
     lines: list[MetricLine] = await request.app.state.source.lines(run, since=since, limit=limit)
     if names is None:
         return lines
-    wanted = [name.strip() for name in names.split(",")]
+    wanted = ["iteration", *(name.strip() for name in names.split(","))]
     return [
-        MetricLine(
-            seq=line.seq,
-            values={k: v for k, v in line.values.items() if k == "iteration" or is_wanted(k, wanted)},
-        )
+        MetricLine(seq=line.seq, values={k: v for k, v in line.values.items() if is_wanted(k, wanted)})
         for line in lines
     ]
 
@@ -235,10 +232,9 @@ async def prometheus(request: Request) -> Response:
     for status in statuses:
         if status.phase in ENDED:
             continue
-        lines: list[MetricLine] = []
         with suppress(DamagedError):  # each run fails alone
-            lines = await request.app.state.source.lines(status.run, since=max(0, status.lines - 2), limit=2)
-        newest[status.run] |= {name: value for line in lines for name, value in line.values.items()}
+            for line in await request.app.state.source.lines(status.run, since=max(0, status.lines - 2), limit=2):
+                newest[status.run] |= line.values
     return Response(exposition(statuses, newest), media_type=CONTENT_TYPE)
 
 
@@ -251,26 +247,17 @@ async def scale(request: Request, response: Response, run: RunName, pool: PoolNa
         raise Problem(404, f"no such pool: the pools are {', '.join(held.name for held in status.pools) or 'none'}")
     if not found.is_resizable:
         raise Problem(409, f"{pool} cannot be scaled: {FIXED_SIZE}")
-    return await _ask(request, response, run, kind="scale", pool=pool, count=size.count)
+    return await _ask(request, response, run, new_command("scale", pool=pool, count=size.count))
 
 
 @_control.post("/runs/{run}/commands", status_code=202, responses=documented(404, 409, 422, 429))
 async def order(request: Request, response: Response, run: RunName, body: Order) -> Command:
     """Pause, resume, write a checkpoint or stop; the answer's `id` leads to the outcome."""
     await _running(request, run)
-    return await _ask(request, response, run, kind=body.command)
+    return await _ask(request, response, run, new_command(body.command))
 
 
-async def _ask(
-    request: Request,
-    response: Response,
-    run: str,
-    *,
-    kind: CommandKind,
-    pool: str | None = None,
-    count: int | None = None,
-) -> Command:
-    command = new_command(kind, pool=pool, count=count)
+async def _ask(request: Request, response: Response, run: str, command: Command) -> Command:
     await request.app.state.source.ask(run, command)
     response.headers["Location"] = f"/runs/{run}/commands/{command.id}"
     return command
