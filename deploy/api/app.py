@@ -18,13 +18,13 @@ from pydantic import BaseModel, ConfigDict
 
 from deploy.api.auth import Access
 from deploy.api.cache import StatusCache
-from deploy.api.history.curves import is_wanted
-from deploy.api.history.routes import History, history
+from deploy.api.history.curves import LINES_AT_ONCE, CurveCache, is_wanted
+from deploy.api.history.routes import JSON, RunName, history
 from deploy.api.middleware import Guard
 from deploy.api.problems import Problem, add_problem_handlers, documented
 from deploy.api.prometheus import CONTENT_TYPE, exposition
 from deploy.api.source import Source
-from deploy.api.sse import LINES_AT_ONCE, Position, event_stream
+from deploy.api.sse import Position, event_stream
 from deploy.monitor.summary import values_of
 from deploy.monitor.trajectories import sheet
 from protocol.commands import Command, Count, new_command
@@ -33,7 +33,6 @@ from protocol.status import (
     ENDED,
     FIXED_SIZE,
     POOL,
-    RUN_ID,
     MetricLine,
     RunStatus,
     RunSummary,
@@ -48,8 +47,6 @@ STREAMS = 64
 """Event streams that one server keeps open."""
 BODY_BYTES = 4_096
 """Largest body of a request."""
-JSON = "application/json"
-RunName = Annotated[str, Path(pattern=RUN_ID, description="A run's name, as GET /runs lists it.")]
 PoolName = Annotated[str, Path(pattern=POOL, description="`rollout`, `reward/<scorer>` or `learner`.")]
 CommandName = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]
 Iteration = Annotated[int, Path(ge=1, le=10**9)]
@@ -93,7 +90,7 @@ def make_app(source: Source, access: Access) -> FastAPI:
         description="The status of training runs, and commands to them.",
     )
     app.state.source, app.state.cache, app.state.streams = source, StatusCache(source), 0
-    app.state.history = History(source)
+    app.state.curves, app.state.drawing = CurveCache(source), asyncio.Lock()
     add_problem_handlers(app)
     app.add_middleware(Guard, max_body_bytes=BODY_BYTES, hosts=access.hosts)
     app.include_router(_open)

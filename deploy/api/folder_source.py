@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,8 @@ SCAN_S = 2.0
 """Seconds between two scans of the folder."""
 FILES_HELD = 16
 """Runs whose events and commands are kept in memory."""
-Stamp = tuple[tuple[int, int], ...]
-"""When the metrics and the status file were changed, and their sizes."""
+Stamps = tuple[tuple[int, int], ...]
+"""When files were changed, and their sizes."""
 
 
 @dataclass
@@ -40,8 +41,8 @@ class _Run:
     path: Path
     """Without links."""
     board: "Board | None" = None
-    status: tuple[Stamp, RunStatus] | None = None
-    outline: tuple[Stamp, Outline] | None = None
+    status: tuple[Stamps, RunStatus] | None = None
+    outline: tuple[Stamps, Outline] | None = None
     beats: tuple[object, float] | None = None
     """Of the folder's lease, and when they were first seen, on this process's clock."""
 
@@ -57,7 +58,6 @@ class FolderSource:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._runs: dict[str, _Run] = {}
-        self._files: dict[Path, tuple[Stamp, StatusFile | None]] = {}
         self._scanned: float | None = None
         self._scanning = asyncio.Lock()
 
@@ -108,7 +108,7 @@ class FolderSource:
             return []
         if board := await self._live(found):
             return await board.events(found.name, since=since, limit=limit)
-        file = await asyncio.to_thread(self._file, found)
+        file = await asyncio.to_thread(_file, found)
         return [event for event in file.events if event.number > since][:limit] if file else []
 
     async def folder(self, run: str) -> Path | None:
@@ -130,7 +130,7 @@ class FolderSource:
             return None
         if board := await self._live(found):
             return await board.command(found.name, command)
-        file = await asyncio.to_thread(self._file, found)
+        file = await asyncio.to_thread(_file, found)
         return next((held for held in file.commands if held.id == command), None) if file else None
 
     async def ask(self, run: str, command: Command) -> None:
@@ -169,16 +169,6 @@ class FolderSource:
             except BoardError:
                 return None
         return board
-
-    def _file(self, run: _Run) -> StatusFile | None:
-        """The run's `status.json` with its events and commands; read again when it has changed."""
-        stamp, held = _stamp(run), self._files.get(run.path)
-        if held is None or held[0] != stamp:
-            held = stamp, status_of(run.path)
-            while len(self._files) >= FILES_HELD:
-                self._files.pop(next(iter(self._files)), None)
-            self._files[run.path] = held
-        return held[1]
 
 
 async def _close(runs: Iterable[_Run]) -> None:
@@ -239,12 +229,22 @@ def _filed(name: str, run: _Run) -> RunStatus:
     return status.model_copy(update={"stale_since": status.updated} if is_silent else {"silent_s": 0.0})
 
 
+def _file(run: _Run) -> StatusFile | None:
+    """The run's `status.json` with its events and commands."""
+    return _read_file(run.path, stamps_of(run.path, STATUS))
+
+
+@lru_cache(maxsize=FILES_HELD)
+def _read_file(run: Path, _stamps: Stamps) -> StatusFile | None:
+    """A file is read once as long as it stays the same."""
+    return status_of(run)
+
+
 def _held(name: str, run: _Run) -> RunStatus:
     """What the run left in its folder; read again when a file has changed."""
-    stamp = _stamp(run)
-    held = run.status
-    if held is None or held[0] != stamp or held[1].run != name:
-        held = run.status = stamp, _read_status(name, run)
+    stamps, held = stamps_of(run.path, METRICS, STATUS), run.status
+    if held is None or held[0] != stamps or held[1].run != name:
+        held = run.status = stamps, _read_status(name, run)
     return held[1]
 
 
@@ -274,7 +274,7 @@ def _told_from(name: str, path: Path, lines: list[MetricLine], done: int) -> Run
     except RunFolderError:
         iterations = 0
     newest = next((line.values for line in reversed(lines) if overview.is_iteration(line)), {})
-    changed = max(moment for moment, _ in _stamps(path, METRICS, CONFIG)) / 1e9
+    changed = max(moment for moment, _ in stamps_of(path, METRICS, CONFIG)) / 1e9
     stages = overview.stages_of(newest)
     return RunStatus(
         run=name,
@@ -298,18 +298,15 @@ def _page(run: _Run, since: int, limit: int) -> list[MetricLine]:
 
 def _outline(run: _Run) -> Outline:
     """The outline of the run's metrics; read again when the file has changed."""
-    stamp, held = _stamps(run.path, METRICS), run.outline
-    if held is None or held[0] != stamp:
-        held = run.outline = stamp, outline_of(run.path / METRICS)
+    stamps, held = stamps_of(run.path, METRICS), run.outline
+    if held is None or held[0] != stamps:
+        held = run.outline = stamps, outline_of(run.path / METRICS)
     return held[1]
 
 
-def _stamp(run: _Run) -> Stamp:
-    return _stamps(run.path, METRICS, STATUS)
-
-
-def _stamps(path: Path, *names: str) -> Stamp:
-    return tuple(_changed(path / name) for name in names)
+def stamps_of(folder: Path, *names: str) -> Stamps:
+    """When files of a folder were changed, and their sizes; zeros for one that is not there."""
+    return tuple(_changed(folder / name) for name in names)
 
 
 def _changed(path: Path) -> tuple[int, int]:

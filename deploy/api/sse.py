@@ -7,13 +7,14 @@ from fastapi.sse import ServerSentEvent
 from pydantic import BaseModel, Field
 
 from deploy.api.cache import StatusCache
+from deploy.api.history.curves import LINES_AT_ONCE
 from deploy.api.problems import Problem
 from deploy.api.source import Source
 from protocol.errors import BoardError
 
 POLL_S = 1.0
 """Seconds between two readings."""
-LINES_AT_ONCE, EVENTS_AT_ONCE = 1_000, 200
+EVENTS_AT_ONCE = 200
 
 
 class Position(BaseModel):

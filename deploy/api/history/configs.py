@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from deploy.api.folder_source import Stamps, stamps_of
 from deploy.folder.names import CONFIG
 from deploy.folder.read import config_of
 from protocol.errors import RunFolderError
@@ -60,7 +61,7 @@ def view(run: Path) -> RunConfigView:
 
 def compare(runs: Mapping[str, Path]) -> Differences:
     """Compare the configs of run folders, by name of the run."""
-    read = {name: found for name, path in runs.items() if (found := _lately(path))}
+    read = {name: found for name, path in runs.items() if (found := _read(path, stamps_of(path, CONFIG)))}
     fields = [each.fields for each in read.values()]
     keys = [key for key in dict.fromkeys(key for each in fields for key in each) if key != SEED]
     differing = [key for key in keys if any(each.get(key) != fields[0].get(key) for each in fields[1:])]
@@ -81,16 +82,8 @@ def compare(runs: Mapping[str, Path]) -> Differences:
     )
 
 
-def _lately(run: Path) -> "_Read | None":
-    try:
-        found = (run / CONFIG).stat()
-    except OSError:
-        return None
-    return _read(run, found.st_mtime_ns, found.st_size)
-
-
 @lru_cache(maxsize=RUNS_HELD)
-def _read(run: Path, *_changed: int) -> "_Read | None":
+def _read(run: Path, _stamps: Stamps) -> "_Read | None":
     """A file is read once as long as it stays the same."""
     try:
         return _Read(run)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
+from deploy.api.folder_source import Stamps, stamps_of
 from deploy.folder.heldout import SCORE, HeldoutScores, read_heldout
 from deploy.folder.names import GALLERY
 from protocol.files import by_iteration
@@ -67,50 +68,25 @@ class GalleryImages(Document):
 
 def scores(run: Path, reading: str) -> Evaluations:
     """Return scores by prompt and evaluation; `reading` names them, and an unknown one has none."""
-    found = _lately(run)
-    galleries = galleries_of(run)
-    if not found:
-        return Evaluations(
-            readings=[],
-            reading=reading,
-            iterations=[],
-            prompts=[],
-            tags=[],
-            scores=[],
-            left_out=0,
-            galleries=galleries,
-        )
+    found = _read(run, stamps_of(run, GALLERY))
+    prompts, tags, held = (found[-1].prompts, found[-1].tags, found[-1].scores) if found else ([], [], {})
     shown = _spread(found)
-    newest = found[-1]
-    prompts, tags = newest.prompts[:MOST_PROMPTS], newest.tags[:MOST_PROMPTS]
     return Evaluations(
-        readings=[SCORE, *sorted(name for name in newest.scores if name != SCORE)],
+        readings=sorted(held, key=lambda name: (name != SCORE, name)),
         reading=reading,
         iterations=[each.iteration for each in shown],
-        prompts=prompts,
-        tags=tags,
-        scores=[_means(each, reading, newest.prompts)[: len(prompts)] for each in shown],
-        left_out=len(newest.prompts) - len(prompts),
-        galleries=galleries,
+        prompts=prompts[:MOST_PROMPTS],
+        tags=tags[:MOST_PROMPTS],
+        scores=[_means(each, reading, prompts)[:MOST_PROMPTS] for each in shown],
+        left_out=max(0, len(prompts) - MOST_PROMPTS),
+        galleries=list(by_iteration(run / GALLERY, ".npz")),
     )
 
 
-def _lately(run: Path) -> list[HeldoutScores]:
-    try:
-        return _read(run, (run / GALLERY).stat().st_mtime_ns)
-    except OSError:
-        return []
-
-
 @lru_cache(maxsize=RUNS_HELD)
-def _read(run: Path, _changed: int) -> list[HeldoutScores]:
+def _read(run: Path, _stamps: Stamps) -> list[HeldoutScores]:
     """A run's evaluations are read once until one is added."""
     return sorted(read_heldout(run), key=lambda each: each.iteration)
-
-
-def galleries_of(run: Path) -> list[int]:
-    """List the iterations whose images a run folder keeps."""
-    return list(by_iteration(run / GALLERY, ".npz"))
 
 
 def images_of(run: Path, iteration: int) -> GalleryImages | None:
@@ -148,9 +124,7 @@ def images_of(run: Path, iteration: int) -> GalleryImages | None:
 
 
 def _spread(found: list[HeldoutScores]) -> list[HeldoutScores]:
-    if len(found) <= MOST_EVALUATIONS:
-        return found
-    return [found[int(index)] for index in np.linspace(0, len(found) - 1, MOST_EVALUATIONS)]
+    return [found[int(index)] for index in np.linspace(0, len(found) - 1, min(len(found), MOST_EVALUATIONS))]
 
 
 def _means(held: HeldoutScores, reading: str, prompts: list[str]) -> list[float | None]:

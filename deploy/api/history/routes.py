@@ -8,10 +8,9 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 
 from deploy.api.history.configs import Differences, RunConfigView, compare, view
-from deploy.api.history.curves import MOST_POINTS, POINTS, By, CurveCache, Curves
+from deploy.api.history.curves import MOST_POINTS, POINTS, By, Curves
 from deploy.api.history.evaluations import Evaluations, GalleryImages, images_of, scores
 from deploy.api.problems import Problem, documented
-from deploy.api.source import Source
 from deploy.folder.names import CHECKPOINTS, CONFIG, EVENTS, METRICS
 from protocol.errors import RunFolderError
 from protocol.files import by_iteration
@@ -31,15 +30,6 @@ Listed = Annotated[str, Query(pattern=RUN_ID)]
 history = APIRouter(responses=documented(401))
 
 
-class History:
-    """What the routes keep between requests; made by the API."""
-
-    def __init__(self, source: Source) -> None:
-        """Read from `source` when asked."""
-        self.curves = CurveCache(source)
-        self.drawing = asyncio.Lock()
-
-
 @history.get("/runs/{run}/curves", response_model=Curves, responses=documented(404, 422))
 async def curves(
     request: Request,
@@ -53,7 +43,7 @@ async def curves(
     """Return metrics of the whole run, or of a part of the axis, as at most `points` points with their ranges."""
     status = await request.app.state.cache.status(run)
     wanted = [name.strip() for name in names.split(",") if name.strip()]
-    found = await request.app.state.history.curves.curves(status, wanted, by=by, points=points, window=(start, end))
+    found = await request.app.state.curves.curves(status, wanted, by=by, points=points, window=(start, end))
     return Response(await asyncio.to_thread(found.model_dump_json, exclude_none=True), media_type=JSON)
 
 
@@ -127,7 +117,7 @@ async def report(request: Request, run: Annotated[list[Listed], Query(min_length
     from deploy.report.runs import read_runs
 
     folders = [await _folder(request, name) for name in dict.fromkeys(run)]
-    async with request.app.state.history.drawing:
+    async with request.app.state.drawing:
         try:
             text = await asyncio.to_thread(lambda: report_of(read_runs(folders)))
         except RunFolderError as error:
