@@ -15,14 +15,18 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 log = logging.getLogger(__name__)
-HEAD_S, BODY_S = 10.0, 120.0
-"""Seconds in which the head of a request must have arrived, and then its body."""
 MOST_CONNECTIONS = 512
+"""Connections at one time, or half of the files that the process may open, if that is less."""
 BACKLOG = 64
 """Connections that may wait to be accepted; all of them are accepted at once."""
 LOG_EVERY_S = 10.0
 LIMITED_LOGS = ("uvicorn.error", "asyncio", "deploy.api.problems", __name__)
 """Loggers of what a client can cause as often as it likes."""
+
+
+def _most_connections() -> int:
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MOST_CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(MOST_CONNECTIONS, files // 2))
 
 
 class BoundedConnection(H11Protocol):
@@ -31,13 +35,16 @@ class BoundedConnection(H11Protocol):
     So a client that sends its request at once is served, however many others are connected and send nothing.
     """
 
-    head_s, body_s, most = HEAD_S, BODY_S, MOST_CONNECTIONS
+    head_s, body_s = 10.0, 120.0
+    """Seconds in which the head of a request must have arrived, and then its body."""
+    most = _most_connections()
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._seconds: float | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._since = 0.0
+        self.since = 0.0
+        """When the waiting began, on the event loop's clock."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
@@ -70,11 +77,6 @@ class BoundedConnection(H11Protocol):
         """Whether a request's head is waited for."""
         return self._seconds == self.head_s
 
-    @property
-    def since(self) -> float:
-        """When the waiting began, on the event loop's clock."""
-        return self._since
-
     def give_up(self) -> None:
         """Close the connection without an answer."""
         self.connections.discard(self)
@@ -87,27 +89,8 @@ class BoundedConnection(H11Protocol):
             return
         if self._timer:
             self._timer.cancel()
-        self._seconds, self._since = seconds, self.loop.time()
+        self._seconds, self.since = seconds, self.loop.time()
         self._timer = self.loop.call_later(seconds, self.give_up) if seconds else None
-
-
-def bounded_connections(
-    *, head_s: float = HEAD_S, body_s: float = BODY_S, most: int | None = None
-) -> type[BoundedConnection]:
-    """Make the class of a server's connections, uvicorn's `http`.
-
-    Args:
-        head_s: seconds for the head of a request.
-        body_s: seconds for its body.
-        most: connections at one time; by default `MOST_CONNECTIONS`, or half of the files that the process may open.
-
-    Returns:
-        The class.
-    """
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    fit = MOST_CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(MOST_CONNECTIONS, files // 2))
-    bounds = {"head_s": head_s, "body_s": body_s, "most": most or fit}
-    return type("Connection", (BoundedConnection,), bounds)
 
 
 class Sparing(logging.Filter):

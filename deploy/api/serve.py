@@ -51,7 +51,7 @@ def serve_until_interrupted(
     """
     import uvicorn
 
-    from deploy.api.connections import BACKLOG, bounded_connections, log_sparingly
+    from deploy.api.connections import BACKLOG, BoundedConnection, log_sparingly
 
     class Server(uvicorn.Server):
         is_lingering = False
@@ -70,7 +70,7 @@ def serve_until_interrupted(
         server_header=False,
         timeout_graceful_shutdown=grace_s,
         lifespan="on",
-        http=bounded_connections(),
+        http=BoundedConnection,
         backlog=BACKLOG,
     )
     log_sparingly()

@@ -15,7 +15,7 @@ import httpx2
 import pytest
 from fastapi import FastAPI, Request
 
-from deploy.api.connections import Sparing, bounded_connections
+from deploy.api.connections import BoundedConnection, Sparing
 from tests.support.paths import ROOT
 from tests.support.rewards.reward_servers import uvicorn_of
 
@@ -32,7 +32,7 @@ def app_with(**bounds: float) -> Iterator[tuple[str, int]]:
     async def length(request: Request) -> int:
         return len(await request.body())
 
-    with uvicorn_of(app, http=bounded_connections(**bounds)) as url:  # type: ignore[arg-type]
+    with uvicorn_of(app, http=type("Quick", (BoundedConnection,), bounds)) as url:
         host, port = url.removeprefix("http://").split(":")
         yield host, int(port)
 
@@ -91,7 +91,7 @@ def test_a_slow_answer_is_waited_for() -> None:
         time.sleep(1.0)
         return "done"
 
-    with uvicorn_of(app, http=bounded_connections(head_s=0.2, body_s=0.2)) as url:
+    with uvicorn_of(app, http=type("Quick", (BoundedConnection,), {"head_s": 0.2, "body_s": 0.2})) as url:
         assert httpx2.get(url, timeout=30).json() == "done"
 
 
