@@ -1,6 +1,6 @@
 """Who may train under a run's name on a shared board, and who may write its copies: one process at a time.
 
-    flowcredit:run:ID:lease             who holds the name; lives `TTL_S`, renewed every `RENEW_S`
+    flowcredit:run:ID:lease             who holds the name; lives `TTL_S`, renewed every `renew_s`
     flowcredit:copies:SHA256:lease      who holds a `checkpoint.url`, where the config has one
     ….:lease:token                      counts up whenever the lease changes hands
 
@@ -38,7 +38,7 @@ from protocol.errors import ConfigError, LeaseLostError, RunFolderError, one_lin
 from protocol.status import run_id_of
 
 log = logging.getLogger(__name__)
-TTL_S, RENEW_S, POLL_S = 30.0, 5.0, 1.0
+TTL_S, POLL_S = 30.0, 1.0
 TIMEOUT_S = 2.0
 """Seconds for one request to the board, and for the turn to make one."""
 
@@ -100,22 +100,34 @@ class Claim:
 class BoardLease:
     """Held from `take` to `release`, by a thread that renews it.
 
-    lease = BoardLease.take(url, run="mine", copies=config.checkpoint.url, under=folder_lease, keep_s=86400)
+    lease = BoardLease(url, run="mine", copies=config.checkpoint.url, under=folder_lease, keep_s=86400).take()
     lease.require()                  # before each write
     lease.trouble                    # "" or why the board's lease is not held
     lease.release()
     """
 
-    def __init__(
-        self, url: str, *, run: str, copies: str, under: Lease, keep_s: float, prefix: str, renew_s: float | None
-    ) -> None:
-        """Raises ConfigError, ValueError, TypeError or RedisError for an address that no client can use."""
+    renew_s = 5.0
+    """Seconds between two renewals."""
+
+    def __init__(self, url: str, *, run: str, copies: str = "", under: Lease, keep_s: float) -> None:
+        """Prepare to ask for it.
+
+        Args:
+            url: the board's address.
+            run: the run's name on the board.
+            copies: `checkpoint.url`, or nothing.
+            under: the lease of the run folder; a process that loses it claims nothing here.
+            keep_s: seconds for which the board keeps the tokens.
+
+        Raises:
+            ConfigError, ValueError, TypeError, RedisError: no client can use this address.
+        """
         check_address(url)
         self._url = url
-        self._names = {f"{prefix}run:{run}:lease": f"run {run!r}"}
+        self._names = {f"flowcredit:run:{run}:lease": f"run {run!r}"}
         if copies:
             digest = hashlib.sha256(copies.encode()).hexdigest()
-            self._names[f"{prefix}copies:{digest}:lease"] = f"checkpoint.url {copies}"
+            self._names[f"flowcredit:copies:{digest}:lease"] = f"checkpoint.url {copies}"
         facts = {
             "host": socket.gethostname()[:64],
             "pid": os.getpid(),
@@ -124,7 +136,6 @@ class BoardLease:
         }
         self.fence = Fence(key=next(iter(self._names)), owner=json.dumps(facts))
         self._under, self._folder, self._keep_s = under, under.identity, keep_s
-        self._renew_s = RENEW_S if renew_s is None else renew_s
         self._redis: Any = Redis.from_url(
             url,
             decode_responses=True,
@@ -141,47 +152,27 @@ class BoardLease:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew_on, name="board lease", daemon=True)
 
-    @classmethod
-    def take(
-        cls,
-        url: str,
-        *,
-        run: str,
-        copies: str = "",
-        under: Lease,
-        keep_s: float,
-        prefix: str = "flowcredit:",
-        renew_s: float | None = None,
-        say: Callable[[str], None] = log.warning,
-    ) -> "BoardLease":
+    def take(self, say: Callable[[str], None] = log.warning) -> "BoardLease":
         """Take the lease; waits up to `TTL_S` seconds for a sign of life of another holder.
 
-        If the board does not answer, this returns, and the lease is asked for again every `RENEW_S` seconds.
+        If the board does not answer, this returns, and the lease is asked for again every `renew_s` seconds.
 
         Args:
-            run: the run's name on the board.
-            copies: `checkpoint.url`, or nothing.
-            under: the lease of the run folder; a process that loses it claims nothing here.
-            keep_s: seconds for which the board keeps the tokens.
-            prefix: of the keys on the board.
-            renew_s: seconds between two renewals, `RENEW_S` by default.
             say: is told why this waits.
 
         Returns:
-            The lease, held until `release`.
+            This lease, held until `release`.
 
         Raises:
             RunFolderError: another process holds it.
-            ConfigError, ValueError, TypeError, RedisError: no client can use this address.
         """
-        lease = cls(url, run=run, copies=copies, under=under, keep_s=keep_s, prefix=prefix, renew_s=renew_s)
         try:
-            lease._wait_until_free(say)
+            self._wait_until_free(say)
         except BaseException:
-            lease._redis.close()
+            self._redis.close()
             raise
-        lease._thread.start()
-        return lease
+        self._thread.start()
+        return self
 
     def require(self) -> None:
         """Raises LeaseLostError when another process has taken over."""
@@ -229,7 +220,7 @@ class BoardLease:
                 self._asking.release()
 
     def _renew_on(self) -> None:
-        while not self._ended.wait(self._renew_s):
+        while not self._ended.wait(self.renew_s):
             self.renew()
 
     def _wait_until_free(self, say: Callable[[str], None]) -> None:
@@ -301,9 +292,8 @@ def lease_on_board(config: RunConfig, run: Path, under: Lease, say: Callable[[st
     name = run_id_of(run.resolve().name)
     keep_s = config.status.keep_days * 86400
     try:
-        return BoardLease.take(
-            address, run=name, copies=config.checkpoint.url or "", under=under, keep_s=keep_s, say=say
-        )
+        lease = BoardLease(address, run=name, copies=config.checkpoint.url or "", under=under, keep_s=keep_s)
+        return lease.take(say)
     except ConfigError as error:
         log.warning("no lease on the board: %s", error)
     except (ValueError, TypeError, RedisError) as error:

@@ -17,7 +17,8 @@ from tests.support.runs.scene import Driver, preset, require_undisturbed
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 PROGRAM = (
     "-c",
-    "from deploy.board import lease\nlease.TTL_S, lease.RENEW_S = 4.0, 0.5\nfrom deploy.cli.app import main\nmain()",
+    "from deploy.board import lease\nlease.TTL_S, lease.BoardLease.renew_s = 4.0, 0.5\n"
+    "from deploy.cli.app import main\nmain()",
 )
 """`flowcredit` with leases that run out within seconds."""
 

@@ -73,7 +73,7 @@ def test_no_form_of_an_address_tells_its_password(address, tmp_path, tiny_config
     def take() -> None:
         held = Lease.take(tmp_path)
         try:
-            BoardLease.take(address, run="mine", under=held, keep_s=60).release()
+            BoardLease(address, run="mine", under=held, keep_s=60).take().release()
         finally:
             held.release()
 

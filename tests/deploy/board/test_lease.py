@@ -26,8 +26,6 @@ from tests.support.paths import ROOT
 from tests.support.waiting import wait_until
 
 KEEP_S = 3600.0
-ASLEEP = 3600.0
-"""Seconds between renewals of a process that is stopped."""
 
 
 def status(iteration: int) -> RunStatus:
@@ -46,7 +44,7 @@ def status(iteration: int) -> RunStatus:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease that lives two seconds and is renewed twenty times in that time."""
     monkeypatch.setattr(leases, "TTL_S", 2.0)
-    monkeypatch.setattr(leases, "RENEW_S", 0.1)
+    monkeypatch.setattr(BoardLease, "renew_s", 0.1)
     monkeypatch.setattr(leases, "POLL_S", 0.1)
 
 
@@ -60,21 +58,30 @@ def redis(board_url: str) -> Iterator[Any]:
     client.close()
 
 
+class Asleep(BoardLease):
+    """The lease of a process that is stopped."""
+
+    renew_s = 3600.0
+
+
 Take = Callable[..., BoardLease]
 
 
 @pytest.fixture
 def take(board_url: str, tmp_path: Path) -> Iterator[Take]:
-    """`take("a")`: the lease of a run that works in folder `a`; with `renew_s=ASLEEP`, of a process that is stopped."""
+    """`take("a")`: the lease of a run that works in folder `a`; with `is_asleep`, of a process that is stopped."""
     held: list[BoardLease] = []
     under: dict[str, Lease] = {}
 
-    def make(folder: str, *, url: str = board_url, run: str = "mine", **how: Any) -> BoardLease:
+    def make(
+        folder: str, *, url: str = board_url, run: str = "mine", is_asleep: bool = False, **how: Any
+    ) -> BoardLease:
         if folder not in under:
             (tmp_path / folder).mkdir()
             under[folder] = Lease.take(tmp_path / folder)
         said: list[str] = []
-        lease = BoardLease.take(url, run=run, under=under[folder], keep_s=KEEP_S, say=said.append, **how)
+        lease = (Asleep if is_asleep else BoardLease)(url, run=run, under=under[folder], keep_s=KEEP_S, **how)
+        lease.take(said.append)
         held.append(lease)
         return lease
 
@@ -134,7 +141,7 @@ def test_a_second_driver_with_the_same_checkpoint_url_is_refused_under_any_name(
 
 def test_the_lease_of_a_dead_driver_is_taken_over_when_its_time_is_over_and_the_token_grows(redis, take):
     began = time.monotonic()
-    dead = take("a", renew_s=ASLEEP)
+    dead = take("a", is_asleep=True)
     taker = take("b")
     assert time.monotonic() - began > 0.9 * leases.TTL_S, "the lease lives on"
     assert taker.tokens == (2,)
@@ -147,7 +154,7 @@ def test_the_lease_of_a_dead_driver_is_taken_over_when_its_time_is_over_and_the_
 
 def test_who_goes_on_in_the_folder_of_a_dead_driver_need_not_wait(redis, take, monkeypatch):
     monkeypatch.setattr(leases, "TTL_S", 60.0)
-    dead = take("a", renew_s=ASLEEP)
+    dead = take("a", is_asleep=True)
     began = time.monotonic()
     taker = take("a")
     assert time.monotonic() - began < 20
@@ -158,7 +165,7 @@ def test_who_goes_on_in_the_folder_of_a_dead_driver_need_not_wait(redis, take, m
 
 
 def test_a_driver_that_slept_while_another_came_and_went_must_not_go_on(redis, take):
-    sleeper = take("a", renew_s=ASLEEP)
+    sleeper = take("a", is_asleep=True)
     taker = take("b")
     taker.release()
     assert redis.get("flowcredit:run:mine:lease") is None
@@ -168,7 +175,7 @@ def test_a_driver_that_slept_while_another_came_and_went_must_not_go_on(redis, t
 
 
 def test_who_lost_the_folder_claims_nothing_on_the_board(redis, take, tmp_path):
-    lease = take("a", renew_s=ASLEEP)
+    lease = take("a", is_asleep=True)
     (tmp_path / "a" / ".lease" / "token_000099").write_text('{"host": "elsewhere", "pid": 7}')
     redis.flushall()
     lease.renew()
@@ -178,7 +185,7 @@ def test_who_lost_the_folder_claims_nothing_on_the_board(redis, take, tmp_path):
 
 
 def test_a_driver_whose_lease_is_lost_cannot_publish_over_the_new_one(redis, take, board_url):
-    sleeper = take("a", renew_s=ASLEEP)
+    sleeper = take("a", is_asleep=True)
     taker = take("b")
 
     async def scenario() -> int:
@@ -227,7 +234,7 @@ def test_a_lease_that_changes_hands_during_a_write_voids_the_write(redis, board_
 
 
 def test_a_lease_that_is_renewed_during_a_write_does_not_void_it(redis, board_url, take):
-    lease = take("a", renew_s=ASLEEP)
+    lease = take("a", is_asleep=True)
 
     async def scenario() -> None:
         board = Board(board_url)
@@ -296,7 +303,7 @@ def test_a_board_that_is_away_at_the_start_is_taken_when_it_is_back(server, take
 
 def test_a_board_that_is_back_and_names_another_driver_ends_the_one_that_came_without_it(server, take):
     server.kill()
-    late = take("a", url=server.url, renew_s=ASLEEP)
+    late = take("a", url=server.url, is_asleep=True)
     server.start()
     first = take("b", url=server.url)
     late.renew()
@@ -337,7 +344,7 @@ def test_of_many_processes_that_start_at_once_one_gets_the_lease(server, tmp_pat
         "folder = Path(sys.argv[1])\nfolder.mkdir()\nunder = Lease.take(folder)\nsys.stdin.readline()\n"
         "from protocol.errors import RunFolderError\n"
         "try:\n"
-        "    BoardLease.take(sys.argv[2], run='mine', under=under, keep_s=60, say=lambda text: None)\n"
+        "    BoardLease(sys.argv[2], run='mine', under=under, keep_s=60).take(lambda text: None)\n"
         "    print('held', flush=True)\n    sys.stdin.readline()\n"
         "except RunFolderError:\n    print('refused', flush=True)\n"
     )

@@ -460,7 +460,7 @@ def test_a_driver_that_another_took_over_on_the_board_stops_and_writes_nothing_m
 
 def test_a_lease_that_waits_for_its_board_is_a_condition(config, tmp_path, redis, monkeypatch):
     monkeypatch.setenv("FLOWCREDIT_BOARD", f"unix://{tmp_path / 'r.sock'}")
-    monkeypatch.setattr("deploy.board.lease.RENEW_S", 0.1)
+    monkeypatch.setattr("deploy.board.lease.BoardLease.renew_s", 0.1)
     said: list[str] = []
 
     async def look(scene: Scene) -> None:
