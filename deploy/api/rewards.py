@@ -47,6 +47,8 @@ MOST_PIXELS = 16 * MIB
 """Most pixels of one image: 4096 x 4096."""
 PIXELS_AT_ONCE = 4 * MOST_PIXELS
 """Most pixels that are decoded at one time for a scorer; the images of a larger request are scored in portions."""
+BODY_BYTES = 64 * MIB
+"""Largest body of a request."""
 BODIES_HELD = 8
 """Largest bodies that the service holds at one time."""
 
@@ -79,26 +81,22 @@ class ServedScorer:
         return scores
 
 
-def make_app(
-    scorers: Mapping[str, CheckedScorer], access: Access, *, max_waiting: int = 1024, max_body_mib: int = 64
-) -> FastAPI:
+def make_app(scorers: Mapping[str, CheckedScorer], access: Access, *, max_waiting: int = 1024) -> FastAPI:
     """Make the service.
 
     Args:
         scorers: what it serves, by name.
         access: who may call it; its health needs no token.
         max_waiting: images that may wait for one scorer.
-        max_body_mib: size of one request's body in MiB.
 
     Returns:
         The application.
     """
     app = FastAPI(title="flowcredit reward service", version="1", docs_url=None, redoc_url=None)
-    app.state.held, app.state.most_held = 0, BODIES_HELD * max_body_mib * MIB
-    app.state.reading = asyncio.Lock()
+    app.state.held, app.state.reading = 0, asyncio.Lock()
     app.state.served = {name: ServedScorer(scorer, max_waiting=max_waiting) for name, scorer in scorers.items()}
     add_problem_handlers(app)
-    app.add_middleware(Guard, max_body_bytes=max_body_mib * MIB, hosts=access.hosts)
+    app.add_middleware(Guard, max_body_bytes=BODY_BYTES, hosts=access.hosts)
     app.include_router(_open)
     app.include_router(_calls, dependencies=access.to_call)
     return app
@@ -113,7 +111,7 @@ def _body(cls: type[Message]) -> dict[str, Any]:
 async def _room(request: Request) -> AsyncIterator[None]:
     """Hold memory for a request's body until it is answered (Problem 503: other requests use it)."""
     state, size = request.app.state, int(request.headers.get("content-length", 0))
-    if state.held + size > state.most_held:
+    if state.held + size > BODIES_HELD * BODY_BYTES:
         raise Problem(503, f"requests in progress hold {state.held // MIB} MiB already: come again later")
     state.held += size
     try:

@@ -256,9 +256,10 @@ def test_a_body_is_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -
         assert answer.result(PATIENCE_S).status_code == 200
 
 
-def test_bodies_in_progress_have_a_bound() -> None:
+def test_bodies_in_progress_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that has announced a body and not sent it holds the room for it."""
-    with reward_service(make_app({"red": build_scorer(f"{__name__}:Redness")}, OPEN, max_body_mib=1)) as url:
+    monkeypatch.setattr("deploy.api.rewards.BODY_BYTES", 1024 * 1024)
+    with reward_service(make_app({"red": build_scorer(f"{__name__}:Redness")}, OPEN)) as url:
         host, port = url.removeprefix("http://").split(":")
         head = f"POST /v1/score HTTP/1.1\r\nHost: {host}\r\nContent-Length: {1024 * 1024}\r\n\r\n".encode()
         with ExitStack() as held:
@@ -277,8 +278,9 @@ def test_bodies_in_progress_have_a_bound() -> None:
 
 def test_a_token_is_asked_for_and_a_body_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REWARD_TOKEN", TOKEN)
+    monkeypatch.setattr("deploy.api.rewards.BODY_BYTES", 1024 * 1024)
     access = Access(host="127.0.0.1", token=TOKEN)
-    app = make_app({"red": build_scorer(f"{__name__}:Redness")}, access, max_body_mib=1)
+    app = make_app({"red": build_scorer(f"{__name__}:Redness")}, access)
     assert app.openapi()["paths"]["/v1/score"]["post"]["security"] == [{"HTTPBearer": []}]
     with reward_service(app) as url:
         assert httpx2.get(f"{url}/v1/health").json()["status"] == "ok"
