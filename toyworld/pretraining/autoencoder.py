@@ -3,6 +3,7 @@
 `build` makes it, `train` trains it on rendered scenes. Its latents have about zero mean and unit variance.
 """
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,10 @@ import torch
 from diffusers import AutoencoderTiny
 from jaxtyping import Float, UInt8
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from toyworld.pretraining.training import learning_rate, run_stage, set_learning_rate, step_generator
+from toyworld.pretraining.training import learning_rate, run_stage
 
 BATCH = 64
 CHANNELS = 24
@@ -66,23 +67,19 @@ def train(images: np.ndarray, *, steps: int, seed: int, folder: Path, console: C
     model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
 
-    def take_step(step: int) -> float:
-        generator = step_generator(seed, step)
-        set_learning_rate(optimizer, learning_rate(step, steps, peak=2e-3))
+    def loss_of(generator: torch.Generator) -> Float[Tensor, ""]:
         index = torch.randint(len(images), (BATCH,), generator=generator)
         batch = to_model_range(images[index.numpy()]).contiguous(memory_format=torch.channels_last)
-        loss = _loss(model, batch, generator)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return loss.item()
+        return _loss(model, batch, generator)
 
     run_stage(
         "autoencoder",
+        model,
+        optimizer,
+        loss_of=loss_of,
+        rate=partial(learning_rate, peak=2e-3),
         steps=steps,
-        parts={"model": model, "optimizer": optimizer},
-        take_step=take_step,
+        seed=seed,
         folder=folder,
         console=console,
     )

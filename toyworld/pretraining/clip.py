@@ -3,6 +3,7 @@
 `train` trains it. `write` saves a folder that transformers' CLIPModel and CLIPProcessor load, for a PickScore reward.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,38 +11,26 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
-from transformers import CLIPConfig, CLIPModel, CLIPProcessor, CLIPTextConfig, CLIPVisionConfig
+from transformers import CLIPConfig, CLIPModel, CLIPProcessor, CLIPVisionConfig
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from toyworld.pretraining.autoencoder import to_model_range
 from toyworld.pretraining.dataset import Examples
 from toyworld.pretraining.export import replacing
-from toyworld.pretraining.text_encoders import token_ids
-from toyworld.pretraining.tokenizer import CONTEXT_LENGTH, mark_ids
+from toyworld.pretraining.text_encoders import WIDTH, config_of, token_ids
 from toyworld.pretraining.tokenizer import build as build_tokenizer
-from toyworld.pretraining.training import learning_rate, run_stage, set_learning_rate, step_generator
+from toyworld.pretraining.training import learning_rate, run_stage
 from toyworld.world.scenes import SIZE
 
 BATCH = 128
 PATCH = 4
-WIDTH = 64
 
 
 def build() -> CLIPModel:
     """Return an untrained CLIP of width 64 with 65 image tokens and 12 text tokens."""
-    tokenizer = build_tokenizer()
-    text = CLIPTextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=WIDTH,
-        intermediate_size=2 * WIDTH,
-        projection_dim=WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=CONTEXT_LENGTH,
-        **mark_ids(tokenizer),
-    )
+    text = config_of(build_tokenizer())
     vision = CLIPVisionConfig(
         hidden_size=WIDTH,
         intermediate_size=4 * WIDTH,
@@ -74,22 +63,17 @@ def train(examples: Examples, *, steps: int, seed: int, folder: Path, console: C
     right = token_ids(tokenizer, [line["prompt"] for line in examples.true_lines])
     wrong = token_ids(tokenizer, [line["prompt"] for line in examples.wrong_lines])
 
-    def take_step(step: int) -> float:
-        generator = step_generator(seed + 2, step)
-        set_learning_rate(optimizer, learning_rate(step, steps, peak=1e-3))
+    def loss_of(generator: torch.Generator) -> Float[Tensor, ""]:
         index = torch.randint(len(right), (BATCH,), generator=generator)
         pixels = to_model_range(examples.images[index.numpy()])
         pixels = pixels + 0.05 * torch.randn(pixels.shape, generator=generator)
         output = model(input_ids=torch.cat([right[index], wrong[index]]), pixel_values=pixels)
-        loss = contrastive_loss(output.logits_per_image)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return loss.item()
+        return contrastive_loss(output.logits_per_image)
 
-    parts = {"model": model, "optimizer": optimizer}
-    run_stage("clip", steps=steps, parts=parts, take_step=take_step, folder=folder, console=console)
+    rate = partial(learning_rate, peak=1e-3)
+    run_stage(
+        "clip", model, optimizer, loss_of=loss_of, rate=rate, steps=steps, seed=seed + 2, folder=folder, console=console
+    )
     return model.eval()
 
 

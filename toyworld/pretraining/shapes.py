@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console
 
 from toyworld.pretraining import autoencoder, clip, transformer
-from toyworld.pretraining.dataset import Examples, draw_examples
+from toyworld.pretraining.dataset import draw_examples
 from toyworld.pretraining.export import write_pipeline
 
 HERE = Path(__file__).parents[1]
@@ -53,9 +53,17 @@ def pretrain(recipe: Recipe, *, work: Path, model_folder: Path, clip_folder: Pat
     claim(work, recipe)
     console.print(f"drawing {recipe.images} images")
     examples = draw_examples(recipe.images, seed=recipe.seed)
-    _pretrain_pipeline(recipe, examples, work=work, folder=model_folder, console=console)
-    model = clip.train(examples, steps=recipe.clip_steps, seed=recipe.seed, folder=work, console=console)
-    clip.write(model, clip_folder)
+    vae = autoencoder.train(
+        examples.images, steps=recipe.autoencoder_steps, seed=recipe.seed, folder=work, console=console
+    )
+    latents = autoencoder.normalised_latents(vae, examples.images)
+    model = transformer.train(
+        latents, examples.captions, steps=recipe.transformer_steps, seed=recipe.seed, folder=work, console=console
+    )
+    write_pipeline(vae, model, model_folder)
+    console.print(f"pipeline written to {model_folder}")
+    trained = clip.train(examples, steps=recipe.clip_steps, seed=recipe.seed, folder=work, console=console)
+    clip.write(trained, clip_folder)
     console.print(f"CLIP written to {clip_folder}")
 
 
@@ -78,23 +86,6 @@ def claim(work: Path, recipe: BaseModel) -> None:
                 )
     work.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(recipe.model_dump(), indent=2) + "\n")
-
-
-def _pretrain_pipeline(recipe: Recipe, examples: Examples, *, work: Path, folder: Path, console: Console) -> None:
-    vae = autoencoder.train(
-        examples.images, steps=recipe.autoencoder_steps, seed=recipe.seed, folder=work, console=console
-    )
-    latents = autoencoder.normalised_latents(vae, examples.images)
-    model = transformer.train(
-        latents,
-        examples.captions,
-        steps=recipe.transformer_steps,
-        seed=recipe.seed,
-        folder=work,
-        console=console,
-    )
-    write_pipeline(vae, model, folder)
-    console.print(f"pipeline written to {folder}")
 
 
 def main(

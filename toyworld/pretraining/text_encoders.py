@@ -15,9 +15,9 @@ MAX_SEQUENCE_LENGTH = 1
 """Zero tokens that the pipeline appends instead of T5's tokens; the `max_sequence_length` for generating images."""
 
 
-def build(tokenizer: CLIPTokenizer) -> CLIPTextModelWithProjection:
-    """Return an untrained text encoder with two layers of width 64 for the tokenizer's vocabulary."""
-    config = CLIPTextConfig(
+def config_of(tokenizer: CLIPTokenizer) -> CLIPTextConfig:
+    """Return the sizes of a text encoder with two layers of width 64 for the tokenizer's vocabulary."""
+    return CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=WIDTH,
         intermediate_size=2 * WIDTH,
@@ -27,7 +27,11 @@ def build(tokenizer: CLIPTokenizer) -> CLIPTextModelWithProjection:
         max_position_embeddings=CONTEXT_LENGTH,
         **mark_ids(tokenizer),
     )
-    return CLIPTextModelWithProjection(config)
+
+
+def build(tokenizer: CLIPTokenizer) -> CLIPTextModelWithProjection:
+    """Return an untrained text encoder for the tokenizer's vocabulary."""
+    return CLIPTextModelWithProjection(config_of(tokenizer))
 
 
 def token_ids(tokenizer: CLIPTokenizer, captions: list[str]) -> Int[Tensor, "B L"]:

@@ -5,6 +5,7 @@ scenes with noise, and of mixtures of two scenes, which look like completions of
 transformer's latents as they are, as taesd3 and taef1 do, so its scaling factor is 1 and its shift 0.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,13 +15,13 @@ import typer
 from diffusers import AutoencoderTiny
 from jaxtyping import Float, UInt8
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from toyworld.pretraining import autoencoder
 from toyworld.pretraining.dataset import draw_examples
 from toyworld.pretraining.export import replacing
-from toyworld.pretraining.training import learning_rate, run_stage, set_learning_rate, step_generator
+from toyworld.pretraining.training import learning_rate, run_stage
 
 HERE = Path(__file__).parents[1]
 BATCH = 64
@@ -93,24 +94,21 @@ def distil(
     model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     optimizer = torch.optim.AdamW(model.decoder.parameters(), lr=1e-3, weight_decay=0.0)
 
-    def take_step(step: int) -> float:
-        set_learning_rate(optimizer, learning_rate(step, steps, peak=5e-3))
-        index = torch.randint(len(latents), (BATCH,), generator=step_generator(seed, step))
+    def loss_of(generator: torch.Generator) -> Float[Tensor, ""]:
+        index = torch.randint(len(latents), (BATCH,), generator=generator)
         wanted = autoencoder.to_model_range(images[index.numpy()])
         drawn = model.decode(latents[index], return_dict=False)[0]
         edges = sum(functional.l1_loss(drawn.diff(dim=dim), wanted.diff(dim=dim)) for dim in (2, 3))
-        loss = functional.l1_loss(drawn, wanted) + edges
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return loss.item()
+        return functional.l1_loss(drawn, wanted) + edges
 
     run_stage(
         "tiny_decoder",
+        model,
+        optimizer,
+        loss_of=loss_of,
+        rate=partial(learning_rate, peak=5e-3),
         steps=steps,
-        parts={"model": model, "optimizer": optimizer},
-        take_step=take_step,
+        seed=seed,
         folder=folder,
         console=console,
     )

@@ -1,7 +1,8 @@
 """The training loop of every pretraining stage: progress, checkpoints, and resuming after a kill.
 
-All randomness of an optimizer step comes from `step_generator(seed, step)`, so an interrupted stage ends with the same
-bits as an uninterrupted one. A checkpoint is written to a partial file and then renamed.
+All randomness of an optimizer step comes from a generator that is seeded with the stage's seed and the step, so an
+interrupted stage ends with the same bits as an uninterrupted one. A checkpoint is written to a partial file and then
+renamed.
 """
 
 import math
@@ -9,12 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from jaxtyping import Float
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import nn
+from torch import Tensor, nn
 
 from protocol.files import whole
 
@@ -24,17 +26,8 @@ PLAIN_LINES = 40
 SAVE_EVERY_S = 60.0
 """Seconds between two checkpoints of a stage."""
 
-
-class Stateful(Protocol):
-    """Anything with torch's two state methods: a module, an optimizer, a weight average."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-        ...
-
-    def load_state_dict(self, state: Any, /) -> Any:
-        """Load a state."""
-        ...
+WARMUP = 100
+"""Optimizer steps of the warm-up of `learning_rate`."""
 
 
 class WeightAverage:
@@ -63,66 +56,72 @@ class WeightAverage:
         self._mean = {name: value.clone() for name, value in state.items()}
 
 
-def step_generator(seed: int, step: int) -> torch.Generator:
-    """Return the generator of one optimizer step; it differs for every pair of seed and step."""
-    return torch.Generator().manual_seed(seed * 1_000_003 + step)
-
-
-def learning_rate(step: int, steps: int, *, peak: float, warmup: int = 100) -> float:
+def learning_rate(step: int, steps: int, *, peak: float) -> float:
     """Return the learning rate: linear warm-up to `peak`, then half a cosine down to a fiftieth of it.
 
     Args:
         step: the optimizer step, from 0.
         steps: total number of optimizer steps.
         peak: the largest learning rate.
-        warmup: optimizer steps of the warm-up.
 
     Returns:
         The learning rate of this step.
     """
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    done = (step - warmup) / max(steps - warmup, 1)
+    if step < WARMUP:
+        return peak * (step + 1) / WARMUP
+    done = (step - WARMUP) / max(steps - WARMUP, 1)
     return peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
-    """Set the learning rate of every parameter group of an optimizer."""
-    for group in optimizer.param_groups:
-        group["lr"] = value
 
 
 def run_stage(
     name: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
     *,
+    loss_of: Callable[[torch.Generator], Float[Tensor, ""]],
+    rate: Callable[[int, int], float],
     steps: int,
-    parts: dict[str, Stateful],
-    take_step: Callable[[int], float],
+    seed: int,
     folder: Path,
     console: Console,
+    average: WeightAverage | None = None,
 ) -> None:
     """Run a stage's optimizer steps, starting at its checkpoint if there is one, and write checkpoints.
 
     Args:
         name: name of the stage; its checkpoint is `folder/name.pt`.
+        model: what is trained.
+        optimizer: of the model's parameters.
+        loss_of: draws a batch from an optimizer step's generator and returns its loss.
+        rate: the learning rate of an optimizer step, by the step and the total number of steps.
         steps: total number of optimizer steps.
-        parts: the content of a checkpoint, by name.
-        take_step: performs one optimizer step and returns its loss.
+        seed: seed of all generators.
         folder: folder of the checkpoints; it is created if needed.
         console: receives the progress: a bar on a terminal, otherwise some lines.
+        average: updated after every optimizer step; None if the stage has none.
     """
     path = folder / f"{name}.pt"
+    parts = {"model": model, "optimizer": optimizer} | ({"average": average} if average else {})
     start = _resume(path, parts)
     saved_at = time.monotonic()
     with _progress(name, steps, start, console) as advance:
         for step in range(start, steps):
-            advance(step, take_step(step))
+            for group in optimizer.param_groups:
+                group["lr"] = rate(step, steps)
+            loss = loss_of(torch.Generator().manual_seed(seed * 1_000_003 + step))
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            if average:
+                average.update(model, step)
+            advance(step, loss.item())
             if time.monotonic() - saved_at > SAVE_EVERY_S or step == steps - 1:
                 _save(path, step + 1, parts)
                 saved_at = time.monotonic()
 
 
-def _resume(path: Path, parts: dict[str, Stateful]) -> int:
+def _resume(path: Path, parts: dict[str, Any]) -> int:
     """Load a checkpoint into the parts and return the number of finished steps."""
     if not path.exists():
         return 0
@@ -132,7 +131,7 @@ def _resume(path: Path, parts: dict[str, Stateful]) -> int:
     return saved["step"]
 
 
-def _save(path: Path, step: int, parts: dict[str, Stateful]) -> None:
+def _save(path: Path, step: int, parts: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as partial:
         torch.save({"step": step, "parts": {name: part.state_dict() for name, part in parts.items()}}, partial)

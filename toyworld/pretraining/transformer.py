@@ -16,7 +16,7 @@ from transformers import CLIPTextModelWithProjection
 from toyworld.pretraining import text_encoders as textencoders
 from toyworld.pretraining.autoencoder import LATENT_CHANNELS
 from toyworld.pretraining.tokenizer import build as build_tokenizer
-from toyworld.pretraining.training import WeightAverage, run_stage, set_learning_rate, step_generator
+from toyworld.pretraining.training import WeightAverage, run_stage
 
 BATCH = 128
 WIDTH = 128
@@ -140,26 +140,22 @@ def train(
     tokenizer = build_tokenizer()
     ids, no_caption = textencoders.token_ids(tokenizer, captions), textencoders.token_ids(tokenizer, [""])
 
-    def take_step(step: int) -> float:
-        generator = step_generator(seed + 1, step)
-        set_learning_rate(optimizer, rate(step, steps))
+    def loss_of(generator: torch.Generator) -> Float[Tensor, ""]:
         index = torch.randint(len(latents), (BATCH,), generator=generator)
         is_dropped = torch.rand(BATCH, 1, generator=generator) < CAPTION_DROPOUT
-        loss = flow_matching_loss(model, latents[index], torch.where(is_dropped, no_caption, ids[index]), generator)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        average.update(model, step)
-        return loss.item()
+        return flow_matching_loss(model, latents[index], torch.where(is_dropped, no_caption, ids[index]), generator)
 
     run_stage(
         stage,
+        model,
+        optimizer,
+        loss_of=loss_of,
+        rate=rate,
         steps=steps,
-        parts={"model": model, "optimizer": optimizer, "average": average},
-        take_step=take_step,
+        seed=seed + 1,
         folder=folder,
         console=console,
+        average=average,
     )
     model.load_state_dict(average.state_dict(), strict=False)
     return model.eval()

@@ -80,17 +80,6 @@ def lines(split: str) -> list[Line]:
     return [line for tag in TAGS for line in _lines_of_kind(tag, split, rng)]
 
 
-def write(folder: Path = FOLDER) -> dict[str, int]:
-    """Write both files and return the number of lines of each."""
-    folder.mkdir(parents=True, exist_ok=True)
-    counts = {}
-    for split in PER_KIND:
-        made = lines(split)
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
-        counts[split] = len(made)
-    return counts
-
-
 def _lines_of_kind(tag: str, split: str, rng: np.random.Generator) -> list[Line]:
     """Return distinct lines in which all allowed `include` lists, and all phrases, occur about equally often."""
     by_phrase = not any(is_heldout(tag, include) for include in facts(tag))
@@ -109,8 +98,10 @@ def _item(shape: str, **more: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Write the prompt files into the repository and print how many lines each has."""
-    for split, count in write().items():
-        Console().print(f"{FOLDER.name}/{split}.jsonl: {count} lines")
+    for split in PER_KIND:
+        made = lines(split)
+        (FOLDER / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
+        Console().print(f"{FOLDER.name}/{split}.jsonl: {len(made)} lines")
 
 
 if __name__ == "__main__":

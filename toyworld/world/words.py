@@ -9,15 +9,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import typer
 from jaxtyping import UInt8
 from rich.console import Console
 
+from toyworld.world.prompts import FOLDER
 from toyworld.world.scenes import SIZE
-from toyworld.world.vocabulary import COLOURS, GROUND, HELDOUT_PHRASES, PALETTE, TRAIN_PHRASES
+from toyworld.world.vocabulary import COLOURS, GROUND, HELDOUT_PHRASES, PALETTE, PHRASES, TRAIN_PHRASES
 
 LETTERS = "ACEHKLNPRTUX"
 """Twelve capitals with clearly different shapes."""
@@ -33,7 +33,6 @@ but fewer than half show the word of their prompt, so reinforcement learning has
 JITTER = 1
 """Largest offset of a word from the centre, in pixels in each direction."""
 OVERSAMPLING = 8
-FOLDER = Path(__file__).parents[1] / "prompts"
 HELDOUT_SHARE = 4
 """One word in four is held out."""
 
@@ -101,7 +100,6 @@ def draw_signs(count: int, *, seed: int) -> Signs:
     wrong."""
     rng = np.random.default_rng(seed)
     images, shown, captions = [], [], []
-    phrases = TRAIN_PHRASES + HELDOUT_PHRASES
     for _ in range(count):
         word = "".join(rng.choice(list(LETTERS), LENGTH))
         colour = str(rng.choice(COLOURS))
@@ -109,7 +107,7 @@ def draw_signs(count: int, *, seed: int) -> Signs:
         images.append(render(word, colour, offset=(int(shift[0]), int(shift[1]))))
         shown.append(word)
         written = with_one_letter_wrong(word, rng) if rng.random() < WRONG_SHARE else word
-        captions.append(caption(written, colour, str(rng.choice(phrases))))
+        captions.append(caption(written, colour, str(rng.choice(PHRASES))))
     return Signs(images=np.stack(images), words=shown, captions=captions)
 
 
