@@ -1,4 +1,5 @@
-"""CLIP features that do not depend on which other images and texts are scored in the same call.
+"""CLIP features that do not depend on which other images and texts are scored in the same call, and what the scorers
+that use them share.
 
 On a GPU images go through the model in batches of one fixed shape; the last batch is padded. On a CPU they go through
 it one by one: there a row of a product may round by its position in the batch (MKL's AVX2 kernels). Texts do so always.
@@ -11,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from protocol.messages import Prompt
 from rewards.clip.pretrained import WEIGHTS, load_pretrained, require_pretrained
 
+VIT_L = "openai/clip-vit-large-patch14"
 ROUNDING = 1e-4
 """Relative tolerance of a score's bounds, for rounding in float32 sums."""
 TEXTS_KEPT = 8192
@@ -23,7 +26,7 @@ class ClipFeatures:
     """A frozen float32 CLIP with its processor; its only state is the cache of text features.
 
     clip = ClipFeatures("openai/clip-vit-large-patch14")
-    cosines = (clip.of_images(images) * clip.of_texts(prompts)).sum(-1)
+    cosines = clip.cosines(images, prompts)
     """
 
     def __init__(self, model: str, *, processor: str | None = None, device: str | None = None, batch: int = 16) -> None:
@@ -67,19 +70,23 @@ class ClipFeatures:
         """exp(logit_scale), the factor by which CLIP multiplies its cosines."""
         return float(self._model.logit_scale.exp())
 
-    def of_images(self, images: np.ndarray, *, is_normalised: bool = True) -> np.ndarray:
-        """Return features float32 [B, D] of images uint8 [B, H, W, 3], by default normalised to length 1."""
+    def of_images(self, images: np.ndarray) -> np.ndarray:
+        """Return features float32 [B, D] of length 1, of images uint8 [B, H, W, 3]."""
         pixels = self._images(images=list(images), return_tensors="pt").pixel_values
         filling = -len(pixels) % self._batch
         filled = self._torch.cat([pixels, pixels.new_zeros(filling, *pixels.shape[1:])])
         with self._torch.inference_mode():
             parts = [self._model.get_image_features(part.to(self._device)) for part in filled.split(self._batch)]
         features = self._torch.cat([part.pooler_output for part in parts])[: len(pixels)]
-        return _numpy(_unit(features) if is_normalised else features)
+        return _numpy(_unit(features))
 
     def of_texts(self, texts: Sequence[str]) -> np.ndarray:
         """Return features float32 [B, D] of length 1; a text is truncated to the model's context."""
         return np.stack([self._of_text(text) for text in texts])
+
+    def cosines(self, images: np.ndarray, texts: Sequence[str]) -> np.ndarray:
+        """Return the cosine float32 [B] of each image uint8 [B, H, W, 3] and its text."""
+        return (self.of_images(images) * self.of_texts(texts)).sum(-1)
 
     def _encode_text(self, text: str) -> np.ndarray:
         options = {"padding": "max_length", "max_length": self._length, "truncation": True, "return_tensors": "pt"}
@@ -89,6 +96,29 @@ class ClipFeatures:
                 input_ids=tokens.input_ids, attention_mask=tokens.attention_mask
             ).pooler_output
         return _numpy(_unit(output))[0]
+
+
+class ClipScorer:
+    """What the scorers with CLIP features share; on its own it scores nothing."""
+
+    def __init__(self, *, model: str = VIT_L, device: str | None = None, batch: int = 16) -> None:
+        """Load the weights.
+
+        Args:
+            model: CLIP folder, `pkg://` path or hub id.
+            device: torch device; by default the GPU if there is one.
+            batch: images of one forward, at least 1.
+        """
+        self._clip = ClipFeatures(model, device=device, batch=batch)
+
+    @staticmethod
+    def ready(*, model: str = VIT_L, **_: Any) -> None:
+        """Raise ScorerError if the weights are missing."""
+        ClipFeatures.ready(model)
+
+    @staticmethod
+    def check(prompts: Sequence[Prompt]) -> None:
+        """Accept any prompt."""
 
 
 def _unit(features: Any) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from protocol.messages import Metadata, Prompt, Scores
-from rewards.clip.features import ROUNDING, ClipFeatures
+from protocol.messages import Metadata, Scores
+from rewards.clip.features import ROUNDING, ClipFeatures, ClipScorer
 from rewards.clip.openclip import LIKE
 from rewards.scores import judged
 
@@ -19,7 +19,7 @@ DIVISOR = 26.0
 """Flow-GRPO's scale (arXiv 2505.05470): it turns PickScore's usual 18 to 24 into 0.7 to 0.9."""
 
 
-class PickScore:
+class PickScore(ClipScorer):
     """PickScore: exp(logit_scale) <text, image> / 26 with float32 features of length 1.
 
     Weights: `yuvalkirstain/PickScore_v1` (3.9 GB) with the processor of `laion/CLIP-ViT-H-14-laion2B-s32B-b79K`, or any
@@ -53,14 +53,9 @@ class PickScore:
         """Raise ScorerError if the weights are missing."""
         ClipFeatures.ready(model, processor or _own_processor(model))
 
-    @staticmethod
-    def check(prompts: Sequence[Prompt]) -> None:
-        """Accept any prompt."""
-
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Score B images against their prompts."""
-        cosines = (self._clip.of_images(images) * self._clip.of_texts(prompts)).sum(-1)
-        return judged(self._factor * cosines)
+        return judged(self._factor * self._clip.cosines(images, prompts))
 
 
 def _own_processor(model: str) -> str | None:

@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 
 from protocol.errors import ScorerError
-from protocol.messages import Metadata, Prompt, Scores
-from rewards.clip.features import ROUNDING, ClipFeatures
+from protocol.messages import Metadata, Scores
+from rewards.clip.features import ROUNDING, VIT_L, ClipFeatures, ClipScorer
 from rewards.clip.pretrained import load_pretrained, require_pretrained
 from rewards.scores import judged, partly
 
-VIT_L = "openai/clip-vit-large-patch14"
 
-
-class ClipScore:
+class ClipScore(ClipScorer):
     """CLIPScore (Hessel et al. 2021, arXiv 2104.08718): 2.5 max(cos(text, image), 0), in [0, 2.5].
 
     Weights: a CLIP, by default `openai/clip-vit-large-patch14` (1.7 GB).
@@ -28,31 +26,12 @@ class ClipScore:
     low = 0.0
     high = 2.5 * (1 + ROUNDING)
 
-    def __init__(self, *, model: str = VIT_L, device: str | None = None, batch: int = 16) -> None:
-        """Load the weights.
-
-        Args:
-            model: CLIP folder, `pkg://` path or hub id.
-            device: torch device; by default the GPU if there is one.
-            batch: images of one forward, at least 1.
-        """
-        self._clip = ClipFeatures(model, device=device, batch=batch)
-
-    @staticmethod
-    def ready(*, model: str = VIT_L, **_: Any) -> None:
-        """Raise ScorerError if the weights are missing."""
-        ClipFeatures.ready(model)
-
-    @staticmethod
-    def check(prompts: Sequence[Prompt]) -> None:
-        """Accept any prompt."""
-
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Score B images against their prompts."""
-        return judged(2.5 * np.maximum(_cosines(self._clip, images, prompts), 0.0))
+        return judged(2.5 * np.maximum(self._clip.cosines(images, prompts), 0.0))
 
 
-class HPSv2:
+class HPSv2(ClipScorer):
     """Human Preference Score v2 (Wu et al. 2023, arXiv 2306.09341): cos(text, image), in [-1, 1].
 
     Weights: HPSv2's ViT-H/14 as a CLIP folder of transformers. The authors publish an open_clip checkpoint;
@@ -79,16 +58,12 @@ class HPSv2:
         """Raise ScorerError if the weights are missing."""
         ClipFeatures.ready(model, processor)
 
-    @staticmethod
-    def check(prompts: Sequence[Prompt]) -> None:
-        """Accept any prompt."""
-
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Score B images against their prompts."""
-        return judged(_cosines(self._clip, images, prompts))
+        return judged(self._clip.cosines(images, prompts))
 
 
-class Aesthetic:
+class Aesthetic(ClipScorer):
     """LAION's aesthetic predictor: a small network on CLIP's image features of length 1; about 1 to 10, unbounded.
 
     Weights: `openai/clip-vit-large-patch14` (1.7 GB), and the head `sac+logos+ava1-l14-linearMSE` (4 MB) as a
@@ -112,7 +87,7 @@ class Aesthetic:
         Raises:
             ScorerError: a file cannot be read, or the head's layers do not fit each other.
         """
-        self._clip = ClipFeatures(model, device=device, batch=batch)
+        super().__init__(model=model, device=device, batch=batch)
         self._layers = _read_head(head)
 
     @staticmethod
@@ -120,10 +95,6 @@ class Aesthetic:
         """Raise ScorerError if a file is missing."""
         require_pretrained(head)
         ClipFeatures.ready(model)
-
-    @staticmethod
-    def check(prompts: Sequence[Prompt]) -> None:
-        """Accept any prompt."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Score B images."""
@@ -133,7 +104,7 @@ class Aesthetic:
         return judged(features[:, 0])
 
 
-class Diversity:
+class Diversity(ClipScorer):
     """How far an image lies from the others of its group: mean of 1 - cosine of CLIP's image features, in [0, 2].
 
     Weights: a CLIP, by default `openai/clip-vit-large-patch14` (1.7 GB). For `credit.diversity`, with weight 0.
@@ -144,25 +115,6 @@ class Diversity:
     high = 2.0 + ROUNDING
     sees = "group"
 
-    def __init__(self, *, model: str = VIT_L, device: str | None = None, batch: int = 16) -> None:
-        """Load the weights.
-
-        Args:
-            model: CLIP folder, `pkg://` path or hub id.
-            device: torch device; by default the GPU if there is one.
-            batch: images of one forward, at least 1.
-        """
-        self._clip = ClipFeatures(model, device=device, batch=batch)
-
-    @staticmethod
-    def ready(*, model: str = VIT_L, **_: Any) -> None:
-        """Raise ScorerError if the weights are missing."""
-        ClipFeatures.ready(model)
-
-    @staticmethod
-    def check(prompts: Sequence[Prompt]) -> None:
-        """Accept any prompt."""
-
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Compare a group's images; a single one has no distance."""
         if len(images) < 2:
@@ -170,10 +122,6 @@ class Diversity:
         features = self._clip.of_images(images).astype(np.float64)
         cosines = features @ features.T
         return judged(1 - (cosines.sum(1) - cosines.diagonal()) / (len(images) - 1))
-
-
-def _cosines(clip: ClipFeatures, images: np.ndarray, prompts: Sequence[str]) -> np.ndarray:
-    return (clip.of_images(images) * clip.of_texts(prompts)).sum(-1)
 
 
 def _read_head(path: str) -> list[tuple[np.ndarray, np.ndarray]]:

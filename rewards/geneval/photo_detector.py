@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from protocol.messages import Detection
-from rewards.clip.features import ClipFeatures
+from rewards.clip.features import VIT_L, ClipFeatures
 from rewards.clip.pretrained import WEIGHTS, load_pretrained, require_pretrained
 
 MODEL = "facebook/mask2former-swin-small-coco-instance"
-CLIP = "openai/clip-vit-large-patch14"
 COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 TEMPLATES = ("a photo of a {color} {label}", "a photo of a {color}-colored {label}", "a photo of a {color} object")
 GENEVAL_NAMES = {
@@ -60,7 +59,7 @@ class PhotoDetector:
         self,
         *,
         model: str = MODEL,
-        clip: str = CLIP,
+        clip: str = VIT_L,
         threshold: float = 0.3,
         counting_threshold: float = 0.9,
         per_class: int = 16,
@@ -93,7 +92,7 @@ class PhotoDetector:
         self._colour_texts: dict[str, np.ndarray] = {}
 
     @staticmethod
-    def ready(*, model: str = MODEL, clip: str = CLIP, **_: Any) -> None:
+    def ready(*, model: str = MODEL, clip: str = VIT_L, **_: Any) -> None:
         """Raise ScorerError if the weights of one of the two models are missing."""
         require_pretrained(model, *WEIGHTS)
         ClipFeatures.ready(clip)

@@ -25,7 +25,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cosines(clip: Path) -> np.ndarray:
     features = ClipFeatures(str(clip), device="cpu")
-    images, texts = features.of_images(IMAGES, is_normalised=False).astype(np.float64), features.of_texts(PROMPTS)
+    images, texts = features.of_images(IMAGES).astype(np.float64), features.of_texts(PROMPTS)
     return (images * texts).sum(1) / np.linalg.norm(images, axis=1) / np.linalg.norm(texts, axis=1)
 
 
@@ -68,7 +68,7 @@ def test_a_head_of_other_layers_is_refused(clip: Path, tmp_path: Path) -> None:
 
 
 def test_diversity_is_the_mean_distance_from_the_rest_of_the_group(clip: Path) -> None:
-    features = ClipFeatures(str(clip), device="cpu").of_images(IMAGES, is_normalised=False).astype(np.float64)
+    features = ClipFeatures(str(clip), device="cpu").of_images(IMAGES).astype(np.float64)
     features /= np.linalg.norm(features, axis=1, keepdims=True)
     expected = [np.mean([1 - features[i] @ features[j] for j in range(5) if j != i]) for i in range(5)]
     scorer = build_scorer("diversity", model=str(clip))
