@@ -20,7 +20,7 @@ from protocol.errors import ContractError, ScorerError, one_line, suggest
 from protocol.messages import Metadata, Prompt, Scores
 from rewards import loading
 from rewards.loading import build_from_path, load_class
-from rewards.scores import joined, rows_of
+from rewards.scores import joined, split
 
 logger = logging.getLogger(__name__)
 
@@ -374,9 +374,5 @@ def score_pieces(scorer: CheckedScorer, pieces: Sequence[Piece], images: Sequenc
             [prompt for index in indices for prompt in pieces[index].prompts],
             [metadata for index in indices for metadata in pieces[index].metadata],
         )
-        start = 0
-        for index in indices:
-            end = start + len(pieces[index].rows)
-            answers[index] = rows_of(scores, slice(start, end))
-            start = end
+        answers |= zip(indices, split(scores, [len(pieces[index].rows) for index in indices]), strict=True)
     return joined([answers[index] for index in range(len(pieces))])

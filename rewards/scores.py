@@ -9,6 +9,7 @@ shown = with_observed(reward, {"aesthetic": c})        # reported, but not part 
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -51,20 +52,23 @@ def partly(values: Numbers, reasons: Sequence[str], components: Mapping[str, Num
     )
 
 
-def rows_of(scores: Scores, rows: Sequence[int] | slice) -> Scores:
-    """Return the scores of some of the images."""
-    whole = range(len(scores.reasons))
-    chosen = whole[rows] if isinstance(rows, slice) else rows
-    if isinstance(rows, slice) and chosen == whole:
+def split(scores: Scores, sizes: Sequence[int]) -> list[Scores]:
+    """Cut scores into those of consecutive requests of these sizes, which add up to all images."""
+    return [_rows_of(scores, range(end - size, end)) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+
+def _rows_of(scores: Scores, rows: Sequence[int]) -> Scores:
+    size = len(scores.reasons)
+    if rows == range(size):
         return scores
-    index = np.asarray(list(chosen), np.int64)
+    index = np.asarray(rows, np.int64)
     return Scores(
         values=scores.values[index],
         valid=scores.valid[index],
         reasons=tuple(scores.reasons[row] for row in index),
         components={name: numbers[index] for name, numbers in scores.components.items()},
         voids_group=scores.voids_group,
-        seconds=scores.seconds * len(index) / max(1, len(whole)),
+        seconds=scores.seconds * len(index) / max(1, size),
     )
 
 
@@ -81,7 +85,7 @@ def patched(scores: Scores, rows: Sequence[int], answer: Scores) -> Scores:
     """
     order = np.arange(len(scores.reasons))
     order[np.asarray(rows)] = len(order) + np.arange(len(rows))
-    return replace(rows_of(joined([scores, answer]), order.tolist()), seconds=scores.seconds + answer.seconds)
+    return replace(_rows_of(joined([scores, answer]), order.tolist()), seconds=scores.seconds + answer.seconds)
 
 
 def joined(parts: Sequence[Scores]) -> Scores:

@@ -26,7 +26,7 @@ from protocol.errors import PoolError, one_line
 from protocol.messages import Scores
 from protocol.ports import ImagesHandle
 from rewards.scorer import Piece
-from rewards.scores import joined, rows_of
+from rewards.scores import joined, split
 
 Ask = Callable[[ActorHandle, Sequence[Piece], Sequence[ImagesHandle]], Awaitable[Scores]]
 """One call on one actor; raises `ActorFailedError` if the actor died or overran its deadline."""
@@ -142,11 +142,8 @@ class RewardQueue:
             for part in parts:
                 _fail(part, error)
             return
-        start = 0
-        for part in parts:
-            end = start + len(part.piece.rows)
-            _answer(part, rows_of(scores, slice(start, end)))
-            start = end
+        for part, own in zip(parts, split(scores, [len(part.piece.rows) for part in parts]), strict=True):
+            _answer(part, own)
 
     async def _fill_up(self) -> None:
         deadline = asyncio.get_running_loop().time() + self._delay_s

@@ -19,6 +19,7 @@ from rewards.geneval.clauses import read_clauses
 from rewards.geneval.original import judge_original
 from rewards.geneval.verdict import judge
 from rewards.loading import build_from_path, require_ready
+from rewards.scores import judged
 
 PHOTOS = "rewards.geneval.photo_detector:PhotoDetector"
 JUDGES = {"sound": judge, "original": judge_original}
@@ -105,16 +106,9 @@ class GenEval:
         verdicts = [
             self._judge(self._sure_enough(objects, line), line) for objects, line in zip(found, metadata, strict=True)
         ]
-        strict = np.array([verdict.strict for verdict in verdicts], np.float32)
-        soft = np.array([verdict.soft for verdict in verdicts], np.float32)
-        return Scores(
-            values=soft if self._reward == "soft" else strict,
-            valid=np.ones(len(images), bool),
-            reasons=("",) * len(images),
-            components={
-                "strict": strict,
-                "correct": np.array([verdict.correct for verdict in verdicts], np.float32),
-            },
+        return judged(
+            [getattr(verdict, self._reward) for verdict in verdicts],
+            {name: [getattr(verdict, name) for verdict in verdicts] for name in self.components},
         )
 
     def _require_known(self, metadata: Metadata) -> None:

@@ -115,8 +115,7 @@ class Ocr:
         """Score B images against their prompts."""
         answers = [self._score_one(image, prompt) for image, prompt in zip(images, prompts, strict=True)]
         values = np.array([value for value, _ in answers], np.float32)
-        exact = np.where(np.isnan(values), np.nan, values == 1.0)
-        return partly(values, [reason for _, reason in answers], {"exact": exact})
+        return partly(values, [reason for _, reason in answers], {"exact": values == 1.0})
 
     def _score_one(self, image: np.ndarray, prompt: str) -> tuple[float, str]:
         target = plain(quoted_text(prompt))

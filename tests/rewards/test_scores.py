@@ -9,7 +9,7 @@ from protocol.config.reward import RewardConfig
 from protocol.errors import ContractError, RewardError
 from protocol.messages import Metadata, Scores
 from rewards.scorer import CheckedScorer, Piece, score_pieces
-from rewards.scores import joined, judged, mix, partly, patched, rows_of, settle, with_observed
+from rewards.scores import joined, judged, mix, partly, patched, settle, split, with_observed
 
 NAN = float("nan")
 
@@ -101,7 +101,7 @@ def test_each_failure_policy_leaves_what_it_says_and_never_a_zero() -> None:
 
 def test_seconds_go_with_the_images_and_stay_whole() -> None:
     both = replace(judged([1.0, 2.0, 3.0, 4.0]), seconds=8.0)
-    first, rest = rows_of(both, slice(0, 1)), rows_of(both, slice(1, 4))
+    first, rest = split(both, [1, 3])
     assert (first.seconds, rest.seconds, joined([first, rest]).seconds) == (2.0, 6.0, 8.0)
     again = replace(judged([5.0]), seconds=1.5)
     assert patched(both, (2,), again).seconds == 9.5
