@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, cast
 
 import ray
@@ -136,12 +137,16 @@ class LearnerActor(Alive):
 class RemoteWorker:
     """A `learner.update.workers.Worker` on Ray. Sums and findings are references into the object store."""
 
-    def __init__(self, config: RunConfig, actor: ActorHandle, member: Member) -> None:
-        self._role = config.cluster.learner
-        self._heartbeat_s = config.cluster.heartbeat_s
-        self._memory_remedy = config.cluster.memory_remedy
-        self.actor = actor
+    def __init__(self, config: RunConfig, member: Member) -> None:
         self.member = member
+        self.actor = member.handle
+        self._answer = partial(
+            answer,
+            timeout_s=config.cluster.learner.timeout_s,
+            actor=self.actor,
+            heartbeat_s=config.cluster.heartbeat_s,
+            memory_remedy=config.cluster.memory_remedy,
+        )
         self.has_failed = False
         self.busy_s = 0.0
         """Seconds in calls so far."""
@@ -205,15 +210,8 @@ class RemoteWorker:
 
     async def answer(self, reference: "ray.ObjectRef[Any]") -> Any:
         """Wait for a call."""
-        timeout_s = self._role.timeout_s
         try:
-            return await answer(
-                reference,
-                timeout_s=timeout_s,
-                actor=self.actor,
-                heartbeat_s=self._heartbeat_s,
-                memory_remedy=self._memory_remedy,
-            )
+            return await self._answer(reference)
         except ActorFailedError as error:
             raise self.failed(error) from error
 
@@ -345,7 +343,7 @@ class LearnerGroup:
 
     def admit(self, member: Member) -> None:
         """Keep a further worker that is ready until the next update."""
-        self._joining.append(RemoteWorker(self._config, member.handle, member))
+        self._joining.append(RemoteWorker(self._config, member))
 
     def count_restart(self, handle: ActorHandle, error: BaseException) -> float:  # noqa: ARG002
         """Wait no longer than `Starts` does: further workers cost no restart."""
@@ -385,8 +383,8 @@ class LearnerGroup:
         return Starts(self, spawn=self._spawn, prepare=self._prepare, patience_s=self._role.timeout_s)
 
     def _new_worker(self, slot: int) -> RemoteWorker:
-        actor = self._spawn(slot)
-        return RemoteWorker(self._config, actor, Member(slot, restarts=self._restarts.get(slot, 0), handle=actor))
+        restarts = self._restarts.get(slot, 0)
+        return RemoteWorker(self._config, Member(slot, restarts=restarts, handle=self._spawn(slot)))
 
     def _spawn(self, slot: int) -> ActorHandle:
         role = self._role
@@ -399,7 +397,7 @@ class LearnerGroup:
             where = worker.actor.__ray_call__.remote(whereabouts)
             worker.member.runs_on(await answer(where, timeout_s=timeout_s))
             worker.member.state = "starting"
-            await self._prepare(worker.actor)
+            await self._prepare(worker.member)
         except ActorFailedError as error:
             if worker.member.state == "waiting" and error.__cause__ is None:  # it is alive
                 raise worker.failed(f"no node had room for it within {timeout_s:g} s: {self._rule()}") from error
@@ -421,15 +419,16 @@ class LearnerGroup:
             " lower cluster.learner.workers"
         )
 
-    async def _prepare(self, actor: ActorHandle) -> None:
+    async def _prepare(self, member: Member) -> None:
         """Load the model, and compare what the worker's bits depend on with the first worker's."""
-        timeout_s = self._role.timeout_s
-        self._nodes.joined(actor, await answer(actor.ping.remote(), timeout_s=timeout_s))
-        remedy = self._config.cluster.memory_remedy
-        facts: dict[str, str] = await answer(actor.prepare.remote(), timeout_s=timeout_s, memory_remedy=remedy)
+        self._nodes.joined(member.handle, member.node_id)
+        facts: dict[str, str] = await answer(
+            member.handle.prepare.remote(),
+            timeout_s=self._role.timeout_s,
+            memory_remedy=self._config.cluster.memory_remedy,
+        )
         self._facts = {**(self._facts or facts), **library_facts()}
-        host, *_ = await answer(actor.__ray_call__.remote(whereabouts), timeout_s=timeout_s)
-        require_same_facts(self._facts, facts, who=f"one on node {host}", role="learner workers")
+        require_same_facts(self._facts, facts, who=f"one on node {member.node}", role="learner workers")
 
     async def _resize(self) -> None:
         """Bring the group to the desired size if the further workers are ready; the others have nothing to do yet."""

@@ -1,6 +1,7 @@
 """Rollout actors: the Ray shell of `flow.rollout.RolloutPolicy`, and their pool, which serves the rollout port."""
 
 from collections import deque
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 from actors.pool.alike import require_same_facts
 from actors.pool.bundles import Bundles
-from actors.pool.calls import HEARTBEAT, ActorFailedError, ActorHandle, Alive, answer, whereabouts
+from actors.pool.calls import HEARTBEAT, ActorFailedError, ActorHandle, Alive, Member, answer
 from actors.pool.nodes import NodeFailures, failure_reporter, ray_options
 from actors.pool.pool import AHEAD, ActorPool
 from flow.device import computing_facts, library_facts, take_device
@@ -110,9 +111,12 @@ class RolloutPool:
             actor_class: of the actors; a simulation has its own.
         """
         cluster = config.cluster
-        self._timeout_s = cluster.rollout.timeout_s
-        self._heartbeat_s = cluster.heartbeat_s
-        self._memory_remedy = cluster.memory_remedy
+        self._answer = partial(
+            answer,
+            timeout_s=cluster.rollout.timeout_s,
+            heartbeat_s=cluster.heartbeat_s,
+            memory_remedy=cluster.memory_remedy,
+        )
         self._nodes = nodes
         self._facts: dict[str, str] = {}
         self._newest: deque[tuple[Adapter, ray.ObjectRef[Any]]] = deque(maxlen=config.held_adapters)
@@ -139,7 +143,7 @@ class RolloutPool:
 
         async def work(actor: ActorHandle) -> tuple[ShardReceipt, RolloutHandle, ImagesHandle]:
             receipt, rollout, images = actor.rollout.remote(request)
-            return await self._answer(receipt, actor), rollout, images
+            return await self._answer(receipt, actor=actor), rollout, images
 
         return await self.pool.call(work)
 
@@ -152,43 +156,45 @@ class RolloutPool:
 
         async def work(actor: ActorHandle) -> tuple[Receipt, ImagesHandle]:
             receipt, images = actor.generate.remote(request)
-            return await self._answer(receipt, actor), images
+            return await self._answer(receipt, actor=actor), images
 
         return await self.pool.call(work)
 
     async def fetch(self, images: ImagesHandle) -> np.ndarray:
         """Fetch images from the object store."""
         try:
-            return await answer(cast(Any, images), timeout_s=self._timeout_s)
+            return await self._answer(cast(Any, images))
         except ActorFailedError as error:
             raise ShardLostError(f"images could not be fetched: {error}") from error
 
     async def excerpt(self, rollout: RolloutHandle, images: ImagesHandle, *, members: int) -> Excerpt:
         """Cut out the first members on the next idle actor, so that the other images stay where they are."""
-        return await self.pool.call(lambda actor: self._answer(actor.excerpt.remote(rollout, images, members), actor))
+        return await self.pool.call(
+            lambda actor: self._answer(actor.excerpt.remote(rollout, images, members), actor=actor)
+        )
 
     async def rest(self) -> None:
         """Let every actor keep its weights in host memory until its next request."""
-        await self.pool.each(lambda actor: self._answer(actor.rest.remote(), actor))
+        await self.pool.each(lambda actor: self._answer(actor.rest.remote(), actor=actor))
 
     async def first_adapter(self) -> Adapter:
         """Copy the adapter of iteration 0, before anything is published."""
-        return await self.pool.call(lambda actor: self._answer(actor.first_adapter.remote(), actor))
+        return await self.pool.call(lambda actor: self._answer(actor.first_adapter.remote(), actor=actor))
 
     async def publish(self, adapter: Adapter) -> None:
         """Put the adapter into the object store once; every node fetches it once, every actor confirms its digest."""
         self._newest.append((adapter, ray.put(adapter)))
         await self.pool.each(lambda actor: self._bring(actor, *self._newest[-1]))
 
-    async def _prepare(self, actor: ActorHandle) -> None:
+    async def _prepare(self, member: Member) -> None:
         """Load the model, and compare what the actor's bits depend on with the driver's and with the first actor's."""
-        self._nodes.joined(actor, await answer(actor.ping.remote(), timeout_s=self._timeout_s))
-        host, *_ = await answer(actor.__ray_call__.remote(whereabouts), timeout_s=self._timeout_s)
-        facts = await answer(actor.facts.remote(), timeout_s=self._timeout_s)
-        require_same_facts(library_facts(), facts, who=f"one on node {host}", role="rollout actors and the driver")
-        facts = await answer(actor.prepare.remote(), timeout_s=self._timeout_s, memory_remedy=self._memory_remedy)
+        actor, who = member.handle, f"one on node {member.node}"
+        self._nodes.joined(actor, member.node_id)
+        facts = await self._answer(actor.facts.remote())
+        require_same_facts(library_facts(), facts, who=who, role="rollout actors and the driver")
+        facts = await self._answer(actor.prepare.remote())
         self._facts = self._facts or facts
-        require_same_facts(self._facts, facts, who=f"one on node {host}", role="rollout actors")
+        require_same_facts(self._facts, facts, who=who, role="rollout actors")
         loaded = None
         while loaded is not (newest := self._newest[-1] if self._newest else None):
             for adapter, reference in list(self._newest):
@@ -196,18 +202,9 @@ class RolloutPool:
             loaded = newest
 
     async def _bring(self, actor: ActorHandle, adapter: Adapter, reference: "ray.ObjectRef[Any]") -> None:
-        held = await self._answer(actor.receive.remote(reference), actor)
+        held = await self._answer(actor.receive.remote(reference), actor=actor)
         if held != (adapter.version, adapter.digest):
             raise ContractError(
                 f"a rollout actor must hold version {adapter.version} ({adapter.digest[:12]}), got {held}"
             )
         self.pool.tell(actor, adapter)
-
-    async def _answer(self, reference: "ray.ObjectRef[Any]", actor: ActorHandle) -> Any:
-        return await answer(
-            reference,
-            timeout_s=self._timeout_s,
-            actor=actor,
-            heartbeat_s=self._heartbeat_s,
-            memory_remedy=self._memory_remedy,
-        )

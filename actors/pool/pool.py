@@ -23,7 +23,7 @@ import ray
 
 from actors.pool.calls import TURN, ActorFailedError, ActorHandle, Call, Member, Work
 from actors.pool.restarts import RestartBudget
-from actors.pool.starts import Starts
+from actors.pool.starts import Prepare, Starts
 from protocol.errors import PoolError, one_line
 from protocol.messages import Adapter
 from protocol.status import ActorStatus, PoolStatus
@@ -52,7 +52,7 @@ class ActorPool:
         *,
         size: int,
         max_restarts: int,
-        prepare: Work[Any],
+        prepare: Prepare,
         restart_window_s: float = 3600.0,
         patience_s: float = 600.0,
         depth: int = 1,
@@ -64,7 +64,7 @@ class ActorPool:
             spawn: makes the actor of a slot.
             size: members at the start.
             max_restarts: failures within the window that the pool survives.
-            prepare: makes a running actor ready to work.
+            prepare: makes the running actor of a member ready to work.
             restart_window_s: seconds after which a failure no longer counts.
             patience_s: seconds that a needed member may wait for a node.
             depth: calls that a member may hold, the one at work included.

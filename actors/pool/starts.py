@@ -15,12 +15,12 @@ wait in line without an actor.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import ray
 
-from actors.pool.calls import ActorFailedError, ActorHandle, Member, Work, answer, whereabouts
+from actors.pool.calls import ActorFailedError, ActorHandle, Member, answer, whereabouts
 from actors.pool.restarts import backoff_s
 from protocol.errors import one_line
 
@@ -29,6 +29,8 @@ RETRY_S = (5.0, 60.0)
 """Seconds until a desired member that failed is tried again: at first, and at most."""
 JOINING = 8
 """Desired members of a pool that start at one time."""
+Prepare = Callable[[Member], Awaitable[Any]]
+"""Makes the running actor of a member ready to work."""
 
 
 class Host(Protocol):
@@ -58,14 +60,12 @@ class Host(Protocol):
 class Starts:
     """The members of one pool that are starting. Made and called by the pool only."""
 
-    def __init__(
-        self, pool: Host, *, spawn: Callable[[int], ActorHandle], prepare: Work[Any], patience_s: float
-    ) -> None:
+    def __init__(self, pool: Host, *, spawn: Callable[[int], ActorHandle], prepare: Prepare, patience_s: float) -> None:
         """
         Args:
             pool: admits the members.
             spawn: makes the actor of a slot.
-            prepare: makes a running actor ready to work.
+            prepare: makes the running actor of a member ready to work.
             patience_s: seconds to wait for a node where no other member works.
         """
         self.trouble = ""
@@ -150,7 +150,7 @@ class Starts:
         try:
             await self._wait_for_node(member, is_needed=is_needed)
             member.state = "starting"
-            await self._prepare(member.handle)
+            await self._prepare(member)
         except BaseException:
             if ray.is_initialized():
                 ray.kill(member.handle)

@@ -18,7 +18,7 @@ import numpy as np
 import ray
 
 from actors.pool.alike import require_same_facts
-from actors.pool.calls import HEARTBEAT, ActorHandle, Alive, answer, whereabouts
+from actors.pool.calls import HEARTBEAT, ActorHandle, Alive, Member, answer
 from actors.pool.nodes import NodeFailures, failure_reporter, ray_options
 from actors.pool.pool import AHEAD, ActorPool
 from actors.pool.restarts import backoff_s
@@ -343,13 +343,12 @@ class RewardPools:
             name, reward, make, timeout_s=timeout_s, heartbeat_s=cluster.heartbeat_s, tally=Tally(name, self._sink)
         )
 
-    async def _prepare(self, name: str, actor: ActorHandle) -> None:
+    async def _prepare(self, name: str, member: Member) -> None:
         """Load the scorer, and compare what its bits depend on with the first actor's of this reward."""
-        self._nodes.joined(actor, await answer(actor.ping.remote(), timeout_s=self._role.timeout_s))
-        facts: dict[str, str] = await answer(actor.prepare.remote(), timeout_s=self._role.timeout_s)
-        host, *_ = await answer(actor.__ray_call__.remote(whereabouts), timeout_s=self._role.timeout_s)
+        self._nodes.joined(member.handle, member.node_id)
+        facts: dict[str, str] = await answer(member.handle.prepare.remote(), timeout_s=self._role.timeout_s)
         first = self._facts.setdefault(name, facts)
-        require_same_facts(first, facts, who=f"one on node {host}", role=f"actors of reward {name}")
+        require_same_facts(first, facts, who=f"one on node {member.node}", role=f"actors of reward {name}")
 
 
 def with_whole_path(reward: RewardConfig) -> RewardConfig:

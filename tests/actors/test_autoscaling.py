@@ -65,7 +65,7 @@ def test_a_larger_size_starts_nodes_and_a_smaller_one_lets_idle_nodes_go(address
             lambda _: Idle.options(**ray_options(needs)).remote(),
             size=1,
             max_restarts=0,
-            prepare=lambda actor: answer(actor.work.remote(), timeout_s=120),
+            prepare=lambda member: answer(member.handle.work.remote(), timeout_s=120),
         )
         assert workers() == 0
         await pool.start()

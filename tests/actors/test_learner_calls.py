@@ -34,7 +34,7 @@ def test_a_learner_is_idle_after_an_error_that_did_not_end_it(tiny_config, error
 
     async def ask() -> None:
         with pytest.raises(raised):
-            await RemoteWorker(tiny_config(), None, member).call(call)
+            await RemoteWorker(tiny_config(), member).call(call)
 
     asyncio.run(ask())
     assert member.state == state

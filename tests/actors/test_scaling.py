@@ -78,7 +78,7 @@ def make_pool(
         lambda _: Slow.options(num_cpus=cpus).remote(),
         size=size,
         max_restarts=0,
-        prepare=lambda actor: answer(actor.begin.remote(marker), timeout_s=60),
+        prepare=lambda member: answer(member.handle.begin.remote(marker), timeout_s=60),
         patience_s=patience_s,
         depth=depth,
     )

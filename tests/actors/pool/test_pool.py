@@ -106,7 +106,7 @@ def make_pool(size: int = 2, max_restarts: int = 3, depth: int = 1) -> ActorPool
         size=size,
         max_restarts=max_restarts,
         depth=depth,
-        prepare=lambda actor: answer(actor.pid.remote(), timeout_s=60),
+        prepare=lambda member: answer(member.handle.pid.remote(), timeout_s=60),
     )
 
 
@@ -199,7 +199,7 @@ def test_pool_whose_actors_refuse_to_begin_ends_with_their_own_error_and_without
             lambda _: Counter.remote(),
             size=2,
             max_restarts=3,
-            prepare=lambda actor: answer(actor.fail.remote(), timeout_s=60),
+            prepare=lambda member: answer(member.handle.fail.remote(), timeout_s=60),
         )
         with pytest.raises(ContractError, match="a rule is broken"):
             await pool.start()

@@ -52,7 +52,7 @@ def test_members_that_a_node_took_along_come_back_with_the_next_node(cluster):
             lambda _: Idle.remote(),
             size=3,
             max_restarts=5,
-            prepare=lambda actor: answer(actor.work.remote(), timeout_s=60),
+            prepare=lambda member: answer(member.handle.work.remote(), timeout_s=60),
         )
 
         async def has(ready: int) -> bool:
