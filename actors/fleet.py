@@ -105,7 +105,7 @@ class RayFleet(RayEvaluators):
 
     def queues(self) -> dict[str, int]:
         """Count the images that wait for each reward."""
-        return {f"images/{name}": health.waiting for name, health in self.rewards.health().items()}
+        return {f"images/{name}": reward.queue.waiting for name, reward in self.rewards.rewards.items()}
 
     def scale(self, pool: str, size: int) -> None:
         """Grow or shrink a pool or the learner group without waiting for it.

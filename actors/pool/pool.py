@@ -72,7 +72,8 @@ class ActorPool:
         """
         self.name = name
         self.busy_s = 0.0
-        self._size = size
+        self.desired = size
+        """The size that was asked for."""
         self._max_restarts = max_restarts
         self._budget = RestartBudget(f"pool {name}", limit=max_restarts, within_s=restart_window_s)
         self._on_failure = on_failure
@@ -90,11 +91,6 @@ class ActorPool:
         return self._budget.total
 
     @property
-    def desired(self) -> int:
-        """The size that was asked for."""
-        return self._size
-
-    @property
     def has_failed(self) -> bool:
         """Whether it used up its restarts and takes no more calls."""
         return self._failure is not None
@@ -109,13 +105,9 @@ class ActorPool:
         """How many members are ready."""
         return len(self._members)
 
-    def start_with(self, size: int) -> None:
-        """Set the size before `start`."""
-        self._size = size
-
     async def start(self) -> None:
         """Return when every member is ready, or when one is and the others have waited `patience_s` for a node."""
-        starts = {self._starts.begin(Member(slot), is_needed=True) for slot in range(self._size)}
+        starts = {self._starts.begin(Member(slot), is_needed=True) for slot in range(self.desired)}
         while starts and not (self._members and all(m.state == "waiting" for m in self._starts.members)):
             done, starts = await asyncio.wait(starts, timeout=self._patience_s, return_when=asyncio.FIRST_EXCEPTION)
             await asyncio.gather(*done)
@@ -167,7 +159,7 @@ class ActorPool:
         """Grow or shrink to `size` members without waiting; a busy member finishes its call before it leaves."""
         if size < 1:
             raise PoolError(f"pool {self.name} must keep at least 1 actor, got {size}")
-        self._size = size
+        self.desired = size
         self._starts.cancel(self._surplus)
         for member in [member for member in self._members.values() if not member.line][: max(0, self._surplus)]:
             self._dismiss(member.handle)
@@ -175,13 +167,6 @@ class ActorPool:
         free = (slot for slot in range(len(held) + size) if slot not in held)
         for slot in islice(free, max(0, -self._surplus)):
             self._starts.begin(Member(slot), is_needed=False).add_done_callback(self._start_ended)
-
-    async def resize(self, size: int) -> None:
-        """Scale to `size` members and wait until that many are ready."""
-        self.scale(size)
-        while len(self._members) != self._size:
-            self._require_alive()
-            await asyncio.sleep(0.02)
 
     def stop(self) -> None:
         """End all members and all starts."""
@@ -201,7 +186,7 @@ class ActorPool:
         """Describe the pool for the status."""
         return PoolStatus(
             name=self.name,
-            desired=self._size,
+            desired=self.desired,
             ready=self.ready,
             busy=sum(member.state == "busy" for member in self._members.values()),
             waiting=sum(member.state == "waiting" for member in self._starts.members),
@@ -239,7 +224,7 @@ class ActorPool:
 
     @property
     def _surplus(self) -> int:
-        return len(self._known) - self._size
+        return len(self._known) - self.desired
 
     async def _take(self) -> Call:
         """Wait for a call on a member."""

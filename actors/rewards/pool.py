@@ -10,7 +10,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -72,60 +71,46 @@ PAUSE_S = (1.0, 30.0)
 """Seconds between two attempts of a paused reward: at first, and at most."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardHealth:
-    """The state of one reward's pool; counts are since the start of the run."""
-
-    waiting: int
-    """Images that wait for scores or are being scored."""
-    images: int
-    """Images that were to be scored."""
-    calls: int
-    retried: int
-    """Images that were scored again after a failure."""
-    failed_calls: int
-    """Calls whose actor died or that overran their deadline."""
-    missing: int
-    """Images that have no score after all tries."""
-    dropped: int
-    """Shards whose group was dropped."""
-    paused_s: float
-    """Seconds of pauses so far."""
-    paused_because: str
-    """Why it is paused now; empty if it is not."""
-
-
 class RewardPool:
-    """One scorer's actors and queue; tries again where a score is missing and applies `on_failure`."""
+    """One scorer's actors and queue; tries again where a score is missing and applies `on_failure`.
+
+    Counts are since the start of the run.
+    """
 
     def __init__(
         self,
         name: str,
         config: RewardConfig,
-        make: Callable[[], ActorPool],
+        make: Callable[[int], ActorPool],
         *,
         timeout_s: float,
-        heartbeat_s: float | None = None,
-        tally: Tally | None = None,
+        heartbeat_s: float,
+        tally: Tally,
     ) -> None:
         self.name = name
+        self.pool = make(config.actors)
+        self.retried = 0
+        """Images that were scored again after a failure."""
+        self.missing = 0
+        """Images that have no score after all tries."""
+        self.dropped = 0
+        """Shards whose group was dropped."""
+        self.paused_because = ""
+        """Why it is paused now; empty if it is not."""
         self._tally = tally
-        self.pool = make()
         self._config = config
         self._make = make
         self._timeout_s = timeout_s
         self._heartbeat_s = heartbeat_s
-        self._queue = RewardQueue(
+        self.queue = RewardQueue(
             batch=sys.maxsize if config.sees == "group" else config.batch,
             delay_s=config.batch_delay_s,
             call=lambda work: self.pool.call(work),
             ask=self._ask,
         )
-        self._images = self._retried = self._missing = self._dropped = 0
         self._paused_s = 0.0
         self._worked = -math.inf
         self._paused_since: float | None = None
-        self._paused_because = ""
         self._renewing = asyncio.Lock()
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
@@ -147,7 +132,6 @@ class RewardPool:
             RewardError: a score is missing and `on_failure` is `fail`.
             ContractError: the scorer broke its contract.
         """
-        self._images += len(prompts)
         asked = time.monotonic()
         scores = await self._tried(images, prompts, metadata)
         failed, pauses = time.monotonic(), 0
@@ -161,32 +145,32 @@ class RewardPool:
         if scores.valid.any():
             self._worked = time.monotonic()
         self._resume()
-        if self._tally:
-            self._tally.add(scores)
+        self._tally.add(scores)
         settled = settle(self.name, self._config, scores)
-        self._missing += int((~settled.valid).sum())
-        self._dropped += settled.voids_group
+        self.missing += int((~settled.valid).sum())
+        self.dropped += settled.voids_group
         return settled
 
-    def health(self) -> RewardHealth:
-        """Count for status and metrics."""
+    @property
+    def paused_s(self) -> float:
+        """Seconds of pauses so far."""
         pausing = time.monotonic() - self._paused_since if self._paused_since is not None else 0.0
-        return RewardHealth(
-            waiting=self._queue.waiting,
-            images=self._images,
-            calls=self._queue.calls,
-            retried=self._retried,
-            failed_calls=self._queue.failed_calls,
-            missing=self._missing,
-            dropped=self._dropped,
-            paused_s=self._paused_s + pausing,
-            paused_because=self._paused_because,
-        )
+        return self._paused_s + pausing
+
+    def failures(self) -> dict[str, float]:
+        """Count what went wrong, by the names of docs/metrics.md; some counts may be 0."""
+        return {
+            "retried": self.retried,
+            "failed_calls": self.queue.failed_calls,
+            "missing": self.missing,
+            "dropped": self.dropped,
+            "paused_s": self.paused_s,
+        }
 
     def status(self) -> PoolStatus:
         """Describe its actors for the status; a pause is shown as trouble."""
         held = self.pool.status()
-        return held.model_copy(update={"trouble": f"paused: {self._paused_because}"}) if self._paused_because else held
+        return held.model_copy(update={"trouble": f"paused: {self.paused_because}"}) if self.paused_because else held
 
     async def _ask(self, actor: ActorHandle, pieces: Sequence[Piece], images: Sequence[ImagesHandle]) -> Scores:
         call = actor.score.remote(pieces, *images)
@@ -198,14 +182,14 @@ class RewardPool:
         A group is always scored whole and in a call of its own.
         """
         every, is_group = tuple(range(len(prompts))), self._config.sees == "group"
-        scores = await self._queue.score(images, _piece(every, prompts, metadata), is_alone=is_group)
+        scores = await self.queue.score(images, _piece(every, prompts, metadata), is_alone=is_group)
         for _ in range(1, self._config.tries):
             missing = tuple(np.flatnonzero(~scores.valid).tolist())
             if not missing:
                 break
             rows = every if is_group else missing
-            self._retried += len(rows)
-            again = await self._queue.score(images, _piece(rows, prompts, metadata), is_alone=True)
+            self.retried += len(rows)
+            again = await self.queue.score(images, _piece(rows, prompts, metadata), is_alone=True)
             scores = patched(scores, rows, again)
         return scores
 
@@ -213,18 +197,17 @@ class RewardPool:
         if self._paused_since is None:
             log.warning("reward %s pauses: %s", self.name, reason)
             self._paused_since = time.monotonic()
-        self._paused_because = reason
+        self.paused_because = reason
         await asyncio.sleep(seconds)
         async with self._renewing:
             if self.pool.has_failed:
                 self.pool.stop()
-                fresh = self._make()
-                fresh.start_with(self.pool.desired)
+                fresh = self._make(self.pool.desired)
                 try:
                     await fresh.start()
                 except FlowcreditError as error:
                     fresh.stop()
-                    self._paused_because = str(error)
+                    self.paused_because = str(error)
                 else:
                     if fresh.desired != self.pool.desired:
                         fresh.scale(self.pool.desired)
@@ -234,15 +217,11 @@ class RewardPool:
         if self._paused_since is not None:
             self._paused_s += time.monotonic() - self._paused_since
             log.info("reward %s goes on after %.0f s", self.name, time.monotonic() - self._paused_since)
-        self._paused_since, self._paused_because = None, ""
+        self._paused_since, self.paused_because = None, ""
 
 
 def _piece(rows: tuple[int, ...], prompts: Sequence[str], metadata: Sequence[Metadata]) -> Piece:
     return Piece(rows=rows, prompts=tuple(prompts[row] for row in rows), metadata=tuple(metadata[row] for row in rows))
-
-
-FAILURES = ("retried", "failed_calls", "missing", "dropped", "paused_s")
-"""Counts of `RewardHealth` that are metrics when they are not 0."""
 
 
 class RewardPools:
@@ -292,10 +271,6 @@ class RewardPools:
         apart = [name for name, reward in self._config.rewards.items() if reward.runtime_env]
         await asyncio.gather(*(self.rewards[name].check(prompts) for name in apart))
 
-    def health(self) -> dict[str, RewardHealth]:
-        """Count queue, failures and pause of each reward."""
-        return {name: reward.health() for name, reward in self.rewards.items()}
-
     def statuses(self) -> list[PoolStatus]:
         """Describe each reward's actors for the status, with the reason of a pause."""
         return [reward.status() for reward in self.rewards.values()]
@@ -304,9 +279,9 @@ class RewardPools:
         """Count what went wrong since the start, by name; empty if nothing did."""
         return {
             f"reward_server/{name}/{failure}": float(count)
-            for name, health in self.health().items()
-            for failure, count in asdict(health).items()
-            if failure in FAILURES and count
+            for name, reward in self.rewards.items()
+            for failure, count in reward.failures().items()
+            if count
         }
 
     async def _ask(
@@ -326,11 +301,11 @@ class RewardPools:
                 reward, self._role.threads
             )
 
-        def make() -> ActorPool:
+        def make(size: int) -> ActorPool:
             return ActorPool(
                 f"reward/{name}",
                 spawn,
-                size=reward.actors,
+                size=size,
                 max_restarts=cluster.max_restarts,
                 prepare=partial(self._prepare, name),
                 restart_window_s=cluster.restart_window_s,

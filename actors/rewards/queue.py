@@ -61,8 +61,10 @@ class RewardQueue:
                 PoolError when it gives up.
             ask: the remote call.
         """
-        self.calls = self.failed_calls = 0
+        self.failed_calls = 0
+        """Calls whose actor died or that overran their deadline."""
         self.waiting = 0
+        """Images that wait for scores or are being scored."""
         self._batch, self._delay_s = batch, delay_s
         self._call, self._ask = call, ask
         self._pending: deque[Waiting] = deque()
@@ -123,7 +125,6 @@ class RewardQueue:
         parts = self._take()
         if not parts:
             return
-        self.calls += 1
         try:
             scores = await self._ask(actor, [part.piece for part in parts], [part.images for part in parts])
         except asyncio.CancelledError:

@@ -232,12 +232,12 @@ def faults(count: int) -> None:
             began = time.perf_counter()
             values = await drive(source, images, [""] * count, [{}] * count, request=40)
             rate = count / (time.perf_counter() - began)
-            health = source.health()["reward"]
+            reward = source.rewards["reward"]
             source.pools["reward"].stop()
             wrong = int((values != np.arange(count)).sum())
             console.print(
-                f"{failing:.0%} of requests fail: {rate:.0f} images/s, {health.retried} tried again,"
-                f" {health.missing} missing, {wrong} wrong"
+                f"{failing:.0%} of requests fail: {rate:.0f} images/s, {reward.retried} tried again,"
+                f" {reward.missing} missing, {wrong} wrong"
             )
             return rate
 
@@ -269,12 +269,12 @@ def soak(count: int, kill_every_s: float) -> None:
         began = time.perf_counter()
         values = await drive(source, images, [""] * count, [{}] * count, request=100)
         killer.cancel()
-        health = source.health()["reward"]
+        reward = source.rewards["reward"]
         source.pools["reward"].stop()
         right = int((values == np.arange(count)).sum())
         console.print(
-            f"{count} images in {time.perf_counter() - began:.0f} s, {kills} actors killed, {health.failed_calls} calls"
-            f" failed, {health.retried} images tried again: {right} right scores,"
+            f"{count} images in {time.perf_counter() - began:.0f} s, {kills} actors killed,"
+            f" {reward.queue.failed_calls} calls failed, {reward.retried} images tried again: {right} right scores,"
             f" {int(np.isnan(values).sum())} missing, {count - right} wrong"
         )
         if right != count:

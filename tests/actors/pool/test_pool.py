@@ -20,6 +20,7 @@ from actors.rewards.pool import RewardPools
 from protocol.config.cluster import ClusterConfig
 from protocol.errors import ConfigError, ContractError, PoolError
 from tests.support.runs.sinks import Silent
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.ray
 
@@ -240,9 +241,11 @@ def test_pool_grows_and_shrinks_between_calls():
     async def scenario():
         pool = make_pool(size=1)
         await pool.start()
-        await pool.resize(3)
+        pool.scale(3)
+        await until(lambda: pool.ready == 3)
         grown = len(set(await pids(pool)))
-        await pool.resize(1)
+        pool.scale(1)
+        await until(lambda: pool.ready == 1)
         shrunk = len(set(await pids(pool)))
         squared = await pool.call(lambda actor: answer(actor.square.remote(5), timeout_s=60))
         pool.stop()

@@ -112,12 +112,12 @@ def test_a_killed_a_hanging_and_a_failing_call_cost_tries_and_no_score(tiny_conf
     requests[3] = (requests[3][0], [{}] * 10)
     answers = run(source, *requests)
     assert [answer.values.tolist() for answer in answers] == [[float(n) for n in levels] for levels, _ in requests]
-    health = source.health()["moody"]
-    assert health.failed_calls >= 2, "the killed call, the hanging one, and any that a busy machine made late"
-    assert health.missing == 0 and health.retried >= 3 and health.waiting == 0
+    reward = source.rewards["moody"]
+    assert reward.queue.failed_calls >= 2, "the killed call, the hanging one, and any that a busy machine made late"
+    assert reward.missing == 0 and reward.retried >= 3 and reward.queue.waiting == 0
     failures = source.failures()
     assert (
-        failures["reward_server/moody/failed_calls"] == health.failed_calls
+        failures["reward_server/moody/failed_calls"] == reward.queue.failed_calls
         and "reward_server/moody/missing" not in failures
     )
 
@@ -162,7 +162,7 @@ def test_groups_are_scored_whole_whatever_the_batch_and_whatever_dies(tiny_confi
     for group, answer in enumerate(answers):
         assert answer.values.tolist() == [(3 * member + group) % 5 for member in range(5)]
         assert answer.components["size"].tolist() == [5.0] * 5
-    assert source.health()["crowd"].retried == 10, "whole groups"
+    assert source.rewards["crowd"].retried == 10, "whole groups"
 
 
 def test_what_stays_missing_is_masked_drops_its_group_or_ends_the_run(tiny_config: Any) -> None:
@@ -173,7 +173,7 @@ def test_what_stays_missing_is_masked_drops_its_group_or_ends_the_run(tiny_confi
     assert kept.valid.tolist() == [True, False] and kept.reasons[1] == "blurred" and not kept.voids_group
     source = pools(tiny_config, on_failure="drop_group", tries=1)
     (dropped,) = run(source, request)
-    assert dropped.voids_group and np.isnan(dropped.values[1]) and source.health()["moody"].dropped == 1
+    assert dropped.voids_group and np.isnan(dropped.values[1]) and source.rewards["moody"].dropped == 1
     with pytest.raises(RewardError, match="reward moody has no score for 1 of 2 images after 3 tries: blurred"):
         run(pools(tiny_config, on_failure="fail"), request)
 
@@ -184,7 +184,7 @@ def test_a_paused_reward_says_why_and_goes_on_by_itself(tiny_config: Any, tmp_pa
     source = pools(tiny_config, on_failure="pause", tries=1, args={"needs": str(needs)})
 
     async def mend() -> str:
-        while not (reason := source.health()["moody"].paused_because):  # noqa: ASYNC110
+        while not (reason := source.rewards["moody"].paused_because):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         (status,) = source.statuses()
         needs.touch()
@@ -202,9 +202,9 @@ def test_a_paused_reward_says_why_and_goes_on_by_itself(tiny_config: Any, tmp_pa
     scores, reason = asyncio.run(asyncio.wait_for(scenario(), 300))
     assert scores.values.tolist() == [7, 7, 7]
     assert reason == "moody: ConnectionError: down"
-    health = source.health()["moody"]
+    reward = source.rewards["moody"]
     assert source.statuses()[0].trouble == ""
-    assert health.paused_because == "" and health.paused_s >= 0.2 and health.missing == 0
+    assert reward.paused_because == "" and reward.paused_s >= 0.2 and reward.missing == 0
 
 
 def test_what_a_working_scorer_cannot_judge_is_missing_and_pauses_nothing(tiny_config: Any, monkeypatch) -> None:
@@ -226,8 +226,8 @@ def test_what_a_working_scorer_cannot_judge_is_missing_and_pauses_nothing(tiny_c
     refused, others = asyncio.run(asyncio.wait_for(scenario(), 300))
     assert not refused.valid.any() and set(refused.reasons) == {"not that"}
     assert all(scores.valid.all() for scores in others)
-    health = source.health()["moody"]
-    assert (health.missing, health.paused_because) == (2, "") and health.paused_s > 0
+    reward = source.rewards["moody"]
+    assert (reward.missing, reward.paused_because) == (2, "") and reward.paused_s > 0
 
 
 def test_a_size_desired_while_a_paused_pool_is_made_anew_is_kept(tiny_config: Any, tmp_path: Path, monkeypatch) -> None:
@@ -275,7 +275,7 @@ def test_a_paused_reward_whose_pool_was_used_up_gets_a_new_one(tiny_config: Any,
     )
     (scores,) = run(source, ([5], [{"once": str(tmp_path / "die"), "does": "die"}]))
     assert scores.values.tolist() == [5]
-    assert source.health()["moody"].failed_calls == 1
+    assert source.rewards["moody"].queue.failed_calls == 1
 
 
 def test_a_runtime_environment_is_the_actors_own_and_checks_prompts_there(tiny_config: Any) -> None:

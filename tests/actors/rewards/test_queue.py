@@ -109,7 +109,7 @@ def test_a_failed_call_is_missing_for_its_askers_and_the_others_are_answered() -
         first, second = await asyncio.gather(queue.score(*request(1, 2, 3, 4)), queue.score(*request(5)))
         assert not first.valid.any() and first.reasons[0] == "reward actor failed: gone"
         assert second.values.tolist() == [5]
-        assert (queue.calls, queue.failed_calls, queue.waiting) == (2, 1, 0)
+        assert (len(desk.asked), queue.failed_calls, queue.waiting) == (2, 1, 0)
 
     asyncio.run(scenario())
 
