@@ -22,12 +22,10 @@ class EncoderActor:
         self._config = config
         torch.set_num_threads(config.cluster.learner.threads)
 
-    @ray.method
     def prepare(self) -> None:
         """Find the model. Not in the constructor: there Ray would turn the user's mistake into a dead actor."""
         self._embeddings = open_embeddings(self._config.model, device=take_device(self._config.cluster.learner))
 
-    @ray.method
     def fill(self, texts: Sequence[str]) -> int:
         """Encode the texts that the cache lacks; how many there were."""
         return self._embeddings.fill(texts)

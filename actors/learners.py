@@ -47,30 +47,25 @@ class LearnerActor(Alive):
         self._fetched = 0
         torch.set_num_threads(config.cluster.learner.threads)
 
-    @ray.method
     def prepare(self) -> dict[str, str]:
         """Load the model and return what the bits depend on; the constructor would hide the user's mistakes."""
         device = take_device(self._config.cluster.learner)
         self._learner = Learner(self._config, device=device, fetch=self._fetch)
         return computing_facts(device)
 
-    @ray.method
     def sit(self, seat: Seat) -> None:
         """Take the lanes of this seat."""
         self._learner.sit(seat)
 
-    @ray.method
     def begin(self) -> None:
         """Begin the update of an iteration."""
         self._fetched = 0
         self._learner.begin()
 
-    @ray.method
     def feed(self, groups: Sequence[ScoredGroup]) -> None:
         """Take the next groups of the iteration; their trajectories stay where they are."""
         self._learner.feed(groups)
 
-    @ray.method
     def train(self, first: int, count: int, epoch: int) -> None:
         """Fetch this worker's shards, one ahead, and add their gradients to its lanes."""
         self._learner.train(first, count, epoch=epoch)
@@ -85,7 +80,6 @@ class LearnerActor(Alive):
         """Add two gradients; the sum stays in the object store."""
         return None, added(one, other)
 
-    @ray.method
     def step(self, gradient: Gradient, first: int, epoch: int) -> None:
         """Take an optimizer step."""
         self._learner.step(gradient, first=first, epoch=epoch)
@@ -95,27 +89,22 @@ class LearnerActor(Alive):
         """Return the bytes that this update fetched, and what it showed."""
         return self._fetched, self._learner.findings()
 
-    @ray.method
     def finish(self, *findings: Findings) -> Finished:
         """End the update with the findings of all workers."""
         return self._learner.finish(findings)
 
-    @ray.method
     def adapter(self) -> Adapter:
         """Copy the adapter that rolls out next."""
         return self._learner.adapter()
 
-    @ray.method
     def credit(self, group: int) -> Credit:
         """Tell the credit of one group of the newest update."""
         return self._learner.credit(group)
 
-    @ray.method
     def state(self) -> LearnerState:
         """Copy everything that is needed to resume exactly."""
         return self._learner.state()
 
-    @ray.method
     def restore(self, state: LearnerState) -> None:
         """Resume from a saved state."""
         self._learner.restore(state)

@@ -46,7 +46,6 @@ class RolloutActor(Alive):
         self._config = config
         torch.set_num_threads(config.cluster.rollout.threads)
 
-    @ray.method
     def prepare(self) -> dict[str, str]:
         """Load the model and return what the bits depend on; in the constructor Ray would turn the user's mistake into
         a dead actor."""
@@ -54,12 +53,10 @@ class RolloutActor(Alive):
         self._policy = RolloutPolicy(self._config, device=device)
         return computing_facts(device)
 
-    @ray.method
     def facts(self) -> dict[str, str]:
         """Return what the actor's bits depend on besides its device, before it has loaded anything."""
         return library_facts()
 
-    @ray.method
     def first_adapter(self) -> Adapter:
         """Copy the adapter of iteration 0, before the first request."""
         return self._policy.first_adapter()
@@ -79,12 +76,10 @@ class RolloutActor(Alive):
         """Make ODE images; they stay in the object store."""
         return self._policy.generate(request)
 
-    @ray.method
     def rest(self) -> None:
         """Keep the weights in host memory until the next request."""
         self._policy.rest()
 
-    @ray.method
     def excerpt(self, rollout: Rollout, images: np.ndarray, members: int) -> Excerpt:
         """Cut out the first members of a shard of any actor, with small images."""
         return excerpt_of(rollout, images, members=members)

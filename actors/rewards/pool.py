@@ -42,7 +42,6 @@ class RewardActor(Alive):
         self._config = config
         self._threads = threads
 
-    @ray.method
     def prepare(self) -> dict[str, str]:
         """Load the scorer and return what its bits depend on, as far as torch computes; in the constructor Ray would
         turn the user's mistake into a dead actor."""
@@ -55,12 +54,10 @@ class RewardActor(Alive):
         torch.set_num_threads(self._threads)
         return {**device_facts("cuda" if torch.cuda.is_initialized() else "cpu"), "torch": torch.__version__}
 
-    @ray.method
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Raise InputError for a prompt that cannot be scored."""
         self._scorer.check(prompts)
 
-    @ray.method
     def score(self, pieces: Sequence[Piece], *images: np.ndarray) -> Scores:
         """Score the pieces in their order; `images` holds each piece's array uint8 [I, H, W, 3]."""
         return score_pieces(self._scorer, pieces, images)

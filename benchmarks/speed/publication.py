@@ -53,12 +53,10 @@ class Receiver(Alive):
     def __init__(self, config: RunConfig) -> None:
         del config
 
-    @ray.method
     def prepare(self) -> dict[str, str]:
         """Be ready at once, with the library versions."""
         return library_facts()
 
-    @ray.method
     def facts(self) -> dict[str, str]:
         """Return the library versions."""
         return library_facts()
