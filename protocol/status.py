@@ -293,13 +293,12 @@ def run_id_of(name: str) -> str:
 def summary_of(status: RunStatus) -> RunSummary:
     """Summarise a run for the list of runs."""
     rewards = status.rewards
-    facts: dict[str, Any] = {
-        "reward": rewards.now,
-        "heldout": rewards.heldout,
-        "heldout_first": rewards.heldout_first,
-    }
-    own = {name: getattr(status, name) for name in RunSummary.model_fields if name not in facts}
-    return RunSummary(**own, **facts)
+    return RunSummary(
+        **status.model_dump(include=set(RunSummary.model_fields)),
+        reward=rewards.now,
+        heldout=rewards.heldout,
+        heldout_first=rewards.heldout_first,
+    )
 
 
 class Pulse:

@@ -1,11 +1,11 @@
 """Validating a tree of keys and values as a RunConfig; the first broken rule becomes one line (`ConfigError`)."""
 
 import difflib
-from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from protocol.config.reference import sections
 from protocol.config.reward import RewardConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, suggest
@@ -63,10 +63,11 @@ def _suggest_key(word: str, parents: list[str]) -> str:
     """Suggest a key of this section; else one of another section, with its section."""
     section = _section(parents)
     here = list(section.model_fields) if section else []
-    elsewhere = [key for key in _keys(RunConfig) if key.rpartition(".")[2] == word]
+    last = {each.key: each.key.rpartition(".")[2] for section in sections() for each in section.keys}
+    elsewhere = [key for key, name in last.items() if name == word]
     if not elsewhere and not difflib.get_close_matches(word, here, n=1):
-        close = difflib.get_close_matches(word, {key.rpartition(".")[2] for key in _keys(RunConfig)}, n=1, cutoff=0.8)
-        elsewhere = [key for key in _keys(RunConfig) if key.rpartition(".")[2] in close]
+        close = difflib.get_close_matches(word, set(last.values()), n=1, cutoff=0.8)
+        elsewhere = [key for key, name in last.items() if name in close]
     if elsewhere:
         return f"did you mean {' or '.join(map(repr, elsewhere))}?"
     return suggest(word, here)
@@ -84,15 +85,3 @@ def _section(path: list[str]) -> type[BaseModel] | None:
         else:
             return None
     return section if isinstance(section, type) and issubclass(section, BaseModel) else None
-
-
-def _keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """List the dotted keys of a section and of those below it."""
-    for name, field in section.model_fields.items():
-        annotation = field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            yield from _keys(annotation, f"{prefix}{name}.")
-        elif annotation == dict[str, RewardConfig]:
-            yield from _keys(RewardConfig, f"{prefix}{name}.NAME.")
-        else:
-            yield prefix + name

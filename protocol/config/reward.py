@@ -1,7 +1,5 @@
 """The section `rewards`: the scorers, their actors, and what happens when an image gets no score."""
 
-import re
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -55,37 +53,6 @@ class RewardConfig(Section):
         """Return what Ray reserves for one actor, by Ray's names; `cluster.reward` holds what this leaves open."""
         own = {"CPU": self.cpus, "GPU": self.gpus, **self.resources}
         return role.reserved | {name: amount for name, amount in own.items() if amount is not None}
-
-
-def trained_weights(rewards: Mapping[str, RewardConfig]) -> dict[str, float]:
-    """Return the weight of each reward that trains, by name."""
-    return {name: reward.weight for name, reward in rewards.items() if reward.use == "train"}
-
-
-def evaluated_weights(rewards: Mapping[str, RewardConfig]) -> dict[str, float]:
-    """Return the weight of each reward that trains and needs no group, by name: the mixture of an evaluation."""
-    return {name: weight for name, weight in trained_weights(rewards).items() if rewards[name].sees == "image"}
-
-
-def require_sound(rewards: Mapping[str, RewardConfig]) -> None:
-    """Check that every name can be part of a metric's name, and that at least one reward trains.
-
-    Raises:
-        ValueError: one of the two rules is broken.
-    """
-    for name in rewards:
-        if not re.fullmatch(r"[\w-]+", name):
-            raise ValueError(f"a reward's name must be letters, digits, _ and -, got {name!r}: it names metrics")
-    if not trained_weights(rewards):
-        raise ValueError("at least one of rewards must have use=train, got only scorers that evaluate")
-    for name, reward in rewards.items():
-        if reward.sees == "group" and reward.use != "train":
-            raise ValueError(f"rewards.{name}.use must be train with sees=group: an evaluation has no group to compare")
-    if not evaluated_weights(rewards):
-        raise ValueError(
-            "at least one of rewards must have use=train and sees=image, for the evaluations: add one, with weight=0"
-            " if it must not train"
-        )
 
 
 def changes_no_score(key: str) -> bool:

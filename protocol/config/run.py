@@ -3,6 +3,7 @@
 The docstring of a field gives its meaning, unit and range.
 """
 
+import re
 from collections import defaultdict
 from typing import Any, Literal
 
@@ -14,13 +15,7 @@ from protocol.config.credit import CREDIT_RULES_OF_POINTS, CreditConfig
 from protocol.config.guards import GuardsConfig
 from protocol.config.learning import FORWARD, GroupConfig, LearnerConfig
 from protocol.config.model import ModelConfig
-from protocol.config.reward import (
-    RewardConfig,
-    changes_no_score,
-    evaluated_weights,
-    require_sound,
-    trained_weights,
-)
+from protocol.config.reward import RewardConfig, changes_no_score
 from protocol.config.sampling import CompletionConfig, SamplingConfig
 from protocol.config.section import Positive, Section, require_both_sides
 from protocol.config.status import StatusConfig
@@ -144,9 +139,27 @@ class RunConfig(Section):
                 f"evaluation.component must start with `reward` or one of {sorted(self.rewards)}, got {first!r}:"
                 " take one of them"
             )
-        require_sound(self.rewards)
+        self._require_sound_rewards()
         self._require_whole_groups()
         return self
+
+    def _require_sound_rewards(self) -> None:
+        """Check that every name can be part of a metric's name, and that at least one reward trains."""
+        for name in self.rewards:
+            if not re.fullmatch(r"[\w-]+", name):
+                raise ValueError(f"a reward's name must be letters, digits, _ and -, got {name!r}: it names metrics")
+        if not self.reward_weights:
+            raise ValueError("at least one of rewards must have use=train, got only scorers that evaluate")
+        for name, reward in self.rewards.items():
+            if reward.sees == "group" and reward.use != "train":
+                raise ValueError(
+                    f"rewards.{name}.use must be train with sees=group: an evaluation has no group to compare"
+                )
+        if not self.evaluated_weights:
+            raise ValueError(
+                "at least one of rewards must have use=train and sees=image, for the evaluations: add one, with"
+                " weight=0 if it must not train"
+            )
 
     def _require_whole_groups(self) -> None:
         """Check that scorers which compare a group get all its finished images and no other image."""
@@ -292,12 +305,12 @@ class RunConfig(Section):
     @property
     def reward_weights(self) -> dict[str, float]:
         """Weight of each reward that trains, by name."""
-        return trained_weights(self.rewards)
+        return {name: reward.weight for name, reward in self.rewards.items() if reward.use == "train"}
 
     @property
     def evaluated_weights(self) -> dict[str, float]:
         """Weight of each reward in the mixture of an evaluation, by name: of those that train and need no group."""
-        return evaluated_weights(self.rewards)
+        return {name: weight for name, weight in self.reward_weights.items() if self.rewards[name].sees == "image"}
 
     @property
     def scores_points(self) -> bool:
