@@ -35,8 +35,6 @@ from protocol.messages import Adapter, Credit, LearnerState, Rollout, ScoredGrou
 from protocol.ports import Metrics
 from protocol.status import ActorStatus, PoolStatus
 
-NAME = "learner"
-
 
 @ray.remote(**HEARTBEAT)
 class LearnerActor(Alive):
@@ -219,7 +217,7 @@ class RemoteWorker:
 class LearnerGroup:
     """The workers in the order of their seats. A dead or hanging one is a `LearnerFailedError`."""
 
-    name = NAME
+    name = "learner"
     is_empty = has_failed = False
     """For `Starts`: further workers wait for a node as long as it takes."""
 
@@ -350,7 +348,7 @@ class LearnerGroup:
         """Describe the group as a pool."""
         members = self._members
         return PoolStatus(
-            name=NAME,
+            name=self.name,
             desired=self._desired,
             ready=sum(member.state in ("idle", "busy") for member in members),
             busy=sum(member.state == "busy" for member in members),
@@ -362,7 +360,7 @@ class LearnerGroup:
 
     def actors(self) -> list[ActorStatus]:
         """Describe every worker."""
-        return [member.status(NAME) for member in self._members]
+        return [member.status(self.name) for member in self._members]
 
     @property
     def _members(self) -> list[Member]:

@@ -56,12 +56,11 @@ class NodeFailures:
         counts = Counter(node for _, node in self._failures)
         return frozenset(node for node, count in counts.items() if count >= FAILURES)
 
-    def options(self, role: RoleConfig | None = None) -> Mapping[str, Any]:
+    def options(self, role: RoleConfig) -> Mapping[str, Any]:
         """Return Ray options that say on which node an actor of this role may start.
 
         They keep it off the avoided nodes, unless there is no other node or the role's labels choose the nodes.
         """
-        role = role or RoleConfig()
         labels = role.labels or self._other_nodes()
         if role.placement == "pack":
             first, *others = [*({NODE_LABEL: node, **role.labels} for node in self._fullest_first()), labels]

@@ -191,12 +191,5 @@ def _fail(part: Waiting, error: Exception) -> None:
 
 
 def _cut(piece: Piece, size: int) -> list[Piece]:
-    starts = range(0, len(piece.rows), size)
-    return [
-        Piece(
-            rows=piece.rows[start : start + size],
-            prompts=piece.prompts[start : start + size],
-            metadata=piece.metadata[start : start + size],
-        )
-        for start in starts
-    ]
+    cuts = [slice(start, start + size) for start in range(0, len(piece.rows), size)]
+    return [Piece(rows=piece.rows[cut], prompts=piece.prompts[cut], metadata=piece.metadata[cut]) for cut in cuts]

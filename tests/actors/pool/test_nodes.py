@@ -23,11 +23,11 @@ def test_a_node_is_avoided_after_its_third_loss_and_again_allowed_after_the_wind
     alive(monkeypatch, "a", "b")
     nodes = NodeFailures(within_s=60, clock=lambda: now[0])
     lose(nodes, "a", FAILURES - 1)
-    assert nodes.options() == {}
+    assert nodes.options(RoleConfig()) == {}
     lose(nodes, "a", 1)
-    assert nodes.options() == {"label_selector": {NODE_LABEL: "!in(a)"}}
+    assert nodes.options(RoleConfig()) == {"label_selector": {NODE_LABEL: "!in(a)"}}
     now[0] = 61
-    assert nodes.options() == {}
+    assert nodes.options(RoleConfig()) == {}
 
 
 def test_the_last_node_is_never_avoided(monkeypatch):
@@ -35,9 +35,9 @@ def test_the_last_node_is_never_avoided(monkeypatch):
     lose(nodes, "a")
     lose(nodes, "b")
     alive(monkeypatch, "a", "b")
-    assert nodes.options() == {}
+    assert nodes.options(RoleConfig()) == {}
     alive(monkeypatch, "a", "c")
-    assert nodes.options() == {"label_selector": {NODE_LABEL: "!in(a)"}}
+    assert nodes.options(RoleConfig()) == {"label_selector": {NODE_LABEL: "!in(a)"}}
 
 
 @pytest.mark.parametrize(("node", "options"), [("", {}), ("a", {"label_selector": {NODE_LABEL: "!in(a)"}})])
@@ -48,7 +48,7 @@ def test_an_actor_that_never_said_where_it_lives_counts_for_the_node_on_which_it
     nodes = NodeFailures(within_s=60, find=lambda _: node)
     for number in range(5):
         nodes.failed(number)
-    assert nodes.options() == options
+    assert nodes.options(RoleConfig()) == options
 
 
 def test_a_role_s_labels_and_placement_are_ray_s_options(monkeypatch):
