@@ -172,7 +172,10 @@ class Call:
 
 @dataclass(eq=False)
 class Member:
-    """One slot of a pool and the actor in it. The pool makes and changes it."""
+    """One slot of a pool and the actor in it. The pool makes and changes it.
+
+    What `ActorStatus` shows of it has the same names here.
+    """
 
     slot: int
     restarts: int = 0
@@ -184,8 +187,8 @@ class Member:
     pid: int | None = None
     adapter_version: int | None = None
     adapter_digest: str | None = None
+    last_seen: float | None = None
     calls: int = 0
-    seen: float | None = None
     busy_share: float | None = None
     fetched_bytes: int | None = None
     line: deque[Call] = field(default_factory=deque)
@@ -205,35 +208,23 @@ class Member:
     def end(self) -> float:
         """Note that the call was answered; return the seconds that it took."""
         now = time.monotonic()
-        self.state, self.seen = "idle", time.time()
+        self.state, self.last_seen = "idle", time.time()
         self.calls += 1
         self._answers.append(now)
         return now - self.began
 
     def hold(self, adapter: Adapter) -> None:
         """Note that the actor confirmed this adapter."""
-        self.adapter_version, self.adapter_digest, self.seen = adapter.version, adapter.digest, time.time()
+        self.adapter_version, self.adapter_digest, self.last_seen = adapter.version, adapter.digest[:12], time.time()
 
     def status(self, kind: str) -> ActorStatus:
         """Describe the actor for the status."""
-        return ActorStatus(
-            name=f"{kind}-{self.slot}",
-            kind=kind,
-            state=self.state,
-            node=self.node,
-            node_id=self.node_id,
-            pid=self.pid,
-            adapter_version=self.adapter_version,
-            adapter_digest=self.adapter_digest[:12] if self.adapter_digest else None,
-            last_seen=self.seen,
-            calls=self.calls,
-            calls_per_minute=self._per_minute(),
-            restarts=self.restarts,
-            busy_share=self.busy_share,
-            fetched_bytes=self.fetched_bytes,
-        )
+        shown = {name: getattr(self, name) for name in ActorStatus.model_fields.keys() - {"name", "kind"}}
+        return ActorStatus(name=f"{kind}-{self.slot}", kind=kind, **shown)
 
-    def _per_minute(self) -> float:
+    @property
+    def calls_per_minute(self) -> float:
+        """How often it answered, over its newest answers."""
         if len(self._answers) < 2:
             return 0.0
         span = time.monotonic() - self._answers[0]

@@ -155,7 +155,7 @@ class Starts:
             if ray.is_initialized():
                 ray.kill(member.handle)
             raise
-        member.state, member.seen = "idle", time.time()
+        member.state, member.last_seen = "idle", time.time()
         self._tasks = {task: other for task, other in self._tasks.items() if other is not member}
         self._pool.admit(member)
 
