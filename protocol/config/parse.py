@@ -1,6 +1,7 @@
 """Validating a tree of keys and values as a RunConfig; the first broken rule becomes one line (`ConfigError`)."""
 
 import difflib
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -75,13 +76,10 @@ def _suggest_key(word: str, parents: list[str]) -> str:
 
 def _section(path: list[str]) -> type[BaseModel] | None:
     """Find the class of a section; None where there is none."""
-    section: Any = RunConfig
-    for part in path:
-        if section is dict:
-            section = RewardConfig
-        elif isinstance(section, type) and issubclass(section, BaseModel) and part in section.model_fields:
-            annotation = section.model_fields[part].annotation
-            section = dict if annotation == dict[str, RewardConfig] else annotation
-        else:
-            return None
-    return section if isinstance(section, type) and issubclass(section, BaseModel) else None
+    is_of_reward = path[:1] == ["rewards"] and len(path) > 1
+    return _sections().get(".".join(["rewards", "NAME", *path[2:]] if is_of_reward else path))
+
+
+@cache
+def _sections() -> dict[str, type[BaseModel]]:
+    return {section.name: section.model for section in sections()}

@@ -34,6 +34,7 @@ class SectionKeys:
 
     name: str
     """Dotted; empty for the whole tree."""
+    model: type[BaseModel]
     about: str
     keys: list[Key]
 
@@ -48,7 +49,7 @@ def sections(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[S
             continue
         limits = ", ".join(filter(None, map(_limit, field.metadata)))
         own.append(Key(key, _kind(field.annotation), limits, _default(field), _plain(field.description or "")))
-    yield SectionKeys(prefix.rstrip("."), _plain((model.__doc__ or "").split("\n\n")[0]), own)
+    yield SectionKeys(prefix.rstrip("."), model, _plain((model.__doc__ or "").split("\n\n")[0]), own)
     for section, inside in inner:
         yield from sections(section, inside)
 
