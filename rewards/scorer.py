@@ -9,7 +9,7 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
@@ -208,13 +208,44 @@ class CheckedScorer:
         read_only = images.view()
         read_only.flags.writeable = False
         began = time.perf_counter()
-        scores, error = score_around_failures(
-            self._ask, read_only, prompts, metadata, name=self.name, is_divisible=self.sees == "image"
-        )
+        scores, error = self._ask_around_failures(read_only, prompts, metadata)
         if error is not None:
             missing = int((~scores.valid).sum())
             logger.warning("scorer %s raised: %d of %d images missing", self.name, missing, len(images), exc_info=error)
         return replace(scores, seconds=time.perf_counter() - began)
+
+    def _ask_around_failures(
+        self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]
+    ) -> tuple[Scores, BaseException | None]:
+        """Score B images and leave out only those that make the scorer raise; the first exception, or None.
+
+        A batch that raises is halved; a half that raises is halved again. If both halves raise, the scorer itself fails
+        and all images there are missing. So a broken scorer costs three calls, one bad image among B about 2 log2(B).
+        What sees a whole group is never halved. A ContractError never counts as a failed score.
+        """
+        errors: list[BaseException] = []
+
+        def attempt(rows: slice) -> Scores | None:
+            try:
+                return self._ask(images[rows], prompts[rows], metadata[rows])
+            except ContractError:
+                raise
+            except (Exception, SystemExit) as error:  # noqa: BLE001  whatever fails means the same: no score
+                errors.append(error)
+                return None
+
+        def divided(rows: slice) -> Scores:
+            size = rows.stop - rows.start
+            if size > 1 and self.sees == "image":
+                middle = rows.start + size // 2
+                halves = [slice(rows.start, middle), slice(middle, rows.stop)]
+                answers = [attempt(half) for half in halves]
+                if any(answer is not None for answer in answers):
+                    return joined([answer or divided(half) for half, answer in zip(halves, answers, strict=True)])
+            return Scores.missing(size, f"{self.name}: {type(errors[-1]).__name__}: {one_line(errors[-1])}")
+
+        everything = slice(0, len(images))
+        return attempt(everything) or divided(everything), errors[0] if errors else None
 
     def _ask(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         try:
@@ -285,62 +316,6 @@ def _check_scorer(scorer: Any) -> None:
         raise ScorerError(f"sees of scorer {scorer.name} must be 'image' or 'group', got {scorer.sees!r}")
     if scorer.low >= scorer.high:
         raise ScorerError(f"low of scorer {scorer.name} must be less than high, got [{scorer.low}, {scorer.high}]")
-
-
-Score = Callable[[np.ndarray, Sequence[str], Sequence[Metadata]], Scores]
-
-
-def score_around_failures(
-    score: Score,
-    images: np.ndarray,
-    prompts: Sequence[str],
-    metadata: Sequence[Metadata],
-    *,
-    name: str,
-    is_divisible: bool = True,
-) -> tuple[Scores, BaseException | None]:
-    """Score B images and leave out only those that make the scorer raise.
-
-    A batch that raises is halved; a half that raises is halved again. If both halves raise, the scorer itself fails and
-    all images there are missing. So a broken scorer costs three calls, one bad image among B about 2 log2(B).
-
-    Args:
-        score: one call of the scorer.
-        images: uint8 [B, H, W, 3]
-        prompts: B texts.
-        metadata: B mappings.
-        name: the scorer's name, for the reasons.
-        is_divisible: whether a part of the batch may be scored alone; if not, all images are missing together.
-
-    Returns:
-        Scores of B images, missing where `score` raises; the first exception, or None.
-
-    Raises:
-        ContractError: `score` raised it. It never counts as a failed score.
-    """
-    errors: list[BaseException] = []
-
-    def attempt(rows: slice) -> Scores | None:
-        try:
-            return score(images[rows], prompts[rows], metadata[rows])
-        except ContractError:
-            raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever fails means the same: no score
-            errors.append(error)
-            return None
-
-    def divided(rows: slice) -> Scores:
-        size = rows.stop - rows.start
-        if size > 1 and is_divisible:
-            middle = rows.start + size // 2
-            halves = [slice(rows.start, middle), slice(middle, rows.stop)]
-            answers = [attempt(half) for half in halves]
-            if any(answer is not None for answer in answers):
-                return joined([answer or divided(half) for half, answer in zip(halves, answers, strict=True)])
-        return Scores.missing(size, f"{name}: {type(errors[-1]).__name__}: {one_line(errors[-1])}")
-
-    everything = slice(0, len(images))
-    return attempt(everything) or divided(everything), errors[0] if errors else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,8 +97,7 @@ class RewardPool:
         self._tally = tally
         self._config = config
         self._make = make
-        self._timeout_s = timeout_s
-        self._heartbeat_s = heartbeat_s
+        self._answer = partial(answer, timeout_s=timeout_s, heartbeat_s=heartbeat_s)
         self.queue = RewardQueue(
             batch=sys.maxsize if config.sees == "group" else config.batch,
             delay_s=config.batch_delay_s,
@@ -112,7 +111,7 @@ class RewardPool:
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
         """Raise InputError for a prompt that the scorer cannot score; an actor answers, where its libraries are."""
-        await self.pool.call(lambda actor: answer(actor.check.remote(prompts), timeout_s=self._timeout_s))
+        await self.pool.call(lambda actor: self._answer(actor.check.remote(prompts)))
 
     async def score(self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         """Score all images, retrying failures; `on_failure` decides about the rest.
@@ -170,8 +169,7 @@ class RewardPool:
         return held.model_copy(update={"trouble": f"paused: {self.paused_because}"}) if self.paused_because else held
 
     async def _ask(self, actor: ActorHandle, pieces: Sequence[Piece], images: Sequence[ImagesHandle]) -> Scores:
-        call = actor.score.remote(pieces, *images)
-        return await answer(call, timeout_s=self._timeout_s, actor=actor, heartbeat_s=self._heartbeat_s)
+        return await self._answer(actor.score.remote(pieces, *images), actor=actor)
 
     async def _tried(self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         """Score up to `tries` times; from the second time on only missing images, in a call of their own.
