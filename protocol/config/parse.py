@@ -64,7 +64,7 @@ def _suggest_key(word: str, parents: list[str]) -> str:
     """Suggest a key of this section; else one of another section, with its section."""
     section = _section(parents)
     here = list(section.model_fields) if section else []
-    last = {each.key: each.key.rpartition(".")[2] for section in sections() for each in section.keys}
+    last = {key.key: key.key.rpartition(".")[2] for each in sections() for key in each.keys}
     elsewhere = [key for key, name in last.items() if name == word]
     if not elsewhere and not difflib.get_close_matches(word, here, n=1):
         close = difflib.get_close_matches(word, set(last.values()), n=1, cutoff=0.8)
