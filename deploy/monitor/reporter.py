@@ -23,7 +23,6 @@ from protocol.config.run import RunConfig
 from protocol.ports import Fleet
 from protocol.status import ENDED, Condition, Event, Phase, PoolStatus, RunStatus, TrajectoryRecord, run_id_of
 
-log = logging.getLogger(__name__)
 ERRORS_SHOWN = 10
 EVENTS_FILED = 200
 """Newest events that `status.json` holds."""

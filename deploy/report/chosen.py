@@ -37,8 +37,6 @@ class ShownTrajectory:
     prompt: str
     member: int
     tiles: Sequence[Tile]
-    pixels: int
-    """Width of a tile."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def _shown(title: str, chosen: _Candidate) -> ShownTrajectory:
                 advantage=None if is_last else trajectory.advantages[point],
             )
         )
-    return ShownTrajectory(title, chosen.run, record.iteration, record.prompt, trajectory.member, tiles, record.width)
+    return ShownTrajectory(title, chosen.run, record.iteration, record.prompt, trajectory.member, tiles)
 
 
 def _named(record: TrajectoryRecord, step: int) -> str:

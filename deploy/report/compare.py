@@ -83,7 +83,7 @@ def compare(first: Path, second: Path) -> Comparison:
     notes = [
         f"{run.name}: {run.damaged} lines of metrics cannot be read and are left out" for run in runs if run.damaged
     ]
-    one, other = (Group(name=run.name, runs=[run], differs={}) for run in runs)
+    one, other = (Group(name=run.name, runs=[run]) for run in runs)
     keys = {key: (a, b) for key, (a, b) in differences([one, other])}
     seeds = runs[0].config.seed, runs[1].config.seed
     return Comparison(

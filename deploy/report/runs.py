@@ -77,8 +77,6 @@ class Group:
 
     name: str
     runs: Sequence[Run]
-    differs: Mapping[str, Any]
-    """The keys by which its config differs from those of other groups, and their values."""
 
     @property
     def label(self) -> str:
@@ -164,15 +162,8 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
     for run in runs:
         fields = run.config.outcome_fields()
         del fields["seed"]
-        found.setdefault(repr(sorted(fields.items(), key=lambda item: item[0])), []).append(run)
-    members = list(found.values())
-    fields = [group[0].config.outcome_fields() for group in members]
-    keys = [key for key in dict.fromkeys(key for each in fields for key in each) if key != "seed"]
-    differing = [key for key in keys if any(each.get(key) != fields[0].get(key) for each in fields)]
-    return [
-        Group(name=_common_name(group), runs=group, differs={key: each.get(key) for key in differing})
-        for group, each in zip(members, fields, strict=True)
-    ]
+        found.setdefault(repr(sorted(fields.items())), []).append(run)
+    return [Group(name=_common_name(group), runs=group) for group in found.values()]
 
 
 def differences(groups: Sequence[Group]) -> list[tuple[str, list[Any]]]:

@@ -10,7 +10,6 @@ Work that a stop cuts off is repeated bit for bit when the run goes on, so each 
 """
 
 import asyncio
-import logging
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -18,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-log = logging.getLogger(__name__)
 Hear = Callable[[], object]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Result = TypeVar("Result")

@@ -5,7 +5,6 @@ actors go on as they are: they hold no state that a repetition depends on.
 """
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Sequence
 
@@ -20,7 +19,6 @@ from protocol.errors import LearnerFailedError
 from protocol.messages import LearnerState, Prompt
 from protocol.ports import Fleet
 
-log = logging.getLogger(__name__)
 FAILURES_PER_ITERATION = 3
 """Give up after this many learner failures in one iteration: restarting does not fix a reproducible failure."""
 
