@@ -12,7 +12,8 @@ from rich.text import Text
 from protocol.status import ENDED, RunStatus
 
 if TYPE_CHECKING:
-    from deploy.report.compare import Comparison, Interval
+    from deploy.report.compare import Comparison
+    from deploy.report.paired import Difference
 
 
 def show_runs(statuses: Sequence[RunStatus]) -> RenderableType:
@@ -95,7 +96,7 @@ def _right(*names: str) -> list[Column]:
     return [Column(name, justify="right") for name in names]
 
 
-def _interval(found: "Interval | None") -> str:
+def _interval(found: "Difference | None") -> str:
     return "none" if found is None else f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
 
 

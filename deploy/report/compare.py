@@ -31,26 +31,17 @@ class Fact(Document):
     second: float | None
 
 
-class Interval(Document):
-    """A difference of two held-out scores, with its interval of 95 %."""
-
-    value: float
-    low: float
-    high: float
-    prompts: int
-
-
 class Heldout(Document):
     """The newest held-out scores of both runs, of one kind of prompts or of all."""
 
     kind: str
     first: float
     second: float
-    difference: Interval | None
+    difference: Difference | None
     """Second minus first, prompt by prompt; null where the evaluations do not fit each other."""
-    first_change: Interval | None
+    first_change: Difference | None
     """Of the first run, from its first to its newest evaluation."""
-    second_change: Interval | None
+    second_change: Difference | None
 
 
 class Comparison(Document):
@@ -97,11 +88,10 @@ def compare(first: Path, second: Path) -> Comparison:
 
 
 def _facts(one: Group, other: Group) -> Sequence[Fact]:
-    both = (one, other)
-    iterations, seconds = ([getattr(group.runs[0], name) for group in both] for name in ("iterations", "seconds"))
+    both, first, second = (one, other), one.runs[0], other.runs[0]
     facts = [
-        Fact(name="iterations", first=len(iterations[0]), second=len(iterations[1])),
-        Fact(name="training seconds", first=seconds[0], second=seconds[1]),
+        Fact(name="iterations", first=len(first.iterations), second=len(second.iterations)),
+        Fact(name="training seconds", first=first.seconds, second=second.seconds),
     ]
     for name, of, word in ((REWARD, "iterations", "reward"), (HELDOUT, "evaluations", "held-out score")):
         ends = [group.first_and_last(name, of=of) or (None, None) for group in both]
@@ -130,16 +120,14 @@ def _heldout(one: Group, other: Group, notes: list[str]) -> list[Heldout]:
         scores = _score(first, tag), _score(second, tag)
         if scores[0] is None or scores[1] is None:
             continue
-        between = None if reason else paired_difference([first], [second], tag=tag)
-        changes = [_change(group.runs[0], tag) for group in (one, other)]
         rows.append(
             Heldout(
                 kind=kind,
                 first=scores[0],
                 second=scores[1],
-                difference=_interval(between),
-                first_change=_interval(changes[0]),
-                second_change=_interval(changes[1]),
+                difference=None if reason else paired_difference([first], [second], tag=tag),
+                first_change=_change(one.runs[0], tag),
+                second_change=_change(other.runs[0], tag),
             )
         )
     return rows
@@ -166,7 +154,3 @@ def _change(run: Run, tag: str | None) -> Difference | None:
     if before is after or why_unpaired(before, after):
         return None
     return paired_difference([before], [after], tag=tag)
-
-
-def _interval(found: Difference | None) -> Interval | None:
-    return found and Interval(value=found.value, low=found.low, high=found.high, prompts=found.prompts)

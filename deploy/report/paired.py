@@ -6,11 +6,11 @@ do; it does not say what other training seeds would do.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from deploy.folder.heldout import HeldoutScores
+from protocol.status import Document
 
 RESAMPLES = 10_000
 LEVEL = 0.95
@@ -18,22 +18,14 @@ CHUNK = 2**22
 """Most numbers of one chunk of resamples."""
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A difference of two held-out scores, with an interval."""
+class Difference(Document):
+    """A difference of two held-out scores, with its interval of 95 %."""
 
-    before: float
-    after: float
+    value: float
+    """The second score minus the first."""
     low: float
-    """Of the interval about the difference."""
     high: float
     prompts: int
-    resamples: int = RESAMPLES
-
-    @property
-    def value(self) -> float:
-        """The second score minus the first."""
-        return self.after - self.before
 
     @property
     def is_clear(self) -> bool:
@@ -55,12 +47,7 @@ def why_unpaired(before: HeldoutScores, after: HeldoutScores) -> str | None:
 
 
 def paired_difference(
-    before: Sequence[HeldoutScores],
-    after: Sequence[HeldoutScores],
-    *,
-    tag: str | None = None,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
+    before: Sequence[HeldoutScores], after: Sequence[HeldoutScores], *, tag: str | None = None
 ) -> Difference | None:
     """Compare evaluations of the same prompts at the same noise.
 
@@ -68,8 +55,6 @@ def paired_difference(
         before: evaluations whose images count together, of several runs for instance.
         after: the others, of the same prompts.
         tag: kind of prompts; None for the mean over all kinds.
-        seed: of the resamples.
-        resamples: how many.
 
     Returns:
         The difference with its interval of 95 %; None where a kind has no score.
@@ -77,8 +62,8 @@ def paired_difference(
     tags = np.array(before[0].tags)
     kinds = [tag] if tag else list(dict.fromkeys(tags.tolist()))
     sums = [_sums(each) for each in (before, after)]
-    rng = np.random.default_rng(seed)
-    points, drawn = np.zeros(2), np.zeros((2, resamples))
+    rng = np.random.default_rng(0)
+    points, drawn = np.zeros(2), np.zeros((2, RESAMPLES))
     for kind in kinds:
         rows = tags == kind
         counts = rows.sum()
@@ -86,8 +71,8 @@ def paired_difference(
             return None
         points += [total[rows].sum() / images[rows].sum() for total, images in sums]
         size = max(1, CHUNK // int(counts))
-        for start in range(0, resamples, size):
-            end = min(resamples, start + size)
+        for start in range(0, RESAMPLES, size):
+            end = min(RESAMPLES, start + size)
             times = rng.multinomial(counts, np.full(counts, 1 / counts), size=end - start)
             for row, (total, images) in enumerate(sums):
                 with np.errstate(invalid="ignore", divide="ignore"):
@@ -95,8 +80,7 @@ def paired_difference(
     points, drawn = points / len(kinds), drawn / len(kinds)
     edges = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
     low, high = np.nanquantile(drawn[1] - drawn[0], edges)
-    count = int(np.isin(tags, kinds).sum())
-    return Difference(float(points[0]), float(points[1]), float(low), float(high), prompts=count, resamples=resamples)
+    return Difference(value=points[1] - points[0], low=low, high=high, prompts=np.isin(tags, kinds).sum())
 
 
 def _sums(evaluations: Sequence[HeldoutScores]) -> tuple[np.ndarray, np.ndarray]:

@@ -177,10 +177,7 @@ def document(results: Sequence[Assessed], features: str | None = None) -> dict[s
             }
             for each in results
         ],
-        "differences": {
-            kind: {"value": each.value, "low": each.low, "high": each.high, "prompts": each.prompts}
-            for kind, each in differences(results).items()
-        },
+        "differences": {kind: each.model_dump() for kind, each in differences(results).items()},
     }
 
 
