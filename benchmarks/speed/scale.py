@@ -270,7 +270,7 @@ async def _run(config: RunConfig, run: RunFolder, times: Times, *, iterations: i
         async with Observed(config, run, fleet, journal, stop) as observed:
             await fleet.start()
             gc.freeze()
-            observed.begin(0)
+            observed.reporter.begin(0)
             await train(
                 config,
                 prompts=PROMPTS,

@@ -37,7 +37,7 @@ class Observed(Observer):
 
     async with Observed(config, run, fleet, journal, stop) as observed:
         await fleet.start()
-        observed.begin(start)
+        observed.reporter.begin(start)
         await supervise(..., journal=journal, rest=observed.control.rest, observer=observed)
     """
 
@@ -113,11 +113,6 @@ class Observed(Observer):
                 await self.board.publish_end()
             await asyncio.to_thread(self._close)
         logging.getLogger().removeHandler(reporter)
-
-    def begin(self, start: int) -> None:
-        """Show that the fleet is ready and the loop begins at iteration `start`."""
-        self.reporter.phase = "running"
-        self.reporter.begin(start)
 
     def begins(self, groups: GroupStream) -> None:
         """Show how many groups wait; after a restart show the metrics without the iterations that are repeated."""

@@ -38,13 +38,11 @@ class Reporter(logging.Handler, Listener):
     status = reporter.status()
     """
 
-    def __init__(
-        self, config: RunConfig, *, name: str, lines: Sequence[Mapping[str, Any]], fleet: Fleet | None = None
-    ) -> None:
+    def __init__(self, config: RunConfig, *, name: str, lines: Sequence[Mapping[str, Any]], fleet: Fleet) -> None:
         super().__init__(logging.WARNING)
         self._config = config
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
-        self.fleet = fleet
+        self._fleet = fleet
         self.run = run_id_of(name)
         self.phase: Phase = "starting"
         self.buffers = Buffers()
@@ -70,9 +68,10 @@ class Reporter(logging.Handler, Listener):
         self._iteration = max((int(values["iteration"]) for values in lines), default=0)
 
     def begin(self, iteration: int) -> None:
-        """Begin with this iteration's checkpoint; 0 is the start of the run."""
+        """Show that the fleet is ready and the loop begins with this iteration's checkpoint; 0 is the run's start."""
+        self.phase = "running"
         self._iteration = self._checkpoint = iteration
-        self._mark()
+        self._finished.append(time.monotonic())
         self.event(f"the run goes on from iteration {iteration}" if iteration else "the run begins")
 
     def condition(self, now: Condition, before: Condition | None) -> None:
@@ -102,7 +101,7 @@ class Reporter(logging.Handler, Listener):
         self._iteration = iteration
         self._append(line)
         self._share_work(float(line.get("seconds/iteration") or 0.0))
-        self._mark()
+        self._finished.append(time.monotonic())
 
     def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
         """Keep an evaluation's numbers."""
@@ -124,7 +123,7 @@ class Reporter(logging.Handler, Listener):
         newest = next((line.values for line in reversed(lines) if overview.is_iteration(line)), {})
         stages = overview.stages_of(newest)
         is_over = self.phase in ENDED
-        actors = self.fleet.actors() if self.fleet else []
+        actors = self._fleet.actors()
         settled = {name for name, condition in self._conditions.items() if condition.status == "True"}
         troubles = [event for event in self.buffers.events if event.kind != "info"]
         left = self._config.iterations - self._iteration
@@ -135,7 +134,7 @@ class Reporter(logging.Handler, Listener):
             phase=self.phase,
             iteration=self._iteration,
             iterations=self._config.iterations,
-            eta_s=overview.eta_s(list(self._finished), left=left) if self.phase in ("running", "paused") else None,
+            eta_s=overview.eta_s(self._finished, left=left) if self.phase in ("running", "paused") else None,
             started=self._started,
             updated=time.time(),
             heartbeat_s=self._config.status.heartbeat_s,
@@ -178,23 +177,22 @@ class Reporter(logging.Handler, Listener):
         self._seq += 1
         self.buffers.lines.append(overview.line_of(self._seq, values))
 
-    def _mark(self) -> None:
-        self._finished.append(time.monotonic())
-
     def _pools(self) -> list[PoolStatus]:
-        pools = self.fleet.pools() if self.fleet else []
         facts = {"ready": 0, "busy": 0} if self.phase in ENDED else {}
-        return [pool.model_copy(update=facts | {"busy_share": self._busy_share.get(pool.name)}) for pool in pools]
+        return [
+            pool.model_copy(update=facts | {"busy_share": self._busy_share.get(pool.name)})
+            for pool in self._fleet.pools()
+        ]
 
     def _queues(self) -> dict[str, int]:
         groups = {"groups/in_work": self.groups.in_work, "groups/scored": self.groups.scored} if self.groups else {}
-        return groups | (self.fleet.queues() if self.fleet else {})
+        return groups | self._fleet.queues()
 
     def _share_work(self, seconds: float) -> None:
         """Note in which share of the last iteration each pool's actors worked."""
-        if self.fleet is None or not seconds:
+        if not seconds:
             return
-        busy, sizes = self.fleet.busy_seconds(), {pool.name: max(1, pool.ready) for pool in self.fleet.pools()}
+        busy, sizes = self._fleet.busy_seconds(), {pool.name: max(1, pool.ready) for pool in self._fleet.pools()}
         self._busy_share = {
             name: round(min(1.0, (busy[name] - self._busy.get(name, 0.0)) / (seconds * size)), 3)
             for name, size in sizes.items()

@@ -173,7 +173,7 @@ async def _train(order: Order, journal: RunJournal, resume_from: LearnerState | 
                     return
                 await fleet.check(order.all_prompts)
                 start = resume_from.iteration if resume_from else 0
-                observed.begin(start)
+                observed.reporter.begin(start)
                 gc.freeze()  # what exists now stays to the end; collections that look at it would hold up the loop
                 has_gains = config.credit.rule != "uniform"
                 with progress.bar(start, config.iterations, has_gains=has_gains):

@@ -19,6 +19,7 @@ from deploy.monitor.journal import Listener, RunJournal
 from deploy.monitor.progress import Progress
 from deploy.monitor.reporter import Reporter
 from deploy.monitor.trackers import Trackers
+from deploy.run.local import LocalFleet
 from flowcredit.start import PACKAGES
 from protocol.config.run import RunConfig
 from protocol.status import Condition
@@ -147,7 +148,7 @@ def test_a_failing_tracker_is_told_to_the_file_the_terminal_and_the_status(run, 
     name = f"{__name__}:Broken"
 
     async def scene() -> Reporter:
-        reporter = Reporter(run.config, name="run", lines=[])
+        reporter = Reporter(run.config, name="run", lines=[], fleet=LocalFleet(run.config))
         journal.join(reporter)
         logging.getLogger().addHandler(reporter)
         trackers = Trackers(tiny_config(status={"trackers": [name]}), run.path, journal)
@@ -182,7 +183,8 @@ def test_the_packages_whose_warnings_become_events_are_the_projects():
 
 def test_a_warning_is_settled_when_its_condition_holds_again(tiny_config):
     async def scenario():
-        reporter = Reporter(tiny_config(), name="mine", lines=[])
+        config = tiny_config()
+        reporter = Reporter(config, name="mine", lines=[], fleet=LocalFleet(config))
         bad = Condition(type="BoardConnected", status="False", reason="Away", message="no answer", since=1.0)
         reporter.condition(bad, None)
         reporter.event("another matter: stays", "warning")

@@ -99,7 +99,7 @@ def test_the_page_of_a_run_on_a_shared_board_is_the_board_s(tiny_config, tmp_pat
 
     async def steered() -> str:
         async with Observed(config, run, LocalFleet(config), RunJournal(run, Progress()), stop) as observed:
-            observed.begin(0)
+            observed.reporter.begin(0)
             address = observed.open_page()
             assert address is not None
             await asyncio.to_thread(until_served, address)

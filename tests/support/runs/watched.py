@@ -94,7 +94,7 @@ def go(
         try:
             async with Observed(config, run, fleet, journal, stop) as observed:
                 await fleet.start()
-                observed.begin(0)
+                observed.reporter.begin(0)
                 scene = Scene(config, run, observed, stop)
                 watching = asyncio.create_task(beside(scene)) if beside else None
                 if watching:
