@@ -8,6 +8,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -44,10 +45,8 @@ def library_versions() -> dict[str, str]:
     """Return our version, and those of Python and of the installed `PACKAGES`."""
     versions = {"flowcredit": VERSION, "python": ".".join(map(str, sys.version_info[:3]))}
     for package in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return versions
 
 

@@ -92,7 +92,10 @@ class RunFolder:
             self.gallery.mkdir(exist_ok=True)
             self.trajectories.mkdir(exist_ok=True)
             self._fill_from_mirror()
-            self._require_same_inputs()
+            if read_digests(self.path / INPUTS) is None:
+                write_whole(self.path / INPUTS, json.dumps(input_digests(self.config), indent=1))
+            else:
+                _require_same_inputs(self.path, self.config)
             write_whole(self.path / CONFIG, self.config.to_yaml())
             if not (self.path / ORIGIN).exists():
                 origin = Origin(versions=library_versions(), fork=self.fork)
@@ -190,17 +193,12 @@ class RunFolder:
                 self.config.model.lora,
                 keep=settings.keep,
                 keep_hours=settings.keep_hours,
-                best=self._best(state.iteration),
+                best=best_of(self.evaluation_scores(), {*by_iteration(self.checkpoints), state.iteration}),
                 facts={"versions": library_versions(), "config": self.config.model_dump(mode="json")},
             )
         if self._mirror:
             self._mirror.push(path, beside=[self.path / name for name in (CONFIG, INPUTS, ORIGIN, METRICS, WANDB)])
         return path
-
-    def _best(self, iteration: int) -> int | None:
-        """Find the checkpoint with the best held-out score so far, the one of `iteration` among them."""
-        held = {*by_iteration(self.checkpoints), iteration}
-        return best_of(self.evaluation_scores(), held)
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Append one line of metrics, on disk when this returns; numbers that are not finite become null.
@@ -249,12 +247,6 @@ class RunFolder:
             url = self.config.checkpoint.url
             require_same(url, parsed_config(url, text), self.config, remedy="set another checkpoint.url")
             self._mirror.pull(self.path)
-
-    def _require_same_inputs(self) -> None:
-        if read_digests(self.path / INPUTS) is None:
-            write_whole(self.path / INPUTS, json.dumps(input_digests(self.config), indent=1))
-        else:
-            _require_same_inputs(self.path, self.config)
 
 
 def require_same_run(path: Path, config: RunConfig) -> None:

@@ -45,10 +45,8 @@ class Control:
         commands += [new_command("pause")] if earlier.is_pause_requested else []
         if commands:
             self._early += commands
-            self._reporter.desired_sizes, self._reporter.is_pause_requested = (
-                dict(earlier.desired_sizes),
-                earlier.is_pause_requested,
-            )
+            self._reporter.desired_sizes = dict(earlier.desired_sizes)
+            self._reporter.is_pause_requested = earlier.is_pause_requested
             words = ", ".join(map(_words, commands))
             self._sink.event(f"the process before this one crashed; its commands still hold: {words}")
 
@@ -104,8 +102,7 @@ class Control:
         for command in early:
             self.take(command)
         for pool in self._fleet.pools():
-            is_settled = pool.ready == pool.desired
-            if is_settled:
+            if pool.ready == pool.desired:
                 self._unmet_since.pop(pool.name, None)
                 self._close_all("scale", f"{pool.name} has {pool.ready} actors", pool=pool.name)
                 self._state(pool, holds=True, reason="Settled", message=f"{pool.ready} actors, as desired")

@@ -151,9 +151,7 @@ def report_of(runs: Sequence[Run], peak: Peak | None = None) -> str:
     """Return the page of these runs; with a peak it shows their share of it."""
     groups = groups_of(runs)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["number"] = number
-    environment.filters["signed"] = signed
-    environment.filters["span"] = span
+    environment.filters.update(number=number, signed=signed, span=span)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         mark=MARK,

@@ -65,7 +65,7 @@ def _connect(config: RunConfig, address: str | None) -> None:
             ray.init(
                 address="local",
                 num_cpus=_needed_cpus(config),
-                resources=_needed_resources(config),
+                resources={name: need for name, need in config.reserved.items() if name not in ("CPU", "GPU")},
                 include_dashboard=False,
                 _node_ip_address="127.0.0.1",
                 **quiet,
@@ -111,11 +111,6 @@ def _unlabelled(config: RunConfig) -> list[str]:
         if not any(role.labels.items() <= labels.items() for labels in nodes)
         and all(PLAIN.fullmatch(value) for value in role.labels.values())
     ]
-
-
-def _needed_resources(config: RunConfig) -> dict[str, float]:
-    """Sum the custom resources of all actors."""
-    return {name: amount for name, amount in config.reserved.items() if name not in ("CPU", "GPU")}
 
 
 def _report_fit(config: RunConfig, sink: StatusSink) -> None:

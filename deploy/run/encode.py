@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from flow.device import device_of
+from flow.device import device_of, torch_threads
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt
 
@@ -39,13 +39,17 @@ async def encode_ahead(
     texts = texts_of(config, prompts)
     say(f"looking up {len(texts)} prompts in {config.model.embedding_cache}")
     batches = [texts[start : start + BATCH] for start in range(0, len(texts), BATCH)]
-    encoded = await (_locally(config, batches) if is_local else _on_ray(config, batches))
+    if is_local:
+        encoded = await _locally(config, batches)
+    else:
+        from actors.encoder import encode_on_ray
+
+        encoded = await encode_on_ray(config, batches)
     if encoded:
         say(f"encoded {encoded} prompts that were not there")
 
 
 async def _locally(config: RunConfig, batches: Sequence[Sequence[str]]) -> int:
-    from flow.device import torch_threads
     from flow.models.load import open_embeddings
 
     role = config.cluster.learner
@@ -59,9 +63,3 @@ async def _locally(config: RunConfig, batches: Sequence[Sequence[str]]) -> int:
         return sum([await asyncio.to_thread(fill, batch) for batch in batches])
     finally:
         embeddings.free()
-
-
-async def _on_ray(config: RunConfig, batches: Sequence[Sequence[str]]) -> int:
-    from actors.encoder import encode_on_ray
-
-    return await encode_on_ray(config, batches)

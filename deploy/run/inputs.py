@@ -35,8 +35,7 @@ def read_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
     """
     _check_model(config)
     check_trackers(config.status.trackers)
-    prompts, heldout = (read_prompts(config.data, path) for path in (config.data.train, config.data.heldout))
-    return prompts, heldout
+    return read_prompts(config.data, config.data.train), read_prompts(config.data, config.data.heldout)
 
 
 def check_heldout(config: RunConfig, *, is_local: bool) -> list[Prompt]:
