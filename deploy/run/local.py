@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -61,10 +62,8 @@ class LocalFleet:
 
     async def start(self) -> None:
         """Load the model for rollouts and once more for the learner, and build the scorers."""
-        cluster = self._config.cluster
-        self._rollout = await self._run(
-            "rollout", cluster.rollout, lambda: RolloutPolicy(self._config, device=device_of(cluster.rollout))
-        )
+        role = self._config.cluster.rollout
+        self._rollout = await self._run("rollout", lambda: RolloutPolicy(self._config, device=device_of(role)))
         if self._has_learner:
             await self.restart_learner()
         self._scorers = {name: scorer_of(reward) for name, reward in self._config.rewards.items()}
@@ -72,7 +71,7 @@ class LocalFleet:
     async def restart_learner(self) -> None:
         """Replace the learner by one in the state of iteration 0."""
         role = self._config.cluster.learner
-        self._learner = await self._run("learner", role, lambda: Learner(self._config, device=device_of(role)))
+        self._learner = await self._run("learner", lambda: Learner(self._config, device=device_of(role)))
 
     def stop(self) -> None:
         """Let the computation in progress end and start no other."""
@@ -80,8 +79,7 @@ class LocalFleet:
 
     async def rollout(self, request: ShardRequest) -> tuple[ShardReceipt, RolloutHandle, ImagesHandle]:
         """Roll out one shard: receipt, trajectories and images."""
-        role = self._config.cluster.rollout
-        receipt, rollout, images = await self._run("rollout", role, lambda: self._rollout.rollout(request))
+        receipt, rollout, images = await self._run("rollout", lambda: self._rollout.rollout(request))
         return receipt, RolloutHandle(rollout), ImagesHandle(images)
 
     def parallel(self) -> int:
@@ -90,13 +88,12 @@ class LocalFleet:
 
     async def generate(self, request: GenerateRequest) -> tuple[Receipt, ImagesHandle]:
         """Make ODE images."""
-        role = self._config.cluster.rollout
-        receipt, images = await self._run("rollout", role, lambda: self._rollout.generate(request))
+        receipt, images = await self._run("rollout", lambda: self._rollout.generate(request))
         return receipt, ImagesHandle(images)
 
     async def first_adapter(self) -> Adapter:
         """Copy the adapter of iteration 0, before anything is published."""
-        return await self._run("rollout", self._config.cluster.rollout, self._rollout.first_adapter)
+        return await self._run("rollout", self._rollout.first_adapter)
 
     async def fetch(self, images: ImagesHandle) -> np.ndarray:
         """Return the images, which are their own handle here."""
@@ -135,8 +132,8 @@ class LocalFleet:
         """Learn from one iteration's groups."""
         if self._config.cluster.offload:
             await asyncio.wait(groups)
-            await self._run("rollout", self._config.cluster.rollout, self._rollout.rest)
-        return await update(self._config, [NearWorker(self._learner, self._learn)], groups)
+            await self._run("rollout", self._rollout.rest)
+        return await update(self._config, [NearWorker(self._learner, partial(self._run, "learner"))], groups)
 
     async def adapter(self) -> Adapter:
         """Copy the current adapter."""
@@ -148,7 +145,7 @@ class LocalFleet:
 
     async def state(self) -> LearnerState:
         """Copy everything that is needed to resume exactly, once the computation in progress has ended."""
-        return await self._learn(lambda: self._learner.state())
+        return await self._run("learner", lambda: self._learner.state())
 
     async def restore(self, state: LearnerState) -> None:
         """Resume from a saved state."""
@@ -156,7 +153,7 @@ class LocalFleet:
 
     async def publish(self, adapter: Adapter) -> None:
         """Load the adapter into the rollout policy and compare what it holds then."""
-        held = await self._run("rollout", self._config.cluster.rollout, lambda: self._rollout.receive(adapter))
+        held = await self._run("rollout", lambda: self._rollout.receive(adapter))
         if held != (adapter.version, adapter.digest):
             raise ContractError(f"the rollout policy must hold version {adapter.version}, got {held}")
         self._held = held
@@ -206,28 +203,26 @@ class LocalFleet:
         self, names: Iterable[str], images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> dict[str, Scores]:
         """Score once with each scorer; `pause` fails the run here, since nothing else could repair this process."""
-        role, answers = self._config.cluster.reward, {}
+        answers = {}
         for name in names:
             config = self._config.rewards[name]
             if config.on_failure == "pause":
                 config = config.model_copy(update={"on_failure": "fail"})
-            scores = await self._run(
-                f"reward/{name}", role, lambda s=self._scorers[name]: s.score(images, prompts, metadata)
-            )
+            scores = await self._run(f"reward/{name}", lambda s=self._scorers[name]: s.score(images, prompts, metadata))
             if name in self._tallies:
                 self._tallies[name].add(scores)
             answers[name] = settle(name, config, scores)
         return answers
 
-    async def _learn(self, work: Callable[[], Result]) -> Result:
-        return await self._run("learner", self._config.cluster.learner, work)
+    async def _run(self, name: str, work: Callable[[], Result]) -> Result:
+        """Compute as `rollout`, `learner` or `reward/NAME`, with the threads of that role."""
+        kind = name.partition("/")[0]
+        role: RoleConfig = getattr(self._config.cluster, kind)
 
-    async def _run(self, name: str, role: RoleConfig, work: Callable[[], Result]) -> Result:
         def timed() -> Result:
             began, self._working = time.monotonic(), name
             try:
-                is_scorer = name.startswith("reward/")
-                with torch_threads(role.threads) if is_scorer else computing(role):
+                with torch_threads(role.threads) if kind == "reward" else computing(role):
                     return work()
             finally:
                 self._working = ""
