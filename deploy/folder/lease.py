@@ -69,10 +69,9 @@ class Lease:
         try:
             (run / LEASE).mkdir(exist_ok=True)
             held = _newest(run / LEASE)
-            if held is not None and not _is_free(run / LEASE, held, is_sure=is_sure, stale_s=stale_s, say=say):
+            if held and not _is_free(run / LEASE, held, is_sure=is_sure, stale_s=stale_s, say=say):
                 raise _in_use(run, _read(run / LEASE, held))
-            token = 1 if held is None else held + 1
-            name = (_read(run / LEASE, held).get("run") if held else None) or uuid.uuid4().hex
+            token, name = held + 1, _read(run / LEASE, held).get("run") or uuid.uuid4().hex
             try:
                 _create(run / LEASE, token, name)
             except FileExistsError:
@@ -95,7 +94,7 @@ class Lease:
     def require(self) -> None:
         """Raises LeaseLostError when another process has taken over."""
         newest = _newest(self._folder)
-        if newest is not None and newest > self._token:
+        if newest > self._token:
             holder = _read(self._folder, newest)
             raise LeaseLostError(
                 f"run folder {self._folder.parent} was taken over by process {holder.get('pid')} on"
@@ -146,8 +145,7 @@ def _locked(run: Path) -> tuple[int, bool]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        token = _newest(run / LEASE)
-        raise _in_use(run, _read(run / LEASE, token) if token else {}) from None
+        raise _in_use(run, _read(run / LEASE, _newest(run / LEASE))) from None
     except OSError:
         log.warning("run folder %s cannot be locked: its disk has no locks; the lease's beats count alone", run)
         return descriptor, False
@@ -176,8 +174,8 @@ def _is_free(folder: Path, token: int, *, is_sure: bool, stale_s: float, say: Ca
 def has_ended(run: Path) -> bool:
     """Return whether the holder of a run folder has certainly ended; on another machine that is not certain."""
     token = _newest(run / LEASE)
-    holder = _read(run / LEASE, token) if token is not None else {}
-    if token is None or holder.get("is_released"):
+    holder = _read(run / LEASE, token)
+    if not token or holder.get("is_released"):
         return True
     if (holder.get("host"), holder.get("boot")) != (socket.gethostname(), _boot()):
         return False
@@ -190,10 +188,10 @@ def has_ended(run: Path) -> bool:
     return False
 
 
-def beats_of(run: Path) -> tuple[int | None, Any]:
+def beats_of(run: Path) -> tuple[int, Any]:
     """Return what changes while the holder of a run folder lives, every `BEAT_S` seconds."""
     token = _newest(run / LEASE)
-    return token, _read(run / LEASE, token).get("beats") if token is not None else None
+    return token, _read(run / LEASE, token).get("beats")
 
 
 def _in_use(run: Path, holder: dict[str, Any]) -> RunFolderError:
@@ -234,11 +232,12 @@ def _read(folder: Path, token: int) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def _newest(folder: Path) -> int | None:
+def _newest(folder: Path) -> int:
+    """Return the highest token; 0 if there is none."""
     with suppress(OSError):
         numbers = [each.name.removeprefix("token_") for each in folder.iterdir()]
-        return max((int(number) for number in numbers if number.isdigit()), default=None)
-    return None
+        return max((int(number) for number in numbers if number.isdigit()), default=0)
+    return 0
 
 
 def _name(token: int) -> str:
