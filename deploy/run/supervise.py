@@ -54,11 +54,12 @@ async def supervise(
         LearnerFailedError: `FAILURES_PER_ITERATION` learners failed in one iteration.
         PoolError: the learner used up `cluster.max_restarts`.
     """
-    failures = LearnerFailures(config)
-    has_failed = False
+    cluster = config.cluster
+    budget = RestartBudget("the learner", limit=cluster.max_restarts, within_s=cluster.restart_window_s)
+    failures: Counter[int] = Counter()
     while True:
         try:
-            if has_failed:
+            if failures:
                 await fleet.restart_learner()
                 journal.condition("LearnerReady", holds=True, reason="Restarted", message="the learner works again")
             if resume_from:
@@ -82,45 +83,22 @@ async def supervise(
                 ],
             )
         except LearnerFailedError as error:
-            pause_s = failures.note(error, reached=max((line["iteration"] for line in run.lines()), default=0))
-            has_failed, resume_from = True, _newest(run)
+            reached = max((line["iteration"] for line in run.lines()), default=0)
+            failures[reached] += 1
+            if failures[reached] >= FAILURES_PER_ITERATION:
+                raise LearnerFailedError(
+                    f"{error}; iteration {reached + 1} failed with {FAILURES_PER_ITERATION} learners and is given up:"
+                    " if memory is short, make group.shard or the model smaller; the same command goes on from the"
+                    " checkpoint"
+                ) from error
+            pause_s = budget.spend(str(error))
+            newest = run.newest()
+            resume_from = newest[0] if newest else None
             again = resume_from.iteration if resume_from else 0
-            _tell(journal, f"{error}; a new one goes on from iteration {again}")
+            message = f"{error}; a new one goes on from iteration {again}"
+            journal.event(message, "learner_failed")
+            journal.condition("LearnerReady", holds=False, reason="Failed", message=message)
             await unless_stopped(stop, asyncio.sleep(pause_s))
             if stop.is_set():
                 return None
             run.rewind(again)
-
-
-class LearnerFailures:
-    """Counts a run's learner failures against its limits."""
-
-    def __init__(self, config: RunConfig) -> None:
-        cluster = config.cluster
-        self._budget = RestartBudget("the learner", limit=cluster.max_restarts, within_s=cluster.restart_window_s)
-        self._at: Counter[int] = Counter()
-
-    def note(self, error: LearnerFailedError, *, reached: int) -> float:
-        """Count a failure and return the seconds to wait before the next learner; `reached` is the last iteration done.
-
-        Raises:
-            LearnerFailedError: `FAILURES_PER_ITERATION` learners failed in one iteration.
-            PoolError: the learner used up `cluster.max_restarts`.
-        """
-        self._at[reached] += 1
-        if self._at[reached] >= FAILURES_PER_ITERATION:
-            raise LearnerFailedError(
-                f"{error}; iteration {reached + 1} failed with {FAILURES_PER_ITERATION} learners and is given up: if"
-                " memory is short, make group.shard or the model smaller; the same command goes on from the checkpoint"
-            ) from error
-        return self._budget.spend(str(error))
-
-
-def _tell(journal: Journal, message: str) -> None:
-    journal.event(message, "learner_failed")
-    journal.condition("LearnerReady", holds=False, reason="Failed", message=message)
-
-
-def _newest(run: RunFolder) -> LearnerState | None:
-    newest = run.newest()
-    return newest[0] if newest else None
