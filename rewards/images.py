@@ -3,11 +3,14 @@
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from protocol.errors import FlowcreditError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 MOST_PIXELS = 64 * 1024 * 1024
 """Most pixels of an image that is decoded; a larger one is refused before it takes memory."""
@@ -24,17 +27,20 @@ def encode_png(image: np.ndarray) -> bytes:
     """Encode an image uint8 [H, W, 3] as PNG, which is lossless."""
     from PIL import Image
 
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, format="PNG", compress_level=1)
-    return file.getvalue()
+    return encoded(Image.fromarray(image), "PNG", compress_level=1)
 
 
 def encode_jpeg(image: np.ndarray, *, quality: int) -> bytes:
     """Encode an image uint8 [H, W, 3] as JPEG without chroma subsampling; `quality` is 1 (worst) to 100."""
     from PIL import Image
 
+    return encoded(Image.fromarray(image), "JPEG", quality=quality, subsampling=0)
+
+
+def encoded(image: "Image.Image", kind: str, **options: Any) -> bytes:
+    """Encode an image of Pillow as `kind`, such as `PNG`; `options` are those of its `save`."""
     file = io.BytesIO()
-    Image.fromarray(image).save(file, format="JPEG", quality=quality, subsampling=0)
+    image.save(file, kind, **options)
     return file.getvalue()
 
 

@@ -27,6 +27,7 @@ from protocol.errors import ConfigError, ContractError, one_line
 from protocol.import_path import find_class
 from protocol.sink import StatusSink
 from protocol.status import TrajectoryRecord
+from rewards.images import encoded
 
 log = logging.getLogger(__name__)
 LINES_WAITING = 1_000
@@ -188,9 +189,7 @@ def _shown(name: str, caption: str, image: np.ndarray) -> Shown:
 
     held = Image.fromarray(image)
     held.thumbnail((LARGEST, LARGEST))
-    out = io.BytesIO()
-    held.save(out, "PNG")
-    return Shown(name, caption, out.getvalue(), held.size)
+    return Shown(name, caption, encoded(held, "PNG"), held.size)
 
 
 def find_tracker(name: str) -> Any:

@@ -7,7 +7,6 @@ left out while it lasts.
 
 import asyncio
 import base64
-import io
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from protocol.files import write_whole
 from protocol.messages import Credit, Excerpt, ScoredGroup, ScoredShard, ShardRequest
 from protocol.ports import ImagesHandle, Ports, RolloutHandle
 from protocol.status import RecordedTrajectory, TrajectoryRecord
-from rewards.images import ImageError, decode_image
+from rewards.images import ImageError, decode_image, encoded
 
 log = logging.getLogger(__name__)
 FILE = "trajectories_{:06d}.json"
@@ -177,9 +176,7 @@ def sheet(record: TrajectoryRecord) -> bytes:
                 draw.text(
                     (left + cell // 2, top + tall + 12), _shown(trajectory.step_rewards[column], "+.3f"), fill="#555555"
                 )
-    out = io.BytesIO()
-    page.save(out, "PNG")
-    return out.getvalue()
+    return encoded(page, "PNG")
 
 
 def images_of(record: TrajectoryRecord) -> Any:
@@ -212,9 +209,7 @@ def _png(images: np.ndarray) -> bytes:
 
     members, points, height, width, _ = images.shape
     flat = images.transpose(0, 2, 1, 3, 4).reshape(members * height, points * width, 3)
-    out = io.BytesIO()
-    Image.fromarray(flat).save(out, "PNG", optimize=True)
-    return out.getvalue()
+    return encoded(Image.fromarray(flat), "PNG", optimize=True)
 
 
 def _numbers(values: np.ndarray) -> list[float | None]:

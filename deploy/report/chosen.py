@@ -1,7 +1,6 @@
 """Trajectories of a report: the recorded trajectories that ended best, ended worst, and rose most from a low point."""
 
 import base64
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from deploy.monitor.trajectories import images_of
 from deploy.report.runs import Group
 from protocol.errors import ContractError
 from protocol.status import TrajectoryRecord
+from rewards.images import encoded
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,8 @@ def data_url(image: np.ndarray, *, kind: str = "PNG") -> str:
     """
     from PIL import Image
 
-    out = io.BytesIO()
-    Image.fromarray(image).save(out, kind, **({"optimize": True} if kind == "PNG" else {"quality": 88}))
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(out.getvalue()).decode()}"
+    data = encoded(Image.fromarray(image), kind, **({"optimize": True} if kind == "PNG" else {"quality": 88}))
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(data).decode()}"
 
 
 def _candidates(group: Group) -> Iterator[_Candidate]:

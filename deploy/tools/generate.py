@@ -1,6 +1,5 @@
 """Generates images of any prompts with a run's adapter, in the same way as the run's evaluation."""
 
-import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count as count_from
@@ -19,6 +18,7 @@ from protocol.errors import ConfigError, one_line
 from protocol.files import writing
 from protocol.messages import GenerateRequest, Prompt
 from protocol.prompts import read_prompts
+from rewards.images import encoded
 
 UInt8Images = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -150,11 +150,10 @@ def _png(image: UInt8Images, facts: Mapping[str, str]) -> bytes:
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
 
-    info, content = PngInfo(), io.BytesIO()
+    info = PngInfo()
     for key, value in facts.items():
         info.add_itxt(key, value)
-    Image.fromarray(image).save(content, format="PNG", pnginfo=info)
-    return content.getvalue()
+    return encoded(Image.fromarray(image), "PNG", pnginfo=info)
 
 
 def _usable(device: str) -> str:

@@ -1,7 +1,6 @@
 """The evaluations of a run: scores by prompt over its iterations, and the images of its gallery."""
 
 import base64
-import io
 import zipfile
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +13,7 @@ from deploy.folder.heldout import SCORE, HeldoutScores, read_heldout
 from deploy.folder.names import GALLERY
 from protocol.files import by_iteration
 from protocol.status import Document
+from rewards.images import encoded
 
 MOST_EVALUATIONS, MOST_PROMPTS = 100, 2_000
 """Of one answer: evaluations are thinned evenly, the first and the newest stay; later prompts are left out."""
@@ -106,8 +106,7 @@ def images_of(run: Path, iteration: int) -> GalleryImages | None:
             cell = Image.fromarray(image)
             sheet.paste(cell if cell.size == size else cell.resize(size), (index * size[0], 0))
         form = "PNG" if max(size) <= SMALL else "JPEG"
-        out = io.BytesIO()
-        sheet.save(out, form, **({} if form == "PNG" else {"quality": 88}))
+        data = encoded(sheet, form, **({} if form == "PNG" else {"quality": 88}))
         return GalleryImages(
             iteration=iteration,
             prompts=list(held)[:MOST_IMAGES],
@@ -117,7 +116,7 @@ def images_of(run: Path, iteration: int) -> GalleryImages | None:
             image_width=width,
             image_height=height,
             media=f"image/{form.lower()}",
-            image=base64.b64encode(out.getvalue()).decode(),
+            image=base64.b64encode(data).decode(),
         )
     except (OSError, ValueError, KeyError, IndexError, EOFError, TypeError, zipfile.BadZipFile, ValidationError):
         return None
