@@ -43,6 +43,11 @@ class HeldoutScores(Document):
         return np.array(self.scores[name], float) if name in self.scores else np.full(scores.shape, np.nan)
 
 
+def rounded(value: float) -> float | None:
+    """Round a number to the 6 digits that documents hold; None if it is not finite."""
+    return round(float(value), 6) if np.isfinite(value) else None
+
+
 def heldout_of(iteration: int, evaluation: Evaluation, settings: EvaluationConfig) -> HeldoutScores:
     """Make the document of an evaluation.
 
@@ -66,8 +71,7 @@ def heldout_of(iteration: int, evaluation: Evaluation, settings: EvaluationConfi
         prompts=[prompt.text for prompt in evaluation.prompts],
         tags=[tag_of(prompt) for prompt in evaluation.prompts],
         scores={
-            name: [[round(float(value), 6) if np.isfinite(value) else None for value in row] for row in table]
-            for name, table in evaluation.by_image.items()
+            name: [[rounded(value) for value in row] for row in table] for name, table in evaluation.by_image.items()
         },
     )
 

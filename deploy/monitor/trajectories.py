@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from deploy.folder.heldout import rounded
 from learner.loop.groups import Observer
 from learner.loop.stream import GroupStream
 from protocol.config.run import RunConfig
@@ -119,10 +120,10 @@ def record_of(iteration: int, excerpt: Excerpt, credit: Credit) -> TrajectoryRec
         trajectories=[
             RecordedTrajectory(
                 member=member,
-                rewards=_numbers(credit.rewards[member, columns]),
-                values=None if credit.values is None else _numbers(credit.values[member, columns]),
-                step_rewards=_numbers(credit.step_rewards[member, list(excerpt.steps)]),
-                advantages=_numbers(credit.advantages[member, list(excerpt.steps)]),
+                rewards=list(map(rounded, credit.rewards[member, columns])),
+                values=None if credit.values is None else list(map(rounded, credit.values[member, columns])),
+                step_rewards=list(map(rounded, credit.step_rewards[member, list(excerpt.steps)])),
+                advantages=list(map(rounded, credit.advantages[member, list(excerpt.steps)])),
             )
             for member in range(members)
         ],
@@ -210,10 +211,6 @@ def _png(images: np.ndarray) -> bytes:
     members, points, height, width, _ = images.shape
     flat = images.transpose(0, 2, 1, 3, 4).reshape(members * height, points * width, 3)
     return encoded(Image.fromarray(flat), "PNG", optimize=True)
-
-
-def _numbers(values: np.ndarray) -> list[float | None]:
-    return [round(float(value), 6) if np.isfinite(value) else None for value in values]
 
 
 def _shown(value: float | None, form: str) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from deploy.api.folder_source import Stamps, stamps_of
-from deploy.folder.heldout import SCORE, HeldoutScores, read_heldout
+from deploy.folder.heldout import SCORE, HeldoutScores, read_heldout, rounded
 from deploy.folder.names import GALLERY
 from protocol.files import by_iteration
 from protocol.status import Document
@@ -110,7 +110,7 @@ def images_of(run: Path, iteration: int) -> GalleryImages | None:
         return GalleryImages(
             iteration=iteration,
             prompts=list(held)[:MOST_IMAGES],
-            scores=[_number(score) for _, score in held.values()][:MOST_IMAGES],
+            scores=[rounded(score) for _, score in held.values()][:MOST_IMAGES],
             width=size[0],
             height=size[1],
             image_width=width,
@@ -131,10 +131,6 @@ def _means(held: HeldoutScores, reading: str, prompts: list[str]) -> list[float 
     counts = np.isfinite(table).sum(1)
     means = np.divide(np.nansum(table, axis=1), counts, out=np.full(len(table), np.nan), where=counts > 0)
     if held.prompts == prompts:
-        return [_number(mean) for mean in means.tolist()]
+        return [rounded(mean) for mean in means.tolist()]
     by_prompt = dict(zip(held.prompts, means.tolist(), strict=True))
-    return [_number(by_prompt.get(prompt, np.nan)) for prompt in prompts]
-
-
-def _number(value: float) -> float | None:
-    return round(float(value), 6) if np.isfinite(value) else None
+    return [rounded(by_prompt.get(prompt, np.nan)) for prompt in prompts]
