@@ -17,6 +17,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from deploy.monitor.summary import GAIN
 from deploy.report.runs import Group
 
 COLOURS = 8
@@ -221,7 +222,7 @@ def _means(runs: Sequence[Series], starts: np.ndarray, span: int) -> np.ndarray:
 
 def gain_steps(group: Group) -> list[int]:
     """List the denoising steps that have gains."""
-    found = (re.fullmatch(r"gain/step_(\d+)_abs_mean", name) for name in group.names("gain/step_"))
+    found = (GAIN.fullmatch(name) for name in group.names("gain/step_"))
     return sorted(int(match[1]) for match in found if match)
 
 

@@ -158,8 +158,7 @@ def _run(order: Order) -> Outcome:
 
 async def _train(order: Order, journal: RunJournal, resume_from: LearnerState | None) -> None:
     config, run, progress = order.config, order.run, order.progress
-    within_s = config.cluster.stop_within_s
-    with stop_on_signal(progress.say, within_s=within_s, request=order.stop) as stop:
+    with stop_on_signal(progress.say, within_s=config.cluster.stop_within_s, request=order.stop) as stop:
         if not order.is_local:
             await require_rewards(config)
         await encode_ahead(config, order.all_prompts, is_local=order.is_local, say=progress.say)
@@ -175,8 +174,7 @@ async def _train(order: Order, journal: RunJournal, resume_from: LearnerState | 
                 start = resume_from.iteration if resume_from else 0
                 observed.reporter.begin(start)
                 gc.freeze()  # what exists now stays to the end; collections that look at it would hold up the loop
-                has_gains = config.credit.rule != "uniform"
-                with progress.bar(start, config.iterations, has_gains=has_gains):
+                with progress.bar(start, config.iterations, has_gains=config.credit.rule != "uniform"):
                     await supervise(
                         config,
                         run=run,
