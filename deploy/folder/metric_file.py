@@ -52,7 +52,7 @@ def outline_of(path: Path) -> Outline:
     except OSError:
         return Outline(array("Q", [0]), [])
     kept = [(number, line) for number, text in iterations if (line := _line(text))]
-    return Outline(offsets, sorted({number: (number, line) for number, line in (*evaluations, *kept)}.values()))
+    return Outline(offsets, sorted(dict([*evaluations, *kept]).items()))
 
 
 def page_of(path: Path, outline: Outline, *, since: int, limit: int) -> list[Numbered]:

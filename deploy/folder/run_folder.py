@@ -45,13 +45,7 @@ from deploy.folder.read import (
     parsed_config,
     require_same,
 )
-from learner.checkpoint import (
-    BEST,
-    LATEST,
-    newest_checkpoint,
-    read_facts,
-    write_checkpoint,
-)
+from learner.checkpoint import BEST, LATEST, newest_checkpoint, read_facts, write_checkpoint
 from protocol.config.run import RunConfig
 from protocol.errors import LeaseLostError, RunFolderError, one_line
 from protocol.files import append_whole, by_iteration, iteration_name, write_whole

@@ -168,7 +168,7 @@ class Control:
             self._sink.event(f"not done: {_words(command)}: {message}", "warning")
 
     def _keep(self, command: Command, state: str, **changes: object) -> None:
-        self._reporter.close_command(command.model_copy(update={"state": state, **changes}))
+        self._reporter.buffers.commands[command.id] = command.model_copy(update={"state": state, **changes})
 
 
 def _words(command: Command) -> str:

@@ -72,7 +72,7 @@ class Observed(Observer):
         logging.getLogger().addHandler(self.reporter)
         with harmless("earlier records and commands are not taken over"):
             for record in read_records(self._run.trajectories):
-                self.reporter.recorded_trajectories(record)
+                self.reporter.buffers.add_record(record)
             if (earlier := status_of(self._run.path)) and earlier.status.phase not in ENDED:
                 self.control.take_over(earlier.status)
         with harmless("the status is not shown"):
@@ -154,7 +154,7 @@ class Observed(Observer):
         self._tasks.append(asyncio.create_task(guarded()))
 
     async def _write_record(self, record: TrajectoryRecord) -> None:
-        self.reporter.recorded_trajectories(record)
+        self.reporter.buffers.add_record(record)
         self._trackers.recorded_trajectories(record)
         await asyncio.to_thread(self._run.require_writer)
         await asyncio.to_thread(write_record, self._run.trajectories, record)

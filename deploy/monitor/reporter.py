@@ -18,10 +18,9 @@ from deploy.monitor.journal import TOLD, Listener
 from flowcredit.start import PACKAGES
 from learner.loop.evaluate import Evaluation
 from learner.loop.stream import GroupStream
-from protocol.commands import Command
 from protocol.config.run import RunConfig
 from protocol.ports import Fleet
-from protocol.status import ENDED, Condition, Event, Phase, PoolStatus, RunStatus, TrajectoryRecord, run_id_of
+from protocol.status import ENDED, Condition, Event, Phase, PoolStatus, RunStatus, run_id_of
 
 ERRORS_SHOWN = 10
 EVENTS_FILED = 200
@@ -113,10 +112,6 @@ class Reporter(logging.Handler, Listener):
         self._checkpoint = iteration
         self.event(f"checkpoint of iteration {iteration}")
 
-    def recorded_trajectories(self, record: TrajectoryRecord) -> None:
-        """Keep recorded trajectories."""
-        self.buffers.add_record(record)
-
     def status(self) -> RunStatus:
         """Compose the status as of now; conditions that do not hold come first, then the newest."""
         lines = self.buffers.lines
@@ -160,10 +155,6 @@ class Reporter(logging.Handler, Listener):
         """Compose the content of `status.json` as of now."""
         events, commands = list(self.buffers.events)[-EVENTS_FILED:], list(self.buffers.commands.values())
         return StatusFile(status=self.status(), events=events, commands=commands).model_dump_json(indent=1)
-
-    def close_command(self, command: Command) -> None:
-        """Keep a command with its outcome."""
-        self.buffers.commands[command.id] = command
 
     def _is_elsewhere(self, function: Callable[..., None], *args: Any) -> bool:
         """Hand the call to the loop if this is another thread; returns whether it is."""
