@@ -32,8 +32,8 @@ def input_digests(config: RunConfig) -> dict[str, str]:
     """
     prompts = {f"data.{name}": resolve(getattr(config.data, name)) for name in ("train", "heldout")}
     scorers = {f"rewards.{name}.scorer": file_of(reward.scorer) for name, reward in config.rewards.items()}
-    files = prompts | {name: path for name, path in scorers.items() if path}
-    digests = {name: file_digest(path) for name, path in files.items() if path.is_file()}
+    files = (prompts | scorers).items()
+    digests = {name: file_digest(path) for name, path in files if path and path.is_file()}
     for key, value in (("model.path", config.model.path), ("model.tiny_decoder", config.model.tiny_decoder)):
         folder = resolve(value) if value else None
         inside = sorted(path for path in folder.rglob("*") if path.is_file()) if folder and folder.is_dir() else []

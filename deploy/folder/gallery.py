@@ -17,27 +17,23 @@ DPI, LARGEST = 130, 280
 """Dots per inch of a grid, and at most, for large images."""
 
 
-def write_gallery(gallery: Path, iteration: int, evaluation: Evaluation) -> Path:
+def write_gallery(gallery: Path, iteration: int, evaluation: Evaluation) -> None:
     """Write `iteration_NNNNNN.png`, and `.npz` with the same images, prompts and readings.
 
     Args:
         gallery: the folder.
         iteration: of the evaluation.
         evaluation: its gallery is drawn: images uint8 [H, W, 3], and their readings.
-
-    Returns:
-        The path of the PNG.
     """
     prompts = np.array([prompt.text for prompt, _, _ in evaluation.gallery])
     images = np.stack([image for _, image, _ in evaluation.gallery])
     readings = np.array([reading for _, _, reading in evaluation.gallery], np.float32)
-    data = gallery / iteration_name(iteration, ".npz")
     arrays = io.BytesIO()
     np.savez(arrays, prompts=prompts, images=images, readings=readings)
-    write_whole(data, arrays.getvalue())
+    write_whole(gallery / iteration_name(iteration, ".npz"), arrays.getvalue())
     cells = [(prompt, [image], [reading]) for prompt, image, reading in zip(prompts, images, readings, strict=True)]
     title = f"held-out prompts at iteration {iteration}: score {evaluation.score:.3f}"
-    return write_grid(gallery / f"{data.stem}.png", cells, title)
+    write_grid(gallery / iteration_name(iteration, ".png"), cells, title)
 
 
 def write_before_after(gallery: Path, *, first: int, last: int) -> Path:

@@ -76,7 +76,7 @@ def heldout_of(iteration: int, evaluation: Evaluation, settings: EvaluationConfi
     )
 
 
-def write_heldout(gallery: Path, iteration: int, evaluation: Evaluation, settings: EvaluationConfig) -> Path:
+def write_heldout(gallery: Path, iteration: int, evaluation: Evaluation, settings: EvaluationConfig) -> None:
     """Write the scores of an evaluation beside its images.
 
     Args:
@@ -84,13 +84,9 @@ def write_heldout(gallery: Path, iteration: int, evaluation: Evaluation, setting
         iteration: of the adapter.
         evaluation: its result.
         settings: by which it was made.
-
-    Returns:
-        The path of the file.
     """
-    path = gallery / iteration_name(iteration, ".json")
-    write_whole(path, heldout_of(iteration, evaluation, settings).model_dump_json())
-    return path
+    document = heldout_of(iteration, evaluation, settings)
+    write_whole(gallery / iteration_name(iteration, ".json"), document.model_dump_json())
 
 
 def read_heldout(run: Path) -> list[HeldoutScores]:

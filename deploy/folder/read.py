@@ -147,12 +147,8 @@ def require_same(where: object, held: RunConfig, config: RunConfig, *, section: 
         raise RunFolderError(f"run folder {where} belongs to another config: {', '.join(differing)}; {remedy}")
 
 
-def lines_of(run: Path, *, skips_damaged: bool = False) -> list[dict[str, Any]]:
+def lines_of(run: Path) -> list[dict[str, Any]]:
     """All complete lines of `metrics.jsonl`, oldest first; a last line without an end does not count.
-
-    Args:
-        run: the run folder.
-        skips_damaged: leave damaged lines and an unreadable file out instead of raising.
 
     Raises:
         RunFolderError: the file is damaged.
@@ -163,13 +159,10 @@ def lines_of(run: Path, *, skips_damaged: bool = False) -> list[dict[str, Any]]:
             try:
                 lines.append(line_of_text(text))
             except (ValueError, RecursionError) as error:
-                if not skips_damaged:
-                    raise ValueError(f"line {number}: {error}") from None
+                raise ValueError(f"line {number}: {error}") from None
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        if skips_damaged:
-            return lines
         raise RunFolderError(f"run folder {run} holds a damaged {METRICS}: {error}; mend or remove it") from None
     return lines
 

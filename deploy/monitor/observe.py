@@ -95,7 +95,8 @@ class Observed(Observer):
         reporter = self.reporter
         await self._recorder.finish()
         if error is None:
-            reporter.phase = "stopped" if self._stop.is_set() and not self._is_done() else "finished"
+            is_done = reporter.status().iteration >= self._config.iterations
+            reporter.phase = "stopped" if self._stop.is_set() and not is_done else "finished"
         elif isinstance(error, asyncio.CancelledError):
             reporter.phase = "stopped"
         else:
@@ -158,9 +159,6 @@ class Observed(Observer):
         self._trackers.recorded_trajectories(record)
         await asyncio.to_thread(self._run.require_writer)
         await asyncio.to_thread(write_record, self._run.trajectories, record)
-
-    def _is_done(self) -> bool:
-        return self.reporter.status().iteration >= self._config.iterations
 
     def _close(self) -> None:
         self._trackers.close()

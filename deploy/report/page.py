@@ -257,12 +257,11 @@ def span(seconds: float) -> str:
 
 
 def _curves(groups: Sequence[Group]) -> list[tuple[str, Chart]]:
-    wanted = [
-        (f"{title} by {'iteration' if by == 'iteration' else 'training seconds'}", name, of, by)
+    drawn = [
+        (f"{title} by {words}", charts.metric_chart(groups, name, of=of, by=by))
         for title, name, of in (("Reward", REWARD, "iterations"), ("Held-out score", HELDOUT, "evaluations"))
-        for by in ("iteration", "seconds")
+        for by, words in (("iteration", "iteration"), ("seconds", "training seconds"))
     ]
-    drawn = [(title, charts.metric_chart(groups, name, of=of, by=by)) for title, name, of, by in wanted]
     return [(title, chart) for title, chart in drawn if chart]
 
 

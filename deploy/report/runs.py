@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from deploy.folder.heldout import HeldoutScores, read_heldout
+from deploy.folder.metric_file import outline_of, page_of
 from deploy.folder.names import METRICS, TRAJECTORIES
-from deploy.folder.read import config_of, lines_of, status_of
+from deploy.folder.read import config_of, status_of
 from deploy.monitor.trajectories import read_records
 from protocol.config.run import RunConfig
 from protocol.errors import RunFolderError
@@ -119,9 +120,10 @@ def read_run(path: Path, name: str | None = None) -> Run:
         RunFolderError: no run folder, or one that this version cannot read.
     """
     config = config_of(path)
-    lines = lines_of(path, skips_damaged=True)
+    outline = outline_of(path / METRICS)
+    lines = page_of(path / METRICS, outline, since=0, limit=outline.count)
     spent, iterations, evaluations = 0.0, [], []
-    for line in lines:
+    for _, line in lines:
         if REWARD in line:
             spent += line.get(SECONDS) or 0.0
             iterations.append({**line, SPENT: spent})
@@ -135,7 +137,7 @@ def read_run(path: Path, name: str | None = None) -> Run:
         phase=status.status.phase if status else "unknown",
         iterations=iterations,
         evaluations=evaluations,
-        damaged=_complete_lines(path) - len(lines),
+        damaged=outline.count - len(lines),
     )
 
 
@@ -182,10 +184,3 @@ def _common_name(runs: Sequence[Run]) -> str:
     """Name a group by what its runs' names have before their numbers, or by its first run."""
     stems = {run.name.rstrip("_-. 0123456789") for run in runs}
     return stems.pop() or runs[0].name if len(runs) > 1 and len(stems) == 1 else runs[0].name
-
-
-def _complete_lines(run: Path) -> int:
-    try:
-        return (run / METRICS).read_bytes().count(b"\n")
-    except OSError:
-        return 0

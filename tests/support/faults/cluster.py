@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.folder.names import INPUTS
-from deploy.folder.read import lines_of
+from deploy.folder.metric_file import last_line
+from deploy.folder.names import INPUTS, METRICS
 from deploy.tools.verify import verify
 from tests.support.faults.lab import BUSY, HOME, STORE, Lab, Machine, until
 from tests.support.paths import ROOT
@@ -296,7 +296,8 @@ class Cluster:
 
     def iteration(self, run: str) -> int:
         """Newest iteration of a run, by its metrics."""
-        return max((line["iteration"] for line in lines_of(self.run_folder(run), skips_damaged=True)), default=0)
+        newest = last_line(self.run_folder(run) / METRICS)
+        return newest["iteration"] if newest else 0
 
     def wait_for_iteration(self, run: str, number: int) -> None:
         """Return when an iteration of a run is done."""
