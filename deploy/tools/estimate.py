@@ -5,7 +5,7 @@ forward and backward and the VAE with shapes only (`deploy.tools.fake_memory`). 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -275,7 +275,7 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
     )
     with CostMeter() as counter.meter:
         rollout, images = rollout_shard(policy, request, config)
-    rows, points = counter.rows, counter.points if config.model.tiny_decoder else 0
+    rows, points = policy.evaluations, counter.points if config.model.tiny_decoder else 0
     scale = math.prod(backbone.latent_shape) / math.prod(counter.latent_shape)
     arrays = (rollout.latents, rollout.means, rollout.targets)
     _, later = rollout_shard(policy, replace(request, first_member=config.group.shard), config)
@@ -284,7 +284,7 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
     return ShardCounts(
         rows=rows,
         images=len(images),
-        later_rows=counter.rows - rows,
+        later_rows=policy.evaluations - rows,
         later_images=len(later),
         states=tuple(_states(config, policy, rollout.steps)),
         gradient_rows=1 if is_shared and policy.most_steps == 1 else config.group.shard,
@@ -338,7 +338,7 @@ def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, 
 
 
 class Counter:
-    """A backbone of small latents that predicts zeros and counts the rows that it was asked for.
+    """A backbone of small latents that predicts zeros and notes the largest things that it was asked for.
 
     What the sampler holds grows with the latents, so `meter` sees a small part of it.
     """
@@ -348,7 +348,6 @@ class Counter:
     def __init__(self, backbone: PipelineBackbone) -> None:
         self.latent_shape = (1, 1, SMALL)
         self.transformer: nn.Module = nn.Linear(1, 1)
-        self.rows = 0
         self.largest = 0
         self.points = 0
         self.meter = CostMeter()
@@ -374,7 +373,6 @@ class Counter:
     ) -> Float[Tensor, "B C H W"]:
         """Zeros."""
         del sigma, conditioning
-        self.rows += len(latents)
         if len(latents) >= self.largest:
             self.largest = len(latents)
             self.held_forward = max(self.held_forward, self.meter.current)
@@ -419,6 +417,30 @@ class PassCost:
     """Numbers of one decoded image."""
 
 
+def pass_of(backbone: PipelineBackbone, rows: int, *, has_gradient: bool, device: str = "cpu") -> Callable[[], None]:
+    """Prepare one forward, or one forward with its backward.
+
+    Args:
+        backbone: the model, with its adapter.
+        rows: rows of the forward.
+        has_gradient: a backward of a mean square follows.
+        device: of the model.
+
+    Returns:
+        What computes it, each time anew.
+    """
+    latents = torch.zeros(rows, *backbone.latent_shape, device=device)
+    conditioning, sigma = backbone.example(rows), torch.full((rows,), 0.5, device=device)
+
+    def work() -> None:
+        with torch.set_grad_enabled(has_gradient):
+            velocity = backbone.velocity(latents, sigma, conditioning)
+            if has_gradient:
+                velocity.square().mean().backward()
+
+    return work
+
+
 def pass_cost(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> PassCost:
     """Count memory and operations of one forward, or of one forward with its backward.
 
@@ -433,12 +455,8 @@ def pass_cost(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> P
     Returns:
         Memory of the whole pass, operations of one row.
     """
-    with torch.set_grad_enabled(has_gradient), CostMeter(apart=backbone.transformer.parameters()) as meter:
-        latents = torch.zeros(rows, *backbone.latent_shape)
-        conditioning, sigma = backbone.example(rows), torch.full((rows,), 0.5)
-        velocity = backbone.velocity(latents, sigma, conditioning)
-        if has_gradient:
-            velocity.square().mean().backward()
+    with CostMeter(apart=backbone.transformer.parameters()) as meter:
+        pass_of(backbone, rows, has_gradient=has_gradient)()
     backbone.transformer.zero_grad(set_to_none=True)
     return PassCost(peak=meter.peak, flops=meter.flops / rows)
 

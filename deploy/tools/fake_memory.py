@@ -7,8 +7,7 @@ seconds on any machine; `CostMeter` adds up what is alive at each moment, and th
 import math
 import weakref
 from collections.abc import Iterable, Iterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
@@ -51,15 +50,6 @@ class CostMeter(TorchDispatchMode):
         self.flops = 0
         self._is_cpu = is_cpu
         self._known = {tensor.untyped_storage()._cdata for tensor in stored(apart)}
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:  # two of three calls: a layer asks where its tensor lies

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
-from deploy.tools.estimate import Evaluations
+from deploy.tools.estimate import Evaluations, pass_of
 from deploy.tools.fake_memory import CostMeter
 from flow.device import best_device, computing
 from flow.models.folder import adapter_config
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone
-from flow.models.pipeline import PipelineBackbone
 from protocol.config.cluster import RoleConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, InputError, one_line
@@ -84,7 +83,9 @@ def measure(config: RunConfig, counts: Evaluations) -> Speed:
     try:
         with computing(RoleConfig(threads=threads, gpus=float(device == "cuda"))):
             forwards, gradients = (
-                _rate(_pass(backbone, size, device, has_gradient=each), size, counted=counted if is_cut else None)
+                _rate(
+                    pass_of(backbone, size, has_gradient=each, device=device), size, counted=counted if is_cut else None
+                )
                 for each, size, counted in (
                     (False, rows, counts.forward_flops),
                     (True, trained, counts.gradient_flops),
@@ -124,19 +125,6 @@ def assumed_tflops(card: str) -> float:
     if peak is None:
         raise ConfigError(f"--card must be one of {sorted(PEAK_TFLOPS)}, got {card!r}: give its rate with --tflops")
     return ASSUMED_SHARE * peak
-
-
-def _pass(backbone: PipelineBackbone, rows: int, device: str, *, has_gradient: bool) -> Callable[[], None]:
-    latents = torch.zeros(rows, *backbone.latent_shape, device=device)
-    conditioning, sigma = backbone.example(rows), torch.full((rows,), 0.5, device=device)
-
-    def work() -> None:
-        with torch.set_grad_enabled(has_gradient):
-            velocity = backbone.velocity(latents, sigma, conditioning)
-            if has_gradient:
-                velocity.square().mean().backward()
-
-    return work
 
 
 def _rate(work: Callable[[], object], count: int, *, counted: float | None) -> float:
