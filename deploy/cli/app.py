@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from deploy.cli import checks, configs, jobs, methods, models, reports, rewards, status, training
+from deploy.cli import checks, configs, jobs, models, reports, rewards, status, training
 from flowcredit.start import VERSION
 from protocol.errors import FlowcreditError, InputError
 
@@ -41,7 +41,7 @@ COMMANDS = {
     "submit": (jobs.submit, "toy_geneval --run mine --address http://HEAD:8265"),
     "fetch": (jobs.fetch, "mine --address http://HEAD:8265"),
     "serve-rewards": (rewards.serve_rewards, "ocr pickscore --host 0.0.0.0 --token-file token"),
-    "calibrate-noise": (methods.calibrate_noise, "toy_geneval --out calibrated.yaml"),
+    "calibrate-noise": (configs.calibrate_noise, "toy_geneval --out calibrated.yaml"),
     "encode": (models.encode, "sd35_pickscore model.embedding_cache=runs/embeddings"),
     "doctor": (checks.doctor, "toy_geneval"),
     "verify": (checks.verify, "runs/mine"),

@@ -1,4 +1,4 @@
-"""The commands about configs: `config`, `presets`, `methods`, `init`."""
+"""The commands about configs: `config`, `presets`, `methods`, `init`, `calibrate-noise`."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from deploy.cli.options import IsJson, Overrides, complete_preset
+from deploy.cli.options import IsJson, Overrides, Preset, complete_preset
 from deploy.presets import about_preset, load_config, method_names, preset_names, read_method, sources
 from protocol.errors import ConfigError
 
@@ -57,6 +57,26 @@ def init(
     for path in write_starter(folder):
         typer.echo(path)
     typer.echo(f"next: flowcredit train {folder / 'run.yaml'} --dry-run, then without --dry-run")
+
+
+def calibrate_noise(
+    preset: Preset,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="YAML file to write.")] = Path("calibrated.yaml"),
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds at most.")] = 30,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts per round; one shard of each is drawn.")] = 8,
+) -> None:
+    """Calibrate a noise level for each step on the base model and write the config with these levels."""
+    from deploy.run.inputs import check_inputs
+    from deploy.tools.noise_calibration import calibrated_config, require_writable, write_config
+
+    require_writable(out)
+    config = load_config(preset, overrides=overrides or [])
+    found, _ = check_inputs(config, is_local=True)
+    calibrated = calibrated_config(config, found, typer.echo, rounds=rounds, prompts_per_round=prompts)
+    typer.echo(f"noise levels {list(calibrated.sampling.noise_levels)}")
+    write_config(calibrated, out)
+    typer.echo(f"written to {out}: flowcredit train {out} (naming a method there would replace the noise levels)")
 
 
 def written(value: Any) -> str:

@@ -13,12 +13,11 @@ calibration every step but the last is stochastic, however small its noise: `sam
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import yaml
 
 from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
@@ -27,25 +26,17 @@ from protocol.errors import ConfigError, ContractError
 from protocol.files import require_folder_of, write_whole, writing
 from protocol.messages import Prompt, ScoredGroup, ScoredShard, ShardRequest
 
+if TYPE_CHECKING:
+    from flow.models.contract import Backbone
+    from rewards.scorer import CheckedScorer
+
 FLIPS = 2
 """Changes of direction after which a level counts as settled."""
-
-
-@dataclass(frozen=True)
-class NoiseCalibration:
-    """Settings of a noise calibration."""
-
-    rounds: int = 30
-    """Largest number of rounds."""
-    prompts: int = 8
-    """Prompts per round, one group each."""
-    rate: float = 0.01
-    """Change of a level in one round."""
-    tolerance: float = 2.0
-    """Difference of the two counts below which they balance, for a group of the size that the paper used, 24; scaled to
-    the trajectories of a round."""
-
-
+RATE = 0.01
+"""Change of a level in one round."""
+TOLERANCE = 2.0
+"""Difference of the two counts below which they balance, for a group of the size that the paper used, 24; scaled to the
+trajectories of a round."""
 Measure = Callable[[Sequence[float], int], np.ndarray]
 """measure(levels, round): gains [trajectories, steps], NaN where a score is missing."""
 
@@ -53,8 +44,9 @@ Measure = Callable[[Sequence[float], int], np.ndarray]
 def calibrate(
     levels: Sequence[float],
     measure: Measure,
-    settings: NoiseCalibration,
     report: Callable[[str], None],
+    *,
+    rounds: int,
     highest: float = math.inf,
 ) -> list[float]:
     """Run the noise calibration: move the levels until each has settled or the rounds are over.
@@ -64,8 +56,8 @@ def calibrate(
     Args:
         levels: to begin with, one per step; they stay above 0.
         measure: returns the gains at given levels, [trajectories, steps].
-        settings: rounds, rate and tolerance.
         report: is told each round's levels.
+        rounds: at most.
         highest: largest level that the kernel takes.
 
     Returns:
@@ -74,23 +66,23 @@ def calibrate(
     current = np.array(levels, float)
     direction, flips = np.zeros(len(current)), np.zeros(len(current), int)
     has_gains = np.zeros(len(current), bool)
-    for number in range(settings.rounds):
+    for number in range(rounds):
         gains = measure(current.tolist(), number)
         if not np.isfinite(gains).any():
             raise ContractError("a noise calibration needs at least one valid score, got none")
         has_gains |= np.isfinite(gains).any(0)
-        moves = np.where(is_balanced(gains, settings.tolerance), 1.0, -1.0) * np.isfinite(gains).any(0)
+        moves = np.where(is_balanced(gains, TOLERANCE), 1.0, -1.0) * np.isfinite(gains).any(0)
         flips += (moves * direction) < 0
         direction = np.where(moves == 0, direction, moves)
-        wanted = current + settings.rate * moves
-        current = np.clip(wanted, settings.rate, highest)
-        report(f"round {number + 1}/{settings.rounds}: {', '.join(f'{level:.2f}' for level in current)}")
+        wanted = current + RATE * moves
+        current = np.clip(wanted, RATE, highest)
+        report(f"round {number + 1}/{rounds}: {', '.join(f'{level:.2f}' for level in current)}")
         is_open = has_gains & (flips < FLIPS) & (wanted == current)
         if not is_open.any():
             break
     else:
         unsettled = np.flatnonzero(is_open).tolist()
-        report(f"steps {unsettled} had not settled after {settings.rounds} rounds; raise --rounds to go further")
+        report(f"steps {unsettled} had not settled after {rounds} rounds; raise --rounds to go further")
     if not has_gains.all():
         report(f"steps {np.flatnonzero(~has_gains).tolist()} never had a gain and keep the level they began with")
     return [round(float(level), 6) for level in current]
@@ -106,7 +98,7 @@ def is_balanced(gains: np.ndarray, tolerance: float) -> np.ndarray:
 
 
 def calibrated_config(
-    config: RunConfig, prompts: Sequence[Prompt], settings: NoiseCalibration, report: Callable[[str], None]
+    config: RunConfig, prompts: Sequence[Prompt], report: Callable[[str], None], *, rounds: int, prompts_per_round: int
 ) -> RunConfig:
     """Calibrate the noise of a config: the same config with a noise level for each step.
 
@@ -115,8 +107,9 @@ def calibrated_config(
     Args:
         config: of the run; its noise levels are where the calibration begins.
         prompts: the training prompts.
-        settings: rounds, prompts of a round and rate.
         report: told of every round in one line.
+        rounds: at most.
+        prompts_per_round: one group is drawn of each.
 
     Returns:
         The same config with `sampling.noise_levels`.
@@ -134,22 +127,26 @@ def calibrated_config(
     from flow.device import best_device
     from flow.models.load import load_backbone
     from learner.loop.groups import prompt_at
+    from rewards.scorer import scorer_of
 
-    drawn = [prompt_at(prompts, index, seed=config.seed) for index in range(settings.prompts)]
+    drawn = [prompt_at(prompts, index, seed=config.seed) for index in range(prompts_per_round)]
     asyncio.run(encode_ahead(config, drawn, is_local=True, say=report))
     backbone = load_backbone(config.model, device=best_device())
     kernel, levels = first_levels(config, backbone)
-    measure = _Trajectories(config, kernel, backbone, drawn)
+    scorers = {name: scorer_of(config.rewards[name]) for name in config.reward_weights}
+
+    def measure(levels: Sequence[float], number: int) -> np.ndarray:
+        return _gains(_with_levels(config, kernel, levels, std_min=0.0), backbone, scorers, drawn, number)
+
     highest = 1.0 if kernel in TOO_LOUD else math.inf
-    found = calibrate(levels, measure, settings, report, highest)
-    return _with_levels(config, kernel, found)
+    return _with_levels(config, kernel, calibrate(levels, measure, report, rounds=rounds, highest=highest))
 
 
-def first_levels(config: RunConfig, backbone: object) -> tuple[str, list[float]]:
+def first_levels(config: RunConfig, backbone: "Backbone") -> tuple[str, list[float]]:
     """Kernel and level of each step but the last to begin with, so that the first round draws as the config does."""
     from flow.policy import policy_of
 
-    policy = policy_of(backbone, config)  # type: ignore[arg-type]
+    policy = policy_of(backbone, config)
     count = config.sampling.steps - 1
     if config.sampling.kernel == "flow_sde":
         steps = [math.sqrt((policy.sigmas[k] - policy.sigmas[k + 1]).item()) for k in range(count)]
@@ -180,46 +177,43 @@ def write_config(config: RunConfig, path: Path) -> None:
 
 
 def _with_levels(config: RunConfig, kernel: str, levels: Sequence[float], **sampling: float) -> RunConfig:
-    tree = yaml.safe_load(config.to_yaml())
+    tree = config.model_dump(mode="json")
     tree["sampling"] |= {"kernel": kernel, "noise_levels": list(levels)} | sampling
     return parse_config(tree)
 
 
-class _Trajectories:
-    """Rolls out one group of every prompt at given levels and scores all points."""
+def _gains(
+    config: RunConfig,
+    backbone: "Backbone",
+    scorers: Mapping[str, "CheckedScorer"],
+    prompts: Sequence[Prompt],
+    number: int,
+) -> np.ndarray:
+    """Roll out a group of every prompt and score all points: gains [trajectories, steps], NaN without a score."""
+    from flow.policy import policy_of
+    from flow.rollout import rollout_shard
+    from learner.credit.assign import reward_tables
+    from learner.credit.rules import along_windows, gains
+    from rewards.scores import mix
 
-    def __init__(self, config: RunConfig, kernel: str, backbone: object, prompts: Sequence[Prompt]) -> None:
-        from rewards.scorer import scorer_of
-
-        self._config, self._kernel, self._backbone, self._prompts = config, kernel, backbone, prompts
-        self._scorers = {name: scorer_of(config.rewards[name]) for name in config.reward_weights}
-
-    def __call__(self, levels: Sequence[float], number: int) -> np.ndarray:
-        from flow.policy import policy_of
-        from flow.rollout import rollout_shard
-        from learner.credit.assign import reward_tables
-        from learner.credit.rules import along_windows, gains
-        from rewards.scores import mix
-
-        config = _with_levels(self._config, self._kernel, levels, std_min=0.0)
-        policy = policy_of(self._backbone, config)  # type: ignore[arg-type]
-        tables = []
-        for group, prompt in enumerate(self._prompts):
-            request = ShardRequest(
-                iteration=number,
-                group=group,
-                prompt=prompt,
-                first_member=0,
-                members=config.group.shard,
-                adapter_version=0,
-                adapter_digest="",
-            )
-            rollout, images = rollout_shard(policy, request, config)
-            texts, metadata = [prompt.text] * len(images), [prompt.metadata] * len(images)
-            answers = {name: scorer.score(images, texts, metadata) for name, scorer in self._scorers.items()}
-            shard = ScoredShard(rollout=rollout, facts=rollout.facts(), scores=mix(answers, config.reward_weights))
-            group = ScoredGroup(prompt=prompt, shards=(shard,))
-            held = reward_tables([group], members=request.members, total=config.sampling.steps)
-            (own,) = along_windows(gains, held.rewards, held.explored)
-            tables.append(own[:, :-1].double().numpy())
-        return np.concatenate(tables)
+    policy = policy_of(backbone, config)
+    tables = []
+    for index, prompt in enumerate(prompts):
+        request = ShardRequest(
+            iteration=number,
+            group=index,
+            prompt=prompt,
+            first_member=0,
+            members=config.group.shard,
+            adapter_version=0,
+            adapter_digest="",
+        )
+        rollout, images = rollout_shard(policy, request, config)
+        texts, metadata = [prompt.text] * len(images), [prompt.metadata] * len(images)
+        answers = {name: scorer.score(images, texts, metadata) for name, scorer in scorers.items()}
+        shard = ScoredShard(rollout=rollout, facts=rollout.facts(), scores=mix(answers, config.reward_weights))
+        group = ScoredGroup(prompt=prompt, shards=(shard,))
+        held = reward_tables([group], members=request.members, total=config.sampling.steps)
+        (own,) = along_windows(gains, held.rewards, held.explored)
+        tables.append(own[:, :-1].double().numpy())
+    return np.concatenate(tables)

@@ -11,7 +11,7 @@ import yaml
 
 from deploy.cli.app import main
 from deploy.presets import load_config
-from deploy.tools.noise_calibration import NoiseCalibration, calibrate, first_levels, is_balanced
+from deploy.tools.noise_calibration import calibrate, first_levels, is_balanced
 from flow.models.load import load_backbone
 from flow.policy import policy_of
 from protocol.errors import ContractError
@@ -25,14 +25,14 @@ def test_counts_balance_when_they_differ_by_less_than_the_tolerance() -> None:
     assert is_balanced(np.repeat(gains, 4, axis=0), 4.1).tolist() == [True, False, True, False]
 
 
-def walk(threshold: float, start: float, highest: float = 1.0, **settings: Any) -> list[float]:
+def walk(threshold: float, start: float, highest: float = 1.0, rounds: int = 30) -> list[float]:
     """A step whose signs balance while its level is below the threshold."""
 
     def measure(levels: Any, number: int) -> np.ndarray:
         signs = np.where(np.arange(24) % 2, 1.0, -1.0)[:, None]
         return np.where(np.array(levels) < threshold, signs, -1.0)
 
-    return calibrate([start], measure, NoiseCalibration(**settings), lambda text: None, highest)
+    return calibrate([start], measure, lambda text: None, rounds=rounds, highest=highest)
 
 
 def test_a_level_rises_while_signs_balance_falls_when_they_do_not_and_settles_between() -> None:
@@ -48,7 +48,7 @@ def test_a_step_without_a_valid_gain_stays_where_it_is() -> None:
         balanced = np.where(levels[0] < 0.5, signs, -1.0)
         return np.stack([balanced, np.full(24, np.nan)], axis=1)
 
-    first, second = calibrate([0.48, 0.7], measure, NoiseCalibration(rounds=8), said.append)
+    first, second = calibrate([0.48, 0.7], measure, said.append, rounds=8)
     assert first == pytest.approx(0.5, abs=0.011)
     assert second == 0.7
     assert said[-1] == "steps [1] never had a gain and keep the level they began with"
@@ -76,13 +76,13 @@ def test_rounds_end_early_once_every_level_has_turned_twice() -> None:
         signs = np.where(np.arange(24) % 2, 1.0, -1.0)[:, None]
         return np.where(np.array(levels) < 0.5, signs, -1.0)
 
-    calibrate([0.48], measure, NoiseCalibration(rounds=30), lambda text: None)
+    calibrate([0.48], measure, lambda text: None, rounds=30)
     assert len(rounds) < 10
 
 
 def test_scores_that_are_all_missing_end_it() -> None:
     with pytest.raises(ContractError, match="needs at least one valid score, got none"):
-        calibrate([0.5], lambda levels, number: np.full((4, 1), np.nan), NoiseCalibration(), lambda text: None)
+        calibrate([0.5], lambda levels, number: np.full((4, 1), np.nan), lambda text: None, rounds=30)
 
 
 def test_a_level_at_its_limit_and_a_step_that_never_gains_hold_up_nothing() -> None:
@@ -93,7 +93,7 @@ def test_a_level_at_its_limit_and_a_step_that_never_gains_hold_up_nothing() -> N
         signs = np.where(np.arange(24) % 2, 1.0, -1.0)
         return np.stack([np.where(levels[0] < 0.5, signs, -1.0), np.full(24, np.nan), np.full(24, -1.0)], axis=1)
 
-    levels = calibrate([0.48, 0.7, 0.03], measure, NoiseCalibration(rounds=30), said.append)
+    levels = calibrate([0.48, 0.7, 0.03], measure, said.append, rounds=30)
     assert len(rounds) < 10
     assert levels[1:] == [0.7, 0.01]
     assert said[-1] == "steps [1] never had a gain and keep the level they began with"
