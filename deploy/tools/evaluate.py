@@ -105,23 +105,14 @@ async def assess(
     """
     if is_best and (run is None or iteration is not None):
         raise ConfigError("--best takes the best checkpoint of a run: name a run, and leave --iteration out")
-    order = await asyncio.to_thread(_checked, config, run, iteration, features, is_best=is_best, is_local=is_local)
-    async with evaluators(order.config, order.heldout, is_local=is_local) as fleet:
-        adapters = [(BASE, 0, await fleet.first_adapter())] if has_base or order.adapter is None else []
-        if order.adapter:
-            adapters.append((ADAPTER, order.iteration, order.adapter))
-        return [await _one(fleet.ports, order, each) for each in adapters]
-
-
-@dataclass(frozen=True)
-class _Order:
-    """An evaluation whose inputs have been checked."""
-
-    config: RunConfig
-    heldout: Sequence[Prompt]
-    adapter: Adapter | None
-    iteration: int
-    diversity: Diversity | None
+    config, heldout, adapter, diversity = await asyncio.to_thread(
+        _checked, config, run, iteration, features, is_best=is_best, is_local=is_local
+    )
+    async with evaluators(config, heldout, is_local=is_local) as fleet:
+        adapters = {BASE: await fleet.first_adapter()} if has_base or adapter is None else {}
+        if adapter:
+            adapters[ADAPTER] = adapter
+        return [await _one(fleet.ports, config, heldout, each, diversity) for each in adapters.items()]
 
 
 def _checked(
@@ -132,19 +123,18 @@ def _checked(
     *,
     is_best: bool,
     is_local: bool,
-) -> _Order:
+) -> tuple[RunConfig, list[Prompt], Adapter | None, Diversity | None]:
+    """Check the inputs: the completed config, held-out prompts, the run's adapter, and what measures diversity."""
     config = completed(config)
     if features and config.evaluation.images_per_prompt < 2:
         raise ConfigError("diversity needs at least 2 images of a prompt, got evaluation.images_per_prompt 1: raise it")
     heldout = check_heldout(config, is_local=is_local)
-    adapter, done = None, 0
+    adapter = None
     if run:
         require_same(run, config_of(run), config, section="model.", remedy="give the run's own values")
         state, _ = checkpoint_of(run, best_checkpoint(run) if is_best else iteration)
         adapter = average_of(state, run) if config.evaluation.adapter == "average" else state.adapter
-        done = state.iteration
-    diversity = Diversity(features) if features else None
-    return _Order(config=config, heldout=heldout, adapter=adapter, iteration=done, diversity=diversity)
+    return config, heldout, adapter, Diversity(features) if features else None
 
 
 def differences(results: Sequence[Assessed]) -> dict[str, Difference]:
@@ -217,10 +207,14 @@ def write_results(results: Sequence[Assessed], out: Path, features: str | None =
         return out / JSON, write_grid(out / GRID, cells, " and ".join(each.name for each in results))
 
 
-async def _one(ports: EvaluationPorts, order: _Order, wanted: tuple[str, int, Adapter]) -> Assessed:
-    name, iteration, adapter = wanted
-    config, prompts, diversity = order.config, order.heldout, order.diversity
-    settings = config.evaluation
+async def _one(
+    ports: EvaluationPorts,
+    config: RunConfig,
+    prompts: Sequence[Prompt],
+    named: tuple[str, Adapter],
+    diversity: Diversity | None,
+) -> Assessed:
+    (name, adapter), settings = named, config.evaluation
     console = Console(stderr=True)
     await ports.adapters.publish(adapter)
     with Progress(console=console, disable=not console.is_terminal) as bar:
@@ -234,4 +228,4 @@ async def _one(ports: EvaluationPorts, order: _Order, wanted: tuple[str, int, Ad
             tell=lambda images: bar.advance(task, images),
         )
     measured = diversity.settle(settings.images_per_prompt) if diversity else None
-    return Assessed(name, iteration, found, heldout_of(iteration, found, settings), measured)
+    return Assessed(name, adapter.version, found, heldout_of(adapter.version, found, settings), measured)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -11,21 +11,10 @@ from deploy.run.encode import encode_ahead
 from deploy.run.local import LocalFleet
 from deploy.run.run import require_rewards
 from protocol.config.run import RunConfig
-from protocol.messages import Adapter, Prompt
-from protocol.ports import EvaluationPorts
+from protocol.messages import Prompt
 
-
-class Evaluators(Protocol):
-    """What an evaluation needs, on Ray or in this process."""
-
-    @property
-    def ports(self) -> EvaluationPorts:
-        """Who makes the images, scores them and takes adapters."""
-        ...
-
-    async def first_adapter(self) -> Adapter:
-        """Copy the adapter of iteration 0, before anything is published."""
-        ...
+if TYPE_CHECKING:
+    from actors.fleet import RayEvaluators
 
 
 class ToTerminal:
@@ -46,7 +35,9 @@ class ToTerminal:
 
 
 @asynccontextmanager
-async def evaluators(config: RunConfig, heldout: Sequence[Prompt], *, is_local: bool) -> AsyncIterator[Evaluators]:
+async def evaluators(
+    config: RunConfig, heldout: Sequence[Prompt], *, is_local: bool
+) -> AsyncIterator["LocalFleet | RayEvaluators"]:
     """Start what an evaluation needs, on Ray with a cluster unless one is given, and end all of it.
 
     Args:
