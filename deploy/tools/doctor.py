@@ -69,12 +69,10 @@ def examine(question: Question) -> Iterator[Finding]:
 
 
 def python_and_libraries(_: Question) -> Iterator[Finding]:
-    """Check Python and every required library against the versions that the project declares."""
+    """Tell Python's version; check every required library against the version that the project declares."""
     from packaging.requirements import Requirement
 
-    found = ".".join(map(str, sys.version_info[:3]))
-    is_new = sys.version_info >= (3, 11)
-    yield Finding("ok" if is_new else "bad", "python", found, "" if is_new else "install Python 3.11 or newer")
+    yield Finding("ok", "python", ".".join(map(str, sys.version_info[:3])))
     try:
         declared = [Requirement(text) for text in requires("flowcredit") or []]
     except PackageNotFoundError:
@@ -133,7 +131,7 @@ def disk_and_memory(question: Question) -> Iterator[Finding]:
 
 def ray_cluster_answers(question: Question) -> Iterator[Finding]:
     """Check the address that a run would use, and the token if Ray needs one."""
-    address = _address(question)
+    address = cluster_address(question.config.cluster if question.config else ClusterConfig())
     if not address:
         yield Finding("ok", "ray", "no address given: a run starts a cluster of its own on loopback")
         return
@@ -266,10 +264,6 @@ async def _ping(board: "Board") -> None:
         await board.ping()
     finally:
         await board.close()
-
-
-def _address(question: Question) -> str | None:
-    return cluster_address(question.config.cluster if question.config else ClusterConfig())
 
 
 CHECKS: list[Check] = [

@@ -49,15 +49,11 @@ def export_model(
         pipeline.load_lora_weights(checkpoint)
         pipeline.fuse_lora()
         pipeline.unload_lora_weights()
-        _write(pipeline, folder)
+        with writing(folder, "another folder"):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with whole(folder) as partial:
+                pipeline.save_pretrained(partial)
     return folder
-
-
-def _write(pipeline: Any, folder: Path) -> None:
-    with writing(folder, "another folder"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with whole(folder) as partial:
-            pipeline.save_pretrained(partial)
 
 
 def _load(model: Path, family: Family, dtype: str) -> Any:
