@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from deploy.cli.options import IsJson, Overrides, Preset, complete_preset
+from deploy.cli.options import IsJson, Overrides, Preset, complete_preset, show_rows
 from deploy.presets import about_preset, load_config, method_names, preset_names, read_method, sources
 from protocol.errors import ConfigError
 
@@ -30,12 +30,8 @@ def config(
     found = sources(preset, overrides=overrides or [])
     fields = load_config(preset, overrides=overrides or []).flat_fields()
     rows = [{"key": key, "value": value, "source": found.get(key, "default")} for key, value in fields.items()]
-    if is_json:
-        typer.echo(json.dumps(rows, indent=1))
-        return
     width = max(len(row["key"]) for row in rows)
-    for row in rows:
-        typer.echo(f"{row['key']:{width}}  {written(row['value'])}  # {row['source']}")
+    show_rows(rows, lambda row: f"{row['key']:{width}}  {written(row['value'])}  # {row['source']}", is_json=is_json)
 
 
 def presets(is_json: IsJson = False) -> None:
@@ -100,8 +96,5 @@ def _show_keys(preset: str | None, overrides: list[str], *, is_json: bool) -> No
 
 
 def _show_names(about: dict[str, str], *, is_json: bool) -> None:
-    if is_json:
-        typer.echo(json.dumps([{"name": name, "about": text} for name, text in about.items()], indent=1))
-        return
-    for name, text in about.items():
-        typer.echo(f"{name:20} {text}")
+    rows = [{"name": name, "about": text} for name, text in about.items()]
+    show_rows(rows, lambda row: f"{row['name']:20} {row['about']}", is_json=is_json)

@@ -1,7 +1,9 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share, and what they print."""
 
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,6 +35,18 @@ TokenFile = Annotated[
 AllowHost = Annotated[
     list[str] | None, typer.Option(help="A further name by which a server on loopback may be called; repeatable.")
 ]
+
+
+def show_rows(rows: Sequence[dict[str, Any]], line: Callable[[dict[str, Any]], str], *, is_json: bool) -> None:
+    """Print a table.
+
+    Args:
+        rows: values by column.
+        line: tells a person a row.
+        is_json: print JSON instead.
+    """
+    for text in [json.dumps(rows, indent=1)] if is_json else map(line, rows):
+        typer.echo(text)
 
 
 def source_and_words(

@@ -1,12 +1,11 @@
 """The commands about rewards: `scorers` and `serve-rewards`."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from deploy.cli.options import AllowHost, Host, IsJson, Port, TokenFile
+from deploy.cli.options import AllowHost, Host, IsJson, Port, TokenFile, show_rows
 from deploy.presets import read_tree, read_value
 from protocol.errors import ConfigError
 
@@ -15,12 +14,12 @@ def scorers(is_json: IsJson = False) -> None:
     """List the built-in scorers, where each is, and what its installation needs."""
     from rewards.scorer import SCORERS
 
-    if is_json:
-        rows = [{"name": name, "path": path, "extra": extra or None} for name, (path, extra) in SCORERS.items()]
-        typer.echo(json.dumps(rows, indent=1))
-        return
-    for name, (path, extra) in SCORERS.items():
-        typer.echo(f"{name:12} {path:36} {f'pip install -e .[{extra}]' if extra else ''}".rstrip())
+    def line(row: dict[str, Any]) -> str:
+        needed = f"pip install -e .[{row['extra']}]" if row["extra"] else ""
+        return f"{row['name']:12} {row['path']:36} {needed}".rstrip()
+
+    rows = [{"name": name, "path": path, "extra": extra or None} for name, (path, extra) in SCORERS.items()]
+    show_rows(rows, line, is_json=is_json)
 
 
 def serve_rewards(
