@@ -76,21 +76,18 @@ def status(
         raise InputError("--json shows the status once: leave --watch out")
     pulse = Pulse()
 
-    async def looked_up(source: Any, name: str | None) -> Any:
-        if name is None:
-            return [pulse.marked(found) for found in await source.runs()]
-        found = await _status(source, name, run)
-        return pulse.marked(found)
+    async def looked_up(source: Any, name: str | None) -> list[Any]:
+        found = await source.runs() if name is None else [await _status(source, name, run)]
+        return [pulse.marked(each) for each in found]
 
     async def shown(source: Any, name: str | None) -> Any:
         found = await looked_up(source, name)
-        return show_runs(found) if name is None else show_run(found)
+        return show_runs(found) if name is None else show_run(found[0])
 
     async def go(source: Any, name: str | None) -> None:
         if is_json:
-            found = await looked_up(source, name)
-            held = [each.model_dump(mode="json") for each in found] if name is None else found.model_dump(mode="json")
-            typer.echo(json.dumps(held, indent=1))
+            held = [each.model_dump(mode="json") for each in await looked_up(source, name)]
+            typer.echo(json.dumps(held if name is None else held[0], indent=1))
             return
         console = Console(markup=False, emoji=False)  # messages may hold brackets
         if not watch:

@@ -59,12 +59,12 @@ def train(
 
     Without a preset the run's own config is taken, so its overrides need not be repeated.
     """
-    source, words = source_and_words(preset, overrides, run and placed(run), "or --run with a run to go on with")
+    folder = run and placed(run)
+    source, words = source_and_words(preset, overrides, folder, "or --run with a run to go on with")
     config = load_config(source, overrides=words)
     if is_dry:
-        _dry_run(config, run and placed(run), is_local=is_local, tflops=_rate(tflops, card), card=card)
+        _dry_run(config, folder, is_local=is_local, tflops=_rate(tflops, card), card=card)
         return
-    folder = placed(run) if run else None
     if folder is None:
         folder = runs_folder() / default_name(find_preset(source).stem, config, is_job=job_id() is not None)
     _train(config, folder, fork=fork and placed(fork), is_local=is_local, has_page=has_page)
