@@ -65,9 +65,9 @@ def load_config(preset: str | Path, *, overrides: Overrides = ()) -> "RunConfig"
     """
     from protocol.config.parse import parse_config
 
-    assignments = list(_assignments(overrides))
+    layers, assignments = _layers(preset, overrides)
     tree: dict[str, Any] = {}
-    for _, layer in _layers(preset, assignments):
+    for _, layer in layers:
         tree = _lay(tree, layer)
     for key, value in assignments:
         _assign(tree, key, value)
@@ -82,13 +82,9 @@ def sources(preset: str | Path, *, overrides: Overrides = ()) -> dict[str, str]:
     """
     from protocol.config.run import flatten
 
-    found: dict[str, str] = {}
-    assignments = list(_assignments(overrides))
-    for source, layer in _layers(preset, assignments):
-        found |= dict.fromkeys(flatten(layer), source)
-    for key, value in assignments:
-        found |= dict.fromkeys(flatten({key: value}), "override")
-    return found
+    layers, assignments = _layers(preset, overrides)
+    layers += [("override", {key: value}) for key, value in assignments]
+    return {key: source for source, layer in layers for key in flatten(layer)}
 
 
 def about_preset(name: str) -> str:
@@ -122,19 +118,20 @@ def preset_files(preset: str | Path) -> list[tuple[Path, dict[str, Any]]]:
             )
 
 
-def _layers(preset: str | Path, assignments: list[tuple[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """Read the files that make a config, from weak to strong; take the method out of `assignments`."""
+def _layers(preset: str | Path, overrides: Overrides) -> tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, Any]]]:
+    """Read the files that make a config, from weak to strong, and the overrides beside a method."""
+    given = list(_assignments(overrides))
+    assignments = [(key, value) for key, value in given if key != METHOD]
     files = preset_files(preset)
     layers = [(f"preset {path.stem}" if path.parent == PRESETS else f"file {path}", tree) for path, tree in files]
     names = [(number, tree.pop(METHOD)) for number, (_, tree) in enumerate(files) if METHOD in tree]
-    names += [(len(files), value) for key, value in assignments if key == METHOD]
-    assignments[:] = [(key, value) for key, value in assignments if key != METHOD]
+    names += [(len(files), value) for key, value in given if key == METHOD]
     if not names or names[-1][1] is None:
-        return layers
+        return layers, assignments
     below, name = names[-1]
     method = read_method(name)
     settings, identity = (f"method {name}", method["settings"]), (f"method {name}", method["identity"])
-    return [settings, *layers[:below], identity, *layers[below:]]
+    return [settings, *layers[:below], identity, *layers[below:]], assignments
 
 
 def _assignments(overrides: Overrides) -> Iterator[tuple[str, Any]]:
