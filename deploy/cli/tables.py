@@ -51,8 +51,8 @@ def show_run(status: RunStatus) -> RenderableType:
     facts.add_row("gain by step", "  ".join(f"{step}: {_number(value)}" for step, value in status.gains.items()))
     facts.add_row(
         "update",
-        f"ratio {_number(diagnostics.ratio_mean, 4)}  clipped {_number(diagnostics.clip_fraction)}"
-        f"  kl {_small(diagnostics.approx_kl)}  gradient {_small(diagnostics.grad_norm)}",
+        f"ratio {_number(diagnostics.ratio_mean, '.4f')}  clipped {_number(diagnostics.clip_fraction)}"
+        f"  kl {_number(diagnostics.approx_kl, '.2g')}  gradient {_number(diagnostics.grad_norm, '.2g')}",
     )
     facts.add_row("seconds", "  ".join(f"{stage} {seconds:.1f}" for stage, seconds in status.stages.items()))
     if status.queues:
@@ -129,13 +129,9 @@ def _phase(status: RunStatus) -> Text:
     return Text(status.phase, {"failed": "red", "paused": "yellow", "running": "green"}.get(status.phase, ""))
 
 
-def _number(value: float | None, digits: int = 3) -> str:
-    return "none" if value is None else f"{value:.{digits}f}"
+def _number(value: float | None, form: str = ".3f") -> str:
+    return "none" if value is None else f"{value:{form}}"
 
 
-def _small(value: float | None) -> str:
-    return "none" if value is None else f"{value:.2g}"
-
-
-def _span(seconds: float | None) -> str:
-    return "" if seconds is None else str(timedelta(seconds=round(seconds)))
+def _span(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

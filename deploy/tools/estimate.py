@@ -145,25 +145,13 @@ def estimate_of(
         embedding = sum(each.numel() for each in backbone.example(1).values()) * dtype_of(config.model).itemsize
         forward = pass_cost(backbone, rows * min(most, shard.largest_forward), has_gradient=False)
         backward = pass_cost(backbone, rows * min(most, shard.gradient_rows), has_gradient=True)
-        decoding, *tiny = [
-            _decoding_cost(
-                backbone,
-                min(config.model.decode_batch or images, images),
-                is_tiny=is_tiny,
-                is_cpu=not config.cluster.rollout.gpus,
-            )
-            for is_tiny, images in ((False, shard.largest_decoding), (True, shard.largest_points))
-            if images
-        ]
+        decoding = _decoding_cost(config, backbone, shard.largest_decoding)
+        tiny = [_decoding_cost(config, backbone, images, is_tiny=True) for images in [shard.largest_points] if images]
         shown = _evaluation_peaks(config, backbone, shard)
     counts = count_evaluations(config, shard, forward=forward.flops, gradient=backward.flops / forward.flops)
     points = counts.images - counts.trajectories if tiny else 0
-    tiny_flops = points * tiny[0].flops if tiny else 0.0
-    counts = replace(
-        counts,
-        image_flops=decoding.flops,
-        decoding_flops=(counts.images - points) * decoding.flops + tiny_flops,
-    )
+    decoding_flops = (counts.images - points) * decoding.flops + points * sum(each.flops for each in tiny)
+    counts = replace(counts, image_flops=decoding.flops, decoding_flops=decoding_flops)
     static = {
         "transformer": _bytes(p for p in backbone.transformer.parameters() if not p.requires_grad),
         "VAE": _bytes(backbone.vae.parameters()),
@@ -468,16 +456,17 @@ def _evaluation_peaks(config: RunConfig, backbone: PipelineBackbone, shard: Shar
     if not config.evaluation.size and rows <= shard.largest_forward and images <= shard.largest_decoding:
         return []
     sized = backbone.sized(*config.evaluation.size) if config.evaluation.size else backbone
-    branches, is_cpu = 2 if model.guidance > 1 else 1, not config.cluster.rollout.gpus
+    branches = 2 if model.guidance > 1 else 1
     forward = pass_cost(sized, branches * rows, has_gradient=False)
-    return [forward.peak, _decoding_cost(sized, images, is_tiny=False, is_cpu=is_cpu).peak]
+    return [forward.peak, _decoding_cost(config, sized, images).peak]
 
 
 @torch.no_grad()
-def _decoding_cost(backbone: PipelineBackbone, images: int, *, is_tiny: bool, is_cpu: bool) -> PassCost:
+def _decoding_cost(config: RunConfig, backbone: PipelineBackbone, images: int, *, is_tiny: bool = False) -> PassCost:
+    images = min(config.model.decode_batch or images, images)
     vae = backbone.tiny_decoder if is_tiny else backbone.vae
     latents = torch.zeros(images, *backbone.latent_shape, dtype=vae.dtype)
-    with CostMeter(apart=vae.parameters(), is_cpu=is_cpu) as memory:
+    with CostMeter(apart=vae.parameters(), is_cpu=not config.cluster.rollout.gpus) as memory:
         pixels = backbone.tiny_pixels(latents) if is_tiny else backbone.pixels(latents)
     return PassCost(peak=memory.peak, flops=memory.flops / images, numbers=pixels.numel() // images)
 

@@ -87,11 +87,7 @@ def roles_of(config: RunConfig, found: Estimate) -> list[RoleMemory]:
 
 def _role(role: str, device: Mapping[str, int], host: Mapping[str, int], *, has_gpu: bool) -> RoleMemory:
     own = {"process": PROCESS[role], **host}
-    return (
-        RoleMemory(role=role, gpu=device, host=own)
-        if has_gpu
-        else RoleMemory(role=role, gpu={}, host={**own, **device})
-    )
+    return RoleMemory(role=role, gpu=device if has_gpu else {}, host=own if has_gpu else {**own, **device})
 
 
 def card_bytes(card: str) -> int | None:
