@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, RunFolderError
 from protocol.files import write_whole, writing
 from protocol.messages import Adapter, Prompt
-from protocol.ports import EvaluationPorts
 
 BASE, ADAPTER = "base", "adapter"
 
@@ -108,11 +108,27 @@ async def assess(
     config, heldout, adapter, diversity = await asyncio.to_thread(
         _checked, config, run, iteration, features, is_best=is_best, is_local=is_local
     )
+    settings, console = config.evaluation, Console(stderr=True)
     async with evaluators(config, heldout, is_local=is_local) as fleet:
         adapters = {BASE: await fleet.first_adapter()} if has_base or adapter is None else {}
         if adapter:
             adapters[ADAPTER] = adapter
-        return [await _one(fleet.ports, config, heldout, each, diversity) for each in adapters.items()]
+        results = []
+        for name, each in adapters.items():
+            await fleet.ports.adapters.publish(each)
+            with Progress(console=console, disable=not console.is_terminal) as bar:
+                task = bar.add_task(name, total=len(heldout) * settings.images_per_prompt)
+                found = await evaluate(
+                    config,
+                    prompts=heldout,
+                    ports=fleet.ports,
+                    adapter=each,
+                    watch=diversity.take if diversity else None,
+                    tell=partial(bar.advance, task),
+                )
+            measured = diversity.settle(settings.images_per_prompt) if diversity else None
+            results.append(Assessed(name, each.version, found, heldout_of(each.version, found, settings), measured))
+        return results
 
 
 def _checked(
@@ -205,27 +221,3 @@ def write_results(results: Sequence[Assessed], out: Path, features: str | None =
     with writing(out, "--out"):
         write_whole(out / JSON, json.dumps(document(results, features), indent=1))
         return out / JSON, write_grid(out / GRID, cells, " and ".join(each.name for each in results))
-
-
-async def _one(
-    ports: EvaluationPorts,
-    config: RunConfig,
-    prompts: Sequence[Prompt],
-    named: tuple[str, Adapter],
-    diversity: Diversity | None,
-) -> Assessed:
-    (name, adapter), settings = named, config.evaluation
-    console = Console(stderr=True)
-    await ports.adapters.publish(adapter)
-    with Progress(console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(name, total=len(prompts) * settings.images_per_prompt)
-        found = await evaluate(
-            config,
-            prompts=prompts,
-            ports=ports,
-            adapter=adapter,
-            watch=diversity.take if diversity else None,
-            tell=lambda images: bar.advance(task, images),
-        )
-    measured = diversity.settle(settings.images_per_prompt) if diversity else None
-    return Assessed(name, adapter.version, found, heldout_of(adapter.version, found, settings), measured)
