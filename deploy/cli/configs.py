@@ -7,16 +7,13 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from deploy.cli.options import IsJson, Overrides, Preset, complete_preset, show_rows
+from deploy.cli.options import PRESET, IsJson, Overrides, Preset, show_rows
 from deploy.presets import about_preset, load_config, method_names, preset_names, read_method, sources
 from protocol.errors import ConfigError
 
 
 def config(
-    preset: Annotated[
-        str | None,
-        typer.Argument(help="Name of a preset, or path of a YAML file.", autocompletion=complete_preset),
-    ] = None,
+    preset: Annotated[str | None, PRESET] = None,
     overrides: Overrides = None,
     has_keys: Annotated[bool, typer.Option("--keys", help="List every key with its meaning and unit.")] = False,
     is_json: IsJson = False,

@@ -15,9 +15,8 @@ def complete_preset(incomplete: str) -> list[str]:
     return [name for name in preset_names() if name.startswith(incomplete)]
 
 
-Preset = Annotated[
-    str, typer.Argument(help="Name of a preset, or path of a YAML file.", autocompletion=complete_preset)
-]
+PRESET = typer.Argument(help="Name of a preset, or path of a YAML file.", autocompletion=complete_preset)
+Preset = Annotated[str, PRESET]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Config overrides, e.g. group.size=16 seed=3.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
 Iteration = Annotated[

@@ -331,10 +331,9 @@ class Counter:
     What the sampler holds grows with the latents, so `meter` sees a small part of it.
     """
 
-    latent_shape: tuple[int, int, int]
+    latent_shape: tuple[int, int, int] = (1, 1, SMALL)
 
     def __init__(self, backbone: PipelineBackbone) -> None:
-        self.latent_shape = (1, 1, SMALL)
         self.transformer: nn.Module = nn.Linear(1, 1)
         self.largest = 0
         self.points = 0
