@@ -6,9 +6,7 @@ equal weights and equal batch shapes a replay therefore gives the same log-prob 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -16,7 +14,7 @@ from torch import Tensor
 
 from flow.adapter.lora import Lora
 from flow.maths.schedule import linear_sigmas, shifted_sigmas
-from flow.maths.transition import LogProbForm, Transition, cps, dance_sde, ddim_sde, flow_sde, ode
+from flow.maths.transition import Start, Transition, cps, dance_sde, ddim_sde, flow_sde, ode
 from flow.maths.windows import longest_window, require_trainable, window_steps
 from flow.models.contract import Backbone, Conditioning, repeat
 from flow.models.folder import adapter_config
@@ -199,7 +197,7 @@ class FlowPolicy:
         if alike > 1:
             velocity = velocity.repeat_interleave(alike, dim=0)[: len(latents)]
         kernel = ode if is_ode else self._kernel(k)
-        return kernel(latents=latents, velocity=velocity, sigma=sigma, sigma_next=sigma_next), velocity
+        return kernel(Start(latents, velocity, sigma, sigma_next)), velocity
 
     def sigma(self, k: int, latents: Float[Tensor, "B ..."]) -> Float[Tensor, " B"]:
         """sigma_k for each of these states, on their device; copied there once, since a copy makes the CPU wait."""
@@ -214,7 +212,7 @@ class FlowPolicy:
     def _std(self, k: int, span: int) -> float:
         nothing = torch.zeros(1, 1)
         sigma, sigma_next = self.sigmas[k : k + 1], self.sigmas[k + span : k + span + 1]
-        return self._kernel(k)(latents=nothing, velocity=nothing, sigma=sigma, sigma_next=sigma_next).std.item()
+        return self._kernel(k)(Start(nothing, nothing, sigma, sigma_next)).std.item()
 
     def _merged(self) -> dict[int, int]:
         """The steps that can be stochastic, each with its span."""
@@ -232,7 +230,7 @@ class FlowPolicy:
             k += max(1, span)
         return spans
 
-    def _kernel(self, k: int) -> Callable[..., Transition]:
+    def _kernel(self, k: int) -> Callable[[Start], Transition]:
         config, sigma_first = self._config, self.sigmas[1].item()
         level = config.noise_levels[k] if config.noise_levels else config.noise_level
         if config.kernel == "ode":
@@ -244,7 +242,7 @@ class FlowPolicy:
             return partial(ddim_sde, sigma_first=start, noise_level=level)
         if config.kernel == "dance_sde":
             return partial(dance_sde, noise_level=level)
-        return partial(_cps, noise_level=level, form=config.log_prob)
+        return partial(cps, noise_level=level, log_prob_form=config.log_prob)
 
 
 def _rows_of(conditioning: Conditioning, piece: slice, count: int) -> Conditioning:
@@ -258,10 +256,6 @@ def _sigmas(backbone: Backbone, config: SamplingConfig) -> Float[Tensor, " point
     if config.schedule == "model":
         return backbone.sigmas(config.steps)
     return (linear_sigmas if config.schedule == "linear" else shifted_sigmas)(steps=config.steps)
-
-
-def _cps(*, form: LogProbForm, **step: Any) -> Transition:
-    return replace(cps(**step), log_prob_form=form)
 
 
 def build_policy(config: RunConfig, *, device: str) -> tuple[FlowPolicy, Lora]:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flow.maths.schedule import sd3_sigmas
-from flow.maths.transition import ddim_sde, flow_sde, ode
+from flow.maths.transition import Start, ddim_sde, flow_sde, ode
 from tests.support.worlds.gaussian import gaussian_velocity
 
 MEAN, SPREAD, SAMPLES = 0.3, 0.5, 200_000
@@ -31,12 +31,12 @@ def spread(kernel: str, level: float, steps: int) -> float:
     for k in range(steps):
         sigma, sigma_next = sigmas[k].expand(SAMPLES), sigmas[k + 1].expand(SAMPLES)
         velocity = gaussian_velocity(latents=latents, sigma=sigma, mean=MEAN, spread=SPREAD)
-        state = {"latents": latents, "velocity": velocity, "sigma": sigma, "sigma_next": sigma_next}
+        start = Start(latents, velocity, sigma, sigma_next)
         if kernel == "ode" or k == steps - 1:
-            latents = ode(**state).mean
+            latents = ode(start).mean
         else:
             function = flow_sde if kernel == "flow_sde" else ddim_sde
-            transition = function(**state, sigma_first=sigmas[1].item(), noise_level=level)
+            transition = function(start, sigma_first=sigmas[1].item(), noise_level=level)
             latents = transition.sample(torch.randn(SAMPLES, 1, generator=generator))
     return latents.std().item()
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from flow.maths.completion import substep_grid
 from flow.maths.schedule import flux_sigmas, linear_sigmas, sd3_sigmas, shifted_sigmas
-from flow.maths.transition import Transition, cps, dance_sde, ddim_sde, flow_sde, ode
+from flow.maths.transition import Start, Transition, cps, dance_sde, ddim_sde, flow_sde, ode
 from flow.maths.windows import window_steps
 from learner.credit.rules import calibrated, centred, from_baseline, gae, gains, joint, per_step, uniform
 from learner.credit.step_weights import by_noise, piecewise
@@ -38,7 +38,7 @@ KERNELS: dict[str, Callable[..., Transition]] = {
 }
 REWARDS = torch.tensor([[0.50, 0.62, 0.58, 0.66, 0.70], [0.50, 0.46, 0.55, 0.53, 0.60], [0.50, 0.57, 0.49, 0.44, 0.40]])
 MEMBERS = "ABC"
-NOTHING = {"latents": torch.zeros(STEPS, 1), "velocity": torch.zeros(STEPS, 1)}
+NOTHING = torch.zeros(STEPS, 1)
 
 
 def kernels() -> Figure:
@@ -53,7 +53,7 @@ def kernels() -> Figure:
         for k in range(STEPS - 1):
             sigma, sigma_next = SIGMAS[k].expand(samples), SIGMAS[k + 1].expand(samples)
             velocity = gaussian_velocity(latents=latents, sigma=sigma, mean=0.0, spread=0.0)
-            transition = kernel(latents=latents, velocity=velocity, sigma=sigma, sigma_next=sigma_next)
+            transition = kernel(Start(latents, velocity, sigma, sigma_next))
             latents = transition.sample(torch.randn(samples, 1, generator=generator))
             stds.append(transition.std[0].item())
             spreads.append(latents.std().item())
@@ -181,7 +181,7 @@ def weights_and_windows() -> Figure:
     """Step weights on the left, the stochastic steps of each iteration for four windows on the right."""
     figure = Figure(figsize=(12.5, 3), layout="constrained")
     axes = figure.subplots(1, 5, width_ratios=(1.6, 1, 1, 1, 1))
-    stds = KERNELS["flow_sde a = 0.7"](**NOTHING, sigma=SIGMAS[:-1], sigma_next=SIGMAS[1:]).std
+    stds = KERNELS["flow_sde a = 0.7"](Start(NOTHING, NOTHING, SIGMAS[:-1], SIGMAS[1:])).std
     trained = dict(enumerate(stds.tolist()[:-1]))
     axes[0].plot(by_noise(STEPS, trained, power=2.0)[:-1], "D-", label="noise, power 2 (default)", markersize=4)
     axes[0].plot(by_noise(STEPS, trained)[:-1], "s-", label="noise, power 1 (TempFlow-GRPO)", markersize=4)
@@ -234,12 +234,7 @@ def objective() -> Figure:
     right.set(xlabel="step k", ylabel="log ratio, mean ± std", xticks=range(STEPS - 1))
     right.set_title("v changed by 0.1 an element, at every step alike (SD3, T = 10, d = 256)", fontsize=10)
     right.legend(fontsize=8, loc="lower left")
-    old, new = (
-        KERNELS["flow_sde a = 0.7"](
-            latents=torch.zeros(STEPS, 1), velocity=torch.full((STEPS, 1), v), sigma=SIGMAS[:-1], sigma_next=SIGMAS[1:]
-        )
-        for v in (0.0, 0.1)
-    )
+    old, new = (KERNELS["flow_sde a = 0.7"](Start(NOTHING, NOTHING + v, SIGMAS[:-1], SIGMAS[1:])) for v in (0.0, 0.1))
     full = new.kl(old)[:-1]
     for name, values in {"full": full, "no_dt": full * -SIGMAS.diff()[:-1], "velocity": 0.01 + 0 * full}.items():
         divergence.plot(values, "o-", label=name, markersize=4)
@@ -257,7 +252,7 @@ def _log_ratios(samples: int = 4000, elements: int = 256) -> dict[str, list[torc
         sigma, sigma_next = SIGMAS[k].expand(samples), SIGMAS[k + 1].expand(samples)
         change, noise = torch.randn(2, samples, elements, generator=generator)
         old, new = (
-            KERNELS["flow_sde a = 0.7"](latents=latents, velocity=velocity, sigma=sigma, sigma_next=sigma_next)
+            KERNELS["flow_sde a = 0.7"](Start(latents, velocity, sigma, sigma_next))
             for velocity in (latents, 0.1 * change)
         )
         drawn = old.sample(noise)

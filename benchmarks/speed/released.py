@@ -22,7 +22,7 @@ from rich.console import Console
 from deploy.presets import load_config
 from flow.device import torch_threads
 from flow.maths.noise import INITIAL, SHARED, trajectory_noise
-from flow.maths.transition import ode
+from flow.maths.transition import Start, ode
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy, policy_of
 from flow.rollout import rollout_shard
@@ -60,7 +60,7 @@ def one_at_a_time(policy: FlowPolicy, request: ShardRequest, config: RunConfig) 
                 for at in range(k, policy.total_steps):
                     sigma, following = policy.sigmas[at : at + 1], policy.sigmas[at + 1 : at + 2]
                     velocity = policy.velocity(clean, sigma, conditioning)
-                    clean = ode(latents=clean, velocity=velocity, sigma=sigma, sigma_next=following).mean
+                    clean = ode(Start(clean, velocity, sigma, following)).mean
                 images.append(policy.backbone.decode(clean))
             transition, _ = policy.transition(state, k, conditioning=conditioning, as_ode=k not in policy.steps)
             noise = trajectory_noise(**key, members=[member], step=k, shape=shape)

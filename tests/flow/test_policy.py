@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flow.maths.noise import normal
-from flow.maths.transition import cps, dance_sde, ddim_sde, flow_sde
+from flow.maths.transition import Start, cps, dance_sde, ddim_sde, flow_sde
 from flow.models.contract import Backbone
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy
@@ -68,9 +68,7 @@ def test_a_merged_step_is_the_kernel_over_all_it_crosses(backbone: Backbone) -> 
         merged, velocity = policy.transition(latents, 2, conditioning=conditioning)
         quiet, _ = policy.transition(latents, 2, conditioning=conditioning, as_ode=True)
     sigmas = policy.sigmas[2].repeat(2), policy.sigmas[4].repeat(2)
-    expected = flow_sde(
-        latents=latents, velocity=velocity, sigma=sigmas[0], sigma_next=sigmas[1], sigma_first=5 / 6, noise_level=0.7
-    )
+    expected = flow_sde(Start(latents, velocity, *sigmas), sigma_first=5 / 6, noise_level=0.7)
     torch.testing.assert_close(merged.mean, expected.mean)
     assert merged.std.tolist() == pytest.approx([0.7 * (2 / 3) ** 0.5] * 2, rel=1e-5), "a sqrt(t / (1 - t)) sqrt(1/3)"
     torch.testing.assert_close(quiet.mean, latents - velocity / 6)
@@ -103,10 +101,7 @@ def test_a_step_is_the_configured_kernel_on_the_policy_s_velocity(backbone: Back
             backbone.velocity(latents, sigma, {n: t.repeat_interleave(3, 0) for n, t in conditioning[0].items()}),
         )
         expected = kernel(
-            latents=latents,
-            velocity=velocity,
-            sigma=sigma,
-            sigma_next=sigma_next,
+            Start(latents, velocity, sigma, sigma_next),
             noise_level=0.5,
             **({"sigma_first": policy.sigmas[1].item()} if name in ("flow_sde", "ddim_sde") else {}),
         )

@@ -7,7 +7,7 @@ import torch
 
 from flow.maths.completion import complete, stack_grids, substep_grid
 from flow.maths.schedule import linear_sigmas, sd3_sigmas
-from flow.maths.transition import clean_estimate, noise_estimate
+from flow.maths.transition import Start, clean_estimate
 from protocol.config.sampling import CompletionConfig
 from tests.support.worlds.gaussian import gaussian_velocity
 
@@ -44,8 +44,9 @@ def exact() -> torch.Tensor:
 def test_both_ends_of_the_path_come_back_from_a_state_on_it() -> None:
     clean, noise, sigma = torch.tensor([[0.74]]), torch.tensor([[0.44]]), torch.tensor([0.8])
     latents, velocity = 0.2 * clean + 0.8 * noise, noise - clean
-    torch.testing.assert_close(clean_estimate(latents=latents, velocity=velocity, sigma=sigma), clean)
-    torch.testing.assert_close(noise_estimate(latents=latents, velocity=velocity, sigma=sigma), noise)
+    start = Start(latents, velocity, sigma, torch.tensor([0.6]))
+    torch.testing.assert_close(start.clean, clean)
+    torch.testing.assert_close(start.noise, noise)
 
 
 @pytest.mark.parametrize("solver", ["euler", "heun", "adams"])

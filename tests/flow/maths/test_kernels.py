@@ -3,13 +3,12 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 
 from flow.maths.schedule import sd3_sigmas
-from flow.maths.transition import Transition, cps, dance_sde, ddim_sde, flow_sde, ode
+from flow.maths.transition import Start, Transition, cps, dance_sde, ddim_sde, flow_sde, ode
 
 FIRST = 0.9
 KERNELS: dict[str, Callable[..., Transition]] = {
@@ -20,14 +19,9 @@ KERNELS: dict[str, Callable[..., Transition]] = {
 }
 
 
-def scalar_case() -> dict[str, Any]:
+def scalar_case(velocity: float = -0.3) -> Start:
     """x = 0.5, v = -0.3, t = 0.8 -> 0.6; x0 = 0.74, x1 = 0.44."""
-    return {
-        "latents": torch.tensor([[0.5]]),
-        "velocity": torch.tensor([[-0.3]]),
-        "sigma": torch.tensor([0.8]),
-        "sigma_next": torch.tensor([0.6]),
-    }
+    return Start(torch.tensor([[0.5]]), torch.tensor([[velocity]]), torch.tensor([0.8]), torch.tensor([0.6]))
 
 
 @pytest.mark.parametrize(
@@ -40,14 +34,14 @@ def scalar_case() -> dict[str, Any]:
     ],
 )
 def test_the_scalar_case_gives_the_worked_numbers(name: str, mean: float, std: float, log_prob: float) -> None:
-    transition = KERNELS[name](**scalar_case())
+    transition = KERNELS[name](scalar_case())
     assert transition.mean.item() == pytest.approx(mean, abs=1e-6)
     assert transition.std.item() == pytest.approx(std, abs=1e-6)
     assert transition.log_prob(torch.tensor([[0.7]])).item() == pytest.approx(log_prob, abs=2e-6)
 
 
 def test_the_published_log_prob_of_cps_is_minus_the_squared_distance() -> None:
-    transition = cps(**scalar_case(), noise_level=0.7)
+    transition = cps(scalar_case(), noise_level=0.7)
     squared = Transition(mean=transition.mean, std=transition.std, log_prob_form="squared")
     assert squared.log_prob(torch.tensor([[0.7]])).item() == pytest.approx(-0.080739, abs=1e-6)
 
@@ -78,7 +72,7 @@ def test_the_stds_on_the_ten_step_sd3_schedule_are_the_worked_ones(name: str) ->
     sigmas = sd3_sigmas(steps=10)
     first = {"sigma_first": sigmas[1].item()} if name in ("flow_sde", "ddim_sde") else {}
     nothing = torch.zeros(10, 1)
-    transition = KERNELS[name](latents=nothing, velocity=nothing, sigma=sigmas[:-1], sigma_next=sigmas[1:], **first)
+    transition = KERNELS[name](Start(nothing, nothing, sigmas[:-1], sigmas[1:]), **first)
     for k, expected in enumerate(TABLE[name]):
         if expected is not None:
             assert transition.std[k].item() == pytest.approx(expected, abs=5.1e-5), k
@@ -89,10 +83,7 @@ def moved_by_rounding(name: str, k: int) -> float:
     sigmas, generator = sd3_sigmas(steps=10), torch.Generator().manual_seed(9)
     latents, noise = (torch.randn(1, 65_536, generator=generator) for _ in range(2))
     transition = KERNELS[name](
-        latents=latents,
-        velocity=torch.zeros_like(latents),
-        sigma=sigmas[k : k + 1],
-        sigma_next=sigmas[k + 1 : k + 2],
+        Start(latents, torch.zeros_like(latents), sigmas[k : k + 1], sigmas[k + 1 : k + 2]),
         sigma_first=sigmas[1].item(),
     )
     drawn = transition.sample(noise)
@@ -107,23 +98,23 @@ def test_a_state_rounded_to_bfloat16_has_another_log_prob_than_the_one_that_was_
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_each_sample_has_its_own_sigma_and_all_stays_float32(name: str) -> None:
-    case = {
-        "latents": torch.tensor([[0.5], [0.1]]),
-        "velocity": torch.tensor([[-0.3], [0.2]]),
-        "sigma": torch.tensor([0.8, 1.0]),
-        "sigma_next": torch.tensor([0.6, 0.9]),
-    }
-    both = KERNELS[name](**case)
+    case = (
+        torch.tensor([[0.5], [0.1]]),
+        torch.tensor([[-0.3], [0.2]]),
+        torch.tensor([0.8, 1.0]),
+        torch.tensor([0.6, 0.9]),
+    )
+    both = KERNELS[name](Start(*case))
     assert both.mean.dtype == both.std.dtype == torch.float32
     for row in (0, 1):
-        alone = KERNELS[name](**{key: value[row : row + 1] for key, value in case.items()})
+        alone = KERNELS[name](Start(*(value[row : row + 1] for value in case)))
         assert torch.equal(both.mean[row], alone.mean[0])
         assert torch.equal(both.std[row], alone.std[0])
 
 
 @pytest.mark.parametrize("kernel", [partial(dance_sde, noise_level=1e-4), partial(cps, noise_level=1e-4)])
 def test_without_noise_a_kernel_is_the_ode(kernel: Callable[..., Transition]) -> None:
-    assert kernel(**scalar_case()).mean.item() == pytest.approx(ode(**scalar_case()).mean.item(), abs=1e-6)
+    assert kernel(scalar_case()).mean.item() == pytest.approx(ode(scalar_case()).mean.item(), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -131,8 +122,7 @@ def test_kl_is_that_of_two_gaussians_with_equal_std(name: str) -> None:
     generator = torch.Generator().manual_seed(4)
     latents, velocity, other = (torch.randn(3, 2, 5, generator=generator) for _ in range(3))
     sigma, sigma_next = torch.tensor([0.9, 0.6, 0.3]), torch.tensor([0.8, 0.4, 0.1])
-    state = {"latents": latents, "sigma": sigma, "sigma_next": sigma_next}
-    policy, reference = KERNELS[name](velocity=velocity, **state), KERNELS[name](velocity=other, **state)
+    policy, reference = (KERNELS[name](Start(latents, each, sigma, sigma_next)) for each in (velocity, other))
     assert torch.equal(policy.std, reference.std)
 
     def gaussian(transition: Transition) -> torch.distributions.Normal:
@@ -145,8 +135,8 @@ def test_kl_is_that_of_two_gaussians_with_equal_std(name: str) -> None:
 
 def test_the_released_flow_grpo_divides_by_a_variance_without_the_step_size() -> None:
     """Its KL, over 2 g^2, is h times the true one; h = 0.2 here and g^2 = 0.49 * 0.8 / 0.2."""
-    policy = flow_sde(**scalar_case(), sigma_first=FIRST, noise_level=0.7)
-    reference = flow_sde(**scalar_case() | {"velocity": torch.tensor([[-0.1]])}, sigma_first=FIRST, noise_level=0.7)
+    policy = flow_sde(scalar_case(), sigma_first=FIRST, noise_level=0.7)
+    reference = flow_sde(scalar_case(velocity=-0.1), sigma_first=FIRST, noise_level=0.7)
     distance = (policy.mean - reference.mean).square().item()
     assert policy.kl(reference).item() * 0.2 == pytest.approx(distance / (2 * 0.49 * 0.8 / 0.2), rel=1e-5)
 
@@ -161,7 +151,7 @@ def test_the_gradient_of_the_kl_is_the_distance_over_the_variance() -> None:
 
 def test_the_largest_noise_that_keeps_the_root_real() -> None:
     """CPS with a = 1 replaces all noise: std = sigma', mean = (1 - sigma') x0."""
-    transition = cps(**scalar_case(), noise_level=1.0)
+    transition = cps(scalar_case(), noise_level=1.0)
     assert transition.std.item() == pytest.approx(0.6)
     assert transition.mean.item() == pytest.approx(0.4 * 0.74, abs=1e-4)
-    assert math.isfinite(ddim_sde(**scalar_case(), sigma_first=FIRST, noise_level=1.0).mean.item())
+    assert math.isfinite(ddim_sde(scalar_case(), sigma_first=FIRST, noise_level=1.0).mean.item())

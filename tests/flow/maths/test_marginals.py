@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from flow.maths.schedule import sd3_sigmas
-from flow.maths.transition import Transition, cps, dance_sde, ddim_sde, flow_sde, ode
+from flow.maths.transition import Start, Transition, cps, dance_sde, ddim_sde, flow_sde, ode
 from tests.support.worlds.gaussian import gaussian_velocity
 
 SAMPLES, MEAN, STEPS = 100_000, 0.7, 10
@@ -35,7 +35,7 @@ def walk(name: str, spread: float) -> Iterator[tuple[int, torch.Tensor]]:
     for k in range(STEPS):
         sigma, sigma_next = SIGMAS[k].expand(SAMPLES), SIGMAS[k + 1].expand(SAMPLES)
         velocity = gaussian_velocity(latents=latents, sigma=sigma, mean=MEAN, spread=spread)
-        transition = KERNELS[name](latents=latents, velocity=velocity, sigma=sigma, sigma_next=sigma_next)
+        transition = KERNELS[name](Start(latents, velocity, sigma, sigma_next))
         latents = transition.sample(torch.randn(SAMPLES, 1, generator=generator))
         yield k, latents
 
@@ -86,7 +86,7 @@ def test_flow_sde_overshoots_at_the_doubly_shifted_schedule_s_second_last_step()
     sigma, sigma_next = t.expand(SAMPLES), after.expand(SAMPLES)
     velocity = gaussian_velocity(latents=latents, sigma=sigma, mean=MEAN, spread=0.0)
     for name, expected in (("flow_sde", 0.2400), ("ddim_sde", 0.008929), ("cps", 0.008929)):
-        transition = KERNELS[name](latents=latents, velocity=velocity, sigma=sigma, sigma_next=sigma_next)
+        transition = KERNELS[name](Start(latents, velocity, sigma, sigma_next))
         drawn = transition.sample(torch.randn(SAMPLES, 1, generator=generator))
         assert drawn.std().item() == pytest.approx(expected, rel=4 / math.sqrt(2 * SAMPLES) + 1e-3), name
 
@@ -98,7 +98,7 @@ def carried(name: str, spread: float, grid: torch.Tensor, *, ends_as_ode: bool) 
 
     def step(kernel: Callable[..., Transition], latents: torch.Tensor) -> Transition:
         velocity = gaussian_velocity(latents=latents, sigma=grid[:-1], mean=MEAN, spread=spread)
-        return kernel(latents=latents, velocity=velocity, sigma=grid[:-1], sigma_next=grid[1:])
+        return kernel(Start(latents, velocity, grid[:-1], grid[1:]))
 
     zeros, ones = torch.zeros(len(grid) - 1, 1).double(), torch.ones(len(grid) - 1, 1).double()
     mean, variance, moments = 0.0, 1.0, []

@@ -3,13 +3,12 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 
 from flow.maths.schedule import linear_sigmas, sd3_sigmas
-from flow.maths.transition import Transition, ddim_sde, flow_sde, ode
+from flow.maths.transition import Start, Transition, ddim_sde, flow_sde, ode
 from tests.support.worlds.gaussian import gaussian_velocity
 
 MEAN, SPREAD = 0.7, 0.5
@@ -20,14 +19,9 @@ def one(value: float) -> torch.Tensor:
     return torch.tensor([[value]])
 
 
-def scalar_case() -> dict[str, Any]:
+def scalar_case() -> Start:
     """x = 0.5, v = -0.3, t = 0.8 -> 0.6; x0 = 0.74, x1 = 0.44."""
-    return {
-        "latents": one(0.5),
-        "velocity": one(-0.3),
-        "sigma": torch.tensor([0.8]),
-        "sigma_next": torch.tensor([0.6]),
-    }
+    return Start(one(0.5), one(-0.3), torch.tensor([0.8]), torch.tensor([0.6]))
 
 
 @pytest.mark.parametrize(
@@ -37,36 +31,29 @@ def scalar_case() -> dict[str, Any]:
 def test_kernels_give_the_numbers_worked_by_hand(
     kernel: Callable[..., Transition], mean: float, std: float, log_prob: float
 ) -> None:
-    transition = kernel(**scalar_case(), sigma_first=0.9, noise_level=0.7)
+    transition = kernel(scalar_case(), sigma_first=0.9, noise_level=0.7)
     assert transition.mean.item() == pytest.approx(mean, abs=1e-6)
     assert transition.std.item() == pytest.approx(std, abs=1e-6)
     assert transition.log_prob(one(0.7)).item() == pytest.approx(log_prob, abs=2e-6)
 
 
 def test_ode_gives_the_number_worked_by_hand() -> None:
-    transition = ode(**scalar_case())
+    transition = ode(scalar_case())
     assert transition.mean.item() == pytest.approx(0.56, abs=1e-7)
     assert transition.std.item() == 0.0
 
 
 def test_both_kernels_become_the_ode_as_noise_vanishes() -> None:
     for kernel in (flow_sde, ddim_sde):
-        transition = kernel(**scalar_case(), sigma_first=0.9, noise_level=1e-4)
+        transition = kernel(scalar_case(), sigma_first=0.9, noise_level=1e-4)
         assert transition.mean.item() == pytest.approx(0.56, abs=1e-6)
 
 
 def stds(kernel: Callable[..., Transition], sigma_first: float) -> list[float]:
     sigmas = sd3_sigmas(steps=10)
     nothing = torch.zeros(10, 1)
-    transition = kernel(
-        latents=nothing,
-        velocity=nothing,
-        sigma=sigmas[:-1],
-        sigma_next=sigmas[1:],
-        sigma_first=sigma_first,
-        noise_level=0.7,
-    )
-    return transition.std.tolist()
+    start = Start(nothing, nothing, sigmas[:-1], sigmas[1:])
+    return kernel(start, sigma_first=sigma_first, noise_level=0.7).std.tolist()
 
 
 def test_flow_sde_has_the_published_stds_on_the_sd3_schedule() -> None:
@@ -88,18 +75,16 @@ def test_literal_ddim_sde_is_deterministic_at_sigma_one() -> None:
 
 
 def test_each_sample_has_its_own_sigma() -> None:
-    case = {
-        "latents": torch.tensor([[0.5], [0.1]]),
-        "velocity": torch.tensor([[-0.3], [0.2]]),
-        "sigma": torch.tensor([0.8, 1.0]),
-        "sigma_next": torch.tensor([0.6, 0.9]),
-    }
+    case = (
+        torch.tensor([[0.5], [0.1]]),
+        torch.tensor([[-0.3], [0.2]]),
+        torch.tensor([0.8, 1.0]),
+        torch.tensor([0.6, 0.9]),
+    )
     for kernel in (flow_sde, ddim_sde):
-        both = kernel(**case, sigma_first=0.9, noise_level=0.7)
+        both = kernel(Start(*case), sigma_first=0.9, noise_level=0.7)
         for row in (0, 1):
-            alone = kernel(
-                **{name: value[row : row + 1] for name, value in case.items()}, sigma_first=0.9, noise_level=0.7
-            )
+            alone = kernel(Start(*(value[row : row + 1] for value in case)), sigma_first=0.9, noise_level=0.7)
             assert torch.equal(both.mean[row], alone.mean[0])
             assert torch.equal(both.std[row], alone.std[0])
 
@@ -133,7 +118,7 @@ def test_results_stay_float32() -> None:
         partial(ddim_sde, sigma_first=0.9, noise_level=0.7),
         ode,
     ):
-        transition = kernel(**scalar_case())
+        transition = kernel(scalar_case())
         assert transition.mean.dtype == transition.std.dtype == torch.float32
 
 
@@ -146,7 +131,7 @@ def sampled(kernel: Callable[..., Transition], *, steps: int, samples: int = 40_
         sigma, sigma_next = sigmas[k].expand(samples), sigmas[k + 1].expand(samples)
         velocity = gaussian_velocity(latents=latents, sigma=sigma, mean=MEAN, spread=SPREAD)
         step = ode if k == steps - 1 else kernel
-        transition = step(latents=latents, velocity=velocity, sigma=sigma, sigma_next=sigma_next)
+        transition = step(Start(latents, velocity, sigma, sigma_next))
         latents = transition.sample(torch.randn(samples, 1, generator=generator))
     return latents
 
@@ -171,9 +156,7 @@ def test_one_ddim_step_contracts_the_variance_by_exactly_the_predicted_amount() 
     latents = (1 - t) * MEAN + math.sqrt(variance) * torch.randn(count, 1, generator=generator)
     sigma, sigma_next = torch.full((count,), t), torch.full((count,), following)
     velocity = gaussian_velocity(latents=latents, sigma=sigma, mean=MEAN, spread=SPREAD)
-    transition = ddim_sde(
-        latents=latents, velocity=velocity, sigma=sigma, sigma_next=sigma_next, sigma_first=0.9, noise_level=0.7
-    )
+    transition = ddim_sde(Start(latents, velocity, sigma, sigma_next), sigma_first=0.9, noise_level=0.7)
     drawn = transition.sample(torch.randn(count, 1, generator=generator))
     std = 0.7 * following * math.sqrt(1 - t)
     kept = math.sqrt(following**2 - std**2)
@@ -191,7 +174,7 @@ def test_ode_sampling_approaches_the_exact_map_of_the_gaussian_world() -> None:
         for k in range(steps):
             sigma, sigma_next = sigmas[k].expand(9), sigmas[k + 1].expand(9)
             velocity = gaussian_velocity(latents=latents, sigma=sigma, mean=MEAN, spread=SPREAD)
-            latents = ode(latents=latents, velocity=velocity, sigma=sigma, sigma_next=sigma_next).mean
+            latents = ode(Start(latents, velocity, sigma, sigma_next)).mean
         return (latents - (MEAN + SPREAD * noise)).abs().max().item()
 
     coarse, fine = worst_error(50), worst_error(400)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flow.maths.schedule import sd3_sigmas
-from flow.maths.transition import flow_sde
+from flow.maths.transition import Start, flow_sde
 from learner.credit.rules import gains, joint, per_step, uniform
 from learner.credit.step_weights import step_weights
 from protocol.config.credit import CreditConfig, StepWeightConfig
@@ -52,15 +52,8 @@ def test_weights_before_per_step_normalisation_cancel_so_the_config_refuses_them
 
 def flow_stds(sigmas: torch.Tensor, steps: int) -> dict[int, float]:
     nothing = torch.zeros(steps, 1)
-    transition = flow_sde(
-        latents=nothing,
-        velocity=nothing,
-        sigma=sigmas[:steps],
-        sigma_next=sigmas[1 : steps + 1],
-        sigma_first=sigmas[1].item(),
-        noise_level=0.7,
-    )
-    return dict(enumerate(transition.std.tolist()))
+    start = Start(nothing, nothing, sigmas[:steps], sigmas[1 : steps + 1])
+    return dict(enumerate(flow_sde(start, sigma_first=sigmas[1].item(), noise_level=0.7).std.tolist()))
 
 
 def test_temp_flow_s_weights_on_the_ten_step_sd3_schedule_are_the_worked_ones() -> None:
