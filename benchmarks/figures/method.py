@@ -215,12 +215,7 @@ def objective() -> Figure:
     left, right, divergence = figure.subplots(1, 3, width_ratios=(1, 1.4, 1))
     clip_range, ratio = 0.2, torch.linspace(0.6, 1.4, 201)
     for advantage in (1.0, -1.0):
-        loss, _ = clipped_surrogate(
-            log_prob=ratio.log(),
-            old_log_prob=torch.zeros_like(ratio),
-            advantages=torch.full_like(ratio, advantage),
-            clip_range=clip_range,
-        )
+        loss, _ = clipped_surrogate(ratio.log(), advantages=torch.full_like(ratio, advantage), clip_range=clip_range)
         left.plot(ratio, -loss, label=f"A = {advantage:+.0f}")
     left.axvspan(1 - clip_range, 1 + clip_range, color="lightgrey", alpha=0.5)
     left.set(xlabel="ratio ρ", ylabel="− loss", title="clipped surrogate", xticks=(1 - clip_range, 1, 1 + clip_range))
@@ -256,9 +251,9 @@ def _log_ratios(samples: int = 4000, elements: int = 256) -> dict[str, list[torc
             for velocity in (latents, 0.1 * change)
         )
         drawn = old.sample(noise)
-        both = {"log_prob": new.log_prob(drawn), "old_log_prob": old.log_prob(drawn)}
-        guarded = guarded_log_ratio(**both, mean=new.mean, old_mean=old.mean, std=old.std)
-        found["clipped"].append(both["log_prob"] - both["old_log_prob"])
+        log_ratio = new.log_prob(drawn) - old.log_prob(drawn)
+        guarded = guarded_log_ratio(log_ratio, mean=new.mean, old_mean=old.mean, std=old.std)
+        found["clipped"].append(log_ratio)
         found["guarded"].append(guarded)
         found["guarded, divided by h"].append(guarded / (SIGMAS[k] - SIGMAS[k + 1]))
     return found

@@ -234,8 +234,7 @@ def _learner(config: RunConfig, policy: FlowPolicy, lora: Lora, setup: Setup) ->
         transition, _ = policy.transition(latents, k, conditioning=conditioning)
         log_prob = transition.log_prob(following)
         loss, _ = clipped_surrogate(
-            log_prob=log_prob,
-            old_log_prob=log_prob.detach(),
+            log_prob - log_prob.detach(),
             advantages=torch.ones_like(log_prob),
             clip_range=config.learner.clip_range,
         )

@@ -89,44 +89,31 @@ class Objective:
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"], Bool[Tensor, " N"]]:
         """Loss, ratio and whether each pair has left the trust region."""
         config = self.config
-        log_prob = transition.log_prob(micro_batch.next_latents)
+        log_ratio = transition.log_prob(micro_batch.next_latents) - micro_batch.old_log_prob
         if config.objective == "distillation":
             target = self._target(micro_batch)
             loss = weighted_regression(velocity=velocity, target=target, advantages=micro_batch.advantages)
-            ratio = (log_prob.detach() - micro_batch.old_log_prob).exp()
-            return loss, ratio, torch.zeros_like(micro_batch.valid)
+            return loss, log_ratio.detach().exp(), torch.zeros_like(micro_batch.valid)
         if config.objective == "masked":
             old = Transition(mean=self._old_mean(micro_batch), std=transition.std)
             divergence = old.kl(transition)
             loss, ratio = masked_surrogate(
-                log_prob=log_prob,
-                old_log_prob=micro_batch.old_log_prob,
+                log_ratio,
                 advantages=micro_batch.advantages,
                 divergence=divergence,
                 bound=config.divergence_bound,
             )
             return loss, ratio, divergence > config.divergence_bound
         if config.objective == "guarded":
-            log_ratio = guarded_log_ratio(
-                log_prob=log_prob,
-                old_log_prob=micro_batch.old_log_prob,
-                mean=transition.mean,
-                old_mean=self._old_mean(micro_batch),
-                std=transition.std,
-            )
+            old_mean = self._old_mean(micro_batch)
             loss, ratio = guarded_surrogate(
-                log_ratio=log_ratio,
+                guarded_log_ratio(log_ratio, mean=transition.mean, old_mean=old_mean, std=transition.std),
                 advantages=micro_batch.advantages,
                 clip_range=config.clip_range,
                 step_size=self.policy.step_size(micro_batch.k),
             )
         else:
-            loss, ratio = clipped_surrogate(
-                log_prob=log_prob,
-                old_log_prob=micro_batch.old_log_prob,
-                advantages=micro_batch.advantages,
-                clip_range=config.clip_range,
-            )
+            loss, ratio = clipped_surrogate(log_ratio, advantages=micro_batch.advantages, clip_range=config.clip_range)
         return loss, ratio, (ratio.detach() - 1).abs() > config.clip_range
 
     def _old_mean(self, micro_batch: MicroBatch) -> Float[Tensor, "N C H W"]:
@@ -183,11 +170,7 @@ def divergence(
 
 
 def clipped_surrogate(
-    *,
-    log_prob: Float[Tensor, " B"],
-    old_log_prob: Float[Tensor, " B"],
-    advantages: Float[Tensor, " B"],
-    clip_range: float,
+    log_ratio: Float[Tensor, " B"], *, advantages: Float[Tensor, " B"], clip_range: float
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
     """Loss and ratio of every (trajectory, step) pair (PPO, arXiv 1707.06347; Flow-GRPO, arXiv 2505.05470).
 
@@ -195,22 +178,21 @@ def clipped_surrogate(
         loss = max(-A rho, -A clip(rho, 1 - c, 1 + c))
 
     Args:
-        log_prob: under the trained policy, mean over latent elements, carries the gradient.
-        old_log_prob: under the policy that drew the trajectory.
+        log_ratio: log_prob - old_log_prob, under the trained policy, which carries the gradient, and under the one that
+            drew the trajectory; means over latent elements.
         advantages: A.
         clip_range: c; small (1e-5 to 1e-3), since log-probs are means over thousands of elements.
 
     Returns:
         Loss and ratio of each pair.
     """
-    ratio = (log_prob - old_log_prob).exp()
+    ratio = log_ratio.exp()
     return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_range, 1 + clip_range)), ratio
 
 
 def guarded_log_ratio(
+    log_ratio: Float[Tensor, " B"],
     *,
-    log_prob: Float[Tensor, " B"],
-    old_log_prob: Float[Tensor, " B"],
     mean: Float[Tensor, "B ..."],
     old_mean: Float[Tensor, "B ..."],
     std: Float[Tensor, " B"],
@@ -225,8 +207,7 @@ def guarded_log_ratio(
     takes the division by h in `guarded_surrogate`.
 
     Args:
-        log_prob: under the trained policy, mean over latent elements, carries the gradient.
-        old_log_prob: under the policy that drew the trajectory.
+        log_ratio: of `clipped_surrogate`.
         mean: of the step under the trained policy.
         old_mean: of the step under the policy that drew the trajectory.
         std: q = g sqrt(h).
@@ -235,15 +216,11 @@ def guarded_log_ratio(
         The log-ratio of each pair.
     """
     drift = (mean - old_mean).square().flatten(1).mean(1)
-    return (log_prob - old_log_prob + drift / (2 * std.square())) * std
+    return (log_ratio + drift / (2 * std.square())) * std
 
 
 def guarded_surrogate(
-    *,
-    log_ratio: Float[Tensor, " B"],
-    advantages: Float[Tensor, " B"],
-    clip_range: float,
-    step_size: float,
+    log_ratio: Float[Tensor, " B"], *, advantages: Float[Tensor, " B"], clip_range: float, step_size: float
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
     """GRPO-Guard's loss and ratio: the clipped surrogate of its ratio, divided by the step size h.
 
@@ -258,17 +235,13 @@ def guarded_surrogate(
     Returns:
         Loss and ratio of each pair.
     """
-    nothing = torch.zeros_like(log_ratio)
-    loss, ratio = clipped_surrogate(
-        log_prob=log_ratio, old_log_prob=nothing, advantages=advantages, clip_range=clip_range
-    )
+    loss, ratio = clipped_surrogate(log_ratio, advantages=advantages, clip_range=clip_range)
     return loss / step_size, ratio
 
 
 def masked_surrogate(
+    log_ratio: Float[Tensor, " B"],
     *,
-    log_prob: Float[Tensor, " B"],
-    old_log_prob: Float[Tensor, " B"],
     advantages: Float[Tensor, " B"],
     divergence: Float[Tensor, " B"],
     bound: float,
@@ -281,8 +254,7 @@ def masked_surrogate(
     The ratio is one noisy sample of how far the policy has moved; D = mean_d (mean - mean_old)^2 / (2 std^2) is exact.
 
     Args:
-        log_prob: under the trained policy, mean over latent elements, carries the gradient.
-        old_log_prob: under the policy that drew the trajectory.
+        log_ratio: of `clipped_surrogate`.
         advantages: A.
         divergence: D = KL(old || new) of each step, in nats per latent element; no gradient flows through it.
         bound: tau.
@@ -290,7 +262,7 @@ def masked_surrogate(
     Returns:
         Loss and ratio of each pair; a masked pair keeps its value and has no gradient.
     """
-    ratio = (log_prob - old_log_prob).exp()
+    ratio = log_ratio.exp()
     loss = -advantages * ratio
     moves_on = ((advantages > 0) & (ratio > 1)) | ((advantages < 0) & (ratio < 1))
     return torch.where((divergence > bound) & moves_on, loss.detach(), loss), ratio

@@ -38,7 +38,7 @@ def test_loss_and_gradient_are_those_worked_by_hand(ratio: float, advantage: flo
     """d loss / d log_prob is -A rho where the surrogate is not clipped, else 0."""
     log_prob = torch.tensor([math.log(ratio) - 0.4], requires_grad=True)
     value, rho = clipped_surrogate(
-        log_prob=log_prob, old_log_prob=torch.tensor([-0.4]), advantages=torch.tensor([advantage]), clip_range=CLIP
+        log_prob - torch.tensor([-0.4]), advantages=torch.tensor([advantage]), clip_range=CLIP
     )
     value.sum().backward()
     assert value.item() == pytest.approx(loss, abs=1e-6)
@@ -66,8 +66,7 @@ def test_the_mask_stops_pairs_that_moved_too_far_and_would_move_on(
     """With tau = 0.01: a pair on its way back, or within tau, keeps the gradient -A rho, however far its ratio is."""
     log_prob = torch.tensor([math.log(ratio) - 0.4], requires_grad=True)
     value, rho = masked_surrogate(
-        log_prob=log_prob,
-        old_log_prob=torch.tensor([-0.4]),
+        log_prob - torch.tensor([-0.4]),
         advantages=torch.tensor([advantage]),
         divergence=torch.tensor([divergence]),
         bound=0.01,
@@ -81,9 +80,7 @@ def test_the_mask_stops_pairs_that_moved_too_far_and_would_move_on(
 
 def test_equal_log_probs_have_a_ratio_of_exactly_one_and_an_unclipped_gradient() -> None:
     log_prob = torch.tensor([0.420351, -0.529014], requires_grad=True)
-    loss, ratio = clipped_surrogate(
-        log_prob=log_prob, old_log_prob=log_prob.detach().clone(), advantages=torch.tensor([1.5, -0.5]), clip_range=1e-5
-    )
+    loss, ratio = clipped_surrogate(log_prob - log_prob.detach(), advantages=torch.tensor([1.5, -0.5]), clip_range=1e-5)
     loss.sum().backward()
     assert ratio.tolist() == [1.0, 1.0]
     assert log_prob.grad is not None
@@ -102,24 +99,19 @@ def test_the_loss_s_gradient_is_that_of_finite_differences() -> None:
 
     def plain(at: torch.Tensor) -> torch.Tensor:
         log_prob = Transition(mean=at, std=std).log_prob(value)
-        return clipped_surrogate(log_prob=log_prob, old_log_prob=old, advantages=advantages, clip_range=0.3)[0].sum()
+        return clipped_surrogate(log_prob - old, advantages=advantages, clip_range=0.3)[0].sum()
 
     def guarded(at: torch.Tensor) -> torch.Tensor:
-        log_ratio = guarded_log_ratio(
-            log_prob=Transition(mean=at, std=std).log_prob(value),
-            old_log_prob=old,
-            mean=at,
-            old_mean=old_mean,
-            std=std,
-        )
-        return guarded_surrogate(log_ratio=log_ratio, advantages=advantages, clip_range=0.3, step_size=0.1)[0].sum()
+        log_prob = Transition(mean=at, std=std).log_prob(value)
+        log_ratio = guarded_log_ratio(log_prob - old, mean=at, old_mean=old_mean, std=std)
+        return guarded_surrogate(log_ratio, advantages=advantages, clip_range=0.3, step_size=0.1)[0].sum()
 
     def unmasked(at: torch.Tensor) -> torch.Tensor:
         new = Transition(mean=at, std=std)
         distance = Transition(mean=old_mean, std=std).kl(new)
-        return masked_surrogate(
-            log_prob=new.log_prob(value), old_log_prob=old, advantages=advantages, divergence=distance, bound=1.0
-        )[0].sum()
+        return masked_surrogate(new.log_prob(value) - old, advantages=advantages, divergence=distance, bound=1.0)[
+            0
+        ].sum()
 
     def regression(at: torch.Tensor) -> torch.Tensor:
         return weighted_regression(velocity=at, target=value, advantages=advantages).sum()
@@ -149,7 +141,7 @@ def test_where_the_clip_binds_finite_differences_see_no_slope_either() -> None:
 
     def loss(at: torch.Tensor) -> torch.Tensor:
         log_prob = Transition(mean=at, std=std).log_prob(value)
-        return clipped_surrogate(log_prob=log_prob, old_log_prob=old, advantages=advantages, clip_range=1e-3)[0].sum()
+        return clipped_surrogate(log_prob - old, advantages=advantages, clip_range=1e-3)[0].sum()
 
     assert torch.autograd.gradcheck(loss, (mean,), eps=1e-6, atol=1e-6)
     (gradient,) = torch.autograd.grad(loss(mean), mean)
@@ -163,8 +155,7 @@ def test_the_guarded_log_ratio_is_the_mean_of_drift_times_noise() -> None:
     std = torch.tensor([0.05, 0.3, 0.7], dtype=torch.float64)
     mean, value = old_mean + 0.01 * drift, old_mean + std.view(-1, 1) * noise
     log_ratio = guarded_log_ratio(
-        log_prob=Transition(mean=mean, std=std).log_prob(value),
-        old_log_prob=Transition(mean=old_mean, std=std).log_prob(value),
+        Transition(mean=mean, std=std).log_prob(value) - Transition(mean=old_mean, std=std).log_prob(value),
         mean=mean,
         old_mean=old_mean,
         std=std,
@@ -174,7 +165,7 @@ def test_the_guarded_log_ratio_is_the_mean_of_drift_times_noise() -> None:
 
 def test_the_guarded_loss_is_divided_by_the_step_size() -> None:
     loss, ratio = guarded_surrogate(
-        log_ratio=torch.tensor([0.0, 0.02]), advantages=torch.tensor([2.0, 2.0]), clip_range=0.01, step_size=0.25
+        torch.tensor([0.0, 0.02]), advantages=torch.tensor([2.0, 2.0]), clip_range=0.01, step_size=0.25
     )
     assert ratio.tolist() == [1.0, pytest.approx(math.exp(0.02))]
     assert loss.tolist() == pytest.approx([-8.0, -2.0 * 1.01 / 0.25])
