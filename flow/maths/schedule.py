@@ -4,6 +4,7 @@ Denoising step k goes from `sigmas[k]` to `sigmas[k + 1]`.
 """
 
 import math
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 Points = np.ndarray
+Grid = TypeVar("Grid", Points, Tensor)
 
 
 def sd3_sigmas(*, steps: int, shift: float = 3.0, train_timesteps: int = 1000) -> Float[Tensor, " points"]:
@@ -30,11 +32,9 @@ def sd3_sigmas(*, steps: int, shift: float = 3.0, train_timesteps: int = 1000) -
     Returns:
         Sigmas, float32 [T+1].
     """
-    smallest = torch.tensor([1.0]) / train_timesteps
-    sigma_min = (shift * smallest / (1 + (shift - 1) * smallest)).item()
+    sigma_min = _shifted(torch.tensor([1.0]) / train_timesteps, shift).item()
     unshifted = np.linspace(1.0 * train_timesteps, sigma_min * train_timesteps, steps) / train_timesteps
-    shifted = shift * unshifted / (1 + (shift - 1) * unshifted)
-    return torch.cat([torch.from_numpy(shifted).to(torch.float32), torch.zeros(1)])
+    return _grid(_shifted(unshifted, shift))
 
 
 def linear_sigmas(*, steps: int) -> Float[Tensor, " points"]:
@@ -47,8 +47,7 @@ def shifted_sigmas(*, steps: int, shift: float = 3.0) -> Float[Tensor, " points"
 
     DanceGRPO and MixGRPO sample on this grid.
     """
-    even = linear_sigmas(steps=steps)
-    return shift * even / (1 + (shift - 1) * even)
+    return _shifted(linear_sigmas(steps=steps), shift)
 
 
 def flux_sigmas(
@@ -59,26 +58,34 @@ def flux_sigmas(
     max_tokens: int = 4096,
     base_shift: float = 0.5,
     max_shift: float = 1.15,
+    last: float | None = None,
 ) -> Float[Tensor, " points"]:
     """Return FLUX's grid; its shift grows with the size of the image.
 
         mu = base_shift + (max_shift - base_shift) (tokens - base_tokens) / (max_tokens - base_tokens)
         sigma_k = e^mu / (e^mu + 1 / u_k - 1),  u = linspace(1, 1/T, T);  sigma_T = 0
 
+    Qwen-Image's is stretched around 1 until the smallest sigma above 0 is `last`: 1 - sigma_k grows by the factor
+    (1 - last) / (1 - sigma_{T-1}).
+
     Args:
-        steps: T, at least 1.
+        steps: T, at least 1, and at least 2 with `last`.
         tokens: packed latent tokens of an image: (height / 16) (width / 16) for a size in pixels.
         base_tokens: the scheduler config's `base_image_seq_len`.
         max_tokens: the scheduler config's `max_image_seq_len`.
         base_shift: mu at `base_tokens`; the scheduler config's `base_shift`.
         max_shift: mu at `max_tokens`; the scheduler config's `max_shift`.
+        last: the scheduler config's `shift_terminal`, 0.02 in Qwen-Image's; none does not stretch.
 
     Returns:
         Sigmas, float32 [T+1].
     """
     slope = (max_shift - base_shift) / (max_tokens - base_tokens)
-    mu = tokens * slope + (base_shift - slope * base_tokens)
-    return _grid(_exponential(_even(steps), mu))
+    shifted = _exponential(_even(steps), tokens * slope + (base_shift - slope * base_tokens))
+    if last:
+        below = 1 - shifted
+        shifted = 1 - below / (below[-1] / (1 - last))
+    return _grid(shifted)
 
 
 def flux2_sigmas(*, steps: int, tokens: int) -> Float[Tensor, " points"]:
@@ -101,40 +108,6 @@ def flux2_sigmas(*, steps: int, tokens: int) -> Float[Tensor, " points"]:
     slope = (at_200 - (8.73809524e-05 * tokens + 1.89833333)) / 190.0
     mu = at_200 if tokens > 4300 else slope * steps + (at_200 - 200.0 * slope)
     return _grid(_exponential(_even(steps), mu))
-
-
-def qwen_image_sigmas(
-    *,
-    steps: int,
-    tokens: int,
-    base_tokens: int = 256,
-    max_tokens: int = 8192,
-    base_shift: float = 0.5,
-    max_shift: float = 0.9,
-    last: float | None = 0.02,
-) -> Float[Tensor, " points"]:
-    """Return Qwen-Image's grid: FLUX's, stretched around 1 until the smallest sigma above 0 is `last`.
-
-        1 - sigma_k grows by the factor (1 - last) / (1 - sigma_{T-1})
-
-    Args:
-        steps: T, at least 2 with `last`.
-        tokens: packed latent tokens of an image: (height / 16) (width / 16) for a size in pixels.
-        base_tokens: the scheduler config's `base_image_seq_len`.
-        max_tokens: the scheduler config's `max_image_seq_len`.
-        base_shift: mu at `base_tokens`; the scheduler config's `base_shift`.
-        max_shift: mu at `max_tokens`; the scheduler config's `max_shift`.
-        last: the scheduler config's `shift_terminal`; none does not stretch.
-
-    Returns:
-        Sigmas, float32 [T+1].
-    """
-    slope = (max_shift - base_shift) / (max_tokens - base_tokens)
-    shifted = _exponential(_even(steps), tokens * slope + (base_shift - slope * base_tokens))
-    if last:
-        below = 1 - shifted
-        shifted = 1 - below / (below[-1] / (1 - last))
-    return _grid(shifted)
 
 
 def static_sigmas(*, steps: int, shift: float = 1.0) -> Float[Tensor, " points"]:
@@ -161,7 +134,7 @@ def _even(steps: int) -> Points:
     return np.linspace(1.0, 1 / steps, steps).astype(np.float32)
 
 
-def _shifted(even: Points, shift: float) -> Points:
+def _shifted(even: Grid, shift: float) -> Grid:
     return shift * even / (1 + (shift - 1) * even)
 
 

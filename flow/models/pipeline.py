@@ -163,9 +163,10 @@ class PipelineBackbone(ABC):
             ModelError: the model cannot generate images of this size.
         """
 
-    @abstractmethod
     def example(self, count: int) -> Conditioning:
         """Return zeros in the shape of `count` prompts' embeddings, for measurements without a text encoder."""
+        width, length = self._pipeline.transformer.config.joint_attention_dim, self._config.max_sequence_length
+        return {"encoder_hidden_states": torch.zeros(count, length, width, device=self._device)}
 
     def sized(self, height: int, width: int) -> Self:
         """Return this model with the latent shape and the schedule of another size; both share all weights.
@@ -319,8 +320,10 @@ class PipelineBackbone(ABC):
                 f"the model's scheduler must leave {', '.join(unknown)} off: our schedule would differ from its sigmas"
             )
 
-    def _divided(self, height: int, width: int) -> tuple[int, int]:
-        """Return latent height and width of an image, in the VAE's latents."""
+    def _divided(self, height: int | None, width: int | None) -> tuple[int, int]:
+        """Return latent height and width of an image, in the VAE's latents; by default those of the pipeline's own."""
+        if height is None or width is None:
+            height = width = self._pipeline.default_sample_size * self._sizes.scale
         self._sizes.require(height, width)
         return height // self._sizes.scale, width // self._sizes.scale
 

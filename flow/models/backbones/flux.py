@@ -20,11 +20,35 @@ PACK = 2
 """Height and width of a token's block, in latents."""
 
 
-class Flux(PipelineBackbone):
+class PackedBackbone(PipelineBackbone):
+    """A family whose transformer takes packed latents, and whose schedule depends on their number."""
+
+    schedule_options = frozenset({"use_dynamic_shifting"})
+
+    def sigmas(self, steps: int) -> Float[Tensor, " points"]:
+        """Return the scheduler's schedule: its shift depends on the number of tokens, or is fixed (schnell)."""
+        settings = self._pipeline.scheduler.config
+        _, height, width = self.latent_shape
+        if not settings.use_dynamic_shifting:
+            return static_sigmas(steps=steps, shift=settings.shift)
+        return flux_sigmas(
+            steps=steps,
+            tokens=(height // PACK) * (width // PACK),
+            base_tokens=settings.base_image_seq_len,
+            max_tokens=settings.max_image_seq_len,
+            base_shift=settings.base_shift,
+            max_shift=settings.max_shift,
+            last=settings.get("shift_terminal"),
+        )
+
+    def _latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
+        return self._pipeline.transformer.config.in_channels // PACK**2, *self._divided(height, width)
+
+
+class Flux(PackedBackbone):
     """A `FluxPipeline` behind the `Backbone` contract."""
 
     family = FLUX
-    schedule_options = frozenset({"use_dynamic_shifting"})
 
     @staticmethod
     @torch.no_grad()
@@ -45,28 +69,10 @@ class Flux(PipelineBackbone):
         )
         return {"encoder_hidden_states": cast(Tensor, embeds), "pooled_projections": cast(Tensor, pooled)}
 
-    def sigmas(self, steps: int) -> Float[Tensor, " points"]:
-        """Return the scheduler's schedule: its shift depends on the number of tokens (dev) or is fixed (schnell)."""
-        settings = self._pipeline.scheduler.config
-        _, height, width = self.latent_shape
-        if not settings.use_dynamic_shifting:
-            return static_sigmas(steps=steps, shift=settings.shift)
-        return flux_sigmas(
-            steps=steps,
-            tokens=(height // PACK) * (width // PACK),
-            base_tokens=settings.base_image_seq_len,
-            max_tokens=settings.max_image_seq_len,
-            base_shift=settings.base_shift,
-            max_shift=settings.max_shift,
-        )
-
     def example(self, count: int) -> Conditioning:
         """Return zeros in the shapes of T5's and CLIP's embeddings for `count` prompts."""
-        settings, length = self._pipeline.transformer.config, self._config.max_sequence_length
-        return {
-            "encoder_hidden_states": torch.zeros(count, length, settings.joint_attention_dim, device=self._device),
-            "pooled_projections": torch.zeros(count, settings.pooled_projection_dim, device=self._device),
-        }
+        pooled = torch.zeros(count, self._pipeline.transformer.config.pooled_projection_dim, device=self._device)
+        return {**super().example(count), "pooled_projections": pooled}
 
     def _predict(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
@@ -87,11 +93,6 @@ class Flux(PipelineBackbone):
             **conditioning,
         )[0]
         return unpack(predicted, height=height, width=width)
-
-    def _latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
-        side = self._pipeline.default_sample_size * self._sizes.scale
-        rows, columns = self._divided(height or side, width or side)
-        return self._pipeline.transformer.config.in_channels // PACK**2, rows, columns
 
 
 def pack(latents: Float[Tensor, "B C H W"]) -> Float[Tensor, "B tokens channels"]:

@@ -50,11 +50,6 @@ class Flux2Klein(PipelineBackbone):
             return static_sigmas(steps=steps, shift=settings.shift)
         return flux2_sigmas(steps=steps, tokens=height * width)
 
-    def example(self, count: int) -> Conditioning:
-        """Return zeros in the shape of the embeddings of `count` prompts."""
-        width, length = self._pipeline.transformer.config.joint_attention_dim, self._config.max_sequence_length
-        return {"encoder_hidden_states": torch.zeros(count, length, width, device=self._device)}
-
     def pixels(self, latents: Float[Tensor, "B C H W"]) -> Float[Tensor, "B 3 height width"]:
         """Undo the batch norm's normalisation and the packing, and decode."""
         mean, variance = (each.view(1, -1, 1, 1) for each in (self.vae.bn.running_mean, self.vae.bn.running_var))
@@ -80,8 +75,7 @@ class Flux2Klein(PipelineBackbone):
         return predicted.transpose(1, 2).unflatten(2, (height, width))
 
     def _latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
-        side = self._pipeline.default_sample_size * self._sizes.scale
-        rows, columns = self._divided(height or side, width or side)
+        rows, columns = self._divided(height, width)
         return self._pipeline.transformer.config.in_channels, rows // PACK, columns // PACK
 
 

@@ -10,17 +10,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flow.maths.schedule import qwen_image_sigmas, static_sigmas
-from flow.models.backbones.flux import PACK, pack, unpack
+from flow.models.backbones.flux import PACK, PackedBackbone, pack, unpack
 from flow.models.contract import Conditioning
 from flow.models.families import QWEN_IMAGE
 from flow.models.padding import padded, trimmed
-from flow.models.pipeline import PipelineBackbone
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError
 
 
-class QwenImage(PipelineBackbone):
+class QwenImage(PackedBackbone):
     """A `QwenImagePipeline` behind the `Backbone` contract."""
 
     family = QWEN_IMAGE
@@ -49,20 +47,10 @@ class QwenImage(PipelineBackbone):
         Raises:
             ModelError: a schedule that ends at a fixed sigma was asked for fewer than two steps.
         """
-        settings, (_, height, width) = self._pipeline.scheduler.config, self.latent_shape
+        settings = self._pipeline.scheduler.config
         if settings.shift_terminal and (steps < 2 or not settings.use_dynamic_shifting):
             raise ModelError(f"Qwen-Image's schedule needs at least 2 steps and a dynamic shift, got {steps} steps")
-        if not settings.use_dynamic_shifting:
-            return static_sigmas(steps=steps, shift=settings.shift)
-        return qwen_image_sigmas(
-            steps=steps,
-            tokens=(height // PACK) * (width // PACK),
-            base_tokens=settings.base_image_seq_len,
-            max_tokens=settings.max_image_seq_len,
-            base_shift=settings.base_shift,
-            max_shift=settings.max_shift,
-            last=settings.shift_terminal,
-        )
+        return super().sigmas(steps)
 
     def guide(
         self, without: Float[Tensor, "B C H W"], toward: Float[Tensor, "B C H W"], weight: float
@@ -80,11 +68,6 @@ class QwenImage(PipelineBackbone):
         combined, wanted = pack(super().guide(without, toward, weight)), pack(toward)
         norms = (torch.norm(each, dim=-1, keepdim=True) for each in (wanted, combined))
         return unpack(combined * torch.div(*norms), height=toward.shape[2], width=toward.shape[3])
-
-    def example(self, count: int) -> Conditioning:
-        """Return zeros in the shape of the longest embeddings, for `count` prompts."""
-        width, length = self._pipeline.transformer.config.joint_attention_dim, self._config.max_sequence_length
-        return {"encoder_hidden_states": torch.zeros(count, length, width, device=self._device)}
 
     def pixels(self, latents: Float[Tensor, "B C H W"]) -> Float[Tensor, "B 3 height width"]:
         """Undo the normalisation by channel and decode one frame."""
@@ -114,8 +97,3 @@ class QwenImage(PipelineBackbone):
             return_dict=False,
         )[0]
         return unpack(predicted, height=height, width=width)
-
-    def _latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
-        side = self._pipeline.default_sample_size * self._sizes.scale
-        rows, columns = self._divided(height or side, width or side)
-        return self._pipeline.transformer.config.in_channels // PACK**2, rows, columns

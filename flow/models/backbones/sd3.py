@@ -63,7 +63,4 @@ class StableDiffusion3(PipelineBackbone):
         return self.transformer(hidden_states=latents, timestep=timestep, return_dict=False, **conditioning)[0]
 
     def _latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
-        settings = self._pipeline.transformer.config
-        if height is None or width is None:
-            return settings.in_channels, settings.sample_size, settings.sample_size
-        return settings.in_channels, *self._divided(height, width)
+        return self._pipeline.transformer.config.in_channels, *self._divided(height, width)

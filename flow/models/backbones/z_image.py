@@ -68,5 +68,4 @@ class ZImage(PipelineBackbone):
         return -torch.stack(predicted).squeeze(2)
 
     def _latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
-        rows, columns = self._divided(height or SIDE, width or SIDE)
-        return self._pipeline.transformer.config.in_channels, rows, columns
+        return self._pipeline.transformer.config.in_channels, *self._divided(height or SIDE, width or SIDE)

@@ -12,7 +12,6 @@ from flow.maths.schedule import (
     flux2_sigmas,
     flux_sigmas,
     linear_sigmas,
-    qwen_image_sigmas,
     sd3_sigmas,
     shifted_sigmas,
     z_image_sigmas,
@@ -88,9 +87,9 @@ def test_the_middle_of_two_flux2_steps_shows_its_shift(tokens: int, mu: float) -
 
 def test_qwen_image_s_grid_stretches_flux_s_to_its_last_sigma() -> None:
     """e^mu = 1 at u = 1, 2/3, 1/3: 1 - sigma = 0, 1/3, 2/3 becomes 0, 0.49, 0.98."""
-    flat = qwen_image_sigmas(steps=3, tokens=256, base_shift=0.0)
+    flat = flux_sigmas(steps=3, tokens=256, base_shift=0.0, last=0.02)
     assert flat.tolist() == pytest.approx([1, 0.51, 0.02, 0], abs=1e-6)
-    assert qwen_image_sigmas(steps=3, tokens=256, base_shift=0.0, last=None)[2].item() == pytest.approx(1 / 3)
+    assert flux_sigmas(steps=3, tokens=256, base_shift=0.0)[2].item() == pytest.approx(1 / 3)
 
 
 def test_z_image_s_grid_is_even_sigmas_shifted_by_six() -> None:
