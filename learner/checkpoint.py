@@ -46,13 +46,9 @@ MANIFEST, OPTIMIZER, STATE, RECENT = "manifest.json", "optimizer.safetensors", "
 FILES = (FILE_NAME, OPTIMIZER, STATE)
 """Files of every checkpoint, beside its manifest."""
 AVERAGE = "average"
-AVERAGE_FILE = f"{AVERAGE}/{FILE_NAME}"
 """In checkpoints of a run with `learner.average`; `pipeline.load_lora_weights` takes the folder."""
-OLD = "old"
-OLD_FILE = f"{OLD}/{FILE_NAME}"
-REFERENCE = "reference"
-REFERENCE_FILE = f"{REFERENCE}/{FILE_NAME}"
-"""In checkpoints of a run with an objective of the forward process."""
+MEANS = {name: f"{name}/{FILE_NAME}" for name in (AVERAGE, "old", "reference")}
+"""Files of the further adapters that a run may have, by the field of `LearnerState`, which is also the folder."""
 LATEST, BEST = "latest", "best"
 
 
@@ -116,7 +112,7 @@ def read_checkpoint(folder: Path) -> LearnerState:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {folder} has no readable {MANIFEST}: {error}") from error
-    if not isinstance(manifest, dict) or set(manifest) - {RECENT, AVERAGE_FILE, OLD_FILE, REFERENCE_FILE} != set(FILES):
+    if not isinstance(manifest, dict) or set(manifest) - {RECENT, *MEANS.values()} != set(FILES):
         raise CheckpointError(f"checkpoint {folder} must list {sorted(FILES)} in its {MANIFEST}")
     for name, expected in manifest.items():
         if not (folder / name).is_file():
@@ -140,13 +136,11 @@ def read_checkpoint(folder: Path) -> LearnerState:
         iteration=iteration,
         adapter=adapter,
         optimizer=optimizer,
-        average=read_lora(folder / AVERAGE, version=iteration) if AVERAGE_FILE in manifest else None,
-        old=read_lora(folder / OLD, version=iteration) if OLD_FILE in manifest else None,
-        reference=read_lora(folder / REFERENCE, version=iteration) if REFERENCE_FILE in manifest else None,
         baseline=baseline,
         slopes=slopes,
         recent=_recent(folder, recent, older),
         broken=broken,
+        **{name: read_lora(folder / name, version=iteration) for name, file in MEANS.items() if file in manifest},
     )
 
 
@@ -195,12 +189,11 @@ def _write(partial: Path, state: LearnerState, config: LoraConfig, facts: Mappin
         arrays = {f"{w.version}/{name}": _contiguous(a) for w in state.recent for name, a in w.arrays.items()}
         save_file(arrays, partial / RECENT)
         names.append(RECENT)
-    kept = ((AVERAGE, state.average), (OLD, state.old), (REFERENCE, state.reference))
-    means = {name: mean for name, mean in kept if mean}
+    means: dict[str, Adapter] = {name: mean for name in MEANS if (mean := getattr(state, name))}
     for name, mean in means.items():
         (partial / name).mkdir()
         write_lora(partial / name, mean, config)
-        names.append(f"{name}/{FILE_NAME}")
+        names.append(MEANS[name])
     told = {
         "iteration": state.iteration,
         "digest": state.adapter.digest,
