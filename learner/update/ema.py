@@ -1,6 +1,7 @@
 """Running means of the adapter: one for evaluation and export, and the adapter `old` of the forward objectives."""
 
 from collections.abc import Mapping
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -9,12 +10,15 @@ from torch import nn
 from protocol.config.learning import AverageConfig, KlConfig, OldConfig
 from protocol.messages import Adapter, digest_of
 
+Config = TypeVar("Config")
 
-class AdapterMean:
+
+class AdapterMean(Generic[Config]):
     """A separate copy of the adapter that starts equal to it; only `move` and `load` change it."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], config: Config) -> None:
         self._parameters = parameters
+        self._config = config
         self._mean = {name: parameter.detach().clone() for name, parameter in parameters.items()}
 
     @property
@@ -39,16 +43,12 @@ class AdapterMean:
             self._mean[name] = torch.from_numpy(np.array(array)).to(self._parameters[name].device)
 
 
-class AdapterAverage(AdapterMean):
+class AdapterAverage(AdapterMean[AverageConfig]):
     """mean <- d mean + (1 - d) adapter, d = min((1 + n) / (10 + n), decay), as in Flow-GRPO's released code.
 
     n is the number of optimizer steps of the run so far. The mean moves where `every` divides n + 1, there `repeats`
     times: d becomes d^repeats. Training never reads it.
     """
-
-    def __init__(self, parameters: Mapping[str, nn.Parameter], config: AverageConfig) -> None:
-        super().__init__(parameters)
-        self._config = config
 
     def update(self, steps: int) -> None:
         """Move the mean if its turn has come after so many optimizer steps of the run."""
@@ -57,30 +57,25 @@ class AdapterAverage(AdapterMean):
         self.move(min((1 + steps) / (10 + steps), self._config.decay) ** self._config.repeats)
 
 
-class OldAdapter(AdapterMean):
+class OldAdapter(AdapterMean[OldConfig]):
     """old <- d old + (1 - d) adapter after each iteration, d = min(rate max(0, n - flat), most).
 
     DiffusionNFT's released schedules (arXiv 2509.16117): rate 0.001 to 0.5, or 0 for 75 optimizer steps and then rate
     0.0075 to 0.999. AWM's (arXiv 2509.25050): rate 0.001 to 0.3.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], config: OldConfig) -> None:
-        super().__init__(parameters)
-        self._config = config
-
     def update(self, steps: int) -> None:
         """Move after an iteration, with the number n of the run's optimizer steps so far."""
         self.move(min(self._config.rate * max(0, steps - self._config.flat), self._config.most))
 
 
-class ReferenceAdapter(AdapterMean):
+class ReferenceAdapter(AdapterMean[KlConfig]):
     """The reference of the KL where it moves: the model without adapter at first, then the policy at each reset."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], config: KlConfig) -> None:
-        super().__init__(parameters)
+        super().__init__(parameters, config)
         for tensor in self._mean.values():
             tensor.zero_()
-        self._config = config
 
     def update(self, iterations: int, kl: float) -> bool:
         """Become the policy if it is time after so many iterations, or the last one's mean KL was too large."""
