@@ -4,7 +4,7 @@ request -> initial noise -> T transitions, velocities kept -> completions of the
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from threading import Lock
@@ -229,6 +229,9 @@ def rollout_shard(
     final = steps[-1].next_latents
     _require_finite(final, f"latents of group {request.group} in iteration {request.iteration}")
 
+    def by_member(columns: Iterable[Float[Tensor, "R ..."]]) -> np.ndarray:
+        return torch.stack([_of_members(rows, len(members)) for rows in columns], dim=1).cpu().numpy()
+
     stochastic = [step for step in steps if step.k in explored]
     clean, index = final, torch.arange(len(members)).unsqueeze(1)
     begun = policy.evaluations
@@ -248,14 +251,12 @@ def rollout_shard(
     rollout = Rollout(
         request=request,
         steps=chosen,
-        latents=_stacked([_of_members(each, len(members)) for each in states]),
-        log_probs=_log_probs(stochastic, len(members)) if has_noise else None,
+        latents=by_member(states),
+        log_probs=by_member(step.transition.log_prob(step.next_latents) for step in stochastic) if has_noise else None,
         image_index=index.numpy(),
         further_index=None if further is None else further.numpy(),
-        means=_stacked([_of_members(step.transition.mean, len(members)) for step in stochastic])
-        if objective in ("guarded", "masked")
-        else None,
-        targets=_stacked(_targets(clean, index, final)) if objective == "distillation" else None,
+        means=by_member(step.transition.mean for step in stochastic) if objective in ("guarded", "masked") else None,
+        targets=by_member(_targets(clean, index, final)) if objective == "distillation" else None,
     )
     with meter.timed("decoding"):
         images = policy.backbone.decode(clean, points=len(clean) - len(final))
@@ -346,11 +347,6 @@ def _targets(
     return [clean[rows] for rows in index[:, 1:-1].unbind(1)] + [final]
 
 
-def _log_probs(stochastic: Sequence[Step], members: int) -> np.ndarray:
-    columns = [_of_members(step.transition.log_prob(step.next_latents), members) for step in stochastic]
-    return torch.stack(columns, dim=1).cpu().numpy()
-
-
 def _of_members(rows: Float[Tensor, "R ..."], members: int) -> Float[Tensor, "N ..."]:
     """A row for each member; fewer rows are those of branches, whose members follow each other."""
     if len(rows) == members:
@@ -359,10 +355,6 @@ def _of_members(rows: Float[Tensor, "R ..."], members: int) -> Float[Tensor, "N 
     while -(-members // stride) > len(rows):
         stride *= 2
     return rows[torch.arange(members, device=rows.device) // stride]
-
-
-def _stacked(tensors: list[Float[Tensor, "N C H W"]]) -> np.ndarray:
-    return torch.stack(tensors, dim=1).cpu().numpy()
 
 
 def _require_finite(latents: Tensor, what: str) -> None:
