@@ -149,7 +149,7 @@ def calibrated(
     if decay and before is not None:
         pooled = torch.where(before.isnan(), slopes, decay * before + (1 - decay) * slopes)
         slopes = torch.where(slopes.isnan(), before, pooled)
-    leads = torch.stack([torch.stack([lead(column) for column in table.unbind(1)], dim=1) for table in tables])
+    leads = torch.stack([_leads(table) for table in tables])
     return (leads * torch.cat([slopes, slopes.new_ones(1)])).float(), slopes
 
 
@@ -203,10 +203,9 @@ def per_step(
     Returns:
         A, 0 where g is missing.
     """
-    columns = []
-    for k in range(values.shape[1]):
-        own = slice(k, k + 1)
-        columns.append(joint(values[:, own], epsilon=epsilon, ddof=ddof, pool=None if pool is None else pool[:, own]))
+    steps = values.split(1, dim=1)
+    pools = [None] * len(steps) if pool is None else pool.split(1, dim=1)
+    columns = [joint(step, epsilon=epsilon, ddof=ddof, pool=own) for step, own in zip(steps, pools, strict=True)]
     return torch.cat(columns, dim=1)
 
 
@@ -227,8 +226,8 @@ def centred(
     Returns:
         A, 0 where g is missing.
     """
-    pooled = None if pool is None else _without_step_means(pool)
-    return _scaled(_without_step_means(values), epsilon=epsilon, ddof=ddof, pool=pooled)
+    pooled = None if pool is None else _leads(pool)
+    return _scaled(_leads(values), epsilon=epsilon, ddof=ddof, pool=pooled)
 
 
 def from_baseline(
@@ -281,13 +280,9 @@ def updated_baseline(
     return torch.where(counts > 0, blended, baseline)
 
 
-def _without_step_means(values: Float[Tensor, "N K"]) -> Float[Tensor, "N K"]:
-    remainder = torch.where(values.isnan(), values.double(), 0.0)
-    for k in range(values.shape[1]):
-        kept = _known(values[:, k]).double()
-        if _differ(kept):
-            remainder[:, k] = values[:, k].double() - kept.mean()
-    return remainder
+def _leads(values: Float[Tensor, "N K"]) -> Float[Tensor, "N K"]:
+    """The leads of each column, in float64."""
+    return torch.stack([lead(column) for column in values.double().unbind(1)], dim=1)
 
 
 def _scaled(
