@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -46,10 +46,6 @@ class Evaluation:
             "evaluation/missing": self.missing,
             "seconds/evaluation": self.seconds,
         }
-
-    def timed(self, seconds: float) -> "Evaluation":
-        """Copy it with the seconds that it took."""
-        return replace(self, seconds=seconds)
 
 
 async def evaluate(
@@ -120,7 +116,7 @@ async def evaluate(
         by_tag=by_tag,
         missing=int(np.isnan(readings).sum()),
         images=len(readings),
-        readings={name: _mean(values) for name, values in components.items()},
+        readings={name: mean_of(values) for name, values in components.items()},
         gallery=tuple((wanted[index][0], images[index], float(readings[index])) for index in shown),
         prompts=tuple(prompts),
         by_image={
@@ -167,7 +163,8 @@ def _components(answers: Sequence[Scores]) -> dict[str, np.ndarray]:
     }
 
 
-def _mean(values: np.ndarray) -> float:
+def mean_of(values: np.ndarray) -> float:
+    """Mean of the readings that are there, NaN where none is."""
     return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from learner.loop.evaluate import mean_of
 from protocol.config.run import RunConfig
 from protocol.errors import GuardError
 from protocol.sink import StatusSink
@@ -75,7 +76,7 @@ class HackingGuard:
         name, peak = next(iter(hacked.items()))
         message = (
             f"guard hacking: scorer {name!r}, which never trains, must not fall while the trained reward rises, got"
-            f" {_mean(self._newest[name]):.4f} at iteration {iteration} after {peak.mean:.4f} at iteration"
+            f" {mean_of(self._newest[name]):.4f} at iteration {iteration} after {peak.mean:.4f} at iteration"
             f" {peak.iteration} (in {peak.broken} evaluations in a row); the adapter of iteration {peak.iteration} is"
             " the better one: raise learner.kl.weight, or mix several rewards"
         )
@@ -94,7 +95,7 @@ class HackingGuard:
         for name in self._watched:
             if name not in readings or not np.isfinite(readings[name]).any():
                 continue
-            own, mean = readings[name], _mean(readings[name])
+            own, mean = readings[name], mean_of(readings[name])
             peak = self._peaks.get(name)
             if peak is None or mean > peak.mean or peak.watched.shape != own.shape:
                 self._peaks[name] = Peak(iteration=iteration, mean=mean, watched=own, trained=trained)
@@ -115,7 +116,3 @@ def rose(before: np.ndarray, after: np.ndarray) -> float:
         return 0.0
     mean, error = float(differences.mean()), float(differences.std(ddof=1)) / math.sqrt(len(differences))
     return mean / error if error else math.copysign(math.inf, mean) if mean else 0.0
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(np.nanmean(values))

@@ -177,7 +177,7 @@ class Evaluator:
         began = time.monotonic()
         result = await unless_stopped(self.stop, self._assess(adapter))
         if result is not None:
-            await self.journal.evaluated(iteration, result.timed(time.monotonic() - began))
+            await self.journal.evaluated(iteration, replace(result, seconds=time.monotonic() - began))
             self.hacking.check(iteration, result.by_image)
 
     async def _assess(self, adapter: Adapter) -> Evaluation:

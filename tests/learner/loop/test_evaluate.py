@@ -139,4 +139,3 @@ def test_prompts_without_a_tag_stand_under_all(tiny_config: Config) -> None:
         evaluate(tiny_config(), prompts=plain, ports=ports, adapter=Adapter(version=0, arrays={}, digest="abc"))
     )
     assert result.by_tag == {"all": pytest.approx(0.525)}
-    assert result.timed(2.5).seconds == 2.5
