@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from flow.maths.transition import per_sample
 from protocol.config.sampling import CompletionConfig
@@ -64,9 +65,7 @@ def granular_grid(sigmas: Float[Tensor, " points"], *, k: int, granularity: int)
 def stack_grids(grids: list[Float[Tensor, " substeps"]], rows: list[int]) -> Float[Tensor, "B longest"]:
     """Repeat each grid for the rows of its point; pad shorter grids with 0."""
     longest = max(len(grid) for grid, count in zip(grids, rows, strict=True) if count)
-    grids = [grid[:longest] for grid in grids]
-    filled = [torch.cat([grid, grid.new_zeros(longest - len(grid))]) for grid in grids]
-    return torch.cat([grid.expand(count, -1) for grid, count in zip(filled, rows, strict=True)])
+    return pad_sequence(grids, batch_first=True)[:, :longest].repeat_interleave(torch.tensor(rows), dim=0)
 
 
 def complete(
