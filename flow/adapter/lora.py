@@ -42,7 +42,7 @@ class Lora:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             inject(config, transformer)
-        self._layers = [module for module in transformer.modules() if isinstance(module, BaseTunerLayer)]
+        self._layers = _layers(transformer)
         self.parameters: dict[str, nn.Parameter] = {
             PREFIX + name.replace(f".{ADAPTER}.", "."): parameter
             for name, parameter in transformer.named_parameters()
@@ -50,9 +50,6 @@ class Lora:
         }
         for parameter in self.parameters.values():
             parameter.data = parameter.data.float()
-        for layer in self._layers:
-            # Autocast casts the adapter, so peft must not cast the activations.
-            layer.cast_input_dtype_enabled = False  # pyright: ignore[reportArgumentType]
         idle = [
             target for target in config.targets or () if not any(f".{target}.lora_" in name for name in self.parameters)
         ]
@@ -147,14 +144,21 @@ def inject(config: LoraConfig, transformer: nn.Module, *, low_cpu_mem_usage: boo
     """Put an adapter's modules into a transformer.
 
     Args:
-        config: rank, alpha and targets.
+        config: rank, alpha and targets; `flow.models.folder.adapter_config` fills them in.
         transformer: receives them.
         low_cpu_mem_usage: leave the adapter's tensors on the device `meta`.
 
     Raises:
         ModelError: a target names no module of the transformer.
     """
-    peft_config = peft_config_of(config)
+    if config.rank is None or config.alpha is None or config.targets is None:
+        raise ContractError(f"an adapter needs rank, alpha and targets, got {config}")
+    peft_config = PeftLoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        init_lora_weights="gaussian",
+        target_modules=list(config.targets),
+    )
     with warnings.catch_warnings():
         # Of a quantised layer, which nobody merges: `export` merges into the model's own weights.
         warnings.filterwarnings("ignore", message=".*was instantiated without `get_apply_tensor_subclass`")
@@ -162,18 +166,13 @@ def inject(config: LoraConfig, transformer: nn.Module, *, low_cpu_mem_usage: boo
             inject_adapter_in_model(peft_config, transformer, adapter_name=ADAPTER, low_cpu_mem_usage=low_cpu_mem_usage)
         except ValueError as error:
             raise ModelError(
-                f"model.lora.targets must name modules of the transformer, got {list(config.targets or ())}: no module"
+                f"model.lora.targets must name modules of the transformer, got {list(config.targets)}: no module"
                 " matches"
             ) from error
+    for layer in _layers(transformer):
+        # Autocast casts the adapter, so peft must not cast the activations.
+        layer.cast_input_dtype_enabled = False  # pyright: ignore[reportArgumentType]
 
 
-def peft_config_of(config: LoraConfig) -> PeftLoraConfig:
-    """Return peft's config of the adapter; `flow.models.folder.adapter_config` fills in rank, alpha and targets."""
-    if config.rank is None or config.alpha is None or config.targets is None:
-        raise ContractError(f"an adapter needs rank, alpha and targets, got {config}")
-    return PeftLoraConfig(
-        r=config.rank,
-        lora_alpha=config.alpha,
-        init_lora_weights="gaussian",
-        target_modules=list(config.targets),
-    )
+def _layers(transformer: nn.Module) -> list[BaseTunerLayer]:
+    return [module for module in transformer.modules() if isinstance(module, BaseTunerLayer)]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from flow.adapter.lora import inject
@@ -119,8 +118,6 @@ def attach_hollow_adapter(transformer: nn.Module, config: LoraConfig, *, within:
     inject(config, transformer, low_cpu_mem_usage=True)
     trained = 0
     for module in transformer.modules():
-        if isinstance(module, BaseTunerLayer):
-            module.cast_input_dtype_enabled = False  # pyright: ignore[reportArgumentType]
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.device.type == "meta":
                 with within:
