@@ -17,7 +17,7 @@ from flow.meter import Meter
 from flow.policy import build_policy, start_adapter
 from learner.credit.assign import Assignment, RewardTables, assign_credit, reward_tables
 from learner.credit.step_weights import step_weights
-from learner.update.ema import AdapterAverage, OldAdapter, ReferenceAdapter, without
+from learner.update.ema import AdapterAverage, AdapterMean, OldAdapter, ReferenceAdapter, without
 from learner.update.forward import ForwardObjective
 from learner.update.lanes import Gradient, Lanes, Seat
 from learner.update.metrics import PieceStatistics, StepStatistics, group_metrics, update_metrics
@@ -286,7 +286,7 @@ class Learner:
             **_sums([found.work for found in findings]),
             "adapter/version": float(self.iteration),
         }
-        kept = (self._trained(), self._exported_old(), self._exported_reference())
+        kept = (self._trained(), self._copied(self._old), self._copied(self._reference))
         held = [adapter.digest for adapter in kept if adapter]
         self._rest()
         return Finished(metrics=metrics, digest=hashlib.sha256("".join(held).encode()).hexdigest())
@@ -296,8 +296,9 @@ class Learner:
 
         Its version is `iteration`. During an update it is the one before.
         """
-        old = self._exported_old() if self._config.rolls_out_old else None
-        return old or self._trained()
+        if not self._config.rolls_out_old:
+            return self._trained()
+        return (self._before.old if self._before else self._copied(self._old)) or self._trained()
 
     def credit(self, group: int) -> Credit:
         """Return the credit of one group of the newest update, by its index."""
@@ -317,9 +318,9 @@ class Learner:
             iteration=self.iteration,
             adapter=self._trained(),
             optimizer=optimizer,
-            average=self._average.export(version=self.iteration) if self._average else None,
-            old=self._exported_old(),
-            reference=self._exported_reference(),
+            average=self._copied(self._average),
+            old=self._copied(self._old),
+            reference=self._copied(self._reference),
             baseline=_told(self._baseline),
             slopes=_told(self._slopes),
         )
@@ -345,16 +346,12 @@ class Learner:
         self._before = self._exported = None
         self._wake()  # what is loaded goes to the device where it is used
         self._lora.load(state.adapter)
-        self._optimizer.state.clear()
-        for name, parameter in self._lora.parameters.items():
-            if f"{name}/step" in state.optimizer:
-                self._optimizer.state[parameter] = {
-                    slot: torch.from_numpy(np.array(state.optimizer[f"{name}/{slot}"])) for slot in SLOTS
-                }
-        on_device = SLOTS if self._device.type == "cuda" else SLOTS[:2]  # the fused optimizer counts there too
-        for slots in self._optimizer.state.values():
-            for slot in on_device:
-                slots[slot] = slots[slot].to(self._device)
+        moments = {
+            index: {slot: torch.from_numpy(np.array(state.optimizer[f"{name}/{slot}"])) for slot in SLOTS}
+            for index, name in enumerate(self._lora.parameters)
+            if f"{name}/step" in state.optimizer
+        }
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": moments})
         now = self._scaler.state_dict()
         held = {slot: state.optimizer[f"{SCALER}/{slot}"] for slot in now if f"{SCALER}/{slot}" in state.optimizer}
         if now and len(held) == len(now):
@@ -376,15 +373,8 @@ class Learner:
         self._exported = self._exported or self._lora.export(version=self.iteration)
         return self._exported
 
-    def _exported_old(self) -> Adapter | None:
-        if self._before:
-            return self._before.old
-        return self._old.export(version=self.iteration) if self._old else None
-
-    def _exported_reference(self) -> Adapter | None:
-        if self._before:
-            return self._before.reference
-        return self._reference.export(version=self.iteration) if self._reference else None
+    def _copied(self, mean: AdapterMean[Any] | None) -> Adapter | None:
+        return mean.export(version=self.iteration) if mean else None
 
     @property
     def _keeps_idle(self) -> bool:
