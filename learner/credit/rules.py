@@ -153,9 +153,14 @@ def calibrated(
     return (leads * torch.cat([slopes, slopes.new_ones(1)])).float(), slopes
 
 
+def present(values: Float[Tensor, "*B"]) -> Float[Tensor, " M"]:
+    """The values that are not missing."""
+    return values[~values.isnan()]
+
+
 def lead(values: Float[Tensor, " M"]) -> Float[Tensor, " M"]:
     """Values about their mean; exactly 0 where all are equal. NaN stays NaN and is in no mean."""
-    known = _known(values)
+    known = present(values)
     if _differ(known):
         return values - known.mean()
     return torch.where(values.isnan(), values, 0.0)
@@ -179,9 +184,9 @@ def joint(
         A, 0 where g is missing.
     """
     advantages = torch.zeros(values.shape, dtype=torch.float64)
-    kept = _known(values).double()
+    kept = present(values).double()
     if _differ(kept):
-        over = kept if pool is None else _known(pool).double()
+        over = kept if pool is None else present(pool).double()
         advantages[~values.isnan()] = (kept - kept.mean()) / (over.std(correction=ddof) + epsilon)
     return advantages.float()
 
@@ -252,7 +257,7 @@ def from_baseline(
     Returns:
         A, 0 where g is missing.
     """
-    if not _differ(_known(values)):
+    if not _differ(present(values)):
         return torch.zeros(values.shape)
     pooled = None if pool is None else pool.double() - baseline.double()
     return _scaled(values.double() - baseline.double(), epsilon=epsilon, ddof=ddof, pool=pooled)
@@ -289,15 +294,11 @@ def _scaled(
     remainder: Float[Tensor, "N K"], *, epsilon: float, ddof: int, pool: Float[Tensor, "M K"] | None
 ) -> Float[Tensor, "N K"]:
     advantages = torch.zeros(remainder.shape, dtype=torch.float64)
-    kept = _known(remainder)
+    kept = present(remainder)
     if _differ(kept):
-        over = kept if pool is None else _known(pool)
+        over = kept if pool is None else present(pool)
         advantages[~remainder.isnan()] = kept / (over.std(correction=ddof) + epsilon)
     return advantages.float()
-
-
-def _known(values: Float[Tensor, "*B K"]) -> Float[Tensor, " M"]:
-    return values[~values.isnan()]
 
 
 def _differ(known: Float[Tensor, " M"]) -> bool:

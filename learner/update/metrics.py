@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from learner.credit.assign import Assignment, RewardTables
-from learner.credit.rules import along_windows, gains
+from learner.credit.rules import along_windows, gains, present
 from learner.update.objective import PairLosses
 from protocol.messages import ScoredGroup
 
@@ -127,8 +127,8 @@ def group_metrics(groups: Sequence[ScoredGroup], tables: RewardTables, assignmen
         Numbers by name; NaN where no image has a score.
     """
     finals = tables.rewards[..., -1]
-    known = _known(finals)
-    spreads = [_known(final).std(correction=0).item() for final in finals if not final.isnan().all()]
+    known = present(finals)
+    spreads = [present(final).std(correction=0).item() for final in finals if not final.isnan().all()]
     missing = sum(int((~shard.scores.valid).sum()) for group in groups for shard in group.shards)
     has_contrast = assignment.advantages.flatten(1).any(1)
     return {
@@ -157,7 +157,7 @@ def _by_step(assignment: Assignment) -> dict[str, float]:
     metrics = {}
     for k in range(assignment.step_rewards.shape[-1]):
         step_rewards = assignment.step_rewards[..., k]
-        values, advantages = _known(step_rewards), assignment.advantages[..., k][~step_rewards.isnan()]
+        values, advantages = present(step_rewards), assignment.advantages[..., k][~step_rewards.isnan()]
         if len(values):
             metrics[f"gain/step_{k}_abs_mean"] = values.abs().mean().item()
             metrics[f"gain/step_{k}_zero_share"] = (values == 0).float().mean().item()
@@ -173,7 +173,7 @@ def _gains_by_reward(tables: RewardTables) -> dict[str, float]:
     for name in names if len(names) > 1 else []:
         own = along_windows(gains, tables.scores[name], tables.explored)
         for k in range(own.shape[-1]):
-            if len(values := _known(own[..., k]).numpy()):
+            if len(values := present(own[..., k]).numpy()):
                 metrics[f"gain/{name}/step_{k}_mean"] = float(values.mean())
                 metrics[f"gain/{name}/step_{k}_abs_mean"] = float(np.abs(values).mean())
     return metrics
@@ -187,10 +187,6 @@ def _slopes(assignment: Assignment) -> dict[str, float]:
 def _duplicates(group: ScoredGroup) -> int:
     finals = [final for shard in group.shards for final in shard.facts.finals]
     return len(finals) - len(set(finals))
-
-
-def _known(values: Float[Tensor, "*B"]) -> Float[Tensor, " M"]:
-    return values[~values.isnan()]
 
 
 def _joined(parts: Sequence[Float[np.ndarray, " N"]], *, empty: float) -> Float[Tensor, " M"]:
