@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,52 +21,47 @@ from protocol.errors import ContractError
 from protocol.messages import Credit, Prompt, Rollout, ScoredGroup, ScoredShard, ShardFacts
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """One shard at step k, or a piece of it."""
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """The (trajectory, step) pairs of one shard at step k, or a piece of them."""
 
     prompt: Prompt
     k: int
     latents: Float[Tensor, "N C H W"]
-    next_latents: Float[Tensor, "N C H W"]
-    old_log_prob: Float[Tensor, " N"]
     advantages: Float[Tensor, " N"]
     valid: Bool[Tensor, " N"]
     """Which pairs count; the others have no step reward."""
     doubtful: Bool[Tensor, " N"] | None = None
     """Which pairs have the KL penalty; None for all."""
+    alike: int = 1
+    """How many neighbouring rows have the same state, as in `FlowPolicy.alike`; one velocity serves them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch(Pairs):
+    """Pairs with the states before and behind the step."""
+
+    next_latents: Float[Tensor, "N C H W"]
+    old_log_prob: Float[Tensor, " N"]
     old_mean: Float[Tensor, "N C H W"] | None = None
     """Mean of the step under the policy that drew it, where the objective compares it."""
     target: Float[Tensor, "N C H W"] | None = None
     """Clean latents that the step led to, where the objective regresses on them."""
     factor: float = 1.0
     """Of the loss; above 1 where micro-batches like this one train only sometimes."""
-    alike: int = 1
-    """How many neighbouring rows have the same state, as in `FlowPolicy.alike`; one velocity serves them."""
 
 
-@dataclass(frozen=True)
-class NoisedBatch:
-    """One shard at the noise level of step k, or a piece of it: what a forward objective trains."""
+@dataclass(frozen=True, kw_only=True)
+class NoisedBatch(Pairs):
+    """Pairs at the noise level of step k, with clean latents as the rollout ended: what a forward objective trains."""
 
-    prompt: Prompt
-    k: int
-    latents: Float[Tensor, "N C H W"]
-    """Clean, as the rollout ended."""
     noise: Float[Tensor, "N C H W"]
     """Standard normal, independent of the rollout's."""
-    advantages: Float[Tensor, " N"]
-    valid: Bool[Tensor, " N"]
-    """Which pairs count; the others have no step reward."""
-    doubtful: Bool[Tensor, " N"] | None = None
-    """Which pairs have the KL penalty; None for all."""
     weight: Float[Tensor, " N"] | None = None
     """The group's weight, for each member, where the objective weighs groups."""
-    alike: ClassVar[int] = 1
-    """No two rows have the same state."""
 
 
-Batch = TypeVar("Batch", MicroBatch, NoisedBatch)
+Batch = TypeVar("Batch", bound=Pairs)
 Alike = Callable[[int, Sequence[int], int], int]
 """How many neighbouring rows have the same state: step k, the shard's stochastic steps and its rows -> a number."""
 
