@@ -323,7 +323,8 @@ class PipelineBackbone(ABC):
     def _divided(self, height: int | None, width: int | None) -> tuple[int, int]:
         """Return latent height and width of an image, in the VAE's latents; by default those of the pipeline's own."""
         if height is None or width is None:
-            height = width = self._pipeline.default_sample_size * self._sizes.scale
+            side: int = self._pipeline.default_sample_size * self._sizes.scale
+            height = width = side
         self._sizes.require(height, width)
         return height // self._sizes.scale, width // self._sizes.scale
 
