@@ -128,15 +128,11 @@ class FlowPolicy:
         """
         count = len(latents)
         most = self.forward_batch or count
-        if count <= most:
-            return self._guided(latents, sigma, [_rows_of(each, slice(0, count), count) for each in conditioning])
-        pieces = (slice(start, min(start + most, count)) for start in range(0, count, most))
-        return torch.cat(
-            [
-                self._guided(latents[piece], sigma[piece], [_rows_of(each, piece, count) for each in conditioning])
-                for piece in pieces
-            ]
-        )
+        velocities = [
+            self._guided(latents[piece], sigma[piece], [_rows_of(each, piece, count) for each in conditioning])
+            for piece in (slice(start, min(start + most, count)) for start in range(0, count, most))
+        ]
+        return torch.cat(velocities) if len(velocities) > 1 else velocities[0]
 
     def _guided(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], rows: Sequence[Conditioning]

@@ -7,7 +7,6 @@ flat for weeks.
 
 import math
 
-import numpy as np
 import torch
 
 from flow.maths.noise import INITIAL, trajectory_noise
@@ -37,10 +36,14 @@ def probe_parity(policy: FlowPolicy, rollout: Rollout, *, bound: float, device: 
         raise ContractError("a rollout without log-probs has no ratio; probe its clean latents")
     prompt = rollout.request.prompt
     conditioning = policy.conditioning(prompt.text, prompt.negative)
-    deviations = [
-        _deviation(policy, rollout, column, old=rollout.log_probs[:, column], conditioning=conditioning, device=device)
-        for column in range(len(rollout.steps))
-    ]
+    deviations: list[float] = []
+    for column, k in enumerate(rollout.steps):
+        rows = slice(None, None, policy.strides.get(k, 1))
+        replayed = (rollout.latents[rows, k], rollout.latents[rows, k + 1], rollout.log_probs[rows, column])
+        latents, following, old = (torch.from_numpy(array.copy()).to(device) for array in replayed)
+        alike = policy.alike(k, rollout.steps, len(latents))
+        transition, _ = policy.transition(latents, k, conditioning=conditioning, alike=alike)
+        deviations.append(((transition.log_prob(following) - old).exp() - 1).abs().max().item())
     worst = max(range(len(deviations)), key=lambda column: (math.isnan(deviations[column]), deviations[column]))
     if not math.isfinite(deviations[worst]):
         raise NonFiniteError(f"the log-probs of step {rollout.steps[worst]} must be finite on both sides")
@@ -96,15 +99,3 @@ def probe_clean(
             f" {deviation:.2e}: give both the same kind of device, library versions and model.dtype"
         )
     return {"probe/latent_deviation": deviation}
-
-
-def _deviation(
-    policy: FlowPolicy, rollout: Rollout, column: int, *, old: np.ndarray, conditioning: tuple, device: torch.device
-) -> float:
-    k = rollout.steps[column]
-    rows = slice(None, None, policy.strides.get(k, 1))
-    latents, following = (torch.from_numpy(rollout.latents[rows, point].copy()).to(device) for point in (k, k + 1))
-    alike = policy.alike(k, rollout.steps, len(latents))
-    transition, _ = policy.transition(latents, k, conditioning=conditioning, alike=alike)
-    held = torch.from_numpy(old[rows].copy()).to(device)
-    return ((transition.log_prob(following) - held).exp() - 1).abs().max().item()
