@@ -18,6 +18,9 @@ from tests.support.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.ray
 
+FEW = 2
+"""Members that start at one time in tests of the order; a process of Ray takes seconds on two cores."""
+
 
 @ray.remote(num_cpus=0)
 class Slow:
@@ -234,7 +237,9 @@ def test_a_smaller_size_calls_off_further_members_before_those_that_the_pool_nee
     assert asyncio.run(scenario()) == [[0, 1], [1]]
 
 
-def test_a_size_far_beyond_the_cluster_starts_a_few_members_at_a_time_and_can_be_taken_back():
+def test_a_size_far_beyond_the_cluster_starts_a_few_members_at_a_time_and_can_be_taken_back(monkeypatch):
+    monkeypatch.setattr(starts_module, "JOINING", FEW)
+
     async def scenario():
         pool = make_pool(1, cpus=1.0)
         await pool.start()
@@ -250,12 +255,14 @@ def test_a_size_far_beyond_the_cluster_starts_a_few_members_at_a_time_and_can_be
 
     unmet, actors, answered, settled = asyncio.run(scenario())
     assert (unmet.desired, unmet.waiting) == (1024, 1022)
-    assert len(actors) <= 2 + starts_module.JOINING
+    assert len(actors) <= 2 + FEW
     assert answered == 8
     assert (settled.desired, settled.ready, settled.waiting) == (1, 1, 0)
 
 
-def test_the_next_in_line_starts_when_a_member_has_joined_and_the_last_in_line_leave_first():
+def test_the_next_in_line_starts_when_a_member_has_joined_and_the_last_in_line_leave_first(monkeypatch):
+    monkeypatch.setattr(starts_module, "JOINING", FEW)
+
     async def scenario():
         gate, began = asyncio.Event(), []
 
@@ -266,16 +273,16 @@ def test_the_next_in_line_starts_when_a_member_has_joined_and_the_last_in_line_l
         pool = ActorPool("slow", lambda _: Slow.remote(), size=1, max_restarts=0, prepare=prepare)
         starting = asyncio.create_task(pool.start())
         await until(lambda: len(began) == 1)
-        pool.scale(1 + 2 * starts_module.JOINING)
-        await until(lambda: len(began) == 1 + starts_module.JOINING)
-        pool.scale(2 + starts_module.JOINING)
+        pool.scale(1 + 2 * FEW)
+        await until(lambda: len(began) == 1 + FEW)
+        pool.scale(2 + FEW)
         slots = [actor.name for actor in pool.actors()]
         gate.set()
         await starting
-        await until(lambda: pool.status().ready == 2 + starts_module.JOINING)
+        await until(lambda: pool.status().ready == 2 + FEW)
         pool.stop()
         return slots, len(began)
 
     slots, began = asyncio.run(scenario())
-    assert slots == [f"slow-{slot}" for slot in range(1 + starts_module.JOINING)]
-    assert began == 2 + starts_module.JOINING
+    assert slots == [f"slow-{slot}" for slot in range(1 + FEW)]
+    assert began == 2 + FEW
