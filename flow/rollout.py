@@ -21,6 +21,7 @@ from flow.meter import Meter
 from flow.models.contract import Conditioning, stack
 from flow.policy import FlowPolicy, build_policy, start_adapter
 from protocol.config.run import RunConfig
+from protocol.config.sampling import IntegrationConfig
 from protocol.errors import ContractError, NonFiniteError, StaleAdapterError
 from protocol.messages import (
     COMMON_IMAGE,
@@ -141,8 +142,9 @@ def trajectory(
     conditioning: tuple[Conditioning, ...],
     noise: Callable[[int], Float[Tensor, "N C H W"]],
     stochastic: Sequence[int],
+    until: int | None = None,
 ) -> Iterator[Step]:
-    """Sample the T steps from `initial`.
+    """Sample the T steps from `initial`, or those before point `until`.
 
     Args:
         policy: gives every transition.
@@ -152,12 +154,13 @@ def trajectory(
         noise: standard normal noise [N, C, H, W] of step k; asked for the stochastic steps only. More rows than the
             state has: it parts there, each row into two, or a single one into all.
         stochastic: the steps k that are stochastic; all others are ODE steps.
+        until: the point at which to end; T by default.
 
     Returns:
         The steps in order.
     """
     latents, k = initial, 0
-    while k < policy.total_steps:
+    while k < (policy.total_steps if until is None else until):
         drawn, alike = noise(k) if k in stochastic else None, 1
         if drawn is not None and len(latents) < len(drawn):
             alike = 2 if len(latents) > 1 else len(drawn)
@@ -221,12 +224,15 @@ def rollout_shard(
     def branches(step: int) -> Float[Tensor, "N C H W"]:
         return noise(step, members[:: policy.strides.get(step, 1)])
 
+    until = explored[-1] + policy.span(explored[-1]) if config.sampling.has_tail else policy.total_steps
     with meter.timed("sampling"):
         steps = list(
-            trajectory(policy, initial=initial, conditioning=conditioning, noise=branches, stochastic=explored)
+            trajectory(
+                policy, initial=initial, conditioning=conditioning, noise=branches, stochastic=explored, until=until
+            )
         )
+        final = _tail(policy, until, steps[-1].next_latents, conditioning, config.sampling.tail)
     meter.count("main_evaluations", policy.evaluations - begun)
-    final = steps[-1].next_latents
     _require_finite(final, f"latents of group {request.group} in iteration {request.iteration}")
 
     def by_member(columns: Iterable[Float[Tensor, "R ..."]]) -> np.ndarray:
@@ -247,7 +253,7 @@ def rollout_shard(
     meter.count("completion_evaluations", policy.evaluations - begun)
     objective = config.learner.objective
     visited = (step.next_latents for step in steps for _ in range(step.span))
-    states = (initial, *visited) if has_noise else (final,)
+    states = (initial, *visited, *[final] * (policy.total_steps - until)) if has_noise else (final,)
     rollout = Rollout(
         request=request,
         steps=chosen,
@@ -324,6 +330,26 @@ def _points(
         solver=config.completion.solver,
     )
     return torch.cat([completed, final]), index
+
+
+def _tail(
+    policy: FlowPolicy,
+    k: int,
+    latents: Float[Tensor, "N C H W"],
+    conditioning: tuple[Conditioning, ...],
+    tail: IntegrationConfig,
+) -> Float[Tensor, "N C H W"]:
+    """Clean latents behind point k, which may be clean itself."""
+    if k == policy.total_steps:
+        return latents
+    grid = substep_grid(tail, sigmas=policy.sigmas, k=k).to(latents.device).expand(len(latents), -1)
+    return complete(
+        latents=latents,
+        first_velocity=policy.velocity(latents, grid[:, 0], conditioning),
+        grid=grid,
+        velocity=lambda x, sigma: policy.velocity(x, sigma, conditioning),
+        solver=tail.solver,
+    )
 
 
 def _granular(

@@ -114,7 +114,8 @@ class Rollout:
     """The S stochastic steps k, ascending. Only these have a log-prob and are trained. Where no step has noise: the
     steps whose noise levels are trained."""
     latents: np.ndarray
-    """float32 [N, T+1, C, H, W], or [N, 1, C, H, W] with the clean latents only, where no step has noise"""
+    """float32 [N, T+1, C, H, W], or [N, 1, C, H, W] with the clean latents only, where no step has noise. Points that a
+    `sampling.tail` skips hold the clean latents."""
     log_probs: np.ndarray | None
     """float32 [N, S], mean over latent elements; None where no step has noise"""
     image_index: np.ndarray

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from flow.maths.transition import per_sample
-from protocol.config.sampling import CompletionConfig
+from protocol.config.sampling import IntegrationConfig
 
 Velocity = Callable[[Float[Tensor, "B ..."], Float[Tensor, " B"]], Float[Tensor, "B ..."]]
 """A function velocity(latents, sigma) that returns the policy's velocity at these states."""
 
 
-def substep_grid(config: CompletionConfig, *, sigmas: Float[Tensor, " points"], k: int) -> Float[Tensor, " substeps"]:
+def substep_grid(config: IntegrationConfig, *, sigmas: Float[Tensor, " points"], k: int) -> Float[Tensor, " substeps"]:
     """Return the sigmas of one point's completion, from the point's own sigma down to 0.
 
     - `tweedie`: one step.

@@ -58,6 +58,22 @@ class WindowConfig(Section):
         return int(low * steps), int(high * steps)
 
 
+class IntegrationConfig(Section):
+    """How the clean image behind a state is found: the ODE from there down to sigma 0."""
+
+    rule: Literal["tweedie", "ode", "schedule"] = "ode"
+    """`tweedie`: x - sigma v, without a further forward; `ode`: integrate to sigma 0 in `substeps` substeps;
+    `schedule`: integrate along the remaining steps of the trajectory's own schedule."""
+    substeps: Positive = 3
+    """T' of `ode`, at least 1. A completed point has the velocity of its first substep from the main pass, so it costs
+    T' - 1 forwards."""
+    spacing: Literal["even", "schedule"] = "schedule"
+    """Substeps of `ode`: even in sigma, or even in steps of the schedule (dense where the schedule is dense)."""
+    solver: Literal["euler", "heun", "adams"] = "adams"
+    """`adams`: second order with the previous velocity, as many forwards as `euler`; `heun`: second order with about
+    twice as many."""
+
+
 TOO_LOUD = {
     "ddim_sde": "sigma'^2 - std^2 under the root turns negative",
     "cps": "sin(a pi / 2), the share of noise, decreases again",
@@ -104,6 +120,9 @@ class SamplingConfig(Section):
     """How each trajectory ends behind its last stochastic step, ascending from 1. 1: by the schedule; g: a second time
     by the ODE on the schedule's next step and then on every g-th one. Every end is an image, and the advantages of all
     are added (Granular-GRPO)."""
+    tail: IntegrationConfig = IntegrationConfig(rule="schedule", solver="euler")
+    """How a trajectory goes on behind its last stochastic step, where it has no noise. By default it takes the Euler
+    steps of its schedule. Fewer substeps of second order cost less; MixGRPO-Flash does so with DPM-Solver++."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "SamplingConfig":
@@ -151,7 +170,18 @@ class SamplingConfig(Section):
             raise ValueError(
                 f"sampling.granularities must be [1] for kernel ode, got {list(self.granularities)}: no step has noise"
             )
+        if self.has_tail and (self.kernel == "ode" or len(self.granularities) > 1):
+            raise ValueError(
+                "sampling.tail must be {rule: schedule, solver: euler} for kernel ode, which has no last stochastic"
+                f" step, and for granularities beyond [1], which have ends of their own, got rule {self.tail.rule} and"
+                f" solver {self.tail.solver}: leave it out"
+            )
         return self
+
+    @property
+    def has_tail(self) -> bool:
+        """Whether trajectories leave their schedule behind the last stochastic step."""
+        return self.tail.rule != "schedule" or self.tail.solver != "euler"
 
     @property
     def split_steps(self) -> tuple[int, ...]:
@@ -180,28 +210,9 @@ class SamplingConfig(Section):
             )
 
 
-class CompletionConfig(Section):
+class CompletionConfig(IntegrationConfig):
     """How the clean image at a point of a trajectory is estimated."""
 
-    rule: Literal["tweedie", "ode", "schedule"] = "ode"
-    """`tweedie`: x - sigma v, without a further forward; `ode`: integrate to sigma 0 in `substeps` substeps;
-    `schedule`: integrate along the remaining steps of the trajectory's own schedule."""
-    substeps: int = 3
-    """T' of `ode`, at least 1. The first substep reuses the main pass's velocity, so a point costs T' - 1 forwards."""
-    spacing: Literal["even", "schedule"] = "schedule"
-    """Substeps of `ode`: even in sigma, or even in steps of the schedule (dense where the schedule is dense)."""
-    solver: Literal["euler", "heun", "adams"] = "adams"
-    """`adams`: second order with the previous velocity, as many forwards as `euler`; `heun`: second order with about
-    twice as many."""
     every: Positive = 1
     """Of the points before stochastic steps the first and every `every`-th one after it are completed and scored, at
     least 1. The steps between two scored points share equally what they earned together."""
-
-    @model_validator(mode="after")
-    def _has_substeps(self) -> "CompletionConfig":
-        if self.substeps < 1:
-            raise ValueError(
-                f"completion.substeps must be at least 1, got {self.substeps}: 1 is Tweedie's estimate, each further"
-                " one costs one forward for every point"
-            )
-        return self

@@ -30,6 +30,7 @@ DECIDED = {
         "merge_std",
         "splits",
         "granularities",
+        "tail",
     },
     "credit": {"rule", "values", "normalise", "scale", "ddof", "epsilon", "step_weights"},
     "learner": {"objective", "step_fraction"},

@@ -190,6 +190,65 @@ def test_a_trajectory_ends_once_at_each_granularity(backbone: Backbone, tiny_con
     assert len({image.tobytes() for image in images}) == 6
 
 
+@pytest.mark.parametrize(
+    ("tail", "forwards"),
+    [
+        ({"rule": "ode", "substeps": 2, "spacing": "schedule", "solver": "adams"}, 2),
+        ({"rule": "ode", "substeps": 3, "spacing": "even", "solver": "euler"}, 3),
+        ({"rule": "ode", "substeps": 2, "spacing": "even", "solver": "heun"}, 3),
+        ({"rule": "schedule", "solver": "adams"}, 5),
+        ({"rule": "tweedie"}, 1),
+    ],
+)
+def test_a_tail_ends_a_trajectory_as_a_completion_of_its_last_noisy_point(
+    backbone: Backbone, tiny_config: Config, tail: dict[str, Any], forwards: int
+) -> None:
+    """Steps 1 and 2 of 8 are stochastic. They are drawn as without a tail; what comes behind point 3 is the tail's."""
+    window = {"rule": "fixed", "first": 1, "size": 2}
+    plain = tiny_config(sampling={"steps": 8, "window": window})
+    config = tiny_config(sampling={"steps": 8, "window": window, "tail": tail})
+    (rollout, images), (longer, _) = (sample(backbone, each, members=2) for each in (config, plain))
+    assert rollout.steps == longer.steps == (1, 2)
+    assert np.array_equal(rollout.latents[:, :4], longer.latents[:, :4])
+    assert rollout.log_probs is not None
+    assert longer.log_probs is not None
+    assert np.array_equal(rollout.log_probs, longer.log_probs)
+    assert all(np.array_equal(rollout.latents[:, point], rollout.latents[:, 8]) for point in range(4, 8))
+
+    policy = policy_of(backbone, config)
+    conditioning = policy.conditioning(PROMPT.text, "")
+    start = torch.from_numpy(rollout.latents[:, 3].copy())
+    grid = substep_grid(config.sampling.tail, sigmas=policy.sigmas, k=3).expand(2, -1)
+    asked = []
+
+    def velocity(latents: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        asked.append(len(latents))
+        return policy.velocity(latents, sigma, conditioning)
+
+    with torch.no_grad():
+        first = velocity(start, grid[:, 0])
+        clean = complete(
+            latents=start, first_velocity=first, grid=grid, velocity=velocity, solver=config.sampling.tail.solver
+        )
+    assert asked == [2] * forwards
+    assert torch.equal(torch.from_numpy(rollout.latents[:, 8].copy()), clean)
+    assert np.array_equal(images[rollout.image_index[:, -1]], backbone.decode(clean))
+
+
+def test_the_schedule_s_own_euler_steps_are_the_tail_by_default(backbone: Backbone, tiny_config: Config) -> None:
+    config = tiny_config(sampling={"steps": 6, "window": {"rule": "fixed", "first": 0, "size": 2}})
+    assert not config.sampling.has_tail
+    rollout, _ = sample(backbone, config, members=2)
+    policy = policy_of(backbone, config)
+    conditioning = policy.conditioning(PROMPT.text, "")
+    for k in range(2, 6):
+        here = torch.from_numpy(rollout.latents[:, k].copy())
+        with torch.no_grad():
+            velocity = policy.velocity(here, policy.sigmas[k].expand(2), conditioning)
+        there = here - (policy.sigmas[k] - policy.sigmas[k + 1]) * velocity
+        assert np.allclose(there.numpy(), rollout.latents[:, k + 1], atol=1e-6)
+
+
 def test_members_of_a_branch_share_states_and_noise_until_it_splits(backbone: Backbone, tiny_config: Config) -> None:
     """Splits at steps 0 and 2 of 6: six members go in three pairs from step 0 on, and alone from step 2 on."""
     config = tiny_config(

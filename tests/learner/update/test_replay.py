@@ -99,6 +99,13 @@ UPDATES: Mapping[str, dict[str, Any]] = MappingProxyType(
         "calibrated": {"sampling": {"kernel": "dance_sde", "noise_levels": [0.9, 0.5, 0.2]}},
         "shifted once": {"sampling": {"schedule": "shifted"}},
         "random window": {"sampling": {"window": {"rule": "random", "size": 1, "within": [0.0, 0.75]}}},
+        "a window with a short tail": {
+            "sampling": {
+                "steps": 6,
+                "window": {"rule": "random", "size": 2, "within": [0.0, 0.5]},
+                "tail": {"rule": "ode", "substeps": 2},
+            },
+        },
         "branches": {
             "sampling": {"window": {"rule": "branch"}},
             "credit": {"rule": "uniform", "normalise": "per_step"},

@@ -129,7 +129,8 @@ def test_an_unknown_key_is_refused_with_a_suggestion(key: str, message: str) -> 
         ("sampling.window", {"rule": "sliding", "size": 11}, "leave room for 11 of 10 steps, got 10: widen it"),
         ("sampling.window.within", [0.0, 1.5], "sampling.window.within.1: .*got 1.5"),
         ("data.tags", "x", r"data.tags must be a list such as \[x\], got 'x': put it in brackets"),
-        ("completion.substeps", 0, "completion.substeps must be at least 1, got 0: 1 is Tweedie's estimate"),
+        ("completion.substeps", 0, "completion.substeps: .*equal to 1, got 0"),
+        ("sampling.tail.substeps", 0, "sampling.tail.substeps: .*equal to 1, got 0"),
         ("credit.rule", "gain", "credit.rule: .*got 'gain'"),
         ("credit.step_weights", {"rule": "table", "table": [1.0]}, "a weight for each of 10 steps, got 1"),
         ("evaluation.adapter", "average", "needs a running mean, got learner.average.decay 0"),
@@ -182,6 +183,17 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
         ),
         ({"credit": {"diversity": "far"}}, "got 'far': add it with weight=0"),
         ({"learner": {"kl": {"reset_every": 5}}}, "learner.kl.weight must be above 0 with learner.kl.auxiliary"),
+        (
+            {"sampling": {"granularities": [1, 2], "tail": {"substeps": 2}}, "credit": {"rule": "uniform"}},
+            "which have ends of their own, got rule ode and solver adams: leave it out",
+        ),
+        (
+            {
+                "sampling": {"kernel": "ode", "shared_noise": False, "tail": {"rule": "tweedie"}},
+                "learner": {"objective": "nft"},
+            },
+            "sampling.tail must be {rule: schedule, solver: euler} for kernel ode, which has no last stochastic step",
+        ),
         ({"sampling": {"granularities": [2, 1]}}, "sampling.granularities must ascend from 1, got [2, 1]"),
         (
             {"sampling": {"granularities": [1, 2]}, "credit": {"rule": "gains"}},
