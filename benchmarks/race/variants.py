@@ -55,6 +55,12 @@ LOOKS: Mapping[tuple[str, float], str] = {(name, rate): f"{name}, lr={rate}" for
 FIRST_HALF = ("sampling.window={rule: random, size: 3, within: [0.0, 0.5]}",)
 """Flow-GRPO-Fast's window; with six steps it always holds the first three."""
 TINY = ("model.tiny_decoder=pkg://toyworld/tiny_decoder",)
+TWO_STEPS = ("sampling.window={rule: random, size: 2, within: [0.0, 0.5]}",)
+SHORT_TAIL = ("sampling.tail={rule: ode, substeps: 2, spacing: schedule, solver: adams}",)
+"""Two steps of second order behind the window, where with six steps the schedule has three or four."""
+SINGLE = ("sampling.window={rule: random, size: 1, within: [0.0, 0.5]}", "sampling.shared_noise=true")
+WEIGHTS = ("credit.step_weights={rule: noise, noise_power: 2.0}",)
+MEAN = ("learner.average={decay: 0.8, every: 1, repeats: 1}", "evaluation.adapter=average")
 ANYWHERE = ("sampling.window={rule: random, size: 3, within: [0.0, 1.0]}",)
 TWEEDIE = ("completion.rule=tweedie",)
 FOUR_UPDATES = ("learner.updates_per_iteration=4",)
@@ -125,6 +131,43 @@ VARIANTS: Mapping[str, Variant] = {
     ),
     # The window may lie anywhere, so the later steps are trained too.
     "stepwise_fast, any window, tiny": Variant("stepwise_fast", (*TINY, *ANYWHERE)),
+    # Two steps of the first half, each with the point before it; and fewer ODE steps behind the window.
+    "stepwise_fast, two steps": Variant("stepwise_fast", (*TWO_STEPS, "completion.every=1")),
+    "stepwise_fast, two steps, short tail": Variant("stepwise_fast", (*TWO_STEPS, *SHORT_TAIL, "completion.every=1")),
+    "stepwise_fast, short tail": Variant("stepwise_fast", SHORT_TAIL),
+    "flow_grpo_fast, short tail": Variant("flow_grpo_fast", SHORT_TAIL),
+    # More noise; other windows; a running mean, which allows a higher learning rate.
+    **{
+        f"stepwise_fast, noise {level}": Variant("stepwise_fast", (f"sampling.noise_level={level}",))
+        for level in (1.0, 1.4)
+    },
+    "stepwise_fast, two thirds": Variant(
+        "stepwise_fast", ("sampling.window={rule: random, size: 3, within: [0.0, 0.67]}",)
+    ),
+    "stepwise_fast, four steps": Variant(
+        "stepwise_fast", ("sampling.window={rule: random, size: 4, within: [0.0, 0.67]}",)
+    ),
+    "stepwise_fast, any window": Variant("stepwise_fast", ANYWHERE),
+    "stepwise_fast, average": Variant("stepwise_fast", MEAN),
+    "stepwise_fast, lr=0.004, average": Variant("stepwise_fast", ("learner.learning_rate=4e-3", *MEAN)),
+    # One stochastic step from one state for all members: their ranking is that step's own, and all share its velocity.
+    **{
+        f"one step, noise {level}": Variant("flow_grpo", (*SINGLE, *WEIGHTS, f"sampling.noise_level={level}"))
+        for level in (0.7, 1.0, 1.4)
+    },
+    **{
+        f"one step, noise 1.0, {name}": Variant("flow_grpo", (*SINGLE, *WEIGHTS, "sampling.noise_level=1.0", *keys))
+        for name, keys in {
+            "groups of 12": ("group.size=12", "group.per_iteration=24"),
+            "24 groups": ("group.per_iteration=24",),
+            "lr=0.001": ("learner.learning_rate=1e-3",),
+        }.items()
+    },
+    "two steps, uniform, noise 1.0": Variant(
+        "flow_grpo", (*TWO_STEPS, *WEIGHTS, "sampling.shared_noise=true", "sampling.noise_level=1.0")
+    ),
+    # Two noise levels of each image instead of five.
+    "diffusion_nft, two levels": Variant("diffusion_nft", ("learner.step_fraction=0.4",)),
     # Four optimizer steps in an iteration where the preset has two, at the same cost.
     "flow_grpo_fast, 4 updates": Variant("flow_grpo_fast", FOUR_UPDATES),
     "calibrated, tweedie, first half, tiny, 4 updates": Variant(
@@ -150,9 +193,9 @@ VARIANTS: Mapping[str, Variant] = {
         ),
     ),
     "flow_grpo, weights, first half": Variant(
-        "flow_grpo", ("credit.step_weights={rule: noise, noise_power: 2.0}", *FIRST_HALF)
+        "flow_grpo", (*WEIGHTS, *FIRST_HALF)
     ),
     "calibrated, own noise": Variant("stepwise_calibrated", ("sampling.shared_noise=false",)),
-    "flow_grpo, weights": Variant("flow_grpo", ("credit.step_weights={rule: noise, noise_power: 2.0}",)),
+    "flow_grpo, weights": Variant("flow_grpo", WEIGHTS),
     **{lane: Variant(name, (f"learner.learning_rate={rate}",)) for (name, rate), lane in LOOKS.items()},
 }  # fmt: skip
