@@ -22,7 +22,7 @@ from benchmarks.race.race import (
     read_cell,
     summarise,
 )
-from benchmarks.race.variants import LOOKS, REWARDS, THREE_SEEDS, VARIANTS
+from benchmarks.race.variants import REWARDS, THREE_SEEDS, VARIANTS
 from benchmarks.scorers import GradedGenEval, Redness
 from tests.support.worlds.shapes import one_shape
 from toyworld.world.scenes import render
