@@ -39,11 +39,6 @@ class TextEncoders:
         self._encode = encode
         self._pipeline: Any = None
 
-    @property
-    def is_loaded(self) -> bool:
-        """Whether the encoders are in memory."""
-        return self._pipeline is not None
-
     def encode(self, text: str) -> Conditioning:
         """Return one prompt's embeddings, each [1, ...], on the encoders' device.
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import StableDiffusion3Pipeline
 
 from flow.models.contract import Backbone
 from flow.models.embeddings import Embeddings, identity_of
 from flow.models.families import SD3
 from flow.models.folder import completed
 from flow.models.load import load_backbone, open_embeddings
-from flow.models.text import TextEncoders
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError
 
@@ -22,14 +22,14 @@ from protocol.errors import ModelError
 def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
     """The folders from which text encoders were loaded, in order."""
     seen: list[Path] = []
-    load = TextEncoders.load
+    load = StableDiffusion3Pipeline.from_pretrained
 
-    def watched(encoders: TextEncoders) -> None:
-        if not encoders.is_loaded:
-            seen.append(encoders.folder)
-        load(encoders)
+    def watched(folder: Path, **parts: Any) -> Any:
+        if "transformer" in parts:  # left out, since only the encoders are wanted
+            seen.append(folder)
+        return load(folder, **parts)
 
-    monkeypatch.setattr(TextEncoders, "load", watched)
+    monkeypatch.setattr(StableDiffusion3Pipeline, "from_pretrained", watched)
     identity_of.cache_clear()
     return seen
 
