@@ -8,7 +8,7 @@ import torch
 from flow.maths.completion import complete, stack_grids, substep_grid
 from flow.maths.schedule import linear_sigmas, sd3_sigmas
 from flow.maths.transition import Start, clean_estimate
-from protocol.config.sampling import CompletionConfig
+from protocol.config.sampling import CompletionConfig, IntegrationConfig
 from tests.support.worlds.gaussian import gaussian_velocity
 
 MEAN, SPREAD = 0.7, 0.5
@@ -114,6 +114,25 @@ def test_two_adams_substeps_are_the_worked_ones() -> None:
         solver="adams",
     )
     assert result.item() == pytest.approx(4.0 - 0.5 - 0.5 * 4.0)
+
+
+@pytest.mark.parametrize(
+    ("tail", "clean"),
+    [
+        (IntegrationConfig(rule="schedule", solver="euler"), 0.875**4),
+        (IntegrationConfig(rule="ode", substeps=2, spacing="schedule", solver="adams"), 0.59375),
+    ],
+)
+def test_the_tails_of_the_docs_are_the_worked_ones(tail: IntegrationConfig, clean: float) -> None:
+    """Points 4 to 8 of an even schedule, x = 1, v = x."""
+    result = complete(
+        latents=torch.tensor([[1.0]]),
+        first_velocity=torch.tensor([[1.0]]),
+        grid=substep_grid(tail, sigmas=linear_sigmas(steps=8), k=4).unsqueeze(0),
+        velocity=lambda states, at: states,
+        solver=tail.solver,
+    )
+    assert result.item() == pytest.approx(clean)
 
 
 @pytest.mark.parametrize(("solver", "forwards"), [("euler", 4), ("adams", 4), ("heun", 8)])
