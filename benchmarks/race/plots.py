@@ -21,6 +21,10 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
         "flow_grpo", "flow_grpo_fast", "stepwise_calibrated", "stepwise_fast, tiny", "stepwise_fast",
         "diffusion_nft", "awm",
     ),
+    "tails": (
+        "flow_grpo", "flow_grpo_fast", "stepwise_fast", "stepwise_fast, short tail",
+        "stepwise_fast, two steps, short tail",
+    ),
     "families": (
         "flow_grpo", "flow_grpo_fast", "stepwise_fast", "stepwise_calibrated", "diffusion_nft",
         "diffusion_nft, step credit", "dgpo", "grpo_guard", "flow_dppo", "e_grpo", "granular_grpo", "branch_grpo",
