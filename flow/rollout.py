@@ -224,7 +224,7 @@ def rollout_shard(
     def branches(step: int) -> Float[Tensor, "N C H W"]:
         return noise(step, members[:: policy.strides.get(step, 1)])
 
-    until = explored[-1] + policy.span(explored[-1]) if config.sampling.has_tail else policy.total_steps
+    until = chosen[-1] + policy.span(chosen[-1]) if config.sampling.has_tail else policy.total_steps
     with meter.timed("sampling"):
         steps = list(
             trajectory(
