@@ -38,8 +38,7 @@ STANDS_FOR = {
     "RUN": "runs/mine",
     "NEW": "runs/n",
     "OLD": "runs/o",
-    "docs/results/race_families.json": str(ROOT / "docs/results/race_families.json"),
-    "docs/results/race_shared.json": str(ROOT / "docs/results/race_shared.json"),
+    **{str(path.relative_to(ROOT)): str(path) for path in (ROOT / "docs/results").glob("*.json")},
 }
 """Placeholders of the pages, and files of the repository, since a test works in a folder of its own."""
 

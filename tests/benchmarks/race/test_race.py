@@ -170,7 +170,10 @@ def test_an_own_cell_replaces_the_published_one_and_the_others_stay(tmp_path: Pa
     assert summarise(cells, "geneval")[0]["measured"] == "here and published"
 
 
-@pytest.mark.parametrize("file", ["race.json", "race_families.json", "race_shared.json"])
+FILES = sorted(path.name for path in PUBLISHED.parent.glob("race*.json"))
+
+
+@pytest.mark.parametrize("file", FILES)
 def test_a_fresh_clone_reports_the_published_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     monkeypatch.chdir(tmp_path)
     assert not RUNS.exists()
@@ -181,7 +184,10 @@ def test_a_fresh_clone_reports_the_published_cells(tmp_path: Path, monkeypatch: 
     again = json.loads((tmp_path / "report" / file).read_text())
     assert {**again["cells"][0], "measured": None} == {**published[0], "measured": None}
     assert len(again["cells"]) == len(published), "none is of a variant that no longer exists"
-    assert {cell["variant"] for cell in published} >= {"diffusion_nft", "flow_grpo", "stepwise_fast"}
+    variants = {cell["variant"] for cell in published}
+    if file == "race.json":
+        assert variants >= {"diffusion_nft", "flow_grpo", "stepwise_fast"}
     for reward, rows in again["tables"].items():
         assert all(f"{row['end']:.3f}" in answer.output for row in rows), reward
-    assert (tmp_path / "report" / f"{source.stem}_methods.png").stat().st_size > 10_000
+    if "flow_grpo" in variants:
+        assert (tmp_path / "report" / f"{source.stem}_methods.png").stat().st_size > 10_000
