@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import linear_regression, median
@@ -23,8 +24,13 @@ def is_iteration(line: MetricLine) -> bool:
 
 
 def line_of(seq: int, values: Mapping[str, object]) -> MetricLine:
-    """Make a metric line of a line of `metrics.jsonl`; numbers that are not finite become None."""
-    numbers = {key: _finite(value) for key, value in values.items() if isinstance(value, int | float | None)}
+    """Make a metric line of a line of `metrics.jsonl`; numbers that are not finite become None.
+
+    All lines share their names: thousands of lines are kept.
+    """
+    numbers = {
+        sys.intern(key): _finite(value) for key, value in values.items() if isinstance(value, int | float | None)
+    }
     return MetricLine(seq=seq, values=numbers)
 
 

@@ -1,5 +1,6 @@
 """What one glance tells, from numbers worked by hand."""
 
+import json
 import math
 
 import pytest
@@ -39,6 +40,12 @@ def test_held_out_scores_stand_apart_from_components():
 def test_numbers_that_are_not_finite_become_null_and_text_is_left_out():
     line = overview.line_of(3, {"iteration": 2, "a": math.nan, "b": math.inf, "c": None, "d": "word"})
     assert line == MetricLine(seq=3, values={"iteration": 2, "a": None, "b": None, "c": None})
+
+
+def test_lines_share_the_names_of_their_numbers():
+    lines = [overview.line_of(number, json.loads('{"gain/step_0": 0.5}')) for number in (1, 2)]
+    (first,), (second,) = (line.values for line in lines)
+    assert first is second
 
 
 def test_the_slow_side_is_the_longest_stage_and_in_drawing_the_busiest_pool():
