@@ -135,7 +135,6 @@ VARIANTS: Mapping[str, Variant] = {
     "stepwise_fast, two steps": Variant("stepwise_fast", (*TWO_STEPS, "completion.every=1")),
     "stepwise_fast, two steps, short tail": Variant("stepwise_fast", (*TWO_STEPS, *SHORT_TAIL, "completion.every=1")),
     "stepwise_fast, short tail": Variant("stepwise_fast", SHORT_TAIL),
-    "flow_grpo_fast, short tail": Variant("flow_grpo_fast", SHORT_TAIL),
     # More noise; other windows; a running mean, which allows a higher learning rate.
     **{
         f"stepwise_fast, noise {level}": Variant("stepwise_fast", (f"sampling.noise_level={level}",))
