@@ -20,10 +20,16 @@ docs: $(VENV)/documented
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt torch
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt torch uv
+	$(call install,.[dev])
 	touch $@
 
 $(VENV)/documented: $(VENV)/installed
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(call install,.[docs])
 	touch $@
+
+# uv installs in seconds what takes pip minutes. It does not read pip's settings, so pip goes on where uv finds no index.
+define install
+$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python --link-mode copy --constraint constraints.txt --editable '$(1)' || \
+    $(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '$(1)'
+endef

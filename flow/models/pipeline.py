@@ -80,8 +80,8 @@ class PipelineBackbone(ABC):
         self._sizes = sizes_of(pipeline.transformer.config, pipeline.vae.config)
         self.latent_shape = self._latent_shape(config.height, config.width)
         for vae in filter(None, (self.vae, self.tiny_decoder)):
-            if device.type == "cuda" and all(weight.ndim < 5 for weight in vae.parameters()):
-                vae.to(memory_format=torch.channels_last)  # the layout that cuDNN's convolutions want
+            if all(weight.ndim < 5 for weight in vae.parameters()):
+                vae.to(memory_format=torch.channels_last)  # the layout that cuDNN and oneDNN compute convolutions in
         if config.attention:
             self._choose_attention(config.attention)
         if config.vae_tiling:
