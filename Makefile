@@ -30,6 +30,6 @@ $(VENV)/documented: $(VENV)/installed
 
 # uv installs in seconds what takes pip minutes. It does not read pip's settings, so pip goes on where uv finds no index.
 define install
-$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python --link-mode copy --constraint constraints.txt --editable '$(1)' || \
+$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python --constraint constraints.txt --editable '$(1)' || \
     $(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '$(1)'
 endef
