@@ -35,6 +35,12 @@ from protocol.messages import Adapter, Credit, LearnerState, Rollout, ScoredGrou
 from protocol.ports import Metrics
 from protocol.status import ActorStatus, PoolStatus
 
+LINGER_S = 2.0
+"""Seconds for which the driver holds an iteration's handles after its update. Ray frees the driver's entry of an object
+only together with a reference of the driver's own. If a worker drops the last reference, the entry stays until the run
+ends, and holds the whole object if that is small. The workers drop theirs at the end of the update, so two seconds are
+long enough."""
+
 
 @ray.remote(**HEARTBEAT)
 class LearnerActor(Alive):
@@ -287,6 +293,8 @@ class LearnerGroup:
             await self._make_room()
         began, before = time.monotonic(), [(worker.busy_s, worker.reduction_s) for worker in self._workers]
         metrics = await update(self._config, self._workers, groups, share=_share)
+        handles = [shard.rollout for group in groups for shard in group.result().shards]
+        asyncio.get_running_loop().call_later(LINGER_S, handles.clear)
         return {**metrics, **self._work(time.monotonic() - began, before)}
 
     async def adapter(self) -> Adapter:

@@ -222,6 +222,31 @@ def test_a_group_repeats_its_bits_after_a_worker_raised_died_or_hung(tiny_config
     run(scenario())
 
 
+def test_the_driver_keeps_no_entry_of_trajectories_that_were_learnt_from(tiny_config: Config) -> None:
+    """Ray frees an object's entry with the driver's own reference only; this one has to be the last."""
+    config = config_of(tiny_config, 2)
+    reference = Reference(config)
+    entries = ray._private.worker.global_worker.core_worker.get_memory_store_size
+
+    async def learn_from(drawn: Sequence[ScoredGroup], group: LearnerGroup) -> None:
+        """The references of the caller end with the update, as soon as those of the workers."""
+        gates = {(number, first): Path(__file__) for number in range(4) for first in (0, 2)}
+        groups = stored(drawn, gates)
+        await asyncio.to_thread(ray.wait, [s.rollout for g in groups for s in g.shards], num_returns=8)
+        await group.update(complete(groups))
+
+    async def scenario() -> None:
+        async with group_of(config) as group:
+            before = entries()
+            for _ in range(3):
+                drawn = reference.draw()
+                await learn_from(drawn, group)
+                await reference.learn(drawn)
+            await until(lambda: entries() <= before, seconds=60)
+
+    run(scenario())
+
+
 def with_a_broken_shard(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
     """The first group's second shard, which worker 1 trains, has a loss that is not finite."""
     first, second = groups[0].shards
