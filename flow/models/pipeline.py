@@ -80,8 +80,7 @@ class PipelineBackbone(ABC):
         self._sizes = sizes_of(pipeline.transformer.config, pipeline.vae.config)
         self.latent_shape = self._latent_shape(config.height, config.width)
         for vae in filter(None, (self.vae, self.tiny_decoder)):
-            if all(weight.ndim < 5 for weight in vae.parameters()):
-                vae.to(memory_format=torch.channels_last)  # the layout that cuDNN and oneDNN compute convolutions in
+            _order_channels_last(vae)
         if config.attention:
             self._choose_attention(config.attention)
         if config.vae_tiling:
@@ -327,6 +326,18 @@ class PipelineBackbone(ABC):
             height = width = side
         self._sizes.require(height, width)
         return height // self._sizes.scale, width // self._sizes.scale
+
+
+def _order_channels_last(vae: torch.nn.Module) -> None:
+    """Give the weights of an image VAE the layout in which cuDNN and oneDNN compute convolutions.
+
+    `vae.to(memory_format=...)` does not work on fake tensors.
+    """
+    weights = list(vae.parameters())
+    if all(weight.ndim < 5 for weight in weights):
+        for weight in weights:
+            if weight.ndim == 4:
+                weight.data = weight.data.contiguous(memory_format=torch.channels_last)
 
 
 def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
