@@ -4,11 +4,12 @@
     python -m benchmarks.speed.memory toy_geneval method=flow_grpo --vary   # also small batches and checkpointing
     python -m benchmarks.speed.memory toy_geneval --blocks 8 --width 512    # a larger transformer with random weights
 
-A process has the libraries of all roles, and computes a little first, so that they load what they load at their first
-use. What its resident memory gains from there to its peak is measured: Linux's VmHWM. It is measured twice: as a run
-has it, and in use, when the C library returns every block of 32 KiB or more as soon as it is free. The prediction is
-that of `train --dry-run`. A rollout actor makes all shards of an iteration and a batch of an evaluation, a reward actor
-scores their images, and a learner worker, alone, takes the whole update. Scores for the learner are random numbers.
+A process has the libraries of all roles, and does a small iteration first, so that they load what they load at their
+first use. What its resident memory gains from there to its peak is measured: Linux's VmHWM. It is measured twice: as a
+run has it, and in use, when the C library returns every block of 32 KiB or more as soon as it is free. The prediction
+is that of `train --dry-run`. A rollout actor makes all shards of an iteration and a batch of an evaluation, a reward
+actor scores their images, and a learner worker, alone, takes the whole update. Scores for the learner are random
+numbers.
 """
 
 import asyncio
@@ -39,7 +40,6 @@ import actors.rollouts  # noqa: F401  the three of them are what the actors of a
 from deploy.presets import load_config
 from deploy.tools.estimate import estimate
 from deploy.tools.memory import MIB, RoleMemory, roles_of
-from flow.policy import build_policy
 from flow.rollout import RolloutPolicy
 from learner.update.learner import Learner
 from learner.update.workers import NearWorker, update
@@ -56,7 +56,11 @@ VARIANTS = (
     ("model.forward_batch=1",),
     ("model.forward_batch=1", "model.gradient_checkpointing=true"),
 )
-
+SMALL = (
+    *("group.size=2", "group.shard=2", "group.per_iteration=1"),
+    *("learner.updates_per_iteration=1", "evaluation.batch=1"),
+)
+"""Overrides of the iteration that every process does first."""
 M_MMAP_THRESHOLD = -3
 """Of glibc's mallopt: from this size on, a block is mapped alone and goes back to the system when it is free."""
 
@@ -160,14 +164,13 @@ def _resident(field: str) -> int:
 
 
 def _warm(config: RunConfig) -> None:
-    """Load a small model and compute each kind of thing once; load the scorers."""
+    """Load the scorers, and do a small iteration, so that the libraries have loaded what they compute with."""
     for reward in config.rewards.values():
         scorer_of(reward)
-    policy, lora = build_policy(load_config("toy_geneval", overrides=[]), device="cpu")
-    latents = torch.zeros(1, *policy.backbone.latent_shape)
-    policy.velocity(latents, torch.full((1,), 0.5), policy.conditioning("a circle", "")).mean().backward()
-    torch.optim.AdamW(lora.parameters.values()).step()  # imports what torch.compile needs, some 30 MiB
-    policy.backbone.decode(latents)
+    small = load_config("toy_geneval", overrides=SMALL)
+    with TemporaryDirectory() as folder:
+        roll_out(small, Path(folder))
+        learn(small, Path(folder))
 
 
 def roll_out(config: RunConfig, folder: Path) -> None:
