@@ -23,8 +23,8 @@ def substep_grid(config: IntegrationConfig, *, sigmas: Float[Tensor, " points"],
     """Return the sigmas of one point's completion, from the point's own sigma down to 0.
 
     - `tweedie`: one step.
-    - `ode` (Stepwise-Flow-GRPO, arXiv 2603.28718): T' substeps. They are even in sigma, or even in steps of the
-      schedule with linear interpolation between its sigmas.
+    - `ode` (Stepwise-Flow-GRPO, arXiv 2603.28718): T' substeps, or fewer of them for a later point (`tapers`). They are
+      even in sigma, or even in steps of the schedule with linear interpolation between its sigmas.
     - `schedule` (TP-GRPO, arXiv 2602.06422; DenseGRPO, arXiv 2601.20218): the remaining steps of the schedule.
 
     Args:
@@ -37,10 +37,11 @@ def substep_grid(config: IntegrationConfig, *, sigmas: Float[Tensor, " points"],
     """
     if config.rule == "schedule":
         return sigmas[k:]
-    count = config.substeps if config.rule == "ode" else 1
+    last = len(sigmas) - 1
+    share = sigmas[k].item() if config.spacing == "even" else (last - k) / last
+    count = config.substeps_from(share) if config.rule == "ode" else 1
     if config.spacing == "even":
         return sigmas[k] * (torch.arange(count, -1, -1) / count)
-    last = len(sigmas) - 1
     position = torch.linspace(k, last, count + 1)
     below = position.floor().long().clamp(max=last - 1)
     return torch.lerp(sigmas[below], sigmas[below + 1], position - below)

@@ -73,6 +73,10 @@ class IntegrationConfig(Section):
     """`adams`: second order with the previous velocity, as many forwards as `euler`; `heun`: second order with about
     twice as many."""
 
+    def substeps_from(self, share: float) -> int:  # noqa: ARG002
+        """Return the substeps of `ode` from a point on that has this share of the schedule before it, in (0, 1]."""
+        return self.substeps
+
 
 TOO_LOUD = {
     "ddim_sde": "sigma'^2 - std^2 under the root turns negative",
@@ -216,3 +220,10 @@ class CompletionConfig(IntegrationConfig):
     every: Positive = 1
     """Of the points before stochastic steps the first and every `every`-th one after it are completed and scored, at
     least 1. The steps between two scored points share equally what they earned together."""
+    tapers: bool = False
+    """Later points take fewer substeps of `ode`, so that all substeps are about equally long: point k takes its share
+    of T', rounded up. The share is sigma_k with spacing `even` and (T - k) / T with `schedule`."""
+
+    def substeps_from(self, share: float) -> int:
+        """Return the substeps of `ode` from a point on that has this share of the schedule before it, in (0, 1]."""
+        return max(1, math.ceil(self.substeps * share - 1e-6)) if self.tapers else self.substeps

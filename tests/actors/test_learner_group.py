@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from ray._private.worker import global_worker
 
 from actors.learners import LearnerActor, LearnerGroup
 from actors.pool.nodes import NodeFailures
@@ -226,7 +227,7 @@ def test_the_driver_keeps_no_entry_of_trajectories_that_were_learnt_from(tiny_co
     """Ray frees an object's entry with the driver's own reference only; this one has to be the last."""
     config = config_of(tiny_config, 2)
     reference = Reference(config)
-    entries = ray._private.worker.global_worker.core_worker.get_memory_store_size
+    entries = global_worker.core_worker.get_memory_store_size
 
     async def learn_from(drawn: Sequence[ScoredGroup], group: LearnerGroup) -> None:
         """The references of the caller end with the update, as soon as those of the workers."""

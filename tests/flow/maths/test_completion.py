@@ -156,6 +156,8 @@ def test_each_solver_costs_the_forwards_that_it_says(solver: str, forwards: int)
         ({"rule": "ode", "substeps": 5}, 32 + 4 / 24),
         ({"rule": "ode", "substeps": 8}, 56 + 7 / 24),
         ({"rule": "schedule"}, 36 + 9 / 24),
+        ({"rule": "ode", "substeps": 2, "spacing": "even", "tapers": True}, 6 + 1 / 24),
+        ({"rule": "ode", "substeps": 5, "spacing": "schedule", "tapers": True}, 16 + 4 / 24),
     ],
 )
 def test_a_trajectory_s_completions_cost_the_worked_forwards(
@@ -198,6 +200,10 @@ def test_a_data_point_without_spread_is_found_in_one_substep_from_anywhere() -> 
             8,
             [0.278049, 0.278049 / 3 + 0.008929 * 2 / 3, None, 0],
         ),
+        ({"rule": "ode", "substeps": 2, "spacing": "even", "tapers": True}, 6, [0.602151, 0.3010755, 0.0]),
+        ({"rule": "ode", "substeps": 2, "spacing": "even", "tapers": True}, 7, [0.464876, 0.0]),
+        ({"rule": "ode", "substeps": 5, "spacing": "schedule", "tapers": True}, 6, [0.602151, 0.278049, 0.0]),
+        ({"rule": "ode", "substeps": 5, "spacing": "schedule", "tapers": True}, 8, [0.278049, 0.0]),
     ],
 )
 def test_grids_are_the_worked_ones(settings: dict[str, Any], k: int, expected: list[float | None]) -> None:

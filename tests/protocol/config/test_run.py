@@ -89,7 +89,7 @@ def test_the_default_completion_is_the_one_that_the_fidelity_table_favours() -> 
         ("learning_rate", "unknown key 'learning_rate': did you mean 'learner.learning_rate'?"),
         ("group.learnin_rate", "unknown key 'group.learnin_rate': did you mean 'learner.learning_rate'?"),
         ("rewards.geneval.wieght", "unknown key 'rewards.geneval.wieght': did you mean 'weight'?"),
-        ("completion.zzz", "unknown key 'completion.zzz': known: every, rule, solver, spacing, substeps"),
+        ("completion.zzz", "unknown key 'completion.zzz': known: every, rule, solver, spacing, substeps, tapers"),
     ],
 )
 def test_an_unknown_key_is_refused_with_a_suggestion(key: str, message: str) -> None:
