@@ -11,8 +11,9 @@ published cell of the same variant, seed and reward. `report --out docs/results/
 A cell is (variant, seed, reward). A variant is a method with config keys; `benchmarks/race/variants.py` lists the
 methods and the papers' ablations. A cell trains until it has both enough iterations and enough training seconds, so
 that variants can be compared at equal iterations and at equal time. Seconds are those of generating, scoring and
-learning, without evaluations. All iterations of a cell do the same work, so each counts as many seconds as the cell's
-10 % quantile, and all seeds of a variant count as the quickest of them: what else the machine did has little influence.
+learning, without evaluations: CPU seconds of the cell's one process with one thread, so other programs disturb them
+little (`--wall` takes wall seconds). All iterations of a cell do the same work, so each counts as many seconds as the
+cell's 10 % quantile, and all seeds of a variant count as the quickest of them.
 The KL term and the running mean are off, and learning rate and clip range are the preset's for every variant, so that
 only the credit differs. Variants with other learning rates show what tuning gives each of the main methods.
 """
@@ -20,6 +21,7 @@ only the credit differs. Variants with other learning rates show what tuning giv
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,6 +32,7 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.clock import cpu_clock
 from benchmarks.race.plots import write_plots
 from benchmarks.race.variants import COMMON, LOOKS, METHODS, RATES, REWARDS, THREE_SEEDS, VARIANTS
 from deploy.folder.read import lines_of
@@ -332,13 +335,15 @@ def run(
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Seeds of each variant; by default three for the main methods, else one.")
     ] = None,
+    is_wall: Annotated[bool, typer.Option("--wall", help="Wall seconds instead of CPU seconds.")] = False,
     runs: Runs = RUNS,
 ) -> None:
     """Train the cells one after the other; run the command again to continue."""
     cells = planned(only or [], reward or [], seeds)
-    for index, cell in enumerate(cells):
-        typer.echo(f"cell {index + 1} of {len(cells)}: {cell.folder}")
-        run_cell(preset, cell, runs, iterations=iterations, seconds=seconds, every=every, extra=overrides or [])
+    with nullcontext() if is_wall else cpu_clock():
+        for index, cell in enumerate(cells):
+            typer.echo(f"cell {index + 1} of {len(cells)}: {cell.folder}")
+            run_cell(preset, cell, runs, iterations=iterations, seconds=seconds, every=every, extra=overrides or [])
 
 
 @app.command()

@@ -15,14 +15,12 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from types import SimpleNamespace
 from typing import Annotated
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -30,21 +28,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.clock import cpu_clock
 from deploy.folder.read import lines_of
 from deploy.monitor.progress import Progress
 from deploy.presets import load_config
 from deploy.run.run import run_training
 from deploy.tools.estimate import estimate
-from flow import meter
 from flow.device import computing, device_of, torch_threads
 from flow.policy import FlowPolicy, build_policy
 from flow.rollout import generate
-from learner.loop import loop
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
 from protocol.messages import GenerateRequest, Prompt
 from protocol.prompts import read_prompts
-from rewards import scorer
 from rewards.scorer import build_scorer
 
 ROUNDS = 3
@@ -132,16 +128,6 @@ def account(config: RunConfig, *, is_local: bool) -> tuple[list[Part], Mapping[s
     if is_local:
         parts.append(Part(name="everything else", seconds=held[SPENT] - sum(part.seconds for part in parts)))
     return parts, held
-
-
-@contextmanager
-def cpu_clock() -> Iterator[None]:
-    """Let the modules that time an iteration take CPU seconds of this process, which other programs hardly disturb."""
-    clock = SimpleNamespace(**vars(time) | {"perf_counter": time.process_time, "monotonic": time.process_time})
-    with ExitStack() as stack:
-        for module in (meter, loop, scorer, sys.modules[__name__]):
-            stack.enter_context(patch.object(module, "time", clock))
-        yield
 
 
 def _is_timed(name: str) -> bool:
@@ -269,7 +255,7 @@ def main(
     config = load_config(preset, overrides=[*(overrides or []), *looks])
     if is_cpu and is_ray:
         raise ConfigError("--cpu counts the seconds of this process alone, got --ray too: leave one out")
-    with cpu_clock() if is_cpu else nullcontext():
+    with cpu_clock(sys.modules[__name__]) if is_cpu else nullcontext():
         parts, held = account(config, is_local=not is_ray)
         role = config.cluster.rollout
         peak = peak_tflops or (None if role.gpus else _peak(max(role.threads, config.cluster.learner.threads)))
