@@ -42,6 +42,8 @@ SOLVED: dict[Solver, dict[Spacing, tuple[int, ...]]] = {
     "adams": {"even": (2, 3, 5, 8), "schedule": (2, 3, 5)},
     "heun": {"even": (2, 3)},
 }
+TAPERED: dict[Solver, tuple[int, ...]] = {"euler": (2, 5), "adams": (3, 5)}
+"""Substeps that get fewer for later points, even in steps of the schedule."""
 WAYS: dict[str, CompletionConfig] = {
     "tweedie": CompletionConfig(rule="tweedie"),
     **{
@@ -50,6 +52,13 @@ WAYS: dict[str, CompletionConfig] = {
         )
         for solver, spacings in SOLVED.items()
         for spacing, many in spacings.items()
+        for n in many
+    },
+    **{
+        f"{solver} {n}, tapered": CompletionConfig(
+            rule="ode", substeps=n, spacing="schedule", solver=solver, tapers=True
+        )
+        for solver, many in TAPERED.items()
         for n in many
     },
     "remaining schedule": CompletionConfig(rule="schedule", solver="euler"),

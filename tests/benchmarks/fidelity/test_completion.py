@@ -10,8 +10,9 @@ from benchmarks.fidelity.completion import WAYS, Point, summarise
 def test_every_way_is_what_its_name_says(name: str) -> None:
     way, (first, *rest) = WAYS[name], name.replace(",", "").split()
     if first in ("euler", "adams", "heun"):
-        spacing = "schedule" if name.endswith("schedule spacing") else "even"
+        spacing = "schedule" if name.endswith(("schedule spacing", "tapered")) else "even"
         assert (way.rule, way.solver, way.substeps, way.spacing) == ("ode", first, int(rest[0]), spacing)
+        assert way.tapers == name.endswith("tapered")
     elif first == "remaining":
         assert (way.rule, way.solver) == ("schedule", "adams" if name.endswith("adams") else "euler")
     else:
