@@ -1,4 +1,4 @@
-"""The way of a trajectory in docs/architecture.md, compared with call traces of a group, in one process and on Ray."""
+"""docs/architecture.md, from prompt to gradient: compared with call traces of a group, in one process and on Ray."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ LOOP = "learner/loop/loop.py"
 
 def section() -> str:
     page = (ROOT / "docs" / "architecture.md").read_text()
-    return page[page.index("## The way of one trajectory") : page.index("## Rules")]
+    return page[page.index("## From prompt to gradient") : page.index("## Rules")]
 
 
 def rows() -> list[tuple[str, str]]:

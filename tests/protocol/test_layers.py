@@ -1,4 +1,4 @@
-"""Imports go down only, and light floors stay light: seen in fresh interpreters."""
+"""Imports go down only, and light layers stay light: seen in fresh interpreters."""
 
 import json
 import subprocess
@@ -49,5 +49,5 @@ def loaded_by(*modules: str) -> set[str]:
     ],
     ids=["protocol", "folder and lora_file", "toyworld without models", "rewards", "flow and learner", "the loop"],
 )
-def test_a_floor_loads_only_what_it_may(modules: list[str], allowed: set[str]) -> None:
+def test_a_layer_loads_only_what_it_may(modules: list[str], allowed: set[str]) -> None:
     assert loaded_by(*modules) <= allowed
