@@ -12,7 +12,7 @@ class RoleConfig(Section):
     """Resources and deadline of one kind of actor."""
 
     threads: Positive = 1
-    """CPU threads of torch in one actor. They may change results, since they decide the order of sums."""
+    """CPU threads of torch in one actor. They can change results by rounding, because they decide the order of sums."""
     cpus: float = Field(default=1.0, ge=0.0)
     """CPUs that Ray reserves for one actor, at least 0; fractions are possible."""
     gpus: float = Field(default=0.0, ge=0.0)
@@ -20,12 +20,12 @@ class RoleConfig(Section):
     resources: CustomResources = Field(default_factory=dict)
     """Custom Ray resources of one actor, such as `{rollout: 1}`; it runs only on nodes that have them."""
     labels: dict[str, str] = Field(default_factory=dict)
-    """Labels of the nodes on which the actor may run, such as `{pool: rollout}` for nodes of `ray start --labels
-    pool=rollout`; Ray's expressions such as `in(a, b)` and `!a` are possible. Only with `cluster.address`."""
+    """Labels of the nodes on which the actor may run, such as `{pool: rollout}` for nodes that `ray start --labels
+    pool=rollout` started; Ray's expressions such as `in(a, b)` and `!a` are possible. Only with `cluster.address`."""
     placement: Literal["default", "pack", "spread"] = "default"
-    """Which of the nodes that have room takes the next actor. `default`: Ray's own rule, which prefers nodes in use
-    until they are half full; `pack`: the node with the least room, so that few nodes are in use; `spread`: the nodes
-    in turn."""
+    """On which of the nodes with room the next actor runs. `default`: Ray's own rule, which prefers nodes in use until
+    they are half full; `pack`: the node with the least room, so that few nodes are in use; `spread`: the nodes in turn.
+    """
     timeout_s: float = Field(default=600.0, gt=0.0)
     """Seconds that one call may take; then it counts as failed and the actor is replaced."""
 
@@ -39,12 +39,12 @@ class LearnerRoleConfig(RoleConfig):
     """The learner group."""
 
     workers: Positive = 1
-    """Learner workers W, each an actor with the resources above; a divisor of `learner.lanes`. Every W gives the same
-    bits; `flowcredit scale RUN learner W` changes it while the run goes on."""
+    """Learner workers W, each an actor with the resources of this section; a divisor of `learner.lanes`. Every W gives
+    the same bits; `flowcredit scale RUN learner W` changes it during a run."""
 
 
 class ClusterConfig(Section):
-    """Where a run computes. Only `threads`, and whether `gpus` is above 0, can change a result, through rounding."""
+    """Where a run computes. Only `threads`, and whether `gpus` is above 0, can change a result, by rounding."""
 
     address: str | None = None
     """Address of a Ray cluster. Without one, and without RAY_ADDRESS in the environment, the run starts a local
@@ -56,14 +56,14 @@ class ClusterConfig(Section):
     restart_window_s: float = Field(default=3600.0, gt=0.0)
     """Seconds for which a failed actor counts towards `max_restarts`."""
     layout: Literal["separate", "colocated"] = "separate"
-    """Who shares resources. `separate`: every actor has its own; `colocated`: each rollout actor shares them with a
-    learner worker, for instance a GPU, and the two take turns. Then there are as many of one as of the other, their
-    `gpus` add up to at most 1, and `group.max_lag` is 0."""
+    """Who shares resources. `separate`: every actor has its own. `colocated`: each rollout actor shares its resources,
+    for instance a GPU, with a learner worker, and the two take turns. Then there are as many rollout actors as learner
+    workers, their `gpus` add up to at most 1, and `group.max_lag` is 0."""
     offload: bool = False
-    """With `colocated`: whether the side that rests keeps its transformer and VAE in host memory. It saves GPU memory
-    and costs a copy for each turn."""
+    """With `colocated`: whether the resting side keeps its transformer and VAE in host memory. This saves GPU memory
+    and costs a copy in each turn."""
     heartbeat_s: float = Field(default=60.0, gt=0.0)
-    """Seconds within which a busy actor must send a heartbeat; an actor that does not is replaced."""
+    """Seconds within which a busy actor must send a heartbeat; otherwise it is replaced."""
     stop_within_s: float = Field(default=60.0, gt=0.0)
     """Seconds that a stop waits for the update in progress; then the run ends with its newest checkpoint."""
     rollout: RoleConfig = RoleConfig()

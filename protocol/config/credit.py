@@ -26,8 +26,8 @@ class StepWeightConfig(Section):
     """`noise`: the power of the std, at least 0. 1 is TempFlow-GRPO's. 2 cancels the 1 / std^2 of the log-prob, so that
     the squared error of every step counts equally."""
     noise_constant: float | None = Field(default=None, gt=0.0)
-    """`noise`: a factor of the power of the std, which is then not divided by its mean; 2.25 in TempFlow-GRPO's
-    released code."""
+    """`noise`: if set, a weight is this number times the power of the std, without the division by its mean; 2.25 in
+    TempFlow-GRPO's released code."""
     table: tuple[Weight, ...] = ()
     """`table`: one weight of at least 0 for each of the T steps."""
     mean_one: bool = False
@@ -70,7 +70,7 @@ class TurningPointConfig(Section):
     has_first_step: bool = True
     """Allow the first step to be selected too."""
     is_balanced: bool = True
-    """Keep equally many selections with positive and with negative reward: the largest of each sign."""
+    """Keep equally many selected steps with positive and with negative aggregate: the largest of each sign."""
 
 
 class CreditConfig(Section):
@@ -78,20 +78,20 @@ class CreditConfig(Section):
 
     rule: Literal["uniform", "gains", "gae", "turning_point", "tree"] = "gae"
     """Step rewards. `uniform`: the final reward for every step; `tree`: the mean final reward of all members that share
-    the step (`sampling.splits`); `gains`: the difference of the values at the step's two
-    points; `gae`: the decayed sum of the gains from this step on; `turning_point`: gains, and at turning points the sum
-    of all gains from there on."""
+    the step (`sampling.splits`); `gains`: the difference of the values at the step's two points; `gae`: the decayed sum
+    of the gains from this step on; `turning_point`: gains, and at turning points the sum of all gains from there on."""
     values: Literal["raw", "calibrated"] = "calibrated"
     """Value of a point for `gains` and `gae`. `raw`: its reward. `calibrated`: its reward minus the group's mean, times
     the slope of a regression of final rewards on it over this iteration."""
     slopes_decay: Decay = 0.0
-    """`calibrated`: share of the slopes of the iterations before that an iteration keeps, in [0, 1); 0 keeps none."""
+    """`calibrated`: share of the earlier iterations' slopes that an iteration keeps, in [0, 1); 0 keeps none."""
     normalise: Literal["joint", "per_step", "centred", "ema"] = "per_step"
     """`joint`: mean and std over all members and steps of a group; `per_step`: mean and std over the members, for each
     step; `centred`: the mean of each step, the std of all steps; `ema`: a running mean of each step over iterations,
     the std of all steps."""
     scale: Literal["prompt", "iteration"] = "iteration"
-    """Values over which the std is taken: those of the prompt's own group, or those of all groups of the iteration."""
+    """Over which values the std is computed. `prompt`: those of the prompt's own group; `iteration`: those of all
+    groups of the iteration."""
     ddof: int = Field(default=0, ge=0, le=1)
     """Delta degrees of freedom of the std: 0, or 1 as in DanceGRPO."""
     gae_lambda: float = Field(default=0.3, ge=0.0, le=1.0)
@@ -110,8 +110,8 @@ class CreditConfig(Section):
     advantage_clip: float = Field(default=5.0, gt=0.0)
     """Advantages are clamped to plus or minus this number, above 0."""
     diversity: str | None = None
-    """Name of a reward that says how far a member lies from its group (scorer `diversity`): advantages above 0 are
-    scaled by it, divided by its mean in the group (GARDO). None scales none."""
+    """Name of a reward (scorer `diversity`) that says how much a member differs from its group. Advantages above 0 are
+    multiplied by it and divided by its mean in the group (GARDO). null: no scaling."""
 
     @model_validator(mode="after")
     def _weights_act(self) -> "CreditConfig":

@@ -44,15 +44,15 @@ class KlConfig(Section):
     """`full`: the closed-form KL of a step; `no_dt`: the same with a variance without the step size h, as in
     Flow-GRPO's released code and for its beta; `velocity`: the mean squared difference of the velocities."""
     auxiliary: tuple[str, ...] = ()
-    """Names of rewards, of weight 0 for instance. With them only those members of a group have the penalty whose rank
-    by the reward is above their mean rank by these (GARDO). Empty: all members have it."""
+    """Names of auxiliary rewards, for instance with weight 0. If set, the penalty applies only to members whose rank by
+    the reward is above their mean rank by these rewards (GARDO). Empty: it applies to all members."""
     share: float = Field(default=0.1, gt=0.0, le=1.0)
-    """With `auxiliary`: largest share of a group that has the penalty, in (0, 1]."""
+    """With `auxiliary`: largest share of a group to which the penalty applies, in (0, 1]."""
     reset_every: int = Field(default=0, ge=0)
-    """Iterations after which the reference becomes the present policy; 0 for never (GARDO: 15 epochs)."""
+    """Iterations after which the present policy becomes the reference; 0: never (GARDO: 15 epochs)."""
     reset_above: float = Field(default=0.0, ge=0.0)
-    """`train/reference_kl` of an iteration above which the reference becomes the present policy; 0 for never (GARDO:
-    3e-4)."""
+    """If an iteration's `train/reference_kl` is above this number, the present policy becomes the reference; 0: never
+    (GARDO: 3e-4)."""
 
     @property
     def moves(self) -> bool:
@@ -70,7 +70,7 @@ class AverageConfig(Section):
     """Optimizer steps between updates of the mean, at least 1."""
     repeats: Positive = 1
     """Repetitions of each update of the mean, at least 1. Flow-GRPO's released code repeats it for each micro-batch of
-    a device that one optimizer step accumulates: 2 on its 32 GPUs, 4 on 4."""
+    a device that one optimizer step accumulates: 2 times on 32 GPUs, 4 times on 4 GPUs."""
 
 
 class ForwardConfig(Section):
@@ -81,8 +81,8 @@ class ForwardConfig(Section):
     power: float = Field(default=0.25, gt=0.0, le=1.0)
     """`awm`: p in (0, 1], the power of the matching loss; 1 is the plain mean square."""
     preference: float = Field(default=100.0, gt=0.0)
-    """`dgpo`: beta of the group's weight, above 0; a large one forgets a group sooner that the policy prefers already.
-    """
+    """`dgpo`: beta of the group's weight, above 0. With a larger beta, a group that the policy already prefers loses
+    its weight sooner."""
 
 
 class OldConfig(Section):
@@ -92,7 +92,7 @@ class OldConfig(Section):
     """
 
     rate: float = Field(default=0.001, ge=0.0)
-    """Growth of the share d that the old adapter keeps, per optimizer step; at least 0."""
+    """Growth per optimizer step of the share d that the adapter `old` keeps; at least 0."""
     flat: int = Field(default=0, ge=0)
     """Optimizer steps before d grows; until then `old` is the trained adapter itself."""
     most: Decay = 0.5
@@ -133,17 +133,17 @@ class LearnerConfig(Section):
     """Share of a shard's stochastic steps that is trained, in (0, 1]; the steps are chosen at random for each shard and
     pass (DanceGRPO: 0.6)."""
     subsample_below: float = Field(default=0.0, ge=0.0)
-    """b, at least 0: a micro-batch whose mean |advantage| a is below it is trained with the chance a / b, and its loss
-    counts b / a times, so the expected gradient stays the same. 0 trains all; 0.5 leaves out what teaches little."""
+    """b, at least 0. A micro-batch whose mean |advantage| a is below b is trained with probability a / b, and its loss
+    is multiplied by b / a, so the expected gradient stays the same. 0 trains all micro-batches."""
     divergence_bound: float = Field(default=1e-5, gt=0.0)
-    """tau of the objective `masked`, above 0: nats per latent element by which a step may have moved away from the
-    policy that drew it."""
+    """tau of the objective `masked`, above 0: how far a step may have moved away from the policy that rolled it out, in
+    nats per latent element."""
     objective: Literal["clipped", "guarded", "masked", "distillation", "nft", "awm", "dgpo"] = "clipped"
     """`clipped`: PPO's clipped surrogate; `guarded`: the same with GRPO-Guard's ratio; `masked`: Flow-DPPO's mask by
     the divergence of the step, without a clip; `distillation`: regression onto improved completions. Of the forward
     process: `nft`, DiffusionNFT; `awm`, Advantage Weighted Matching; `dgpo`, Direct Group Preference Optimization."""
     forward: ForwardConfig = ForwardConfig()
-    """Numbers of `nft`, `awm` and `dgpo`."""
+    """Settings of `nft`, `awm` and `dgpo`."""
     old: OldConfig = OldConfig()
     """The adapter `old` of `nft`, `awm` and `dgpo`."""
     kl: KlConfig = KlConfig()

@@ -33,42 +33,42 @@ class ModelConfig(Section):
     dtype: Dtype = "float32"
     """Dtype of the frozen transformer, of its autocast and of the text encoders; the LoRA is float32."""
     quantize: Literal["int8"] | None = None
-    """How the frozen transformer's linear layers are kept: `int8` with 8 bits a weight, through torchao; none in
-    `dtype`. The LoRA is float32 as ever."""
+    """`int8` keeps the frozen transformer's linear layers in 8 bits per weight, through torchao; null keeps them in
+    `dtype`. The LoRA is float32 in both cases."""
     vae_dtype: Dtype | None = None
-    """Dtype in which the VAE decodes; none takes `dtype`, as diffusers' pipelines do. Images that are not finite end
-    the run: set float32."""
+    """Dtype in which the VAE decodes; null takes `dtype`, as diffusers' pipelines do. If images are not finite, the run
+    ends: then set float32."""
     tiny_decoder: str | None = None
     """Folder, `pkg://package/folder` or hub id of an AutoencoderTiny that decodes the images of completed points, such
-    as `madebyollin/taesd3`; none uses the VAE. Finished images and evaluations are always the VAE's."""
+    as `madebyollin/taesd3`; null uses the VAE. Finished images and evaluations always use the VAE."""
     attention: str | None = None
-    """Attention back end of diffusers' dispatcher, such as `flash` or `sage`, for rollout and learner alike; none is
+    """Attention back end of diffusers' dispatcher, such as `flash` or `sage`, for rollout and learner alike; null is
     torch's own."""
     height: Positive | None = None
-    """Height of an image in pixels; none takes the size that the model was trained for."""
+    """Height of an image in pixels; null takes the size that the model was trained for."""
     width: Positive | None = None
     """Width of an image in pixels; given together with `height`."""
     max_sequence_length: Positive = 128
-    """Tokens of a prompt for T5 or Qwen, at least 1; in SD3 without a T5 encoder as many zero tokens are appended."""
+    """Tokens of a prompt for T5 or Qwen, at least 1; SD3 without a T5 encoder appends as many zero tokens."""
     guidance: float = Field(default=1.0, ge=1.0)
-    """Classifier-free guidance weight w of the policy, at least 1, for rollout, training and evaluation. 1 needs one
-    forward, more needs two."""
+    """Classifier-free guidance weight w of the policy, at least 1, for rollout, training and evaluation. 1 costs one
+    forward, a higher weight two."""
     embedded_guidance: float = Field(default=3.5, ge=0.0)
     """Guidance input of a guidance-distilled model (FLUX.1-dev), at least 0; other models ignore it."""
     embedding_cache: str | None = None
-    """Folder that keeps prompt embeddings. With it the text encoders are loaded once, before the run, and then
-    freed."""
+    """Folder for prompt embeddings. With it the text encoders are loaded once, before the run, and then freed. null:
+    the actors hold the text encoders."""
     forward_batch: Positive | None = None
-    """Most samples of one transformer forward; none takes all at once. Rollout and learner use the same number, so the
-    ratio stays exactly 1."""
+    """Maximum number of samples in one transformer forward; null takes all at once. Rollout and learner use the same
+    number, so the ratio stays exactly 1."""
     decode_batch: Positive | None = None
-    """Most images that the VAE decodes at once; none decodes all."""
+    """Maximum number of images that the VAE decodes at once; null decodes all."""
     vae_tiling: bool = False
     """Decode in overlapping tiles: less memory for large images, slightly different pixels."""
     gradient_checkpointing: bool = False
     """The learner stores one tensor of each block and recomputes the others: far less memory, one more forward."""
     compile: str | None = None
-    """torch.compile backend of the transformer's blocks, such as `inductor`; none does not compile them."""
+    """torch.compile backend for the transformer's blocks, such as `inductor`; null does not compile them."""
     lora: LoraConfig = LoraConfig()
     """The adapter."""
 

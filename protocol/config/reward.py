@@ -21,33 +21,34 @@ class RewardConfig(Section):
     """`train`: its score is part of the reward; `evaluate`: it scores held-out images only and never trains."""
     sees: Literal["image", "group"] = "image"
     """What the scorer gets in one call: `image`, any images; `group`, the finished images of one whole group, which it
-    compares. It must be what the scorer declares."""
+    compares. It must match what the scorer declares."""
     actors: Positive = 1
     """Reward actors that score in parallel, at least 1."""
     batch: Positive = 64
-    """Most images of one call, at least 1. Pending images are joined across groups, and larger requests are split."""
+    """Maximum number of images in one call, at least 1. Waiting images are joined across groups, and larger requests
+    are split."""
     batch_delay_s: float = Field(default=0.0, ge=0.0)
-    """Seconds that an idle actor waits for a full batch; 0 takes the pending images at once."""
+    """Seconds that an idle actor waits for a full batch; 0 takes the waiting images at once."""
     queue: Positive = 4096
-    """Most images that wait for this scorer, at least 1, beside those that rollout actors are making. At this number no
-    further shard is requested."""
+    """Maximum number of images that wait for this scorer, at least 1, not counting those that rollout actors are
+    making. At this number no further shard is requested."""
     timeout_s: float | None = Field(default=None, gt=0.0)
-    """Seconds that one call may take; then it counts as failed and the actor is replaced. None takes
+    """Seconds that one call may take; then it counts as failed and the actor is replaced. null takes
     `cluster.reward.timeout_s`, which also bounds the time to load a scorer."""
     tries: Positive = 3
-    """How often an image is tried before `on_failure` decides, at least 1; each try takes another actor if possible."""
+    """Number of tries per image before `on_failure` decides, at least 1; each try uses another actor if possible."""
     on_failure: Literal["missing", "drop_group", "pause", "fail"] = "missing"
     """What happens to an image without a score after all tries. `missing` masks the gains that need its score,
     `drop_group` drops the scores of its whole group, `pause` waits until the scorer works again, `fail` ends the
     run."""
     cpus: float | None = Field(default=None, ge=0.0)
-    """CPUs that Ray reserves for one actor; none takes `cluster.reward.cpus`."""
+    """CPUs that Ray reserves for one actor; null takes `cluster.reward.cpus`."""
     gpus: float | None = Field(default=None, ge=0.0)
-    """GPUs that Ray reserves for one actor; none takes `cluster.reward.gpus`."""
+    """GPUs that Ray reserves for one actor; null takes `cluster.reward.gpus`."""
     resources: CustomResources = Field(default_factory=dict)
-    """Custom Ray resources that one actor needs beside those of `cluster.reward.resources`, such as `{ocr_node: 1}`."""
+    """Custom Ray resources that one actor needs in addition to `cluster.reward.resources`, such as `{ocr_node: 1}`."""
     runtime_env: dict[str, Any] | None = None
-    """Ray runtime environment of the actors, such as `{pip: [paddleocr]}`; only they build the scorer then."""
+    """Ray runtime environment of the actors, such as `{pip: [paddleocr]}`. Then only the actors build the scorer."""
 
     def reserved(self, role: RoleConfig) -> dict[str, float]:
         """Return what Ray reserves for one actor, by Ray's names; `cluster.reward` holds what this leaves open."""

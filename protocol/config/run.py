@@ -25,9 +25,9 @@ class DataConfig(Section):
     """The prompts."""
 
     train: str
-    """Prompt file of the training: JSON lines with a `prompt` key (GenEval metadata), or one prompt on each line."""
+    """Prompt file for training: JSON lines with a `prompt` key (GenEval metadata), or one prompt on each line."""
     heldout: str
-    """Prompt file of the evaluation, in the same formats; its prompts never train."""
+    """Prompt file for evaluation, in the same formats; its prompts are never trained on."""
     tags: tuple[str, ...] = ()
     """Keep only prompts whose metadata `tag` is one of these; an empty list keeps all."""
 
@@ -48,7 +48,7 @@ class EvaluationConfig(Section):
     batch: Positive = 48
     """Images of one request to a rollout actor, at least 1."""
     height: Positive | None = None
-    """Height of an image in pixels; none takes that of training. The schedule follows the size as in training."""
+    """Height of an image in pixels; null takes that of training. The schedule follows the size as in training."""
     width: Positive | None = None
     """Width of an image in pixels; given together with `height`."""
     adapter: Literal["trained", "average"] = "trained"

@@ -13,7 +13,7 @@ class WindowConfig(Section):
 
     rule: Literal["all", "fixed", "random", "sliding", "branch"] = "all"
     """`all`: every eligible step; `fixed`: `size` steps from `first`; `random`: `size` steps from a random start in
-    each iteration; `sliding`: `size` steps that move on by one; `branch`: one step for each shard."""
+    each iteration; `sliding`: `size` steps that move by one from time to time; `branch`: one step for each shard."""
     size: Positive = 2
     """Steps of a fixed, random or sliding window, at least 1."""
     first: int = 0
@@ -22,10 +22,10 @@ class WindowConfig(Section):
     """Part of the schedule that holds random and sliding windows, and the steps of `branch`: start and end as shares of
     T in [0, 1], rounded down."""
     every: Positive = 25
-    """Iterations after which the sliding window moves on by one step, at least 1; after its last position it starts
-    again at the first."""
+    """Iterations after which the sliding window moves by one step, at least 1; after its last position it starts again
+    at the first."""
     shrinks: bool = False
-    """The sliding window goes on to the last step of `within`, one step shorter at each further position (MixGRPO's
+    """The sliding window continues to the last step of `within`, one step shorter at each further position (MixGRPO's
     released code). Otherwise its last position is the last one that holds `size` steps."""
 
     def require_inside(self, steps: int) -> None:
@@ -59,7 +59,7 @@ class WindowConfig(Section):
 
 
 class IntegrationConfig(Section):
-    """How the clean image behind a state is found: the ODE from there down to sigma 0."""
+    """How the clean image of a state is found: by the ODE from there to sigma 0."""
 
     rule: Literal["tweedie", "ode", "schedule"] = "ode"
     """`tweedie`: x - sigma v, without a further forward; `ode`: integrate to sigma 0 in `substeps` substeps;
@@ -121,12 +121,12 @@ class SamplingConfig(Section):
     stochastic step on."""
 
     granularities: tuple[Positive, ...] = (1,)
-    """How each trajectory ends behind its last stochastic step, ascending from 1. 1: by the schedule; g: a second time
-    by the ODE on the schedule's next step and then on every g-th one. Every end is an image, and the advantages of all
-    are added (Granular-GRPO)."""
+    """How each trajectory ends after its last stochastic step, ascending from 1. 1: along the schedule. g: once more,
+    by an ODE over the schedule's next step and then over every g-th one. Every end is an image, and the advantages of
+    all ends are added (Granular-GRPO)."""
     tail: IntegrationConfig = IntegrationConfig(rule="schedule", solver="euler")
-    """How a trajectory goes on behind its last stochastic step, where it has no noise. By default it takes the Euler
-    steps of its schedule. Fewer substeps of second order cost less; MixGRPO-Flash does so with DPM-Solver++."""
+    """How a trajectory continues after its last stochastic step, where it has no noise. By default it takes the Euler
+    steps of its schedule. Fewer substeps of second order cost less; MixGRPO-Flash does this with DPM-Solver++."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "SamplingConfig":
@@ -218,8 +218,9 @@ class CompletionConfig(IntegrationConfig):
     """How the clean image at a point of a trajectory is estimated."""
 
     every: Positive = 1
-    """Of the points before stochastic steps the first and every `every`-th one after it are completed and scored, at
-    least 1. The steps between two scored points share equally what they earned together."""
+    """Distance between two completed points, at least 1. The point before the first stochastic step and every
+    `every`-th one after it are completed and scored. The steps between two scored points share equally what they earned
+    together."""
     tapers: bool = False
     """Later points take fewer substeps of `ode`, so that all substeps are about equally long: point k takes its share
     of T', rounded up. The share is sigma_k with spacing `even` and (T - k) / T with `schedule`."""
