@@ -7,16 +7,16 @@ that holds is good.
 from typing import Protocol
 
 CONDITIONS = {
-    "BaseModel": "The model is no distilled few-step one. Otherwise training blurs its images.",
-    "BoardConnected": "The run reaches its status board. Otherwise the page shows old numbers; training goes on.",
+    "BaseModel": "The model is not a distilled few-step model. Otherwise training blurs its images.",
+    "BoardConnected": "The run reaches its status board. Otherwise the page shows old numbers; training continues.",
     "BoardLease": "The run's lease on a shared board is held. Otherwise only the run folder's lease protects it.",
     "CheckpointsWritten": "The newest checkpoint is on disk. Otherwise it is written again after the next iteration.",
     "ClusterFits": "The cluster has room for all actors. Otherwise some wait for nodes to join.",
     "GalleryWritten": "Images and scores of the newest evaluation are in `gallery/`.",
-    "Guard": "A guard's rule is kept. Otherwise the run is warned or ends, as the guard says.",
-    "LearnerReady": "The learner group works. Otherwise a new one goes on from the newest checkpoint.",
+    "Guard": "The guard's rule holds. Otherwise the run gets a warning or ends, as the guard says.",
+    "LearnerReady": "The learner group works. Otherwise a new group continues from the newest checkpoint.",
     "LocalSettings": "`--local` follows every setting of the rewards. Otherwise the named ones have no effect.",
-    "MetricsWritten": "`metrics.jsonl` takes its lines. Otherwise they are kept and written again.",
+    "MetricsWritten": "`metrics.jsonl` can be written. Otherwise its lines are kept in memory and written later.",
     "NativeSize": "Images have the model's own size or more. Otherwise larger ones may show grids after training.",
     "OneWriter": "No other process has taken the run over. Otherwise this process ends without writing.",
     "PageServed": "The page of the run is served on loopback.",
@@ -26,8 +26,8 @@ CONDITIONS = {
     "SameVersions": "The libraries are those that wrote the checkpoint. Otherwise results may round differently.",
     "ScoresComplete": "A reward gives a score to every image. Otherwise scores are missing, never 0.",
     "StatusShown": "The status document could be made.",
-    "StatusWritten": "`status.json` takes the status.",
-    "Tracker": "A tracker takes its lines. Otherwise they are left out there; the run folder has them.",
+    "StatusWritten": "`status.json` can be written.",
+    "Tracker": "The tracker takes its lines. Otherwise it misses them; the run folder has them.",
 }
 """What each type of condition says when it holds and what follows when it does not; `/NAME` may follow a type."""
 

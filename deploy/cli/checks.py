@@ -19,7 +19,7 @@ def doctor(
         str | None, typer.Argument(help="A preset whose model, prompts and rewards are checked too.")
     ] = None,
     overrides: Overrides = None,
-    run: Annotated[Path, typer.Option(help="Folder that run folders will be in.")] = Path("runs"),
+    run: Annotated[Path, typer.Option(help="Folder that will hold the run folders.")] = Path("runs"),
     measures: Annotated[
         bool,
         typer.Option("--measure", help="Measure forwards, gradients and decodings a second of the preset's model."),

@@ -73,7 +73,7 @@ def fetch(
         str, typer.Argument(help="Name of a run on the cluster's head, its absolute path there, or a checkpoint.url.")
     ],
     address: Address = None,
-    into: Annotated[Path | None, typer.Option(help="Folder to make; default: runs/NAME.")] = None,
+    into: Annotated[Path | None, typer.Option(help="Folder to create; default: runs/NAME.")] = None,
 ) -> None:
     """Fetch a run's newest checkpoint, metrics and images to this machine."""
     from deploy.folder.location import runs_folder

@@ -13,7 +13,7 @@ from protocol.errors import ConfigError
 
 def generate(
     run: RunFolder,
-    prompt: Annotated[str | None, typer.Argument(help="What the images show; or give --prompts.")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="What the images should show; or use --prompts.")] = None,
     prompts: Annotated[
         Path | None, typer.Option(help="Prompt file: text or JSON lines, images of each prompt.")
     ] = None,
@@ -27,7 +27,7 @@ def generate(
     width: Annotated[int | None, typer.Option(min=1, help="Width in pixels; given together with --height.")] = None,
     iteration: Iteration = None,
     is_best: IsBest = False,
-    is_base: Annotated[bool, typer.Option("--base", help="Leave the adapter out.")] = False,
+    is_base: Annotated[bool, typer.Option("--base", help="Use the base model, without the adapter.")] = False,
     is_average: IsAverage = False,
     out: Annotated[Path, typer.Option(help="Folder to write the images to.")] = Path("images"),
     has_grid: Annotated[

@@ -24,7 +24,7 @@ Iteration = Annotated[
 ]
 IsBest = Annotated[bool, typer.Option("--best", help="Take the checkpoint with the highest held-out score.")]
 IsLocal = Annotated[bool, typer.Option("--local", help="Run in one process without Ray; the results are the same.")]
-IsAverage = Annotated[bool, typer.Option("--average", help="Use the running average of the adapter (learner.average).")]
+IsAverage = Annotated[bool, typer.Option("--average", help="Use the running mean of the adapter (learner.average).")]
 IsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Host = Annotated[str, typer.Option(help="Address to listen on; any other than loopback needs a token.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
@@ -32,7 +32,7 @@ TokenFile = Annotated[
     Path | None, typer.Option(help="File with the bearer token; default: the environment variable FLOWCREDIT_TOKEN.")
 ]
 AllowHost = Annotated[
-    list[str] | None, typer.Option(help="A further name by which a server on loopback may be called; repeatable.")
+    list[str] | None, typer.Option(help="Another host name to which a server on loopback answers; repeatable.")
 ]
 
 

@@ -27,9 +27,9 @@ def report(
     out: Annotated[Path, typer.Option(help="HTML file to write; an earlier report there is replaced.")] = Path(
         "report.html"
     ),
-    png: Annotated[Path | None, typer.Option(help="Folder to write each chart to as well, as PNG.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Folder to write each chart to as PNG too.")] = None,
     peak_tflops: Annotated[
-        float | None, typer.Option(help="TFLOP/s that one GPU can do at most; adds the share of it (mfu).", min=0.001)
+        float | None, typer.Option(help="Peak TFLOP/s of one GPU; adds the share that was reached (mfu).", min=0.001)
     ] = None,
 ) -> None:
     """Write one HTML file about one or many runs: curves, gains, trajectories, before and after, configs.
@@ -60,7 +60,7 @@ def compare(
     second: Annotated[str, typer.Argument(metavar="RUN", help="Another one.")],
     is_json: IsJson = False,
 ) -> None:
-    """Compare two runs in a table; held-out scores with paired bootstrap intervals over the prompts."""
+    """Compare two runs in a table, held-out scores with paired bootstrap intervals over the prompts."""
     from rich.console import Console
 
     from deploy.cli.tables import show_comparison
@@ -95,7 +95,7 @@ def evaluate(
     ] = None,
     scorer: Annotated[
         list[str] | None,
-        typer.Option(help="A further scorer, NAME or NAME=package.module:Class; repeatable. It adds readings."),
+        typer.Option(help="A further scorer to report, NAME or NAME=package.module:Class; repeatable."),
     ] = None,
     is_geneval: Annotated[
         bool,

@@ -11,7 +11,7 @@ from protocol.errors import ConfigError
 
 
 def scorers(is_json: IsJson = False) -> None:
-    """List the built-in scorers, where each is, and what its installation needs."""
+    """List the built-in scorers, their import paths and what to install."""
     from rewards.scorer import SCORERS
 
     def line(row: dict[str, Any]) -> str:

@@ -33,7 +33,7 @@ def train(
         Path | None,
         typer.Option(
             help="Run folder; default: runs/PRESET, in a Ray job ~/flowcredit/runs/PRESET-DIGEST of its driver's node."
-            " An existing run is continued."
+            " An existing run is resumed."
         ),
     ] = None,
     fork: Annotated[Path | None, typer.Option(help="Run whose newest adapter a new run starts from.")] = None,
@@ -43,7 +43,7 @@ def train(
     tflops: Annotated[
         float | None,
         typer.Option(
-            help="With --dry-run: TFLOP/s that a device really does (`doctor --measure`); adds seconds and GPU-hours.",
+            help="With --dry-run: TFLOP/s that a device achieves (`doctor --measure`); adds seconds and GPU-hours.",
             min=1e-6,
         ),
     ] = None,
@@ -55,9 +55,9 @@ def train(
         ),
     ] = None,
 ) -> None:
-    """Train a preset in a run folder; continue the run that the folder already holds.
+    """Train a preset in a run folder, or resume the run that the folder already holds.
 
-    Without a preset the run's own config is taken, so its overrides need not be repeated.
+    Without a preset, the run's own config is used, so its overrides need not be repeated.
     """
     folder = run and placed(run)
     source, words = source_and_words(preset, overrides, folder, "or --run with a run to go on with")
