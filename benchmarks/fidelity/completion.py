@@ -48,7 +48,7 @@ WAYS: dict[str, CompletionConfig] = {
     "tweedie": CompletionConfig(rule="tweedie"),
     **{
         f"{solver} {n}" + (", schedule spacing" if spacing == "schedule" else ""): CompletionConfig(
-            rule="ode", substeps=n, spacing=spacing, solver=solver
+            rule="ode", substeps=n, spacing=spacing, solver=solver, tapers=False
         )
         for solver, spacings in SOLVED.items()
         for spacing, many in spacings.items()
@@ -63,7 +63,7 @@ WAYS: dict[str, CompletionConfig] = {
     },
     "remaining schedule": CompletionConfig(rule="schedule", solver="euler"),
     "remaining schedule, adams": CompletionConfig(rule="schedule", solver="adams"),
-    "fine": CompletionConfig(rule="ode", substeps=64, spacing="even", solver="adams"),
+    "fine": CompletionConfig(rule="ode", substeps=64, spacing="even", solver="adams", tapers=False),
 }
 """Completions by name. Every key is explicit, so that a changed default cannot change the meaning of a name."""
 REFERENCES = ("remaining schedule", "fine")

@@ -95,10 +95,10 @@ def completion() -> Figure:
         "trajectory": SIGMAS,
         "tweedie": substep_grid(CompletionConfig(rule="tweedie"), sigmas=SIGMAS, k=point),
         "ode, T' = 5, even": substep_grid(
-            CompletionConfig(rule="ode", substeps=5, spacing="even"), sigmas=SIGMAS, k=point
+            CompletionConfig(rule="ode", substeps=5, spacing="even", tapers=False), sigmas=SIGMAS, k=point
         ),
         "ode, T' = 5, schedule": substep_grid(
-            CompletionConfig(rule="ode", substeps=5, spacing="schedule"), sigmas=SIGMAS, k=point
+            CompletionConfig(rule="ode", substeps=5, spacing="schedule", tapers=False), sigmas=SIGMAS, k=point
         ),
         "schedule": substep_grid(CompletionConfig(rule="schedule"), sigmas=SIGMAS, k=point),
     }

@@ -67,7 +67,7 @@ FOUR_UPDATES = ("learner.updates_per_iteration=4",)
 JOINT = ("credit.normalise=joint", "credit.step_weights.rule=none")
 STEP_CREDIT = (
     *("sampling.kernel=flow_sde", "sampling.shared_noise=true"),
-    "completion={rule: ode, substeps: 2, spacing: even, solver: euler}",
+    "completion={rule: ode, substeps: 2, spacing: even, solver: euler, tapers: false}",
     *("credit.rule=gae", "credit.gae_lambda=0.3", "credit.values=calibrated", "credit.normalise=per_step"),
 )
 """Rollout, completion and credit of `stepwise_calibrated`, under another objective."""
@@ -127,7 +127,7 @@ VARIANTS: Mapping[str, Variant] = {
     "stepwise_fast, tiny": Variant("stepwise_fast", TINY),
     # Its point completed by two Euler substeps, which takes one forward for each trajectory.
     "stepwise_fast, T'=2": Variant(
-        "stepwise_fast", ("completion={rule: ode, substeps: 2, spacing: even, solver: euler, every: 2}",)
+        "stepwise_fast", ("completion={rule: ode, substeps: 2, spacing: even, solver: euler, every: 2, tapers: false}",)
     ),
     # The window may lie anywhere, so the later steps are trained too.
     "stepwise_fast, any window, tiny": Variant("stepwise_fast", (*TINY, *ANYWHERE)),

@@ -65,8 +65,7 @@ class IntegrationConfig(Section):
     """`tweedie`: x - sigma v, without a further forward; `ode`: integrate to sigma 0 in `substeps` substeps;
     `schedule`: integrate along the remaining steps of the trajectory's own schedule."""
     substeps: Positive = 3
-    """T' of `ode`, at least 1. A completed point has the velocity of its first substep from the main pass, so it costs
-    T' - 1 forwards."""
+    """T' of `ode`, at least 1."""
     spacing: Literal["even", "schedule"] = "schedule"
     """Substeps of `ode`: even in sigma, or even in steps of the schedule (dense where the schedule is dense)."""
     solver: Literal["euler", "heun", "adams"] = "adams"
@@ -221,10 +220,13 @@ class CompletionConfig(IntegrationConfig):
     """Distance between two completed points, at least 1. The point before the first stochastic step and every
     `every`-th one after it are completed and scored. The steps between two scored points share equally what they earned
     together."""
-    tapers: bool = False
+    substeps: Positive = 5
+    """T' of `ode`, at least 1. A point of J substeps has the velocity of the first one from the main pass, so it costs
+    J - 1 forwards."""
+    tapers: bool = True
     """Later points take fewer substeps of `ode`, so that all substeps are about equally long: point k takes its share
     of T', rounded up. The share is sigma_k with spacing `even` and (T - k) / T with `schedule`."""
 
     def substeps_from(self, share: float) -> int:
-        """Return the substeps of `ode` from a point on that has this share of the schedule before it, in (0, 1]."""
+        """Return J, the substeps of `ode` from a point on that has this share of the schedule before it, in (0, 1]."""
         return max(1, math.ceil(self.substeps * share - 1e-6)) if self.tapers else self.substeps

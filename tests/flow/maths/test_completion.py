@@ -170,7 +170,7 @@ def test_a_trajectory_s_completions_cost_the_worked_forwards(
         asked.append(len(states))
         return field(states, at)
 
-    grids = [substep_grid(CompletionConfig(**settings), sigmas=SIGMAS, k=k) for k in range(9)]
+    grids = [substep_grid(CompletionConfig(**({"tapers": False} | settings)), sigmas=SIGMAS, k=k) for k in range(9)]
     grid = stack_grids(grids, [1] + [members] * 8)
     latents = torch.zeros(len(grid), 1)
     complete(latents=latents, first_velocity=field(latents, grid[:, 0]), grid=grid, velocity=watched, solver=solver)
@@ -207,7 +207,7 @@ def test_a_data_point_without_spread_is_found_in_one_substep_from_anywhere() -> 
     ],
 )
 def test_grids_are_the_worked_ones(settings: dict[str, Any], k: int, expected: list[float | None]) -> None:
-    grid = substep_grid(CompletionConfig(**settings), sigmas=SIGMAS, k=k)
+    grid = substep_grid(CompletionConfig(**({"tapers": False} | settings)), sigmas=SIGMAS, k=k)
     assert len(grid) == len(expected)
     for value, wanted in zip(grid.tolist(), expected, strict=True):
         assert wanted is None or value == pytest.approx(wanted, abs=1e-6)
@@ -216,7 +216,9 @@ def test_grids_are_the_worked_ones(settings: dict[str, Any], k: int, expected: l
 def test_even_grids_of_a_linear_schedule_do_not_depend_on_the_spacing() -> None:
     for k in range(6):
         grids = [
-            substep_grid(CompletionConfig(substeps=5, spacing=spacing), sigmas=linear_sigmas(steps=6), k=k)  # type: ignore[arg-type]
+            substep_grid(
+                CompletionConfig(substeps=5, spacing=spacing, tapers=False), sigmas=linear_sigmas(steps=6), k=k
+            )  # type: ignore[arg-type]
             for spacing in ("even", "schedule")
         ]
         torch.testing.assert_close(*grids)

@@ -71,12 +71,8 @@ def test_a_shard_that_is_left_out_is_the_whole_group() -> None:
 
 def test_the_default_completion_is_the_one_that_the_fidelity_table_favours() -> None:
     completion = parse_config(TREE).completion
-    assert (completion.rule, completion.solver, completion.spacing, completion.substeps) == (
-        "ode",
-        "adams",
-        "schedule",
-        3,
-    )
+    keys = (completion.rule, completion.solver, completion.spacing, completion.substeps, completion.tapers)
+    assert keys == ("ode", "adams", "schedule", 5, True)
 
 
 @pytest.mark.parametrize(
