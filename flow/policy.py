@@ -15,7 +15,7 @@ from torch import Tensor
 from flow.adapter.lora import Lora
 from flow.maths.schedule import linear_sigmas, shifted_sigmas
 from flow.maths.transition import Start, Transition, cps, dance_sde, ddim_sde, flow_sde, ode
-from flow.maths.windows import longest_window, require_trainable, window_steps
+from flow.maths.windows import longest_window, require_trainable, window_period, window_steps
 from flow.models.contract import Backbone, Conditioning, repeat
 from flow.models.folder import adapter_config
 from flow.models.hub import adapter_folder
@@ -81,12 +81,13 @@ class FlowPolicy:
         """h, the sigma that step k crosses when it is stochastic."""
         return (self.sigmas[k] - self.sigmas[k + self.span(k)]).item()
 
-    def steps_of(self, *, seed: int, iteration: int, shard: int) -> tuple[int, ...]:
+    def steps_of(self, *, seed: int, iteration: int, group: int, shard: int) -> tuple[int, ...]:
         """The stochastic steps of one shard: those of `steps` inside its window.
 
         Args:
             seed: the run's.
             iteration: counted from 0.
+            group: index of the group in its iteration.
             shard: index of the shard in its group.
 
         Returns:
@@ -98,6 +99,7 @@ class FlowPolicy:
             total=self.total_steps,
             seed=seed,
             iteration=iteration,
+            group=group,
             shard=shard,
         )
 
@@ -105,6 +107,11 @@ class FlowPolicy:
     def most_steps(self) -> int:
         """The stochastic steps of the shard that explores most."""
         return longest_window(self._config.window, candidates=self.steps, total=self.total_steps)
+
+    @property
+    def window_period(self) -> int:
+        """The groups of an iteration after which the windows repeat."""
+        return window_period(self._config.window, candidates=self.steps, total=self.total_steps)
 
     def conditioning(self, text: str, negative: str) -> tuple[Conditioning, ...]:
         """What `velocity` wants for one prompt: its embeddings, before them the negative's when guidance is above 1."""

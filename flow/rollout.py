@@ -216,7 +216,7 @@ def rollout_shard(
     initial = noise(INITIAL, [SHARED]) if shared else noise(INITIAL)
     conditioning = policy.conditioning(request.prompt.text, request.prompt.negative)
     shard = request.first_member // request.members
-    chosen = policy.steps_of(seed=config.seed, iteration=request.iteration, shard=shard)
+    chosen = policy.steps_of(seed=config.seed, iteration=request.iteration, group=request.group, shard=shard)
     has_noise = config.sampling.kernel != "ode"
     explored = chosen if has_noise else ()
     begun = policy.evaluations

@@ -215,11 +215,11 @@ def shared_memory(rollout: Mapping[str, int], learner: Mapping[str, int], *, off
 class ShardCounts:
     """What the sampler asks of the model in a shard."""
 
-    rows: int
-    """Rows through the transformer in a group's first shard."""
+    rows: float
+    """Rows through the transformer in a group's first shard; the mean of groups with different windows."""
     images: int
     """Images that the first shard decodes."""
-    later_rows: int
+    later_rows: float
     """Rows in every other shard of the group, which refers to the point that all members share."""
     later_images: int
     states: tuple[int, ...]
@@ -249,7 +249,7 @@ def _beside_one_state(backbone: PipelineBackbone, config: RunConfig, shard: Shar
 
 
 def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
-    """Run a first and a later shard of the sampler on a stand-in that counts; `backbone` gives its schedule."""
+    """Run a first and a later shard of each window on a stand-in that counts; `backbone` gives its schedule."""
     counter = Counter(backbone)
     policy: FlowPolicy = policy_of(counter, config)
     request = ShardRequest(
@@ -261,19 +261,21 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
         adapter_version=0,
         adapter_digest="",
     )
+    requests = [replace(request, group=group) for group in range(policy.window_period)]
     with CostMeter() as counter.meter:
-        rollout, images = rollout_shard(policy, request, config)
-    rows, points = policy.evaluations, counter.points if config.model.tiny_decoder else 0
+        first = [rollout_shard(policy, each, config) for each in requests]
+    rollout, images = first[0]
+    made, points = policy.evaluations, counter.points if config.model.tiny_decoder else 0
     scale = math.prod(backbone.latent_shape) / math.prod(counter.latent_shape)
     arrays = (rollout.latents, rollout.means, rollout.targets)
-    _, later = rollout_shard(policy, replace(request, first_member=config.group.shard), config)
+    later = [rollout_shard(policy, replace(each, first_member=config.group.shard), config) for each in requests]
     branches = 2 if config.model.guidance > 1 else 1
     is_shared = config.sampling.shared_noise and not config.is_forward
     return ShardCounts(
-        rows=rows,
+        rows=made / len(requests),
         images=len(images),
-        later_rows=policy.evaluations - rows,
-        later_images=len(later),
+        later_rows=(policy.evaluations - made) / len(requests),
+        later_images=len(later[0][1]),
         states=tuple(_states(config, policy, rollout.steps)),
         gradient_rows=1 if is_shared and policy.most_steps == 1 else config.group.shard,
         largest_forward=counter.largest // branches,
@@ -315,7 +317,7 @@ def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, 
     each = gradient + (config.learner.kl.weight > 0) + (2 if weighs_groups else compares_old)
     return Evaluations(
         trajectories=shards * config.group.shard,
-        rollout=groups * shard.rows + (shards - groups) * shard.later_rows,
+        rollout=round(groups * shard.rows + (shards - groups) * shard.later_rows),
         images=groups * shard.images + (shards - groups) * shard.later_images,
         pairs=pairs,
         learner=round(states * branches * each),

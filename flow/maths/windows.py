@@ -1,7 +1,7 @@
 """Windows: which eligible steps of a trajectory are stochastic and trained.
 
-Steps outside the window are plain ODE steps. A window depends only on the run's seed, the iteration and the shard's
-index in its group, so every process finds the same one.
+Steps outside the window are plain ODE steps. A window depends only on the run's seed, the iteration, the group's index
+in it and the shard's index in its group, so every process finds the same one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,14 @@ from protocol.errors import ConfigError
 
 
 def window_steps(
-    window: WindowConfig, *, candidates: Sequence[int], total: int, seed: int, iteration: int, shard: int
+    window: WindowConfig,
+    *,
+    candidates: Sequence[int],
+    total: int,
+    seed: int,
+    iteration: int,
+    group: int = 0,
+    shard: int = 0,
 ) -> tuple[int, ...]:
     """Return the stochastic steps of one shard.
 
@@ -21,6 +28,8 @@ def window_steps(
     - `random`: `size` steps from a random start, one start for each iteration (Flow-GRPO-Fast).
     - `sliding`: `size` steps; the start moves one step further after `every` iterations, and from the last start back
       to the first (MixGRPO, arXiv 2507.21802). With `shrinks`, windows at the end are shorter (its released code).
+    - `spread`: `size` neighbouring eligible steps of `within` for each group; the start moves by one step from group to
+      group, and from iteration to iteration (ours). So every optimizer step trains all of them, each on some groups.
     - `branch`: one step of `within` for each shard, and the next step in the next iteration. With shared noise the
       members of the shard branch from one trunk (TempFlow-GRPO, arXiv 2508.04324).
 
@@ -30,6 +39,7 @@ def window_steps(
         total: T.
         seed: the run's seed.
         iteration: the iteration, from 0.
+        group: the group's index in its iteration, from 0.
         shard: the shard's index in its group, from 0.
 
     Returns:
@@ -38,8 +48,12 @@ def window_steps(
     if window.rule == "all":
         return tuple(candidates)
     if window.rule == "branch":
-        own = _branching(window, candidates, total=total)
+        own = _within(window, candidates, total=total)
         return (own[(shard + iteration) % len(own)],)
+    if window.rule == "spread":
+        own = _within(window, candidates, total=total)
+        at = (group + iteration) % window_period(window, candidates=candidates, total=total)
+        return tuple(own[at : at + window.size])
     start = _start(window, total=total, seed=seed, iteration=iteration)
     return _inside(window, candidates, start, total=total)
 
@@ -57,9 +71,23 @@ def longest_window(window: WindowConfig, *, candidates: Sequence[int], total: in
     """
     if window.rule == "all":
         return len(candidates)
-    if window.rule == "branch":
-        return 1
+    if window.rule in ("branch", "spread"):
+        return 1 if window.rule == "branch" else window.size
     return max(len(_inside(window, candidates, start, total=total)) for start in _starts(window, total))
+
+
+def window_period(window: WindowConfig, *, candidates: Sequence[int], total: int) -> int:
+    """Count the groups of an iteration after which `spread` windows repeat; 1 for the other rules.
+
+    Args:
+        window: the rule and its numbers.
+        candidates: eligible steps in ascending order.
+        total: T.
+
+    Returns:
+        Different windows, at least 1.
+    """
+    return len(_within(window, candidates, total=total)) - window.size + 1 if window.rule == "spread" else 1
 
 
 def require_trainable(window: WindowConfig, *, candidates: Sequence[int], total: int) -> None:
@@ -73,9 +101,11 @@ def require_trainable(window: WindowConfig, *, candidates: Sequence[int], total:
     Raises:
         ConfigError: some start of the window leaves it without an eligible step.
     """
-    if window.rule == "branch" and not _branching(window, candidates, total=total):
+    needed = {"branch": 1, "spread": window.size}.get(window.rule, 0)
+    if len(own := _within(window, candidates, total=total)) < needed:
         raise ConfigError(
-            f"sampling.window.within must hold a stochastic step, one of {list(candidates)}, got none: widen it"
+            f"sampling.window.within must hold {needed} of the stochastic steps {list(candidates)}, got {own}: widen"
+            " it, or lower size"
         )
     for start in _starts(window, total):
         if not _inside(window, candidates, start, total=total):
@@ -85,7 +115,7 @@ def require_trainable(window: WindowConfig, *, candidates: Sequence[int], total:
             )
 
 
-def _branching(window: WindowConfig, candidates: Sequence[int], *, total: int) -> list[int]:
+def _within(window: WindowConfig, candidates: Sequence[int], *, total: int) -> list[int]:
     low, high = window.bounds(total)
     return [k for k in candidates if low <= k < high]
 

@@ -11,16 +11,17 @@ from protocol.config.section import Positive, Section, Share
 class WindowConfig(Section):
     """Which eligible steps are stochastic and trained; all others are plain ODE steps."""
 
-    rule: Literal["all", "fixed", "random", "sliding", "branch"] = "all"
+    rule: Literal["all", "fixed", "random", "sliding", "spread", "branch"] = "all"
     """`all`: every eligible step; `fixed`: `size` steps from `first`; `random`: `size` steps from a random start in
-    each iteration; `sliding`: `size` steps that move by one from time to time; `branch`: one step for each shard."""
+    each iteration; `sliding`: `size` steps that move by one from time to time; `spread`: `size` eligible steps that
+    move by one from group to group; `branch`: one step for each shard."""
     size: Positive = 2
-    """Steps of a fixed, random or sliding window, at least 1."""
+    """Steps of a fixed, random, sliding or spread window, at least 1."""
     first: int = 0
     """First step of the fixed window, from 0."""
     within: tuple[Share, Share] = (0.0, 1.0)
-    """Part of the schedule that holds random and sliding windows, and the steps of `branch`: start and end as shares of
-    T in [0, 1], rounded down."""
+    """Part of the schedule that holds random, sliding and spread windows, and the steps of `branch`: start and end as
+    shares of T in [0, 1], rounded down."""
     every: Positive = 25
     """Iterations after which the sliding window moves by one step, at least 1; after its last position it starts again
     at the first."""
@@ -41,7 +42,7 @@ class WindowConfig(Section):
             )
         low, high = self.bounds(steps)
         needed = 1 if self.is_shrinking or self.rule == "branch" else self.size
-        if self.rule in ("random", "sliding", "branch") and high - low < needed:
+        if self.rule in ("random", "sliding", "spread", "branch") and high - low < needed:
             raise ValueError(
                 f"sampling.window.within must leave room for {needed} of {steps} steps,"
                 f" got {max(0, high - low)}: widen it or lower size"

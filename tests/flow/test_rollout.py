@@ -350,7 +350,7 @@ def test_outside_the_window_a_trajectory_is_the_ode_s(
     config = tiny_config(sampling={"steps": 5, "window": window})
     rollout, images = sample(backbone, config)
     policy = FlowPolicy(backbone, config.sampling, guidance=1.0)
-    assert rollout.steps == policy.steps_of(seed=7, iteration=1, shard=0)
+    assert rollout.steps == policy.steps_of(seed=7, iteration=1, group=0, shard=0)
     assert rollout.log_probs.shape == (3, len(rollout.steps))
     conditioning = policy.conditioning(PROMPT.text, "")
     for k in range(5):

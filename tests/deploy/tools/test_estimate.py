@@ -216,6 +216,18 @@ def test_members_with_one_state_share_a_gradient_and_the_longest_window_needs_me
     assert ratio == 1.0 if rows == 4 else ratio < 0.6
 
 
+def test_groups_with_different_windows_are_counted_each(tiny_config: Config) -> None:
+    """Of four steps three have noise: one group explores steps 0 and 1, the next one steps 1 and 2."""
+    config = tiny_config(
+        sampling={"window": {"rule": "spread", "size": 2}},
+        group={"size": 4, "shard": 4, "per_iteration": 2},
+        credit={"rule": "uniform", "step_weights": {"rule": "none"}},
+    )
+    counts = estimate(config).evaluations
+    assert counts.rollout == (1 + 4 + 4 + 4) + (1 + 1 + 4 + 4)
+    assert counts.pairs == 2 * 4 * 2
+
+
 def test_a_shared_gpu_holds_both_sides_or_one_and_what_the_other_keeps() -> None:
     rollout = {"transformer": 50, "text encoders": 7, "context": 1, "largest step": 20}
     learner = {"transformer": 50, "text encoders": 7, "context": 1, "optimizer": 4, "forward and backward": 30}

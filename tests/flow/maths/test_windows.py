@@ -12,10 +12,9 @@ from protocol.errors import ConfigError
 CANDIDATES, TOTAL = tuple(range(9)), 10
 
 
-def steps(iteration: int = 0, shard: int = 0, seed: int = 0, **window: Any) -> tuple[int, ...]:
-    return window_steps(
-        WindowConfig(**window), candidates=CANDIDATES, total=TOTAL, seed=seed, iteration=iteration, shard=shard
-    )
+def steps(iteration: int = 0, shard: int = 0, seed: int = 0, group: int = 0, **window: Any) -> tuple[int, ...]:
+    where = {"seed": seed, "iteration": iteration, "group": group, "shard": shard}
+    return window_steps(WindowConfig(**window), candidates=CANDIDATES, total=TOTAL, **where)
 
 
 def test_all_and_fixed_windows_never_move() -> None:
@@ -69,6 +68,26 @@ def test_a_shrinking_window_slides_as_in_mixgrpos_release() -> None:
 def test_only_a_sliding_window_shrinks() -> None:
     for rule in ("random", "fixed"):
         assert steps(3, rule=rule, size=4, shrinks=True) == steps(3, rule=rule, size=4)
+
+
+def test_a_spread_window_moves_by_one_from_group_to_group_and_from_iteration_to_iteration() -> None:
+    def spread(iteration: int, group: int, size: int = 2) -> tuple[int, ...]:
+        return steps(iteration, 3, group=group, rule="spread", size=size, within=(0.0, 0.5))
+
+    assert [spread(0, group) for group in range(5)] == [(0, 1), (1, 2), (2, 3), (3, 4), (0, 1)]
+    assert [spread(iteration, 2) for iteration in range(3)] == [(2, 3), (3, 4), (0, 1)]
+    assert [spread(0, group, size=5) for group in range(2)] == [(0, 1, 2, 3, 4)] * 2
+
+
+def test_a_spread_window_always_holds_as_many_eligible_steps() -> None:
+    window = WindowConfig(rule="spread", size=2)
+    found = [
+        window_steps(window, candidates=(0, 1, 3), total=4, seed=0, iteration=0, group=group) for group in range(3)
+    ]
+    assert found == [(0, 1), (1, 3), (0, 1)]
+    assert longest_window(window, candidates=(0, 1, 3), total=4) == 2
+    with pytest.raises(ConfigError, match=r"must hold 4 of the stochastic steps \[0, 1, 3\], got \[0, 1, 3\]: widen"):
+        require_trainable(WindowConfig(rule="spread", size=4), candidates=(0, 1, 3), total=5)
 
 
 def test_branches_explore_one_step_a_shard_and_all_steps_over_the_iterations() -> None:
