@@ -265,6 +265,7 @@ async function listRuns() {
   if (isKnown || !wanted) {
     if (!wanted) go({ run: runs[0].run }, { isQuiet: true });
     route();
+    if (view) select.value = view.run;
   }
   else if (!view) {
     state("over", "no such run");

@@ -164,6 +164,15 @@ def test_the_page_of_a_live_run_moves_and_nothing_goes_wrong_in_the_browser(page
     assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
+def test_an_address_without_a_run_shows_the_newest_run_and_its_name(browser, scene):
+    browser.get("about:blank")
+    browser.get(scene[1].address)
+    wait_for(browser, lambda: "live" in text(browser, "#link"))
+    shown = browser.execute_script("return [document.querySelector('#runs').value, location.hash]")
+    assert shown[0]
+    assert shown[1] == f"#run={shown[0]}"
+
+
 def test_a_size_set_on_the_page_changes_the_pool(page, scene):
     run, _ = scene
     wait_for(page, lambda: page.find_elements("css selector", "#pools input"))
