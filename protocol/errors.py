@@ -1,4 +1,4 @@
-"""The exceptions of this project, and the one line that shows one.
+"""The exceptions of this project, and how one becomes one line of text.
 
 Each class takes one string: the rule, the value, the remedy; so it pickles across Ray. An `InputError` is the user's
 mistake: one line on stderr, exit code 2, nothing written.
@@ -54,7 +54,7 @@ class BoardError(FlowcreditError):
 
 
 class DamagedError(BoardError):
-    """The status board answers, but what it holds of a run is foreign, damaged or of a later version."""
+    """The status board answers, but its data about a run are foreign, damaged or of a later version."""
 
 
 class ContractError(FlowcreditError):

@@ -1,4 +1,4 @@
-"""Where any part of a run tells people more than numbers: conditions, which hold for a while, and events.
+"""How any part of a run reports more than numbers: conditions, which hold for a while, and events.
 
 A condition has Kubernetes' fields: a type, whether it holds, a reason in one word, a message in one line. A condition
 that holds is good.
@@ -7,7 +7,7 @@ that holds is good.
 from typing import Protocol
 
 CONDITIONS = {
-    "BaseModel": "The model is no distilled few-step one. Otherwise training blurs its images.",
+    "BaseModel": "The model is not a distilled few-step model. Otherwise training blurs its images.",
     "BoardConnected": "The run reaches its status board. Otherwise the page shows old numbers; training goes on.",
     "BoardLease": "The run's lease on a shared board is held. Otherwise only the run folder's lease protects it.",
     "CheckpointsWritten": "The newest checkpoint is on disk. Otherwise it is written again after the next iteration.",
@@ -17,23 +17,23 @@ CONDITIONS = {
     "LearnerReady": "The learner group works. Otherwise a new one goes on from the newest checkpoint.",
     "LocalSettings": "`--local` follows every setting of the rewards. Otherwise the named ones have no effect.",
     "MetricsWritten": "`metrics.jsonl` takes its lines. Otherwise they are kept and written again.",
-    "NativeSize": "Images have the model's own size or more. Otherwise larger ones may show grids after training.",
+    "NativeSize": "Images are at least as large as the model's own. Otherwise larger ones may show grids later.",
     "OneWriter": "No other process has taken the run over. Otherwise this process ends without writing.",
     "PageServed": "The page of the run is served on loopback.",
     "PoolSettled": "A pool has its desired number of ready actors. Otherwise the message says what it waits for.",
     "PromptsApart": "No held-out prompt is trained on. Otherwise its score measures memory.",
     "PromptsFit": "Every prompt fits the text encoder. Otherwise the ends of the long ones are lost.",
-    "SameVersions": "The libraries are those that wrote the checkpoint. Otherwise results may round differently.",
+    "SameVersions": "The library versions are those of the checkpoint. Otherwise results may round differently.",
     "ScoresComplete": "A reward gives a score to every image. Otherwise scores are missing, never 0.",
     "StatusShown": "The status document could be made.",
     "StatusWritten": "`status.json` takes the status.",
-    "Tracker": "A tracker takes its lines. Otherwise they are left out there; the run folder has them.",
+    "Tracker": "A tracker accepts its lines. Otherwise it misses them; the run folder has them.",
 }
 """What each type of condition says when it holds and what follows when it does not; `/NAME` may follow a type."""
 
 
 class StatusSink(Protocol):
-    """Served by `deploy.monitor.journal.RunJournal`; may be called from any thread and never fails."""
+    """Implemented by `deploy.monitor.journal.RunJournal`; may be called from any thread and never fails."""
 
     def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002, FBT001
         """State that something holds (good), does not hold, or is unknown (None).
@@ -47,5 +47,5 @@ class StatusSink(Protocol):
         ...
 
     def event(self, message: str, kind: str = "info") -> None:
-        """Tell that something happened; `kind` is `info`, `warning`, `error` or a word of its own."""
+        """Report that something happened; `kind` is `info`, `warning`, `error` or a word of its own."""
         ...

@@ -296,7 +296,7 @@ class CheckedScorer:
             self._break(f"{rule}, got {shown[image]!r} for image {image}")
 
     def _break(self, message: str) -> NoReturn:
-        raise ContractError(f"scorer {self.name}: {message}; mend the scorer (docs/rewards.md has the contract)")
+        raise ContractError(f"scorer {self.name}: {message}; fix the scorer (docs/rewards.md has the contract)")
 
 
 def _kind(value: Any) -> str:

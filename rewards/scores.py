@@ -187,7 +187,7 @@ def settle(name: str, config: RewardConfig, scores: Scores) -> Scores:
     if config.on_failure == "fail":
         raise RewardError(
             f"reward {name} has no score for {count} of {len(scores.reasons)} images after {config.tries} tries:"
-            f" {reason}; mend the scorer, or set rewards.{name}.on_failure to missing, drop_group or pause"
+            f" {reason}; fix the scorer, or set rewards.{name}.on_failure to missing, drop_group or pause"
         )
     log.warning("reward %s: %d of %d images without a score: %s", name, count, len(scores.reasons), reason)
     return replace(scores, voids_group=config.on_failure == "drop_group")

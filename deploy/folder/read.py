@@ -163,7 +163,7 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        raise RunFolderError(f"run folder {run} holds a damaged {METRICS}: {error}; mend or remove it") from None
+        raise RunFolderError(f"run folder {run} holds a damaged {METRICS}: {error}; repair or remove it") from None
     return lines
 
 
@@ -286,4 +286,4 @@ def _unreadable_config(where: object, error: Exception) -> RunFolderError:
             f"run folder {where} was begun by {by}, this is {VERSION}: {reason}; remove the key from"
             f" {where}/{CONFIG}, or use that version"
         )
-    return RunFolderError(f"run folder {where} holds no readable {CONFIG}: {reason}; mend it or name another folder")
+    return RunFolderError(f"run folder {where} holds no readable {CONFIG}: {reason}; repair it or name another folder")

@@ -169,7 +169,7 @@ class RunFolder:
         except (OSError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or one_line(error)
             raise RunFolderError(
-                f"run folder {self.path} cannot be written: {reason}; mend that or set --run"
+                f"run folder {self.path} cannot be written: {reason}; fix that or set --run"
             ) from error
 
     def newest(self) -> tuple[LearnerState, Path] | None:

@@ -107,7 +107,7 @@ class _Running:
             self._state("Slow", f"{self._name} has not started within {STARTING_S:g} s")
         except Exception as error:
             raise ConfigError(
-                f"tracker {self._name} cannot start: {one_line(error)}; mend that or leave it out of status.trackers"
+                f"tracker {self._name} cannot start: {one_line(error)}; fix that or leave it out of status.trackers"
             ) from error
 
     def put(self, iteration: int, values: Values) -> None:

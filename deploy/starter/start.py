@@ -45,5 +45,5 @@ def write_starter(folder: Path) -> list[Path]:
     except OSError as error:
         for path in done:
             path.unlink(missing_ok=True)
-        raise InputError(f"{folder} cannot be written: {error.strerror}; mend that or take another folder") from None
+        raise InputError(f"{folder} cannot be written: {error.strerror}; fix that or take another folder") from None
     return paths

@@ -216,7 +216,7 @@ def drop_if_void(prompt: Prompt, shards: Sequence[ScoredShard]) -> tuple[ScoredS
     reason = next(filter(None, (reason for shard in shards for reason in shard.scores.reasons)), "no reason given")
     if not any(shard.scores.valid.any() for shard in shards):
         log.warning(
-            "a group must have a valid score to train on, got none for %r (%s): it is left out; mend the scorer, or"
+            "a group must have a valid score to train on, got none for %r (%s): it is left out; fix the scorer, or"
             " set rewards.NAME.on_failure to pause or fail",
             prompt.text,
             reason,

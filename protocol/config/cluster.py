@@ -23,9 +23,9 @@ class RoleConfig(Section):
     """Labels of the nodes on which the actor may run, such as `{pool: rollout}` for nodes of `ray start --labels
     pool=rollout`; Ray's expressions such as `in(a, b)` and `!a` are possible. Only with `cluster.address`."""
     placement: Literal["default", "pack", "spread"] = "default"
-    """Which of the nodes that have room takes the next actor. `default`: Ray's own rule, which prefers nodes in use
-    until they are half full; `pack`: the node with the least room, so that few nodes are in use; `spread`: the nodes
-    in turn."""
+    """How to choose a node for the next actor among those that have room. `default`: Ray's own rule, which prefers
+    nodes in use until they are half full; `pack`: the node with the least room, so that few nodes are in use; `spread`:
+    the nodes in turn."""
     timeout_s: float = Field(default=600.0, gt=0.0)
     """Seconds that one call may take; then it counts as failed and the actor is replaced."""
 
@@ -56,12 +56,12 @@ class ClusterConfig(Section):
     restart_window_s: float = Field(default=3600.0, gt=0.0)
     """Seconds for which a failed actor counts towards `max_restarts`."""
     layout: Literal["separate", "colocated"] = "separate"
-    """Who shares resources. `separate`: every actor has its own; `colocated`: each rollout actor shares them with a
-    learner worker, for instance a GPU, and the two take turns. Then there are as many of one as of the other, their
+    """Which actors share resources. `separate`: every actor has its own; `colocated`: each rollout actor shares them,
+    for instance a GPU, with a learner worker, and the two take turns. Then the two numbers of actors are equal, their
     `gpus` add up to at most 1, and `group.max_lag` is 0."""
     offload: bool = False
-    """With `colocated`: whether the side that rests keeps its transformer and VAE in host memory. It saves GPU memory
-    and costs a copy for each turn."""
+    """With `colocated`: whether the idle side keeps its transformer and VAE in host memory. It saves GPU memory and
+    costs a copy for each turn."""
     heartbeat_s: float = Field(default=60.0, gt=0.0)
     """Seconds within which a busy actor must send a heartbeat; an actor that does not is replaced."""
     stop_within_s: float = Field(default=60.0, gt=0.0)
@@ -86,7 +86,7 @@ class ClusterConfig(Section):
 
     @property
     def memory_remedy(self) -> str:
-        """What helps if an actor has too little memory because it shares a GPU; empty if it does not."""
+        """The remedy if an actor has too little memory because it shares a GPU; empty if it shares none."""
         if not self.is_colocated:
             return ""
         keys = "cluster.layout=separate" if self.offload else "cluster.offload=true or cluster.layout=separate"
@@ -98,8 +98,8 @@ class ClusterConfig(Section):
         if not self.is_colocated:
             if self.offload:
                 raise ValueError(
-                    "cluster.offload needs cluster.layout colocated, got separate: there no side rests for the other's"
-                    " sake; leave it out"
+                    "cluster.offload needs cluster.layout colocated, got separate: in that layout the two sides do not"
+                    " take turns; leave it out"
                 )
             return self
         rollout, learner = self.rollout, self.learner
@@ -132,8 +132,8 @@ def require_divisor(workers: int, *, lanes: int) -> None:
     if lanes % workers:
         fitting = ", ".join(str(1 << power) for power in range(lanes.bit_length()))
         raise ValueError(
-            f"cluster.learner.workers must divide learner.lanes {lanes}, got {workers}: each worker owns as many lanes;"
-            f" take one of {fitting}"
+            f"cluster.learner.workers must divide learner.lanes {lanes}, got {workers}: every worker owns the same"
+            f" number of lanes; take one of {fitting}"
         )
 
 

@@ -85,7 +85,7 @@ class CreditConfig(Section):
     """Value of a point for `gains` and `gae`. `raw`: its reward. `calibrated`: its reward minus the group's mean, times
     the slope of a regression of final rewards on it over this iteration."""
     slopes_decay: Decay = 0.0
-    """`calibrated`: share of the slopes of the iterations before that an iteration keeps, in [0, 1); 0 keeps none."""
+    """`calibrated`: share of the earlier iterations' slopes that an iteration keeps, in [0, 1); 0 keeps none."""
     normalise: Literal["joint", "per_step", "centred", "ema"] = "per_step"
     """`joint`: mean and std over all members and steps of a group; `per_step`: mean and std over the members, for each
     step; `centred`: the mean of each step, the std of all steps; `ema`: a running mean of each step over iterations,

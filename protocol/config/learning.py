@@ -44,14 +44,14 @@ class KlConfig(Section):
     """`full`: the closed-form KL of a step; `no_dt`: the same with a variance without the step size h, as in
     Flow-GRPO's released code and for its beta; `velocity`: the mean squared difference of the velocities."""
     auxiliary: tuple[str, ...] = ()
-    """Names of rewards, of weight 0 for instance. With them only those members of a group have the penalty whose rank
-    by the reward is above their mean rank by these (GARDO). Empty: all members have it."""
+    """Names of rewards, for instance of weight 0. If there are any, only the members of a group whose rank by the
+    reward is above their mean rank by these have the penalty (GARDO). Empty: all members have it."""
     share: float = Field(default=0.1, gt=0.0, le=1.0)
     """With `auxiliary`: largest share of a group that has the penalty, in (0, 1]."""
     reset_every: int = Field(default=0, ge=0)
-    """Iterations after which the reference becomes the present policy; 0 for never (GARDO: 15 epochs)."""
+    """Iterations after which the reference becomes the current policy; 0 for never (GARDO: 15 epochs)."""
     reset_above: float = Field(default=0.0, ge=0.0)
-    """`train/reference_kl` of an iteration above which the reference becomes the present policy; 0 for never (GARDO:
+    """`train/reference_kl` of an iteration above which the reference becomes the current policy; 0 for never (GARDO:
     3e-4)."""
 
     @property
@@ -81,8 +81,8 @@ class ForwardConfig(Section):
     power: float = Field(default=0.25, gt=0.0, le=1.0)
     """`awm`: p in (0, 1], the power of the matching loss; 1 is the plain mean square."""
     preference: float = Field(default=100.0, gt=0.0)
-    """`dgpo`: beta of the group's weight, above 0; a large one forgets a group sooner that the policy prefers already.
-    """
+    """`dgpo`: beta of the group's weight, above 0. The larger it is, the sooner a group loses weight that the policy
+    already prefers."""
 
 
 class OldConfig(Section):
@@ -134,10 +134,11 @@ class LearnerConfig(Section):
     pass (DanceGRPO: 0.6)."""
     subsample_below: float = Field(default=0.0, ge=0.0)
     """b, at least 0: a micro-batch whose mean |advantage| a is below it is trained with the chance a / b, and its loss
-    counts b / a times, so the expected gradient stays the same. 0 trains all; 0.5 leaves out what teaches little."""
+    counts b / a times, so the expected gradient stays the same. 0 trains all; 0.5 leaves out most micro-batches that
+    teach little."""
     divergence_bound: float = Field(default=1e-5, gt=0.0)
-    """tau of the objective `masked`, above 0: nats per latent element by which a step may have moved away from the
-    policy that drew it."""
+    """tau of the objective `masked`, above 0: largest divergence of a step, in nats per latent element, from the policy
+    that rolled it out."""
     objective: Literal["clipped", "guarded", "masked", "distillation", "nft", "awm", "dgpo"] = "clipped"
     """`clipped`: PPO's clipped surrogate; `guarded`: the same with GRPO-Guard's ratio; `masked`: Flow-DPPO's mask by
     the divergence of the step, without a clip; `distillation`: regression onto improved completions. Of the forward

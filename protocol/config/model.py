@@ -33,11 +33,11 @@ class ModelConfig(Section):
     dtype: Dtype = "float32"
     """Dtype of the frozen transformer, of its autocast and of the text encoders; the LoRA is float32."""
     quantize: Literal["int8"] | None = None
-    """How the frozen transformer's linear layers are kept: `int8` with 8 bits a weight, through torchao; none in
-    `dtype`. The LoRA is float32 as ever."""
+    """How the frozen transformer's linear layers are stored: `int8` with 8 bits per weight, through torchao; none in
+    `dtype`. The LoRA stays float32."""
     vae_dtype: Dtype | None = None
-    """Dtype in which the VAE decodes; none takes `dtype`, as diffusers' pipelines do. Images that are not finite end
-    the run: set float32."""
+    """Dtype in which the VAE decodes; none takes `dtype`, as diffusers' pipelines do. An image that is not finite ends
+    the run; float32 prevents that."""
     tiny_decoder: str | None = None
     """Folder, `pkg://package/folder` or hub id of an AutoencoderTiny that decodes the images of completed points, such
     as `madebyollin/taesd3`; none uses the VAE. Finished images and evaluations are always the VAE's."""
@@ -59,7 +59,7 @@ class ModelConfig(Section):
     """Folder that keeps prompt embeddings. With it the text encoders are loaded once, before the run, and then
     freed."""
     forward_batch: Positive | None = None
-    """Most samples of one transformer forward; none takes all at once. Rollout and learner use the same number, so the
+    """Most rows of one transformer forward; none takes all at once. Rollout and learner use the same number, so the
     ratio stays exactly 1."""
     decode_batch: Positive | None = None
     """Most images that the VAE decodes at once; none decodes all."""

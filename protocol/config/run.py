@@ -299,7 +299,7 @@ class RunConfig(Section):
 
     @property
     def rolls_out_old(self) -> bool:
-        """Whether the adapter `old` rolls out, and not the trained one."""
+        """Whether `old` is the adapter that rolls out, instead of the trained one."""
         return self.learner.objective == "nft"
 
     @property

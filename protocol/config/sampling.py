@@ -59,7 +59,7 @@ class WindowConfig(Section):
 
 
 class IntegrationConfig(Section):
-    """How the clean image behind a state is found: the ODE from there down to sigma 0."""
+    """How the clean image of a state is found: by the ODE from there down to sigma 0."""
 
     rule: Literal["tweedie", "ode", "schedule"] = "ode"
     """`tweedie`: x - sigma v, without a further forward; `ode`: integrate to sigma 0 in `substeps` substeps;
@@ -117,11 +117,11 @@ class SamplingConfig(Section):
     stochastic step on."""
 
     granularities: tuple[Positive, ...] = (1,)
-    """How each trajectory ends behind its last stochastic step, ascending from 1. 1: by the schedule; g: a second time
+    """How each trajectory ends after its last stochastic step, ascending from 1. 1: by the schedule; g: a second time
     by the ODE on the schedule's next step and then on every g-th one. Every end is an image, and the advantages of all
     are added (Granular-GRPO)."""
     tail: IntegrationConfig = IntegrationConfig(rule="schedule", solver="euler")
-    """How a trajectory goes on behind its last stochastic step, where it has no noise. By default it takes the Euler
+    """How a trajectory goes on after its last stochastic step, where it has no noise. By default it takes the Euler
     steps of its schedule. Fewer substeps of second order cost less; MixGRPO-Flash does so with DPM-Solver++."""
 
     @model_validator(mode="after")
@@ -180,7 +180,7 @@ class SamplingConfig(Section):
 
     @property
     def has_tail(self) -> bool:
-        """Whether trajectories leave their schedule behind the last stochastic step."""
+        """Whether trajectories leave their schedule after the last stochastic step."""
         return self.tail.rule != "schedule" or self.tail.solver != "euler"
 
     @property
@@ -214,5 +214,5 @@ class CompletionConfig(IntegrationConfig):
     """How the clean image at a point of a trajectory is estimated."""
 
     every: Positive = 1
-    """Of the points before stochastic steps the first and every `every`-th one after it are completed and scored, at
-    least 1. The steps between two scored points share equally what they earned together."""
+    """Of the points before stochastic steps, the first and every `every`-th one after it are completed and scored; at
+    least 1. The steps between two scored points share their gain equally."""

@@ -95,7 +95,7 @@ def test_each_failure_policy_leaves_what_it_says_and_never_a_zero() -> None:
         settled = settle("r", kept[name], scores)
         assert np.isnan(settled.values[1]) and settled.voids_group is is_void
         assert mix({"r": settled}, {"r": 1.0}).voids_group is is_void
-    with pytest.raises(RewardError, match="reward r has no score for 1 of 2 images after 3 tries: no answer; mend"):
+    with pytest.raises(RewardError, match="reward r has no score for 1 of 2 images after 3 tries: no answer; fix"):
         settle("r", kept["fail"], scores)
 
 

@@ -257,7 +257,7 @@ def test_a_disk_that_takes_no_more_leaves_the_earlier_report(tmp_path, runs):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
     try:
-        with pytest.raises(RunFolderError, match="cannot be written: File too large; mend that or set --out"):
+        with pytest.raises(RunFolderError, match="cannot be written: File too large; fix that or set --out"):
             write_report(runs, out)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
