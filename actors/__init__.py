@@ -1,1 +1,1 @@
-"""Where it runs: Ray shells that forward to plain classes one floor down, and the pools that keep them alive."""
+"""Everything that runs on Ray: actors that forward to plain classes one floor down, and the pools that manage them."""

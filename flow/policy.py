@@ -107,7 +107,7 @@ class FlowPolicy:
         return longest_window(self._config.window, candidates=self.steps, total=self.total_steps)
 
     def conditioning(self, text: str, negative: str) -> tuple[Conditioning, ...]:
-        """Return the embeddings that `velocity` needs: with guidance above 1 the negative prompt's, then the prompt's."""
+        """Return the embeddings for `velocity`: the negative prompt's if guidance is above 1, then the prompt's."""
         positive = self.backbone.encode(text)
         return (self.backbone.encode(negative), positive) if self.guidance > 1 else (positive,)
 
