@@ -21,6 +21,11 @@ def one_line(error: object) -> str:
     return " ".join(str(error).split())[:LONGEST_LINE] or type(error).__name__
 
 
+def named_line(error: BaseException) -> str:
+    """Return an exception of foreign code as one bounded line that begins with its type's name."""
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
 class InputError(FlowcreditError):
     """A mistake in the input, which the user can correct."""
 

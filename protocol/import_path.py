@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from flowcredit.start import PACKAGES
-from protocol.errors import ConfigError, one_line, suggest
+from protocol.errors import ConfigError, named_line, suggest
 from protocol.resources import resolve
 
 
@@ -52,7 +52,7 @@ def _load(file: Path) -> ModuleType:
         del sys.modules[name]
         if isinstance(error, ImportError) or not isinstance(error, Exception):
             raise
-        raise ConfigError(f"file {file} cannot be run: {type(error).__name__}: {one_line(error)}") from error
+        raise ConfigError(f"file {file} cannot be run: {named_line(error)}") from error
     return module
 
 

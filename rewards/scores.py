@@ -1,4 +1,4 @@
-"""Operations on `Scores`: build, split and join them, mix those of several scorers, and apply the failure policy.
+"""Operations on `Scores`: make, split and join them, mix those of several scorers, and apply the failure policy.
 
 return judged([0.2, 0.9])
 return partly([0.2, nan], ["", "the engine failed"])
@@ -29,10 +29,10 @@ def judged(values: Numbers, components: Mapping[str, Numbers] | None = None) -> 
 
 
 def partly(values: Numbers, reasons: Sequence[str], components: Mapping[str, Numbers] | None = None) -> Scores:
-    """Make the scores of B images of which some may have none.
+    """Make the scores of B images, some of which may have none.
 
     Args:
-        values: a number for each image; that of an image without a score does not matter.
+        values: a number for each image; the number of an image without a score does not matter.
         reasons: why an image has no score; empty if it has one.
         components: further numbers [B] by name.
 
@@ -53,7 +53,7 @@ def partly(values: Numbers, reasons: Sequence[str], components: Mapping[str, Num
 
 
 def split(scores: Scores, sizes: Sequence[int]) -> list[Scores]:
-    """Cut scores into those of consecutive requests of these sizes, which add up to all images."""
+    """Split scores into those of consecutive requests; the sizes of the requests add up to all images."""
     return [_rows_of(scores, range(end - size, end)) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
@@ -194,11 +194,11 @@ def settle(name: str, config: RewardConfig, scores: Scores) -> Scores:
 
 
 HEALED = 500
-"""Images in a row with a score after which missing ones are over."""
+"""Images in a row with a score after which the condition holds again."""
 
 
 class Tally:
-    """Counts one reward's missing scores and tells the first reason as a condition, `ScoresComplete/<reward>`."""
+    """Counts one reward's missing scores and reports the first reason in a condition, `ScoresComplete/<reward>`."""
 
     def __init__(self, name: str, sink: StatusSink) -> None:
         self._name, self._sink = name, sink

@@ -30,7 +30,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from protocol.errors import ShardLostError, one_line
+from protocol.errors import ShardLostError, named_line, one_line
 from protocol.messages import Adapter
 from protocol.status import ActorState, ActorStatus
 
@@ -100,7 +100,7 @@ async def answer(
             raise ShardLostError(one_line(error.cause)) from error
         if _is_broken(error.cause):
             remedy = f"; {memory_remedy}" if memory_remedy and "Memory" in type(error.cause).__name__ else ""
-            raise ActorFailedError(f"{type(error.cause).__name__}: {one_line(error.cause)}{remedy}") from error
+            raise ActorFailedError(f"{named_line(error.cause)}{remedy}") from error
         if isinstance(error.cause, Exception):
             raise error.cause from error
         raise

@@ -112,7 +112,7 @@ class RewardPool:
         self._renewing = asyncio.Lock()
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
-        """Raise InputError for a prompt that the scorer cannot score; an actor, which has the libraries, checks them."""
+        """Raise InputError for a prompt that the scorer cannot score; an actor checks, since it has the libraries."""
         await self.pool.call(lambda actor: self._answer(actor.check.remote(prompts)))
 
     async def score(self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:

@@ -154,7 +154,7 @@ def test_a_scorer_that_is_not_served_and_a_service_that_is_not_there_are_found_a
     [
         (b"{", JSON, 400, "ScoreCall is malformed"),
         (b'{"scorer": "red", "items": []}', JSON, 400, "items"),
-        (b"\xc1", MSGPACK, 400, "ScoreCall is no application/msgpack"),
+        (b"\xc1", MSGPACK, 400, "ScoreCall is not application/msgpack"),
         (b"{}", "application/x-pickle", 400, "must be application/msgpack or application/json"),
         (b'{"scorer": "x", "items": [{"image": "", "prompt": ""}]}', JSON, 404, "no scorer 'x'"),
     ],
