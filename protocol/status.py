@@ -301,6 +301,13 @@ def summary_of(status: RunStatus) -> RunSummary:
     )
 
 
+def refusal_of(status: RunStatus) -> str:
+    """Say why a run takes no commands; empty if it takes them. Silence counts as `Pulse` has marked it."""
+    if status.phase in ENDED:
+        return f"has {status.phase}: it takes no commands"
+    return "has fallen silent: it takes no commands" if status.stale_since is not None else ""
+
+
 class Pulse:
     """Tells which runs are silent. It never compares the clocks of two hosts: it takes the silence that the source
     measured, or looks whether a status has changed since it was last looked at.

@@ -18,7 +18,7 @@ def config(
     has_keys: Annotated[bool, typer.Option("--keys", help="List every key with its meaning and unit.")] = False,
     is_json: IsJson = False,
 ) -> None:
-    """Show the config of a preset with overrides, and where each value comes from; or every key there is."""
+    """Show the config of a preset with overrides and the source of each value, or with --keys every key."""
     if has_keys:
         _show_keys(preset, overrides or [], is_json=is_json)
         return
@@ -32,12 +32,12 @@ def config(
 
 
 def presets(is_json: IsJson = False) -> None:
-    """List the presets, one in a line."""
+    """List the presets, one per line."""
     _show_names({name: about_preset(name) for name in preset_names()}, is_json=is_json)
 
 
 def methods(is_json: IsJson = False) -> None:
-    """List the published methods that `method=NAME` lays over a preset."""
+    """List the published methods that `method=NAME` applies to a preset."""
     _show_names({name: read_method(name)["about"] for name in method_names()}, is_json=is_json)
 
 
@@ -56,8 +56,8 @@ def calibrate_noise(
     preset: Preset,
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="YAML file to write.")] = Path("calibrated.yaml"),
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds at most.")] = 30,
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts per round; one shard of each is drawn.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Largest number of rounds.")] = 30,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts per round; one shard of each is rolled out.")] = 8,
 ) -> None:
     """Calibrate a noise level for each step on the base model and write the config with these levels."""
     from deploy.run.inputs import check_inputs

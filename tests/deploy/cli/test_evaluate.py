@@ -165,7 +165,7 @@ def test_genevals_protocol_takes_four_images_of_every_kind(run: Path, tmp_path: 
         (["eval", "RUN", "--best", "--iteration", "1"], "leave --iteration out"),
         (["eval", "--run", "nothing"], "must hold config.yaml"),
         (["eval", "RUN", "--geneval"], "--geneval needs a reward with the scorer geneval, got ..redness"),
-        (["eval", "RUN", "--scorer", "redness=x.y:Z"], "--scorer must have a name of its own, got 'redness'"),
+        (["eval", "RUN", "--scorer", "redness=x.y:Z"], "--scorer must have a new name, got 'redness'"),
         (["eval", "RUN", "--prompts", "nothing.txt"], "prompt file nothing.txt does not exist"),
         (["eval", "RUN", "--iteration", "7"], "must hold the checkpoint iteration_000007"),
         (["eval", "RUN", "--diversity", "pkg://toyworld/nothing"], "toyworld/nothing"),
