@@ -81,7 +81,8 @@ def test_a_cluster_that_does_not_answer_is_one_line(monkeypatch):
     monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     address = f"http://127.0.0.1:{free_port()}"
-    with pytest.raises(ConfigError, match=rf"^the Ray cluster at {address} does not accept jobs: Failed to connect .*; check "):
+    expected = rf"^the Ray cluster at {address} does not accept jobs: Failed to connect .*; check "
+    with pytest.raises(ConfigError, match=expected):
         connect(address)
 
 
