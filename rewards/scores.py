@@ -3,7 +3,7 @@
 return judged([0.2, 0.9])
 return partly([0.2, nan], ["", "the engine failed"])
 reward = mix({"ocr": a, "pickscore": b}, {"ocr": 0.8, "pickscore": 0.2})
-shown = with_observed(reward, {"aesthetic": c})        # reported, but not part of the reward
+shown = mix_observed({"ocr": a, "aesthetic": c}, {"ocr": 1.0})        # aesthetic is reported, but not in the reward
 """
 
 import logging
@@ -136,13 +136,17 @@ def mix(scores: Mapping[str, Scores], weights: Mapping[str, float]) -> Scores:
     )
 
 
-def with_observed(reward: Scores, observed: Mapping[str, Scores]) -> Scores:
-    """Add the scores of scorers that never train as components of the reward, NaN where they have none.
+def mix_observed(scores: Mapping[str, Scores], weights: Mapping[str, float]) -> Scores:
+    """Mix the scores that `weights` names, and add the scores of all other scorers as components.
+
+    The others change neither values nor reasons; their components are NaN where they have no score.
 
     Raises:
-        ContractError: the scores have different lengths.
+        ContractError: a score that `weights` names is missing, or the scores have different lengths.
     """
-    _require_one_length({"the reward": reward, **observed})
+    _require_one_length(scores)
+    reward = mix({name: item for name, item in scores.items() if name in weights}, weights)
+    observed = {name: item for name, item in scores.items() if name not in weights}
     return replace(reward, components={**reward.components, **_readings(observed)})
 
 

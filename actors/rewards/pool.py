@@ -31,7 +31,7 @@ from protocol.ports import ImagesHandle, Metrics
 from protocol.sink import StatusSink
 from protocol.status import PoolStatus
 from rewards.scorer import Piece, score_pieces, scorer_of
-from rewards.scores import Tally, mix, patched, settle, with_observed
+from rewards.scores import Tally, mix, mix_observed, patched, settle
 
 
 @ray.remote(**HEARTBEAT)
@@ -258,10 +258,8 @@ class RewardPools:
         self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> Scores:
         """Mix the scores that train, and add the readings of the scorers that only evaluate."""
-        alone = [name for name, reward in self._config.rewards.items() if reward.sees == "image"]
-        answers = await self._ask(alone, images, prompts, metadata)
-        trained = {name: answers.pop(name) for name in self._config.evaluated_weights}
-        return with_observed(mix(trained, self._config.evaluated_weights), answers)
+        answers = await self._ask(self._config.evaluation_rewards, images, prompts, metadata)
+        return mix_observed(answers, self._config.evaluated_weights)
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
         """Check the prompts with the scorers that can only be built in their own runtime environment."""

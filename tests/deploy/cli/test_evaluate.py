@@ -126,7 +126,7 @@ def test_an_evaluation_has_its_own_size_and_training_does_not_notice(run: Path) 
     (only,) = json.loads(said("eval", other, "--json"))["results"]
     assert only["scores"] == held[-1].model_dump(mode="json")
     assert said("eval", run, *words[1:], "--json") == said("eval", other, "--json")
-    assert why_unpaired(read_heldout(run)[0], held[0]) == "the evaluations have images of other sizes"
+    assert why_unpaired(read_heldout(run)[0], held[0]) == "the evaluations have images of different sizes"
     (image,) = generate_images(other, [Prompt(index=0, text="a")], out=other / "drawn", count=1, seed=0)
     assert Image.open(image).size == (8, 12)
 

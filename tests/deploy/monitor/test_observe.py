@@ -249,7 +249,10 @@ def test_a_command_to_an_earlier_process_is_refused_and_one_to_this_process_is_n
     asyncio.run(leave(old))
 
     async def steer(scene: Scene) -> None:
-        assert await scene.outcome(old.id) == ("failed", "it was meant for an earlier process of this run; send it again")
+        assert await scene.outcome(old.id) == (
+            "failed",
+            "it was meant for an earlier process of this run; send it again",
+        )
         await leave(new)
         assert await scene.outcome(new.id) == ("done", "written")
 

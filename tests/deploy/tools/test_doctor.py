@@ -72,7 +72,7 @@ def test_prompts_that_are_in_both_files_are_noted(tiny_config, tmp_path):
     config = tiny_config(data={"train": str(tmp_path / "a.txt"), "heldout": str(tmp_path / "b.txt")})
     (finding,) = doctor.inputs_may_mislead(Question(config=config, run=tmp_path))
     assert finding.found == "1 of 2 held-out prompts are trained on too, such as 'two'"
-    assert "share none" in finding.remedy
+    assert "without common prompts" in finding.remedy
 
 
 def test_a_machine_without_linux_calls_is_checked(monkeypatch, tmp_path):

@@ -173,7 +173,7 @@ def test_prompts_are_encoded_ahead_of_the_model(preset, tmp_path, monkeypatch, c
     words = ("method=dense_grpo", f"model.embedding_cache={cache}", "--rounds", "1", "--prompts", "1")
     assert run_cli(monkeypatch, "calibrate-noise", str(preset), *words, "--out", str(tmp_path / "mine.yaml")) == 0
     said = capsys.readouterr().out
-    assert said.index("encoded 1 prompts that were not there") < said.index("round 1/1")
+    assert said.index("encoded 1 new prompts") < said.index("round 1/1")
 
 
 def test_a_method_that_scores_no_points_is_refused(preset, tmp_path, monkeypatch, capsys) -> None:
