@@ -51,7 +51,7 @@ def test_a_step_without_a_valid_gain_stays_where_it_is() -> None:
     first, second = calibrate([0.48, 0.7], measure, said.append, rounds=8)
     assert first == pytest.approx(0.5, abs=0.011)
     assert second == 0.7
-    assert said[-1] == "steps [1] never had a gain and keep the level they began with"
+    assert said[-1] == "steps [1] never had a gain and keep their first level"
 
 
 def test_the_tolerance_counts_only_the_gains_that_a_step_has() -> None:
@@ -96,7 +96,7 @@ def test_a_level_at_its_limit_and_a_step_that_never_gains_hold_up_nothing() -> N
     levels = calibrate([0.48, 0.7, 0.03], measure, said.append, rounds=30)
     assert len(rounds) < 10
     assert levels[1:] == [0.7, 0.01]
-    assert said[-1] == "steps [1] never had a gain and keep the level they began with"
+    assert said[-1] == "steps [1] never had a gain and keep their first level"
     assert not any("raise --rounds" in line for line in said)
 
 
