@@ -1,4 +1,4 @@
-"""The Ray shell that fills the embedding cache before a run, with the learner's resources."""
+"""The Ray actor that fills the embedding cache before a run, with the learner's resources."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,11 +23,11 @@ class EncoderActor:
         torch.set_num_threads(config.cluster.learner.threads)
 
     def prepare(self) -> None:
-        """Find the model. Not in the constructor: there Ray would turn the user's mistake into a dead actor."""
+        """Find the model. In the constructor, Ray would turn a user's mistake into a dead actor."""
         self._embeddings = open_embeddings(self._config.model, device=take_device(self._config.cluster.learner))
 
     def fill(self, texts: Sequence[str]) -> int:
-        """Encode the texts that the cache lacks; how many there were."""
+        """Encode the texts that the cache lacks; return how many there were."""
         return self._embeddings.fill(texts)
 
 
@@ -35,7 +35,7 @@ async def encode_on_ray(config: RunConfig, batches: Sequence[Sequence[str]]) -> 
     """Fill the cache batch by batch; each call has the learner's deadline.
 
     Raises:
-        PoolError: the actor died or overran.
+        PoolError: the actor died or overran its deadline.
     """
     role = config.cluster.learner
     actor: Any = EncoderActor.options(**ray_options(role.reserved)).remote(config)

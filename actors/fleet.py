@@ -1,4 +1,4 @@
-"""All actors of one run on Ray, which serve the four ports of the loop."""
+"""All actors of one run on Ray; they serve the four ports of the loop."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class RayEvaluators:
-    """The rollout and reward actors: all that an evaluation needs. `deploy` makes and stops them."""
+    """The rollout and reward actors, which are enough for an evaluation. `deploy` makes and stops them."""
 
     def __init__(self, config: RunConfig, sink: StatusSink, *, bundles: Bundles | None = None) -> None:
         self._config = config
@@ -140,7 +140,7 @@ def shortage_of(needs: Mapping[str, float], nodes: Sequence[Mapping[str, float]]
     """Say which resources one more actor lacks.
 
     Args:
-        needs: of one actor, by resource.
+        needs: what one actor reserves, by resource.
         nodes: free resources of each node.
 
     Returns:

@@ -1,12 +1,12 @@
-"""Learner workers: the Ray shell of `learner.update.learner.Learner`, and their group, which serves the learner port.
+"""Learner workers: the Ray actor around `learner.update.learner.Learner`, and their group, which is the learner port.
 
-| what happens                | what the group does                                                                  |
+| event                       | what the group does                                                                  |
 |-----------------------------|--------------------------------------------------------------------------------------|
 | a worker dies or hangs      | `LearnerFailedError`; `restart` makes a new group in the state of iteration 0        |
-| a worker raises             | the call ends with its error at once; the next update begins where that one began    |
-| a larger size is desired    | further workers start beside the group, which goes on as it is until all are ready   |
+| a worker raises             | the call ends with its error at once; the next update starts from the same state     |
+| a larger size is desired    | further workers start while the group goes on unchanged until all are ready          |
 | they are ready, or a        | before the next update they get the state, surplus workers end, and the lanes are    |
-| smaller size is desired     | shared anew                                                                          |
+| smaller size is desired     | distributed anew                                                                     |
 """
 
 import asyncio
@@ -52,14 +52,14 @@ class LearnerActor(Alive):
         torch.set_num_threads(config.cluster.learner.threads)
 
     def prepare(self) -> dict[str, str]:
-        """Load the model and return what the bits depend on; the constructor would hide the user's mistakes."""
+        """Load the model and return the facts that decide the bits; the constructor would hide the user's mistakes."""
         device = take_device(self._config.cluster.learner)
         self._learner = Learner(self._config, device=device, fetch=self._fetch)
         return computing_facts(device)
 
-    def sit(self, seat: Seat) -> None:
-        """Take the lanes of this seat."""
-        self._learner.sit(seat)
+    def take_seat(self, seat: Seat) -> None:
+        """Take over the lanes of this seat."""
+        self._learner.take_seat(seat)
 
     def begin(self) -> None:
         """Begin the update of an iteration."""
@@ -90,7 +90,7 @@ class LearnerActor(Alive):
 
     @ray.method(num_returns=2)
     def findings(self) -> tuple[int, Findings]:
-        """Return the bytes that this update fetched, and what it showed."""
+        """Return the bytes that this update fetched, and its results."""
         return self._fetched, self._learner.findings()
 
     def finish(self, *findings: Findings) -> Finished:
@@ -102,7 +102,7 @@ class LearnerActor(Alive):
         return self._learner.adapter()
 
     def credit(self, group: int) -> Credit:
-        """Tell the credit of one group of the newest update."""
+        """Return the credit of one group of the newest update."""
         return self._learner.credit(group)
 
     def state(self) -> LearnerState:
@@ -114,7 +114,7 @@ class LearnerActor(Alive):
         self._learner.restore(state)
 
     def _fetch(self, handles: Sequence[Any]) -> Iterator[Rollout]:
-        """Fetch trajectories in order, the next ones while the caller works on those before."""
+        """Fetch trajectories in order; the next ones are fetched while the caller works on the current ones."""
         with ThreadPoolExecutor(1, thread_name_prefix="fetch") as thread:
             coming = thread.submit(ray.get, handles[0]) if handles else None
             for following in [*handles[1:], None]:
@@ -144,7 +144,7 @@ class RemoteWorker:
         self.busy_s = 0.0
         """Seconds in calls so far."""
         self.reduction_s = 0.0
-        """Those of them that added gradients."""
+        """Seconds in calls that added gradients."""
         self.fetched = 0
         """Bytes of trajectories that the newest update fetched."""
 
@@ -175,7 +175,7 @@ class RemoteWorker:
         await self.call(self.actor.step.remote(gradient, first, epoch))
 
     async def findings(self) -> FindingsHandle:
-        """Return what the update showed on this worker's shards."""
+        """Return the results of the update on this worker's shards."""
         fetched, findings = self.actor.findings.remote()
         self.fetched = await self.call(fetched)
         return cast(FindingsHandle, findings)
@@ -188,14 +188,14 @@ class RemoteWorker:
         """Wait for a call that counts as work.
 
         Raises:
-            LearnerFailedError: the actor died, hangs, or gave no answer in time.
+            LearnerFailedError: the actor died, hangs, or did not answer in time.
         """
         self.member.begin()
         try:
             result = await self.answer(reference)
         except LearnerFailedError:
             raise
-        except Exception:  # the actor answered with an error and takes the next call
+        except Exception:  # the actor answered with an error and can take the next call
             self.busy_s += self.member.end()
             raise
         self.busy_s += self.member.end()
@@ -221,11 +221,11 @@ class RemoteWorker:
 
 
 class LearnerGroup:
-    """The workers in the order of their seats. A dead or hanging one is a `LearnerFailedError`."""
+    """The workers in the order of their seats. A dead or hanging worker raises `LearnerFailedError`."""
 
     name = "learner"
     is_empty = has_failed = False
-    """For `Starts`: further workers wait for a node as long as it takes."""
+    """Read by `Starts`: further workers wait for a node as long as necessary."""
 
     def __init__(
         self,
@@ -238,11 +238,11 @@ class LearnerGroup:
     ) -> None:
         """
         Args:
-            config: its section `cluster` says how many workers, their resources and deadlines.
-            nodes: told where each worker lives and which failed.
-            bundles: where the workers run; None: wherever there is room.
+            config: its section `cluster` sets the number of workers, their resources and deadlines.
+            nodes: is told where each worker runs and which ones failed.
+            bundles: reserve the workers' resources; without them a worker runs wherever there is room.
             make_room: awaited before an update, when all its groups are complete.
-            actor_class: of the workers; a simulation has its own.
+            actor_class: class of the workers; a simulation has its own.
         """
         self._config = config
         self._actor_class = actor_class
@@ -271,7 +271,7 @@ class LearnerGroup:
             InputError: a worker would round differently from the first.
         """
         await asyncio.gather(*(self._start(worker) for worker in self._workers))
-        await self._sit()
+        await self._assign_seats()
 
     async def restart(self) -> None:
         """Replace all workers by new ones in the state of iteration 0, as many as desired."""
@@ -306,7 +306,7 @@ class LearnerGroup:
         return adapter
 
     async def credit(self, group: int) -> Credit:
-        """Tell the credit of one group of the newest update. Asked beside the loop, it does not count as work."""
+        """Return the credit of one group of the newest update. The call does not count as work."""
         first = self._workers[0]
         return await first.answer(first.actor.credit.remote(group))
 
@@ -337,11 +337,11 @@ class LearnerGroup:
             self._starts.begin(Member(slot), is_needed=False)
 
     def admit(self, member: Member) -> None:
-        """Keep a further worker that is ready until the next update."""
+        """Keep a further worker, which is ready, until the next update."""
         self._joining.append(RemoteWorker(self._config, member))
 
     def count_restart(self, handle: ActorHandle, error: BaseException) -> float:  # noqa: ARG002
-        """Wait no longer than `Starts` does: further workers cost no restart."""
+        """Add no pause to that of `Starts`: further workers cost no restart."""
         return 0.0
 
     def stop(self) -> None:
@@ -415,7 +415,7 @@ class LearnerGroup:
         )
 
     async def _prepare(self, member: Member) -> None:
-        """Load the model, and compare what the worker's bits depend on with the first worker's."""
+        """Load the model, and compare the facts that decide the worker's bits with the first worker's."""
         self._nodes.joined(member.handle, member.node_id)
         facts: dict[str, str] = await answer(
             member.handle.prepare.remote(),
@@ -423,10 +423,10 @@ class LearnerGroup:
             memory_remedy=self._config.cluster.memory_remedy,
         )
         self._facts = {**(self._facts or facts), **library_facts()}
-        require_same_facts(self._facts, facts, who=f"one on node {member.node}", role="learner workers")
+        require_same_facts(self._facts, facts, joining=f"one on node {member.node}", role="learner workers")
 
     async def _resize(self) -> None:
-        """Bring the group to the desired size if the further workers are ready; the others have nothing to do yet."""
+        """Bring the group to the desired size if enough further workers are ready; otherwise they wait."""
         missing = self._desired - len(self._workers)
         if missing > len(self._joining) or not (missing or self._joining):
             return
@@ -440,15 +440,15 @@ class LearnerGroup:
             ray.kill(worker.actor)
         for slot, worker in enumerate(self._workers):
             worker.member.slot = slot
-        await self._sit()
+        await self._assign_seats()
 
-    async def _sit(self) -> None:
+    async def _assign_seats(self) -> None:
         count = len(self._workers)
-        calls = (worker.call(worker.actor.sit.remote(Seat(at, count))) for at, worker in enumerate(self._workers))
+        calls = (worker.call(worker.actor.take_seat.remote(Seat(at, count))) for at, worker in enumerate(self._workers))
         await asyncio.gather(*calls)
 
     def _work(self, seconds: float, before: Sequence[tuple[float, float]]) -> Metrics:
-        """Say how busy the workers were in an update of so many seconds."""
+        """Compute how busy the workers were in an update that took `seconds`."""
         busy = [worker.busy_s - held for worker, (held, _) in zip(self._workers, before, strict=True)]
         reduction = [worker.reduction_s - held for worker, (_, held) in zip(self._workers, before, strict=True)]
         for worker, own in zip(self._workers, busy, strict=True):

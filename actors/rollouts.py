@@ -1,4 +1,4 @@
-"""Rollout actors: the Ray shell of `flow.rollout.RolloutPolicy`, and their pool, which serves the rollout port."""
+"""Rollout actors: the Ray actor around `flow.rollout.RolloutPolicy`, and their pool, which is the rollout port."""
 
 from collections import deque
 from functools import partial
@@ -39,7 +39,7 @@ OPTIONS: dict[str, Any] = {"concurrency_groups": {**HEARTBEAT["concurrency_group
 
 @ray.remote(**OPTIONS)
 class RolloutActor(Alive):
-    """Makes trajectories and images, one call at a time, and receives adapters beside; the pool ends a call at its
+    """Makes trajectories and images, one call at a time, and receives adapters meanwhile. The pool ends a call at its
     deadline."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -47,14 +47,16 @@ class RolloutActor(Alive):
         torch.set_num_threads(config.cluster.rollout.threads)
 
     def prepare(self) -> dict[str, str]:
-        """Load the model and return what the bits depend on; in the constructor Ray would turn the user's mistake into
-        a dead actor."""
+        """Load the model and return the facts that decide the bits.
+
+        In the constructor, Ray would turn a user's mistake into a dead actor.
+        """
         device = take_device(self._config.cluster.rollout)
         self._policy = RolloutPolicy(self._config, device=device)
         return computing_facts(device)
 
     def facts(self) -> dict[str, str]:
-        """Return what the actor's bits depend on besides its device, before it has loaded anything."""
+        """Return the facts that decide the actor's bits, except the device's, before it has loaded anything."""
         return library_facts()
 
     def first_adapter(self) -> Adapter:
@@ -63,7 +65,7 @@ class RolloutActor(Alive):
 
     @ray.method(concurrency_group=ADAPTERS)
     def receive(self, adapter: Adapter) -> tuple[int, str]:
-        """Keep an adapter for the requests that name it; return its version and the digest of what came."""
+        """Keep an adapter for the requests that name it; return its version and the digest of the received arrays."""
         return self._policy.receive(adapter)
 
     @ray.method(num_returns=3)
@@ -99,11 +101,11 @@ class RolloutPool:
     ) -> None:
         """
         Args:
-            config: its section `cluster` says how many actors, their resources and deadlines.
-            nodes: told where each actor lives and which failed.
-            sink: told of every failure.
-            bundles: where the actors run; None: wherever there is room.
-            actor_class: of the actors; a simulation has its own.
+            config: its section `cluster` sets the number of actors, their resources and deadlines.
+            nodes: is told where each actor runs and which ones failed.
+            sink: receives an event for every failure.
+            bundles: reserve the actors' resources; without them an actor runs wherever there is room.
+            actor_class: class of the actors; a simulation has its own.
         """
         cluster = config.cluster
         self._answer = partial(
@@ -182,14 +184,14 @@ class RolloutPool:
         await self.pool.each(lambda actor: self._bring(actor, *self._newest[-1]))
 
     async def _prepare(self, member: Member) -> None:
-        """Load the model, and compare what the actor's bits depend on with the driver's and with the first actor's."""
-        actor, who = member.handle, f"one on node {member.node}"
+        """Load the model, and compare the facts that decide the bits with the driver's and the first actor's."""
+        actor, joining = member.handle, f"one on node {member.node}"
         self._nodes.joined(actor, member.node_id)
         facts = await self._answer(actor.facts.remote())
-        require_same_facts(library_facts(), facts, who=who, role="rollout actors and the driver")
+        require_same_facts(library_facts(), facts, joining=joining, role="rollout actors and the driver")
         facts = await self._answer(actor.prepare.remote())
         self._facts = self._facts or facts
-        require_same_facts(self._facts, facts, who=who, role="rollout actors")
+        require_same_facts(self._facts, facts, joining=joining, role="rollout actors")
         loaded = None
         while loaded is not (newest := self._newest[-1] if self._newest else None):
             for adapter, reference in list(self._newest):

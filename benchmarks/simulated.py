@@ -145,8 +145,8 @@ class Host:
             )
             return receipt, rollout, self._images
 
-    async def sit(self, seat: int, own: Seat) -> None:
-        """Take the lanes of a seat of the learner group."""
+    async def take_seat(self, seat: int, own: Seat) -> None:
+        """Take over the lanes of a seat of the learner group."""
         self._lanes[seat] = own
 
     async def begin(self, seat: int) -> None:

@@ -1,1 +1,1 @@
-"""How it is started, watched and steered: the command line, run folders, presets."""
+"""Start, watch and control runs: the command line, run folders, presets, services."""

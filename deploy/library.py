@@ -1,12 +1,12 @@
-"""flowcredit as a library: `import flowcredit` offers what stands here.
+"""flowcredit as a library: `import flowcredit` offers the names in this module.
 
     import flowcredit
 
     outcome = flowcredit.train("toy_geneval", {"iterations": 5}, run="runs/mine", is_local=True)
     run = flowcredit.read_run("runs/mine")
 
-Each function works in a script and in a notebook, whose event loop runs already. `train_async` and `evaluate_async`
-leave that loop free.
+Each function works in a script and in a notebook, where an event loop is already running. `train_async` and
+`evaluate_async` do not block that loop.
 """
 
 import asyncio
@@ -43,9 +43,9 @@ def train(
     is_local: bool = False,
     is_quiet: bool = False,
 ) -> Outcome:
-    """Train a preset in a run folder, or go on with the run that the folder holds; wait for the end.
+    """Train a preset in a run folder, or continue the run in that folder; return at the end of the run.
 
-    An interrupt (Ctrl-C, "interrupt the kernel") ends the run; the same call goes on from its newest checkpoint.
+    An interrupt (Ctrl-C, "interrupt the kernel") ends the run; the same call continues it from its newest checkpoint.
 
     Args:
         preset: name of a preset or path of a YAML file; None takes the config of the run in `run`.
@@ -59,7 +59,7 @@ def train(
         Held-out scores before and after, and the paths of the LoRA and of images.
 
     Raises:
-        InputError: a mistake that you can correct; it is one line.
+        InputError: a mistake that you can correct, described in one line.
         FlowcreditError: the run failed.
     """
     return _training(preset, overrides, run, fork, is_local=is_local, is_quiet=is_quiet)()
@@ -74,10 +74,10 @@ async def train_async(
     is_local: bool = False,
     is_quiet: bool = False,
 ) -> Outcome:
-    """Train as `train` does, in a thread, while the caller's event loop goes on.
+    """Train as `train` does, in a thread, without blocking the caller's event loop.
 
-    If the awaiting task is cancelled, the run stops with a checkpoint within `cluster.stop_within_s`, and the task ends
-    then. A second cancellation stops the run at once.
+    If the awaiting task is cancelled, the run stops with a checkpoint within `cluster.stop_within_s`, and then the task
+    ends. A second cancellation stops the run at once.
 
     Args:
         preset: see `train`.
@@ -121,15 +121,15 @@ async def evaluate_async(
     features: str | None = None,
     is_local: bool = False,
 ) -> list[Assessed]:
-    """Score held-out prompts with a run's adapter, with the base model, or with both at the same noise.
+    """Score held-out prompts with a run's adapter, with the base model, or with both from the same noise.
 
-    `evaluate_async` is awaited; `evaluate` takes the same arguments and waits for the end.
+    `evaluate_async` is awaited; `evaluate` takes the same arguments and returns at the end.
 
     Args:
         run: the run folder, or a run's name; None evaluates the base model of `preset`.
         preset: name of a preset or path of a YAML file; None takes the run's own config.
-        overrides: see `train`; `data.heldout` and `evaluation.images_per_prompt` are among the useful ones.
-        iteration: of the checkpoint; the newest without one.
+        overrides: see `train`; for example `data.heldout` and `evaluation.images_per_prompt`.
+        iteration: iteration of the checkpoint; None takes the newest.
         is_best: take the checkpoint with the highest held-out score instead.
         has_base: score the base model too.
         features: a CLIP whose image features measure diversity.
@@ -139,7 +139,7 @@ async def evaluate_async(
         The adapter's result, or the base model's and the adapter's; `scores` has the score of every image.
 
     Raises:
-        InputError: a mistake that you can correct; it is one line.
+        InputError: a mistake that you can correct, described in one line.
     """
     folder = found_run(str(run)) if run else None
     config = load_config(source_of(preset, folder, "or run= with a run"), overrides=overrides)
@@ -155,7 +155,7 @@ async def evaluate_async(
 
 
 def _waiting(function: Callable[P, Coroutine[Any, Any, Result]]) -> Callable[P, Result]:
-    """Make a function that is awaited one that waits for the end, also in a notebook's running event loop."""
+    """Turn a coroutine function into one that returns at the end, even while a notebook's event loop is running."""
 
     @wraps(function)
     def waits(*args: P.args, **kwargs: P.kwargs) -> Result:
@@ -169,10 +169,10 @@ evaluate = _waiting(evaluate_async)
 
 
 def read_run(run: str | Path) -> Run:
-    """Read a run, also one that goes on: config, metrics, held-out scores by prompt, recorded trajectories.
+    """Read a finished run or one in progress: config, metrics, held-out scores by prompt, recorded trajectories.
 
     Raises:
-        RunFolderError: no run folder, or one that this version cannot read.
+        RunFolderError: this is not a run folder, or this version cannot read it.
     """
     return report_runs.read_run(found_run(str(run)))
 
@@ -181,7 +181,7 @@ def compare(first: str | Path, second: str | Path) -> Comparison:
     """Compare two runs, with paired bootstrap intervals over held-out prompts.
 
     Raises:
-        RunFolderError: one is no run folder, or has no line of metrics.
+        RunFolderError: one of them is not a run folder, or has no line of metrics.
     """
     return comparison_of(found_run(str(first)), found_run(str(second)))
 

@@ -2,17 +2,18 @@
 
     config = load_config("toy_geneval", overrides=["group.size=16", "method=tp_grpo"])
 
-From weak to strong: the defaults, the method's `settings`, the YAML file, the method's `identity`, the overrides. A
-file that names a method itself is stronger than that method; an override `method=NAME` replaces the file's method.
+Each of these layers overrides the ones before it: the defaults, the method's `settings`, the YAML file, the method's
+`identity`, the overrides. A file that names a method itself overrides that method; an override `method=NAME` replaces
+the file's method.
 
 A file may extend another preset: `base: toy_geneval`, or `base: other.yaml`, a path relative to the file's own folder.
-It then holds only what differs. The method that the last of these files names replaces those of the files below it.
+It then holds only the differences. A method that it names replaces the methods of the files that it extends.
 
 A reward is removed with null: `rewards.pickscore=null`.
 
-A method is a published algorithm that can be laid over any preset. Its file has three keys: `about` is a sentence with
-its source; `identity` holds the keys that define the method, which win over a preset; `settings` is the scale at which
-its paper ran it (steps, group sizes, learning rate), which fills in only what a preset leaves open.
+A method is a published algorithm that can be applied to any preset. Its file has three keys: `about` is a sentence with
+its source; `identity` holds the keys that define the method, which override a preset; `settings` is the scale at which
+its paper ran it (steps, group sizes, learning rate), which applies only to keys that a preset does not set.
 """
 
 import re
@@ -47,7 +48,7 @@ def find_preset(preset: str | Path) -> Path:
     """Return the YAML file of a preset, given its name or a path that ends in .yaml or .yml.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: it is neither.
     """
     name = str(preset)
     if name in preset_names():
@@ -58,24 +59,24 @@ def find_preset(preset: str | Path) -> Path:
 
 
 def load_config(preset: str | Path, *, overrides: Overrides = ()) -> "RunConfig":
-    """Read a preset and apply overrides, among which a `method` may be.
+    """Read a preset and apply overrides, which may include a `method`.
 
     Raises:
-        ConfigError: no such preset, an unreadable file, an unknown key, a wrong type or value.
+        ConfigError: there is no such preset, a file is not readable, a key is unknown, or a type or value is wrong.
     """
     from protocol.config.parse import parse_config
 
     layers, assignments = _layers(preset, overrides)
     tree: dict[str, Any] = {}
     for _, layer in layers:
-        tree = _lay(tree, layer)
+        tree = _apply(tree, layer)
     for key, value in assignments:
         _assign(tree, key, value)
     return parse_config(tree)
 
 
 def sources(preset: str | Path, *, overrides: Overrides = ()) -> dict[str, str]:
-    """Return where the value of each dotted key comes from, among `load_config`'s layers; defaults are left out.
+    """Return the layer of `load_config` that set each dotted key; defaults are left out.
 
     Raises:
         ConfigError: as `load_config`.
@@ -119,7 +120,7 @@ def preset_files(preset: str | Path) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def _layers(preset: str | Path, overrides: Overrides) -> tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, Any]]]:
-    """Read the files that make a config, from weak to strong, and the overrides beside a method."""
+    """Return the layers of a config, each overriding those before it, and the overrides without `method`."""
     given = list(_assignments(overrides))
     assignments = [(key, value) for key, value in given if key != METHOD]
     files = preset_files(preset)
@@ -128,10 +129,10 @@ def _layers(preset: str | Path, overrides: Overrides) -> tuple[list[tuple[str, d
     names += [(len(files), value) for key, value in given if key == METHOD]
     if not names or names[-1][1] is None:
         return layers, assignments
-    below, name = names[-1]
+    number, name = names[-1]
     method = read_method(name)
     settings, identity = (f"method {name}", method["settings"]), (f"method {name}", method["identity"])
-    return [settings, *layers[:below], identity, *layers[below:]], assignments
+    return [settings, *layers[:number], identity, *layers[number:]], assignments
 
 
 def _assignments(overrides: Overrides) -> Iterator[tuple[str, Any]]:
@@ -147,15 +148,15 @@ def _assignments(overrides: Overrides) -> Iterator[tuple[str, Any]]:
 
 
 class UniqueKeys(yaml.SafeLoader):
-    """PyYAML's safe loader; it refuses a key that a section holds twice, of which PyYAML drops the first."""
+    """PyYAML's safe loader, which also refuses a repeated key in a section; PyYAML would silently take the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
-        """Construct a section of keys that are all different."""
+        """Construct a section whose keys are all different."""
         seen: set[str] = set()
         for key, _ in node.value:
             if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} stands twice in one section: join the two", key.start_mark
+                    None, None, f"the key {key.value!r} is repeated in one section: join the two", key.start_mark
                 )
             if isinstance(key, yaml.ScalarNode):
                 seen.add(key.value)
@@ -166,7 +167,7 @@ def read_tree(path: Path) -> dict[str, Any]:
     """Read the keys and values of a YAML file.
 
     Raises:
-        ConfigError: the file does not exist, cannot be read, or holds something else.
+        ConfigError: the file does not exist, is not readable, or holds something else.
     """
     try:
         tree = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)
@@ -185,7 +186,7 @@ def read_method(name: object) -> dict[str, Any]:
     """Return a method's `about`, `identity` and `settings`.
 
     Raises:
-        ConfigError: no method of this name.
+        ConfigError: there is no method of this name.
     """
     if name not in method_names():
         raise ConfigError(f"unknown method {name!r}: {suggest(str(name), method_names())}")
@@ -193,7 +194,7 @@ def read_method(name: object) -> dict[str, Any]:
 
 
 def merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Merge two trees; where both have a value, the second one's counts."""
+    """Merge two trees; where both have a value, that of `over` counts."""
     merged = dict(under)
     for key, value in over.items():
         held = merged.get(key)
@@ -202,28 +203,28 @@ def merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_value(key: str, text: str) -> Any:
-    """Parse the YAML value of a `key=text` on a command line; raises ConfigError.
+    """Parse the YAML value of a `key=text` on a command line; raise ConfigError if it is not YAML.
 
-    Where the config wants a text it stays one, even if it looks like a number: `model.revision=7e10`.
+    If the config expects a text, the value stays one even if it looks like a number: `model.revision=7e10`.
     """
     from protocol.config.parse import is_text
 
     try:
         value = yaml.load(text, UniqueKeys)
         if value is not None and is_text(key):
-            return yaml.load(text, yaml.BaseLoader)  # its scalars are texts
+            return yaml.load(text, yaml.BaseLoader)  # reads every scalar as text
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"the value of {key} is not YAML, got {text!r}: quote it ({one_line(error)})") from None
     if not isinstance(value, str):
         return value
     try:
-        return float(value)  # YAML 1.1 reads 1e-4 as text; a user means the number
+        return float(value)  # YAML 1.1 reads 1e-4 as text, but a user means the number
     except ValueError:
         return value
 
 
-def _lay(tree: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
-    """Lay a file over what is weaker; a reward that is null there is removed."""
+def _apply(tree: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
+    """Merge a layer into the layers before it; a reward that is null in the layer is removed."""
     rewards = layer.get("rewards")
     removed = [name for name, reward in rewards.items() if reward is None] if isinstance(rewards, dict) else []
     held = tree.get("rewards") or {}

@@ -88,15 +88,17 @@ def computing_facts(device: str) -> dict[str, str]:
 
 
 def device_facts(device: str) -> dict[str, str]:
-    """Return the model of the GPU, or of the CPU by the instructions that torch takes of it."""
+    """Return the model of the GPU, or the instruction set that torch uses on the CPU."""
     model = torch.cuda.get_device_name() if device == "cuda" else torch.backends.cpu.get_cpu_capability()
     return {"GPU" if device == "cuda" else "CPU": model}
 
 
 @cache
 def library_facts() -> dict[str, str]:
-    """Return the versions of the libraries that compute, and a digest of our code that does, as it was when first
-    asked: the driver compares every actor that joins with it."""
+    """Return the versions of the libraries that compute, and a digest of our own code that computes.
+
+    The answer is that of the first call: the driver compares every joining actor with it.
+    """
     versions = {package: version(package) for package in ("torch", "diffusers", "transformers", "peft", "numpy")}
     sha = hashlib.sha256()
     for package in (protocol, flow):

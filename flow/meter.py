@@ -1,4 +1,4 @@
-"""What one call computes: how many evaluations and images, and the seconds of its parts."""
+"""The work of one call: its evaluations and images, and the seconds of its parts."""
 
 import time
 from collections import defaultdict
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import torch
 
 WORK = "work/"
-"""Begins the metrics that come from meters."""
+"""Prefix of the metrics that come from meters."""
 
 
 class Meter:
-    """Counts work and times its parts on the device that does it.
+    """Counts work, and times its parts on the device that does it.
 
         meter = Meter("cuda")
         with meter.timed("sampling"):
@@ -20,7 +20,7 @@ class Meter:
         meter.count("main_evaluations", 144)
         meter.read()     # {"work/sampling_seconds": 0.8, "work/main_evaluations": 144.0}
 
-    On a GPU the seconds are those between two events of the stream, so timing makes nobody wait before `read`.
+    On a GPU the seconds are those between two events of the stream, so only `read` waits for the device.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -48,7 +48,7 @@ class Meter:
             self._counts[name] += time.perf_counter() - began
 
     def read(self) -> dict[str, float]:
-        """Return everything so far by metric name, and begin anew. On a GPU it waits for the parts to end."""
+        """Return the sums so far by metric name, and reset them. On a GPU it waits for the parts to end."""
         for name, begin, end in self._spans:
             end.synchronize()
             self._counts[name] += begin.elapsed_time(end) / 1000

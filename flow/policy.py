@@ -1,7 +1,7 @@
-"""FlowPolicy: the one answer to "what is the velocity, mean, std and log-prob of this step?".
+"""FlowPolicy: the only source of a step's velocity, mean, std and log-prob.
 
-Rollout actors sample from it and the learner differentiates through it; neither computes any of these itself. With
-equal weights and equal batch shapes a replay therefore gives the same log-prob bit for bit (ratio exactly 1).
+Rollout actors take their steps from it and the learner differentiates through it; neither computes any of these itself.
+With equal weights and equal batch shapes a replay therefore gives the same log-prob bit for bit (ratio exactly 1).
 """
 
 import math
@@ -28,13 +28,13 @@ from protocol.errors import ConfigError
 class FlowPolicy:
     """A backbone with a schedule, a kernel and a guidance weight.
 
-    It counts what it computes: `evaluations` are rows through the transformer, so guidance counts twice, and
-    `gradient_evaluations` those of them that a backward follows.
+    It counts its work: `evaluations` are rows through the transformer, so guidance counts twice;
+    `gradient_evaluations` are the rows with a backward.
 
-    `steps` are the steps that can be stochastic: std at least `std_min` and not the last one; `steps_of` are those that
-    one shard explores. With `merge_std` a stochastic step spans as many steps of the schedule as its std needs. Every
-    other step runs as ODE and is never trained. With the kernel `ode` no step is stochastic, and `steps` are all T,
-    since every noise level can be trained.
+    `steps` are the steps that can be stochastic: their std is at least `std_min`, and the last step is not among them.
+    `steps_of` returns those of one shard. With `merge_std` a stochastic step spans as many steps of the schedule as its
+    std needs. Every other step runs as ODE and is never trained. With the kernel `ode` no step is stochastic, and
+    `steps` are all T steps, since every noise level can be trained.
 
         policy = FlowPolicy(backbone, config.sampling, guidance=1.0)
         transition, velocity = policy.transition(latents, k, conditioning=policy.conditioning("a red circle", ""))
@@ -66,7 +66,7 @@ class FlowPolicy:
         self.strides: dict[int, int] = (
             {k: 2 ** sum(split > k for split in config.split_steps) for k in self.steps} if config.splits else {}
         )
-        """By stochastic step: how many members of a shard, in a row, share it. Empty where none do."""
+        """By stochastic step: how many neighbouring members of a shard share it. Empty if none do."""
 
     @property
     def total_steps(self) -> int:
@@ -74,18 +74,18 @@ class FlowPolicy:
         return len(self.sigmas) - 1
 
     def span(self, k: int) -> int:
-        """How many steps of the schedule step k crosses when it is stochastic; 1 without merging."""
+        """Return how many steps of the schedule step k crosses when it is stochastic; 1 without merging."""
         return self._spans.get(k, 1)
 
     def step_size(self, k: int) -> float:
-        """h, the sigma that step k crosses when it is stochastic."""
+        """Return h, the difference of sigma that step k crosses when it is stochastic."""
         return (self.sigmas[k] - self.sigmas[k + self.span(k)]).item()
 
     def steps_of(self, *, seed: int, iteration: int, group: int, shard: int) -> tuple[int, ...]:
         """The stochastic steps of one shard: those of `steps` inside its window.
 
         Args:
-            seed: the run's.
+            seed: the run's seed.
             iteration: counted from 0.
             group: index of the group in its iteration.
             shard: index of the shard in its group.
@@ -105,7 +105,7 @@ class FlowPolicy:
 
     @property
     def most_steps(self) -> int:
-        """The stochastic steps of the shard that explores most."""
+        """The largest number of stochastic steps that a shard can have."""
         return longest_window(self._config.window, candidates=self.steps, total=self.total_steps)
 
     @property
@@ -114,24 +114,24 @@ class FlowPolicy:
         return window_period(self._config.window, candidates=self.steps, total=self.total_steps)
 
     def conditioning(self, text: str, negative: str) -> tuple[Conditioning, ...]:
-        """What `velocity` wants for one prompt: its embeddings, before them the negative's when guidance is above 1."""
+        """Return the embeddings for `velocity`: the negative prompt's if guidance is above 1, then the prompt's."""
         positive = self.backbone.encode(text)
         return (self.backbone.encode(negative), positive) if self.guidance > 1 else (positive,)
 
     def velocity(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: tuple[Conditioning, ...]
     ) -> Float[Tensor, "B C H W"]:
-        """The guided velocity by the family's rule, mostly v_u + w (v_c - v_u): one forward of 2B; for w = 1 one of B.
+        """Return the guided velocity by the family's rule, mostly v_u + w (v_c - v_u), from 2B rows; w = 1 needs B.
 
-        More than `forward_batch` samples go in several forwards of at most that many.
+        More than `forward_batch` states are split into several forwards.
 
         Args:
-            latents: x, the state of each sample.
-            sigma: noise level of each sample, in [0, 1].
-            conditioning: from `conditioning`; rows for each sample, or one row for all.
+            latents: states x [B, C, H, W].
+            sigma: noise level of each state, in [0, 1] [B].
+            conditioning: from `conditioning`; a row for each state, or one row for all.
 
         Returns:
-            v, shaped as `latents`.
+            v [B, C, H, W].
         """
         count = len(latents)
         most = self.forward_batch or count
@@ -154,15 +154,15 @@ class FlowPolicy:
         return self.backbone.guide(without, toward, self.guidance)
 
     def alike(self, k: int, explored: Sequence[int], rows: int) -> int:
-        """How many neighbouring rows of a shard have the same state before the stochastic step k.
+        """Return how many neighbouring rows of a shard have the same state before the stochastic step k.
 
         Members that share their initial noise are all in the same state when the first stochastic step begins; where
-        branches split, two are. `transition` computes one velocity for them.
+        branches split, two rows are. `transition` computes one velocity for them.
 
         Args:
             k: the step, one of `explored`.
             explored: stochastic steps of the shard, ascending.
-            rows: of the shard in step k; members that share the step count as one row.
+            rows: rows of the shard in step k; members that share the step count as one row.
 
         Returns:
             1 to `rows`.
@@ -180,10 +180,10 @@ class FlowPolicy:
         as_ode: bool = False,
         alike: int = 1,
     ) -> tuple[Transition, Float[Tensor, "B C H W"]]:
-        """Step k from these states, and the velocity it is made of.
+        """Return step k from these states, and the velocity that it uses.
 
         Args:
-            latents: x_k, the state of each sample.
+            latents: states x_k [B, C, H, W].
             k: the step, 0 to T - 1.
             conditioning: from `conditioning`.
             as_ode: leave the noise out, as outside a window.
@@ -191,7 +191,7 @@ class FlowPolicy:
                 its gradient is the sum of theirs.
 
         Returns:
-            The transition to x_{k+1}, or behind a merged step to x_{k+span}, and the velocity v, shaped as `latents`.
+            The transition to x_{k+1}, or to x_{k+span} for a merged step, and the velocity v [B, C, H, W].
         """
         is_ode = as_ode or k not in self._spans
         following = k + (1 if is_ode else self.span(k))
@@ -203,13 +203,13 @@ class FlowPolicy:
         return kernel(Start(latents, velocity, sigma, sigma_next)), velocity
 
     def sigma(self, k: int, latents: Float[Tensor, "B ..."]) -> Float[Tensor, " B"]:
-        """sigma_k for each of these states, on their device; copied there once, since a copy makes the CPU wait."""
+        """Return sigma_k [B] for these states on their device; it is copied once, since a copy makes the CPU wait."""
         if latents.device not in self._sigmas_on:
             self._sigmas_on[latents.device] = self.sigmas.to(latents.device)
         return self._sigmas_on[latents.device][k].expand(len(latents))
 
     def std(self, k: int) -> float:
-        """Std of step k when it is stochastic."""
+        """Return the std of step k when it is stochastic."""
         return self._std(k, self.span(k))
 
     def _std(self, k: int, span: int) -> float:
@@ -218,7 +218,7 @@ class FlowPolicy:
         return self._kernel(k)(Start(nothing, nothing, sigma, sigma_next)).std.item()
 
     def _merged(self) -> dict[int, int]:
-        """The steps that can be stochastic, each with its span."""
+        """Return the steps that can be stochastic, each with its span."""
         config = self._config
         if config.kernel == "ode":
             return dict.fromkeys(range(config.steps), 1)
@@ -249,7 +249,7 @@ class FlowPolicy:
 
 
 def _rows_of(conditioning: Conditioning, piece: slice, count: int) -> Conditioning:
-    """Embeddings of a piece of `count` samples; the one row that all share is repeated for the piece only."""
+    """Return the embeddings of a piece of `count` states; a row that all share is repeated for the piece only."""
     if len(next(iter(conditioning.values()))) == count:
         return {name: tensor[piece] for name, tensor in conditioning.items()}
     return repeat(conditioning, piece.stop - piece.start)
@@ -283,6 +283,6 @@ def start_adapter(lora: Lora, config: RunConfig) -> None:
 
 
 def policy_of(backbone: Backbone, config: RunConfig) -> FlowPolicy:
-    """The policy of a config on a backbone that is there already."""
+    """Make the policy of a config on a loaded backbone."""
     model = config.model
     return FlowPolicy(backbone, config.sampling, guidance=model.guidance, forward_batch=model.forward_batch)

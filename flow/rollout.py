@@ -1,4 +1,4 @@
-"""What a rollout actor computes: a shard's trajectories with their completed points, and plain ODE images.
+"""The work of a rollout actor: a shard's trajectories with their completed points, and plain ODE images.
 
 request -> initial noise -> T transitions, velocities kept -> completions of the points in one batch -> images
 """
@@ -72,7 +72,7 @@ class RolloutPolicy:
     def rollout(self, request: ShardRequest) -> tuple[ShardReceipt, Rollout, UInt8[np.ndarray, "I height width 3"]]:
         """Roll out one shard with the requested adapter: receipt, trajectories, images."""
         held = self._activate(request.adapter_version, request.adapter_digest)
-        self._meter.read()  # a shard that failed leaves nothing behind
+        self._meter.read()  # drops the work of a shard that failed
         rollout, images = rollout_shard(self._policy, request, self._config, self._meter)
         receipt = ShardReceipt(
             adapter_version=held[0],
@@ -90,7 +90,7 @@ class RolloutPolicy:
         return Receipt(adapter_version=held[0], adapter_digest=held[1], images=len(images)), images
 
     def first_adapter(self) -> Adapter:
-        """Copy the adapter of iteration 0: what the learner begins with, and the base model unless a LoRA starts it.
+        """Copy the adapter of iteration 0: that of `model.lora.start`, or one that leaves the model as it is.
 
         Raises:
             ContractError: a request has loaded another adapter.
@@ -124,7 +124,7 @@ class RolloutPolicy:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a trajectory as it was sampled."""
+    """One step of a trajectory as it was taken."""
 
     k: int
     span: int
@@ -144,15 +144,15 @@ def trajectory(
     stochastic: Sequence[int],
     until: int | None = None,
 ) -> Iterator[Step]:
-    """Sample the T steps from `initial`, or those before point `until`.
+    """Take the T steps from `initial`, or those before point `until`.
 
     Args:
         policy: gives every transition.
         initial: a row for each member, or one row that all share: then the steps have one row up to the first
-            stochastic step, where the members part. Rows that part share one velocity.
+            stochastic step, where it splits into the members. Rows that split share one velocity.
         conditioning: from `policy.conditioning`.
-        noise: standard normal noise [N, C, H, W] of step k; asked for the stochastic steps only. More rows than the
-            state has: it parts there, each row into two, or a single one into all.
+        noise: returns standard normal noise [N, C, H, W] of step k; called for the stochastic steps only. If it has
+            more rows than the state, the state splits there: a single row into all, or each row into two.
         stochastic: the steps k that are stochastic; all others are ODE steps.
         until: the point at which to end; T by default.
 
@@ -180,19 +180,19 @@ def rollout_shard(
 ) -> tuple[Rollout, UInt8[np.ndarray, "I H W 3"]]:
     """Roll out a shard: its trajectories and the images to be scored.
 
-    Images are the completed points of the stochastic steps (when the credit rule compares them), then the
-    finished images: after the last stochastic step the finished image itself stands for the point, not an
-    estimate. Behind them are the ends of further granularities. With shared initial noise the first point is the same
-    for all members: the group's first shard completes it once, the other shards refer to it.
+    The images are the completed points of the stochastic steps (if the credit rule compares them), then the finished
+    images, then the ends of further granularities. After the last stochastic step the finished image itself stands for
+    the point, not an estimate. With shared initial noise the first point is the same for all members: the group's first
+    shard completes it once, and the other shards refer to it.
 
     Args:
-        policy: with the adapter that the request names.
+        policy: the policy with the adapter that the request names.
         request: prompt, members and keys of the noise.
-        config: of the run.
-        meter: counts and times what the shard takes.
+        config: the run's config.
+        meter: counts and times the shard's work.
 
     Returns:
-        The trajectories, and I images uint8.
+        The trajectories, and I images, uint8 [I, H, W, 3].
 
     Raises:
         NonFiniteError: the model produced NaN or infinity.
@@ -202,12 +202,12 @@ def rollout_shard(
     device = next(policy.backbone.transformer.parameters()).device
     shape = policy.backbone.latent_shape
 
-    def noise(step: int, who: range | list[int] = members) -> Float[Tensor, "N C H W"]:
+    def noise(step: int, of: range | list[int] = members) -> Float[Tensor, "N C H W"]:
         return trajectory_noise(
             seed=config.seed,
             iteration=request.iteration,
             group=request.group,
-            members=who,
+            members=of,
             step=step,
             shape=shape,
         ).to(device)
@@ -247,8 +247,8 @@ def rollout_shard(
     further = None
     if granularities := config.sampling.granularities[1:]:
         with meter.timed("completing"):
-            behind = next(step for step in steps if step.k > stochastic[-1].k)
-            clean = torch.cat([final, _granular(policy, behind, granularities, conditioning)])
+            after = next(step for step in steps if step.k > stochastic[-1].k)
+            clean = torch.cat([final, _granular(policy, after, granularities, conditioning)])
             further = torch.arange(len(final), len(clean)).view(len(granularities), -1).T
     meter.count("completion_evaluations", policy.evaluations - begun)
     objective = config.learner.objective
@@ -273,7 +273,7 @@ def rollout_shard(
 
 @torch.no_grad()
 def generate(policy: FlowPolicy, request: GenerateRequest) -> UInt8[np.ndarray, "B H W 3"]:
-    """Make images by the probability-flow ODE, uint8 [B, H, W, 3], one for each (prompt, number) of the request.
+    """Make images by the probability-flow ODE, uint8 [B, H, W, 3], one for each prompt and number of the request.
 
     Raises:
         ModelError: the model cannot generate images of the request's size.
@@ -304,10 +304,10 @@ def _points(
     *,
     is_first: bool,
 ) -> tuple[Float[Tensor, "B C H W"], Int[Tensor, "N P"]]:
-    """Complete the points: clean latents of each one and then of the finished images, and the image index of points.
+    """Complete the points. Return their clean latents, then those of the finished images; and the points' image index.
 
     Args:
-        is_first: the group's first shard, which completes the point that all members share.
+        is_first: whether this is the group's first shard, which completes the point that all members share.
     """
     members, shared = len(final), config.sampling.shared_noise
     is_elsewhere = shared and not is_first and config.sampling.window.rule != "branch"
@@ -316,9 +316,9 @@ def _points(
     rows = [first_rows] + [0 if number % every else members for number in range(1, len(stochastic))]
     own = torch.arange(members)
     first = torch.full_like(own, COMMON_IMAGE) if is_elsewhere else torch.zeros_like(own) if shared else own
-    behind = [*accumulate(rows)]
-    later = [behind[number] + own if count else own * 0 + NO_IMAGE for number, count in enumerate(rows[1:])]
-    index = torch.stack([first, *later, behind[-1] + own], dim=1)
+    ends = [*accumulate(rows)]
+    later = [ends[number] + own if count else own * 0 + NO_IMAGE for number, count in enumerate(rows[1:])]
+    index = torch.stack([first, *later, ends[-1] + own], dim=1)
     if not sum(rows):
         return final, index
     grids = [substep_grid(config.completion, sigmas=policy.sigmas, k=step.k) for step in stochastic]
@@ -339,7 +339,7 @@ def _tail(
     conditioning: tuple[Conditioning, ...],
     tail: IntegrationConfig,
 ) -> Float[Tensor, "N C H W"]:
-    """Clean latents behind point k, which may be clean itself."""
+    """Integrate from point k to clean latents; the point may be clean already."""
     if k == policy.total_steps:
         return latents
     grid = substep_grid(tail, sigmas=policy.sigmas, k=k).to(latents.device).expand(len(latents), -1)
@@ -353,15 +353,15 @@ def _tail(
 
 
 def _granular(
-    policy: FlowPolicy, behind: Step, granularities: Sequence[int], conditioning: tuple[Conditioning, ...]
+    policy: FlowPolicy, after: Step, granularities: Sequence[int], conditioning: tuple[Conditioning, ...]
 ) -> Float[Tensor, "B C H W"]:
-    """Clean latents of the ODE from behind the last stochastic step: for each granularity those of all members."""
+    """Integrate from the step after the last stochastic one to clean latents, all members for each granularity."""
     count = len(granularities)
-    grids = [granular_grid(policy.sigmas, k=behind.k, granularity=each) for each in granularities]
+    grids = [granular_grid(policy.sigmas, k=after.k, granularity=each) for each in granularities]
     return complete(
-        latents=behind.latents.repeat(count, 1, 1, 1),
-        first_velocity=behind.velocity.repeat(count, 1, 1, 1),
-        grid=stack_grids(grids, [len(behind.latents)] * count).to(behind.latents.device),
+        latents=after.latents.repeat(count, 1, 1, 1),
+        first_velocity=after.velocity.repeat(count, 1, 1, 1),
+        grid=stack_grids(grids, [len(after.latents)] * count).to(after.latents.device),
         velocity=lambda latents, sigma: policy.velocity(latents, sigma, conditioning),
     )
 
@@ -369,12 +369,12 @@ def _granular(
 def _targets(
     clean: Float[Tensor, "B C H W"], index: Int[Tensor, "N P"], final: Float[Tensor, "N C H W"]
 ) -> list[Float[Tensor, "N C H W"]]:
-    """Clean latents after each stochastic step: the completion of its next point, or the finished latents."""
+    """Return the clean latents after each stochastic step: the completion of the next point, or the finished ones."""
     return [clean[rows] for rows in index[:, 1:-1].unbind(1)] + [final]
 
 
 def _of_members(rows: Float[Tensor, "R ..."], members: int) -> Float[Tensor, "N ..."]:
-    """A row for each member; fewer rows are those of branches, whose members follow each other."""
+    """Return a row for each member; fewer rows are those of branches, whose members are neighbours."""
     if len(rows) == members:
         return rows
     stride = 1
@@ -389,21 +389,21 @@ def _require_finite(latents: Tensor, what: str) -> None:
 
 
 LONGEST = 128
-"""Pixels of the longer side; a larger image is thinned out."""
+"""Pixels of an excerpt's longer side; of larger images, only every n-th pixel is kept."""
 BLANK = 255
 """Value of the pixels of a point that was not completed."""
 
 
 def excerpt_of(rollout: Rollout, images: UInt8[np.ndarray, "I H W 3"], *, members: int) -> Excerpt:
-    """The first `members` trajectories (all, when there are fewer) of a group's first shard.
+    """Cut out the first `members` trajectories of a group's first shard.
 
     Args:
         rollout: the shard.
-        images: its images.
-        members: M, how many trajectories.
+        images: its images, uint8 [I, H, W, 3].
+        members: M, how many trajectories; all if there are fewer.
 
     Returns:
-        M trajectories with small images.
+        M trajectories with images of at most `LONGEST` pixels.
     """
     stride, index = -(-max(images.shape[1:3]) // LONGEST), rollout.image_index[:members]
     small = np.ascontiguousarray(images[:, ::stride, ::stride][index.clip(min=COMMON_IMAGE)])

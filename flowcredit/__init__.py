@@ -1,7 +1,7 @@
 """Fine-tunes text-to-image models with credit for every denoising step: the program's entry, and its library.
 
-`flowcredit.train`, `flowcredit.read_run` and the other names of `deploy.library` are found when they are first used, so
-`import flowcredit` costs nothing.
+`flowcredit.train`, `flowcredit.read_run` and the other names of `deploy.library` are imported at their first use, so
+`import flowcredit` is cheap.
 """
 
 from importlib import import_module

@@ -16,9 +16,9 @@ VERSION = "0.1.0"
 PACKAGES = ("protocol", "flow", "toyworld", "rewards", "learner", "actors", "deploy")
 ROOT = Path(__file__).resolve().parents[1]
 RAY_COPY = "_ray_pkg_"
-"""How the folders begin in which Ray keeps what travels with a job."""
+"""Prefix of the folders in which Ray keeps the files of a job."""
 HOOK = f"{__name__}.ours_first"
-"""What Ray calls in every worker process, as it names a function."""
+"""Import path of the function that Ray calls in every worker process."""
 
 
 class Ours:
@@ -30,7 +30,7 @@ class Ours:
 
         Args:
             name: of a package or module.
-            path: None for a package that is inside no other one.
+            path: None for a top-level package.
 
         Returns:
             Where it is; None if it is not of `PACKAGES`.
@@ -39,20 +39,20 @@ class Ours:
 
 
 def homes() -> list[str]:
-    """List the folders of our packages: one, except in a Ray job to which `flowcredit submit` sent each by itself."""
+    """List the folders of our packages: one, or several in a Ray job, since `flowcredit submit` uploads each alone."""
     beside = (Path(entry) for entry in sys.path if ROOT.name.startswith(RAY_COPY))
     copies = (path for path in beside if path.name.startswith(RAY_COPY) and path.resolve().parent == ROOT.parent)
     return list(dict.fromkeys([str(ROOT), *map(str, copies)]))
 
 
 def ours_first() -> None:
-    """Find our packages before others of their names, in this process."""
+    """Make this process find our packages before others of the same name."""
     if Ours not in sys.meta_path:
         sys.meta_path.insert(0, Ours)
 
 
 def shadows() -> list[Path]:
-    """List the packages and modules on `sys.path` that have a name of ours and are not ours."""
+    """List foreign packages and modules on `sys.path` that have the name of one of ours."""
     known = {str(Path(home).resolve()) for home in homes()}
     folders = dict.fromkeys(Path(entry).resolve() for entry in (*sys.path, os.getcwd()))
     found = (
@@ -75,9 +75,9 @@ def main() -> None:
     ours_first()
     for path in shadows():
         if (path.parents[1] / "flowcredit" / "start.py").is_file():
-            continue  # another installation of ours, as on a node to which a job brings its own
+            continue  # another installation of ours, for instance on a node to which a job brings its own
         sys.stderr.write(
-            f"flowcredit: note: {path} has the name of a package of ours and is not used; name a scorer there by its"
-            " path, such as ./mine.py:Class\n"
+            f"flowcredit: note: {path} has the name of one of flowcredit's packages and is not used; name a scorer in"
+            " it by its path, such as ./mine.py:Class\n"
         )
     import_module("deploy.cli.app").main()

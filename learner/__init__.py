@@ -1,1 +1,1 @@
-"""From rewards to weights: credit, advantages, loss, the update, and the training loop on one page."""
+"""From rewards to the next adapter: credit, advantages, loss, the update, and the training loop."""

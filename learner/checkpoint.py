@@ -6,9 +6,9 @@
         recent.safetensors                  with `group.max_lag`: the older adapters that groups in flight use
         state.json                          iteration, adapter digests, baseline, broken guards, and facts such as
                                             library versions
-        average/                            the adapter's running mean in the same form, where the run keeps one
-        old/                                the adapter `old` in the same form, where the objective has one
-        reference/                          the KL's reference in the same form, where it moves
+        average/                            the adapter's running mean in the same form, if the run keeps one
+        old/                                the adapter `old` in the same form, if the objective has one
+        reference/                          the KL's reference in the same form, if it moves
         manifest.json                       sha256 of each file above, written last
     checkpoints/latest -> iteration_000040
     checkpoints/best -> iteration_000020        the one with the best held-out score
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 MANIFEST, OPTIMIZER, STATE, RECENT = "manifest.json", "optimizer.safetensors", "state.json", "recent.safetensors"
 FILES = (FILE_NAME, OPTIMIZER, STATE)
-"""Files of every checkpoint, beside its manifest."""
+"""Files of every checkpoint, besides its manifest."""
 AVERAGE = "average"
 """In checkpoints of a run with `learner.average`; `pipeline.load_lora_weights` takes the folder."""
 MEANS = {name: f"{name}/{FILE_NAME}" for name in (AVERAGE, "old", "reference")}
@@ -71,9 +71,9 @@ def write_checkpoint(
         root: the run's `checkpoints` folder.
         state: written into the folder named after its iteration.
         config: LoRA's rank, alpha and targets, for the adapter's metadata.
-        keep: number of checkpoints up to this iteration that stay.
-        keep_hours: younger checkpoints stay as well, in hours.
-        best: iteration of the checkpoint that stays too and that `best` points to.
+        keep: number of checkpoints up to this iteration that are kept.
+        keep_hours: checkpoints younger than this are kept too, in hours.
+        best: iteration of the checkpoint that is kept too, and that `best` points to.
         facts: further JSON values for `state.json`.
 
     Returns:
@@ -194,7 +194,7 @@ def _write(partial: Path, state: LearnerState, config: LoraConfig, facts: Mappin
         (partial / name).mkdir()
         write_lora(partial / name, mean, config)
         names.append(MEANS[name])
-    told = {
+    own = {
         "iteration": state.iteration,
         "digest": state.adapter.digest,
         "baseline": state.baseline,
@@ -202,7 +202,7 @@ def _write(partial: Path, state: LearnerState, config: LoraConfig, facts: Mappin
         "broken": dict(state.broken),
         "recent": {str(adapter.version): adapter.digest for adapter in state.recent},
     }
-    (partial / STATE).write_text(json.dumps({**facts, **told}), encoding="utf-8")
+    (partial / STATE).write_text(json.dumps({**facts, **own}), encoding="utf-8")
     manifest = {name: sha256_of(partial / name) for name in names}
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     for name in (*names, MANIFEST, *means):
@@ -225,7 +225,7 @@ def _recent(folder: Path, digests: Mapping[int, str], arrays: Mapping[str, np.nd
 
 
 def _point_to(folder: Path, name: str) -> None:
-    """Point the link `name` at this folder. A file system without symbolic links has no such link."""
+    """Point the link `name` at this folder; do nothing on a file system without symbolic links."""
     with suppress(OSError), whole(folder.parent / name) as partial:
         partial.symlink_to(folder.name, target_is_directory=True)
 

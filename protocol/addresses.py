@@ -1,4 +1,4 @@
-"""Addresses of a status board: their one form, and what of them may be shown.
+"""Addresses of a status board: their form, and the part of them that may be shown.
 
 No library is needed here, so that the command line starts fast.
 """
@@ -17,14 +17,14 @@ _ADDRESS = re.compile(
     (?P<options>\?[^@?#\s]*)?""",
     re.VERBOSE,
 )
-"""The only form of an address that every parser splits alike, so that it is certain what of it is a password."""
+"""The form of an address that every parser splits alike, so that it is certain which part is the password."""
 
 
 def check_address(address: str) -> None:
     """Check the form of a board's address; a password in it is never part of the message.
 
     Raises:
-        ConfigError: another scheme, or a form in which it is not certain what the password is.
+        ConfigError: another scheme, or a form in which it is not certain which part is the password.
     """
     found = _ADDRESS.fullmatch(address)
     if address.partition("://")[0] not in SCHEMES:
@@ -38,7 +38,7 @@ def check_address(address: str) -> None:
 
 
 def without_password(address: str) -> str:
-    """Return what of an address may be shown to anybody: scheme, host, port, database or path.
+    """Return the part of an address that may be shown to anybody: scheme, host, port, database or path.
 
     Where it is not certain which part is the password, only the scheme is shown.
     """

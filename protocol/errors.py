@@ -1,4 +1,4 @@
-"""The exceptions of this project, and the one line that shows one.
+"""The exceptions of this project, and how one becomes one line of text.
 
 Each class takes one string: the rule, the value, the remedy; so it pickles across Ray. An `InputError` is the user's
 mistake: one line on stderr, exit code 2, nothing written.
@@ -19,6 +19,11 @@ LONGEST_LINE = 400
 def one_line(error: object) -> str:
     """Return the message of an exception (or a text) as one bounded line; its type's name if there is no message."""
     return " ".join(str(error).split())[:LONGEST_LINE] or type(error).__name__
+
+
+def named_line(error: BaseException) -> str:
+    """Return an exception of foreign code as one bounded line that begins with its type's name."""
+    return f"{type(error).__name__}: {one_line(error)}"
 
 
 class InputError(FlowcreditError):
@@ -54,7 +59,7 @@ class BoardError(FlowcreditError):
 
 
 class DamagedError(BoardError):
-    """The status board answers, but what it holds of a run is foreign, damaged or of a later version."""
+    """The status board answers, but its data about a run are foreign, damaged or of a later version."""
 
 
 class ContractError(FlowcreditError):

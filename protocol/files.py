@@ -1,4 +1,4 @@
-"""Writing files so that a full disk or a crash never leaves half of one behind."""
+"""Write files whole: neither a full disk nor a crash leaves half of one."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ def iteration_name(iteration: int, suffix: str = "") -> str:
 
 
 def by_iteration(folder: Path, suffix: str = "") -> dict[int, Path]:
-    """List what is named so by its iteration, oldest first; a copy such as `iteration_000040_best` is left out."""
+    """List the paths that `iteration_name` named, oldest first; a copy such as `iteration_000040_best` is left out."""
     named = re.compile(rf"iteration_(\d{{6,}}){re.escape(suffix)}")
     found = ((named.fullmatch(path.name), path) for path in folder.glob("iteration_*"))
     return dict(sorted((int(match[1]), path) for match, path in found if match))
@@ -26,9 +26,9 @@ def by_iteration(folder: Path, suffix: str = "") -> dict[int, Path]:
 
 @contextmanager
 def whole(path: Path, *, is_shared: bool = False) -> Iterator[Path]:
-    """Give another path in the same folder; what the block writes there, a file, folder or link, then becomes `path`.
+    """Yield a temporary path in the same folder; the file, folder or link that the block writes there replaces `path`.
 
-    Readers see what was there before or all that is new. If the block raises, what it wrote is removed.
+    Readers see the old content or the whole new one. If the block raises, its file is removed.
 
     Args:
         path: replaced in one step. A folder only replaces an empty one.
@@ -49,16 +49,16 @@ def whole(path: Path, *, is_shared: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def writing(path: Path, option: str) -> Iterator[None]:
-    """Turn an OSError of the block into a RunFolderError: `path` cannot be written, `option` names another."""
+    """Turn an OSError of the block into a RunFolderError: `path` cannot be written; `option` sets another path."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or error
-        raise RunFolderError(f"{path} cannot be written: {reason}; mend that or set {option}") from error
+        raise RunFolderError(f"{path} cannot be written: {reason}; fix that or set {option}") from error
 
 
 def require_folder_of(path: Path, option: str) -> None:
-    """Check before the work that the file `path` has a folder (RunFolderError); `option` names another file."""
+    """Check early that the file `path` has a folder to write to (RunFolderError); `option` sets another path."""
     if not os.access(path.parent, os.W_OK):
         raise RunFolderError(f"{path} cannot be written: no folder {path.parent} to write to; make it or set {option}")
 
@@ -90,7 +90,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def append_whole(path: Path, text: str) -> None:
     """Append `text`; it is on disk when this returns, and after an error the file is unchanged.
 
-    The file is opened without a buffer: a buffered file would write again, when it is closed, what the disk refused.
+    The file is opened without a buffer: a buffered file would write the refused bytes once more when it is closed.
 
     Raises:
         OSError: the disk does not take all of it.

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: does it answer, does it or its cache hold a repository, and its errors in one line.
+"""The Hugging Face hub: whether it answers, whether it or its cache holds a repository, and its errors as one line.
 
 HF_TOKEN opens gated repositories, HF_HOME or HF_HUB_CACHE names the cache, and HF_HUB_OFFLINE=1 reads the cache only.
 """
@@ -80,7 +80,7 @@ def explained(what: str, repo: str, *, error: type[InputError], remedy: str, key
         what: names the repository in the line.
         repo: the hub id.
         error: the exception to raise.
-        remedy: what to do without a network, beside a download elsewhere.
+        remedy: what to do without a network, other than to download elsewhere.
         key: the config key that holds the hub id.
 
     Returns:

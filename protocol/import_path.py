@@ -1,4 +1,4 @@
-"""Finding a class by `package.module:Class` or `folder/file.py:Class`, as a config names scorers and trackers."""
+"""Find a class by `package.module:Class` or `folder/file.py:Class`, as a config names scorers and trackers."""
 
 import importlib
 import importlib.util
@@ -7,12 +7,12 @@ from pathlib import Path
 from types import ModuleType
 
 from flowcredit.start import PACKAGES
-from protocol.errors import ConfigError, one_line, suggest
+from protocol.errors import ConfigError, named_line, suggest
 from protocol.resources import resolve
 
 
 def find_class(path: str) -> type:
-    """Import the class at `path`; a relative file is one of the working folder.
+    """Import the class at `path`; a relative file path starts in the working folder.
 
     Raises:
         ConfigError: the path is malformed, its module, file or class does not exist, or the file cannot be run.
@@ -52,7 +52,7 @@ def _load(file: Path) -> ModuleType:
         del sys.modules[name]
         if isinstance(error, ImportError) or not isinstance(error, Exception):
             raise
-        raise ConfigError(f"file {file} cannot be run: {type(error).__name__}: {one_line(error)}") from error
+        raise ConfigError(f"file {file} cannot be run: {named_line(error)}") from error
     return module
 
 
@@ -68,5 +68,5 @@ def _import(module_name: str, path: str, class_name: str) -> ModuleType:
         remedy = "check its spelling, the working folder and PYTHONPATH"
         if package in PACKAGES:
             file = "/".join([package, *inner])
-            remedy = f"`{package}` is a package of ours; name a file of yours by its path, ./{file}.py:{class_name}"
+            remedy = f"`{package}` is flowcredit's own package; name your file by its path, ./{file}.py:{class_name}"
         raise ConfigError(f"module {error.name!r} of {path!r} does not exist: {remedy}") from None

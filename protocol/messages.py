@@ -48,7 +48,7 @@ class Adapter:
     """The adapter at one version. The learner makes it, every rollout actor loads it, checkpoints store it."""
 
     version: int
-    """Number of iterations behind this adapter; each published update adds one."""
+    """Number of iterations that made this adapter; each published update adds one."""
     arrays: Mapping[str, np.ndarray]
     """Adapter tensors by their diffusers name, float32."""
     digest: str
@@ -86,7 +86,8 @@ class ShardRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFacts:
-    """What credit and metrics need of a shard beside its scores. Small: it travels where trajectories need not go."""
+    """What credit and metrics need to know about a shard besides its scores. It is small and travels without the
+    trajectories."""
 
     request: ShardRequest
     steps: tuple[int, ...]
@@ -107,7 +108,7 @@ NO_IMAGE = -2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One shard's trajectories, exactly as sampled. A rollout actor writes it, the learner reads it."""
+    """One shard's trajectories, exactly as rolled out. A rollout actor writes it, the learner reads it."""
 
     request: ShardRequest
     steps: tuple[int, ...]
@@ -187,7 +188,7 @@ class ShardReceipt(Receipt):
 
     facts: ShardFacts
     work: Mapping[str, float] = field(default_factory=dict)
-    """What the shard took, by the names `work/...` of docs/metrics.md."""
+    """The work that the shard took, by the names `work/...` of docs/metrics.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +206,7 @@ class Scores:
     voids_group: bool = False
     """A score is missing and the failure policy drops the image's whole group; reward pools set this."""
     seconds: float = 0.0
-    """Of scorers, that these scores took; images that are scored together share them."""
+    """Seconds inside scorers that these scores took; images that are scored together share them."""
 
     def __post_init__(self) -> None:
         size = len(self.reasons)

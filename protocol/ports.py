@@ -124,7 +124,7 @@ class LearnerPort(Protocol):
         ...
 
     async def credit(self, group: int) -> Credit:
-        """Tell the credit of one group of the newest update; `Credit.adapter_version` names that update."""
+        """Return the credit of one group of the newest update; `Credit.adapter_version` names that update."""
         ...
 
     async def state(self) -> LearnerState:
@@ -201,7 +201,7 @@ class Fleet(Protocol):
         ...
 
     def queues(self) -> dict[str, int]:
-        """Count what waits inside the fleet, by the names of docs/metrics.md."""
+        """Return the lengths of the fleet's queues, by the names of docs/metrics.md."""
         ...
 
     def scale(self, pool: str, size: int) -> None:

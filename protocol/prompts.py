@@ -3,10 +3,10 @@
 | content                                  | meaning of a line                                                   |
 |------------------------------------------|---------------------------------------------------------------------|
 | a JSON object with `prompt` on each line | its text, `negative_prompt`, metadata in other keys (as in GenEval) |
-| anything else                            | a prompt; words that the image shall show are in double quotes      |
+| anything else                            | a prompt; words that the image must show are in double quotes       |
 
-The first line that is not blank decides about the format; a file whose name ends in `.jsonl` is always JSON. A line in
-the other format is an error that names the line's number, and so is a table or one JSON document over the whole file.
+The first line that is not blank decides the format; a file whose name ends in `.jsonl` is always JSON. A line in the
+other format is an error that names the line's number, and so is a table or one JSON document over the whole file.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Resolving a path of a config: an ordinary path, or `pkg://package/inner/path` inside an installed package."""
+"""Resolve a path of a config: an ordinary path, or `pkg://package/inner/path` inside an installed package."""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where any part of a run tells people more than numbers: conditions, which hold for a while, and events.
+"""How any part of a run reports more than numbers: conditions, which hold for a while, and events.
 
 A condition has Kubernetes' fields: a type, whether it holds, a reason in one word, a message in one line. A condition
 that holds is good.
@@ -23,7 +23,7 @@ CONDITIONS = {
     "PoolSettled": "A pool has its desired number of ready actors. Otherwise the message says what it waits for.",
     "PromptsApart": "No held-out prompt is trained on. Otherwise its score measures memory.",
     "PromptsFit": "Every prompt fits the text encoder. Otherwise the ends of the long ones are lost.",
-    "SameVersions": "The libraries are those that wrote the checkpoint. Otherwise results may round differently.",
+    "SameVersions": "The library versions are those of the checkpoint. Otherwise results may round differently.",
     "ScoresComplete": "A reward gives a score to every image. Otherwise scores are missing, never 0.",
     "StatusShown": "The status document could be made.",
     "StatusWritten": "`status.json` can be written.",
@@ -33,7 +33,7 @@ CONDITIONS = {
 
 
 class StatusSink(Protocol):
-    """Served by `deploy.monitor.journal.RunJournal`; may be called from any thread and never fails."""
+    """Implemented by `deploy.monitor.journal.RunJournal`; may be called from any thread and never fails."""
 
     def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002, FBT001
         """State that something holds (good), does not hold, or is unknown (None).
@@ -47,5 +47,5 @@ class StatusSink(Protocol):
         ...
 
     def event(self, message: str, kind: str = "info") -> None:
-        """Tell that something happened; `kind` is `info`, `warning`, `error` or a word of its own."""
+        """Report that something happened; `kind` is `info`, `warning`, `error` or a word of its own."""
         ...

@@ -61,7 +61,7 @@ class ActorStatus(Document):
     kind: str
     """`rollout`, `reward/<scorer>` or `learner`."""
     state: ActorState
-    """`waiting`: has no node yet; `starting`: loads its model or scorer; `ended`: its run has."""
+    """`waiting`: has no node yet; `starting`: loads its model or scorer; `ended`: its run has ended."""
     node: str = ""
     """Host name of its node."""
     node_id: str = ""
@@ -185,7 +185,7 @@ class RunStatus(Document):
     stale_since: float | None = None
     """Set by readers: when the last sign of life came, if the run has neither ended nor reported since."""
     silent_s: float | None = Field(default=None, exclude=True)
-    """Set by sources, in no document: seconds since the last sign of life by the board's own clock; None if unknown."""
+    """Set by sources, never stored: seconds since the last sign of life by the board's own clock; None if unknown."""
     adapter_version: int | None = None
     """Version of the learner's adapter."""
     checkpoint: int | None = None
@@ -244,8 +244,8 @@ class RecordedTrajectory(Document):
     rewards: list[float | None]
     """[P]"""
     values: list[float | None] | None = None
-    """[P] calibrated values: what each reward predicts of the final one, about the group's mean; null if the credit
-    rule takes the rewards themselves."""
+    """[P] calibrated values: what each reward predicts of the final one, relative to the group's mean; null if the
+    credit rule takes the rewards themselves."""
     step_rewards: list[float | None]
     """[S] what the credit rule gave to each step."""
     advantages: list[float | None]
@@ -260,7 +260,7 @@ class TrajectoryRecord(Document):
     steps: list[int]
     """The trained denoising steps k, [S]."""
     skipped: list[int] = []
-    """Those of them whose points are not completed, by `completion.every`: they have no image and no reward."""
+    """Those whose points are not completed, by `completion.every`: they have no image and no reward."""
     width: int
     """Of one image, pixels."""
     height: int
@@ -301,9 +301,16 @@ def summary_of(status: RunStatus) -> RunSummary:
     )
 
 
+def refusal_of(status: RunStatus) -> str:
+    """Say why a run takes no commands; empty if it takes them. Silence counts as `Pulse` has marked it."""
+    if status.phase in ENDED:
+        return f"has {status.phase}: it takes no commands"
+    return "has fallen silent: it takes no commands" if status.stale_since is not None else ""
+
+
 class Pulse:
-    """Tells which runs are silent. No two hosts' clocks are compared: it takes the silence that the source measured, or
-    looks whether a status has changed since it was last looked at.
+    """Tells which runs are silent. It never compares the clocks of two hosts: it takes the silence that the source
+    measured, or looks whether a status has changed since it was last looked at.
 
     pulse = Pulse()
     pulse.marked(status).stale_since

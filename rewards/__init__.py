@@ -1,1 +1,1 @@
-"""Scoring images: the scorer contract, and the built-in scorers."""
+"""Score images: the scorer contract, and the built-in scorers."""

@@ -1,4 +1,4 @@
-"""Encode and decode image files in memory: PNG, which is lossless, and JPEG for servers that read nothing else."""
+"""Encode and decode image files in memory: PNG, which is lossless, and JPEG for servers that need it."""
 
 import io
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MOST_PIXELS = 64 * 1024 * 1024
-"""Most pixels of an image that is decoded; a larger one is refused before it takes memory."""
+"""Largest number of pixels of an image that is decoded; a larger one is refused before it takes memory."""
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 """The formats that are decoded; Pillow's decoders of rarer formats fail in unpredictable ways."""
 
 
 class ImageError(FlowcreditError):
-    """The bytes are no image of one of `FORMATS`, or the image is too large."""
+    """The bytes are not an image of one of `FORMATS`, or the image is too large."""
 
 
 def encode_png(image: np.ndarray) -> bytes:
@@ -38,7 +38,7 @@ def encode_jpeg(image: np.ndarray, *, quality: int) -> bytes:
 
 
 def encoded(image: "Image.Image", kind: str, **options: Any) -> bytes:
-    """Encode an image of Pillow as `kind`, such as `PNG`; `options` are those of its `save`."""
+    """Encode a Pillow image as `kind`, such as `PNG`; `options` are those of its `save`."""
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
@@ -65,7 +65,7 @@ def pixels_of(data: bytes) -> int:
 
 @contextmanager
 def _opened(data: bytes) -> Iterator[Any]:
-    """The file as Pillow's image, which is decoded when its pixels are asked for (ImageError: not readable)."""
+    """Open the file as a Pillow image, which is decoded when its pixels are needed (ImageError: not readable)."""
     from PIL import Image
 
     try:

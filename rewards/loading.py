@@ -1,6 +1,6 @@
-"""Making an object from its path, as `protocol.import_path` reads it, and arguments; a mistake is an `InputError`.
+"""Make an object from the import path of its class and arguments; a mistake is an `InputError`.
 
-`rewards.scorer` builds scorers with it, `rewards.geneval` its detector, `rewards.ocr` its engine.
+`rewards.scorer` makes scorers with it, `rewards.geneval` its detector, `rewards.ocr` its engine.
 """
 
 import inspect
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from protocol.errors import FlowcreditError, ScorerError, one_line, suggest
+from protocol.errors import FlowcreditError, ScorerError, named_line, suggest
 from protocol.import_path import find_class
 
 
@@ -37,9 +37,7 @@ def build_from_path(path: str, *, args: Mapping[str, Any], extra: str | None = N
     except (TypeError, ValueError) as error:
         raise ScorerError(f"{path} does not accept the arguments {dict(args)}: {error}") from error
     except Exception as error:
-        raise ScorerError(
-            f"{path} cannot be built with the arguments {dict(args)}: {type(error).__name__}: {one_line(error)}"
-        ) from error
+        raise ScorerError(f"{path} cannot be built with the arguments {dict(args)}: {named_line(error)}") from error
 
 
 def load_class(path: str, *, args: Mapping[str, Any], extra: str | None = None) -> type:
@@ -59,7 +57,7 @@ def load_class(path: str, *, args: Mapping[str, Any], extra: str | None = None) 
     except FlowcreditError:
         raise
     except Exception as error:
-        raise ScorerError(f"{path} cannot be imported: {type(error).__name__}: {one_line(error)}") from error
+        raise ScorerError(f"{path} cannot be imported: {named_line(error)}") from error
     parameters = inspect.signature(cls).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -74,7 +72,7 @@ def load_class(path: str, *, args: Mapping[str, Any], extra: str | None = None) 
 
 
 def require_ready(path: str, args: Mapping[str, Any], extra: str | None = None) -> None:
-    """Let a class say by its static method `ready(**args)`, if it has one, whether it has what it needs.
+    """Call the static method `ready(**args)` of a class, if it has one: it checks libraries, weights and servers.
 
     Args:
         path: `package.module:Class`.

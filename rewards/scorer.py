@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 import numpy as np
 
 from protocol.config.reward import RewardConfig
-from protocol.errors import ContractError, ScorerError, one_line, suggest
+from protocol.errors import ContractError, ScorerError, named_line, suggest
 from protocol.messages import Metadata, Prompt, Scores
 from rewards import loading
 from rewards.loading import build_from_path, load_class
@@ -101,7 +101,7 @@ def build_scorer(spec: str, /, **args: Any) -> "CheckedScorer":
     """Construct a scorer and wrap it in `CheckedScorer`.
 
     Args:
-        spec: a short name of `SCORERS`, or a path as `protocol.import_path` reads it.
+        spec: a short name of `SCORERS`, or an import path (`protocol.import_path`).
         args: keyword arguments of the scorer's constructor.
 
     Raises:
@@ -115,7 +115,7 @@ def scorer_of(reward: RewardConfig) -> "CheckedScorer":
     """Construct the scorer of a reward.
 
     Raises:
-        ScorerError: see `build_scorer`; or it does not see what the config says.
+        ScorerError: see `build_scorer`; or it declares another `sees` than the config.
     """
     scorer = build_scorer(reward.scorer, **reward.args)
     if scorer.sees != reward.sees:
@@ -130,7 +130,7 @@ def check_prompts(spec: str, args: Mapping[str, Any], prompts: Sequence[Prompt])
     """Check that a scorer can score these prompts; it is constructed only if its `check` is not a static method.
 
     Args:
-        spec: a short name of `SCORERS`, or a path as `protocol.import_path` reads it.
+        spec: a short name of `SCORERS`, or an import path (`protocol.import_path`).
         args: keyword arguments of the scorer's constructor.
         prompts: the prompts of the run.
 
@@ -147,7 +147,7 @@ def check_prompts(spec: str, args: Mapping[str, Any], prompts: Sequence[Prompt])
 
 
 def require_ready(spec: str, args: Mapping[str, Any]) -> None:
-    """Check that a scorer's libraries, weights and servers are there; no weights are loaded.
+    """Check that a scorer's libraries, weights and servers exist; no weights are loaded.
 
     Raises:
         ScorerError: one is missing; or see `build_scorer`.
@@ -217,11 +217,12 @@ class CheckedScorer:
     def _ask_around_failures(
         self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> tuple[Scores, BaseException | None]:
-        """Score B images and leave out only those that make the scorer raise; the first exception, or None.
+        """Score B images, leaving out only those that make the scorer raise; also return the first exception, or None.
 
         A batch that raises is halved; a half that raises is halved again. If both halves raise, the scorer itself fails
-        and all images there are missing. So a broken scorer costs three calls, one bad image among B about 2 log2(B).
-        What sees a whole group is never halved. A ContractError never counts as a failed score.
+        and all images there are missing. So a broken scorer costs three calls, and one bad image among B costs about
+        2 log2(B). The batch of a scorer that sees a whole group is never halved. A ContractError never counts as a
+        failed score.
         """
         errors: list[BaseException] = []
 
@@ -230,7 +231,7 @@ class CheckedScorer:
                 return self._ask(images[rows], prompts[rows], metadata[rows])
             except ContractError:
                 raise
-            except (Exception, SystemExit) as error:  # noqa: BLE001  whatever fails means the same: no score
+            except (Exception, SystemExit) as error:  # noqa: BLE001  any failure means the same: no score
                 errors.append(error)
                 return None
 
@@ -242,7 +243,7 @@ class CheckedScorer:
                 answers = [attempt(half) for half in halves]
                 if any(answer is not None for answer in answers):
                     return joined([answer or divided(half) for half, answer in zip(halves, answers, strict=True)])
-            return Scores.missing(size, f"{self.name}: {type(errors[-1]).__name__}: {one_line(errors[-1])}")
+            return Scores.missing(size, f"{self.name}: {named_line(errors[-1])}")
 
         everything = slice(0, len(images))
         return attempt(everything) or divided(everything), errors[0] if errors else None
@@ -296,7 +297,7 @@ class CheckedScorer:
             self._break(f"{rule}, got {shown[image]!r} for image {image}")
 
     def _break(self, message: str) -> NoReturn:
-        raise ContractError(f"scorer {self.name}: {message}; mend the scorer (docs/rewards.md has the contract)")
+        raise ContractError(f"scorer {self.name}: {message}; fix the scorer (docs/rewards.md has the contract)")
 
 
 def _kind(value: Any) -> str:

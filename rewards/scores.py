@@ -1,9 +1,9 @@
-"""Operations on `Scores`: build, split and join them, mix those of several scorers, and apply the failure policy.
+"""Operations on `Scores`: make, split and join them, mix those of several scorers, and apply the failure policy.
 
 return judged([0.2, 0.9])
 return partly([0.2, nan], ["", "the engine failed"])
 reward = mix({"ocr": a, "pickscore": b}, {"ocr": 0.8, "pickscore": 0.2})
-shown = with_observed(reward, {"aesthetic": c})        # reported, but not part of the reward
+shown = mix_observed({"ocr": a, "aesthetic": c}, {"ocr": 1.0})        # aesthetic is reported, but not in the reward
 """
 
 import logging
@@ -29,10 +29,10 @@ def judged(values: Numbers, components: Mapping[str, Numbers] | None = None) -> 
 
 
 def partly(values: Numbers, reasons: Sequence[str], components: Mapping[str, Numbers] | None = None) -> Scores:
-    """Make the scores of B images of which some may have none.
+    """Make the scores of B images, some of which may have none.
 
     Args:
-        values: a number for each image; that of an image without a score does not matter.
+        values: a number for each image; the number of an image without a score does not matter.
         reasons: why an image has no score; empty if it has one.
         components: further numbers [B] by name.
 
@@ -53,7 +53,7 @@ def partly(values: Numbers, reasons: Sequence[str], components: Mapping[str, Num
 
 
 def split(scores: Scores, sizes: Sequence[int]) -> list[Scores]:
-    """Cut scores into those of consecutive requests of these sizes, which add up to all images."""
+    """Split scores into those of consecutive requests; the sizes of the requests add up to all images."""
     return [_rows_of(scores, range(end - size, end)) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
@@ -136,13 +136,17 @@ def mix(scores: Mapping[str, Scores], weights: Mapping[str, float]) -> Scores:
     )
 
 
-def with_observed(reward: Scores, observed: Mapping[str, Scores]) -> Scores:
-    """Add the scores of scorers that never train as components of the reward, NaN where they have none.
+def mix_observed(scores: Mapping[str, Scores], weights: Mapping[str, float]) -> Scores:
+    """Mix the scores that `weights` names, and add the scores of all other scorers as components.
+
+    The others change neither values nor reasons; their components are NaN where they have no score.
 
     Raises:
-        ContractError: the scores have different lengths.
+        ContractError: a score that `weights` names is missing, or the scores have different lengths.
     """
-    _require_one_length({"the reward": reward, **observed})
+    _require_one_length(scores)
+    reward = mix({name: item for name, item in scores.items() if name in weights}, weights)
+    observed = {name: item for name, item in scores.items() if name not in weights}
     return replace(reward, components={**reward.components, **_readings(observed)})
 
 
@@ -187,18 +191,18 @@ def settle(name: str, config: RewardConfig, scores: Scores) -> Scores:
     if config.on_failure == "fail":
         raise RewardError(
             f"reward {name} has no score for {count} of {len(scores.reasons)} images after {config.tries} tries:"
-            f" {reason}; mend the scorer, or set rewards.{name}.on_failure to missing, drop_group or pause"
+            f" {reason}; fix the scorer, or set rewards.{name}.on_failure to missing, drop_group or pause"
         )
     log.warning("reward %s: %d of %d images without a score: %s", name, count, len(scores.reasons), reason)
     return replace(scores, voids_group=config.on_failure == "drop_group")
 
 
 HEALED = 500
-"""Images in a row with a score after which missing ones are over."""
+"""Images in a row with a score after which the condition holds again."""
 
 
 class Tally:
-    """Counts one reward's missing scores and tells the first reason as a condition, `ScoresComplete/<reward>`."""
+    """Counts one reward's missing scores and reports the first reason in a condition, `ScoresComplete/<reward>`."""
 
     def __init__(self, name: str, sink: StatusSink) -> None:
         self._name, self._sink = name, sink

@@ -2,8 +2,8 @@
 
     rewards: {wins: {scorer: win_rate, sees: group, args: {compare: "my_package.mine:Brighter"}}}
 
-What compares is a class with a method `compare(first, second, prompt, metadata)`. It returns the first image's share of
-the win: 1, 0, ½ for a tie, or a number between, and a reason that is empty unless there is no answer.
+The judge is a class with a method `compare(first, second, prompt, metadata)`. It returns the first image's share of the
+win (1, 0, ½ for a tie, or a number between) and a reason, which is empty if there is an answer.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from protocol.errors import ContractError, ScorerError, one_line
+from protocol.errors import ContractError, ScorerError, named_line
 from protocol.messages import Metadata, Prompt, Scores
 from rewards.loading import build_from_path, require_ready
 from rewards.scores import partly
@@ -23,8 +23,8 @@ from rewards.scores import partly
 class WinRate:
     """The mean share of an image in its comparisons with the others of its group; in [0, 1], with mean ½.
 
-    A comparison without an answer counts for neither image. An image none of whose comparisons has an answer has no
-    score.
+    A comparison without an answer counts for neither image. An image has no score if none of its comparisons has an
+    answer.
     """
 
     name = "win_rate"
@@ -35,14 +35,14 @@ class WinRate:
     def __init__(
         self, *, compare: str, settings: Mapping[str, Any] | None = None, both_orders: bool = True, parallel: int = 8
     ) -> None:
-        """Build what compares.
+        """Make the judge.
 
         Args:
             compare: its class, `package.module:Class`.
             settings: keyword arguments of its constructor.
-            both_orders: compare each pair in both orders and take the mean share; a judge that prefers what it sees
-                first then gives a tie. A pair of which one order has no answer has none.
-            parallel: comparisons in progress at one time; above 1 its class must bear calls from several threads.
+            both_orders: compare each pair in both orders and take the mean share; a judge that always prefers the first
+                image then gives a tie. If one order has no answer, the pair has none.
+            parallel: comparisons in progress at one time; above 1 the class must allow calls from several threads.
         """
         self._judge = build_from_path(compare, args=settings or {})
         if not callable(getattr(self._judge, "compare", None)):
@@ -54,7 +54,7 @@ class WinRate:
 
     @staticmethod
     def ready(*, compare: str, settings: Mapping[str, Any] | None = None, **_: Any) -> None:
-        """Raise ScorerError if what compares lacks weights or a server."""
+        """Raise ScorerError if the judge lacks weights or a server."""
         require_ready(compare, settings or {})
 
     @staticmethod
@@ -65,10 +65,10 @@ class WinRate:
         """Compare all pairs of one group's images uint8 [N, H, W, 3].
 
         Raises:
-            ContractError: the images are not one group's, or a share lies outside [0, 1].
+            ContractError: the images do not belong to one group, or a share lies outside [0, 1].
         """
         if len(set(prompts)) > 1:
-            raise ContractError(f"the images must be one group's, got {len(set(prompts))} prompts in one call")
+            raise ContractError(f"the images must belong to one group, got {len(set(prompts))} prompts in one call")
         pairs = list(combinations(range(len(images)), 2))
         asked = [(one, other) for pair in pairs for one, other in (pair, pair[::-1])[: 1 + self._both_orders]]
         answers = list(
@@ -103,8 +103,8 @@ class WinRate:
             share, reason = self._judge.compare(first, second, prompt, metadata)
         except ContractError:
             raise
-        except Exception as error:  # noqa: BLE001  whatever fails means the same: no answer
-            return math.nan, f"{type(error).__name__}: {one_line(error)}"
+        except Exception as error:  # noqa: BLE001  any failure means the same: no answer
+            return math.nan, named_line(error)
         if not reason and not 0 <= share <= 1:
             raise ContractError(f"a share must lie in [0, 1], got {share}")
         return share, reason

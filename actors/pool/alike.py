@@ -1,18 +1,18 @@
-"""All actors of a role compute alike, so a result does not depend on which of them made it; another kind is refused."""
+"""All actors of a role must compute alike, so that a result does not depend on which of them made it."""
 
 from collections.abc import Mapping
 
 from protocol.errors import InputError
 
 
-def require_same_facts(first: Mapping[str, str], other: Mapping[str, str], *, who: str, role: str) -> None:
+def require_same_facts(first: Mapping[str, str], other: Mapping[str, str], *, joining: str, role: str) -> None:
     """Refuse a process that would round differently.
 
     Args:
-        first: what the bits of the process that sets the rule depend on, by name: device model, versions, code.
-        other: the same of the process that joins it.
-        who: the process that joins, for the message.
-        role: all the processes that must agree, for the message.
+        first: the facts that decide the bits of the first process, by name: device model, versions, code.
+        other: the same facts of the joining process.
+        joining: names the joining process in the message.
+        role: names all processes that must agree in the message.
 
     Raises:
         InputError: they differ; the message names both values.
@@ -20,6 +20,6 @@ def require_same_facts(first: Mapping[str, str], other: Mapping[str, str], *, wh
     odd = [f"{name} {other.get(name)} instead of {held}" for name, held in first.items() if other.get(name) != held]
     if odd:
         raise InputError(
-            f"all {role} must compute alike (device model, library versions, code), got {who} with {', '.join(odd)}:"
-            " give them equal nodes with equal installations"
+            f"all {role} must compute alike (device model, library versions, code), got {joining} with"
+            f" {', '.join(odd)}: give them equal nodes with equal installations"
         )

@@ -1,6 +1,6 @@
-"""Where the actors of `cluster.layout: colocated` run: bundle i holds rollout actor i and learner worker i, and so do
-their successors. The bundles are one Ray placement group, reserved together or not at all, so that two runs never hold
-half of a cluster each. It belongs to the Ray job and ends with it at the latest.
+"""Where the actors of `cluster.layout: colocated` run: bundle i holds rollout actor i, learner worker i and their
+successors. The bundles are one Ray placement group, reserved together or not at all, so that two runs never hold half
+of a cluster each. The group belongs to the Ray job and ends with it at the latest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from protocol.config.cluster import ClusterConfig
 
 
 class Bundles:
-    """Reserved as soon as the cluster has room; until then the actors wait."""
+    """Bundles of resources, reserved as soon as the cluster has room; until then the actors wait."""
 
     def __init__(self, cluster: ClusterConfig) -> None:
         self._needs = {name: need for name, need in cluster.bundle_reserved.items() if need}
@@ -44,7 +44,7 @@ class Bundles:
         return shortage_of_bundles(self._needs, nodes, count=self._count)
 
     def remove(self) -> None:
-        """Give the bundles back and end what still runs in them."""
+        """Give the bundles back and end the actors that still run in them."""
         remove_placement_group(self._group)
 
 
@@ -52,7 +52,7 @@ def shortage_of_bundles(needs: Mapping[str, float], nodes: Sequence[Mapping[str,
     """Say how many bundles find no room.
 
     Args:
-        needs: of one bundle, by resource; each above 0.
+        needs: what one bundle reserves, by resource; each above 0.
         nodes: free resources of each node.
         count: bundles that are reserved together.
 

@@ -1,12 +1,12 @@
-"""Actors and the calls on them: a deadline and a heartbeat for each call, and what is known about each actor.
+"""Actors and calls to them: a deadline and a heartbeat for each call, and the state of each actor.
 
 `answer` tells a dead actor from a call that raised:
 
-| what the caller sees | what happened                                                | what helps       |
+| the caller gets      | cause                                                        | remedy           |
 |----------------------|--------------------------------------------------------------|------------------|
 | `ActorFailedError`   | the actor died, hangs, or has no memory or a broken GPU      | another actor    |
-| `ShardLostError`     | an argument or the answer was lost with its node             | making it again  |
-| anything else        | the remote code raised it                                    | nothing          |
+| `ShardLostError`     | an argument or the answer was lost with its node             | make it again    |
+| any other exception  | the remote code raised it                                    | none             |
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from protocol.errors import ShardLostError, one_line
+from protocol.errors import ShardLostError, named_line, one_line
 from protocol.messages import Adapter
 from protocol.status import ActorState, ActorStatus
 
@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 ActorHandle = Any
 """A Ray actor; its methods are not typed here."""
 Work = Callable[[ActorHandle], Awaitable[Result]]
-"""One call on one actor; raises `ActorFailedError` when the actor is gone."""
+"""One call to one actor; raises `ActorFailedError` if the actor is gone."""
 GROUP = "heartbeat"
 HEARTBEAT: dict[str, Any] = {"concurrency_groups": {GROUP: 1}}
 """Options of an actor class that derives from `Alive`; all other calls still come one at a time."""
@@ -59,8 +59,8 @@ BROKEN = ("AcceleratorError", "OutOfMemoryError", "MemoryError")
 
 
 TURN: ContextVar["asyncio.Future[None] | None"] = ContextVar("TURN", default=None)
-"""In the task of a call that was handed to its actor ahead: done when the calls before it have ended. Until then the
-call has no deadline and sends no pings; those of the call before it hold for the actor."""
+"""In the task of a call that its actor holds in advance: done when the calls before it have ended. Until then the call
+has no deadline and sends no pings; the pings of the call before it watch the actor."""
 
 
 class ActorFailedError(Exception):
@@ -75,14 +75,14 @@ async def answer(
     heartbeat_s: float | None = None,
     memory_remedy: str = "",
 ) -> Any:
-    """Wait for the value of a remote call; an error that the remote code raised is raised as itself.
+    """Wait for the value of a remote call; an error of the remote code is raised unchanged.
 
     Args:
-        reference: the call's answer to come.
+        reference: reference to the call's answer.
         timeout_s: seconds for the whole call, counted from its turn (see `TURN`).
         actor: the actor that was called.
         heartbeat_s: seconds within which the actor must answer a ping at any time; None sends no pings.
-        memory_remedy: what helps if the actor runs out of memory, for the error.
+        memory_remedy: the remedy that the error names if the actor runs out of memory.
 
     Returns:
         The value.
@@ -100,7 +100,7 @@ async def answer(
             raise ShardLostError(one_line(error.cause)) from error
         if _is_broken(error.cause):
             remedy = f"; {memory_remedy}" if memory_remedy and "Memory" in type(error.cause).__name__ else ""
-            raise ActorFailedError(f"{type(error.cause).__name__}: {one_line(error.cause)}{remedy}") from error
+            raise ActorFailedError(f"{named_line(error.cause)}{remedy}") from error
         if isinstance(error.cause, Exception):
             raise error.cause from error
         raise
@@ -113,7 +113,7 @@ async def answer(
 
 
 def _death(error: Exception) -> str:
-    """Say why an actor is dead; for one that could not start, Ray's traceback ends with the reason."""
+    """Say why an actor is dead. If it could not start, Ray's traceback ends with the reason."""
     text = str(error).strip()
     found = re.search(r"in its creation task.*?\bip=([^\s,)]+)", text)
     return one_line(f"it could not start on {found[1]}: {text.splitlines()[-1]}" if found else error)
@@ -158,14 +158,14 @@ def whereabouts(actor: object) -> tuple[str, str, int]:  # noqa: ARG001
 
 @dataclass(eq=False)
 class Call:
-    """One call on one member. The pool makes and changes it."""
+    """One call to one member. The pool makes and changes it."""
 
     member: "Member"
     turn: "asyncio.Future[None]"
-    """Done when the calls before it on the member have ended."""
+    """Done when the member's calls before it have ended."""
     task: "asyncio.Task[Any] | None" = None
     is_blamed: bool = False
-    """Whether the member failed while this call was at work."""
+    """Whether the member failed while it worked on this call."""
     is_lost: bool = False
     """Whether the member failed before this call was answered."""
 
@@ -174,7 +174,7 @@ class Call:
 class Member:
     """One slot of a pool and the actor in it. The pool makes and changes it.
 
-    What `ActorStatus` shows of it has the same names here.
+    Fields that `ActorStatus` has too have the same names.
     """
 
     slot: int
@@ -192,7 +192,7 @@ class Member:
     busy_share: float | None = None
     fetched_bytes: int | None = None
     line: deque[Call] = field(default_factory=deque)
-    """The call at work, and those that were handed ahead, in their order."""
+    """The call in progress, and those that it holds in advance, in order."""
     began: float = 0.0
     """When its newest call began, by the monotonic clock."""
     _answers: deque[float] = field(default_factory=lambda: deque(maxlen=32))
@@ -224,7 +224,7 @@ class Member:
 
     @property
     def calls_per_minute(self) -> float:
-        """How often it answered, over its newest answers."""
+        """Calls that it answered per minute, over its newest answers."""
         if len(self._answers) < 2:
             return 0.0
         span = time.monotonic() - self._answers[0]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
-from ray._private import state as ray_state  # Ray has no public way to ask what is asked of it here
+from ray._private import state as ray_state  # Ray has no public function for these two questions
 
 from protocol.config.cluster import RoleConfig
 from protocol.sink import StatusSink
@@ -17,12 +17,12 @@ NODE_LABEL = "ray.io/node-id"
 
 
 def node_of(actor: Any) -> str:
-    """Return the id of the node on which Ray started an actor, also a dead one; empty if it started on none."""
+    """Return the id of the node on which Ray started an actor, dead or alive; empty if it never started."""
     return ray_state.actors(actor._actor_id.hex()).get("Address", {}).get("NodeID", "")
 
 
 class NodeFailures:
-    """Counts failed actors by node and says where the next actor may start. Made once for a run."""
+    """Counts failed actors by node and decides where the next actor may start. A run has one."""
 
     def __init__(
         self, *, within_s: float, clock: Callable[[], float] = time.monotonic, find: Callable[[Any], str] = node_of
@@ -31,7 +31,7 @@ class NodeFailures:
         Args:
             within_s: seconds for which a failed actor counts.
             clock: a monotonic clock.
-            find: names the node of an actor that failed before it said where it runs.
+            find: returns the node of an actor that failed before it reported its node.
         """
         self._within_s = within_s
         self._clock = clock
@@ -57,7 +57,7 @@ class NodeFailures:
         return frozenset(node for node, count in counts.items() if count >= FAILURES)
 
     def options(self, role: RoleConfig) -> Mapping[str, Any]:
-        """Return Ray options that say on which node an actor of this role may start.
+        """Return Ray options that decide on which node an actor of this role may start.
 
         They keep it off the avoided nodes, unless there is no other node or the role's labels choose the nodes.
         """
@@ -69,7 +69,7 @@ class NodeFailures:
         return options | ({"scheduling_strategy": "SPREAD"} if role.placement == "spread" else {})
 
     def _fullest_first(self) -> list[str]:
-        """Sort the nodes that may be used by the share of their CPUs and GPUs that is free."""
+        """Sort the usable nodes by the free share of their CPUs and GPUs."""
         avoided = self.avoided()
         nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
         usable = [node for node in nodes if node not in avoided] or list(nodes)
@@ -86,12 +86,12 @@ class NodeFailures:
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """Return what is free on each node, by node id and resource."""
+    """Return the free resources of each node, by node id and resource."""
     return ray_state.available_resources_per_node()
 
 
 def _share(free: Mapping[str, float], total: Mapping[str, float]) -> float:
-    """Average over CPU and GPU, as far as the node has them, of what is free."""
+    """Return the mean free share of the node's CPUs and GPUs."""
     shares = [free.get(name, 0.0) / total[name] for name in ("CPU", "GPU") if total.get(name)]
     return sum(shares) / len(shares) if shares else 1.0
 
@@ -107,8 +107,8 @@ def failure_reporter(pool: str, nodes: NodeFailures, sink: StatusSink) -> Callab
 
     Args:
         pool: the pool's name, for the event.
-        nodes: told which actor failed.
-        sink: told of the event.
+        nodes: is told which actor failed.
+        sink: receives the event.
 
     Returns:
         A function of the actor's handle and the reason.

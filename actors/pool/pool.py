@@ -1,14 +1,14 @@
-"""A resizable set of equal actors: an idle actor takes the next call, a dead one is replaced, its call is made again.
+"""A resizable set of equal actors. An idle actor takes the next call; a dead one is replaced, and its call made again.
 
 A member works on one call at a time. So a caller waits at most for the calls before its own, and each of those has a
 deadline. A member that fails is killed and replaced; its call goes to the next idle member. If a caller gives up, its
-member stays busy until the call has ended. Results do not depend on any of this, since a call carries all that its
-answer depends on. `actors/pool/starts.py` says how an actor starts.
+member stays busy until the call has ended. Results do not depend on any of this, since a call carries everything that
+its answer depends on. `actors/pool/starts.py` describes how an actor starts.
 
-With a `depth` of 2 a busy member also holds its next call, so that it begins without a round trip to this process. Such
-a call is handed ahead only while at least as many further calls wait as there are members; otherwise a member could be
-idle while another one has two. Its deadline begins with its turn. If the member fails, only the call at work counts the
-failure (`FAILURES_PER_CALL`); the other one is made again.
+With a `depth` of 2 a busy member also holds its next call, so that it begins without a round trip to this process. A
+member gets a call in advance only while at least as many further calls wait as there are members; otherwise a member
+could be idle while another one has two. The deadline of such a call begins with its turn. If the member fails, only the
+call in progress counts the failure (`FAILURES_PER_CALL`); the other one is made again.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ from protocol.status import ActorStatus, PoolStatus
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 AHEAD = 2
-"""Depth of a pool whose members hold the call at work and the next one."""
+"""Depth of a pool whose members hold the call in progress and the next one."""
 FAILURES_PER_CALL = 3
 """A call is given up after it cost this many members: a call that kills every actor must not use up the pool."""
 
 
 class ActorPool:
-    """Made by the process that runs the loop; only that process calls it.
+    """The pool's part in the process that runs the loop; only that process calls it.
 
     pool = ActorPool("rollout", spawn, size=2, max_restarts=10, prepare=load_model)
     await pool.start()
@@ -67,8 +67,8 @@ class ActorPool:
             prepare: makes the running actor of a member ready to work.
             restart_window_s: seconds after which a failure no longer counts.
             patience_s: seconds that a needed member may wait for a node.
-            depth: calls that a member may hold, the one at work included.
-            on_failure: told of every failed member and the reason, before its successor starts.
+            depth: calls that a member may hold, the one in progress included.
+            on_failure: called with every failed member and the reason, before its successor starts.
         """
         self.name = name
         self.busy_s = 0.0
@@ -102,7 +102,7 @@ class ActorPool:
 
     @property
     def ready(self) -> int:
-        """How many members are ready."""
+        """Number of members that are ready."""
         return len(self._members)
 
     async def start(self) -> None:
@@ -197,7 +197,7 @@ class ActorPool:
         )
 
     def actors(self) -> list[ActorStatus]:
-        """Describe every member, those that are starting included, for the status; not those that wait in line."""
+        """Describe every member for the status, including those that are starting, without those that wait to start."""
         known = [member for member in self._known if member.handle is not None or member.restarts]
         return [member.status(self.name) for member in sorted(known, key=lambda member: member.slot)]
 
@@ -240,7 +240,7 @@ class ActorPool:
             raise
 
     def _hand_out(self) -> None:
-        """Give the callers that have waited longest to idle members, then ahead to those that will be idle next."""
+        """Give idle members the calls that have waited longest, then give busy members their next call in advance."""
         while self._waiting:
             if self._waiting[0].done():
                 self._waiting.popleft()
@@ -255,7 +255,7 @@ class ActorPool:
             self._waiting.popleft().set_result(call)
 
     def _next_member(self) -> Member | None:
-        """Choose an idle member, or the busy one that will probably be idle next; the oldest call comes first."""
+        """Choose an idle member, or the busy one with the oldest call, which will probably be idle next."""
         members = self._members.values()
         if idle := [member for member in members if not member.line]:
             return min(idle, key=lambda member: member.began)
@@ -270,7 +270,7 @@ class ActorPool:
             member.line[0].turn.set_result(None)
 
     def _end(self, call: Call) -> None:
-        """Note that a call has ended; its member goes on with the next one, or takes another, or leaves."""
+        """Note that a call has ended; its member goes on with its next call, takes another one, or leaves."""
         member = call.member
         if call not in member.line or member.handle not in self._members:
             return
@@ -285,7 +285,7 @@ class ActorPool:
         self._hand_out()
 
     def _abandon(self, call: Call, task: "asyncio.Task[Any]") -> None:
-        """Free the member of a caller that gave up only when its call has ended."""
+        """Keep the member busy after its caller gave up, until the call has ended."""
 
         def ended(_: object) -> None:
             self._abandoned.discard(task)
@@ -334,7 +334,7 @@ class ActorPool:
 
 
 def _is_cancelled() -> bool:
-    """Tell whether the running task itself was asked to end, not only something that it waits for."""
+    """Tell whether the running task itself was cancelled, and not only something that it waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from protocol.errors import PoolError
 
 PAUSE_S = (0.5, 30.0)
-"""Seconds before the second restart within the window, and at most; the first restart comes at once."""
+"""Seconds before the second restart within the window, and the longest pause; the first restart is immediate."""
 
 
 def backoff_s(failures: int, bounds_s: tuple[float, float]) -> float:
-    """Seconds to wait after this many failures in a row: the lower bound first, then twice as long each time."""
+    """Return the seconds to wait after this many failures in a row: the lower bound, then twice as long each time."""
     shortest, longest = bounds_s
     return min(longest, shortest * 2.0 ** min(failures - 1, 32))
 
 
 class RestartBudget:
-    """Counts failures; one that is older than the window no longer counts.
+    """Counts failures; a failure older than the window no longer counts.
 
     budget = RestartBudget("rollout", limit=10, within_s=3600)
     await asyncio.sleep(budget.spend("killed"))      # then start the replacement

@@ -1,4 +1,4 @@
-"""How the members of a pool start.
+"""Starts the members of a pool.
 
 An actor is spawned, waits for a node, prepares itself (loads its model or scorer) and is then admitted to the pool.
 
@@ -8,8 +8,8 @@ An actor is spawned, waits for a node, prepares itself (loads its model or score
 | member, a successor | counts as failed after `patience_s`             | the actor raises ends the pool             |
 | desired: by `scale` | waits until the desired size changes            | is tried again; `trouble` has the reason   |
 
-At most `JOINING` desired members of a pool start at one time, so that no desired size slows the run; the others
-wait in line without an actor.
+At most `JOINING` desired members of a pool start at one time, so that no desired size slows the run; the others wait
+without an actor.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from protocol.errors import one_line
 
 log = logging.getLogger(__name__)
 RETRY_S = (5.0, 60.0)
-"""Seconds until a desired member that failed is tried again: at first, and at most."""
+"""Seconds until a desired member that failed is started again: the first pause, and the longest."""
 JOINING = 8
 """Desired members of a pool that start at one time."""
 Prepare = Callable[[Member], Awaitable[Any]]
@@ -34,7 +34,7 @@ Prepare = Callable[[Member], Awaitable[Any]]
 
 
 class Host(Protocol):
-    """What a start needs of its pool."""
+    """The part of a pool that a start needs."""
 
     name: str
 
@@ -66,7 +66,7 @@ class Starts:
             pool: admits the members.
             spawn: makes the actor of a slot.
             prepare: makes the running actor of a member ready to work.
-            patience_s: seconds to wait for a node where no other member works.
+            patience_s: seconds to wait for a node if no other member works.
         """
         self.trouble = ""
         """Why the newest desired member could not start; empty if it could."""
@@ -105,7 +105,7 @@ class Starts:
     def cancel(self, surplus: int) -> None:
         """Cancel `surplus` starts after the desired size changed: desired members before needed ones, newest first.
 
-        Without this order a pool without members could wait for a desired member for ever.
+        Otherwise an empty pool could wait forever for a desired member.
         """
         self.trouble = ""
         newest_first = list(reversed(self._tasks))
@@ -160,7 +160,7 @@ class Starts:
         self._pool.admit(member)
 
     async def _wait_for_node(self, member: Member, *, is_needed: bool) -> None:
-        """Wait until the actor runs on a node; the table above says how long."""
+        """Wait until the actor runs on a node; how long is in the table above."""
         reference = member.handle.__ray_call__.remote(whereabouts)
         running = asyncio.wrap_future(reference.future())
         try:

@@ -1,4 +1,4 @@
-"""Reward actors: one pool for each scorer, which tries again where a score is missing and then follows `on_failure`.
+"""Reward actors: one pool for each scorer. It tries missing scores again and then applies `on_failure`.
 
 `missing` and `drop_group` answer with missing scores, `pause` waits until the scorer answers again, `fail` raises. A
 failed score is never 0.
@@ -31,7 +31,7 @@ from protocol.ports import ImagesHandle, Metrics
 from protocol.sink import StatusSink
 from protocol.status import PoolStatus
 from rewards.scorer import Piece, score_pieces, scorer_of
-from rewards.scores import Tally, mix, patched, settle, with_observed
+from rewards.scores import Tally, mix, mix_observed, patched, settle
 
 
 @ray.remote(**HEARTBEAT)
@@ -43,12 +43,14 @@ class RewardActor(Alive):
         self._threads = threads
 
     def prepare(self) -> dict[str, str]:
-        """Load the scorer and return what its bits depend on, as far as torch computes; in the constructor Ray would
-        turn the user's mistake into a dead actor."""
+        """Load the scorer, and return the facts that decide its bits if it uses torch.
+
+        In the constructor, Ray would turn a user's mistake into a dead actor.
+        """
         self._scorer = scorer_of(self._config)
         if "torch" not in sys.modules:
             return {}
-        from flow.device import device_facts  # it imports torch, which many scorers do without
+        from flow.device import device_facts  # it imports torch, which many scorers do not need
 
         torch = sys.modules["torch"]
         torch.set_num_threads(self._threads)
@@ -65,13 +67,13 @@ class RewardActor(Alive):
 
 log = logging.getLogger(__name__)
 PAUSE_S = (1.0, 30.0)
-"""Seconds between two attempts of a paused reward: at first, and at most."""
+"""Seconds between two attempts of a paused reward: the first pause, and the longest."""
 
 
 class RewardPool:
-    """One scorer's actors and queue; tries again where a score is missing and applies `on_failure`.
+    """One scorer's actors and queue. It tries missing scores again and then applies `on_failure`.
 
-    Counts are since the start of the run.
+    Counts start at the beginning of the run.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class RewardPool:
         self._renewing = asyncio.Lock()
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
-        """Raise InputError for a prompt that the scorer cannot score; an actor answers, where its libraries are."""
+        """Raise InputError for a prompt that the scorer cannot score; an actor checks, since it has the libraries."""
         await self.pool.call(lambda actor: self._answer(actor.check.remote(prompts)))
 
     async def score(self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
@@ -133,7 +135,7 @@ class RewardPool:
         failed, pauses = time.monotonic(), 0
         while self._config.on_failure == "pause" and not scores.valid.any():
             if failed < self._worked < asked:
-                break  # it scored other images meanwhile, so it cannot judge these
+                break  # it has scored other images in the meantime, so the failure lies in these images
             pauses += 1
             await self._pause(scores.reasons[0], backoff_s(pauses, PAUSE_S))
             asked = time.monotonic()
@@ -172,9 +174,9 @@ class RewardPool:
         return await self._answer(actor.score.remote(pieces, *images), actor=actor)
 
     async def _tried(self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """Score up to `tries` times; from the second time on only missing images, in a call of their own.
+        """Score up to `tries` times; from the second time on only the missing images, in a separate call.
 
-        A group is always scored whole and in a call of its own.
+        A group is always scored as a whole and in a separate call.
         """
         every, is_group = tuple(range(len(prompts))), self._config.sees == "group"
         scores = await self.queue.score(images, _piece(every, prompts, metadata), is_alone=is_group)
@@ -227,10 +229,10 @@ class RewardPools:
     ) -> None:
         """
         Args:
-            config: its sections `rewards` and `cluster` say how many actors, their resources and deadlines.
-            nodes: told where each actor lives and which failed.
-            sink: told of every failure.
-            actor_class: of the actors; a simulation has its own.
+            config: its sections `rewards` and `cluster` set the number of actors, their resources and deadlines.
+            nodes: is told where each actor runs and which ones failed.
+            sink: receives an event for every failure.
+            actor_class: class of the actors; a simulation has its own.
         """
         self._config = config
         self._actor_class = actor_class
@@ -256,13 +258,11 @@ class RewardPools:
         self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> Scores:
         """Mix the scores that train, and add the readings of the scorers that only evaluate."""
-        alone = [name for name, reward in self._config.rewards.items() if reward.sees == "image"]
-        answers = await self._ask(alone, images, prompts, metadata)
-        trained = {name: answers.pop(name) for name in self._config.evaluated_weights}
-        return with_observed(mix(trained, self._config.evaluated_weights), answers)
+        answers = await self._ask(self._config.evaluation_rewards, images, prompts, metadata)
+        return mix_observed(answers, self._config.evaluated_weights)
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
-        """Check the prompts with scorers that only their own runtime environment can build."""
+        """Check the prompts with the scorers that can only be built in their own runtime environment."""
         apart = [name for name, reward in self._config.rewards.items() if reward.runtime_env]
         await asyncio.gather(*(self.rewards[name].check(prompts) for name in apart))
 
@@ -314,15 +314,15 @@ class RewardPools:
         )
 
     async def _prepare(self, name: str, member: Member) -> None:
-        """Load the scorer, and compare what its bits depend on with the first actor's of this reward."""
+        """Load the scorer, and compare the facts that decide its bits with those of the reward's first actor."""
         self._nodes.joined(member.handle, member.node_id)
         facts: dict[str, str] = await answer(member.handle.prepare.remote(), timeout_s=self._role.timeout_s)
         first = self._facts.setdefault(name, facts)
-        require_same_facts(first, facts, who=f"one on node {member.node}", role=f"actors of reward {name}")
+        require_same_facts(first, facts, joining=f"one on node {member.node}", role=f"actors of reward {name}")
 
 
 def with_whole_path(reward: RewardConfig) -> RewardConfig:
-    """Name a scorer's file by its whole path: an actor has a working folder of its own."""
+    """Make the path of a scorer's file absolute, since an actor has another working folder."""
     file = file_of(reward.scorer)
     return reward.model_copy(update={"scorer": f"{file}:{reward.scorer.rpartition(':')[2]}"}) if file else reward
 

@@ -1,4 +1,4 @@
-"""The queue of one scorer: requests are cut and joined into calls, and an idle actor takes the next call.
+"""The queue of one scorer: requests are split and joined into calls, and an idle actor takes the next call.
 
 **Batching never changes a score.** An idle reward actor takes the oldest pending images, across groups, up to one
 batch.
@@ -6,15 +6,15 @@ batch.
     queue = RewardQueue(batch=64, delay_s=0.0, call=pool.call, ask=ask)
     scores = await queue.score(images, piece)
 
-A call is formed when an actor is idle, or handed ahead to one that will be idle next. So no actor waits while there is
-work, and under load calls fill up by themselves. If the actor dies, the scores of the call at work are missing; the
-reward pool decides whether to try again. The pieces of a call that it held ahead wait again.
+A call is formed when an actor is idle, or in advance for an actor that will be idle next. So no actor waits while there
+is work, and under load calls fill up by themselves. If the actor dies, the scores of the call in progress are missing;
+the reward pool decides whether to try again. The pieces of a call that the actor held in advance wait again.
 
-| who waits          | for what                        | who ends it                                          |
+| waits              | for                             | at most until                                        |
 |--------------------|---------------------------------|------------------------------------------------------|
 | `score`            | its pieces' answers             | the call's deadline, or the pool's end               |
-| a call             | an idle actor                   | the calls before it, each with a deadline            |
-| a call on an actor | more images                     | `delay_s`                                            |
+| a call             | an idle actor                   | the calls before it end, each with a deadline        |
+| a call on an actor | more images                     | `delay_s` is over                                    |
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from rewards.scorer import Piece
 from rewards.scores import joined, split
 
 Ask = Callable[[ActorHandle, Sequence[Piece], Sequence[ImagesHandle]], Awaitable[Scores]]
-"""One call on one actor; raises `ActorFailedError` if the actor died or overran its deadline."""
+"""One call to one actor; raises `ActorFailedError` if the actor died or overran its deadline."""
 
 
 class Waiting:
@@ -77,10 +77,10 @@ class RewardQueue:
         Args:
             images: the array that the piece points into.
             piece: at least one image.
-            is_alone: share no call with other requests; an image that failed once may be what kills the actors.
+            is_alone: share no call with other requests; an image that failed once may be the one that kills the actors.
 
         Returns:
-            Scores in the piece's order, missing with a reason where a call failed.
+            Scores in the piece's order; they are missing, with a reason, where a call failed.
         """
         parts = [Waiting(part, images, is_alone=is_alone) for part in _cut(piece, self._batch)]
         self.waiting += len(piece.rows)
@@ -99,7 +99,7 @@ class RewardQueue:
             self._changed.set()
 
     async def _serve(self) -> None:
-        """Make calls until one succeeded or nothing is pending."""
+        """Make calls until one succeeds or nothing is pending."""
         was_called = False
 
         async def work(actor: ActorHandle) -> None:
@@ -115,7 +115,7 @@ class RewardQueue:
                 if not was_called:
                     self._give_up(str(error))
                 continue
-            except Exception as error:  # noqa: BLE001  raised by `score`, which waits for it
+            except Exception as error:  # noqa: BLE001  `score` waits for it and raises it
                 while self._pending:
                     _fail(self._pending.popleft(), error)
             return
@@ -139,7 +139,7 @@ class RewardQueue:
             for part in parts:
                 _answer(part, Scores.missing(len(part.piece.rows), f"reward actor failed: {reason}"))
             raise
-        except Exception as error:  # noqa: BLE001  raised by `score`, which waits for it
+        except Exception as error:  # noqa: BLE001  `score` waits for it and raises it
             for part in parts:
                 _fail(part, error)
             return
@@ -171,7 +171,7 @@ class RewardQueue:
         return taken
 
     def _put_back(self, parts: Sequence[Waiting]) -> None:
-        """Let the pieces of a call wait again whose actor failed before its turn."""
+        """Put back the pieces of a call whose actor failed before the call's turn."""
         self._pending.extendleft(reversed(parts))
 
     def _give_up(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Asks the nodes of a cluster before a run whether they hold what its rewards need: libraries, weights, servers."""
+"""Ask the nodes of a cluster before a run whether they have what its rewards need: libraries, weights, servers."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 async def require_ready_on_ray(config: RunConfig) -> None:
     """Ask one node for each reward, with the resources, labels and environment of its actors; nothing is loaded.
 
-    If no node has room within the deadline of a call, the reward's actors will tell.
+    If no node has room within the deadline of a call, the check is left to the reward's actors.
 
     Raises:
         ScorerError: a library, the weights or the server of a reward are missing there.

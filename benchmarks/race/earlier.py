@@ -24,7 +24,7 @@ from benchmarks.race.race import RUNS as RACE
 from benchmarks.race.race import Cell, run_cell
 from deploy.folder.read import lines_of
 from learner.credit.assign import Assignment, RewardTables, assign_credit
-from learner.credit.rules import along_windows, gae, lead, per_step
+from learner.credit.rules import along_windows, deviations, gae, per_step
 from protocol.config.credit import CreditConfig
 from protocol.config.learning import KlConfig
 
@@ -92,8 +92,10 @@ def with_statistics(
     assert before.slopes is not None
     slopes = torch.where(before.slopes.isnan(), own.slopes, before.slopes)
     rewards = tables.rewards.double()
-    leads = torch.stack([torch.stack([lead(column) for column in group.unbind(1)], dim=1) for group in rewards])
-    values = (leads * torch.cat([slopes, slopes.new_ones(1)])).float()
+    differences = torch.stack(
+        [torch.stack([deviations(column) for column in group.unbind(1)], dim=1) for group in rewards]
+    )
+    values = (differences * torch.cat([slopes, slopes.new_ones(1)])).float()
     step_rewards = along_windows(partial(gae, decay=config.gae_lambda), values, tables.explored)
     pool = before.step_rewards.flatten(0, 1)
     found = [per_step(group, epsilon=config.epsilon, ddof=config.ddof, pool=pool) for group in step_rewards]

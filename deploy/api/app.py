@@ -1,8 +1,8 @@
 """The status API and its page: the status of runs, and commands to them.
 
 It reads boards and run folders, never the training processes: it answers while a learner is busy or dead, and one
-server serves many runs. Reading is open if the server listens on loopback and needs the bearer token otherwise; control
-always needs it. Errors are problem details (RFC 9457).
+server serves many runs. Reading needs the bearer token unless the server listens on loopback; control always needs it.
+Errors are problem details (RFC 9457).
 """
 
 import asyncio
@@ -37,20 +37,21 @@ from protocol.status import (
     RunStatus,
     RunSummary,
     TrajectoryRecord,
+    refusal_of,
     summary_of,
 )
 
 PAGE = FilePath(__file__).parent / "page"
 FILES = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*") if path.is_file()}
-"""The files of the page by name; the server gives no others."""
+"""The files of the page by name; the server serves no others."""
 STREAMS = 64
-"""Event streams that one server keeps open."""
+"""Largest number of event streams that one server keeps open."""
 BODY_BYTES = 4_096
 """Largest body of a request."""
 PoolName = Annotated[str, Path(pattern=POOL, description="`rollout`, `reward/<scorer>` or `learner`.")]
 CommandName = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]
 Iteration = Annotated[int, Path(ge=1, le=10**9)]
-Since = Annotated[int, Query(ge=0, le=10**12, description="Return only what comes after this number.")]
+Since = Annotated[int, Query(ge=0, le=10**12, description="Return only entries after this number.")]
 
 
 class Size(BaseModel):
@@ -107,7 +108,7 @@ _control = APIRouter(responses=documented(401, 403))
 
 @_open.get("/", include_in_schema=False)
 async def page() -> FileResponse:
-    """Return the page; it holds no data and asks the API for all."""
+    """Return the page; it holds no data and fetches everything from the API."""
     return FileResponse(PAGE / "index.html", headers={"Cache-Control": "no-cache"})
 
 
@@ -142,7 +143,7 @@ async def runs(request: Request) -> list[RunSummary]:
     "/runs/{run}", response_model=RunStatus, responses=documented(404, 422), response_description="The status of a run."
 )
 async def run_status(request: Request, run: RunName) -> Response:
-    """One run at a cache; `stale_since` when nothing is heard from it or from its board."""
+    """Return one run, from a cache; `stale_since` is set if neither the run nor its board gives a sign of life."""
     return Response(await request.app.state.cache.json(run), media_type=JSON)
 
 
@@ -207,7 +208,7 @@ async def trajectory_sheet(request: Request, run: RunName, iteration: Iteration)
 
 @_reading.get("/runs/{run}/trajectories/{iteration}/record", responses=documented(404, 422))
 async def trajectory_record(request: Request, run: RunName, iteration: Iteration) -> TrajectoryRecord:
-    """Return the same as data: rewards, calibrated values, step rewards, advantages, and a PNG of the images alone."""
+    """Return the same record as data: rewards, calibrated values, step rewards, advantages, and a PNG of the images."""
     return await _record(request, run, iteration)
 
 
@@ -223,7 +224,7 @@ async def command_outcome(request: Request, run: RunName, command: CommandName) 
 
 @_reading.get("/metrics", responses={200: {"content": {CONTENT_TYPE: {}}}}, response_class=Response)
 async def prometheus(request: Request) -> Response:
-    """Return the metrics of all runs for Prometheus; those of an ended run are the ones that its status holds."""
+    """Return the metrics of all runs for Prometheus; for an ended run, those that its status holds."""
     statuses = await request.app.state.cache.runs()
     newest = {status.run: values_of(status) for status in statuses}
     for status in statuses:
@@ -262,9 +263,8 @@ async def _ask(request: Request, response: Response, run: str, command: Command)
 
 async def _running(request: Request, run: str) -> RunStatus:
     status: RunStatus = await request.app.state.cache.status(run)
-    if status.phase in ENDED or status.stale_since is not None:
-        word = f"has {status.phase}" if status.phase in ENDED else "has fallen silent"
-        raise Problem(409, f"the run {word}: it takes no commands")
+    if reason := refusal_of(status):
+        raise Problem(409, f"the run {reason}")
     return status
 
 
@@ -272,7 +272,5 @@ async def _record(request: Request, run: str, iteration: int) -> TrajectoryRecor
     await request.app.state.cache.status(run)
     found = await request.app.state.source.record(run, iteration)
     if found is None:
-        raise Problem(
-            404, "no trajectories were recorded at this iteration; `trajectories` of the run lists those that were"
-        )
+        raise Problem(404, "no trajectories were recorded at this iteration; `trajectories` of the run lists them")
     return found

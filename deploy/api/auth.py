@@ -1,4 +1,4 @@
-"""Who may call an HTTP service: one bearer token, compared in constant time."""
+"""Access to the HTTP services: one bearer token, compared in constant time."""
 
 import hmac
 import ipaddress
@@ -22,7 +22,7 @@ Credentials = Annotated[HTTPAuthorizationCredentials | None, Security(HTTPBearer
 class Access:
     """The rights on one server; `to_read`, `to_call` and `to_control` are dependencies of its routes.
 
-    `to_read` asks for the token unless the server listens on loopback, `to_call` if the server has one, `to_control`
+    `to_read` needs the token unless the server listens on loopback, `to_call` if the server has one, `to_control`
     always.
     """
 
@@ -35,11 +35,11 @@ class Access:
             allowed_hosts: further names by which a server on loopback may be called.
 
         Raises:
-            ConfigError: no token although others than this machine can reach `host`.
+            ConfigError: there is no token although other machines can reach `host`.
         """
         if token is None and not is_loopback(host):
             raise ConfigError(
-                f"a server on {host} can be reached by others and needs a token: set {TOKEN_VARIABLE} or --token-file"
+                f"a server on {host} is open to other machines and needs a token: set {TOKEN_VARIABLE} or --token-file"
             )
         self._token = token
         self.hosts = (*LOOPBACK_NAMES, host, *allowed_hosts) if is_loopback(host) else ()
@@ -57,7 +57,7 @@ class Access:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on `host`."""
+    """Tell whether only this machine can reach a server that listens on `host`."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""What the status API has lately read from its source: many clients cost one reading, and it outlives the board."""
+"""The newest statuses that the API has read: many clients share one reading, and the cache outlives the board."""
 
 import asyncio
 import time
@@ -12,9 +12,9 @@ from protocol.errors import BoardError
 from protocol.status import Pulse, RunStatus
 
 FRESH_S = 0.5
-"""Seconds for which one reading serves everybody."""
+"""Seconds for which one reading serves all clients."""
 HELD = 256
-"""Runs that are remembered."""
+"""Largest number of runs in the cache."""
 
 
 @dataclass
@@ -25,10 +25,10 @@ class _Read:
 
 
 class StatusCache:
-    """Statuses of all runs and of each run, at most `FRESH_S` old while the board answers; made by the API."""
+    """Statuses of all runs and of each run, at most `FRESH_S` old while the board answers."""
 
     def __init__(self, source: Source) -> None:
-        """Read from `source` when asked."""
+        """Read from `source` on demand."""
         self._source = source
         self._all: Sequence[RunStatus] | None = None
         self._all_read = 0.0
@@ -39,12 +39,12 @@ class StatusCache:
     async def runs(self) -> list[RunStatus]:
         """Return all runs, newest first (BoardError: the board is away and was never read)."""
         if self._all is None:
-            async with self._first:  # many that ask at the start cost one reading
+            async with self._first:  # requests that come at the same time share one reading
                 if self._all is None:
                     self._all, self._all_read = await self._source.runs(), time.monotonic()
         elif (now := time.monotonic()) - self._all_read >= FRESH_S:
-            self._all_read = now  # others get the list that is held while this one reads
-            self._all = [status.model_copy(update={"silent_s": None}) for status in self._all]  # measured long ago
+            self._all_read = now  # other requests get the cached list while this one reads
+            self._all = [status.model_copy(update={"silent_s": None}) for status in self._all]  # it is out of date
             with suppress(BoardError):
                 self._all = await self._source.runs()
         return [self._pulse.marked(status) for status in self._all]
@@ -54,7 +54,7 @@ class StatusCache:
         return (await self._one(run)).status
 
     async def json(self, run: str) -> bytes:
-        """Return the same as it goes over the wire."""
+        """Return the same as JSON."""
         return (await self._one(run)).json
 
     async def _one(self, run: str) -> _Read:
@@ -63,7 +63,7 @@ class StatusCache:
         if held and now - held.read < FRESH_S:
             return held
         if held:
-            held.read = now  # others get the status that is held while this one reads
+            held.read = now  # other requests get the cached status while this one reads
         try:
             status = await self._source.status(run)
         except BoardError:

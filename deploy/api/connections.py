@@ -1,7 +1,7 @@
-"""Bounds on the connections of both HTTP services, which hold before a token is asked for.
+"""Limits on the connections of both HTTP services; they apply before a token is checked.
 
-A request must arrive in time, connections have a largest number, and a message is logged once in a while. uvicorn has a
-timeout between two requests and none for a request that does not arrive.
+A request must arrive in time, the number of connections is limited, and equal messages are logged rarely. uvicorn has a
+timeout between two requests, but none for a request that does not arrive.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 log = logging.getLogger(__name__)
 MOST_CONNECTIONS = 512
-"""Connections at one time, or half of the files that the process may open, if that is less."""
+"""Largest number of connections at one time, or half of the files that the process may open, if that is less."""
 BACKLOG = 64
 """Connections that may wait to be accepted; all of them are accepted at once."""
 LOG_EVERY_S = 10.0
 LIMITED_LOGS = ("uvicorn.error", "asyncio", "deploy.api.problems", __name__)
-"""Loggers of what a client can cause as often as it likes."""
+"""Loggers of messages that a client can cause as often as it likes."""
 
 
 def _most_connections() -> int:
@@ -30,9 +30,9 @@ def _most_connections() -> int:
 
 
 class BoundedConnection(H11Protocol):
-    """One connection. Where there are too many, the one that has waited longest for its request is closed.
+    """One connection. If there are too many, the one that has waited longest for its request is closed.
 
-    So a client that sends its request at once is served, however many others are connected and send nothing.
+    So a client that sends its request at once is served, however many other clients are connected and send nothing.
     """
 
     head_s, body_s = 10.0, 120.0
@@ -61,7 +61,7 @@ class BoundedConnection(H11Protocol):
         self._watch()
 
     def on_response_complete(self) -> None:
-        """Go on to the next request; a body that is still arriving must do so in time."""
+        """Go on to the next request; a body that is still arriving must arrive in time."""
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY:
             self._watch()
@@ -74,7 +74,7 @@ class BoundedConnection(H11Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a request's head is waited for."""
+        """Whether it waits for a request's head."""
         return self._seconds == self.head_s
 
     def give_up(self) -> None:
@@ -83,7 +83,7 @@ class BoundedConnection(H11Protocol):
         self.transport.abort()
 
     def _watch(self) -> None:
-        """Set the timer for what is waited for now; a part that arrives does not prolong it."""
+        """Set the timer for the head or the body of the request; a part that arrives does not prolong it."""
         seconds = {h11.IDLE: self.head_s, h11.SEND_BODY: self.body_s}.get(self.conn.their_state)
         if seconds == self._seconds:
             return
@@ -94,34 +94,34 @@ class BoundedConnection(H11Protocol):
 
 
 class Sparing(logging.Filter):
-    """Lets a message of one form through once every `LOG_EVERY_S`, with the number of those that it kept back.
+    """Logs a message of one form once every `LOG_EVERY_S` at most, with the number of those that it suppressed.
 
-    A request that the server itself cancels as it ends is no error and is never logged.
+    A request that the server itself cancels when it ends is not an error and is never logged.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._told: dict[str, tuple[float, int]] = {}
+        self._logged: dict[str, tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is logged."""
+        """Return whether to log the record."""
         if record.exc_info and record.exc_info[0] is asyncio.CancelledError:
             return False
         now, form = self._clock(), f"{record.name} {str(record.msg)[:200]}"
-        last, kept = self._told.get(form, (now - LOG_EVERY_S, 0))
+        last, kept = self._logged.get(form, (now - LOG_EVERY_S, 0))
         if now - last < LOG_EVERY_S:
-            self._told[form] = last, kept + 1
+            self._logged[form] = last, kept + 1
             return False
-        if len(self._told) > 1000:
-            self._told.clear()
-        self._told[form] = now, 0
+        if len(self._logged) > 1000:
+            self._logged.clear()
+        self._logged[form] = now, 0
         if kept:
             record.msg, record.args = f"{record.getMessage()} (and {kept} times more)", ()
         return True
 
 
 def log_sparingly() -> None:
-    """Limit what clients can make this process log."""
+    """Limit how much clients can make this process log."""
     for name in LIMITED_LOGS:
         logging.getLogger(name).addFilter(Sparing())

@@ -1,7 +1,7 @@
 """The status of the runs in a folder: from the embedded board of a live run, from the files of any other.
 
-Names that clients send are looked up among the runs that were found; they never become part of a path. Of an ended run
-`status.json` says all that a list of runs needs; `metrics.jsonl` is read when its lines are asked for.
+Names that clients send are looked up among the runs that were found; they never become part of a path. For an ended run
+`status.json` is enough for a list of runs; `metrics.jsonl` is read when a client asks for its lines.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ SCAN_S = 2.0
 FILES_HELD = 16
 """Runs whose events and commands are kept in memory."""
 Stamps = tuple[tuple[int, int], ...]
-"""When files were changed, and their sizes."""
+"""Modification time and size of files."""
 
 
 @dataclass
@@ -39,12 +39,12 @@ class _Run:
     """One run folder."""
 
     path: Path
-    """Without links."""
+    """Resolved, without links."""
     board: "Board | None" = None
     status: tuple[Stamps, RunStatus] | None = None
     outline: tuple[Stamps, Outline] | None = None
     beats: tuple[object, float] | None = None
-    """Of the folder's lease, and when they were first seen, on this process's clock."""
+    """Beats of the folder's lease, and when they were first seen, on this process's clock."""
 
     @property
     def name(self) -> str:
@@ -68,7 +68,7 @@ class FolderSource:
     async def ping(self) -> None:
         """Raise BoardError if the folder cannot be read."""
         if not self._root.is_dir():
-            raise BoardError(f"{self._root} is no folder")
+            raise BoardError(f"{self._root} is not a folder")
 
     async def runs(self) -> list[RunStatus]:
         """Return all runs, newest first."""
@@ -152,7 +152,7 @@ class FolderSource:
         return self._runs
 
     async def _live(self, run: _Run) -> "Board | None":
-        """The run's own board, if it answers."""
+        """Return the run's own board, if it answers."""
         url = _board_url(run)
         if run.board and run.board.url != url:
             gone, run.board = run.board, None
@@ -160,7 +160,7 @@ class FolderSource:
         if url and run.board is None:
             from deploy.board.board import Board
 
-            with suppress(ConfigError):  # a damaged address is no board
+            with suppress(ConfigError):  # a damaged address counts as no board
                 run.board = Board(url)
         board = run.board
         if board:
@@ -178,7 +178,7 @@ async def _close(runs: Iterable[_Run]) -> None:
 
 
 def _named(paths: Iterable[Path]) -> dict[str, Path]:
-    """Name the runs: each like its folder; where another run has that name, a digest of the path stands behind it."""
+    """Name each run like its folder; if another run has that name, a digest of the path is appended."""
     named: dict[str, Path] = {}
     for path in sorted(paths, key=lambda path: (run_id_of(path.name) != path.name, path)):  # exact names come first
         name = run_id_of(path.name)
@@ -189,7 +189,7 @@ def _named(paths: Iterable[Path]) -> dict[str, Path]:
 
 
 def _run_folders(root: Path, known: set[Path]) -> set[Path]:
-    """Folders that hold a run of this version, without links; those that are known are not looked into again."""
+    """Find the folders that hold a run of this version, without links; known ones are not examined again."""
     if _is_run(root):
         return {root.resolve()}
     try:
@@ -201,7 +201,7 @@ def _run_folders(root: Path, known: set[Path]) -> set[Path]:
 
 
 def _is_run(path: Path) -> bool:
-    """Whether a folder holds a run; one of an earlier version is left out (`config_of` tells commands why)."""
+    """Tell whether a folder holds a run of this version (`config_of` tells commands why it does not)."""
     return (path / CONFIG).is_file() and earlier_sign(path) is None
 
 
@@ -213,12 +213,12 @@ def _board_url(run: _Run) -> str | None:
 
 
 def _filed_runs(runs: dict[str, _Run]) -> dict[str, RunStatus]:
-    """The statuses of all runs that have no board, and had none when they were last asked."""
+    """Return the statuses of all runs that have no board now, nor had one before."""
     return {name: _filed(name, run) for name, run in runs.items() if run.board is None and _board_url(run) is None}
 
 
 def _filed(name: str, run: _Run) -> RunStatus:
-    """What the run left in its folder; of a run that has not ended the folder's lease tells whether it lives."""
+    """Return the status in the run's folder; if the run has not ended, the folder's lease shows whether it lives."""
     status = _held(name, run)
     if status.phase in ENDED:
         return status
@@ -230,18 +230,18 @@ def _filed(name: str, run: _Run) -> RunStatus:
 
 
 def _file(run: _Run) -> StatusFile | None:
-    """The run's `status.json` with its events and commands."""
+    """Return the run's `status.json` with its events and commands."""
     return _read_file(run.path, stamps_of(run.path, STATUS))
 
 
 @lru_cache(maxsize=FILES_HELD)
 def _read_file(run: Path, _stamps: Stamps) -> StatusFile | None:
-    """A file is read once as long as it stays the same."""
+    """Read the file once as long as it stays the same."""
     return status_of(run)
 
 
 def _held(name: str, run: _Run) -> RunStatus:
-    """What the run left in its folder; read again when a file has changed."""
+    """Return the status in the run's folder; it is read again when a file has changed."""
     stamps, held = stamps_of(run.path, METRICS, STATUS), run.status
     if held is None or held[0] != stamps or held[1].run != name:
         held = run.status = stamps, _read_status(name, run)
@@ -249,7 +249,7 @@ def _held(name: str, run: _Run) -> RunStatus:
 
 
 def _read_status(name: str, run: _Run) -> RunStatus:
-    """`status.json`, or what can be told without it."""
+    """Read `status.json`, or derive the status from the other files."""
     file = status_of(run.path)
     status = file.status.model_copy(update={"run": name}) if file else None
     if status and status.phase in ENDED and _has_all(status, last_line(run.path / METRICS)):
@@ -258,17 +258,17 @@ def _read_status(name: str, run: _Run) -> RunStatus:
     lines = [overview.line_of(number, values) for number, values in outline.lines]
     done = max((int(line.values.get("iteration") or 0) for line in lines), default=0)
     if status is None:
-        status = _told_from(name, run.path, lines, done)
+        status = _derived(name, run.path, lines, done)
     return status.model_copy(update={"iteration": done, "lines": outline.count, "rewards": overview.rewards_of(lines)})
 
 
 def _has_all(status: RunStatus, line: dict[str, object] | None) -> bool:
-    """Whether a status was written after the last line of the metrics."""
+    """Tell whether a status was written after the last line of the metrics."""
     return line is not None and line["iteration"] == status.iteration and status.lines > 0
 
 
-def _told_from(name: str, path: Path, lines: list[MetricLine], done: int) -> RunStatus:
-    """The status of a run that left none."""
+def _derived(name: str, path: Path, lines: list[MetricLine], done: int) -> RunStatus:
+    """Derive the status of a run without `status.json`."""
     try:
         iterations = config_of(path).iterations
     except RunFolderError:
@@ -297,7 +297,7 @@ def _page(run: _Run, since: int, limit: int) -> list[MetricLine]:
 
 
 def _outline(run: _Run) -> Outline:
-    """The outline of the run's metrics; read again when the file has changed."""
+    """Return the outline of the run's metrics; it is read again when the file has changed."""
     stamps, held = stamps_of(run.path, METRICS), run.outline
     if held is None or held[0] != stamps:
         held = run.outline = stamps, outline_of(run.path / METRICS)
@@ -305,7 +305,7 @@ def _outline(run: _Run) -> Outline:
 
 
 def stamps_of(folder: Path, *names: str) -> Stamps:
-    """When files of a folder were changed, and their sizes; zeros for one that is not there."""
+    """Return modification time and size of files of a folder; zeros for a missing one."""
     return tuple(_changed(folder / name) for name in names)
 
 

@@ -1,5 +1,5 @@
-"""The outermost layer of both HTTP services: refuse unknown host names and large bodies before anything is read, and
-let browsers load nothing from elsewhere."""
+"""The outermost layer of both HTTP services: it refuses unknown host names and large bodies before reading anything,
+and keeps browsers from loading anything from other sites."""
 
 import logging
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ HEADERS = {
 
 
 class Guard:
-    """ASGI middleware. Refuses as problem details, which starlette's TrustedHostMiddleware cannot."""
+    """ASGI middleware. It answers with problem details, which starlette's TrustedHostMiddleware cannot do."""
 
     def __init__(self, app: ASGIApp, *, max_body_bytes: int, hosts: tuple[str, ...] = ()) -> None:
         """Wrap an application.
@@ -30,7 +30,7 @@ class Guard:
             app: the application.
             max_body_bytes: the largest body of a request.
             hosts: names that a request's Host header may hold; all if empty. On loopback this keeps web sites from
-                pointing a name of their own at the server.
+                pointing their own host names at the server.
         """
         self._app = app
         self._max_body_bytes = max_body_bytes
@@ -52,14 +52,14 @@ class Guard:
         try:
             await answering(scope, receive, send_with_headers)
         except* BrokenResourceError:
-            log.debug("the reader of %s left", scope["path"])  # FastAPI's event stream raises it then
+            log.debug("the reader of %s has gone", scope["path"])  # then FastAPI's event stream raises it
 
     def _problem(self, headers: Headers) -> Problem | None:
         if self._hosts and _name(headers.get("host", "")) not in self._hosts:
             return Problem(421, "this server is not known by that name: start it with --allow-host")
         if "transfer-encoding" in headers:
-            return Problem(411, "a body must say its length")
-        if int(headers.get("content-length", 0)) > self._max_body_bytes:  # the server has checked that it is a number
+            return Problem(411, "a body must state its length")
+        if int(headers.get("content-length", 0)) > self._max_body_bytes:  # uvicorn has checked that it is a number
             return Problem(413, f"a body may have {self._max_body_bytes} bytes: send less at once")
         return None
 

@@ -40,17 +40,17 @@ class Problem(Exception):  # noqa: N818
 
 
 DESCRIPTIONS = {
-    400: "the body cannot be read as its content type says",
+    400: "the body does not match its content type",
     401: "the bearer token is missing or wrong",
-    403: "the server was started without a token, so it controls nothing",
+    403: "the server was started without a token, so it takes no commands",
     404: "no such run, pool, command, record or scorer",
     409: "the run cannot do this now",
-    411: "the body does not say its length",
+    411: "the body does not state its length",
     413: "the body is too large",
     421: "the server is not known by this name",
     422: "an argument breaks its rule",
     429: "too many event streams, or too many commands that wait for the run",
-    503: "the board does not answer, or too many images wait: come again later",
+    503: "the board does not answer, or too many images wait: try again later",
 }
 
 
@@ -80,7 +80,7 @@ def add_problem_handlers(app: FastAPI) -> None:
     @app.exception_handler(BoardError)
     async def on_board(request: Request, error: BoardError) -> JSONResponse:  # noqa: ARG001
         log.warning("%s", error)
-        return Problem(503, "the board does not answer; the run itself may well go on").response()
+        return Problem(503, "the board does not answer; the run itself may still go on").response()
 
     @app.exception_handler(RequestValidationError)
     async def on_input(request: Request, error: RequestValidationError) -> JSONResponse:  # noqa: ARG001
@@ -95,4 +95,4 @@ def add_problem_handlers(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def on_bug(request: Request, error: Exception) -> JSONResponse:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return Problem(500, "the server failed; its log says more").response()
+        return Problem(500, "the server failed; see its log").response()

@@ -12,12 +12,12 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 FACTS: dict[str, tuple[str, Callable[[RunStatus], float | None]]] = {
     "iteration": ("Iterations done.", lambda s: s.iteration),
     "iterations": ("Iterations of the whole run.", lambda s: s.iterations),
-    "eta_seconds": ("Seconds to the end at the present pace.", lambda s: s.eta_s),
+    "eta_seconds": ("Seconds to the end at the current pace.", lambda s: s.eta_s),
     "adapter_version": ("Version of the learner's adapter.", lambda s: s.adapter_version),
     "updated_timestamp_seconds": ("When the run last wrote its status.", lambda s: s.updated),
     "stale": ("1 while a run that has not ended is silent.", lambda s: s.stale_since is not None),
 }
-"""Metrics of which a run has one value, with their descriptions."""
+"""Metrics with one value for each run, with their descriptions."""
 STATES = ("desired", "ready", "busy", "waiting")
 HOLDS = {"True": 1, "False": 0, "Unknown": -1}
 
@@ -26,7 +26,7 @@ def exposition(statuses: Sequence[RunStatus], newest: Mapping[str, Mapping[str, 
     """Return the text that Prometheus scrapes.
 
     Args:
-        statuses: of all runs.
+        statuses: the statuses of all runs.
         newest: each run's newest metrics by name.
     """
     return generate_latest(_Runs(statuses, newest))
@@ -46,7 +46,7 @@ class _Runs(Collector):
         conditions = [([s.run, held.type, held.reason], HOLDS[held.status]) for s in runs for held in s.conditions]
         yield _gauge("condition", "1 holds (good), 0 does not, -1 unknown.", ["type", "reason"], conditions)
         queues = [([s.run, queue], count) for s in runs for queue, count in s.queues.items()]
-        yield _gauge("queue", "Items that wait, by queue of docs/metrics.md.", ["queue"], queues)
+        yield _gauge("queue", "Waiting items by queue; see docs/metrics.md.", ["queue"], queues)
         pools = [(s.run, pool) for s in runs for pool in s.pools]
         actors = [([run, pool.name, state], getattr(pool, state)) for run, pool in pools for state in STATES]
         yield _gauge("pool_actors", "Actors by state.", ["pool", "state"], actors)
@@ -57,13 +57,13 @@ class _Runs(Collector):
             restarts.add_metric([run, pool.name], pool.restarts)
         yield restarts
         metrics = [([run, name], value) for run, values in self._newest.items() for name, value in values.items()]
-        yield _gauge("metric", "Newest value of a metric of docs/metrics.md.", ["name"], metrics)
+        yield _gauge("metric", "Newest value of a metric; see docs/metrics.md.", ["name"], metrics)
 
 
 def _gauge(
     name: str, text: str, labels: list[str], samples: Iterable[tuple[list[str], float | None]]
 ) -> GaugeMetricFamily:
-    """A gauge with the label `run` and further ones; of what has no value there is no sample."""
+    """Make a gauge with the label `run` and further ones; a missing value gives no sample."""
     gauge = GaugeMetricFamily(f"flowcredit_{name}", text, labels=["run", *labels])
     for values, value in samples:
         if value is not None:

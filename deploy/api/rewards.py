@@ -2,8 +2,8 @@
 
     app = make_app({"ocr": build_scorer("ocr")}, access)       # what `flowcredit serve-rewards ocr` runs
 
-A scorer scores one request at a time, on a thread. A request that would make more than `max_waiting` images wait, or
-that finds too many bytes of other requests in memory, is answered with status 503, which the client retries later. One
+A scorer scores one request at a time, on a thread. If a request would make more than `max_waiting` images wait, or if
+other requests hold too many bytes in memory, it is answered with status 503, and the client retries later. A request
 that is too large by itself is refused. An image that cannot be read or scored, or that is too large, fails alone.
 """
 
@@ -44,17 +44,17 @@ from rewards.scores import partly, patched
 log = logging.getLogger(__name__)
 MIB = 1024 * 1024
 MOST_PIXELS = 16 * MIB
-"""Most pixels of one image: 4096 x 4096."""
+"""Largest number of pixels of one image: 4096 x 4096."""
 PIXELS_AT_ONCE = 4 * MOST_PIXELS
-"""Most pixels that are decoded at one time for a scorer; the images of a larger request are scored in portions."""
+"""Largest number of pixels that are decoded at one time for a scorer; a larger request is scored in portions."""
 BODY_BYTES = 64 * MIB
 """Largest body of a request."""
 BODIES_HELD = 8
-"""Largest bodies that the service holds at one time."""
+"""Number of largest bodies that the service may hold at one time."""
 
 
 class ServedScorer:
-    """One scorer, its lock and its counts of images; made by `make_app`."""
+    """One scorer, its lock and its counts of images."""
 
     def __init__(self, scorer: CheckedScorer, *, max_waiting: int) -> None:
         """Serve `scorer`; at most `max_waiting` images wait for it."""
@@ -69,7 +69,7 @@ class ServedScorer:
         if size > self._max_waiting:
             raise Problem(413, f"a request may have {self._max_waiting} images, got {size}: send fewer at once")
         if self.waiting + size > self._max_waiting:
-            raise Problem(503, f"{self.waiting} images wait for {call.scorer} already: come again later")
+            raise Problem(503, f"{self.waiting} images already wait for {call.scorer}: try again later")
         self.waiting += size
         try:
             async with self._turn:
@@ -85,8 +85,8 @@ def make_app(scorers: Mapping[str, CheckedScorer], access: Access, *, max_waitin
     """Make the service.
 
     Args:
-        scorers: what it serves, by name.
-        access: who may call it; its health needs no token.
+        scorers: the scorers to serve, by name.
+        access: the access rights; the route of its health needs no token.
         max_waiting: images that may wait for one scorer.
 
     Returns:
@@ -112,7 +112,7 @@ async def _room(request: Request) -> AsyncIterator[None]:
     """Hold memory for a request's body until it is answered (Problem 503: other requests use it)."""
     state, size = request.app.state, int(request.headers.get("content-length", 0))
     if state.held + size > BODIES_HELD * BODY_BYTES:
-        raise Problem(503, f"requests in progress hold {state.held // MIB} MiB already: come again later")
+        raise Problem(503, f"requests in progress already hold {state.held // MIB} MiB: try again later")
     state.held += size
     try:
         yield
@@ -136,7 +136,7 @@ async def health(request: Request) -> dict[str, Any]:
 
 @_calls.get("/v1/scorers", response_model=ScorerList)
 async def scorer_list(request: Request) -> Response:
-    """Return what is served, and the range of each scorer's values."""
+    """Return the served scorers with the range of their values."""
     served: dict[str, ServedScorer] = request.app.state.served
     facts = tuple(
         ScorerFacts(name=name, low=finite(item.scorer.low), high=finite(item.scorer.high), sees=item.scorer.sees)
@@ -167,7 +167,7 @@ async def score(request: Request) -> Response:
 
 
 def _score_items(scorer: CheckedScorer, call: ScoreCall) -> Scores:
-    """Score all images; an unreadable image has no score, and none has one if the scorer breaks its contract."""
+    """Score all images. An unreadable image has no score; if the scorer breaks its contract, no image has one."""
     if scorer.sees == "group" and sum(map(_pixels_if_readable, call.items)) > PIXELS_AT_ONCE:
         return Scores.missing(
             len(call.items), f"a group may have {PIXELS_AT_ONCE} pixels in all: send fewer or smaller"
@@ -196,7 +196,7 @@ def _pixels_if_readable(item: Item) -> int:
 
 
 def _decoded(call: ScoreCall, reasons: list[str]) -> Iterator[dict[int, np.ndarray]]:
-    """The images of a call by their rows, at most `PIXELS_AT_ONCE` at a time; `reasons` takes why others cannot be."""
+    """Yield the images of a call by row, at most `PIXELS_AT_ONCE` at a time; `reasons` receives why others fail."""
     images: dict[int, np.ndarray] = {}
     left = PIXELS_AT_ONCE
     for row, item in enumerate(call.items):

@@ -1,4 +1,4 @@
-"""Listening on an address and serving an application there until interrupted; both HTTP services start this way."""
+"""Listen on an address and serve an application there until interrupted; both HTTP services start this way."""
 
 import socket
 import sys
@@ -16,11 +16,11 @@ def listen(host: str, port: int, *, descriptor: int | None = None) -> tuple[sock
 
     Args:
         host: name or address of this machine.
-        port: 0 for any.
-        descriptor: of a socket that listens already and is used instead.
+        port: the port; 0 for any free one.
+        descriptor: file descriptor of a listening socket to use instead.
 
     Returns:
-        The socket, and its address as a URL without a path; IPv6 addresses stand in brackets.
+        The socket, and its address as a URL without a path; an IPv6 address is in brackets.
 
     Raises:
         ConfigError: the address is not one of this machine, or the port is in use.
@@ -44,10 +44,10 @@ def serve_until_interrupted(
     Args:
         app: the application.
         listener: the socket.
-        announcement: what is printed once connections are accepted.
+        announcement: printed once connections are accepted.
         grace_s: seconds that requests in progress may still take; None waits for them.
-        linger_s: seconds that it goes on after the first signal if somebody is connected, who sees the end of what is
-            served.
+        linger_s: seconds for which it goes on after the first signal if a client is connected, so that the client sees
+            the end of the run.
     """
     import uvicorn
 

@@ -1,4 +1,4 @@
-"""The port through which the status API and the command line read runs, and how one is opened."""
+"""The interface through which the status API and the command line read runs, and how to open one."""
 
 from pathlib import Path
 from typing import Protocol
@@ -10,7 +10,7 @@ from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
 
 
 class Source(Protocol):
-    """Where status comes from: a board, or a folder of runs. Every method raises BoardError if the board is away."""
+    """A source of statuses: a board, or a folder of runs. Every method raises BoardError if the board is away."""
 
     async def ping(self) -> None:
         """Return if the source can be read, without reading a run."""
@@ -29,8 +29,8 @@ class Source(Protocol):
 
         Args:
             run: the run's name.
-            since: `seq` after which lines are wanted; 0 for all.
-            limit: most lines.
+            since: return lines after this `seq`; 0 for all.
+            limit: largest number of lines.
 
         Returns:
             The lines.
@@ -42,8 +42,8 @@ class Source(Protocol):
 
         Args:
             run: the run's name.
-            since: number after which events are wanted; 0 for all.
-            limit: most events.
+            since: return events after this number; 0 for all.
+            limit: largest number of events.
 
         Returns:
             The events.
@@ -75,7 +75,7 @@ def open_source(where: str) -> Source:
     """Open a board by its address, or a folder.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: it is neither.
     """
     if where.partition("://")[0] in SCHEMES:
         from deploy.board.board import Board
@@ -86,6 +86,6 @@ def open_source(where: str) -> Source:
     folder = Path(where).expanduser()
     if not folder.is_dir():
         raise ConfigError(
-            f"{shown_source(where)} is no folder: give a run folder, a folder of runs or a board's address"
+            f"{shown_source(where)} is not a folder: give a run folder, a folder of runs or a board's address"
         )
     return FolderSource(folder)

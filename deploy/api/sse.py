@@ -18,13 +18,13 @@ EVENTS_AT_ONCE = 200
 
 
 class Position(BaseModel):
-    """What a reader has already received, and whether it waits for more."""
+    """The entries that a reader has already received, and whether it waits for more."""
 
     since: int = Field(0, ge=0, le=10**12, description="Return only metric lines after this number.")
     since_event: int = Field(0, ge=0, le=10**12, description="Return only events after this number.")
     session: str = Field("", max_length=100, description="Process of the run that these numbers belong to.")
     has_metrics: bool = Field(default=True, description="Send metric lines too.")
-    once: bool = Field(default=False, description="End the answer after what there is now.")
+    once: bool = Field(default=False, description="End the answer after the entries that exist now.")
 
 
 async def event_stream(
@@ -33,15 +33,15 @@ async def event_stream(
     """Stream until the reader closes it, or until the run is gone from the board.
 
     A run that was started again counts its lines from 1, so `metrics` then begin again. While the board is away,
-    `status` says since when.
+    `status` holds since when.
 
     Args:
-        cache: where the status is read.
-        source: where lines and events are read.
+        cache: gives the status.
+        source: gives lines and events.
         run: the run's name.
-        position: send metric lines and events after it.
+        position: the last entries that the reader has; later ones are sent.
 
-    Returns:
+    Yields:
         Events `status`, `metrics` and `event`, without end unless `position.once`.
     """
     last, session, since, since_event = b"", position.session or None, position.since, position.since_event

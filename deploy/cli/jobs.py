@@ -1,4 +1,4 @@
-"""The commands for a cluster elsewhere: `submit` and `fetch`."""
+"""The commands for a remote cluster: `submit` and `fetch`."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from protocol.addresses import BOARD_VARIABLE
 from protocol.errors import ConfigError
 
 FORWARDED = ("HF_TOKEN", "WANDB_API_KEY")
-"""Variables of this machine that a job gets without being asked."""
+"""Variables of this machine that every job gets."""
 Address = Annotated[
     str | None,
     typer.Option(help="Job server, http://HEAD:8265; default: RAY_API_SERVER_ADDRESS, RAY_ADDRESS, this machine."),
@@ -24,7 +24,7 @@ def submit(
     address: Address = None,
     run: Annotated[str | None, typer.Option(help="Name of the run, or an absolute path on the head.")] = None,
     fork: Annotated[str | None, typer.Option(help="Run on the head whose adapter a new run starts from.")] = None,
-    working_dir: Annotated[Path, typer.Option(help="Folder that travels with the job.")] = Path(),
+    working_dir: Annotated[Path, typer.Option(help="Folder that is uploaded with the job.")] = Path(),
     runtime_env: Annotated[Path | None, typer.Option(help="YAML file of a Ray runtime environment to add to.")] = None,
     env: Annotated[
         list[str] | None,
@@ -51,7 +51,7 @@ def submit(
         board=board,
         id=identity,
     )
-    submission.environment()  # mistakes in the input end here, before the cluster is asked
+    submission.environment()  # finds mistakes in the input before the cluster is asked
     client = connect(address)
     job = submit_run(client, submission, address)
     at = f" --address {address}" if address else ""

@@ -15,7 +15,7 @@ def generate(
     run: RunFolder,
     prompt: Annotated[str | None, typer.Argument(help="What the images should show; or use --prompts.")] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="Prompt file: text or JSON lines, images of each prompt.")
+        Path | None, typer.Option(help="Prompt file, text or JSON lines, to generate images of each prompt.")
     ] = None,
     negative: Annotated[str, typer.Option(help="Negative prompt; takes effect if model.guidance is above 1.")] = "",
     count: Annotated[int, typer.Option(min=1, help="Number of images of each prompt.")] = 4,
@@ -43,7 +43,7 @@ def generate(
     from protocol.messages import Prompt
 
     if (prompt is None) == (prompts is None):
-        raise ConfigError('images need a prompt or --prompts FILE, one of both: generate RUN "a red circle"')
+        raise ConfigError('give either a prompt or --prompts FILE, such as: generate RUN "a red circle"')
     if prompts and negative:
         raise ConfigError("--negative belongs to a single prompt: put `negative_prompt` into the lines of --prompts")
     if (height is None) != (width is None):

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and what they print."""
+"""Arguments, options and output that several commands share."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ def show_rows(rows: Sequence[dict[str, Any]], line: Callable[[dict[str, Any]], s
 
     Args:
         rows: values by column.
-        line: tells a person a row.
+        line: makes a line of text from a row.
         is_json: print JSON instead.
     """
     for text in [json.dumps(rows, indent=1)] if is_json else map(line, rows):
@@ -51,13 +51,16 @@ def show_rows(rows: Sequence[dict[str, Any]], line: Callable[[dict[str, Any]], s
 def source_and_words(
     preset: str | None, overrides: list[str] | None, run: Path | None, other: str
 ) -> tuple[str | Path, list[str]]:
-    """Return a preset, or the config file of a run for which none is named, and the overrides.
+    """Return a preset, or the config file of a run if no preset is named, and the overrides.
 
     Args:
         preset: the first word of the command; an override if there is no preset.
         overrides: the words after it.
         run: the run folder.
-        other: how the run could have been named, for the error.
+        other: another way to name the run, for the error.
+
+    Returns:
+        The preset's name or the path of a YAML file; the overrides.
 
     Raises:
         InputError: neither preset nor run, or the run cannot be read.

@@ -1,4 +1,4 @@
-"""The commands that show what runs have come to: `report`, `compare` and `eval`.
+"""The commands that show the results of runs: `report`, `compare` and `eval`.
 
 RUN is a run folder, or the name of a run in `runs/`.
 """
@@ -151,7 +151,7 @@ def evaluate(
 
 
 def _preset_and_run(what: str | None, run: Path | None) -> tuple[str | None, Path | None]:
-    """Tell a run from a preset; a preset's name is a preset even where a run has the same name."""
+    """Tell a run from a preset; a preset's name is a preset even if a run has the same name."""
     if run is not None:
         return what, placed(run)
     if what is None or what in preset_names():
@@ -162,14 +162,14 @@ def _preset_and_run(what: str | None, run: Path | None) -> tuple[str | None, Pat
 
 
 def _added(config: "RunConfig", prompts: Path | None, scorers: list[str], *, is_geneval: bool) -> list[str]:
-    """Return what options change in a config, as overrides."""
+    """Return the overrides that stand for these options."""
     added = []
     if prompts:
         added += [f"data.heldout={json.dumps(str(prompts))}", "data.tags=[]"]
     for entry in scorers:
         name, _, path = entry.partition("=")
         if name in config.rewards:
-            raise ConfigError(f"--scorer must have a name of its own, got {name!r}, a reward of this config: rename it")
+            raise ConfigError(f"--scorer must have a new name, got {name!r}, a reward of this config: rename it")
         added += [f"rewards.{name}.scorer={json.dumps(path or name)}", f"rewards.{name}.use=evaluate"]
     if is_geneval:
         named = [name for name, reward in config.rewards.items() if reward.scorer == "geneval"]

@@ -49,7 +49,7 @@ def serve_rewards(
     access = Access(host=host, token=token, allowed_hosts=tuple(allow_host or ()))
     built = {name: build_scorer(spec, **arguments) for name, (spec, arguments) in wanted.items()}
     listener, address = listen(host, port)
-    announcement = f"serving {', '.join(built)} on {address}" + ("" if token else ", open to all of this machine")
+    announcement = f"serving {', '.join(built)} on {address}" + ("" if token else ", open to all users of this machine")
     serve_until_interrupted(make_app(built, access, max_waiting=max_waiting), listener, announcement=announcement)
 
 
@@ -60,14 +60,14 @@ def wanted_scorers(
 
     Args:
         names: `NAME` or `NAME=package.module:Class`.
-        args: `NAME.KEY=VALUE`, arguments that win over those of the config.
-        config: a YAML file whose `rewards` section names are taken from.
+        args: `NAME.KEY=VALUE`, arguments that override those of the config.
+        config: a YAML file with a `rewards` section that defines names.
 
     Returns:
         Each scorer's built-in name or import path and its arguments, by the name it is served under.
 
     Raises:
-        ConfigError: a malformed argument or one for a scorer that is not served, or a name that the config lacks.
+        ConfigError: an argument is malformed or for a scorer that is not served, or the config lacks a name.
     """
     from protocol.config.parse import parse_reward
     from protocol.config.reward import RewardConfig

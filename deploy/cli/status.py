@@ -135,14 +135,13 @@ def _ask(
     run: str, board: str | None, *, kind: "CommandKind", pool: str | None = None, count: int | None = None
 ) -> None:
     from protocol.commands import new_command
-    from protocol.status import ENDED, FIXED_SIZE, Pulse
+    from protocol.status import FIXED_SIZE, Pulse, refusal_of
 
     async def go(source: Any, name: str | None) -> None:
         assert name is not None
         found = await _status(source, name, run)
-        if found.phase in ENDED or Pulse().marked(found).stale_since is not None:
-            word = f"has {found.phase}" if found.phase in ENDED else "has fallen silent"
-            raise BoardError(f"run {run} {word}: it takes no commands")
+        if reason := refusal_of(Pulse().marked(found)):
+            raise BoardError(f"run {run} {reason}")
         pools = {held.name: held for held in found.pools}
         if pool is not None and pool not in pools:
             raise InputError(f"run {run} has no pool {pool!r}: its pools are {', '.join(pools)}")
@@ -164,7 +163,7 @@ async def _outcome(source: Any, run: str, command: str) -> str:
             break
         await asyncio.sleep(0.2)
     if found is None or found.state == "accepted":
-        return f"sent; the run has not begun with it within {OUTCOME_S:.0f} s"
+        return f"sent; the run has not started it within {OUTCOME_S:.0f} s"
     if found.state == "working":
         return "in progress; `flowcredit status` shows its progress"
     if found.state == "failed":
@@ -196,7 +195,7 @@ def _with_source(run: str | None, board: str | None, go: Callable[[Any, str | No
 
 
 async def _status(source: Any, name: str | None, run: str | None) -> Any:
-    """The status of one run (RunFolderError: there is no such run)."""
+    """Return the status of one run (RunFolderError: there is no such run)."""
     found = await source.status(name)
     if found is None:
         raise RunFolderError(f"there is no run {run}: `flowcredit status` lists all runs")

@@ -1,4 +1,4 @@
-"""The status of runs on a terminal."""
+"""Tables about runs on a terminal."""
 
 import time
 from collections.abc import Sequence

@@ -50,7 +50,7 @@ def train(
     card: Annotated[
         str | None,
         typer.Option(
-            help="With --dry-run: a GPU such as H100. 40 % of its bf16 peak is taken as --tflops, and its memory must"
+            help="With --dry-run: a GPU such as H100. 40 % of its bf16 peak is used as --tflops, and its memory must"
             " hold each role."
         ),
     ] = None,
@@ -98,13 +98,13 @@ def _train(config: "RunConfig", folder: Path, *, fork: Path | None = None, is_lo
 
 
 def _announce_job(job: str, config: "RunConfig", folder: Path, *, say: Callable[[str], None]) -> None:
-    """Say where a job keeps its run, and how to stop it if Ray would kill it before its checkpoint."""
+    """Say where a job keeps its run, and how to stop it if Ray might kill it before its checkpoint."""
     say(f"job       {job}")
     say(f"run       {folder} on {socket.gethostname()}")
     grace_s, needed_s = stop_grace_s(), stop_wait_s(config)
     if grace_s < config.cluster.stop_within_s:
         say(
-            f"`ray job stop` kills this job after {grace_s} s, maybe before its checkpoint: stop it with"
+            f"`ray job stop` kills this job after {grace_s} s, perhaps before its checkpoint: stop it with"
             f" `flowcredit stop`, or submit it with `flowcredit submit` or RAY_JOB_STOP_WAIT_TIME_S={needed_s}"
             " in its env_vars"
         )
@@ -119,7 +119,7 @@ def _rate(tflops: float | None, card: str | None) -> float | None:
 
 
 def _dry_run(config: "RunConfig", run: Path | None, *, is_local: bool, tflops: float | None, card: str | None) -> None:
-    """Show everything that can be known before a run; end with an error for each thing that would stop it."""
+    """Show everything that is known before a run; print an error for each problem that would prevent it."""
     from deploy.folder.run_folder import require_same_run
     from deploy.run.inputs import concerns, gpu_problems, local_concerns, read_inputs, reward_problems
     from deploy.tools.balance import advice

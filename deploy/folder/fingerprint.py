@@ -1,7 +1,7 @@
 """Digests of a run's inputs: prompt files, scorers' files, model folder, library versions.
 
-A run goes on only with the input files that it began with. Other library versions are allowed and reported, since they
-may round differently.
+A run continues only with the input files that it began with. Other library versions are allowed but reported, since
+they may round differently.
 """
 
 import hashlib

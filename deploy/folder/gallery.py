@@ -14,7 +14,7 @@ from protocol.files import iteration_name, write_whole
 PASS, FAIL = "#2e7d32", "#c62828"
 COLUMNS = 4
 DPI, LARGEST = 130, 280
-"""Dots per inch of a grid, and at most, for large images."""
+"""Dots per inch of a grid: the usual number, and the highest, for large images."""
 
 
 def write_gallery(gallery: Path, iteration: int, evaluation: Evaluation) -> None:
@@ -22,8 +22,8 @@ def write_gallery(gallery: Path, iteration: int, evaluation: Evaluation) -> None
 
     Args:
         gallery: the folder.
-        iteration: of the evaluation.
-        evaluation: its gallery is drawn: images uint8 [H, W, 3], and their readings.
+        iteration: iteration of the evaluation.
+        evaluation: the evaluation; its gallery holds images uint8 [H, W, 3] and their readings.
     """
     prompts = np.array([prompt.text for prompt, _, _ in evaluation.gallery])
     images = np.stack([image for _, image, _ in evaluation.gallery])
@@ -42,7 +42,7 @@ def write_before_after(gallery: Path, *, first: int, last: int) -> Path:
     Args:
         gallery: the folder that holds both galleries.
         first: iteration of the earlier evaluation.
-        last: iteration of the later one; prompts that only one of the two shows are left out.
+        last: iteration of the later one; a prompt that is in only one of them is left out.
 
     Returns:
         The path of the PNG.
@@ -64,22 +64,22 @@ def read_gallery(gallery: Path, iteration: int) -> dict[str, tuple[np.ndarray, f
 
 
 Cells = list[tuple[str, list[np.ndarray], list[float]]]
-"""Of each prompt its text, its images uint8 [H, W, 3], and their readings (NaN: no score), or no readings at all."""
+"""Per prompt: its text, its images uint8 [H, W, 3], and their readings (NaN: no score), or no readings at all."""
 
 
 def write_grid(path: Path, cells: Cells, title: str) -> Path:
-    """Write what `png_of_grid` draws.
+    """Draw a grid with `png_of_grid` and write it.
 
     Args:
-        path: of the PNG.
+        path: path of the PNG.
         cells: see `png_of_grid`.
-        title: above the grid.
+        title: text above the grid.
 
     Returns:
         `path`.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     write_whole(path, png_of_grid(cells, title))
     return path
@@ -89,9 +89,9 @@ def png_of_grid(cells: Cells, title: str, facts: Mapping[str, str] | None = None
     """Draw a grid of prompts; a verdict (0 or 1) colours an image's frame, other scores are written below it.
 
     Args:
-        cells: the prompts.
-        title: above the grid.
-        facts: the PNG's text chunks.
+        cells: the prompts with their images and readings.
+        title: text above the grid.
+        facts: text chunks of the PNG.
 
     Returns:
         The content of a PNG.

@@ -24,18 +24,19 @@ class HeldoutScores(Document):
     component: str
     """The scorer or component behind `score`, see `evaluation.component`."""
     seed: int
-    """Of the noise."""
+    """Seed of the noise."""
     steps: int
     """Euler steps of the ODE."""
     height: int | None = None
-    """Of an image in pixels; null in a file that does not say it."""
+    """Height of an image in pixels; null if the file does not give it."""
     width: int | None = None
+    """Width of an image in pixels; null if the file does not give it."""
     prompts: list[str]
-    """[P]"""
+    """[P] texts of the prompts."""
     tags: list[str]
     """[P] the kind of each prompt."""
     scores: dict[str, list[list[float | None]]]
-    """[P][N] by scorer and component, null where an image has none; `score` makes the held-out score."""
+    """[P][N] readings by scorer and component, null where an image has no score; `score` makes the held-out score."""
 
     def table(self, name: str = SCORE) -> np.ndarray:
         """Return readings by name, [P, N], NaN where an image has no score; all NaN if there are none by this name."""
@@ -44,7 +45,7 @@ class HeldoutScores(Document):
 
 
 def rounded(value: float) -> float | None:
-    """Round a number to the 6 digits that documents hold; None if it is not finite."""
+    """Round a number to 6 digits, as documents hold it; None if it is not finite."""
     return round(float(value), 6) if np.isfinite(value) else None
 
 
@@ -52,9 +53,9 @@ def heldout_of(iteration: int, evaluation: Evaluation, settings: EvaluationConfi
     """Make the document of an evaluation.
 
     Args:
-        iteration: of the adapter.
-        evaluation: its result.
-        settings: by which it was made.
+        iteration: iteration of the adapter.
+        evaluation: the result.
+        settings: the settings of the evaluation.
 
     Returns:
         The document; numbers are rounded to 6 digits.
@@ -81,9 +82,9 @@ def write_heldout(gallery: Path, iteration: int, evaluation: Evaluation, setting
 
     Args:
         gallery: the folder.
-        iteration: of the adapter.
-        evaluation: its result.
-        settings: by which it was made.
+        iteration: iteration of the adapter.
+        evaluation: the result.
+        settings: the settings of the evaluation.
     """
     document = heldout_of(iteration, evaluation, settings)
     write_whole(gallery / iteration_name(iteration, ".json"), document.model_dump_json())

@@ -1,13 +1,13 @@
-"""Who may write into a run folder: one process at a time, also across machines that share the disk.
+"""The right to write into a run folder: one process at a time, also across machines that share the disk.
 
     .lease/token_000003      {"host", "boot", "pid", "run", "beats", "is_released"}
 
 The process that made the highest token holds the lease. A token is made with O_EXCL, so only one of two processes gets
-the next one. The holder increments `beats` every few seconds. A lease is free if nobody holds it, or if its holder is
-dead: a holder on this machine is dead when the folder's flock is free; one on another machine is dead when its beats do
-not change for `STALE_S` seconds on the clock of the waiting process, so clocks need not agree. Before each write the
-holder looks for a higher token, so a process that was suspended for too long does not write any more. `run` is drawn
-with the first token and copied to the next ones: it identifies the run folder on any machine.
+the next one. The holder increments `beats` every few seconds. A lease is free if no process holds it, or if its holder
+is dead: a holder on this machine is dead when the folder's flock is free; one on another machine is dead when its beats
+do not change for `STALE_S` seconds on the clock of the waiting process, so clocks need not agree. Before each write the
+holder looks for a higher token, so a process that was suspended for too long does not write any more. `run` is a random
+id made with the first token and copied to each later one: it identifies the run folder on any machine.
 """
 
 import fcntl
@@ -33,7 +33,7 @@ WIDTH = 256
 
 
 class Lease:
-    """Held from `take` to `release`.
+    """The lease of a run folder, held from `take` to `release`.
 
     lease = Lease.take(run_folder)
     lease.require()                  # before each write
@@ -52,12 +52,12 @@ class Lease:
 
     @classmethod
     def take(cls, run: Path, *, stale_s: float = STALE_S, say: Callable[[str], None] = log.warning) -> "Lease":
-        """Become the writer of an existing run folder; waits `stale_s` seconds for a sign of life of another machine.
+        """Become the writer of an existing run folder; wait up to `stale_s` seconds for a beat from another machine.
 
         Args:
             run: the run folder.
-            stale_s: seconds without a beat after which a holder on another machine is dead.
-            say: is told why this waits.
+            stale_s: seconds without a beat after which a holder on another machine counts as dead.
+            say: called with the reason for a wait.
 
         Returns:
             The lease, held until `release`.
@@ -88,11 +88,15 @@ class Lease:
 
     @property
     def identity(self) -> str:
-        """The run folder's identity; the same for all its holders, different for a copy of the folder."""
+        """Return the run folder's identity: the same for all its holders, but different for a copy of the folder."""
         return f"{self._run}-{self._folder.stat().st_ino}"
 
     def require(self) -> None:
-        """Raises LeaseLostError when another process has taken over."""
+        """Check that this process still holds the lease.
+
+        Raises:
+            LeaseLostError: another process has taken over.
+        """
         newest = _newest(self._folder)
         if newest > self._token:
             holder = _read(self._folder, newest)
@@ -110,7 +114,7 @@ class Lease:
         os.close(self._lock)
 
     def discard(self) -> None:
-        """Release and remove all tokens; for a folder that is removed."""
+        """Remove all tokens and release the lease, before the folder itself is removed."""
         self.clear()
         self.release()
 
@@ -139,7 +143,7 @@ class Lease:
 
 
 def _locked(run: Path) -> tuple[int, bool]:
-    """Keep out other processes of this machine; returns a descriptor, and whether the disk has locks."""
+    """Keep out other processes of this machine; return a descriptor, and whether the disk has locks."""
     descriptor = os.open(run, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -147,7 +151,7 @@ def _locked(run: Path) -> tuple[int, bool]:
         os.close(descriptor)
         raise _in_use(run, _read(run / LEASE, _newest(run / LEASE))) from None
     except OSError:
-        log.warning("run folder %s cannot be locked: its disk has no locks; the lease's beats count alone", run)
+        log.warning("run folder %s cannot be locked: its disk has no locks; only the lease's beats count", run)
         return descriptor, False
     return descriptor, True
 
@@ -172,7 +176,7 @@ def _is_free(folder: Path, token: int, *, is_sure: bool, stale_s: float, say: Ca
 
 
 def has_ended(run: Path) -> bool:
-    """Return whether the holder of a run folder has certainly ended; on another machine that is not certain."""
+    """Return whether the holder of a run folder has certainly ended; for a holder on another machine, return False."""
     token = _newest(run / LEASE)
     holder = _read(run / LEASE, token)
     if not token or holder.get("is_released"):
@@ -189,14 +193,14 @@ def has_ended(run: Path) -> bool:
 
 
 def beats_of(run: Path) -> tuple[int, Any]:
-    """Return what changes while the holder of a run folder lives, every `BEAT_S` seconds."""
+    """Return the newest token and its beats; while the holder lives, they change every `BEAT_S` seconds."""
     token = _newest(run / LEASE)
     return token, _read(run / LEASE, token).get("beats")
 
 
 def _in_use(run: Path, holder: dict[str, Any]) -> RunFolderError:
-    who = f" ({holder['pid']} on {holder['host']})" if "pid" in holder and "host" in holder else ""
-    return RunFolderError(f"run folder {run} is in use by another process{who}: end it, or set --run")
+    known = f" ({holder['pid']} on {holder['host']})" if "pid" in holder and "host" in holder else ""
+    return RunFolderError(f"run folder {run} is in use by another process{known}: end it, or set --run")
 
 
 def _create(folder: Path, token: int, run: str) -> None:

@@ -1,8 +1,8 @@
-"""Where run folders are, outside a Ray job and in one.
+"""The paths of run folders, outside a Ray job and in one.
 
-| where the run's process is | `--run` is left out           | `--run runs/NAME`     | `--run /a/path` |
+| process of the run         | without `--run`               | `--run runs/NAME`     | `--run /a/path` |
 |----------------------------|-------------------------------|-----------------------|-----------------|
-| anywhere else              | `runs/PRESET`                 | `runs/NAME`           | `/a/path`       |
+| outside a Ray job          | `runs/PRESET`                 | `runs/NAME`           | `/a/path`       |
 | in a Ray job               | `RUNS/PRESET-` and 8 digits   | `RUNS/NAME`           | `/a/path`       |
 
 `RUNS` is `FLOWCREDIT_RUNS`, or `~/flowcredit/runs` of the node on which the job's driver runs. The current folder of a
@@ -52,8 +52,8 @@ def default_name(preset: str, config: "RunConfig", *, is_job: bool) -> str:
 
     Args:
         preset: name of the preset.
-        config: of the run.
-        is_job: in a Ray job.
+        config: config of the run.
+        is_job: whether this process is the driver of a Ray job.
 
     Returns:
         The name.
@@ -92,13 +92,13 @@ def found_run(run: str) -> Path:
 
 
 def stop_grace_s() -> int:
-    """Seconds that Ray leaves the process of this job between `ray job stop` and its kill."""
+    """Return the seconds between `ray job stop` and Ray's kill of this job's process."""
     given = os.environ.get(STOP_VARIABLE, "")
     return int(given) if given.isdigit() else STOP_WAIT_S
 
 
 def stop_wait_s(config: "RunConfig") -> int:
-    """Seconds that a job needs to stop: for the update in progress, the checkpoint and its copy."""
+    """Return the seconds that a job needs to stop: for the update in progress, the checkpoint and its copy."""
     from deploy.folder.mirror import CLOSE_S
 
     return math.ceil(config.cluster.stop_within_s + CLOSE_S)

@@ -10,7 +10,7 @@ from typing import Any
 from deploy.folder.read import line_of_text
 
 ITERATION, EVALUATION = b'"reward/mean"', b'"evaluation/score"'
-"""What the lines of an iteration and of an evaluation hold, and no other line does."""
+"""Text that only the line of an iteration holds, and text that only the line of an evaluation holds."""
 NEWEST = 20
 """Newest iterations that an outline keeps: as many as a trend needs."""
 TAIL_BYTES = 1 << 16
@@ -21,16 +21,16 @@ Numbered = tuple[int, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Outline:
-    """Where each complete line of a file begins, and the lines that a summary of the run needs."""
+    """The offsets of the complete lines of a file, and the lines that a summary of the run needs."""
 
     offsets: Sequence[int]
-    """Of each line in bytes, and of the end of the last one."""
+    """Offset of each line in bytes, then that of the end of the last line."""
     lines: list[Numbered]
     """The first and the newest evaluation and the `NEWEST` newest iterations, oldest first; damaged ones left out."""
 
     @property
     def count(self) -> int:
-        """Complete lines of the file, damaged ones too."""
+        """Return the number of complete lines, damaged ones included."""
         return len(self.offsets) - 1
 
 
@@ -60,9 +60,9 @@ def page_of(path: Path, outline: Outline, *, since: int, limit: int) -> list[Num
 
     Args:
         path: the file.
-        outline: of the file.
-        since: number after which lines are wanted; 0 for all.
-        limit: most lines.
+        outline: outline of the file.
+        since: number of the line after which the page begins; 0 for the beginning of the file.
+        limit: largest number of lines.
 
     Returns:
         The lines, oldest first; damaged ones are left out.

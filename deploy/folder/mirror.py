@@ -24,10 +24,14 @@ CLOSE_S = 120.0
 
 
 class Mirror:
-    """Made by the run folder when `checkpoint.url` is set; copies on a thread of its own."""
+    """The store at `checkpoint.url`; a separate thread makes the copies."""
 
     def __init__(self, url: str) -> None:
-        """Raises RunFolderError for a URL that fsspec cannot open."""
+        """Open the store.
+
+        Raises:
+            RunFolderError: fsspec cannot open the URL.
+        """
         self._url = url
         self._waiting: Queue[tuple[Path, Sequence[Path]] | None] = Queue()
         self._thread = Thread(target=self._work, name="mirror", daemon=True)  # a copy that hangs keeps no process alive
@@ -35,14 +39,14 @@ class Mirror:
         try:
             self._store: fsspec.AbstractFileSystem
             self._store, root = url_to_fs(url)
-        except Exception as error:  # each store has exceptions of its own
+        except Exception as error:  # each store raises its own exceptions
             reason = one_line(error)
             remedy = "install its library" if isinstance(error, ImportError) else "name another"
             raise RunFolderError(f"checkpoint.url {url} cannot be opened: {reason}; {remedy}") from error
         self._root = root.rstrip("/")
 
     def push(self, checkpoint: Path, *, beside: Sequence[Path]) -> None:
-        """Begin to copy a checkpoint and the files `beside` it, if any; drop copies that the run folder dropped."""
+        """Begin to copy a checkpoint and the existing files of `beside`; remove copies whose checkpoint was removed."""
         if self._thread.ident is None:
             self._thread.start()
         self._waiting.put((checkpoint, beside))
@@ -54,12 +58,11 @@ class Mirror:
                 return bytes(file.read()).decode()  # pyright: ignore[reportArgumentType]
         except FileNotFoundError:
             return None
-        except Exception as error:  # each store has exceptions of its own
+        except Exception as error:  # each store raises its own exceptions
             raise self._unreadable(error) from error
 
     def pull(self, run: Path) -> None:
-        """Fill an empty run folder with the newest whole copy, if there is one; a damaged one is reported and the one
-        before is taken.
+        """Fill an empty run folder with the newest whole copy, if there is one; report and skip damaged copies.
 
         Raises:
             CheckpointError: there are copies, but none is whole.
@@ -81,12 +84,12 @@ class Mirror:
                     self._store.get_file(f"{self._root}/{name}", str(run / name))
         except (CheckpointError, RunFolderError):
             raise
-        except Exception as error:  # each store has exceptions of its own
+        except Exception as error:  # each store raises its own exceptions
             raise self._unreadable(error) from error
         log.info("filled from %s: %s", self._url, taken)
 
     def _take_newest(self, names: Sequence[str], checkpoints: Path) -> str:
-        """Fetch copies, newest first, until one is whole; returns its name."""
+        """Fetch copies, newest first, until one is whole; return its name."""
         reasons = []
         for name in reversed(names):
             copy = f"{self._root}/{CHECKPOINTS}/{name}"
@@ -111,13 +114,13 @@ class Mirror:
             self._thread.join(CLOSE_S)
         self._is_left = self._thread.is_alive()
         if self._is_left:
-            log.warning("the copy to %s is not finished and is left", self._url)
+            log.warning("the copy to %s is not finished and was abandoned", self._url)
 
     def _work(self) -> None:
         while (copy := self._waiting.get()) and not self._is_left:
             try:
                 self._push(*copy)
-            except Exception as error:  # noqa: BLE001  each store has exceptions of its own
+            except Exception as error:  # noqa: BLE001  each store raises its own exceptions
                 log.warning("a checkpoint could not be copied to %s: %s", self._url, error)
 
     def _push(self, checkpoint: Path, beside: Sequence[Path]) -> None:
@@ -137,7 +140,7 @@ class Mirror:
                 self._store.rm(f"{self._root}/{CHECKPOINTS}/{name}", recursive=True)
 
     def _names(self) -> list[str]:
-        """Names of the copies, oldest first."""
+        """Return the names of the copies, oldest first."""
         if not self._store.exists(f"{self._root}/{CHECKPOINTS}"):
             return []
         paths = self._store.ls(f"{self._root}/{CHECKPOINTS}", detail=False, refresh=True)
@@ -149,5 +152,5 @@ class Mirror:
 
 
 def _age(name: str) -> tuple[int, str]:
-    """Orders `iteration_999999` before `iteration_1000000`."""
+    """Return a key that sorts `iteration_999999` before `iteration_1000000`."""
     return len(name), name

@@ -28,7 +28,7 @@ Model = TypeVar("Model", bound=Document)
 
 
 class StatusFile(Document):
-    """The content of `status.json`: shown when the board is gone, and taken over when the run's process died."""
+    """The content of `status.json`: services show it without a board, and a restarted run takes it over."""
 
     status: RunStatus
     events: list[Event] = Field(default_factory=list)
@@ -36,7 +36,7 @@ class StatusFile(Document):
 
 
 class Fork(Document):
-    """The adapter that a run began with, of another run."""
+    """The adapter of another run with which a run began."""
 
     run: str
     """Absolute path of the other run's folder."""
@@ -53,15 +53,15 @@ class Origin(Document):
 
 
 def origin_of(run: Path) -> Origin | None:
-    """The content of `origin.json`; None when it is missing or cannot be understood."""
+    """Read `origin.json`; None if it is missing or not readable."""
     return _document(run / ORIGIN, Origin)
 
 
 def require_run(run: Path) -> None:
-    """Check that a folder holds a run, written by this version of the project.
+    """Check that a folder holds a run of this version of the project.
 
     Raises:
-        RunFolderError: it does not.
+        RunFolderError: it holds none, or one of an earlier version.
     """
     if sign := earlier_sign(run):
         raise RunFolderError(
@@ -73,17 +73,17 @@ def require_run(run: Path) -> None:
 
 
 def earlier_sign(run: Path) -> str | None:
-    """A file or folder in `run` that only an earlier version of the project made; None when there is none."""
+    """Find a file or folder in `run` that only earlier versions of the project made; None if there is none."""
     folders = [f"{name}/" for name in EARLIER if (run / name).is_dir()]
     checkpoints = [f"{CHECKPOINTS}/{each.name}" for each in (run / CHECKPOINTS).glob(f"{EARLIER_CHECKPOINT}*")]
     return next(iter(folders + sorted(checkpoints)), None)
 
 
 def config_of(run: Path) -> RunConfig:
-    """The config of a run.
+    """Read the config of a run.
 
     Raises:
-        RunFolderError: no run folder, one of an earlier version, or its config cannot be read.
+        RunFolderError: this is not a run folder, it is one of an earlier version, or its config cannot be read.
     """
     require_run(run)
     try:
@@ -105,8 +105,8 @@ def source_of(preset: str | Path | None, run: Path | None, other: str) -> str | 
         A preset's name, or the path of a YAML file.
 
     Raises:
-        ConfigError: neither is there.
-        RunFolderError: `run` is no run folder, or its config cannot be read.
+        ConfigError: neither is given.
+        RunFolderError: `run` is not a run folder, or its config cannot be read.
     """
     if preset is not None:
         return preset
@@ -117,7 +117,7 @@ def source_of(preset: str | Path | None, run: Path | None, other: str) -> str | 
 
 
 def parsed_config(where: object, text: str) -> RunConfig:
-    """The config that the text of a `config.yaml` holds; `where` names its folder in the error (RunFolderError)."""
+    """Parse the text of a `config.yaml`; `where` names its folder in the error (RunFolderError)."""
     try:
         return parse_config(yaml.safe_load(text))
     except (TypeError, ValueError, RecursionError, yaml.YAMLError, ConfigError) as error:
@@ -130,9 +130,9 @@ def require_same(where: object, held: RunConfig, config: RunConfig, *, section: 
     Args:
         where: names the run folder or the mirror that holds `held` in the error.
         held: the config that was found there.
-        config: the config that is asked for.
+        config: the requested config.
         section: only keys that start with it are compared; all by default.
-        remedy: how the error ends.
+        remedy: advice at the end of the error.
 
     Raises:
         RunFolderError: some keys differ; they are listed.
@@ -148,7 +148,7 @@ def require_same(where: object, held: RunConfig, config: RunConfig, *, section: 
 
 
 def lines_of(run: Path) -> list[dict[str, Any]]:
-    """All complete lines of `metrics.jsonl`, oldest first; a last line without an end does not count.
+    """Read all complete lines of `metrics.jsonl`, oldest first; a last line without a line end does not count.
 
     Raises:
         RunFolderError: the file is damaged.
@@ -163,12 +163,12 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        raise RunFolderError(f"run folder {run} holds a damaged {METRICS}: {error}; mend or remove it") from None
+        raise RunFolderError(f"run folder {run} holds a damaged {METRICS}: {error}; repair or remove it") from None
     return lines
 
 
 def line_of_text(text: bytes) -> dict[str, Any]:
-    """One line of `metrics.jsonl` (ValueError, RecursionError: it is damaged)."""
+    """Parse one line of `metrics.jsonl` (ValueError, RecursionError: it is damaged)."""
     line = json.loads(text)
     if not isinstance(line, dict) or not isinstance(line.get("iteration"), int):
         raise ValueError(f"a line must be an object with an iteration, got {text[:60]!r}")
@@ -176,18 +176,18 @@ def line_of_text(text: bytes) -> dict[str, Any]:
 
 
 def evaluation_scores(run: Path) -> dict[int, float]:
-    """Held-out score by iteration (RunFolderError: the metrics are damaged)."""
+    """Read the held-out score of each evaluated iteration (RunFolderError: the metrics are damaged)."""
     return {line["iteration"]: line["evaluation/score"] for line in lines_of(run) if "evaluation/score" in line}
 
 
 def best_of(scores: Mapping[int, float | None], held: Collection[int]) -> int | None:
-    """The iteration with the highest score among those of `held`, the earliest of equals; None without a score."""
+    """Return the iteration of `held` with the highest score, the earliest of equals; None if none has a score."""
     found = {iteration: score for iteration, score in scores.items() if iteration in held and score is not None}
     return max(found, key=lambda iteration: (found[iteration], -iteration), default=None)
 
 
 def best_checkpoint(run: Path) -> int:
-    """The iteration of the checkpoint with the highest held-out score.
+    """Return the iteration of the checkpoint with the highest held-out score.
 
     Raises:
         RunFolderError: no checkpoint has an evaluation, or the metrics are damaged.
@@ -203,7 +203,7 @@ def best_checkpoint(run: Path) -> int:
 
 
 def status_of(run: Path) -> StatusFile | None:
-    """The content of `status.json`; None when it is missing or cannot be understood."""
+    """Read `status.json`; None if it is missing or not readable."""
     return _document(run / STATUS, StatusFile)
 
 
@@ -215,11 +215,11 @@ def _document(path: Path, model: type[Model]) -> Model | None:
 
 
 def checkpoint_of(run: Path, iteration: int | None = None) -> "tuple[LearnerState, Path]":
-    """A run's checkpoint of this iteration, or its newest whole one; also its folder.
+    """Read a run's checkpoint of this iteration, or its newest whole one; return its state and its folder.
 
     Raises:
-        RunFolderError: it has none, or not this one.
-        CheckpointError: it is damaged.
+        RunFolderError: the run has no checkpoint, or not this one.
+        CheckpointError: the checkpoint is damaged.
     """
     from learner.checkpoint import newest_checkpoint, read_checkpoint
 
@@ -237,10 +237,10 @@ def checkpoint_of(run: Path, iteration: int | None = None) -> "tuple[LearnerStat
 
 
 def average_of(state: "LearnerState", run: Path) -> "Adapter":
-    """The running mean of a checkpoint's adapter.
+    """Return the running mean of the adapter that a checkpoint holds.
 
     Raises:
-        RunFolderError: the run keeps none.
+        RunFolderError: the run keeps no running mean.
     """
     if state.average is None:
         raise RunFolderError(
@@ -250,10 +250,10 @@ def average_of(state: "LearnerState", run: Path) -> "Adapter":
 
 
 def adapter_to_fork(source: Path, config: RunConfig) -> "tuple[Adapter, Fork]":
-    """The newest adapter of the run `source`, as version 0 of a new run with this config, and where it comes from.
+    """Read the newest adapter of the run `source` as version 0 of a new run with this config, and name its origin.
 
     Raises:
-        RunFolderError: no whole checkpoint there, or its adapter was trained in another `model`.
+        RunFolderError: `source` has no whole checkpoint, or its adapter was trained with another `model` section.
     """
     remedy = "a fork keeps the model and its adapter's shape"
     require_same(source, config_of(source), config, section="model.", remedy=remedy)
@@ -266,10 +266,14 @@ def adapter_to_fork(source: Path, config: RunConfig) -> "tuple[Adapter, Fork]":
 
 
 def require_fork_of(run: Path, source: Path) -> Fork:
-    """The origin of a run that is asked to be a fork of `source` (RunFolderError: it is none, or of another run)."""
+    """Check that the run in `run` began as a fork of `source`; return its origin.
+
+    Raises:
+        RunFolderError: it is not a fork, or one of another run.
+    """
     origin = origin_of(run)
     if origin is None or origin.fork is None or origin.fork.run != str(source.resolve()):
-        began = f"it is a fork of {origin.fork.run}" if origin and origin.fork else "it is no fork"
+        began = f"it is a fork of {origin.fork.run}" if origin and origin.fork else "it is not a fork"
         raise RunFolderError(
             f"--fork {source} must name the run that {run} began with, but {run} exists and {began}: set --run to a new"
             " folder, or leave --fork out to go on with it"
@@ -286,4 +290,4 @@ def _unreadable_config(where: object, error: Exception) -> RunFolderError:
             f"run folder {where} was begun by {by}, this is {VERSION}: {reason}; remove the key from"
             f" {where}/{CONFIG}, or use that version"
         )
-    return RunFolderError(f"run folder {where} holds no readable {CONFIG}: {reason}; mend it or name another folder")
+    return RunFolderError(f"run folder {where} holds no readable {CONFIG}: {reason}; repair it or name another folder")

@@ -1,7 +1,7 @@
-"""A run's folder: everything that a run leaves behind, and all that it needs to go on.
+"""A run's folder: it holds all results of the run, and all that the run needs in order to continue.
 
-`deploy.folder.names` lists its files, `deploy.folder.read` reads them. A disk that is full or read-only does not end a
-run: metric lines stay in memory, and the checkpoint is tried again after each iteration.
+`deploy.folder.names` lists its files, `deploy.folder.read` reads them. A full or read-only disk does not end a run:
+metric lines stay in memory, and the checkpoint is tried again after each iteration.
 """
 
 import json
@@ -56,7 +56,7 @@ Say = Callable[[str], None]
 
 
 class RunFolder:
-    """One run's folder; made by `open_run_folder`, written only by the process that holds it open."""
+    """The folder of one run; `open_run_folder` makes it, and only the process that holds it open writes."""
 
     def __init__(self, path: Path, config: RunConfig, fork: Fork | None = None) -> None:
         self.path = path
@@ -76,7 +76,7 @@ class RunFolder:
         """Make missing folders, take the leases, write the config and begin the log.
 
         Raises:
-            RunFolderError: cannot be written, another process holds it, or prompts or model have changed.
+            RunFolderError: the folder cannot be written, another process holds it, or prompts or model have changed.
         """
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
@@ -109,14 +109,14 @@ class RunFolder:
             self._lease.release()
 
     def abandon(self) -> None:
-        """Close a folder that could not be opened; a folder that this process made is removed."""
+        """Close a folder that could not be opened; remove it if this process made it."""
         if self._is_made and not (self.path / CONFIG).exists():
             with suppress(OSError):
                 self._remove_beginnings()
         self.close()
 
     def _remove_beginnings(self) -> None:
-        """Remove folders only if they are empty: another process may have begun here too."""
+        """Remove folders only if they are empty: another process may have begun to use this folder too."""
         if self._lease:
             (self.path / INPUTS).unlink(missing_ok=True)
             self._lease.clear()
@@ -125,7 +125,11 @@ class RunFolder:
                 folder.rmdir()
 
     def require_writer(self) -> None:
-        """Raises LeaseLostError when another process has taken over, in this folder or on the board."""
+        """Check that this process still holds the leases of the folder and of the board.
+
+        Raises:
+            LeaseLostError: another process has taken over.
+        """
         for lease in (self._lease, self.board_lease):
             if lease:
                 lease.require()
@@ -158,7 +162,7 @@ class RunFolder:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Turn an error of the disk inside into a `RunFolderError`.
+        """Turn a disk error inside the block into a `RunFolderError`.
 
         Raises:
             LeaseLostError: another process has taken over.
@@ -169,7 +173,7 @@ class RunFolder:
         except (OSError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or one_line(error)
             raise RunFolderError(
-                f"run folder {self.path} cannot be written: {reason}; mend that or set --run"
+                f"run folder {self.path} cannot be written: {reason}; fix that or set --run"
             ) from error
 
     def newest(self) -> tuple[LearnerState, Path] | None:
@@ -195,10 +199,10 @@ class RunFolder:
         return path
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Append one line of metrics, on disk when this returns; numbers that are not finite become null.
+        """Append one line of metrics and write it to disk; numbers that are not finite become null.
 
         Raises:
-            RunFolderError: the disk does not take it; the next call tries the line again.
+            RunFolderError: the line could not be written; the next call tries it again.
         """
         finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in line.items()}
         self._pending.append(json.dumps(finite) + "\n")
@@ -206,20 +210,20 @@ class RunFolder:
             self._flush()
 
     def _flush(self) -> None:
-        """Write the pending lines, all or none."""
+        """Write all pending lines, or none of them."""
         append_whole(self.path / METRICS, "".join(self._pending))
         self._pending.clear()
 
     def lines(self) -> list[dict[str, Any]]:
-        """All complete lines of metrics (RunFolderError: the file is damaged)."""
+        """Read all complete lines of metrics (RunFolderError: the file is damaged)."""
         return lines_of(self.path)
 
     def evaluation_scores(self) -> dict[int, float]:
-        """Held-out score by iteration."""
+        """Read the held-out score of each evaluated iteration (RunFolderError: the metrics are damaged)."""
         return evaluation_scores(self.path)
 
     def rewind(self, iteration: int) -> None:
-        """Drop the lines of metrics after `iteration`; these iterations are repeated from the checkpoint."""
+        """Remove the lines of metrics after `iteration`: the run repeats these iterations from the checkpoint."""
         self._pending.clear()
         path = self.path / METRICS
         kept = list(takewhile(lambda line: line["iteration"] <= iteration, self.lines()))
@@ -230,7 +234,7 @@ class RunFolder:
                 os.truncate(path, size)
 
     def version_changes(self, checkpoint: Path) -> list[str]:
-        """List libraries whose versions differ from those that wrote this checkpoint."""
+        """List the libraries whose versions differ from those that wrote this checkpoint."""
         return differences(read_facts(checkpoint).get("versions", {}), library_versions())
 
     def _fill_from_mirror(self) -> None:
@@ -244,7 +248,7 @@ class RunFolder:
 
 
 def require_same_run(path: Path, config: RunConfig) -> None:
-    """Check that the run in a folder would go on with this config (RunFolderError: config or inputs differ)."""
+    """Check that the run in a folder can continue with this config (RunFolderError: config or inputs differ)."""
     _require_same_config(path, config)
     _require_same_inputs(path, config)
 
@@ -267,20 +271,20 @@ def _require_same_inputs(path: Path, config: RunConfig) -> None:
 
 
 def open_run_folder(path: Path, config: RunConfig, *, fork: Fork | None = None, say: Say = log.warning) -> RunFolder:
-    """Make a new run folder, or open one with an equal config to go on with it; the caller closes it.
+    """Make a new run folder, or open that of a run with an equal config in order to continue it; the caller closes it.
 
     Args:
         path: the run folder.
-        config: of the run.
-        fork: what a new run begins with, of another run.
-        say: is told why this waits.
+        config: config of the run.
+        fork: the adapter of another run with which a new run begins.
+        say: called with the reason for a wait.
 
     Returns:
         The folder, held by this process until `close`.
 
     Raises:
-        RunFolderError: cannot be written, is in use, holds something else, or belongs to another config (the keys are
-            listed).
+        RunFolderError: the folder cannot be written, is in use, holds something else, or belongs to another config
+            (the keys are listed).
     """
     folder = RunFolder(path, config, fork)
     with folder.writing():
@@ -298,7 +302,7 @@ def open_run_folder(path: Path, config: RunConfig, *, fork: Fork | None = None, 
 
 
 def _is_beginning(path: Path) -> bool:
-    """Whether a run that was killed before its config was written leaves this file or folder."""
+    """Return whether a run that is killed before it writes its config can leave this file or folder."""
     if path.name in (CHECKPOINTS, GALLERY, TRAJECTORIES):
         return path.is_dir() and not any(path.iterdir())
     return path.name in (LEASE, INPUTS) or path.name.endswith(".partial")
@@ -314,7 +318,7 @@ def _log_to(path: Path) -> logging.Handler:
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that skips what a full disk refuses; conditions tell people about the disk."""
+    """A log file that drops lines that a full disk refuses; a condition reports the disk."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802
         return

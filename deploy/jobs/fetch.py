@@ -28,13 +28,13 @@ def fetch(run: str, into: Path, *, address: str | None) -> Path:
     Args:
         run: address of a store (`s3://bucket/run`), an absolute path on the head, or a name in its folder of runs.
         into: folder to make.
-        address: the cluster's job server, for a run that is no store's address; None takes Ray's variables.
+        address: the cluster's job server, unless `run` is the address of a store; None takes Ray's variables.
 
     Returns:
         The folder.
 
     Raises:
-        RunFolderError: no such run, a broken copy, or `into` exists.
+        RunFolderError: there is no such run, the copy is broken, or `into` exists.
         ConfigError: the cluster does not answer.
         CheckpointError: the store's copies are damaged.
     """
@@ -54,7 +54,7 @@ def _from_store(url: str, folder: Path) -> None:
     store = Mirror(url)
     config = store.config()
     if config is None:
-        raise RunFolderError(f"the store {url} holds no run: give the checkpoint.url of one")
+        raise RunFolderError(f"the store {url} holds no run: give the checkpoint.url of a run")
     (folder / CONFIG).write_text(config, encoding="utf-8")
     (folder / CHECKPOINTS).mkdir()
     store.pull(folder)
@@ -86,7 +86,7 @@ class Received:
         self._archive = archive
         self._sha = hashlib.sha256()
         self._rest = ""
-        self._told: list[str] = []
+        self._messages: list[str] = []
         self._digest: str | None = None
 
     def take(self, text: str) -> None:
@@ -100,13 +100,17 @@ class Received:
             elif line.startswith(pack.WHOLE):
                 self._digest = line.removeprefix(pack.WHOLE)
             else:
-                self._told.append(line)
+                self._messages.append(line)
 
     def require_whole(self, run: str, code: int) -> None:
-        """Raises RunFolderError unless the whole archive came."""
-        refused = [line.removeprefix(pack.REFUSED) for line in self._told if line.startswith(pack.REFUSED)]
+        """Check that the whole archive has arrived.
+
+        Raises:
+            RunFolderError: it has not; the job's exit code and its last message are in the error.
+        """
+        refused = [line.removeprefix(pack.REFUSED) for line in self._messages if line.startswith(pack.REFUSED)]
         if refused:
             raise RunFolderError(refused[0])
         if code or self._digest != self._sha.hexdigest():
-            reason = next((line for line in reversed(self._told) if line.strip()), "it said nothing")
+            reason = next((line for line in reversed(self._messages) if line.strip()), "it printed nothing")
             raise RunFolderError(f"run {run} could not be fetched, its job ended with {code}: {reason}; try it again")

@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
 FOLLOW_S = 60.0
-"""Seconds for which the cluster may be silent while its job is followed."""
+"""Seconds for which the cluster may stay silent before `follow` gives up."""
 AGAIN_S = 2.0
-"""Seconds between two questions for the job's state."""
+"""Seconds between two requests for the job's state."""
 
 
 def follow(client: "JobSubmissionClient", job: str, *, say: Callable[[str], None]) -> int:
     """Show a job's log until it ends.
 
     Args:
-        client: of `connect`.
-        job: its submission id.
-        say: is given pieces of the log.
+        client: the client that `connect` returned.
+        job: submission id of the job.
+        say: called with each piece of the log.
 
     Returns:
         The exit code of its process; 0 if it was stopped, 1 if it could not be started.
@@ -48,7 +48,7 @@ async def _until_ended(client: "JobSubmissionClient", job: str, say: Callable[[s
     heard, said = clock(), 0
 
     async def show() -> None:
-        """Follow the log; after a connection that broke, take it up again where it was."""
+        """Follow the log; after a broken connection, continue from the last character shown."""
         nonlocal said
         seen = 0
         async for piece in client.tail_job_logs(job):
@@ -69,8 +69,8 @@ async def _until_ended(client: "JobSubmissionClient", job: str, say: Callable[[s
             except (TimeoutError, OSError, RuntimeError) as error:
                 if clock() - heard >= FOLLOW_S:
                     raise ConfigError(
-                        f"the cluster has not answered for {FOLLOW_S:g} s: {one_line(error)}; if it lives, job"
-                        f" {job} goes on: `ray job logs --follow {job}`"
+                        f"the cluster has not answered for {FOLLOW_S:g} s: {one_line(error)}; if it still runs, so"
+                        f" does job {job}: `ray job logs --follow {job}`"
                     ) from None
             if shown.done():
                 await asyncio.sleep(AGAIN_S)
@@ -80,14 +80,14 @@ async def _until_ended(client: "JobSubmissionClient", job: str, say: Callable[[s
 
 
 def _apart(function: Callable[[], Any]) -> "asyncio.Future[Any]":
-    """Call a function on a thread that keeps no process alive: the job client's requests have no deadline."""
+    """Call a function on a daemon thread: the job client's requests have no deadline and must not delay an exit."""
     answer: Future[Any] = Future()
-    answer.set_running_or_notify_cancel()  # a caller that gives up leaves the thread its answer to set
+    answer.set_running_or_notify_cancel()  # so that the thread may set the answer after its caller gave up
 
     def call() -> None:
         try:
             answer.set_result(function())
-        except Exception as error:  # noqa: BLE001  handed to the caller
+        except Exception as error:  # noqa: BLE001  passed to the caller
             answer.set_exception(error)
 
     threading.Thread(target=call, daemon=True).start()

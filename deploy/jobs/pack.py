@@ -1,11 +1,11 @@
-"""Runs on a cluster, as a job of its own: prints a run folder's results as text, so that the job's log carries them.
+"""Prints the results of a run folder as text, in a job on the cluster, so that the job's log carries them.
 
-`deploy.jobs.fetch` sends this file alone, so it needs nothing but Python:
+`deploy.jobs.fetch` sends only this file, so it needs nothing but Python:
 
     python pack.py RUN      # an absolute path, or a name in the folder of runs of `deploy.folder.location`
 
-Each line of the archive begins with `DATA `; the last line is `WHOLE ` and the archive's sha256. A line that begins
-with `REFUSED ` says why there is none.
+Each line of the archive begins with `DATA `; the last line is `WHOLE ` and the archive's sha256. If there is no
+archive, a line that begins with `REFUSED ` gives the reason.
 """
 
 import base64
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def members(run: Path) -> list[Path]:
-    """List the files that are sent: the newest whole checkpoint, and everything that is not a checkpoint."""
+    """List the files to send: the newest whole checkpoint, and everything that is not a checkpoint."""
     whole = [path.parent for path in (run / "checkpoints").glob("iteration_*/manifest.json")]
     folders = [run / name for name in FOLDERS]
     folders += sorted(whole, key=lambda path: (len(path.name), path.name))[-1:]

@@ -1,7 +1,7 @@
 """Submits a `train` to a Ray cluster as a job.
 
-The cluster needs the dependencies only: the working directory travels with the job, and the project's packages with it
-when they are not in that directory.
+Only the dependencies must be installed on the cluster: the job is sent with the working directory, and with the
+project's packages if they are not in that directory.
 """
 
 import logging
@@ -25,15 +25,15 @@ ROOT = PRESETS.parents[1]
 """The folder that holds the project's packages."""
 PACKAGES = ("flowcredit", *OURS)
 EXCLUDES = ("/runs/", "/images/", ".git/", ".venv/", "__pycache__/")
-"""What of a working directory stays here, besides what its .gitignore and .rayignore name."""
+"""Files of a working directory that are not sent, besides those that its .gitignore and .rayignore name."""
 
 CHATTY = ("ray", "ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk")
-"""Loggers of Ray that set their levels themselves."""
+"""Loggers of Ray that set their own levels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A `train` to be submitted."""
+    """A `train` command to submit."""
 
     preset: str
     overrides: Sequence[str] = ()
@@ -42,12 +42,12 @@ class Submission:
     fork: str | None = None
     working_dir: Path = field(default_factory=Path)
     runtime_env: Path | None = None
-    """YAML file of a Ray runtime environment that this one is added to: pip, conda, image_uri …"""
+    """YAML file of a Ray runtime environment to extend: pip, conda, image_uri …"""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the job."""
     board: str | None = None
     id: str | None = None
-    """Submission id; Ray makes one if it is left out."""
+    """Submission id; Ray makes one for None."""
 
     def run_name(self) -> str:
         """Return the run's name or folder."""
@@ -67,7 +67,7 @@ class Submission:
         """Return the runtime environment of the job.
 
         Raises:
-            ConfigError: no such working directory, a preset outside it, a wrong config.
+            ConfigError: there is no such working directory, the preset is outside it, or the config is wrong.
         """
         if not self.working_dir.is_dir():
             raise ConfigError(f"--working-dir must be a folder, got {self.working_dir}")
@@ -86,38 +86,38 @@ class Submission:
         return base | made
 
     def _local_preset(self) -> Path:
-        """Find the preset here; one of the user's, and those that it extends, must lie in the working directory.
+        """Find the preset; the user's own, and those that it extends, must be in the working directory.
 
         Raises:
-            ConfigError: they do not.
+            ConfigError: one is not.
         """
         found = find_preset(self.preset)
         if found.parent == PRESETS:
             return found
-        here = self.working_dir / found
-        if found.is_absolute() or not self._travels(here):
-            raise self._left_behind(found)
-        for path, _ in preset_files(here):
-            if path.parent != PRESETS and not self._travels(path):
-                raise self._left_behind(path)
-        return here
+        path = self.working_dir / found
+        if found.is_absolute() or not self._is_sent(path):
+            raise self._not_sent(found)
+        for file, _ in preset_files(path):
+            if file.parent != PRESETS and not self._is_sent(file):
+                raise self._not_sent(file)
+        return path
 
-    def _travels(self, path: Path) -> bool:
+    def _is_sent(self, path: Path) -> bool:
         return path.resolve().is_relative_to(self.working_dir.resolve())
 
-    def _left_behind(self, path: Path) -> ConfigError:
+    def _not_sent(self, path: Path) -> ConfigError:
         return ConfigError(
             f"the preset must be a path in the working directory {self.working_dir.resolve()}, got {path}:"
-            " only that directory travels with the job"
+            " only that directory is sent with the job"
         )
 
 
 @contextmanager
 def cluster_errors(address: str | None) -> Iterator[None]:
-    """Turn what the job server or the connection says into one line.
+    """Turn an error of the job server or of the connection into one line.
 
     Raises:
-        ConfigError: it does not answer, or refuses.
+        ConfigError: the server does not answer, or refuses the request.
     """
     from ray.exceptions import RayError
 
@@ -126,7 +126,7 @@ def cluster_errors(address: str | None) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, ValueError, RayError) as error:
         raise ConfigError(
-            f"the Ray cluster at {where} takes no job: {one_line(error)};"
+            f"the Ray cluster at {where} does not accept jobs: {one_line(error)};"
             " check --address (http://HEAD:8265) and Ray's token (RAY_AUTH_MODE, ~/.ray/auth_token)"
         ) from None
 
@@ -135,7 +135,7 @@ def connect(address: str | None) -> "JobSubmissionClient":
     """Connect to the job server of a cluster.
 
     Raises:
-        ConfigError: it does not answer or refuses the token.
+        ConfigError: the server does not answer, or refuses the token.
     """
     from ray.job_submission import JobSubmissionClient
 
@@ -146,18 +146,18 @@ def connect(address: str | None) -> "JobSubmissionClient":
 
 
 def submit_run(client: "JobSubmissionClient", submission: Submission, address: str | None) -> str:
-    """Submit a run; return the job's submission id.
+    """Submit a run.
 
     Args:
-        client: of `connect`.
-        submission: what to run.
-        address: of the cluster, for the error.
+        client: the client that `connect` returned.
+        submission: the command and its environment.
+        address: address of the cluster, for the error.
 
     Returns:
         The submission id.
 
     Raises:
-        ConfigError: a wrong config or working directory, or the cluster takes no job.
+        ConfigError: the config or the working directory is wrong, or the cluster does not accept jobs.
     """
     environment = submission.environment()
     with cluster_errors(address):

@@ -1,1 +1,1 @@
-"""What a run tells about itself while it goes, and what it can be asked to do."""
+"""What a run reports while it is in progress, and how it carries out commands."""

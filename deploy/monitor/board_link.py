@@ -18,11 +18,11 @@ from protocol.errors import FlowcreditError
 from protocol.sink import StatusSink
 
 STARTING_S = 5.0
-"""Seconds in which the embedded server may start before a missing answer is a condition."""
+"""Seconds that the embedded server may take to start before a missing answer becomes a condition."""
 
 
 class BoardLink:
-    """Made once a run; states the condition `BoardConnected`.
+    """Publishes a run's status to its board; states the condition `BoardConnected`.
 
     link = BoardLink(config, run_folder, lease, reporter, sink, on_command=control.take, on_leftover=control.refuse)
     await link.run()                  # until cancelled
@@ -43,13 +43,13 @@ class BoardLink:
     ) -> None:
         """
         Args:
-            config: names the board.
+            config: config of the run; it names the board.
             run: the run folder; an embedded server has its socket there.
-            lease: nothing is published while another process holds it.
-            reporter: composes what is published.
-            sink: is told whether the board answers.
-            on_command: is called with each command to this process.
-            on_leftover: is called with each command that was left for an earlier process.
+            lease: lease on the board; nothing is published while another process holds it.
+            reporter: composes the status to publish.
+            sink: takes the condition whether the board answers.
+            on_command: called with each command for this process.
+            on_leftover: called with each command that was meant for an earlier process.
         """
         self._sink = sink
         self.server: BoardServer | None = None
@@ -74,21 +74,21 @@ class BoardLink:
 
     @property
     def shared_address(self) -> str | None:
-        """The address of a board that other runs may use too; None without one."""
+        """Return the address of a board that other runs may use too; None if there is none."""
         return self._address if self._publisher and not self.server else None
 
     async def run(self) -> None:
-        """Publish until cancelled; returns at once without a board."""
+        """Publish until cancelled; without a board, return at once."""
         if self._publisher:
             await self._publisher.run()
 
     async def publish_end(self) -> None:
-        """Publish once more, so that the board shows how the run ended."""
+        """Publish a last time, so that the board shows how the run ended."""
         if self._publisher:
             await self._publisher.finish()
 
     def stop(self, *, is_taken_over: bool) -> None:
-        """Stop the embedded server; another process's stays."""
+        """Stop the embedded server of this process; one of another process stays."""
         if self.server:
             self.server.stop(is_taken_over=is_taken_over)
 
@@ -99,7 +99,7 @@ class BoardLink:
         return self.server.url
 
     def _note_contact(self, trouble: str) -> None:
-        """State whether the newest exchange worked; an embedded server that ended is started again."""
+        """State whether the newest exchange worked; start an embedded server again if it has ended."""
         if trouble and time.monotonic() < self._patient_until:
             return
         self._patient_until = 0.0

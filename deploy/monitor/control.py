@@ -1,8 +1,8 @@
-"""Carries out commands to a run while it goes on: scale, pause, resume, checkpoint, stop; each one gets an outcome.
+"""Carries out commands to a run in progress: scale, pause, resume, checkpoint, stop; each command gets an outcome.
 
 Commands come from the board. A desired size holds until a newer one replaces it; a condition says why it is not
-reached. Desired sizes and a pause survive a crash but not a normal exit. A desired size that is refused is forgotten.
-Commands that were left for an earlier process are not carried out.
+reached. Desired sizes and a pause survive a crash but not a normal exit. A refused desired size is dropped.
+Commands that were meant for an earlier process are not carried out.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from protocol.sink import StatusSink
 from protocol.status import ENDED, PoolStatus, RunStatus
 
 WAITING_S = 2.0
-"""Seconds that a pool may take to reach its desired size before a condition says that it has not."""
+"""Seconds that a pool may take to reach its desired size before a condition reports it."""
 
 
 class Control:
-    """Made by the process that runs the loop; the publisher hands it commands, the loop awaits `rest`.
+    """Carries out a run's commands; the publisher passes them in, and the training loop awaits `rest`.
 
     control = Control(fleet, reporter, sink, stop)
     control.take(command)
@@ -48,10 +48,10 @@ class Control:
             self._reporter.desired_sizes = dict(earlier.desired_sizes)
             self._reporter.is_pause_requested = earlier.is_pause_requested
             words = ", ".join(map(_words, commands))
-            self._sink.event(f"the process before this one crashed; its commands still hold: {words}")
+            self._sink.event(f"the previous process crashed; its commands still hold: {words}")
 
     def take(self, command: Command) -> None:
-        """Begin to carry out a command; while the run starts, the command is kept for `reconcile`."""
+        """Begin to carry out a command; while the run starts, keep the command for `reconcile`."""
         if self._reporter.phase == "starting":
             self._early.append(command)
             return
@@ -62,7 +62,7 @@ class Control:
             self._supersede(command)
         self._open.append(command)
         self._keep(command, "working")
-        self._sink.event(f"asked for: {_words(command)}")
+        self._sink.event(f"command: {_words(command)}")
         if command.kind == "scale":
             self._scale(command)
         elif command.kind == "stop":
@@ -71,15 +71,15 @@ class Control:
         elif command.kind in ("pause", "resume"):
             self._reporter.is_pause_requested = command.kind == "pause"
         if command.kind == "resume":
-            self._close_all("resume", "the run goes on")
+            self._close_all("resume", "the run continues")
         self._changed.set()
 
     def refuse(self, command: Command) -> None:
-        """Refuse a command that was left for an earlier process of this run."""
-        self._close(command, "failed", "asked of an earlier process of this run; ask again")
+        """Refuse a command that was meant for an earlier process of this run."""
+        self._close(command, "failed", "it was meant for an earlier process of this run; send it again")
 
     async def rest(self, save: Save) -> None:
-        """Write a checkpoint that was asked for, and wait while the run is paused.
+        """Write a checkpoint if a command asks for one, and wait while the run is paused.
 
         A `resume` or a stop ends the wait.
         """
@@ -94,10 +94,10 @@ class Control:
             await unless_stopped(self._stop, self._changed.wait())
             await self._save_if_asked(save)
         self._reporter.phase = "stopping" if self._stop.is_set() else "running"
-        self._sink.event("goes on")
+        self._sink.event("resumed")
 
     async def reconcile(self) -> None:
-        """Close commands whose size is reached and state why others are not; called once the actors have started."""
+        """Close scale commands whose size is reached and state why others are not; called after the actors started."""
         early, self._early = self._early, []
         for command in early:
             self.take(command)
@@ -112,7 +112,7 @@ class Control:
                 self._state(pool, holds=False, **await self._why(pool))
 
     def end(self) -> None:
-        """Close all commands at the end of the run: a stop is done, every other open command failed."""
+        """Close all open commands at the end of the run: a stop is done, every other command failed."""
         self._close_all("stop", "stopped with a checkpoint")
         for command in (*self._open, *self._early):
             self._close(command, "failed", "the run ended before it was carried out")
@@ -124,7 +124,7 @@ class Control:
         if pool.waiting:
             shortage = await asyncio.to_thread(self._fleet.shortage, pool.name)
             if shortage:
-                message = f"{have}; {pool.waiting} wait for a node and a process: {shortage}"
+                message = f"{have}; {pool.waiting} wait for a node or a process: {shortage}"
                 return {"reason": "Unschedulable", "message": message}
         reason = "Starting" if pool.ready < pool.desired else "Leaving"
         return {"reason": reason, "message": f"{have}; actors start, load their models or finish their calls"}

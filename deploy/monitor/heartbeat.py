@@ -1,4 +1,4 @@
-"""What a run's process checks with every heartbeat: leases, pool sizes, the page's server and `status.json`."""
+"""The checks of a run's process with every heartbeat: leases, pool sizes, the page's server and `status.json`."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ FILE_EVERY_S = 15.0
 
 
 class Heartbeat:
-    """Made once a run; `page` is set when the run serves one.
+    """The heartbeat of one run; `page` is set while the run serves a page.
 
     heartbeat = Heartbeat(run, reporter, control, sink, stop)
     await heartbeat.run()             # until cancelled
@@ -29,11 +29,11 @@ class Heartbeat:
     ) -> None:
         """
         Args:
-            run: the run folder, whose leases are checked and which takes `status.json`.
+            run: the run folder; its leases are checked, and `status.json` is written there.
             reporter: composes the status.
             control: reconciles pool sizes with the desired ones.
-            sink: is told the conditions.
-            stop: is set when another process has taken the run over.
+            sink: takes the conditions.
+            stop: set here when another process has taken the run over.
         """
         self.page: PageServer | None = None
         self._run = run
@@ -43,7 +43,7 @@ class Heartbeat:
         self._stop = stop
 
     async def run(self) -> None:
-        """Check everything in the rhythm of `status.heartbeat_s`, until cancelled."""
+        """Check everything each `status.heartbeat_s` seconds, until cancelled."""
         every_s = self._run.config.status.heartbeat_s
         until_write, written = 0.0, None
         while True:
@@ -64,7 +64,7 @@ class Heartbeat:
             await asyncio.sleep(every_s)
 
     async def write_status(self) -> None:
-        """Write `status.json`; a disk that refuses it is a condition."""
+        """Write `status.json`; a failure becomes a condition."""
         kind, text = "StatusWritten", self._reporter.file_text()
         try:
             await asyncio.to_thread(self._run.require_writer)
@@ -77,7 +77,7 @@ class Heartbeat:
             self._sink.condition(kind, holds=True, reason="Written", message=f"{STATUS} is written")
 
     async def _check_leases(self) -> None:
-        """Stop the run if another process has taken over: nothing that this one still does would be written."""
+        """Stop the run if another process has taken over: this one may not write results any more."""
         try:
             await asyncio.to_thread(self._run.require_writer)
         except LeaseLostError as error:

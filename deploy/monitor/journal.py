@@ -1,15 +1,15 @@
-"""The journal of a run: it is told everything that people should know, and hands it to a list of listeners.
+"""The journal of a run: it takes all metrics, evaluations, conditions and events, and passes them to listeners.
 
-| listener   | module                    | what it makes of it                                      |
+| listener   | module                    | output                                                   |
 |------------|---------------------------|----------------------------------------------------------|
 | `EventLog` | this one                  | `events.jsonl` and `run.log`                             |
-| `Progress` | `deploy.monitor.progress`     | the progress bar and lines on the terminal               |
+| `Progress` | `deploy.monitor.progress` | the progress bar and lines on the terminal               |
 | `Reporter` | `deploy.monitor.reporter` | the status, for the board and `status.json`              |
 | `Trackers` | `deploy.monitor.trackers` | metrics for TensorBoard, Weights & Biases or another     |
 
-Metrics, evaluations and checkpoints go into the run folder first. They are written in a thread, and the loop awaits
-them: they keep their order, and a slow disk stops neither the heartbeat nor the groups in flight. A listener that fails
-leaves a line in the log, never an exception in the run. Conditions and events may come from any thread.
+Metrics, evaluations and checkpoints go into the run folder first. A thread writes them, and the loop awaits it: they
+keep their order, and a slow disk stops neither the heartbeat nor the groups in flight. The failure of a listener is a
+line in the log, never an exception in the run. Conditions and events may come from any thread.
 """
 
 import asyncio
@@ -31,31 +31,31 @@ from protocol.ports import Metrics
 from protocol.status import Condition
 
 log = logging.getLogger(__name__)
-TOLD = "is_told"
-"""Attribute of the log records of conditions and events: every listener has heard them already."""
+IN_JOURNAL = "is_in_journal"
+"""Attribute of the log records of conditions and events: the listeners have received them already."""
 
 
 class Listener:
-    """Base class of the journal's listeners; each one overrides the methods for what it needs."""
+    """Base class of the journal's listeners; a listener overrides the methods that it needs."""
 
     def condition(self, now: Condition, before: Condition | None) -> None:
-        """Hear that a condition was stated; `before` is the earlier statement of the same type."""
+        """Receive a condition; `before` is the previous one of the same type."""
 
     def event(self, message: str, kind: str) -> None:
-        """Hear that something happened; `kind` is `info`, `warning`, `error` or a word of its own."""
+        """Receive an event; `kind` is `info`, `warning`, `error` or another word."""
 
     def recorded(self, iteration: int, line: Mapping[str, Any]) -> None:
-        """Hear that an iteration is done; `line` holds its numbers and its `iteration`."""
+        """Receive the numbers of a finished iteration; `line` also holds its `iteration`."""
 
     def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
-        """Hear the result of an evaluation."""
+        """Receive the result of an evaluation."""
 
     def saved(self, iteration: int) -> None:
-        """Hear that a checkpoint was written."""
+        """Receive the iteration of a checkpoint that was written."""
 
 
 class RunJournal:
-    """The journal of one run; serves `learner.loop.loop.Journal`.
+    """The journal of one run; implements `learner.loop.loop.Journal`.
 
     journal = RunJournal(run, progress)
     journal.join(reporter)
@@ -67,11 +67,11 @@ class RunJournal:
         self._run = run
         self._listeners: list[Listener] = [EventLog(run), *listeners]
         self._conditions: dict[str, Condition] = {}
-        self._telling = threading.RLock()
+        self._passing_on = threading.RLock()
 
     def join(self, listener: Listener) -> None:
-        """Add a listener; it first hears the conditions that were stated before."""
-        with self._telling:
+        """Add a listener and pass it the current conditions."""
+        with self._passing_on:
             for condition in self._conditions.values():
                 listener.condition(condition, None)
             self._listeners.append(listener)
@@ -79,43 +79,43 @@ class RunJournal:
     def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002, FBT001
         """State a condition; its `since` moves only when its status changes."""
         status = "Unknown" if holds is None else "True" if holds else "False"
-        with self._telling:
+        with self._passing_on:
             before = self._conditions.get(type)
             since = before.since if before and before.status == status else time.time()
             now = Condition(type=type, status=status, reason=reason, message=message, since=since)
             self._conditions[type] = now
-            self._tell(lambda listener: listener.condition(now, before))
+            self._pass_on(lambda listener: listener.condition(now, before))
 
     def event(self, message: str, kind: str = "info") -> None:
-        """Tell that something happened."""
-        with self._telling:
-            self._tell(lambda listener: listener.event(message, kind))
+        """Report an event; `kind` is `info`, `warning`, `error` or another word."""
+        with self._passing_on:
+            self._pass_on(lambda listener: listener.event(message, kind))
 
     async def record(self, iteration: int, metrics: Metrics) -> None:
-        """Write one iteration's numbers."""
+        """Write the numbers of an iteration."""
         self.iteration = iteration
         line = {"iteration": iteration, **metrics}
         await asyncio.to_thread(self._append, line)
         log.info("iteration %d done, reward %.4f", iteration, metrics["reward/mean"])
-        self._tell(lambda listener: listener.recorded(iteration, line))
+        self._pass_on(lambda listener: listener.recorded(iteration, line))
 
     async def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
-        """Write one evaluation and its gallery; the score is kept even if the gallery cannot be drawn."""
+        """Write an evaluation and its gallery; the score is kept even if the gallery cannot be drawn."""
         await asyncio.to_thread(self._draw, iteration, evaluation)
         await asyncio.to_thread(self._append, evaluation.line(iteration))
         log.info("evaluation at iteration %d: %.4f", iteration, evaluation.score)
-        self._tell(lambda listener: listener.evaluated(iteration, evaluation))
+        self._pass_on(lambda listener: listener.evaluated(iteration, evaluation))
 
     async def save(self, state: LearnerState) -> None:
         """Write a checkpoint (RunFolderError: it cannot be written)."""
         path = await asyncio.to_thread(self._run.save, state)
         log.info("checkpoint %s, adapter %s", path, state.adapter.digest)
-        self._tell(lambda listener: listener.saved(state.iteration))
+        self._pass_on(lambda listener: listener.saved(state.iteration))
 
-    def _tell(self, say: Callable[[Listener], None]) -> None:
+    def _pass_on(self, call: Callable[[Listener], None]) -> None:
         for listener in self._listeners:
-            with harmless(f"{type(listener).__name__} missed something"):
-                say(listener)
+            with harmless(f"{type(listener).__name__} failed"):
+                call(listener)
 
     def _draw(self, iteration: int, evaluation: Evaluation) -> None:
         from deploy.folder.gallery import write_gallery
@@ -148,23 +148,23 @@ class RunJournal:
 
 
 class EventLog(Listener):
-    """Writes conditions and events to `events.jsonl` and to the log; what a full disk refuses is in the log alone."""
+    """Writes conditions and events to `events.jsonl` and to the log; with a full disk, to the log only."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
 
     def condition(self, now: Condition, before: Condition | None) -> None:
-        """Write one line if the condition is news."""
+        """Write one line if the condition has changed."""
         if not is_news(now, before):
             return
         holds = {"True": True, "False": False, "Unknown": None}[now.status]
         level = logging.INFO if holds else logging.WARNING
-        log.log(level, "%s is %s (%s): %s", now.type, holds, now.reason, now.message, extra={TOLD: True})
+        log.log(level, "%s is %s (%s): %s", now.type, holds, now.reason, now.message, extra={IN_JOURNAL: True})
         self._write({"type": now.type, "holds": holds, "reason": now.reason, "message": now.message})
 
     def event(self, message: str, kind: str) -> None:
         """Write one line."""
-        log.log(logging.INFO if kind == "info" else logging.WARNING, "%s", message, extra={TOLD: True})
+        log.log(logging.INFO if kind == "info" else logging.WARNING, "%s", message, extra={IN_JOURNAL: True})
         self._write({"type": kind, "message": message})
 
     def _write(self, line: Mapping[str, object]) -> None:
@@ -178,7 +178,7 @@ class EventLog(Listener):
 
 
 def is_news(now: Condition, before: Condition | None) -> bool:
-    """Whether a statement differs from the one before in status or reason; a condition that holds at first does not."""
+    """Return whether the status or the reason of a condition has changed; a first one is news unless it holds."""
     if before is None:
         return now.status != "True"
     return (now.status, now.reason) != (before.status, before.reason)
@@ -186,7 +186,7 @@ def is_news(now: Condition, before: Condition | None) -> bool:
 
 @contextmanager
 def harmless(what: str) -> Iterator[None]:
-    """Log any exception inside and go on; `what` says what is missing then."""
+    """Log any exception of the block instead of raising it; `what` describes the consequence."""
     try:
         yield
     except (FlowcreditError, OSError) as error:

@@ -1,7 +1,6 @@
-"""Makes a run visible and steerable while it goes on: status, board, trackers, recorded trajectories, commands, page.
+"""The monitoring and control of a run in progress: status, board, trackers, recorded trajectories, commands, page.
 
-**Monitoring is off the critical path.** Any failure in it becomes a status condition or a line in the log, not an
-exception.
+**Monitoring is off the critical path.** Any failure in it becomes a condition or a line in the log, not an exception.
 """
 
 import asyncio
@@ -33,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Observed(Observer):
-    """The monitoring of one run; an asynchronous context around the whole of it.
+    """The monitoring of one run: an asynchronous context around the whole run.
 
     async with Observed(config, run, fleet, journal, stop) as observed:
         await fleet.start()
@@ -46,11 +45,11 @@ class Observed(Observer):
     ) -> None:
         """
         Args:
-            config: of the run.
-            run: its folder, held by this process.
-            fleet: its actors.
-            journal: reporter and trackers join it.
-            stop: ends the run after the update in progress.
+            config: config of the run.
+            run: folder of the run, held by this process.
+            fleet: the run's actors.
+            journal: the journal, which reporter and trackers join.
+            stop: event that ends the run after the update in progress.
         """
         self._config = config
         self._run = run
@@ -116,7 +115,7 @@ class Observed(Observer):
         logging.getLogger().removeHandler(reporter)
 
     def begins(self, groups: GroupStream) -> None:
-        """Show how many groups wait; after a restart show the metrics without the iterations that are repeated."""
+        """Show how many groups wait; after a restart, drop the metrics of the iterations that are repeated."""
         with harmless("the groups are not shown"):
             self._recorder.begins(groups)
             if self.reporter.groups is not None:
@@ -124,17 +123,17 @@ class Observed(Observer):
             self.reporter.groups = groups
 
     def rolled_out(self, request: ShardRequest, images: ImagesHandle) -> None:
-        """Tell the recorder."""
+        """Pass a shard to the recorder."""
         with harmless("a shard is not recorded"):
             self._recorder.rolled_out(request, images)
 
     def learned(self, iteration: int, batch: Sequence[ScoredGroup]) -> None:
-        """Tell the recorder."""
+        """Pass the groups of an update to the recorder."""
         with harmless("an update is not recorded"):
             self._recorder.learned(iteration, batch)
 
     def open_page(self) -> str | None:
-        """Serve the run's page on loopback until the run ends; returns its address, or None if that fails."""
+        """Serve the run's page on loopback until the run ends; return its address, or None if that fails."""
         with harmless("the page is not served"):
             shared = self.board.shared_address if self.board else None
             self.heartbeat.page = PageServer(self._run.path, board=shared)
@@ -142,14 +141,14 @@ class Observed(Observer):
         return None
 
     def run_beside(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` in a task until the run ends; a failure of it is a condition."""
+        """Run `work` in a task until the run ends; its failure becomes a condition."""
 
         async def guarded() -> None:
             try:
                 await work()
             except Exception as error:
                 log.exception("a part of the monitoring ended")
-                message = f"a part of the monitoring ended: {one_line(error)}; run.log says more"
+                message = f"a part of the monitoring ended: {one_line(error)}; run.log has the traceback"
                 self._journal.condition("StatusShown", holds=False, reason="Failed", message=message)
 
         self._tasks.append(asyncio.create_task(guarded()))

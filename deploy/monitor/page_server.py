@@ -1,7 +1,7 @@
-"""The process that serves a run's page on loopback while the run goes on; if it ends, it is started again.
+"""The process that serves a run's page on loopback during the run; if it ends, it is started again.
 
-This process opens the listening socket and hands it to the other one, so that no other program can take the port in
-between, and the address stays the same after a restart.
+The run's process opens the listening socket and passes it to the server's process: so no other program can take the
+port in between, and the address stays the same after a restart.
 """
 
 import fcntl
@@ -20,15 +20,15 @@ from protocol.sink import StatusSink
 
 FIRST_PORT, PORTS = 8420, 50
 LEAST_DESCRIPTOR = 20
-"""Descriptors below are the watcher's own, see `deploy.board.child`."""
+"""Lowest descriptor for the socket: the watcher uses the ones below, see `deploy.board.child`."""
 LINGER_S = 1.5
-"""Seconds that the process goes on at the run's end if a page is open, which asks once a second and so sees the end."""
+"""Seconds that the server outlives the run if a page is open: it asks once a second, and so it can show the end."""
 EVERY_S = 15.0
-"""Seconds between two checks of the process, and so between two starts."""
+"""Seconds between two checks of the process, and therefore between two starts."""
 
 
 class PageServer:
-    """Made, checked and stopped by the run's process.
+    """The server of a run's page; the run's process starts, checks and stops it.
 
     page = PageServer(run_folder)
     page.address
@@ -39,11 +39,11 @@ class PageServer:
     def __init__(self, run: Path, *, board: str | None = None) -> None:
         """
         Args:
-            run: the run folder, whose page is served and which takes the token.
-            board: address of a shared board, which is served instead.
+            run: the run folder; its page is served, and the token is written there.
+            board: address of a shared board, whose page is served instead.
 
         Raises:
-            OSError: the token cannot be written or the process not be started.
+            OSError: the token cannot be written or the process cannot be started.
         """
         self._token = run / TOKEN
         descriptor = os.open(self._token, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -52,15 +52,15 @@ class PageServer:
         self._listener = _listen()
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}/"
         where = [] if board else [str(run)]
-        socket_of_ours = ["--socket", str(self._listener.fileno()), "--linger", str(LINGER_S)]
-        words = ["serve", *where, *socket_of_ours, "--token-file", str(self._token)]
+        listening = ["--socket", str(self._listener.fileno()), "--linger", str(LINGER_S)]
+        words = ["serve", *where, *listening, "--token-file", str(self._token)]
         self._command = [sys.executable, "-m", "flowcredit", *words]
-        self._variables = {BOARD_VARIABLE: board} if board else {}  # an address may hold a password: no argument
+        self._variables = {BOARD_VARIABLE: board} if board else {}  # not an argument: an address may hold a password
         self._child = self._start()
         self._checked = time.monotonic()
 
     def restart_if_ended(self, sink: StatusSink) -> None:
-        """Start the process again if it has ended; checks at most every `EVERY_S`."""
+        """Start the process again if it has ended; check at most every `EVERY_S` seconds."""
         now = time.monotonic()
         if now - self._checked < EVERY_S:
             return
@@ -73,7 +73,7 @@ class PageServer:
         self._child = self._start()
 
     def stop(self, *, is_taken_over: bool = False) -> None:
-        """End the process and remove its token, unless another process has taken the run over and written its own."""
+        """End the process and remove its token, unless another process has taken the run over and written a new one."""
         self._child.stop()
         self._listener.close()
         if not is_taken_over:
@@ -84,7 +84,7 @@ class PageServer:
 
 
 def _listen() -> socket.socket:
-    """Listen on the first free port from `FIRST_PORT`, or on any."""
+    """Listen on the first free port from `FIRST_PORT` on, or else on any port."""
     for port in (*range(FIRST_PORT, FIRST_PORT + PORTS), 0):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)) as listener:
             return socket.socket(fileno=fcntl.fcntl(listener, fcntl.F_DUPFD_CLOEXEC, LEAST_DESCRIPTOR))

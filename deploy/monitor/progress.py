@@ -21,7 +21,7 @@ STAGES = {"rollout_and_reward": "rollout+reward", "update": "update", "publish":
 
 
 class Progress(Listener):
-    """Made by the command line; listens to the run's journal."""
+    """Shows a run's progress; it listens to the run's journal."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """Write to `console`, by default the terminal; measure with `clock`, in seconds."""
@@ -42,9 +42,9 @@ class Progress(Listener):
         """Show the progress from iteration `start` to `total`.
 
         Args:
-            start: iterations that are done.
-            total: iterations of the run.
-            has_gains: steps earn gains; with uniform credit each earns the final reward, which is shown already.
+            start: number of iterations that are done.
+            total: number of iterations of the run.
+            has_gains: whether to show gains; with uniform credit each is the final reward, which is shown already.
 
         Yields:
             Nothing.
@@ -68,12 +68,12 @@ class Progress(Listener):
         self._bar = None
 
     def condition(self, now: Condition, before: Condition | None) -> None:
-        """Show a condition if it is news."""
+        """Show a condition if it has changed."""
         if is_news(now, before):
             self.say(now.message if now.status == "False" else f"{now.type}: {now.message}")
 
     def recorded(self, iteration: int, line: Mapping[str, Any]) -> None:
-        """Show that an iteration is done: reward, mean size of a gain, KL, seconds by stage, what is left."""
+        """Show a finished iteration: reward, mean size of a gain, KL, seconds by stage, time left."""
         seconds = ", ".join(f"{name} {line[f'seconds/{stage}']:.1f} s" for stage, name in STAGES.items())
         numbers = f"reward {line['reward/mean']:.3f}"
         gains = [value for value in gains_of(line).values() if value is not None]

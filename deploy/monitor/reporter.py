@@ -14,7 +14,7 @@ from deploy.board.publisher import Buffers
 from deploy.folder.location import job_id
 from deploy.folder.read import StatusFile
 from deploy.monitor import summary as overview
-from deploy.monitor.journal import TOLD, Listener
+from deploy.monitor.journal import IN_JOURNAL, Listener
 from flowcredit.start import PACKAGES
 from learner.loop.evaluate import Evaluation
 from learner.loop.stream import GroupStream
@@ -24,11 +24,11 @@ from protocol.status import ENDED, Condition, Event, Phase, PoolStatus, RunStatu
 
 ERRORS_SHOWN = 10
 EVENTS_FILED = 200
-"""Newest events that `status.json` holds."""
+"""Number of newest events in `status.json`."""
 
 
 class Reporter(logging.Handler, Listener):
-    """Made in the event loop that runs the training loop; hears conditions and events from any thread.
+    """Composes the status; made in the event loop of the training loop, called from any thread.
 
     As a log handler it turns the project's warnings into events.
 
@@ -59,7 +59,7 @@ class Reporter(logging.Handler, Listener):
         self.rewind(lines)
 
     def rewind(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Begin again with these lines of metrics; on the board they replace the earlier ones."""
+        """Start over with these lines of metrics; on the board they replace the earlier lines."""
         self.session = uuid.uuid4().hex[:12]
         self.buffers.lines.clear()
         self.buffers.lines.extend(overview.line_of(seq, values) for seq, values in enumerate(lines, start=1))
@@ -67,14 +67,14 @@ class Reporter(logging.Handler, Listener):
         self._iteration = max((int(values["iteration"]) for values in lines), default=0)
 
     def begin(self, iteration: int) -> None:
-        """Show that the fleet is ready and the loop begins with this iteration's checkpoint; 0 is the run's start."""
+        """Show that the fleet is ready and the loop starts from the checkpoint of this iteration; 0: a new run."""
         self.phase = "running"
         self._iteration = self._checkpoint = iteration
         self._finished.append(time.monotonic())
-        self.event(f"the run goes on from iteration {iteration}" if iteration else "the run begins")
+        self.event(f"the run continues from iteration {iteration}" if iteration else "the run begins")
 
     def condition(self, now: Condition, before: Condition | None) -> None:
-        """Keep a condition; it is an event too when it ceases to hold."""
+        """Keep a condition; add an event when it ceases to hold."""
         if self._is_elsewhere(self.condition, now, before):
             return
         self._conditions[now.type] = now
@@ -91,19 +91,19 @@ class Reporter(logging.Handler, Listener):
         self.buffers.events.append(event)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Make an event of a warning or an error that one of our packages logs."""
-        if record.name.partition(".")[0] in PACKAGES and not hasattr(record, TOLD):
+        """Turn a warning or an error that one of our packages logs into an event."""
+        if record.name.partition(".")[0] in PACKAGES and not hasattr(record, IN_JOURNAL):
             self.event(record.getMessage(), "error" if record.levelno >= logging.ERROR else "warning")
 
     def recorded(self, iteration: int, line: Mapping[str, Any]) -> None:
-        """Keep an iteration's numbers."""
+        """Keep the numbers of an iteration."""
         self._iteration = iteration
         self._append(line)
         self._share_work(float(line.get("seconds/iteration") or 0.0))
         self._finished.append(time.monotonic())
 
     def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
-        """Keep an evaluation's numbers."""
+        """Keep the numbers of an evaluation."""
         self._append(evaluation.line(iteration))
         self.event(f"held-out score {evaluation.score:.4f} at iteration {iteration}")
 
@@ -157,7 +157,7 @@ class Reporter(logging.Handler, Listener):
         return StatusFile(status=self.status(), events=events, commands=commands).model_dump_json(indent=1)
 
     def _is_elsewhere(self, function: Callable[..., None], *args: Any) -> bool:
-        """Hand the call to the loop if this is another thread; returns whether it is."""
+        """If this is not the loop's thread, pass the call to the loop; return whether it was passed."""
         if threading.get_ident() == self._thread:
             return False
         with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -180,7 +180,7 @@ class Reporter(logging.Handler, Listener):
         return groups | self._fleet.queues()
 
     def _share_work(self, seconds: float) -> None:
-        """Note in which share of the last iteration each pool's actors worked."""
+        """Compute the share of the last iteration in which each pool's actors worked."""
         if not seconds:
             return
         busy, sizes = self._fleet.busy_seconds(), {pool.name: max(1, pool.ready) for pool in self._fleet.pools()}

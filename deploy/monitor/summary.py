@@ -1,4 +1,4 @@
-"""Summarises a run's metric lines for its status: reward and trend, pace, stages, bottleneck."""
+"""Summaries of a run's metric lines for its status: reward and trend, pace, stages, bottleneck."""
 
 import math
 import re
@@ -10,23 +10,23 @@ from statistics import linear_regression, median
 from protocol.status import Bottleneck, Diagnostics, MetricLine, Rewards, RunStatus
 
 TREND = 20
-"""Number of newest iterations that the trend is computed from."""
+"""Number of newest iterations from which the trend is computed."""
 GAIN = re.compile(r"gain/step_(\d+)_abs_mean")
 STAGE = "seconds/"
 TRAINED = ("ratio_mean", "first_ratio_deviation", "clip_fraction", "approx_kl", "grad_norm", "loss")
-"""The metrics `train/…` that a status holds."""
+"""The `train/…` metrics in a status."""
 Values = Mapping[str, float | None]
 
 
 def is_iteration(line: MetricLine) -> bool:
-    """Return whether the line is an iteration's; all others are evaluations'."""
+    """Return whether a line is that of an iteration; all others are of evaluations."""
     return "reward/mean" in line.values
 
 
 def line_of(seq: int, values: Mapping[str, object]) -> MetricLine:
-    """Make a metric line of a line of `metrics.jsonl`; numbers that are not finite become None.
+    """Turn a line of `metrics.jsonl` into a metric line; numbers that are not finite become None.
 
-    All lines share their names: thousands of lines are kept.
+    The lines share the strings of their keys, because thousands of lines are kept.
     """
     numbers = {
         sys.intern(key): _finite(value) for key, value in values.items() if isinstance(value, int | float | None)
@@ -55,7 +55,7 @@ def rewards_of(lines: Sequence[MetricLine]) -> Rewards:
 
 
 def diagnostics_of(values: Values, *, staleness: int | None) -> Diagnostics:
-    """Summarise how an update went."""
+    """Summarise the diagnostics of an update."""
     return Diagnostics(
         **{name: values.get(f"train/{name}") for name in TRAINED},
         zero_variance=values.get("group/zero_variance"),
@@ -70,13 +70,13 @@ def gains_of(values: Values) -> dict[str, float | None]:
 
 
 def stages_of(values: Values) -> dict[str, float]:
-    """Return the wall seconds by stage, without their sum."""
+    """Return the seconds of wall time by stage, without their sum."""
     named = {key.removeprefix(STAGE): value for key, value in values.items() if key.startswith(STAGE)}
     return {stage: value for stage, value in named.items() if value is not None and stage != "iteration"}
 
 
 def values_of(status: RunStatus) -> dict[str, float | None]:
-    """Return the newest metrics that a status holds, by their names in docs/metrics.md."""
+    """Return the newest metrics in a status, by their names in docs/metrics.md."""
     held = {"reward/mean": status.rewards.now, "evaluation/score": status.rewards.heldout}
     held |= {f"reward/{name}": value for name, value in status.rewards.components.items()}
     held |= {f"train/{name}": getattr(status.diagnostics, name) for name in TRAINED}
@@ -97,13 +97,17 @@ def eta_s(finished_at: Sequence[float], *, left: int) -> float | None:
 
 
 def bottleneck_of(stages: Mapping[str, float], busy: Mapping[str, float]) -> Bottleneck | None:
-    """Find the part of the run that an iteration waits for most.
+    """Find the slowest part of an iteration.
 
-    It is the longest stage; for the stage that generates and scores images it is the pool whose actors worked the
+    It is the longest stage; for the stage that generates and scores images, it is the pool whose actors worked for the
     largest share of the time.
 
     Args:
-        busy: share of the iteration in which each pool's actors worked.
+        stages: seconds of wall time by stage.
+        busy: share of the iteration, 0 to 1, in which each pool's actors worked.
+
+    Returns:
+        The slowest part with its share of the iteration; None if no stage took time.
     """
     total = sum(stages.values())
     if not total:
@@ -112,14 +116,14 @@ def bottleneck_of(stages: Mapping[str, float], busy: Mapping[str, float]) -> Bot
     share, text = stages[stage] / total, f"takes {stages[stage]:.1f} s of {total:.1f} s an iteration"
     if stage != "rollout_and_reward":
         side = "learner" if stage == "update" else stage
-        remedy = ": rollout and reward actors wait meanwhile" if stage == "update" else ""
+        remedy = ": rollout and reward actors wait for it" if stage == "update" else ""
         return Bottleneck(side=side, share=share, message=f"{stage} {text}{remedy}")
     pool = max((name for name in busy if name != "learner"), key=lambda name: busy[name], default="rollout")
     return Bottleneck(side=pool, share=share, message=f"generating and scoring {text}; busiest: {pool}")
 
 
 def _trend(rewards: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Least-squares slope over 10 iterations, and its standard error."""
+    """Return the least-squares slope over 10 iterations, and its standard error."""
     points = [(index, value) for index, value in enumerate(rewards) if value is not None]
     if len(points) < 10:
         return None, None

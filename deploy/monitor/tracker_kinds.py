@@ -1,7 +1,7 @@
-"""The trackers that flowcredit brings: TensorBoard, Weights & Biases, MLflow; and what a tracker of your own must do.
+"""The built-in trackers TensorBoard, Weights & Biases and MLflow, and the interface for a tracker of your own.
 
-Each library is imported when its tracker begins. A run that goes on continues its record: the id that a service gave to
-it is kept in the run folder, so two folders of one name never share a record.
+Each library is imported when its tracker starts. A resumed run continues its record: the record's id is kept in the run
+folder, so two folders of the same name never share a record.
 """
 
 import io
@@ -21,9 +21,9 @@ from protocol.files import iteration_name, write_whole
 
 Values = Mapping[str, Any]
 AT_ONCE = 100
-"""Parameters and metrics of one call of MLflow, which has limits."""
+"""Most parameters or metrics in one call: MLflow limits them."""
 LONGEST = 500
-"""Characters of a parameter at MLflow."""
+"""Most characters of a parameter at MLflow."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,17 @@ class Shown:
     """An image for people."""
 
     name: str
-    """The same at every iteration, such as `evaluation/image_00` or `trajectories/sheet`."""
+    """Name of the series, such as `evaluation/image_00` or `trajectories/sheet`: the same at every iteration."""
     caption: str
     png: bytes
     size: tuple[int, int]
-    """Width and height, pixels."""
+    """Width and height in pixels."""
 
 
 class Tracker(Protocol):
     """The interface of a tracker: `Tracker(config, folder)` begins or continues the record of this run folder.
 
-    It may also have `show(iteration, images)`, which takes a sequence of `Shown`: the gallery of an evaluation, or
+    It may also have a method `show(iteration, images)` for a sequence of `Shown`: the gallery of an evaluation, or
     recorded trajectories.
     """
 
@@ -55,9 +55,9 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Event files in `tensorboard/` of the run folder; `tensorboard --logdir runs` shows them.
+    """Writes event files to `tensorboard/` in the run folder; `tensorboard --logdir runs` shows them.
 
-    The config is among them as hyperparameters, so that runs can be compared by what differs.
+    They include the config as hyperparameters, so that TensorBoard can compare runs by their settings.
     """
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
@@ -74,11 +74,11 @@ class TensorBoard:
         self._writer.add_event(self._event(wall_time=time.time(), summary=hparams_pb(parameters_of(config))))
 
     def log(self, iteration: int, values: Values) -> None:
-        """Write one summary with every number."""
+        """Write a summary with all numbers."""
         self._write(iteration, [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()])
 
     def show(self, iteration: int, images: Sequence[Shown]) -> None:
-        """Write one summary with every image; a name has a slider over the iterations."""
+        """Write a summary with all images; TensorBoard shows a slider over the iterations for each name."""
         self._write(iteration, [self._image(image) for image in images])
 
     def _image(self, image: Shown) -> Any:
@@ -99,10 +99,10 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A W&B run in the project that the environment's WANDB_PROJECT names, or `flowcredit`.
+    """A W&B run in the project that the environment's WANDB_PROJECT names, or in `flowcredit`.
 
-    It is named like the folder. Its id is drawn once and kept in the run folder: a run that goes on continues it, and
-    two folders of one name never share it.
+    It has the folder's name. Its random id is kept in the run folder: a resumed run continues the same W&B run, and two
+    folders of the same name never share one.
     """
 
     @staticmethod
@@ -133,7 +133,7 @@ class WeightsAndBiases:
         self._run.define_metric("*", step_metric="iteration")
 
     def log(self, iteration: int, values: Values) -> None:
-        """Log one line; the iteration is a value, so that a resumed run may repeat it."""
+        """Log one line; the iteration is one of the values, so that a resumed run may repeat it."""
         self._run.log({**values, "iteration": iteration})
 
     def show(self, iteration: int, images: Sequence[Shown]) -> None:
@@ -155,7 +155,7 @@ class WeightsAndBiases:
 class MLflow:
     """A run at the server that MLFLOW_TRACKING_URI names, in the experiment MLFLOW_EXPERIMENT_NAME or `flowcredit`.
 
-    It is named like the folder. The config is its parameters, and images are artifacts.
+    It has the folder's name. The config becomes its parameters, and images become artifacts.
     """
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
@@ -163,7 +163,7 @@ class MLflow:
         from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
 
         self._client, self._metric = MlflowClient(), Metric
-        self._run = kept_id(folder / MLFLOW, lambda: self._begun(folder.resolve().name))
+        self._run = kept_id(folder / MLFLOW, lambda: self._new_run(folder.resolve().name))
         self._client.update_run(self._run, "RUNNING")
         held = self._client.get_run(self._run).data.params
         parameters = [Param(name, str(value)[:LONGEST]) for name, value in parameters_of(config).items()]
@@ -171,7 +171,7 @@ class MLflow:
         for start in range(0, len(new), AT_ONCE):
             self._client.log_batch(self._run, params=new[start : start + AT_ONCE])
 
-    def _begun(self, name: str) -> str:
+    def _new_run(self, name: str) -> str:
         title = os.environ.get("MLFLOW_EXPERIMENT_NAME", "flowcredit")
         found = self._client.get_experiment_by_name(title)
         experiment = found.experiment_id if found else self._client.create_experiment(title)
@@ -185,7 +185,7 @@ class MLflow:
             self._client.log_batch(self._run, metrics=metrics[start : start + AT_ONCE])
 
     def show(self, iteration: int, images: Sequence[Shown]) -> None:
-        """Log images as artifacts in a folder of their iteration."""
+        """Log images as artifacts, in one folder per iteration."""
         from PIL import Image
 
         for image in images:
@@ -193,18 +193,18 @@ class MLflow:
             self._client.log_image(self._run, Image.open(io.BytesIO(image.png)), file)
 
     def close(self) -> None:
-        """Mark the run as finished; one that goes on is marked as running again."""
+        """Mark the run as finished; a resumed run is marked as running again."""
         self._client.set_terminated(self._run, "FINISHED")
 
 
 def parameters_of(config: RunConfig) -> dict[str, bool | int | float | str]:
-    """Return the config by dotted key, as trackers take it: what is neither a number nor a text becomes text."""
+    """Return the config by dotted key for trackers: each value is a number or a text, others are converted to text."""
     fields = config.flat_fields().items()
     return {key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in fields}
 
 
 def kept_id(path: Path, begin: Callable[[], str]) -> str:
-    """Return the id in a file of the run folder; without the file it is begun and kept there.
+    """Return the id in a file of the run folder; if there is no file, get an id from `begin` and write it there.
 
     Raises:
         RunFolderError: the file holds no id.

@@ -1,7 +1,7 @@
-"""Experiment trackers behind one small port: TensorBoard, Weights & Biases, MLflow, or a class of your own.
+"""Experiment trackers with one small interface: TensorBoard, Weights & Biases, MLflow, or a class of your own.
 
-A tracker works on its own thread behind a bounded queue: a slow one misses lines, a failing one is left out of the
-rest of the run. Both are conditions, and neither delays the run.
+Each tracker has its own thread and a bounded queue: a slow tracker misses lines, a failed one gets no more of them.
+Both are conditions, and neither delays the run.
 """
 
 import io
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from deploy.monitor.journal import TOLD, Listener
+from deploy.monitor.journal import IN_JOURNAL, Listener
 from deploy.monitor.tracker_kinds import MLflow, Shown, TensorBoard, Tracker, Values, WeightsAndBiases
 from deploy.monitor.trajectories import sheet
 from learner.loop.evaluate import Evaluation
@@ -32,9 +32,9 @@ from rewards.images import encoded
 log = logging.getLogger(__name__)
 LINES_WAITING = 1_000
 IMAGES_WAITING = 4
-"""Evaluations and records with images that may wait for a tracker; they are large."""
+"""Most evaluations and records with images that may wait for a tracker: they are large."""
 LARGEST = 512
-"""Pixels: trackers get larger images smaller."""
+"""Side of the largest image for trackers, in pixels; larger images are scaled down."""
 CLOSING_S = 20.0
 STARTING_S = 60.0
 Work = Callable[[Tracker], None]
@@ -44,40 +44,40 @@ BUILT_IN: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": We
 
 
 class Trackers(Listener):
-    """All trackers of a run. A tracker's failure is a condition; `close` waits at most `CLOSING_S` seconds."""
+    """All trackers of a run. A failure becomes a condition; `close` waits at most `CLOSING_S` seconds for each."""
 
     def __init__(self, config: RunConfig, folder: Path, sink: StatusSink) -> None:
         """
         Args:
-            config: names the trackers.
+            config: config of the run; it names the trackers.
             folder: the run folder.
-            sink: is told of trackers that fail or are too slow, from their threads.
+            sink: takes the conditions of trackers that fail or are too slow; called from their threads.
         """
         self._running = [_Running(name, config, folder, sink) for name in config.status.trackers]
 
     def wait_for_start(self) -> None:
-        """Wait until every tracker has begun, `STARTING_S` at most.
+        """Wait until every tracker has started, for at most `STARTING_S` seconds.
 
         Raises:
-            ConfigError: one cannot.
+            ConfigError: a tracker cannot start.
         """
         until = time.monotonic() + STARTING_S
         for tracker in self._running:
             tracker.wait_for_start(until - time.monotonic())
 
     def recorded(self, iteration: int, line: Values) -> None:
-        """Hand an iteration's numbers to every tracker."""
+        """Pass an iteration's numbers to every tracker."""
         for tracker in self._running:
             tracker.put(iteration, line)
 
     def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
-        """Hand an evaluation's numbers and images to every tracker."""
+        """Pass an evaluation's numbers and images to every tracker."""
         self.recorded(iteration, evaluation.line(iteration))
         if evaluation.gallery:
             self._show(iteration, lambda: shown_gallery(evaluation))
 
     def recorded_trajectories(self, record: TrajectoryRecord) -> None:
-        """Hand recorded trajectories to every tracker, as the sheet that people see."""
+        """Pass recorded trajectories to every tracker, drawn as one sheet."""
         self._show(record.iteration, lambda: [shown_record(record)])
 
     def _show(self, iteration: int, images: Callable[[], Sequence[Shown]]) -> None:
@@ -85,7 +85,7 @@ class Trackers(Listener):
             tracker.put_images(iteration, images)
 
     def close(self) -> None:
-        """Let the trackers write the lines that they have not written yet."""
+        """Let the trackers write their pending lines."""
         for tracker in self._running:
             tracker.close()
 
@@ -107,7 +107,7 @@ class _Running:
             self._state("Slow", f"{self._name} has not started within {STARTING_S:g} s")
         except Exception as error:
             raise ConfigError(
-                f"tracker {self._name} cannot start: {one_line(error)}; mend that or leave it out of status.trackers"
+                f"tracker {self._name} cannot start: {one_line(error)}; fix that or leave it out of status.trackers"
             ) from error
 
     def put(self, iteration: int, values: Values) -> None:
@@ -119,7 +119,7 @@ class _Running:
             try:
                 if take := getattr(tracker, "show", None):
                     take(iteration, images())
-            except ContractError as error:  # of the images, not of the tracker
+            except ContractError as error:  # the images are at fault, not the tracker
                 log.warning("images of iteration %d are not tracked: %s", iteration, error)
             finally:
                 self._images.release()
@@ -157,7 +157,7 @@ class _Running:
         except Exception as error:
             if not self._started.done():
                 self._started.set_exception(error)
-            log.exception("tracker %s is left out", self._name, extra={TOLD: True})
+            log.exception("tracker %s is left out", self._name, extra={IN_JOURNAL: True})
             self._state("Failed", f"{self._name} is left out: {one_line(error)}")
 
     def _state(self, reason: str, message: str, *, holds: bool = False) -> None:
@@ -196,7 +196,7 @@ def find_tracker(name: str) -> Any:
     """Find the class of a tracker by its name in the config.
 
     Raises:
-        ConfigError: no such tracker, or its library is not installed.
+        ConfigError: there is no such tracker, or its library is not installed.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
@@ -209,7 +209,7 @@ def find_tracker(name: str) -> Any:
 
 
 def check_trackers(names: tuple[str, ...]) -> None:
-    """Check before a run that every tracker can be found, is installed and passes its own `check` (ConfigError)."""
+    """Check that every tracker can be found, is installed and passes its own `check` (ConfigError)."""
     for name in names:
         tracker = find_tracker(name)
         if name in BUILT_IN and find_spec(name) is None:

@@ -1,8 +1,8 @@
-"""Recording a few trajectories of a run: their clean-image estimates, their rewards and the credit of their steps.
+"""Records a few trajectories of a run: their clean-image estimates, their rewards and the credit of their steps.
 
-Every `status.trajectories_every` iterations the recorder asks for the first shard of the first group, in a task beside
-the loop. The loop never waits for it, and a failure is a warning. At most one recording is in progress; the next one is
-left out while it lasts.
+Every `status.trajectories_every` iterations the recorder fetches the first shard of the first group, in a task beside
+the loop. The loop never waits for it, and a failure is a warning. At most one recording is in progress; while it lasts,
+the next one is left out.
 """
 
 import asyncio
@@ -40,9 +40,9 @@ class TrajectoryRecorder(Observer):
     def __init__(self, config: RunConfig, ports: Ports, *, sink: Callable[[TrajectoryRecord], Awaitable[None]]) -> None:
         """
         Args:
-            config: `status.trajectories` members every `status.trajectories_every` iterations.
-            ports: asked for the credit and for small images.
-            sink: takes each record.
+            config: config of the run: `status.trajectories` members every `status.trajectories_every` iterations.
+            ports: the actors that give the credit and the small images.
+            sink: called with each record.
         """
         self._settings = config.status
         self._sink = sink
@@ -51,10 +51,10 @@ class TrajectoryRecorder(Observer):
         self._versions: dict[int, list[int]] = {}
         self._task: asyncio.Task[None] | None = None
         self.staleness: int | None = None
-        """Iterations between the oldest adapter that rolled out the newest update's groups and that update."""
+        """Iterations between the newest update and the oldest adapter that rolled out its groups."""
 
     def begins(self, groups: GroupStream) -> None:  # noqa: ARG002
-        """Forget what was rolled out before a restart: those iterations are repeated."""
+        """Forget the shards from before a restart: those iterations are repeated."""
         self._versions.clear()
         self._images.clear()
 
@@ -65,7 +65,7 @@ class TrajectoryRecorder(Observer):
             self._images[request.iteration] = images
 
     def learned(self, iteration: int, batch: Sequence[ScoredGroup]) -> None:
-        """Start recording the first group, unless the recording before is still in progress."""
+        """Start recording the first group, unless another recording is still in progress."""
         versions = self._versions.pop(iteration, [])
         self.staleness = iteration - min(versions) if versions else None
         images = self._images.pop(iteration, None)
@@ -73,7 +73,7 @@ class TrajectoryRecorder(Observer):
             self._task = asyncio.create_task(self._record(iteration, batch[0].shards[0], images))
 
     async def finish(self, timeout_s: float = 10.0) -> None:
-        """Let the recording in progress end."""
+        """Wait for the recording in progress, for at most `timeout_s` seconds."""
         if self._task:
             await asyncio.wait({self._task}, timeout=timeout_s)
             self._task.cancel()
@@ -84,7 +84,7 @@ class TrajectoryRecorder(Observer):
         return self._settings.trajectories > 0 and (iteration == 0 or (iteration + 1) % every == 0)
 
     async def _record(self, iteration: int, shard: ScoredShard, images: ImagesHandle) -> None:
-        """Record one shard. A failure costs this record only, since the loop goes on meanwhile."""
+        """Record one shard. If that fails, only this record is missing: the loop does not wait for it."""
         try:
             credit = await self._ports.learner.credit(0)
             if credit.adapter_version != iteration + 1:
@@ -92,7 +92,7 @@ class TrajectoryRecorder(Observer):
             rollout = cast(RolloutHandle, shard.rollout)
             excerpt = await self._ports.rollouts.excerpt(rollout, images, members=self._settings.trajectories)
             await self._sink(await asyncio.to_thread(record_of, iteration + 1, excerpt, credit))
-        except Exception as error:  # noqa: BLE001  nothing that fails here may cost more than this record
+        except Exception as error:  # noqa: BLE001  a failure here may cost only this record
             log.warning("the trajectories of iteration %d were not recorded: %s", iteration + 1, error)
 
 
@@ -100,12 +100,12 @@ def record_of(iteration: int, excerpt: Excerpt, credit: Credit) -> TrajectoryRec
     """Put an excerpt and its credit into one document.
 
     Args:
-        iteration: counted from 1.
-        excerpt: M trajectories with small images.
-        credit: of their group.
+        iteration: iteration, counted from 1.
+        excerpt: M trajectories with small images uint8 [M, P, h, w, 3].
+        credit: credit of their group.
 
     Returns:
-        The record, its images as one PNG.
+        The record, with its images as one PNG.
     """
     members, points, height, width, _ = excerpt.images.shape
     columns = [*excerpt.steps, credit.rewards.shape[1] - 1][-points:]
@@ -131,26 +131,26 @@ def record_of(iteration: int, excerpt: Excerpt, credit: Credit) -> TrajectoryRec
 
 
 def write_record(folder: Path, record: TrajectoryRecord) -> None:
-    """`trajectories_NNNNNN.json`, whole or not at all; only the newest `FILES_KEPT` stay."""
+    """Write `trajectories_NNNNNN.json`, whole or not at all; keep only the newest `FILES_KEPT` files."""
     write_whole(folder / FILE.format(record.iteration), record.model_dump_json())
     for old in sorted(folder.glob("trajectories_*.json"))[:-FILES_KEPT]:
         old.unlink(missing_ok=True)
 
 
 def read_records(folder: Path) -> list[TrajectoryRecord]:
-    """All recorded trajectories of a `trajectories/` folder, oldest first; damaged files are left out."""
+    """Read all records of a `trajectories/` folder, oldest first; damaged files are left out."""
     found = (_read(path) for path in sorted(folder.glob("trajectories_*.json")))
     return [record for record in found if record]
 
 
 def read_record(folder: Path, iteration: int) -> TrajectoryRecord | None:
-    """The record of an iteration in a `trajectories/` folder; None if there is none, or if it is damaged."""
+    """Read the record of an iteration in a `trajectories/` folder; None if it is missing or damaged."""
     path = folder / FILE.format(iteration)
     return _read(path) if path.is_file() else None
 
 
 def sheet(record: TrajectoryRecord) -> bytes:
-    """Draw a PNG for people: each trajectory a row, its reward under each image, the step rewards between them.
+    """Draw a record as a PNG: one row per trajectory, its rewards below the images, its step rewards between them.
 
     Raises:
         ContractError: the record is damaged.
@@ -181,7 +181,11 @@ def sheet(record: TrajectoryRecord) -> bytes:
 
 
 def images_of(record: TrajectoryRecord) -> Any:
-    """The record's images, rows of trajectories by columns of points (ContractError: they do not fit the record)."""
+    """Decode the images of a record: one row per trajectory, one column per point.
+
+    Raises:
+        ContractError: they do not fit the record.
+    """
     from PIL import Image
 
     try:
@@ -205,7 +209,7 @@ def _read(path: Path) -> TrajectoryRecord | None:
 
 
 def _png(images: np.ndarray) -> bytes:
-    """uint8 [M, P, h, w, 3] as one image of M rows and P columns."""
+    """Encode uint8 [M, P, h, w, 3] as one PNG of M rows and P columns."""
     from PIL import Image
 
     members, points, height, width, _ = images.shape

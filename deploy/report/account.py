@@ -1,4 +1,4 @@
-"""The account of a report: what each side works on, and the images and operations that an iteration makes a second."""
+"""The account of a report: the work of each side, and the images and operations per second of an iteration."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,48 +16,48 @@ SIDES: Mapping[str, Mapping[str, str]] = {
 }
 """The metric of each part of each side's work."""
 FORWARDS = ("main_evaluations", "completion_evaluations", "reference_evaluations")
-"""Metrics that count rows through the transformer without a backward."""
+"""Metrics that count rows through the transformer without a backward pass."""
 
 
 @dataclass(frozen=True)
 class Peak:
-    """What the share of the peak (mfu) is relative to."""
+    """The peak that the model FLOPs utilization (mfu) is a share of."""
 
     tflops: float
-    """10^12 operations a second that one GPU can do at most; without GPUs, the machine."""
+    """Highest number of operations per second of one GPU, or of the machine without GPUs, in units of 10^12."""
     operations: Callable[[RunConfig], tuple[float, float]]
-    """Operations of one evaluation of a config, and of one with its backward."""
+    """Returns the operations of one evaluation with a config, and of one with its backward pass."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a group's iterations made on average."""
+    """Average rates of a group's iterations."""
 
     seconds: float
-    """Of an iteration."""
+    """Seconds per iteration."""
     images: float
-    """Finished training images a second: one for each trajectory."""
+    """Finished training images per second: one for each trajectory."""
     gpus: float
-    """That the run reserves; 0 without any."""
+    """Number of GPUs that the run reserves."""
     scored: float | None
-    """Images a second that are decoded and scored, with those of completed points."""
+    """Images decoded and scored per second, including those of completed points."""
     evaluations: float | None
-    """Rows through the transformer a second, on both sides."""
+    """Rows through the transformer per second, in rollout and learner together."""
     mfu: float | None
-    """Share of the peak; None without one."""
+    """Share of the peak; None if no peak is given."""
 
     @property
     def images_per_gpu(self) -> float | None:
-        """Finished training images a second for each GPU; None without GPUs."""
+        """Return the finished training images per second and GPU; None without GPUs."""
         return self.images / self.gpus if self.gpus else None
 
 
 def rates_of(group: Group, peak: Peak | None = None) -> Rates | None:
-    """Compute what a group's iterations made on average.
+    """Compute the average rates of a group's iterations.
 
     Args:
-        group: its runs have one config but for the seed.
-        peak: what the share of the peak is relative to.
+        group: runs of one config.
+        peak: the peak for `mfu`.
 
     Returns:
         The rates; None before the first iteration.

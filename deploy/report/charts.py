@@ -1,4 +1,4 @@
-"""Charts of a report: as SVG inside a page, whose colours follow the page's light or dark scheme, and as PNG."""
+"""Charts of a report: as SVG within a page, in the colours of the page's light or dark scheme, and as PNG."""
 
 import html
 import io
@@ -35,17 +35,17 @@ DARK = _scheme(
     "#e8eaef", "#2c313a", "#60a5fa", "#fb923c", "#2dd4bf", "#c084fc", "#fb7185", "#94a3b8", "#facc15", "#67e8f9"
 )
 THEMED = {name: f"#0a0b{number:02x}" for number, name in enumerate(LIGHT)}
-"""The colours that stand in an SVG until the page puts its own there."""
+"""Placeholders in an SVG, which are replaced by the page's colour variables."""
 DASHES = ("-", "--", ":", "-.")
 LABEL = 18
-"""Characters of a row's label."""
+"""Most characters of a row's label."""
 MOST_POINTS = 400
-"""Points of one line; a longer run is drawn as means of equal parts."""
+"""Most points of a line; a longer run is drawn as means of equal parts."""
 SIZE = (5.2, 3.1)
-"""Inches; a text of 10 points is 10 pixels high where the page is 400 pixels wide."""
+"""Width and height in inches; a text of 10 points is 10 pixels high in a chart that is 400 pixels wide."""
 HEAT_COLUMNS = 120
 BARS = 20
-"""Most bars of a side over the iterations of a run."""
+"""Most bars of one side."""
 DPI = 200
 Series = tuple[np.ndarray, np.ndarray]
 
@@ -60,12 +60,12 @@ class Chart:
 
     @property
     def svg(self) -> str:
-        """SVG to stand inside a page."""
+        """Draw the chart as an SVG element of a page."""
         return _inline(self._saved(THEMED, format="svg", metadata={"Date": None}).decode(), self.title)
 
     @property
     def png(self) -> bytes:
-        """A PNG in light colours, with its title."""
+        """Draw the chart as a PNG in light colours, with its title."""
         return self._saved(LIGHT, format="png", dpi=DPI, facecolor="white")
 
     def _saved(self, colours: Mapping[str, str], **how: Any) -> bytes:
@@ -81,21 +81,21 @@ class Chart:
 
 
 def colour(index: int) -> str:
-    """Return the name of the colour of a group or a step; they begin again after eight."""
+    """Return the name of the colour of a group or a step; the colours repeat after eight."""
     return f"c{index % COLOURS}"
 
 
 def dash(index: int) -> str:
-    """Return how a group's or a step's line is dashed, so that colours that begin again can be told apart."""
+    """Return the dash style of a group's or a step's line, which distinguishes lines of the same colour."""
     return DASHES[index // COLOURS % len(DASHES)]
 
 
 def metric_chart(groups: Sequence[Group], name: str, *, of: str = "iterations", by: str = "iteration") -> Chart | None:
-    """Draw a metric of all groups: thin lines for runs, a line for their mean, a band from the lowest to the highest.
+    """Draw a metric of all groups: a thin line per run, a thick line for their mean, a band from lowest to highest.
 
     Args:
-        groups: of runs.
-        name: of the metric.
+        groups: the groups of runs.
+        name: name of the metric.
         of: `iterations` or `evaluations`.
         by: `iteration` or `seconds`.
 
@@ -134,7 +134,7 @@ def gain_lines(group: Group) -> Chart | None:
 
 
 def gain_heat(group: Group) -> Chart | None:
-    """Draw the same as a map, steps down and iterations across, brighter for more; None if no run has gains."""
+    """Draw the mean absolute gains as a map, steps by iterations, brighter for more; None if no run has gains."""
     steps = gain_steps(group)
     if not steps:
         return None
@@ -159,7 +159,7 @@ def gain_heat(group: Group) -> Chart | None:
 
 
 def stage_bars(rows: Sequence[tuple[str, dict[str, float]]]) -> Chart:
-    """Draw stacked bars of seconds: one bar for each row's label, its parts by stage."""
+    """Draw stacked bars of seconds: one bar for each row, with one part for each stage."""
     stages = list(dict.fromkeys(stage for _, seconds in rows for stage in seconds))
 
     def draw(axes: Axes) -> None:
@@ -170,7 +170,7 @@ def stage_bars(rows: Sequence[tuple[str, dict[str, float]]]) -> Chart:
             left += widths
         axes.set_yticks(np.arange(len(rows)), [_text(_short(label)) for label, _ in rows])
         axes.invert_yaxis()
-        axes.set_xlabel("seconds of an iteration, mean")
+        axes.set_xlabel("mean seconds per iteration")
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, handlelength=1.2)
         axes.grid(axis="x")
 
@@ -178,10 +178,10 @@ def stage_bars(rows: Sequence[tuple[str, dict[str, float]]]) -> Chart:
 
 
 def side_bars(group: Group, sides: Mapping[str, Mapping[str, str]]) -> Chart | None:
-    """Draw the seconds of each side's work over the iterations: a bar for each side, its parts on each other.
+    """Draw the seconds of each side's work over the iterations: one bar per side, its parts stacked.
 
     Args:
-        group: of runs; seconds are means over them, and over equal numbers of iterations of a long run.
+        group: the runs; seconds are means over them and, for a long run, over spans of iterations.
         sides: the metric of each part, by side.
 
     Returns:
@@ -214,7 +214,7 @@ def side_bars(group: Group, sides: Mapping[str, Mapping[str, str]]) -> Chart | N
 
 
 def _means(runs: Sequence[Series], starts: np.ndarray, span: int) -> np.ndarray:
-    """Means of the values from each start on, over `span` iterations and all runs; 0 where there is none."""
+    """Return the mean of the values in the `span` iterations from each start, over all runs; 0 if there are none."""
     at, values = (np.concatenate(each) for each in zip(*runs, strict=True))
     inside = [values[(at >= start) & (at < start + span)] for start in starts]
     return np.array([each.mean() if len(each) else 0.0 for each in inside])
@@ -230,12 +230,12 @@ def banded(runs: Sequence[Series], *, most: int = MOST_POINTS) -> tuple[np.ndarr
     """Join the series of several runs.
 
     Args:
-        runs: x, ascending, and y of each, [L].
-        most: points; longer series are means of equal parts.
+        runs: x, ascending, and y of each run, [L].
+        most: most points of a series; longer series are replaced by the means of equal parts.
 
     Returns:
-        x, and the mean, the lowest and the highest y there, as far as all runs reach: between its own points a run is
-        taken as straight.
+        x within the range that all runs share, and the mean, the lowest and the highest y there; between its points, a
+        run is interpolated linearly.
     """
     thinned = [_thinned(x, y, most) for x, y in runs]
     begin, end = max(x[0] for x, _ in thinned), min(x[-1] for x, _ in thinned)
@@ -275,7 +275,7 @@ def _finish(axes: Axes, *, has_legend: bool) -> None:
 
 
 def _cycled(index: int) -> str:
-    """Matplotlib's name of a colour that is looked up when the chart is drawn."""
+    """Return matplotlib's name of a colour of the cycle, which it looks up when the chart is drawn."""
     return f"C{index % COLOURS}"
 
 
@@ -304,7 +304,7 @@ def _rc(colours: Mapping[str, str]) -> dict[Any, Any]:
 
 
 def _inline(svg: str, title: str) -> str:
-    """Cut an SVG file down to what stands inside a page: its own ids, colours of the page, no metadata, no size."""
+    """Turn an SVG file into an element of a page: unique ids, the page's colours, no metadata, no size."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<(metadata|style|title)\b.*?</\1>", "", svg, flags=re.DOTALL)
     own, label = re.sub(r"\W+", "-", title), html.escape(title).replace("\\", "")
@@ -320,7 +320,7 @@ def _inline(svg: str, title: str) -> str:
 
 
 def _heat() -> ListedColormap:
-    """The map of the run's page: dark violet to bright yellow."""
+    """Return the colour map of the run's page: dark violet to bright yellow."""
     stops = np.array([[45, 17, 96], [123, 31, 162], [208, 59, 109], [245, 138, 60], [251, 228, 113]]) / 255
     at = np.linspace(0, 1, 256)
     return ListedColormap(np.stack([np.interp(at, np.linspace(0, 1, len(stops)), row) for row in stops.T], 1))
@@ -331,7 +331,7 @@ def _gain(step: int) -> str:
 
 
 def _text(label: str) -> str:
-    """Return a label that matplotlib shows as it stands: neither as a formula nor, with _ at its head, not at all."""
+    """Escape a label: matplotlib reads `$` as a formula and hides labels that begin with `_`."""
     return "\u200b" + label.replace("$", r"\$") if label.startswith("_") else label.replace("$", r"\$")
 
 

@@ -1,4 +1,4 @@
-"""Trajectories of a report: the recorded trajectories that ended best, ended worst, and rose most from a low point."""
+"""Trajectories of a report: those with the highest and the lowest final reward, and with the largest rise."""
 
 import base64
 from collections.abc import Iterator, Sequence
@@ -15,21 +15,21 @@ from rewards.images import encoded
 
 @dataclass(frozen=True)
 class Tile:
-    """One point of a trajectory, and the step that leads on from it."""
+    """One point of a trajectory, and the step after it."""
 
     image: str
-    """Address of the clean-image estimate, with its data."""
+    """The clean-image estimate as a `data:` address."""
     name: str
     reward: float | None
     step: int | None
-    """The denoising step after it; None at the last point."""
+    """The denoising step after this point; None at the last point."""
     step_reward: float | None
     advantage: float | None
 
 
 @dataclass(frozen=True)
 class ShownTrajectory:
-    """One trajectory."""
+    """One trajectory, ready for the template."""
 
     title: str
     run: str
@@ -46,7 +46,7 @@ class _Candidate:
     row: int
     final: float
     rise: float
-    """Of the reward, from its lowest point to the finished image."""
+    """Rise of the reward from its lowest point to the finished image."""
 
 
 def chosen_of(group: Group) -> list[ShownTrajectory]:
@@ -71,14 +71,14 @@ def chosen_of(group: Group) -> list[ShownTrajectory]:
 
 
 def data_url(image: np.ndarray, *, kind: str = "PNG") -> str:
-    """Return the address of an image that holds its data.
+    """Return an image as a `data:` address.
 
     Args:
         image: uint8 [H, W, 3].
-        kind: `PNG`, or `JPEG` for photographs.
+        kind: format, `PNG` or `JPEG`.
 
     Returns:
-        A `data:` address.
+        The address.
     """
     from PIL import Image
 

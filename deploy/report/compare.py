@@ -1,4 +1,4 @@
-"""Two runs side by side: their numbers, the differences of their held-out scores with intervals, their configs."""
+"""Compares two runs: their numbers, the differences of their held-out scores with intervals, and their configs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,16 +32,17 @@ class Fact(Document):
 
 
 class Heldout(Document):
-    """The newest held-out scores of both runs, of one kind of prompts or of all."""
+    """The newest held-out scores of both runs for one kind of prompts, or for all kinds."""
 
     kind: str
     first: float
     second: float
     difference: Difference | None
-    """Second minus first, prompt by prompt; null where the evaluations do not fit each other."""
+    """Second minus first, prompt by prompt; null if the evaluations cannot be paired."""
     first_change: Difference | None
-    """Of the first run, from its first to its newest evaluation."""
+    """Change of the first run from its first to its newest evaluation."""
     second_change: Difference | None
+    """The same for the second run."""
 
 
 class Comparison(Document):
@@ -52,9 +53,9 @@ class Comparison(Document):
     facts: list[Fact]
     heldout: list[Heldout]
     differences: dict[str, tuple[Any, Any]]
-    """Config keys that differ, with the value of each run; the seed too."""
+    """Config keys that differ, including the seed, with the value of each run."""
     notes: list[str]
-    """What cannot be compared, and why."""
+    """Numbers that cannot be compared, with the reasons."""
     resamples: int = RESAMPLES
     level: float = LEVEL
 
@@ -63,10 +64,10 @@ def compare(first: Path, second: Path) -> Comparison:
     """Compare two run folders.
 
     Raises:
-        RunFolderError: one holds no run or no metrics, or both are the same.
+        RunFolderError: one of them holds no run or no metrics, or both are the same.
     """
     if first.resolve() == second.resolve():
-        raise RunFolderError(f"two runs must be given, got {first} twice: name another one")
+        raise RunFolderError(f"two different runs must be given, got {first} twice: name another one")
     runs = read_runs([first, second])
     for run in runs:
         if not run.iterations and not run.evaluations:
@@ -104,7 +105,7 @@ def _facts(one: Group, other: Group) -> Sequence[Fact]:
 
 
 def _heldout(one: Group, other: Group, notes: list[str]) -> list[Heldout]:
-    """Compare the newest evaluations; what cannot be paired is said in `notes`."""
+    """Compare the newest evaluations; add a line to `notes` for what cannot be compared."""
     first, second = (_newest(group.runs[0], notes) for group in (one, other))
     if first is None or second is None:
         return []
@@ -141,7 +142,7 @@ def _newest(run: Run, notes: list[str]) -> HeldoutScores | None:
 
 
 def _score(held: HeldoutScores, tag: str | None) -> float | None:
-    """The held-out score of one kind, or the mean over all kinds; None where a kind has none."""
+    """Return the held-out score of one kind, or the mean over all kinds; None if a kind has no score."""
     kinds = [tag] if tag else list(dict.fromkeys(held.tags))
     tables = [held.table()[np.array(held.tags) == kind] for kind in kinds]
     if any(not np.isfinite(table).any() for table in tables):

@@ -1,4 +1,4 @@
-"""The report of one or many runs: one HTML file that asks nothing of any server."""
+"""The report of one or many runs: one HTML file that needs no server."""
 
 import re
 import zipfile
@@ -26,7 +26,7 @@ from protocol.files import by_iteration, require_folder_of, write_whole, writing
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 MARK = '<meta name="generator" content="flowcredit report">'
-"""What only our own reports hold near their head."""
+"""Identifies a report of ours, near the beginning of the file."""
 DIAGNOSTICS = {
     "train/approx_kl": "KL: mean of half the squared log ratio",
     "train/reference_kl": "KL to the model without adapter",
@@ -40,9 +40,9 @@ DIAGNOSTICS = {
     "reward/missing": "images without a score",
 }
 MOST_PAIRS = 12
-"""Pairs of images before and after, of each group."""
+"""Most pairs of images before and after of each group."""
 LARGEST = 256
-"""Pixels: larger images of a gallery are shown smaller."""
+"""Longest side of an image in pixels; larger images are scaled down."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ def write_report(paths: Sequence[Path], out: Path, png: Path | None = None, *, p
     """Write the report of these run folders.
 
     Args:
-        paths: the run folders; a run in progress is shown as far as it has come.
-        out: an HTML file; an earlier report there is replaced.
-        png: a folder for the charts as PNG files; files of equal names are replaced.
-        peak: what the share of the peak is relative to; without one it is left out.
+        paths: the run folders; of a run in progress, the report shows the finished iterations.
+        out: path of the HTML file; an earlier report there is replaced.
+        png: a folder for the charts as PNG files; files of the same names are replaced.
+        peak: the peak for mfu; None leaves mfu out.
 
     Returns:
         The paths of all files.
@@ -104,7 +104,7 @@ class Drawn:
     """Bars of each side's work over the iterations."""
 
     def all(self) -> Iterator[Chart]:
-        """Give every chart there is."""
+        """Yield all charts."""
         yield from (chart for _, chart in self.curves)
         yield from (chart for _, lines, heat in self.gains for chart in (lines, heat) if chart)
         yield from (chart for _, _, chart in self.diagnostics)
@@ -137,18 +137,18 @@ def require_out(out: Path) -> None:
     """Check that a report may be written to a path.
 
     Raises:
-        RunFolderError: its folder is not there, or it is something else than a report of ours.
+        RunFolderError: its folder does not exist, or the path holds something other than a report.
     """
     require_folder_of(out, "--out")
     with writing(out, "--out"):
         if out.is_dir():
             raise RunFolderError(f"--out must name a file, got the folder {out}: name a file in it")
         if out.exists() and MARK.encode() not in out.read_bytes()[:1000]:
-            raise RunFolderError(f"--out must be new or an earlier report, got another file {out}: take another name")
+            raise RunFolderError(f"--out must be new or an earlier report, got another file {out}: choose another name")
 
 
 def report_of(runs: Sequence[Run], peak: Peak | None = None) -> str:
-    """Return the page of these runs; with a peak it shows their share of it."""
+    """Return the page of these runs; with a peak it also shows their mfu."""
     groups = groups_of(runs)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(number=number, signed=signed, span=span)
@@ -180,11 +180,11 @@ def change_of(group: Group, tag: str | None = None) -> Difference | str:
     """Compare a group's newest evaluations with its first ones, prompt by prompt.
 
     Args:
-        group: of runs, whose images count together.
+        group: the runs; their images are pooled.
         tag: kind of prompts; None for all.
 
     Returns:
-        The difference, or why there is none.
+        The difference, or the reason why there is none.
     """
     ends = [(run.heldout[0], run.heldout[-1]) for run in group.runs if len(run.heldout) > 1]
     if not ends:
@@ -198,7 +198,7 @@ def change_of(group: Group, tag: str | None = None) -> Difference | str:
 
 
 def kinds_of(group: Group) -> Iterator[Kind]:
-    """Compare first and newest evaluation of a group by kind of prompt."""
+    """Compare the first and the newest evaluation of a group for each kind of prompt."""
     skipped = (HELDOUT, "evaluation/missing")
     for name in group.names("evaluation/", of="evaluations"):
         ends = group.first_and_last(name, of="evaluations")
@@ -214,7 +214,7 @@ def pairs_of(group: Group) -> tuple[str, list[Pair]]:
     """Return images of the first and of the newest evaluation of a group's first run with two galleries.
 
     Returns:
-        The run and both iterations in words, and the pairs, those whose score changed most first.
+        A text that names the run and both iterations, and the pairs, largest change of the score first.
     """
     for run in group.runs:
         galleries = by_iteration(run.path / GALLERY, ".npz")
@@ -237,19 +237,19 @@ def pairs_of(group: Group) -> tuple[str, list[Pair]]:
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """Write a number; `none` where there is none."""
+    """Format a number; `none` if it is missing or not finite."""
     if value is None or (isinstance(value, float) and not np.isfinite(value)):
         return "none"
     return f"{value:.{digits}f}"
 
 
 def signed(value: float | None) -> str:
-    """Write a difference with its sign."""
+    """Format a difference with its sign."""
     return "none" if value is None else f"{value:+.3f}"
 
 
 def span(seconds: float) -> str:
-    """Write seconds as people do."""
+    """Format a duration in seconds, minutes or hours."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = seconds / 60
@@ -272,7 +272,7 @@ def _diagnostics(groups: Sequence[Group]) -> list[tuple[str, str, Chart]]:
 
 
 def _is_zero(groups: Sequence[Group], name: str) -> bool:
-    """Whether a metric is there and always 0."""
+    """Return whether the groups have a metric and it is always 0."""
     found = [values for group in groups for _, _, values in group.values(name)]
     return bool(found) and not any(values.any() for values in found)
 

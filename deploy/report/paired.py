@@ -1,8 +1,8 @@
-"""Paired bootstrap of held-out scores: how sure a difference between two evaluations of the same prompts is.
+"""Paired bootstrap of held-out scores: an interval for the difference between two evaluations of the same prompts.
 
 A held-out score is the mean over kinds of prompts of the mean over each kind's images. A resample takes prompts of each
-kind with replacement, the same ones in both evaluations. The interval says what other prompts of the same kinds would
-do; it does not say what other training seeds would do.
+kind with replacement, the same ones in both evaluations. The interval covers the choice of prompts of the same kinds;
+it does not cover the choice of training seeds.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from protocol.status import Document
 RESAMPLES = 10_000
 LEVEL = 0.95
 CHUNK = 2**22
-"""Most numbers of one chunk of resamples."""
+"""Most numbers in one chunk of resamples."""
 
 
 class Difference(Document):
-    """A difference of two held-out scores, with its interval of 95 %."""
+    """A difference of two held-out scores, with its 95 % interval."""
 
     value: float
     """The second score minus the first."""
@@ -29,35 +29,35 @@ class Difference(Document):
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves out 0; the report's template asks."""
+        """Return whether the interval excludes 0; for the report's template."""
         return self.low > 0 or self.high < 0
 
 
 def why_unpaired(before: HeldoutScores, after: HeldoutScores) -> str | None:
-    """Say why two evaluations cannot be compared prompt by prompt; None if they can."""
+    """Return the reason why two evaluations cannot be compared prompt by prompt; None if they can."""
     for what in ("prompts", "tags", "seed", "steps"):
         if getattr(before, what) != getattr(after, what):
-            return f"the evaluations have other {what}"
+            return f"the evaluations differ in their {what}"
     sizes = [(each.height, each.width) for each in (before, after)]
     if None not in (*sizes[0], *sizes[1]) and sizes[0] != sizes[1]:
-        return "the evaluations have images of other sizes"
+        return "the evaluations have images of different sizes"
     if before.table().shape != after.table().shape:
-        return "the evaluations have other numbers of images for each prompt"
+        return "the evaluations have different numbers of images per prompt"
     return None
 
 
 def paired_difference(
     before: Sequence[HeldoutScores], after: Sequence[HeldoutScores], *, tag: str | None = None
 ) -> Difference | None:
-    """Compare evaluations of the same prompts at the same noise.
+    """Compare evaluations of the same prompts from the same noise.
 
     Args:
-        before: evaluations whose images count together, of several runs for instance.
-        after: the others, of the same prompts.
+        before: evaluations to pool, for example those of several runs.
+        after: evaluations of the same prompts to pool and compare with those.
         tag: kind of prompts; None for the mean over all kinds.
 
     Returns:
-        The difference with its interval of 95 %; None where a kind has no score.
+        The difference with its 95 % interval; None if a kind has no score.
     """
     tags = np.array(before[0].tags)
     kinds = [tag] if tag else list(dict.fromkeys(tags.tolist()))
@@ -84,7 +84,7 @@ def paired_difference(
 
 
 def _sums(evaluations: Sequence[HeldoutScores]) -> tuple[np.ndarray, np.ndarray]:
-    """Sum of the scores and number of scored images of each prompt, [P] each."""
+    """Return the sum of the scores and the number of scored images of each prompt, [P] each."""
     tables = [each.table() for each in evaluations]
     total = sum(np.nansum(table, axis=1) for table in tables)
     images = sum(np.isfinite(table).sum(axis=1) for table in tables)

@@ -1,6 +1,6 @@
-"""What a report needs of run folders: their configs, numbers, held-out scores and recorded trajectories.
+"""Reads run folders for a report: their configs, numbers, held-out scores and recorded trajectories.
 
-Runs whose configs differ in nothing but the seed make one group.
+Runs whose configs differ only in the seed form one group.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,44 +26,44 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder, read."""
+    """The content of one run folder."""
 
     name: str
     path: Path
     config: RunConfig
     phase: str
-    """Of its last status; `unknown` without one."""
+    """Phase in its last status; `unknown` without a status."""
     iterations: Sequence[Line]
-    """Metrics of each iteration, with `seconds`: training seconds up to its end."""
+    """Metrics of each iteration, with `seconds`: the training seconds up to its end."""
     evaluations: Sequence[Line]
     """Metrics of each evaluation, with the same `seconds`."""
     damaged: int
-    """Lines of metrics that cannot be read."""
+    """Number of lines of metrics that cannot be read."""
 
     @cached_property
     def heldout(self) -> Sequence[HeldoutScores]:
-        """Held-out scores by prompt, oldest first."""
+        """Read the held-out scores by prompt, oldest first."""
         return read_heldout(self.path)
 
     @cached_property
     def records(self) -> Sequence[TrajectoryRecord]:
-        """Recorded trajectories, oldest first."""
+        """Read the recorded trajectories, oldest first."""
         return read_records(self.path / TRAJECTORIES)
 
     @property
     def seconds(self) -> float:
-        """Training seconds, without evaluations."""
+        """Return the training seconds, without evaluations."""
         return self.iterations[-1][SPENT] if self.iterations else 0.0
 
     def values(self, name: str, *, of: str = "iterations") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return a metric as columns.
 
         Args:
-            name: of the metric.
+            name: name of the metric.
             of: `iterations` or `evaluations`.
 
         Returns:
-            Iterations, training seconds and values, each [L], without lines where the metric is not a number.
+            Iterations, training seconds and values, each [L], for the L lines in which the metric is a number.
         """
         lines = [line for line in getattr(self, of) if isinstance(line.get(name), int | float)]
         iteration, seconds, value = (
@@ -74,41 +74,41 @@ class Run:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one config with different seeds."""
+    """Runs whose configs differ only in the seed."""
 
     name: str
     runs: Sequence[Run]
 
     @property
     def label(self) -> str:
-        """Its name, and how many runs it has if there are several."""
+        """Return the group's name, with the number of runs if there are several."""
         return f"{self.name} ({len(self.runs)} runs)" if len(self.runs) > 1 else self.name
 
     def values(self, name: str, *, of: str = "iterations") -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Return a metric of each run that has it.
 
         Args:
-            name: of the metric.
+            name: name of the metric.
             of: `iterations` or `evaluations`.
 
         Returns:
-            For each run: iterations, training seconds and values, each [L], without lines where it is not a number.
+            The columns of `Run.values` for each run.
         """
         columns = (run.values(name, of=of) for run in self.runs)
         return [each for each in columns if len(each[0])]
 
     def mean(self, name: str) -> float | None:
-        """Return the mean of a metric over all iterations of all runs; None without any."""
+        """Return the mean of a metric over all iterations of all runs; None if no iteration has it."""
         found = [values for _, _, values in self.values(name)]
         return float(np.concatenate(found).mean()) if found else None
 
     def first_and_last(self, name: str, *, of: str = "iterations") -> tuple[float, float] | None:
-        """Return the mean over runs of a metric's first and last value; None without any."""
+        """Return the mean over runs of a metric's first and of its last value; None if no run has it."""
         found = [(values[0], values[-1]) for _, _, values in self.values(name, of=of)]
         return (float(np.mean([a for a, _ in found])), float(np.mean([b for _, b in found]))) if found else None
 
     def names(self, prefix: str, *, of: str = "iterations") -> list[str]:
-        """Return the names of metrics that begin with `prefix`, in the order in which the lines have them."""
+        """Return the names of metrics that begin with `prefix`, in the order of their first lines."""
         lines = (line for run in self.runs for line in getattr(run, of))
         return list(dict.fromkeys(name for line in lines for name in line if name.startswith(prefix)))
 
@@ -117,7 +117,7 @@ def read_run(path: Path, name: str | None = None) -> Run:
     """Read a run folder; damaged lines of metrics are left out and counted.
 
     Raises:
-        RunFolderError: no run folder, or one that this version cannot read.
+        RunFolderError: this is not a run folder, or this version cannot read it.
     """
     config = config_of(path)
     outline = outline_of(path / METRICS)
@@ -142,10 +142,10 @@ def read_run(path: Path, name: str | None = None) -> Run:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read run folders; each one once, and those with equal names by their paths.
+    """Read each of these run folders once; runs with equal names are named by their paths.
 
     Raises:
-        RunFolderError: one is no run folder, or none of them has a line of metrics.
+        RunFolderError: one of them is not a run folder, or none of them has a line of metrics.
     """
     folders = list({path.resolve(): path for path in paths}.values())
     names = [path.resolve().name for path in folders]
@@ -159,7 +159,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def groups_of(runs: Sequence[Run]) -> list[Group]:
-    """Put runs that differ in nothing but the seed into one group; what cannot change a result does not count."""
+    """Group runs that differ only in the seed; config keys that cannot change a result are ignored."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         fields = run.config.outcome_fields()
@@ -169,10 +169,10 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
 
 
 def differences(groups: Sequence[Group]) -> list[tuple[str, list[Any]]]:
-    """List the keys in which configs of groups differ, those that cannot change a result too; without the seed.
+    """List the keys except the seed in which the configs of groups differ, even if they cannot change a result.
 
     Returns:
-        Each key, and its value in the first run of each group; None where the config lacks it.
+        Each key with its value in the first run of each group; None if that config lacks the key.
     """
     flat = [group.runs[0].config.flat_fields() for group in groups]
     keys = dict.fromkeys(key for each in flat for key in each if key != "seed")
@@ -181,6 +181,6 @@ def differences(groups: Sequence[Group]) -> list[tuple[str, list[Any]]]:
 
 
 def _common_name(runs: Sequence[Run]) -> str:
-    """Name a group by what its runs' names have before their numbers, or by its first run."""
+    """Name a group by the common part of its runs' names before a final number, or else by its first run."""
     stems = {run.name.rstrip("_-. 0123456789") for run in runs}
     return stems.pop() or runs[0].name if len(runs) > 1 and len(stems) == 1 else runs[0].name

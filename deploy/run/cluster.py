@@ -1,17 +1,16 @@
-"""The Ray cluster of a run: a given cluster keeps running afterwards, a local one ends with the run."""
+"""The Ray cluster of a run: a given cluster keeps running afterwards, but a local one ends with the run."""
 
 import logging
 import os
 import re
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import ray
-from ray._private.label_utils import validate_label_selector  # Ray has no public way to ask this
+from ray._private.label_utils import validate_label_selector  # Ray has no public function for this check
 
-from deploy.run.inputs import gpu_problems
+from deploy.run.inputs import gpu_problems, require_connection
 from flowcredit.start import HOOK, shadows
 from protocol.config.cluster import RoleConfig, cluster_address
 from protocol.config.run import RunConfig
@@ -19,25 +18,25 @@ from protocol.errors import ConfigError, one_line
 from protocol.sink import StatusSink
 
 PROBE_TIMEOUT_S = 10.0
-"""Seconds within which the given address must accept a connection; Ray itself would try for minutes."""
+"""Seconds in which the given address must accept a connection; Ray itself would try for minutes."""
 
 PLAIN = re.compile(r"[\w.-]+")
-"""The value of a label, as opposed to an expression."""
+"""Matches a plain value of a label, but not an expression."""
 
 GROWTH = 4
-"""Further CPUs of a local cluster, for actors that `scale` adds later."""
+"""Additional CPUs of a local cluster, for actors that `scale` adds later."""
 
 
 @contextmanager
 def ray_cluster(config: RunConfig, sink: StatusSink) -> Iterator[None]:
-    """Connect to `cluster.address` or RAY_ADDRESS; without either start Ray on loopback and stop it at the end.
+    """Connect to `cluster.address` or RAY_ADDRESS; without either, start Ray on loopback and stop it at the end.
 
     If a given cluster cannot fit all actors, the condition `ClusterFits` reports it at startup; actors without a node
     wait for nodes to join.
 
     Raises:
-        ConfigError: no cluster answers at the given address, the config asks for more GPUs than this machine has, or
-            its labels are not Ray's.
+        ConfigError: no cluster answers at the given address, the actors reserve more GPUs than this machine has, or
+            Ray does not accept the labels.
     """
     address = cluster_address(config.cluster)
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -59,7 +58,7 @@ def _connect(config: RunConfig, address: str | None) -> None:
         quiet["runtime_env"] = {"worker_process_setup_hook": HOOK}
     try:
         if address:
-            _probe(address)
+            require_connection(address, timeout_s=PROBE_TIMEOUT_S)
             ray.init(address=address, **quiet)
         else:
             ray.init(
@@ -79,13 +78,6 @@ def _connect(config: RunConfig, address: str | None) -> None:
         ) from None
 
 
-def _probe(address: str) -> None:
-    """Raises OSError, OverflowError or ValueError when nothing takes a connection at `host:port` or `ray://host:port`."""
-    host, colon, port = address.rpartition("://")[2].rpartition(":")
-    if colon:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_TIMEOUT_S).close()
-
-
 def _roles(config: RunConfig) -> dict[str, RoleConfig]:
     cluster = config.cluster
     return {"rollout": cluster.rollout, "reward": cluster.reward, "learner": cluster.learner}
@@ -95,15 +87,15 @@ def _require_labels(config: RunConfig, address: str | None) -> None:
     for name, role in _roles(config).items():
         if role.labels and not address:
             raise ConfigError(
-                f"cluster.{name}.labels choose nodes of a given cluster, got {role.labels} without one:"
-                " set cluster.address, or drop them"
+                f"cluster.{name}.labels select nodes of a given cluster, got {role.labels} without one:"
+                " set cluster.address, or remove them"
             )
         if rule := validate_label_selector(role.labels):
             raise ConfigError(f"cluster.{name}.labels must be Ray's label selectors, got {role.labels}: {rule}")
 
 
 def _unlabelled(config: RunConfig) -> list[str]:
-    """Name the roles for which no node has the labels; expressions such as `in(a, b)` are left to Ray."""
+    """List the labels that no node has, with their roles; expressions such as `in(a, b)` are left to Ray."""
     nodes = [node.get("Labels", {}) for node in ray.nodes() if node["Alive"]]
     return [
         f"a node with the labels {role.labels} of cluster.{name}"
@@ -121,7 +113,7 @@ def _report_fit(config: RunConfig, sink: StatusSink) -> None:
         if amount > found.get(kind, 0.0)
     ]
     lacking += _unlabelled(config)
-    message = f"the cluster must give {', '.join(lacking)}: add nodes, or ask for less under cluster.*.cpus and .gpus"
+    message = f"the cluster must have {', '.join(lacking)}: add nodes, or reserve less with cluster.*.cpus and .gpus"
     sink.condition(
         "ClusterFits",
         holds=not lacking,
@@ -131,5 +123,5 @@ def _report_fit(config: RunConfig, sink: StatusSink) -> None:
 
 
 def _needed_cpus(config: RunConfig) -> int:
-    """CPUs of a local cluster: all that the actors reserve, since on one machine they take turns, and room to grow."""
+    """Return the number of CPUs of a local cluster: at least what all actors reserve, and room for more actors."""
     return max(os.cpu_count() or 1, int(config.reserved["CPU"]) + 1 + GROWTH)

@@ -8,7 +8,7 @@ from protocol.config.run import RunConfig
 from protocol.messages import Prompt
 
 BATCH = 256
-"""Prompts of one call, which has the learner's deadline."""
+"""Prompts per call; a call has the learner's deadline."""
 
 
 def texts_of(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
@@ -25,10 +25,10 @@ async def encode_ahead(
     """Fill `model.embedding_cache` on the learner's resources; without a cache do nothing.
 
     Args:
-        config: model, cache and the learner's resources.
-        prompts: all prompts of the run, held-out ones included.
+        config: config of the run, with the model, the cache and the learner's resources.
+        prompts: all prompts of the run, including the held-out ones.
         is_local: encode in this process instead of a Ray actor.
-        say: told what is encoded.
+        say: called with each line of progress.
 
     Raises:
         ModelError: the encoders cannot be loaded or the folder cannot be written.
@@ -46,7 +46,7 @@ async def encode_ahead(
 
         encoded = await encode_on_ray(config, batches)
     if encoded:
-        say(f"encoded {encoded} prompts that were not there")
+        say(f"encoded {encoded} new prompts")
 
 
 async def _locally(config: RunConfig, batches: Sequence[Sequence[str]]) -> int:

@@ -1,5 +1,6 @@
-"""The inputs of a run, checked before anything starts: model folder, trackers, prompt files, scorers."""
+"""Checks a run's inputs before anything starts: model folder, trackers, prompt files, scorers, GPUs."""
 
+import socket
 from collections.abc import Iterator, Sequence
 
 from deploy.monitor.trackers import check_trackers
@@ -14,12 +15,12 @@ from rewards.scorer import check_prompts, components_of, require_ready
 
 
 def check_inputs(config: RunConfig, *, is_local: bool) -> tuple[list[Prompt], list[Prompt]]:
-    """Check model folder, trackers, prompt files and scorers; returns train and held-out prompts.
+    """Check model folder, trackers, prompt files and scorers; return train and held-out prompts.
 
-    `is_local` says that this process scores, whatever cluster is given.
+    With `is_local`, this process scores even if the config names a cluster.
 
     Raises:
-        InputError: model folder, prompt file or scorer.
+        InputError: one of them cannot be used.
     """
     prompts, heldout = read_inputs(config)
     for problem in reward_problems(config, [*prompts, *heldout], is_local=is_local):
@@ -28,10 +29,10 @@ def check_inputs(config: RunConfig, *, is_local: bool) -> tuple[list[Prompt], li
 
 
 def read_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
-    """Check model folder, sizes of images, trackers and prompt files; returns train and held-out prompts.
+    """Check model folder, sizes of images, trackers and prompt files; return train and held-out prompts.
 
     Raises:
-        InputError: model folder, a size or a prompt file.
+        InputError: one of them cannot be used.
     """
     _check_model(config)
     check_trackers(config.status.trackers)
@@ -39,12 +40,12 @@ def read_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
 
 
 def check_heldout(config: RunConfig, *, is_local: bool) -> list[Prompt]:
-    """Check what an evaluation needs, model folder, sizes, held-out prompts and scorers; returns the prompts.
+    """Check the inputs of an evaluation: model folder, sizes, held-out prompts and scorers; return the prompts.
 
-    `is_local` says that this process scores, whatever cluster is given.
+    With `is_local`, this process scores even if the config names a cluster.
 
     Raises:
-        InputError: model folder, size, prompt file or scorer.
+        InputError: one of them cannot be used.
     """
     _check_model(config)
     heldout = read_prompts(config.data, config.data.heldout)
@@ -54,7 +55,7 @@ def check_heldout(config: RunConfig, *, is_local: bool) -> list[Prompt]:
 
 
 def _check_model(config: RunConfig) -> None:
-    """Check a model without loading it; the packages of a given cluster's nodes are left to its actors."""
+    """Check a model without loading it; on a given cluster, the actors check the packages of their nodes."""
     read_index(config.model)
     require_sizes(config)
     if config.model.quantize and not cluster_address(config.cluster):
@@ -64,17 +65,17 @@ def _check_model(config: RunConfig) -> None:
 
 
 def reward_problems(config: RunConfig, prompts: Sequence[Prompt], *, is_local: bool) -> Iterator[InputError]:
-    """Find why rewards cannot score: arguments, libraries, weights, servers, prompts. No weights are loaded.
+    """Find reasons why rewards cannot score: arguments, libraries, weights, servers, prompts. No weights are loaded.
 
-    What the nodes of a given cluster hold is left to `actors.rewards.readiness`.
+    The nodes of a given cluster are checked by `actors.rewards.readiness`.
 
     Args:
-        config: of the run.
+        config: config of the run.
         prompts: train and held-out prompts.
-        is_local: this process scores, whatever cluster is given.
+        is_local: whether this process scores even if the config names a cluster.
 
     Yields:
-        One error for each reward that has one.
+        An error for each reward that cannot score.
     """
     for reward in config.rewards.values():
         if reward.runtime_env:
@@ -92,7 +93,7 @@ def reward_problems(config: RunConfig, prompts: Sequence[Prompt], *, is_local: b
 
 
 def _require_component(config: RunConfig) -> None:
-    """Raise ConfigError where `evaluation.component` names a component that its scorer does not declare."""
+    """Raise ConfigError if `evaluation.component` names a component that its scorer does not declare."""
     name, _, component = config.evaluation.component.partition("/")
     if not component:
         return
@@ -104,15 +105,15 @@ def _require_component(config: RunConfig) -> None:
 
 
 def concerns(config: RunConfig, prompts: Sequence[Prompt], heldout: Sequence[Prompt]) -> Iterator[tuple[str, str]]:
-    """Find what does not stop a run, but may not be what its user means.
+    """Find settings that do not stop a run, but may be unintended.
 
     Args:
-        config: of the run.
-        prompts: to train on.
-        heldout: to evaluate on.
+        config: config of the run.
+        prompts: prompts to train on.
+        heldout: prompts to evaluate on.
 
     Yields:
-        The type of a condition that does not hold, and one line.
+        The type of a condition that does not hold, and its message.
 
     Raises:
         ModelError: the model's config files or tokenizers cannot be read.
@@ -120,48 +121,62 @@ def concerns(config: RunConfig, prompts: Sequence[Prompt], heldout: Sequence[Pro
     from flow.models.text import overlong
 
     if both := overlap(prompts, heldout):
-        yield "PromptsApart", f"{both}: set data.train and data.heldout to files that share none"
+        yield "PromptsApart", f"{both}: set data.train and data.heldout to files without common prompts"
     model = config.model
     if sign := distilled_by(model):
         yield (
             "BaseModel",
-            f"the model was distilled to few steps ({sign}) and training blurs it: train its base model, distil after",
+            f"the model was distilled to few steps ({sign}), and training blurs its images: train its base model, and"
+            " distil that afterwards",
         )
     side = native_side(model)
     is_small = model.height is not None and model.width is not None and min(model.height, model.width) < side
     if is_small and min(config.evaluation.size or (0, 0)) < side:
         yield (
             "NativeSize",
-            f"images of {model.height} x {model.width} are smaller than the model's own {side} x {side}, where the"
-            f" adapter may draw grids: evaluate there with evaluation.height={side} evaluation.width={side}, or raise"
-            " model.height and model.width",
+            f"images of {model.height} x {model.width} are smaller than the model's own {side} x {side}, and at that"
+            f" size the adapter may draw grids: evaluate with evaluation.height={side} evaluation.width={side}, or"
+            " raise model.height and model.width",
         )
     limit, longer = overlong(config.model, [prompt.text for prompt in (*prompts, *heldout)])
     if longer:
         shown = ", ".join(repr(text if len(text) <= 60 else f"{text[:60]}…") for text in longer[:3])
         yield (
             "PromptsFit",
-            f"{len(longer)} prompts are longer than the text encoder's {limit} tokens and lose their ends, such as"
-            f" {shown}: shorten them, or raise model.max_sequence_length where the model follows it",
+            f"{len(longer)} prompts are longer than the text encoder's {limit} tokens and are cut off, such as"
+            f" {shown}: shorten them, or raise model.max_sequence_length if the model uses it",
         )
 
 
+def require_connection(address: str, *, timeout_s: float) -> None:
+    """Check that `host:port` or `SCHEME://host:port` accepts connections; an address without a port is not tried.
+
+    Raises:
+        OSError: no connection within `timeout_s` seconds.
+        ValueError: the port is not a number.
+        OverflowError: the number is not a port.
+    """
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if colon:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
+
+
 def gpu_problems(config: RunConfig) -> Iterator[InputError]:
-    """Find that the actors reserve more GPUs than this machine has, unless a cluster's address is given."""
+    """Yield an error if the actors reserve more GPUs than this machine has, unless a cluster's address is given."""
     import torch
 
     if cluster_address(config.cluster):
         return
-    asked, found = config.reserved["GPU"], torch.cuda.device_count()
-    if asked > found:
+    reserved, found = config.reserved["GPU"], torch.cuda.device_count()
+    if reserved > found:
         yield ConfigError(
-            f"the actors reserve {asked:g} GPUs, this machine has {found}: set cluster.address or cluster.*.gpus, or"
+            f"the actors reserve {reserved:g} GPUs, this machine has {found}: set cluster.address or cluster.*.gpus, or"
             " lower cluster.rollout_actors or cluster.learner.workers"
         )
 
 
 def local_concerns(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Name the settings of rewards that a run in one process cannot follow, as `concerns` does."""
+    """Find the settings of rewards that a run in one process ignores, in the form of `concerns`."""
     ignored = [
         f"rewards.{name}.{field}"
         for name, reward in config.rewards.items()
@@ -169,4 +184,7 @@ def local_concerns(config: RunConfig) -> Iterator[tuple[str, str]]:
         if getattr(reward, field) is not None
     ]
     if ignored:
-        yield "LocalSettings", f"--local does not follow {', '.join(ignored)}: scorers run in this process, unbounded"
+        yield (
+            "LocalSettings",
+            f"--local ignores {', '.join(ignored)}: scorers run in this process, without a time limit",
+        )

@@ -1,7 +1,7 @@
-"""The fleet in one process without Ray, for debugging and tests: plain classes serve the ports.
+"""The fleet in one process without Ray, for debugging and tests: plain classes implement the ports.
 
-All computation runs on one thread of its own, so the event loop stays free for Ctrl-C. Torch's thread count is that of
-the role that computes.
+All computation runs on one separate thread, so the event loop stays free for Ctrl-C. Torch uses as many threads as the
+role that computes has.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from protocol.ports import ImagesHandle, Metrics, Ports, RolloutHandle
 from protocol.sink import StatusSink
 from protocol.status import ActorStatus, PoolStatus
 from rewards.scorer import scorer_of
-from rewards.scores import Tally, mix, settle, with_observed
+from rewards.scores import Tally, mix, mix_observed, settle
 
 Result = TypeVar("Result")
 
@@ -49,7 +49,7 @@ class LocalFleet:
     """A `protocol.ports.Fleet` in this process; a handle is the message itself."""
 
     def __init__(self, config: RunConfig, sink: StatusSink | None = None, *, has_learner: bool = True) -> None:
-        """`has_learner` is False for a fleet that only evaluates."""
+        """Make a fleet; `has_learner` is False for one that only evaluates."""
         self._config = config
         self._has_learner = has_learner
         self._tallies = {name: Tally(name, sink) for name in config.rewards} if sink else {}
@@ -61,7 +61,7 @@ class LocalFleet:
         self.ports = Ports(rollouts=self, rewards=self, learner=self, adapters=self)
 
     async def start(self) -> None:
-        """Load the model for rollouts and once more for the learner, and build the scorers."""
+        """Load the model for rollouts, load it again for the learner, and build the scorers."""
         role = self._config.cluster.rollout
         self._rollout = await self._run("rollout", lambda: RolloutPolicy(self._config, device=device_of(role)))
         if self._has_learner:
@@ -74,20 +74,20 @@ class LocalFleet:
         self._learner = await self._run("learner", lambda: Learner(self._config, device=device_of(role)))
 
     def stop(self) -> None:
-        """Let the computation in progress end and start no other."""
+        """Wait for the computation in progress and start no other."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     async def rollout(self, request: ShardRequest) -> tuple[ShardReceipt, RolloutHandle, ImagesHandle]:
-        """Roll out one shard: receipt, trajectories and images."""
+        """Roll out one shard; return receipt, trajectories and images."""
         receipt, rollout, images = await self._run("rollout", lambda: self._rollout.rollout(request))
         return receipt, RolloutHandle(rollout), ImagesHandle(images)
 
     def parallel(self) -> int:
-        """One shard at a time: there is one thread."""
+        """Return 1: there is one thread, so it rolls out one shard at a time."""
         return 1
 
     async def generate(self, request: GenerateRequest) -> tuple[Receipt, ImagesHandle]:
-        """Make ODE images."""
+        """Generate images with the ODE."""
         receipt, images = await self._run("rollout", lambda: self._rollout.generate(request))
         return receipt, ImagesHandle(images)
 
@@ -96,7 +96,7 @@ class LocalFleet:
         return await self._run("rollout", self._rollout.first_adapter)
 
     async def fetch(self, images: ImagesHandle) -> np.ndarray:
-        """Return the images, which are their own handle here."""
+        """Return the images: here they are their own handle."""
         return images
 
     async def excerpt(self, rollout: RolloutHandle, images: ImagesHandle, *, members: int) -> Excerpt:
@@ -104,7 +104,7 @@ class LocalFleet:
         return excerpt_of(rollout, images, members=members)
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
-        """Check the prompts with scorers that were not built before the run."""
+        """Check the prompts with those scorers that `check_inputs` could not build."""
         for name, reward in self._config.rewards.items():
             if reward.runtime_env:
                 self._scorers[name].check(prompts)
@@ -119,13 +119,11 @@ class LocalFleet:
         self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> Scores:
         """Mix the scores that train, and add the readings of the scorers that only evaluate."""
-        alone = [name for name, reward in self._config.rewards.items() if reward.sees == "image"]
-        answers = await self._ask(alone, images, prompts, metadata)
-        trained = {name: answers.pop(name) for name in self._config.evaluated_weights}
-        return with_observed(mix(trained, self._config.evaluated_weights), answers)
+        answers = await self._ask(self._config.evaluation_rewards, images, prompts, metadata)
+        return mix_observed(answers, self._config.evaluated_weights)
 
     def failures(self) -> Metrics:
-        """Count nothing: a scorer in this process is asked once, and `reward/missing` counts missing scores."""
+        """Return no metrics: scorers in this process are not retried, and `reward/missing` counts missing scores."""
         return {}
 
     async def update(self, groups: Sequence["asyncio.Future[ScoredGroup]"]) -> Metrics:
@@ -140,11 +138,11 @@ class LocalFleet:
         return self._learner.adapter()
 
     async def credit(self, group: int) -> Credit:
-        """Tell the credit of one group of the newest update."""
+        """Return the credit of one group of the newest update."""
         return self._learner.credit(group)
 
     async def state(self) -> LearnerState:
-        """Copy everything that is needed to resume exactly, once the computation in progress has ended."""
+        """Copy the state for an exact resume, after the computation in progress."""
         return await self._run("learner", lambda: self._learner.state())
 
     async def restore(self, state: LearnerState) -> None:
@@ -152,7 +150,7 @@ class LocalFleet:
         self._learner.restore(state)
 
     async def publish(self, adapter: Adapter) -> None:
-        """Load the adapter into the rollout policy and compare what it holds then."""
+        """Load the adapter into the rollout policy, and check the version and digest that it then has."""
         held = await self._run("rollout", lambda: self._rollout.receive(adapter))
         if held != (adapter.version, adapter.digest):
             raise ContractError(f"the rollout policy must hold version {adapter.version}, got {held}")
@@ -188,21 +186,21 @@ class LocalFleet:
         return dict(self._busy_s)
 
     def queues(self) -> dict[str, int]:
-        """Nothing waits: images are scored as soon as they are made."""
+        """Return no queues: images are scored as soon as they are made."""
         return {}
 
     def scale(self, pool: str, size: int) -> None:
-        """Refuse with PoolError: there is one process."""
+        """Raise PoolError: there is only one process."""
         raise PoolError(f"a run with --local is one process and cannot be scaled, got {size} for {pool}")
 
     def shortage(self, pool: str) -> str:  # noqa: ARG002
-        """Nothing waits for a node."""
+        """Return an empty text: nothing waits for a node."""
         return ""
 
     async def _ask(
         self, names: Iterable[str], images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> dict[str, Scores]:
-        """Score once with each scorer; `pause` fails the run here, since nothing else could repair this process."""
+        """Score once with each scorer; `pause` ends the run here, because no other process can replace the scorer."""
         answers = {}
         for name in names:
             config = self._config.rewards[name]
@@ -215,7 +213,7 @@ class LocalFleet:
         return answers
 
     async def _run(self, name: str, work: Callable[[], Result]) -> Result:
-        """Compute as `rollout`, `learner` or `reward/NAME`, with the threads of that role."""
+        """Run `work` as `rollout`, `learner` or `reward/NAME`, with the threads of that role."""
         kind = name.partition("/")[0]
         role: RoleConfig = getattr(self._config.cluster, kind)
 

@@ -1,4 +1,4 @@
-"""One run from start to end: check the inputs, open the folder, start the actors, run the loop, return the outcome."""
+"""One run from start to end: checks the inputs, opens the folder, starts the actors, runs the loop."""
 
 import gc
 import logging
@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """A run that is about to start, after its inputs have been checked."""
+class PreparedRun:
+    """A run whose inputs are checked and whose folder is open."""
 
     config: RunConfig
     run: RunFolder
@@ -47,7 +47,7 @@ class Order:
 
     @property
     def all_prompts(self) -> list[Prompt]:
-        """Train and held-out prompts."""
+        """Return train and held-out prompts."""
         return [*self.prompts, *self.heldout]
 
 
@@ -56,7 +56,7 @@ class Outcome:
     """The outcome of a run."""
 
     finished: bool
-    """False when it was stopped before its last iteration."""
+    """False if the run was stopped before its last iteration."""
     iteration: int
     lora: Path | None
     image: Path | None
@@ -76,16 +76,16 @@ def run_training(
     has_page: bool = False,
     stop: StopRequest | None = None,
 ) -> Outcome:
-    """Train, or go on training, in a run folder. A mistake in the input leaves no folder behind.
+    """Train in a new run folder, or continue the run of a folder. After an error in the input, no new folder is left.
 
     Args:
-        config: of the run.
+        config: config of the run.
         folder: the run folder.
-        fork: another run's folder; a new run begins with its newest adapter, at iteration 0 with a fresh optimizer.
+        fork: another run's folder; a new run begins with its newest adapter, at iteration 0 with a new optimizer.
         is_local: run in this process instead of on Ray.
-        progress: shows the run at the terminal.
-        has_page: serve the run's page on loopback while it goes on.
-        stop: another thread may ask it to stop the run.
+        progress: shows the run on the terminal.
+        has_page: serve the run's page on loopback during the run.
+        stop: lets another thread stop the run.
 
     Returns:
         The outcome, also of a run that was stopped.
@@ -101,14 +101,14 @@ def run_training(
     adapter, origin = adapter_to_fork(fork, config) if fork and is_new else (None, None)
     if fork and not is_new:
         held = require_fork_of(folder, fork)
-        progress.say(f"{folder} is a fork of {held.run} at iteration {held.iteration} already and goes on")
+        progress.say(f"{folder} already is a fork of {held.run} at iteration {held.iteration} and continues")
     run = open_run_folder(folder, config, fork=origin, say=progress.say)
     try:
         if adapter and origin:
             progress.say(f"fork of {origin.run} at iteration {origin.iteration}")
             run.save(LearnerState(iteration=0, adapter=adapter, optimizer={}))
         return _run(
-            Order(
+            PreparedRun(
                 config=config,
                 run=run,
                 prompts=prompts,
@@ -131,57 +131,57 @@ def run_training(
         run.close()
 
 
-def _run(order: Order) -> Outcome:
+def _run(prepared: PreparedRun) -> Outcome:
     """Start Ray outside the event loop, where Ctrl-C ends it at once, and train."""
-    config, run, say = order.config, order.run, order.progress.say
+    config, run, say = prepared.config, prepared.run, prepared.progress.say
     found = run.newest()
     start = found[0].iteration if found else 0
     run.rewind(start if found else -1)
-    journal = RunJournal(run, order.progress)
+    journal = RunJournal(run, prepared.progress)
     journal.iteration = start
     if found:
-        say(f"going on from {found[1]}")
+        say(f"continuing from {found[1]}")
         if changes := run.version_changes(found[1]):
             message = f"the run may round differently from here on: {', '.join(changes)}"
             journal.condition("SameVersions", holds=False, reason="Changed", message=message)
         if start >= config.iterations:
-            say(f"{start} iterations are done, iterations={config.iterations} asks for no more: raise it to go on")
+            say(f"{start} iterations are done, as iterations={config.iterations} demands: raise it to continue")
     if start < config.iterations or start not in run.evaluation_scores():
-        say("starting " + ("in this process" if order.is_local else "on Ray"))
-        for kind, message in order.concerns:
+        say("starting " + ("in this process" if prepared.is_local else "on Ray"))
+        for kind, message in prepared.concerns:
             journal.condition(kind, holds=False, reason="Noticed", message=message)
-        with nullcontext() if order.is_local else _cluster(config, journal):
-            run_to_end(_train(order, journal, found[0] if found else None))
+        with nullcontext() if prepared.is_local else _cluster(config, journal):
+            run_to_end(_train(prepared, journal, found[0] if found else None))
         run.require_writer()
     return _outcome(config, run, journal)
 
 
-async def _train(order: Order, journal: RunJournal, resume_from: LearnerState | None) -> None:
-    config, run, progress = order.config, order.run, order.progress
-    with stop_on_signal(progress.say, within_s=config.cluster.stop_within_s, request=order.stop) as stop:
-        if not order.is_local:
+async def _train(prepared: PreparedRun, journal: RunJournal, resume_from: LearnerState | None) -> None:
+    config, run, progress = prepared.config, prepared.run, prepared.progress
+    with stop_on_signal(progress.say, within_s=config.cluster.stop_within_s, request=prepared.stop) as stop:
+        if not prepared.is_local:
             await require_rewards(config)
-        await encode_ahead(config, order.all_prompts, is_local=order.is_local, say=progress.say)
-        fleet = _fleet(config, journal, is_local=order.is_local)
+        await encode_ahead(config, prepared.all_prompts, is_local=prepared.is_local, say=progress.say)
+        fleet = _fleet(config, journal, is_local=prepared.is_local)
         try:
             async with Observed(config, run, fleet, journal, stop) as observed:
-                if order.has_page and (address := observed.open_page()):
+                if prepared.has_page and (address := observed.open_page()):
                     progress.say(f"page      {address}  (its controls ask for the token in {run.path / TOKEN})")
                 await unless_stopped(stop, fleet.start())
                 if stop.is_set():
                     return
-                await fleet.check(order.all_prompts)
+                await fleet.check(prepared.all_prompts)
                 start = resume_from.iteration if resume_from else 0
                 observed.reporter.begin(start)
-                gc.freeze()  # what exists now stays to the end; collections that look at it would hold up the loop
+                gc.freeze()  # these objects live until the end; without it, collections would delay the loop
                 with progress.bar(start, config.iterations, has_gains=config.credit.rule != "uniform"):
                     await supervise(
                         config,
                         run=run,
                         fleet=fleet,
                         journal=journal,
-                        prompts=order.prompts,
-                        heldout=order.heldout,
+                        prompts=prepared.prompts,
+                        heldout=prepared.heldout,
                         stop=stop,
                         rest=observed.control.rest,
                         observer=observed,
@@ -192,10 +192,10 @@ async def _train(order: Order, journal: RunJournal, resume_from: LearnerState | 
 
 
 async def require_rewards(config: RunConfig) -> None:
-    """Ask the cluster's nodes about the rewards that `check_inputs` cannot judge here.
+    """Check on the cluster's nodes the rewards that `check_inputs` cannot check in this process.
 
     Raises:
-        ScorerError: one is not ready.
+        ScorerError: a reward is not ready.
     """
     from actors.rewards.readiness import require_ready_on_ray
 
@@ -236,7 +236,7 @@ def _outcome(config: RunConfig, run: RunFolder, journal: RunJournal) -> Outcome:
 
 
 def _before_after(run: RunFolder, last: int) -> Path | None:
-    """Draw the first and the last gallery; None if a person has removed one."""
+    """Draw the first and the last gallery; return None if one of them was removed."""
     from deploy.folder.gallery import write_before_after
 
     if not {0, last} <= by_iteration(run.gallery, ".npz").keys():

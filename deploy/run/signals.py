@@ -1,12 +1,12 @@
-"""How a run is stopped from outside: Ctrl-C, SIGTERM, `ray job stop`.
+"""Stops a run from outside: Ctrl-C, SIGTERM, `ray job stop`.
 
-| signal     | what happens                                                                     | exit code |
+| signal     | effect                                                                           | exit code |
 |------------|----------------------------------------------------------------------------------|-----------|
 | the first  | the update in progress ends, a checkpoint is written                             | 0         |
-| after that | `cluster.stop_within_s` later the run ends with the checkpoint it has            | 0         |
-| the second | the run ends at once; files are whole, since each appears by a rename            | 130       |
+| (timeout)  | after `cluster.stop_within_s` seconds the run ends with its newest checkpoint    | 0         |
+| the second | the run ends at once; files are whole, because each appears by a rename          | 130       |
 
-Work that a stop cuts off is repeated bit for bit when the run goes on, so each of the three costs only time.
+A resumed run repeats the interrupted work bit for bit, so each of the three costs only time.
 """
 
 import asyncio
@@ -17,15 +17,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-Hear = Callable[[], object]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Result = TypeVar("Result")
 
 
 def run_to_end(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine as `asyncio.run` does, also where an event loop runs already, as in a notebook.
+    """Run a coroutine as `asyncio.run` does, even if an event loop is already running, as in a notebook.
 
-    There it gets a thread of its own, which hears no signals; an interrupt of this thread cancels the coroutine.
+    In that case it runs in another thread, which receives no signals; an interrupt of this thread cancels it.
     """
     try:
         asyncio.get_running_loop()
@@ -50,45 +49,45 @@ def run_to_end(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 class StopRequest:
-    """Stops a run of another thread as signals do: asked once in order, asked twice at once."""
+    """Stops a run in another thread as signals do: the first request with a checkpoint, the second at once."""
 
     def __init__(self) -> None:
-        """Nothing is asked yet, and nobody hears."""
+        """Begin without a request and without a handler."""
         self._lock = threading.Lock()
-        self._asked = 0
-        self._hear: Hear | None = None
+        self._count = 0
+        self._handler: Callable[[], object] | None = None
 
     def ask(self) -> None:
-        """Ask; a run that has not begun hears it when it begins."""
+        """Ask the run to stop; a run that has not begun receives the request when it begins."""
         with self._lock:
-            self._asked += 1
-            if self._hear:
-                self._hear()
+            self._count += 1
+            if self._handler:
+                self._handler()
 
     @contextmanager
-    def heard_by(self, hear: Hear) -> Iterator[None]:
-        """Call `hear`, in the thread that asks, for each time that somebody asked or asks."""
+    def handled_by(self, handler: Callable[[], object]) -> Iterator[None]:
+        """Call `handler` for each request before and during this context, in the thread that asks."""
         with self._lock:
-            for _ in range(self._asked):
-                hear()
-            self._hear = hear
+            for _ in range(self._count):
+                handler()
+            self._handler = handler
         try:
             yield
         finally:
             with self._lock:
-                self._hear = None
+                self._handler = None
 
 
 @contextmanager
 def stop_on_signal(
     say: Callable[[str], None], *, within_s: float, request: StopRequest | None = None
 ) -> Iterator[asyncio.Event]:
-    """Yield an event that the first signal sets; enter this context in the task that is to be stopped.
+    """Yield an event that the first signal sets; the task that enters this context is the one to stop.
 
     Args:
-        say: shows a line to the person at the terminal.
-        within_s: seconds after the first signal when the task is cancelled and the context ends without an exception.
-        request: counts as a signal whenever it is asked.
+        say: shows a line on the terminal.
+        within_s: seconds from the first signal until the task is cancelled; the context then ends without an exception.
+        request: each of its requests counts as a signal.
 
     Yields:
         The event.
@@ -106,24 +105,22 @@ def stop_on_signal(
     def on_deadline() -> None:
         nonlocal is_overdue
         is_overdue = True
-        say(
-            f"the update in progress did not end within {within_s:g} s and is left; it is repeated when the run goes on"
-        )
+        say(f"the update in progress did not end within {within_s:g} s and was abandoned; a resumed run repeats it")
         task.cancel()
 
     def on_signal() -> None:
         if stop.is_set():
             task.cancel()
             return
-        say("stopping with a checkpoint; once more stops at once")
+        say("stopping with a checkpoint; a second signal stops at once")
         deadline.append(loop.call_later(within_s, on_deadline))
         stop.set()
 
-    heard = SIGNALS if threading.current_thread() is threading.main_thread() else ()  # Python's rule
-    for number in heard:
+    signals = SIGNALS if threading.current_thread() is threading.main_thread() else ()  # others may not handle signals
+    for number in signals:
         loop.add_signal_handler(number, on_signal)
     try:
-        with (request or StopRequest()).heard_by(lambda: loop.call_soon_threadsafe(on_signal)):
+        with (request or StopRequest()).handled_by(lambda: loop.call_soon_threadsafe(on_signal)):
             yield stop
     except asyncio.CancelledError:
         if not is_overdue:
@@ -132,5 +129,5 @@ def stop_on_signal(
     finally:
         for timer in deadline:
             timer.cancel()
-        for number in heard:
+        for number in signals:
             loop.remove_signal_handler(number)

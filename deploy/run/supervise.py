@@ -1,7 +1,7 @@
-"""Keeps a run going when its learner fails: starts another one, restores the newest checkpoint, repeats iterations.
+"""Continues a run after its learner failed: starts another one, restores the newest checkpoint, repeats iterations.
 
 All randomness of an iteration is keyed by its number, so repeated iterations give the same bits. Rollout and reward
-actors go on as they are: they hold no state that a repetition depends on.
+actors are not restarted: they hold no state that a repetition depends on.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from protocol.messages import LearnerState, Prompt
 from protocol.ports import Fleet
 
 FAILURES_PER_ITERATION = 3
-"""Give up after this many learner failures in one iteration: restarting does not fix a reproducible failure."""
+"""Number of learner failures in one iteration that ends the run: a restart does not fix a reproducible failure."""
 
 
 async def supervise(
@@ -39,16 +39,16 @@ async def supervise(
     """Train to the end, or until `stop` is set.
 
     Args:
-        config: of the run.
-        run: its folder, for checkpoints and metric lines.
-        fleet: its actors; the learner among them is restarted.
-        journal: is told of failures, and everything that the loop tells.
-        prompts: to train on.
-        heldout: to evaluate on.
-        stop: ends the run after the update in progress.
-        rest: may pause the loop between two iterations.
-        observer: is told of the groups in flight.
-        resume_from: the checkpoint that the run goes on from; None for its start.
+        config: config of the run.
+        run: the run folder, for checkpoints and metric lines.
+        fleet: the run's actors; the learner is restarted if it fails.
+        journal: receives failures, and everything that the loop reports.
+        prompts: prompts to train on.
+        heldout: prompts to evaluate on.
+        stop: event that ends the run after the update in progress.
+        rest: awaited between two iterations; it may pause the loop.
+        observer: receives the groups in flight.
+        resume_from: state of the checkpoint to resume from; None for a new run.
 
     Raises:
         LearnerFailedError: `FAILURES_PER_ITERATION` learners failed in one iteration.
@@ -87,15 +87,15 @@ async def supervise(
             failures[reached] += 1
             if failures[reached] >= FAILURES_PER_ITERATION:
                 raise LearnerFailedError(
-                    f"{error}; iteration {reached + 1} failed with {FAILURES_PER_ITERATION} learners and is given up:"
-                    " if memory is short, make group.shard or the model smaller; the same command goes on from the"
+                    f"{error}; iteration {reached + 1} failed with {FAILURES_PER_ITERATION} learners, so the run ends:"
+                    " if memory is short, make group.shard or the model smaller; the same command continues from the"
                     " checkpoint"
                 ) from error
             pause_s = budget.spend(str(error))
             newest = run.newest()
             resume_from = newest[0] if newest else None
             again = resume_from.iteration if resume_from else 0
-            message = f"{error}; a new one goes on from iteration {again}"
+            message = f"{error}; a new one continues from iteration {again}"
             journal.event(message, "learner_failed")
             journal.condition("LearnerReady", holds=False, reason="Failed", message=message)
             await unless_stopped(stop, asyncio.sleep(pause_s))

@@ -1,4 +1,4 @@
-"""Writes the files of this folder into one of the user's, with its name in them."""
+"""Writes the starting files of a run into a folder of the user, with that folder's name in them."""
 
 import json
 import os
@@ -10,14 +10,14 @@ from protocol.files import write_whole
 
 HERE = Path(__file__).parent
 FILES = {"run.yaml": "run.yaml", "scorer.txt": "scorer.py", "train.txt": "train.txt", "heldout.txt": "heldout.txt"}
-"""Each file here, and its name there."""
+"""Each file of this package, and its name in the user's folder."""
 
 
 def write_starter(folder: Path) -> list[Path]:
     """Write the starting files of a run.
 
     Args:
-        folder: is made; other files in it stay.
+        folder: folder to make; if it exists, its other files stay.
 
     Returns:
         The paths written.
@@ -28,11 +28,11 @@ def write_starter(folder: Path) -> list[Path]:
     shown = folder.as_posix()
     if not all(each.isalnum() or each in "/._-" for each in shown):
         raise InputError(
-            f"a folder must have a name of letters, digits, /, ., _ and -, got {json.dumps(shown)}: rename it"
+            f"a folder's name must consist of letters, digits, /, ., _ and -, got {json.dumps(shown)}: rename it"
         )
     paths = [folder / name for name in FILES.values()]
     if held := [str(path) for path in paths if os.path.lexists(path)]:
-        raise InputError(f"nothing may be overwritten, got {', '.join(held)}: take another folder")
+        raise InputError(f"files must not exist yet, got {', '.join(held)}: choose another folder")
     scorer = f"{shown}/scorer.py" if folder.is_absolute() else f"./{shown}/scorer.py"
     words = {"folder": shown, "name": folder.resolve().name, "scorer": scorer}
     done: list[Path] = []
@@ -45,5 +45,5 @@ def write_starter(folder: Path) -> list[Path]:
     except OSError as error:
         for path in done:
             path.unlink(missing_ok=True)
-        raise InputError(f"{folder} cannot be written: {error.strerror}; mend that or take another folder") from None
+        raise InputError(f"{folder} cannot be written: {error.strerror}; fix that or choose another folder") from None
     return paths

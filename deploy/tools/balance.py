@@ -1,15 +1,15 @@
-"""Which side of the loop waits, and what to change: the counted forwards of an iteration, by actor.
+"""Shows which side of the loop waits, and what to change: the forwards of an iteration, by actor.
 
-| the two sides                                                                | an iteration, at best   |
+| rollout and update                                                           | shortest iteration      |
 |------------------------------------------------------------------------------|-------------------------|
 | take turns: `group.max_lag=0`, and credit needs the scores of all groups     | rollout + update        |
 | take turns on the same GPUs: `cluster.layout=colocated`                      | rollout + update        |
 | work at the same time: a lag, or `credit.scale=prompt` with raw values       | the longer of the two   |
 
-With `colocated` neither side has a GPU that waits: n GPUs work for the rollouts, then all n for the update.
+With `colocated` no GPU waits: n GPUs work for the rollouts, then all n for the update.
 
-A forward is one row through the transformer once. Rewards and publication are not counted, decoding only in
-the seconds.
+A forward is one pass of one row through the transformer. Rewards and publication are not counted; decoding is counted
+only in the seconds.
 """
 
 from collections.abc import Iterator
@@ -27,9 +27,9 @@ class Balance:
     """Forwards of an iteration, for the busiest actor of each side."""
 
     rollout: float
-    """Of one rollout actor."""
+    """Forwards of one rollout actor."""
     update: float
-    """Of one learner worker."""
+    """Work of one learner worker, as a number of forwards."""
     overlaps: bool
     """Whether the two sides work at the same time."""
     actors: int
@@ -37,7 +37,7 @@ class Balance:
 
     @property
     def iteration(self) -> float:
-        """Forwards that pass one after another in an iteration."""
+        """Return the number of forwards that an iteration makes one after another."""
         return max(self.rollout, self.update) if self.overlaps else self.rollout + self.update
 
     def waits(self) -> dict[str, float]:
@@ -51,14 +51,14 @@ class Balance:
 def balance_of(
     config: RunConfig, counts: Evaluations, *, actors: int = 0, workers: int = 0, overlaps: bool = False
 ) -> Balance:
-    """Share the counted forwards among the actors; whole shards go to whole actors.
+    """Divide the counted forwards among the actors; a shard is never split.
 
     Args:
-        config: of the run.
-        counts: of one iteration.
-        actors: rollout actors instead of the config's.
-        workers: learner workers instead of the config's.
-        overlaps: the sides work at the same time even if the config lets them take turns.
+        config: config of the run.
+        counts: counts of one iteration.
+        actors: number of rollout actors; 0 takes that of the config.
+        workers: number of learner workers; 0 takes that of the config.
+        overlaps: whether the sides work at the same time even if the config lets them take turns.
 
     Returns:
         Forwards of the busiest actor of each side.
@@ -78,20 +78,20 @@ def balance_of(
 
 
 def gpus_of(config: RunConfig) -> int:
-    """Count one GPU for each rollout actor and learner worker, one for a colocated bundle; on a CPU likewise."""
+    """Count one GPU for each rollout actor and learner worker, or for each colocated bundle; on a CPU do the same."""
     cluster = config.cluster
     return cluster.rollout_actors + (0 if cluster.is_colocated else cluster.learner.workers)
 
 
 def best_split(config: RunConfig, counts: Evaluations) -> Balance | None:
-    """Find the numbers of rollout actors and learner workers that make the shortest iteration if both work at once.
+    """Find the numbers of rollout actors and learner workers with the shortest iteration if both work at once.
 
     Args:
-        config: of the run; `gpus_of` it is kept.
-        counts: of one iteration.
+        config: config of the run; the number of its GPUs (`gpus_of`) is kept.
+        counts: counts of one iteration.
 
     Returns:
-        The shortest iteration; the fewest workers among equals; None for a single GPU.
+        The balance with the shortest iteration, and the fewest workers among equals; None for a single GPU.
     """
     total = gpus_of(config)
     lanes = config.learner.lanes
@@ -101,11 +101,11 @@ def best_split(config: RunConfig, counts: Evaluations) -> Balance | None:
 
 
 def best_bundles(config: RunConfig, counts: Evaluations) -> Balance:
-    """Find the iteration of `cluster.layout: colocated` with as many bundles as the config has GPUs.
+    """Compute the balance of `cluster.layout: colocated` with as many bundles as the config's GPUs and lanes allow.
 
     Args:
-        config: of the run; its lanes bound the bundles.
-        counts: of one iteration.
+        config: config of the run.
+        counts: counts of one iteration.
 
     Returns:
         The balance; its sides take turns.
@@ -115,27 +115,26 @@ def best_bundles(config: RunConfig, counts: Evaluations) -> Balance:
 
 
 def advice(config: RunConfig, counts: Evaluations, *, tflops: float | None = None) -> Iterator[str]:
-    """Say which side waits, and what to change.
+    """Describe which side waits, and what to change.
 
     Args:
-        config: of the run.
-        counts: of one iteration.
-        tflops: 10^12 operations a second that one GPU really does, the VAE on it too; then seconds and GPU-hours are
-            said.
+        config: config of the run.
+        counts: counts of one iteration.
+        tflops: measured rate of one GPU, also for the VAE, in 10^12 operations per second; adds seconds and GPU-hours.
 
-    Returns:
-        Lines for a person.
+    Yields:
+        Lines of text.
     """
     now = balance_of(config, counts)
     yield (
-        f"in an iteration one of {now.actors} rollout actors makes {now.rollout:.0f} forwards, one of {now.workers}"
-        f" learner workers as much as {now.update:.0f}"
+        f"in an iteration each of {now.actors} rollout actors makes {now.rollout:.0f} forwards, and each of"
+        f" {now.workers} learner workers does the work of {now.update:.0f}"
     )
     waits = now.waits()
     parts = " and ".join(f"{side} {share:.0%}" for side, share in waits.items())
     how = "work at the same time" if now.overlaps else "take turns"
     if config.cluster.is_colocated:
-        yield f"each rollout actor takes turns with its learner worker on one GPU: {parts} of the time it rests"
+        yield f"each rollout actor takes turns with its learner worker on one GPU and waits: {parts} of the time"
         yield from _separation(config, counts, now)
     else:
         yield f"the sides {how} and wait for each other: {parts} of the time"
@@ -149,7 +148,7 @@ def advice(config: RunConfig, counts: Evaluations, *, tflops: float | None = Non
         hours = seconds * gpus / 3600
         yield (
             f"at {tflops:.3g} TFLOP/s a forward takes {each_s:.3g} s: an iteration takes {seconds:.3g} s or more,"
-            f" {decoding_s / now.actors:.3g} s of them decoding, and {hours:.2g} GPU-hours of rollout and learner;"
+            f" {decoding_s / now.actors:.3g} s of it for decoding, and {hours:.2g} GPU-hours of rollout and learner;"
             f" all {config.iterations} iterations take {config.iterations * hours:.3g} GPU-hours"
         )
 
@@ -158,7 +157,7 @@ def _changes(config: RunConfig, counts: Evaluations, now: Balance) -> Iterator[s
     held = balance_of(config, counts, overlaps=True)
     saved = 1 - held.iteration / now.iteration
     if saved > ENOUGH:
-        yield f"group.max_lag=1 would let them work at the same time: an iteration would take {saved:.0%} less"
+        yield f"group.max_lag=1 would let them work at the same time: an iteration would be {saved:.0%} shorter"
     bundles = best_bundles(config, counts)
     saved = 1 - bundles.iteration / now.iteration
     if saved > ENOUGH:

@@ -1,13 +1,12 @@
 """`flowcredit doctor`: is this machine ready for a run? A list of checks; each line has a verdict and a remedy.
 
-A check is a function from a `Question` to findings; `CHECKS` lists them all, so a further one is a function and its
-name there. No check starts anything, changes anything or waits longer than a few seconds, but for `speed` on demand.
+A check is a function from a `Question` to findings; `CHECKS` lists all of them. No check starts anything, changes
+anything or takes longer than a few seconds, except `speed`, which runs only on request.
 """
 
 import asyncio
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from deploy.board.board import Board
 
 Verdict = Literal["ok", "note", "bad"]
-"""`bad` stops a run; `note` may surprise."""
+"""`bad`: a run would fail; `note`: worth knowing."""
 CONNECT_S = 5.0
 FREE_GIB, SHARED_GIB, OPEN_FILES = 5.0, 2.0, 4096
 """Free disk, shared memory for Ray's object store, and open files below which a note is shown."""
@@ -38,7 +37,7 @@ class Question:
     """The subject of the checks."""
 
     config: RunConfig | None
-    """The preset that is to be run; without one only the machine is checked."""
+    """The preset to run; None checks only the machine."""
     run: Path
     """The folder for run folders."""
     measures: bool = False
@@ -59,17 +58,17 @@ Check = Callable[[Question], Iterator[Finding]]
 
 
 def examine(question: Question) -> Iterator[Finding]:
-    """Run all checks; a check that fails itself is a finding too."""
+    """Run all checks; an error in a check is also a finding."""
     for check in CHECKS:
         try:
             yield from check(question)
-        except Exception as error:  # noqa: BLE001  whatever it is, the other checks still run
+        except Exception as error:  # noqa: BLE001  the other checks must still run
             reason = one_line(error)
             yield Finding("bad", check.__name__, f"the check itself failed: {reason}", "report this line")
 
 
 def python_and_libraries(_: Question) -> Iterator[Finding]:
-    """Tell Python's version; check every required library against the version that the project declares."""
+    """Report Python's version; check every required library against the version that the project declares."""
     from packaging.requirements import Requirement
 
     yield Finding("ok", "python", ".".join(map(str, sys.version_info[:3])))
@@ -93,13 +92,13 @@ def python_and_libraries(_: Question) -> Iterator[Finding]:
 
 
 def cores_and_gpus(question: Question) -> Iterator[Finding]:
-    """Check CPU cores and GPUs against what the preset reserves on a cluster of its own."""
+    """Check the number of CPU cores, and the GPUs that the preset reserves on a local cluster."""
     import torch
 
     from deploy.run.inputs import gpu_problems
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # Linux only
-    yield Finding("ok" if cores > 1 else "note", "cpu", f"{cores} cores", "" if cores > 1 else "a run wants two")
+    yield Finding("ok" if cores > 1 else "note", "cpu", f"{cores} cores", "" if cores > 1 else "a run should have two")
     gpus = torch.cuda.device_count()
     names = ", ".join(torch.cuda.get_device_name(i) for i in range(gpus)) or "none"
     short = next(gpu_problems(question.config), None) if question.config else None
@@ -109,14 +108,14 @@ def cores_and_gpus(question: Question) -> Iterator[Finding]:
 
 
 def disk_and_memory(question: Question) -> Iterator[Finding]:
-    """Check free space for run folders, shared memory for Ray's object store, open files."""
+    """Check the free space for run folders, the shared memory for Ray's object store, and the limit of open files."""
     parent = next(folder for folder in (question.run, *question.run.absolute().parents) if folder.exists())
     free = shutil.disk_usage(parent).free / 2**30
     remedy = "" if free > FREE_GIB else f"free some space or set --run: below {FREE_GIB:g} GiB checkpoints may not fit"
     yield Finding("ok" if not remedy else "note", "disk", f"{free:.1f} GiB free at {parent}", remedy)
     can_write = os.access(parent, os.W_OK)
     if not can_write:
-        yield Finding("bad", "run folder", f"{parent} cannot be written", "set --run to a folder of yours")
+        yield Finding("bad", "run folder", f"{parent} cannot be written", "set --run to a folder that you may write")
     shared = Path("/dev/shm")
     if shared.exists():
         size = shutil.disk_usage(shared).free / 2**30
@@ -133,13 +132,13 @@ def ray_cluster_answers(question: Question) -> Iterator[Finding]:
     """Check the address that a run would use, and the token if Ray needs one."""
     address = cluster_address(question.config.cluster if question.config else ClusterConfig())
     if not address:
-        yield Finding("ok", "ray", "no address given: a run starts a cluster of its own on loopback")
+        yield Finding("ok", "ray", "no address given: a run starts its own cluster on loopback")
         return
-    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    from deploy.run.inputs import require_connection
+
     try:
-        if colon:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
-        yield Finding("ok", "ray", f"{address} takes connections")
+        require_connection(address, timeout_s=CONNECT_S)
+        yield Finding("ok", "ray", f"{address} accepts connections")
     except (OSError, ValueError, OverflowError) as error:
         yield Finding("bad", "ray", f"{address} does not answer: {error}", "check cluster.address or RAY_ADDRESS")
     token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
@@ -151,13 +150,13 @@ def ray_cluster_answers(question: Question) -> Iterator[Finding]:
 
 
 def board_answers(question: Question) -> Iterator[Finding]:
-    """Check the status board: the program of the embedded one, or a given Redis."""
+    """Check the status board: the server program of the embedded one, or the connection to a given one."""
     from deploy.board.board import Board
     from deploy.board.embedded import server_program
 
     url = board_address(question.config.status if question.config else StatusConfig())
     if url == OFF:
-        yield Finding("ok", "board", "off: no status while a run goes")
+        yield Finding("ok", "board", "off: a run publishes no status")
         return
     try:
         if url == EMBEDDED:
@@ -166,14 +165,14 @@ def board_answers(question: Question) -> Iterator[Finding]:
         asyncio.run(_ping(Board(url, timeout_s=CONNECT_S)))
         yield Finding("ok", "board", "answers")
     except FlowcreditError as error:
-        remedy = f"check status.board or {BOARD_VARIABLE}; training goes on without it"
+        remedy = f"check status.board or {BOARD_VARIABLE}; training works without it"
         yield Finding("note", "board", str(error), remedy)
 
 
 def preset_can_run(question: Question) -> Iterator[Finding]:
     """Check model folder, prompt files and scorers of the preset."""
     if question.config is None:
-        yield Finding("ok", "preset", "none given: `flowcredit doctor PRESET` also looks at its model and rewards")
+        yield Finding("ok", "preset", "none given: `flowcredit doctor PRESET` also checks its model and rewards")
         return
     from deploy.run.inputs import read_inputs, reward_problems
     from flow.models.folder import completed
@@ -182,19 +181,19 @@ def preset_can_run(question: Question) -> Iterator[Finding]:
         config = completed(question.config)
         prompts, heldout = read_inputs(config)
     except InputError as error:
-        yield Finding("bad", "preset", str(error), "see the line itself")
+        yield Finding("bad", "preset", str(error), "see this line")
         return
     yield Finding("ok", "model", config.model.path)
     yield Finding("ok", "prompts", f"{len(prompts)} to train on, {len(heldout)} held out")
     problems = list(reward_problems(config, [*prompts, *heldout], is_local=False))
     for problem in problems:
-        yield Finding("bad", "rewards", str(problem), "see the line itself")
+        yield Finding("bad", "rewards", str(problem), "see this line")
     if not problems:
         yield Finding("ok", "rewards", ", ".join(config.rewards))
 
 
 def inputs_may_mislead(question: Question) -> Iterator[Finding]:
-    """Report what may not be meant: held-out prompts that are trained on, prompts that lose their ends."""
+    """Report settings that may be unintended, such as held-out prompts that are trained on, or prompts that are cut."""
     if question.config is None:
         return
     from deploy.run.inputs import concerns
@@ -221,7 +220,7 @@ def costs(question: Question) -> Iterator[Finding]:
     try:
         found = estimate(completed_for_estimate(question.config)[0])
     except InputError:
-        return  # `preset_can_run` says it
+        return  # `preset_can_run` reports it
     for line in (*found.lines(), *(each.line() for each in roles_of(question.config, found))):
         yield Finding("ok", "cost", line)
     for problem in fit_problems(question.config, found):
@@ -230,7 +229,7 @@ def costs(question: Question) -> Iterator[Finding]:
 
 
 def speed(question: Question) -> Iterator[Finding]:
-    """Measure forwards, gradients and decoded images a second, see `deploy.tools.measure`; only on demand."""
+    """Measure forwards, gradients and decoded images per second, see `deploy.tools.measure`; only on request."""
     if question.config is None or not question.measures:
         return
     from deploy.tools.estimate import estimate
@@ -241,14 +240,14 @@ def speed(question: Question) -> Iterator[Finding]:
         config = completed_for_estimate(question.config)[0]
         found = measure(config, estimate(config).evaluations)
     except InputError as error:
-        yield Finding("bad", "speed", str(error), "see the line itself")
+        yield Finding("bad", "speed", str(error), "see this line")
         return
     for line in found.lines():
         yield Finding("ok", "speed", line)
 
 
 def layout(question: Question) -> Iterator[Finding]:
-    """Report who shares GPUs, and how the lanes are shared."""
+    """Report the layout of the GPUs, and the number of actors, workers and lanes."""
     if question.config is None:
         return
     cluster, lanes = question.config.cluster, question.config.learner.lanes
@@ -278,4 +277,4 @@ CHECKS: list[Check] = [
     costs,
     speed,
 ]
-"""In the order in which they are shown."""
+"""All checks, in the order of their output."""

@@ -1,6 +1,6 @@
-"""What an iteration of a config will cost: velocity evaluations, images, memory of rollout actor and learner.
+"""Estimates the cost of an iteration: velocity evaluations, images, memory of rollout actor and learner.
 
-Evaluations are counted by running the sampler itself on a stand-in of one latent; memory by running the transformer's
+Evaluations are counted by running the real sampler on a stand-in for the model; memory by running the transformer's
 forward and backward and the VAE with shapes only (`deploy.tools.fake_memory`). Neither needs weights or a GPU.
 """
 
@@ -29,83 +29,85 @@ from protocol.messages import Prompt, ShardRequest
 
 GIB = 2**30
 CONTEXT = int(0.8 * GIB)
-"""Bytes that a CUDA process takes before its first tensor, libraries' workspaces included; a round guess."""
+"""Bytes of GPU memory that a process takes before its first tensor, with the libraries' workspaces: a rough guess."""
 
 KEPT = ("context", "text encoders", "prompt embeddings", "optimizer", "adapter old", "reference", "running mean")
-"""What stays on the GPU with `cluster.offload`."""
+"""Kinds of memory that stay on the GPU with `cluster.offload`."""
 SMALL = 64
-"""Numbers in a latent of the sampler's stand-in."""
+"""Numbers in a latent of the stand-in for the model."""
 
 
 @dataclass(frozen=True)
 class Evaluations:
-    """Counts of one iteration; an evaluation is one row through the transformer once, so guidance counts twice."""
+    """Counts of one iteration; an evaluation is one pass of one row through the transformer, so guidance needs two."""
 
     trajectories: int
     rollout: int
-    """Evaluations that draw the trajectories and complete their points."""
+    """Evaluations that roll out the trajectories and complete their points."""
     images: int
     """Images that are decoded and scored."""
     pairs: int
-    """(trajectory, step) pairs that the learner trains, at most."""
+    """Most (trajectory, step) pairs that the learner trains."""
     learner: int
-    """What their gradients cost in evaluations; pairs with the same state share one. Each has one more for the
-    reference of a KL term and for the adapter `old`; `dgpo` takes one more again for its weight."""
+    """Cost of their gradients as a number of evaluations; pairs with the same state share one. The reference of a KL
+    term and the adapter `old` add one each; `dgpo` adds another one for its weight."""
     gradient_rows: int
-    """Samples of the learner's largest forward and backward."""
+    """Rows of the learner's largest forward and backward."""
     forward_flops: float
     """Operations of one evaluation, by torch's count."""
     gradient_flops: float
     """Operations of one evaluation and its backward."""
     image_flops: float = 0.0
-    """Operations of one image that the VAE decodes; 0 where decoding was not counted."""
+    """Operations of the VAE for one image; 0 if decoding was not counted."""
     decoding_flops: float = 0.0
-    """Operations of all images that are decoded, those of a tiny decoder among them."""
+    """Operations for all decoded images, including those of a tiny decoder."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What `train --dry-run` and `doctor` show; memory in bytes by what takes it."""
+    """The estimate that `train --dry-run` and `doctor` show."""
 
     evaluations: Evaluations
     rollout: Mapping[str, int]
+    """Memory of a rollout actor in bytes, by part."""
     learner: Mapping[str, int]
+    """Memory of a learner worker in bytes, by part."""
     trained: int
     """Numbers in the adapter."""
     shared: int = 0
-    """Bytes of a GPU that a rollout actor and a learner worker share; 0 if they do not."""
+    """Bytes that a rollout actor and a learner worker take together on one GPU; 0 if they do not share one."""
     image: int = 0
     """Bytes of one decoded image."""
     images: int = 0
-    """Most images that a shard makes."""
+    """Most images of a shard."""
     trajectories: int = 0
-    """Bytes of a shard's trajectories as they travel."""
+    """Bytes of a shard's trajectories when they are sent."""
 
     def lines(self) -> Iterator[str]:
-        """For a person."""
+        """Yield the estimate as lines of text."""
         counts = self.evaluations
         yield (
-            f"an iteration draws {counts.trajectories} trajectories and scores {counts.images} images:"
+            f"an iteration rolls out {counts.trajectories} trajectories and scores {counts.images} images:"
             f" {counts.rollout} velocity evaluations"
         )
-        yield f"it trains at most {counts.pairs} pairs, as costly as {counts.learner} evaluations"
+        yield f"it trains at most {counts.pairs} pairs, which cost as much as {counts.learner} evaluations"
         yield f"the adapter has {self.trained / 1e6:.2f} M numbers"
         if self.shared:
-            yield f"both on one GPU (cluster.layout colocated) take about {self.shared / GIB:.1f} GiB at the highest"
+            yield f"both on one GPU (cluster.layout colocated) take about {self.shared / GIB:.1f} GiB at the peak"
 
 
 def estimate(config: RunConfig, *, prompts: int = KEPT_PROMPTS) -> Estimate:
-    """Counts and sizes of a config whose model's config files can be read.
+    """Estimate the cost of a config; only the config files of its model are read.
 
     Args:
-        config: of the run.
-        prompts: how many prompts the run's model processes see; they keep the embeddings of so many, up to a bound.
+        config: config of the run.
+        prompts: number of prompts of the run; each model process keeps embeddings of at most `KEPT_PROMPTS` of them.
 
     Returns:
         Counts, and memory in bytes.
 
     Raises:
-        ModelError: no such model.
+        ModelError: there is no such model.
         ConfigError: the sampling section leaves no stochastic step.
     """
     fake = FakeTensorMode()
@@ -124,15 +126,15 @@ def estimate_of(
     fake: FakeTensorMode,
     prompts: int = KEPT_PROMPTS,
 ) -> Estimate:
-    """Estimate a model whose components were made under `fake`, without an adapter so far.
+    """Estimate the cost of a config with a model whose components were made under `fake`.
 
     Args:
-        config: of the run.
-        backbone: the model; it gets an adapter here.
-        encoders: its text encoders; none with an embedding cache.
-        adapter: rank, alpha and targets.
-        fake: the mode in which tensors have shapes and no memory.
-        prompts: as in `estimate`.
+        config: config of the run.
+        backbone: the model without an adapter; this function attaches one.
+        encoders: text encoders of the model; none with an embedding cache.
+        adapter: rank, alpha and targets of the adapter.
+        fake: the mode in which tensors have shapes but no memory.
+        prompts: see `estimate`.
 
     Returns:
         Counts, and memory in bytes.
@@ -160,7 +162,7 @@ def estimate_of(
         "prompt embeddings": embedding * min(prompts, KEPT_PROMPTS),
         "adapter": 4 * trained,
     }
-    apart = rows * min(most, shard.largest_forward) * embedding * (rows - 1)  # both branches, beside their joint rows
+    apart = rows * min(most, shard.largest_forward) * embedding * (rows - 1)  # both branches besides their joint rows
     rollout = {
         **static,
         **({"context": CONTEXT} if config.cluster.rollout.gpus else {}),
@@ -194,12 +196,12 @@ def estimate_of(
 
 
 def shared_memory(rollout: Mapping[str, int], learner: Mapping[str, int], *, offload: bool) -> int:
-    """Count what a rollout actor and a learner worker take together on one GPU at the highest.
+    """Compute the peak memory of a rollout actor and a learner worker together on one GPU.
 
     Args:
-        rollout: bytes of the rollout actor by what takes them.
-        learner: of the learner worker.
-        offload: whether the side that rests gives back all but `KEPT`; otherwise torch keeps what it has had.
+        rollout: bytes of the rollout actor by part.
+        learner: bytes of the learner worker by part.
+        offload: whether the waiting side releases all parts but `KEPT`; otherwise torch keeps all its memory.
 
     Returns:
         Bytes.
@@ -213,7 +215,7 @@ def shared_memory(rollout: Mapping[str, int], learner: Mapping[str, int], *, off
 
 @dataclass(frozen=True)
 class ShardCounts:
-    """What the sampler asks of the model in a shard."""
+    """The work of the sampler and of the learner for a shard."""
 
     rows: float
     """Rows through the transformer in a group's first shard; the mean of groups with different windows."""
@@ -222,28 +224,29 @@ class ShardCounts:
     later_rows: float
     """Rows in every other shard of the group, which refers to the point that all members share."""
     later_images: int
+    """Images that every other shard decodes."""
     states: tuple[int, ...]
-    """Different states of the shard's members before each stochastic step; each takes one gradient evaluation."""
+    """Number of different states of the shard's members before each stochastic step; each needs one gradient."""
     gradient_rows: int
-    """Samples of the largest forward and backward that a shard of any iteration asks for."""
+    """Rows of the largest forward and backward of a shard in any iteration."""
     largest_forward: int
-    """Samples of the largest forward of a rollout actor."""
+    """Rows of the largest forward of a rollout actor, not counting the second branch of guidance."""
     largest_decoding: int
-    """Images that the VAE decodes together at most."""
+    """Most images that the VAE decodes together."""
     largest_points: int = 0
-    """Images that the tiny decoder decodes together at most."""
+    """Most images that the tiny decoder decodes together."""
     held_forward: int = 0
     """Bytes of the sampler's own tensors during its largest forward."""
     held_decoding: int = 0
-    """The same during decoding."""
+    """Bytes of the sampler's own tensors during decoding."""
     trajectories: int = 0
-    """Bytes of the first shard's trajectories as they travel."""
+    """Bytes of the first shard's trajectories when they are sent."""
 
 
 def _beside_one_state(backbone: PipelineBackbone, config: RunConfig, shard: ShardCounts) -> int:
-    """Bytes of a micro-batch's own tensors where its pairs share one state and its forward has a single row.
+    """Return the bytes of a micro-batch's own tensors if its pairs share one state, so that its forward has one row.
 
-    States, next states, means, their difference from a sample and its square, and three gradients.
+    These are states, next states, means, their difference from a sample and its square, and three gradients.
     """
     return 8 * 4 * config.group.shard * math.prod(backbone.latent_shape) if shard.gradient_rows == 1 else 0
 
@@ -295,13 +298,13 @@ def _states(config: RunConfig, policy: FlowPolicy, explored: Sequence[int]) -> I
 
 
 def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, gradient: float) -> Evaluations:
-    """Multiply what a shard takes by the shards of an iteration.
+    """Compute the counts of an iteration from those of a shard.
 
     Args:
-        config: of the run.
-        shard: from `count_shard`.
+        config: config of the run.
+        shard: counts from `count_shard`.
         forward: operations of one evaluation, from `pass_cost`.
-        gradient: forwards that one pair's forward and backward cost together, from `pass_cost`.
+        gradient: cost of the forward and backward of one pair as a number of forwards, from `pass_cost`.
 
     Returns:
         The counts of one iteration.
@@ -328,9 +331,9 @@ def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, 
 
 
 class Counter:
-    """A backbone of small latents that predicts zeros and notes the largest things that it was asked for.
+    """A backbone with small latents that predicts zeros and records the sizes of its largest calls.
 
-    What the sampler holds grows with the latents, so `meter` sees a small part of it.
+    `meter` measures the sampler's own tensors at this small size; they grow in proportion to the latents.
     """
 
     latent_shape: tuple[int, int, int] = (1, 1, SMALL)
@@ -344,23 +347,23 @@ class Counter:
         self._backbone = backbone
 
     def sigmas(self, steps: int) -> Float[Tensor, " points"]:
-        """The real model's."""
+        """Return the schedule of the real model."""
         return self._backbone.sigmas(steps)
 
     def sized(self, height: int, width: int) -> "Counter":
-        """The same latent."""
+        """Return this stand-in: its latents have one size."""
         del height, width
         return self
 
     def encode(self, text: str) -> Conditioning:
-        """Nothing to know."""
+        """Return an empty conditioning."""
         del text
         return {"text": torch.zeros(1, 0)}
 
     def velocity(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
     ) -> Float[Tensor, "B C H W"]:
-        """Zeros."""
+        """Return zeros, and record the number of rows."""
         del sigma, conditioning
         if len(latents) >= self.largest:
             self.largest = len(latents)
@@ -370,21 +373,21 @@ class Counter:
     def guide(
         self, without: Float[Tensor, "B C H W"], toward: Float[Tensor, "B C H W"], weight: float
     ) -> Float[Tensor, "B C H W"]:
-        """Zeros."""
+        """Return the first branch, which is zeros."""
         del toward, weight
         return without
 
     def decode(self, latents: Float[Tensor, "B C H W"], *, points: int = 0) -> UInt8[np.ndarray, "B height width 3"]:
-        """Black images of one pixel."""
+        """Return black images of one pixel, and record the number of points."""
         self.points = max(self.points, points)
         self.held_decoding = max(self.held_decoding, self.meter.current)
         return np.zeros((len(latents), 1, 1, 3), np.uint8)
 
     def rest(self) -> None:
-        """Nothing to move."""
+        """Do nothing: there are no weights to move."""
 
     def wake(self) -> None:
-        """Nothing to move."""
+        """Do nothing: there are no weights to move."""
 
 
 def lanes_of_a_worker(config: RunConfig) -> int:
@@ -399,7 +402,7 @@ class PassCost:
     """The cost of one pass through the transformer, or of one decoding."""
 
     peak: int
-    """Bytes at its highest, beside the weights."""
+    """Peak of the memory in bytes, without the weights."""
     flops: float
     """Operations of one row, or of one image, by torch's count."""
     numbers: int = 0
@@ -411,12 +414,12 @@ def pass_of(backbone: PipelineBackbone, rows: int, *, has_gradient: bool, device
 
     Args:
         backbone: the model, with its adapter.
-        rows: rows of the forward.
-        has_gradient: a backward of a mean square follows.
-        device: of the model.
+        rows: number of rows of the forward.
+        has_gradient: whether a backward of the mean square follows.
+        device: device of the model.
 
     Returns:
-        What computes it, each time anew.
+        A function that computes it on each call.
     """
     latents = torch.zeros(rows, *backbone.latent_shape, device=device)
     conditioning, sigma = backbone.example(rows), torch.full((rows,), 0.5, device=device)
@@ -433,13 +436,13 @@ def pass_of(backbone: PipelineBackbone, rows: int, *, has_gradient: bool, device
 def pass_cost(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> PassCost:
     """Count memory and operations of one forward, or of one forward with its backward.
 
-    The frozen weights need no gradient of their own, so forward and backward of a LoRA cost about 2 forwards, and about
-    3 with checkpointing. torch does not count the operations of its fused attention on a CPU, so they are too few.
+    The frozen weights get no gradients, so forward and backward of a LoRA cost about 2 forwards, and about 3 with
+    checkpointing. torch does not count the operations of its fused attention on a CPU, so the count is too low.
 
     Args:
         backbone: the model, with its adapter.
-        rows: rows of the forward; guidance takes two a sample.
-        has_gradient: count the backward of a mean square too.
+        rows: number of rows of the forward; guidance needs two per sample.
+        has_gradient: whether to count the backward of the mean square too.
 
     Returns:
         Memory of the whole pass, operations of one row.
@@ -451,7 +454,7 @@ def pass_cost(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> P
 
 
 def _evaluation_peaks(config: RunConfig, backbone: PipelineBackbone, shard: ShardCounts) -> list[int]:
-    """Bytes of a forward and of a decoding in an evaluation, if they may be larger than those of a shard."""
+    """Return the peak bytes of a forward and of a decoding in an evaluation if they may exceed those of a shard."""
     batch, model = config.evaluation.batch, config.model
     rows, images = min(model.forward_batch or batch, batch), min(model.decode_batch or batch, batch)
     if not config.evaluation.size and rows <= shard.largest_forward and images <= shard.largest_decoding:

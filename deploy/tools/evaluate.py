@@ -1,4 +1,4 @@
-"""Scoring held-out prompts once: the base model, a run's adapter, or both at the same noise."""
+"""Scores held-out prompts once: with the base model, a run's adapter, or both from the same noise."""
 
 import asyncio
 import json
@@ -35,17 +35,17 @@ class Assessed:
     name: str
     """`base` or `adapter`."""
     iteration: int
-    """Of the adapter; 0 for the base model."""
+    """Iteration of the adapter; 0 for the base model."""
     evaluation: Evaluation
     scores: HeldoutScores
     diversity: float | None
-    """Mean of 1 - cosine over the pairs of a prompt's images, mean over prompts; see `Diversity`."""
+    """Diversity of the images, see `Diversity`; None if it was not measured."""
 
 
 class Diversity:
-    """How much the images of one prompt differ: mean of 1 - cosine of CLIP's image features over their pairs.
+    """Diversity of the images of a prompt: mean of 1 - cosine of CLIP's image features over all pairs of images.
 
-    0 means that all images of a prompt are alike to this CLIP. Values of two CLIPs are not comparable.
+    0 means that this CLIP sees no difference between the images. Values of two CLIPs are not comparable.
     """
 
     def __init__(self, model: str) -> None:
@@ -67,7 +67,7 @@ class Diversity:
 
 
 def diversity_of(features: np.ndarray) -> float:
-    """Return the mean of 1 - cosine over pairs of a prompt's images, mean over prompts; unit features [P, N, D]."""
+    """Return the mean over prompts of the mean of 1 - cosine over pairs of images; unit features [P, N, D]."""
     count = features.shape[1]
     cosines = (np.square(features.sum(1)).sum(-1) - count) / (count * (count - 1))
     return float(1 - cosines.mean())
@@ -83,14 +83,14 @@ async def assess(
     features: str | None = None,
     is_local: bool = False,
 ) -> list[Assessed]:
-    """Evaluate `config` with an adapter of a run, with the base model, or with both at the same noise.
+    """Evaluate `config` with an adapter of a run, with the base model, or with both from the same noise.
 
-    The event loop stays free. Cancelling ends the actors and a cluster that was started for them.
+    The event loop is not blocked. Cancelling ends the actors, and the cluster if it was started for them.
 
     Args:
-        config: its sections `data`, `rewards` and `evaluation` say how, `cluster` with how many actors.
-        run: the run folder; without one only the base model is evaluated.
-        iteration: of the checkpoint; the newest without one.
+        config: config of the evaluation: sections `data`, `rewards`, `evaluation` and `cluster`.
+        run: the run folder; None evaluates only the base model.
+        iteration: iteration of the checkpoint; None takes the newest.
         is_best: take the checkpoint with the highest held-out score instead.
         has_base: evaluate the base model too.
         features: a CLIP whose image features measure diversity; None leaves it out.
@@ -100,7 +100,7 @@ async def assess(
         One result, or the base model's and the adapter's.
 
     Raises:
-        RunFolderError: `run` holds no such checkpoint, or its adapter was trained in another `model`.
+        RunFolderError: `run` holds no such checkpoint, or its adapter was trained with another `model` section.
         InputError: another mistake that the user can correct.
     """
     if is_best and (run is None or iteration is not None):
@@ -140,10 +140,10 @@ def _checked(
     is_best: bool,
     is_local: bool,
 ) -> tuple[RunConfig, list[Prompt], Adapter | None, Diversity | None]:
-    """Check the inputs: the completed config, held-out prompts, the run's adapter, and what measures diversity."""
+    """Check the inputs; return the completed config, the held-out prompts, the run's adapter, and the diversity."""
     config = completed(config)
     if features and config.evaluation.images_per_prompt < 2:
-        raise ConfigError("diversity needs at least 2 images of a prompt, got evaluation.images_per_prompt 1: raise it")
+        raise ConfigError("diversity needs at least 2 images per prompt, got evaluation.images_per_prompt 1: raise it")
     heldout = check_heldout(config, is_local=is_local)
     adapter = None
     if run:
@@ -154,7 +154,7 @@ def _checked(
 
 
 def differences(results: Sequence[Assessed]) -> dict[str, Difference]:
-    """Return the paired difference of two results, adapter minus base, of all kinds (`all kinds`) and of each."""
+    """Return the paired difference of two results, adapter minus base, for `all kinds` of prompts and for each kind."""
     if len(results) < 2:
         return {}
     base, adapter = (each.scores for each in results)
@@ -164,7 +164,7 @@ def differences(results: Sequence[Assessed]) -> dict[str, Difference]:
 
 
 def document(results: Sequence[Assessed], features: str | None = None) -> dict[str, Any]:
-    """Return everything that an evaluation found, for JSON; `features` is the CLIP behind the diversity."""
+    """Return all results of an evaluation for JSON; `features` is the CLIP that measured the diversity."""
     return {
         "diversity_features": features,
         "results": [
@@ -191,27 +191,27 @@ JSON, GRID = "evaluation.json", "grid.png"
 
 
 def require_out(out: Path) -> None:
-    """Check that an evaluation may be written to a folder (RunFolderError): it holds none, and can be made."""
+    """Make the folder for an evaluation (RunFolderError: it cannot be made, or already holds an evaluation)."""
     for name in (JSON, GRID):
         if (out / name).exists():
-            raise RunFolderError(f"--out must name a folder without an evaluation, got {out / name}: take another one")
+            raise RunFolderError(f"--out must name a folder without an evaluation, got {out / name}: choose another")
     with writing(out, "--out"):
         out.mkdir(parents=True, exist_ok=True)
 
 
 def write_results(results: Sequence[Assessed], out: Path, features: str | None = None) -> tuple[Path, Path]:
-    """Write `evaluation.json` and `grid.png`, images of some prompts, those of base and adapter side by side.
+    """Write `evaluation.json` and `grid.png`, which shows images of base and adapter side by side.
 
     Args:
-        results: of `assess`.
-        out: a folder that is there.
+        results: the results of `assess`.
+        out: an existing folder.
         features: see `document`.
 
     Returns:
         Both paths.
 
     Raises:
-        RunFolderError: they cannot be written.
+        RunFolderError: a file cannot be written.
     """
     galleries = [each.evaluation.gallery for each in results]
     cells = [

@@ -1,4 +1,4 @@
-"""The actors that an evaluation needs, without a learner: on Ray, or in this process."""
+"""The actors of an evaluation, without a learner: on Ray, or in this process."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 class ToTerminal:
-    """A `protocol.sink.StatusSink` that tells people what does not hold and what failed."""
+    """A `protocol.sink.StatusSink` that prints warnings, errors and conditions that do not hold."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002, ARG002, FBT001
-        """Tell a condition that does not hold."""
+        """Print a condition that does not hold."""
         if holds is False:
             self.event(message, "warning")
 
     def event(self, message: str, kind: str = "info") -> None:
-        """Tell a warning or an error."""
+        """Print a warning or an error."""
         if kind != "info":
             self._console.print(message, markup=False, emoji=False, soft_wrap=True)
 
@@ -38,18 +38,18 @@ class ToTerminal:
 async def evaluators(
     config: RunConfig, heldout: Sequence[Prompt], *, is_local: bool
 ) -> AsyncIterator["LocalFleet | RayEvaluators"]:
-    """Start what an evaluation needs, on Ray with a cluster unless one is given, and end all of it.
+    """Start the actors of an evaluation, and a local Ray cluster unless one is given; stop both at the end.
 
     Args:
-        config: its sections `model`, `rewards` and `cluster` say what.
-        heldout: the prompts; they are encoded ahead if the config keeps embeddings, and shown to the scorers.
-        is_local: in this process instead of on Ray.
+        config: config with sections `model`, `rewards` and `cluster`.
+        heldout: the prompts; the scorers check them, and with an embedding cache they are encoded in advance.
+        is_local: evaluate in this process instead of on Ray.
 
     Yields:
-        The evaluators, ready.
+        The actors, ready.
 
     Raises:
-        InputError: no such cluster, a scorer that is not ready there, a prompt that it cannot score.
+        InputError: there is no such cluster, a scorer is not ready there, or a prompt cannot be scored.
     """
     console = Console(stderr=True, highlight=False)
     sink = ToTerminal(console)
@@ -66,7 +66,7 @@ async def evaluators(
             try:
                 await asyncio.shield(starting)
             except asyncio.CancelledError:
-                await asyncio.wait([starting])  # a cluster that has begun to start is ended below
+                await asyncio.wait([starting])  # leaving the stack then stops the cluster
                 raise
             await require_rewards(config)
             fleet = RayEvaluators(config, sink)

@@ -1,4 +1,4 @@
-"""A run's adapter merged into its model: a full folder in diffusers' format, for tools that know no LoRA."""
+"""Merges a run's adapter into its model: a full folder in diffusers' format, for tools without LoRA support."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from protocol.errors import RunFolderError
 from protocol.files import whole, writing
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""safetensors' names."""
+"""torch's name of a dtype by safetensors' name."""
 
 
 def export_model(
@@ -25,16 +25,16 @@ def export_model(
 
     Args:
         run: the run folder.
-        folder: to write; it must not exist.
-        iteration: of the checkpoint; the newest without one.
-        dtype: of the written weights; without one that of the model's own transformer.
-        is_average: merge the adapter's running mean.
+        folder: folder to write; it must not exist.
+        iteration: iteration of the checkpoint; None takes the newest.
+        dtype: dtype of the written weights; None takes that of the model's transformer on disk.
+        is_average: merge the running mean of the adapter instead.
 
     Returns:
         `folder`.
 
     Raises:
-        RunFolderError: no such run or checkpoint, or `folder` exists or cannot be written.
+        RunFolderError: there is no such run or checkpoint, or `folder` exists or cannot be written.
         ModelError: the model cannot be loaded.
     """
     if folder.exists():

@@ -1,7 +1,7 @@
-"""What a computation costs, found out without doing it: memory and operations of a fake run are counted.
+"""Counts memory and operations of a computation without doing it.
 
-Under torch's FakeTensorMode operations compute shapes only, so a transformer of any size runs forward and backward in
-seconds on any machine; `CostMeter` adds up what is alive at each moment, and the operations by torch's formulas.
+Under torch's FakeTensorMode operations compute only shapes, so a transformer of any size runs forward and backward in
+seconds on any machine; `CostMeter` adds up the living tensors at each moment, and the operations by torch's formulas.
 """
 
 import math
@@ -15,11 +15,11 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import flop_registry
 
 BLOCK = 16
-"""Channels in a block of oneDNN's layout with AVX-512."""
+"""Channels per block of oneDNN's layout with AVX-512."""
 
 
 def stored(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield what takes memory: of a quantised tensor its parts, every other tensor as it is."""
+    """Yield the tensors that take memory: the parts of a quantised tensor, and every other tensor itself."""
     for tensor in tensors:
         if is_traceable_wrapper_subclass(tensor):
             names, _ = tensor.__tensor_flatten__()
@@ -29,17 +29,17 @@ def stored(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 class CostMeter(TorchDispatchMode):
-    """Counts bytes of the tensors that operations inside return, while they are alive, and floating-point operations.
+    """Counts floating-point operations, and the bytes of the tensors that operations return, while these are alive.
 
-    torch's own FlopCounterMode keeps tensors alive, so it cannot count beside memory.
+    torch's own FlopCounterMode keeps tensors alive, so it cannot be used while memory is counted.
 
         with FakeTensorMode(), CostMeter(apart=transformer.parameters()) as memory:
             transformer(...).sum().backward()
         print(memory.peak)
 
     Args:
-        apart: tensors that were there before and do not count.
-        is_cpu: count what oneDNN holds during a convolution on a CPU too: input and output in its layout, and then the
+        apart: tensors from before, which do not count.
+        is_cpu: also count oneDNN's copies during a convolution on a CPU: input and output in its layout, and then the
             output in both layouts.
     """
 
@@ -52,7 +52,7 @@ class CostMeter(TorchDispatchMode):
         self._known = {tensor.untyped_storage()._cdata for tensor in stored(apart)}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:  # two of three calls: a layer asks where its tensor lies
+        if func is torch.ops.prim.device.default:  # two of three calls: a layer asks for the device of its tensor
             return args[0].fake_device
         result = func(*args, **(kwargs or {}))
         if formula := flop_registry.get(func.overloadpacket):
@@ -81,6 +81,6 @@ class CostMeter(TorchDispatchMode):
 
 
 def _blocked(images: torch.Tensor) -> int:
-    """Bytes of images [B, C, ...] in blocks of channels."""
+    """Return the bytes of images [B, C, ...] in blocks of channels."""
     count, channels, *sides = images.shape
     return count * -(-channels // BLOCK) * BLOCK * math.prod(sides) * images.element_size()

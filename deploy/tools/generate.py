@@ -24,7 +24,7 @@ UInt8Images = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def read_texts(path: Path) -> list[Prompt]:
-    """Read the prompts of any prompt file, whatever their kind.
+    """Read the prompts of a prompt file of any kind.
 
     Raises:
         PromptError: the file does not exist, or a line is broken.
@@ -50,28 +50,28 @@ def generate_images(
 ) -> Iterator[Path]:
     """Generate `count` images of each prompt as `out/NNN.png`; equal arguments give equal images.
 
-    The first free number names the first image, so nothing is overwritten. A PNG's text chunks say how it was made.
+    Numbers begin after the existing images, so nothing is overwritten. A PNG's text chunks hold these arguments.
 
     Args:
         run: the run folder.
         prompts: P prompts.
-        out: the folder for the images.
+        out: folder for the images.
         count: number of images of each prompt.
-        seed: of the initial noise.
-        steps: Euler steps of the ODE; the run's `evaluation.steps` without them.
-        size: height and width in pixels; those of the run's evaluation without them.
-        iteration: of the checkpoint; the newest without one.
+        seed: seed of the initial noise.
+        steps: Euler steps of the ODE; None takes the run's `evaluation.steps`.
+        size: height and width in pixels; None takes those of the run's evaluation.
+        iteration: iteration of the checkpoint; None takes the newest.
         is_best: take the checkpoint with the highest held-out score instead.
-        is_base: leave the adapter out.
-        is_average: use the adapter's running mean.
+        is_base: generate without the adapter.
+        is_average: use the running mean of the adapter.
         has_grid: write one `grid_NNN.png` with all images instead.
-        device: torch's name; a GPU if there is one.
+        device: torch's name of the device; None takes a GPU if there is one.
 
     Yields:
-        The path of each image, those of a prompt after each other, or the path of the grid.
+        The path of each image, prompt by prompt, or the path of the grid.
 
     Raises:
-        RunFolderError: no such run or checkpoint, or `out` cannot be written.
+        RunFolderError: there is no such run or checkpoint, or `out` cannot be written.
         ConfigError: torch cannot compute on the device, or options exclude each other.
         ModelError: the model cannot be loaded, or it cannot generate images of this size.
     """
@@ -98,7 +98,7 @@ def generate_images(
         "flowcredit": VERSION,
     }
     wanted = [(prompt, number) for prompt in prompts for number in range(count)]
-    drawn: list[UInt8Images] = []
+    batches: list[UInt8Images] = []
     with writing(out, "--out"):
         out.mkdir(parents=True, exist_ok=True)
         paths = free_paths(out, "grid_" if has_grid else "")
@@ -118,23 +118,23 @@ def generate_images(
         )
         images = generate(policy, request)
         if has_grid:
-            drawn.append(images)
+            batches.append(images)
             continue
         for (prompt, number), image in zip(batch, images, strict=True):
-            told = {"prompt": prompt.text, "negative": prompt.negative, "image": str(number)}
+            own = {"prompt": prompt.text, "negative": prompt.negative, "image": str(number)}
             with writing(out, "--out"):
-                yield _write_new(next(paths), _png(image, facts | told))
+                yield _write_new(next(paths), _png(image, facts | own))
     if has_grid:
-        rows = np.concatenate(drawn).reshape(len(prompts), count, *drawn[0].shape[1:])
+        rows = np.concatenate(batches).reshape(len(prompts), count, *batches[0].shape[1:])
         cells = [(prompt.text, list(row), []) for prompt, row in zip(prompts, rows, strict=True)]
-        told = {"prompts": json.dumps([prompt.text for prompt in prompts], ensure_ascii=False), "images": str(count)}
+        own = {"prompts": json.dumps([prompt.text for prompt in prompts], ensure_ascii=False), "images": str(count)}
         title = f"{run.resolve().name}, iteration {facts['iteration']}, seed {seed}"
         with writing(out, "--out"):
-            yield _write_new(next(paths), png_of_grid(cells, title, facts | told))
+            yield _write_new(next(paths), png_of_grid(cells, title, facts | own))
 
 
 def free_paths(out: Path, stem: str) -> Iterator[Path]:
-    """Name new files `out/STEM` and a number, from the first one above all that are there."""
+    """Yield names of new files: `out/STEM` and a number, beginning after the highest existing one."""
     held = [path.stem.removeprefix(stem) for path in out.glob(f"{stem}*.png")]
     first = max((int(number) for number in held if number.isdecimal()), default=-1) + 1
     return (out / f"{stem}{number:03d}.png" for number in count_from(first))

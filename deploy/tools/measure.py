@@ -1,7 +1,7 @@
-"""How fast this machine's device computes a preset's model: forwards, gradients and decoded images a second.
+"""Measures how fast this machine's device computes a preset's model: forwards, gradients and decoded images per second.
 
-Weights are random, so no model has to be here. On a CPU a large model is cut to one layer of each kind and a small
-image in float32; what is left gives operations a second, which count for the whole.
+Weights are random, so the model need not be on this machine. On a CPU a large model is cut to one layer of each kind
+and a small image in float32; the measured operations per second then give the rates of the whole model.
 """
 
 import time
@@ -25,46 +25,46 @@ LARGE = 5e10
 """Operations of one forward above which a model is cut on a CPU."""
 CUT_PIXELS = 128
 CUT = {"dtype": "float32", "vae_dtype": None, "height": CUT_PIXELS, "width": CUT_PIXELS}
-"""Config of a model that is cut."""
+"""Config keys of a model that is cut."""
 PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40": 362.0, "B200": 2250.0}
-"""Dense bf16 peak from the maker's data sheet, by a part of the GPU's name."""
+"""Dense bf16 peak from the vendor's data sheet, by a part of the GPU's name."""
 ASSUMED_SHARE = 0.4
-"""Share of its peak that a card is assumed to reach where nobody has measured it."""
+"""Share of its peak that an unmeasured card is assumed to reach."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What a device does with a model."""
+    """The measured rates of a model on a device."""
 
     device: str
     cut: str
-    """What was measured in place of the whole model; empty if it was whole."""
+    """Describes the cut model that was measured; empty if it was the whole model."""
     rows: int
-    """Of a forward."""
+    """Rows of a forward."""
     forwards: float
-    """Rows of the whole model a second."""
+    """Forwards of one row of the whole model per second."""
     gradients: float
     """The same with their backward."""
     images: float
-    """Images a second that the VAE decodes."""
+    """Images that the VAE decodes per second."""
     tflops: float
-    """10^12 operations a second in forwards, as the estimate counts them: what `--tflops` wants."""
+    """Rate of forwards for `--tflops`: 10^12 operations per second, as the estimate counts them."""
 
     def lines(self) -> Iterator[str]:
-        """For a person."""
+        """Yield the rates as lines of text."""
         yield f"{self.device}: {self.tflops:.3g} TFLOP/s in forwards of {self.rows} rows{self.cut}"
         yield (
-            f"{self.forwards:.3g} forwards, {self.gradients:.3g} gradients and {self.images:.3g} decoded images a"
-            f" second: take --tflops {self.tflops:.3g} for `train --dry-run`"
+            f"{self.forwards:.3g} forwards, {self.gradients:.3g} gradients and {self.images:.3g} decoded images per"
+            f" second: use --tflops {self.tflops:.3g} with `train --dry-run`"
         )
 
 
 def measure(config: RunConfig, counts: Evaluations) -> Speed:
-    """Measure the device that this process would compute on: a GPU if there is one, else the CPU.
+    """Measure the device of this process: a GPU if there is one, else the CPU.
 
     Args:
-        config: of the run; a CPU computes on the threads of its rollout actors.
-        counts: of the whole model, from `deploy.tools.estimate`.
+        config: config of the run; a CPU uses as many threads as a rollout actor.
+        counts: counts of the whole model, from `deploy.tools.estimate`.
 
     Returns:
         The rates.
@@ -111,7 +111,7 @@ def measure(config: RunConfig, counts: Evaluations) -> Speed:
 
 
 def peak_of(name: str) -> float | None:
-    """Return the dense bf16 peak of a GPU in TFLOP/s, by its name; None if the table lacks it."""
+    """Return the dense bf16 peak of a GPU in TFLOP/s, by its name; None if it is not in the table."""
     return next((peak for part, peak in PEAK_TFLOPS.items() if part.lower() in name.lower()), None)
 
 
@@ -119,7 +119,7 @@ def assumed_tflops(card: str) -> float:
     """Return the TFLOP/s that a card is assumed to reach.
 
     Raises:
-        ConfigError: the table lacks it.
+        ConfigError: the card is not in the table.
     """
     peak = peak_of(card)
     if peak is None:
@@ -128,7 +128,10 @@ def assumed_tflops(card: str) -> float:
 
 
 def _rate(work: Callable[[], object], count: int, *, counted: float | None) -> float:
-    """How many of `count` things are done a second; with the operations of a whole one, how many of those."""
+    """Return how many of the `count` items of `work` are done per second.
+
+    If `counted`, the operations of one item of the whole model, is given, return the rate of such items.
+    """
     with CostMeter() as meter:
         work()
     rounds = []

@@ -1,6 +1,6 @@
-"""The memory of each role at its highest, and whether a GPU is large enough: what `train --dry-run` and `doctor` show.
+"""The peak memory of each role, and whether a GPU is large enough, for `train --dry-run` and `doctor`.
 
-What a model's computation takes comes from `deploy.tools.estimate`. Here is added what a process holds beside it: its
+`deploy.tools.estimate` gives the memory of a model's computation. This module adds the other memory of a process: its
 libraries, copies of the adapter, trajectories and images. On a CPU all of it is host memory.
 """
 
@@ -23,36 +23,37 @@ PROCESS = {
 """Bytes of a process with its libraries before it loads anything (Linux, CPU build of torch): the first two as
 `python -m benchmarks.speed.memory` prints them, the others after their imports. A scorer may import torch too."""
 CARD_GB = {"H100": 80, "H200": 141, "A100": 80, "L40": 48, "B200": 180}
-"""10^9 bytes of a card from the maker's data sheet, by a part of its name; of the A100 the larger one."""
+"""Memory of a card in 10^9 bytes from the vendor's data sheet, by a part of its name; the A100 is the larger one."""
 
 
 @dataclass(frozen=True)
 class RoleMemory:
-    """The peak of one process, in bytes by what takes it."""
+    """The peak memory of one process."""
 
     role: str
     gpu: Mapping[str, int]
-    """On a GPU; empty for a role without one."""
+    """Bytes on a GPU by part; empty for a role without a GPU."""
     host: Mapping[str, int]
+    """Bytes of host memory by part."""
     uncounted: str = ""
-    """What it takes beside these."""
+    """Part that is not counted."""
 
     def line(self) -> str:
-        """For a person."""
+        """Return the memory as a line of text."""
         parts = self.gpu or {part: size for part, size in self.host.items() if part != "process"}
         name, size = max(parts.items(), key=lambda part: part[1])
         gpu = f"GPU {sum(self.gpu.values()) / GIB:.2f}, " if self.gpu else ""
         held = f"{gpu}host {sum(self.host.values()) / GIB:.2f} GiB"
         apart = f", {self.uncounted} not counted" if self.uncounted else ""
-        return f"memory at the highest, {self.role}: {held}{apart}; most of it {name} {size / GIB:.2f}"
+        return f"peak memory, {self.role}: {held}{apart}; the largest part is {name} {size / GIB:.2f}"
 
 
 def roles_of(config: RunConfig, found: Estimate) -> list[RoleMemory]:
-    """Add to an estimate what each process holds beside its model.
+    """Add the memory that each process takes besides its model to an estimate.
 
     Args:
-        config: of the run.
-        found: of the same config.
+        config: config of the run.
+        found: estimate of the same config.
 
     Returns:
         A rollout actor, a learner worker, an actor of each reward without its scorer's weights, the driver, and the
@@ -91,17 +92,17 @@ def _role(role: str, device: Mapping[str, int], host: Mapping[str, int], *, has_
 
 
 def card_bytes(card: str) -> int | None:
-    """Return the memory of a card by its name; None if the table lacks it."""
+    """Return the memory of a card in bytes, by its name; None if it is not in the table."""
     return next((size * 10**9 for part, size in CARD_GB.items() if part.lower() in card.lower()), None)
 
 
 def fit_problems(config: RunConfig, found: Estimate, *, card: str | None = None) -> Iterator[ConfigError]:
-    """Compare what the roles take of a GPU with a card, or without one with this machine's GPUs if the run uses them.
+    """Compare the GPU memory of the roles with that of a card, or of this machine's GPUs if the run uses them.
 
     Args:
-        config: of the run.
-        found: of the same config.
-        card: its name; every GPU of the run is one.
+        config: config of the run.
+        found: estimate of the same config.
+        card: name of the card of every GPU of the run; None compares with this machine.
 
     Yields:
         An error for each role that does not fit, with the keys that help.
@@ -117,7 +118,7 @@ def fit_problems(config: RunConfig, found: Estimate, *, card: str | None = None)
     cluster = config.cluster
     if cluster.is_colocated and found.shared > limit and cluster.learner.gpus:
         yield ConfigError(
-            f"a rollout actor and a learner worker take about {found.shared / GIB:.1f} GiB together, {gpu} has"
+            f"a rollout actor and a learner worker take about {found.shared / GIB:.1f} GiB together, but {gpu} has"
             f" {limit / GIB:.1f}: {cluster.memory_remedy.rpartition(': ')[2]}, or {_remedies(config, found.learner)}"
         )
     for role, share, parts in (
@@ -128,15 +129,15 @@ def fit_problems(config: RunConfig, found: Estimate, *, card: str | None = None)
             continue
         together = max(1, int(1 / share))
         if together * sum(parts.values()) > limit:
-            who = f"a {role} takes" if together == 1 else f"{together} {role}s on one GPU take"
+            taking = f"a {role} takes" if together == 1 else f"{together} {role}s on one GPU take"
             yield ConfigError(
-                f"{who} about {together * sum(parts.values()) / GIB:.1f} GiB, {gpu} has {limit / GIB:.1f}:"
+                f"{taking} about {together * sum(parts.values()) / GIB:.1f} GiB, but {gpu} has {limit / GIB:.1f}:"
                 f" {_remedies(config, parts)}"
             )
 
 
 def _remedies(config: RunConfig, parts: Mapping[str, int]) -> str:
-    """Name the keys that make the largest parts smaller."""
+    """Name the config keys that make the largest parts smaller."""
     model, batch = config.model, "a lower model.forward_batch"
     if model.forward_batch is None:
         batch = "model.forward_batch=8"
@@ -149,4 +150,4 @@ def _remedies(config: RunConfig, parts: Mapping[str, int]) -> str:
     }
     by_size = sorted(parts, key=lambda part: -parts[part])
     helping = [keys[part] for part in by_size if parts[part] and keys.get(part)]
-    return f"set {', '.join(helping[:3])}, or take a larger card"
+    return f"set {', '.join(helping[:3])}, or use a larger card"

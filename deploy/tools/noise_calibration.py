@@ -1,14 +1,14 @@
 """Noise calibration: a noise level for each step, found before training as in DenseGRPO (arXiv 2601.20218, alg. 1).
 
-For each step, count the trajectories whose reward it raised and those whose reward it lowered. If the two are
-balanced there is room to explore, and the level grows; if one side prevails the noise disturbs, and the level shrinks:
+For each step, count the trajectories whose reward it raised and those whose reward it lowered. If the two counts are
+balanced, the level grows, because there is room to explore; otherwise the noise is too strong, and the level shrinks:
 
     |#{gain > 0} - #{gain < 0}| < tolerance   level + rate
     otherwise                                 level - rate
 
-All levels move at once, each round on other trajectories, until every level has turned back and forth. A step without a
-valid gain in a round keeps its level. The frozen table is `sampling.noise_levels` of the config that is written. During
-calibration every step but the last is stochastic, however small its noise: `sampling.std_min` does not apply.
+All levels move at once, in each round on new trajectories, until every level has changed its direction twice. A step
+without a valid gain in a round keeps its level. The result is `sampling.noise_levels` of the config that is written.
+During calibration every step but the last is stochastic, even with little noise: `sampling.std_min` does not apply.
 """
 
 import asyncio
@@ -35,8 +35,8 @@ FLIPS = 2
 RATE = 0.01
 """Change of a level in one round."""
 TOLERANCE = 2.0
-"""Difference of the two counts below which they balance, for a group of the size that the paper used, 24; scaled to the
-trajectories of a round."""
+"""Difference of the two counts below which they are balanced, for the paper's groups of 24; scaled to the number of
+trajectories in a round."""
 Measure = Callable[[Sequence[float], int], np.ndarray]
 """measure(levels, round): gains [trajectories, steps], NaN where a score is missing."""
 
@@ -51,14 +51,14 @@ def calibrate(
 ) -> list[float]:
     """Run the noise calibration: move the levels until each has settled or the rounds are over.
 
-    Settled is a level that turned back and forth, one held at a limit, and that of a step which never had a gain.
+    A level is settled if it has changed its direction `FLIPS` times, has reached a limit, or its step never had a gain.
 
     Args:
-        levels: to begin with, one per step; they stay above 0.
+        levels: first levels, one per step; they stay above 0.
         measure: returns the gains at given levels, [trajectories, steps].
-        report: is told each round's levels.
-        rounds: at most.
-        highest: largest level that the kernel takes.
+        report: called with a line of text for each round.
+        rounds: most rounds.
+        highest: largest level that the kernel accepts.
 
     Returns:
         The calibrated levels, one per step.
@@ -82,16 +82,16 @@ def calibrate(
             break
     else:
         unsettled = np.flatnonzero(is_open).tolist()
-        report(f"steps {unsettled} had not settled after {rounds} rounds; raise --rounds to go further")
+        report(f"steps {unsettled} have not settled after {rounds} rounds; raise --rounds to go further")
     if not has_gains.all():
-        report(f"steps {np.flatnonzero(~has_gains).tolist()} never had a gain and keep the level they began with")
+        report(f"steps {np.flatnonzero(~has_gains).tolist()} never had a gain and keep their first level")
     return [round(float(level), 6) for level in current]
 
 
 def is_balanced(gains: np.ndarray, tolerance: float) -> np.ndarray:
-    """Return for each step whether its noise raised as many rewards as it lowered: bool [steps].
+    """Return for each step whether its noise raised about as many rewards as it lowered: bool [steps].
 
-    The difference of two counts grows with the root of their number, so the tolerance does too.
+    The difference of two counts grows with the square root of their sum, so the tolerance does too.
     """
     difference = np.abs((gains > 0).sum(0) - (gains < 0).sum(0))
     return difference < tolerance * np.sqrt(np.isfinite(gains).sum(0) / 24)
@@ -100,22 +100,22 @@ def is_balanced(gains: np.ndarray, tolerance: float) -> np.ndarray:
 def calibrated_config(
     config: RunConfig, prompts: Sequence[Prompt], report: Callable[[str], None], *, rounds: int, prompts_per_round: int
 ) -> RunConfig:
-    """Calibrate the noise of a config: the same config with a noise level for each step.
+    """Calibrate the noise of a config.
 
-    A `flow_sde` becomes the `dance_sde` with the same std at each step, since the table is about the diffusion itself.
+    A `flow_sde` becomes the `dance_sde` with the same std at each step, because the levels are those of the diffusion.
 
     Args:
-        config: of the run; its noise levels are where the calibration begins.
+        config: config of the run; the calibration begins with its noise levels.
         prompts: the training prompts.
-        report: told of every round in one line.
-        rounds: at most.
-        prompts_per_round: one group is drawn of each.
+        report: called with a line of text for each round.
+        rounds: most rounds.
+        prompts_per_round: number of prompts, each with one group per round.
 
     Returns:
         The same config with `sampling.noise_levels`.
 
     Raises:
-        ConfigError: the credit rule does not score points, or not all of them, or a window is set.
+        ConfigError: the credit rule does not score all points, or a window is set.
     """
     if not config.scores_points or config.sampling.window.rule != "all" or config.completion.every > 1:
         raise ConfigError(
@@ -129,21 +129,21 @@ def calibrated_config(
     from learner.loop.groups import prompt_at
     from rewards.scorer import scorer_of
 
-    drawn = [prompt_at(prompts, index, seed=config.seed) for index in range(prompts_per_round)]
-    asyncio.run(encode_ahead(config, drawn, is_local=True, say=report))
+    chosen = [prompt_at(prompts, index, seed=config.seed) for index in range(prompts_per_round)]
+    asyncio.run(encode_ahead(config, chosen, is_local=True, say=report))
     backbone = load_backbone(config.model, device=best_device())
     kernel, levels = first_levels(config, backbone)
     scorers = {name: scorer_of(config.rewards[name]) for name in config.reward_weights}
 
     def measure(levels: Sequence[float], number: int) -> np.ndarray:
-        return _gains(_with_levels(config, kernel, levels, std_min=0.0), backbone, scorers, drawn, number)
+        return _gains(_with_levels(config, kernel, levels, std_min=0.0), backbone, scorers, chosen, number)
 
     highest = 1.0 if kernel in TOO_LOUD else math.inf
     return _with_levels(config, kernel, calibrate(levels, measure, report, rounds=rounds, highest=highest))
 
 
 def first_levels(config: RunConfig, backbone: "Backbone") -> tuple[str, list[float]]:
-    """Kernel and level of each step but the last to begin with, so that the first round draws as the config does."""
+    """Return the kernel, and the first level of each step but the last: the first round has the noise of the config."""
     from flow.policy import policy_of
 
     policy = policy_of(backbone, config)
@@ -155,14 +155,14 @@ def first_levels(config: RunConfig, backbone: "Backbone") -> tuple[str, list[flo
 
 
 def require_writable(path: Path) -> None:
-    """Check before hours of work that `write_config` can write a file that `train` reads.
+    """Check before the calibration that `write_config` will be able to write a file that `train` can read.
 
     Raises:
         ConfigError: the name does not end in .yaml or .yml.
-        RunFolderError: its folder is not there or cannot be written to.
+        RunFolderError: its folder does not exist or cannot be written to.
     """
     if path.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"--out must end in .yaml or .yml, got {path}: `train` takes no other file; rename it")
+        raise ConfigError(f"--out must end in .yaml or .yml, got {path}: `train` reads no other file; rename it")
     require_folder_of(path, "--out")
 
 
@@ -170,7 +170,7 @@ def write_config(config: RunConfig, path: Path) -> None:
     """Write the whole config as a YAML file.
 
     Raises:
-        RunFolderError: it cannot be written.
+        RunFolderError: the file cannot be written.
     """
     with writing(path, "--out"):
         write_whole(path, config.to_yaml())
@@ -189,7 +189,7 @@ def _gains(
     prompts: Sequence[Prompt],
     number: int,
 ) -> np.ndarray:
-    """Roll out a group of every prompt and score all points: gains [trajectories, steps], NaN without a score."""
+    """Roll out a group for every prompt and score all points; return gains [trajectories, steps], NaN without score."""
     from flow.policy import policy_of
     from flow.rollout import rollout_shard
     from learner.credit.assign import reward_tables

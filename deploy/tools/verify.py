@@ -1,6 +1,6 @@
 """`flowcredit verify RUN`: checks that all files of a run folder are whole and that its ledger of groups has no gap.
 
-It only reads, needs neither the model nor Ray, and may be used while the run goes on.
+It only reads, needs neither the model nor Ray, and may be used during the run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,10 +29,10 @@ class Verified:
 
 
 def verify(run: Path) -> Iterator[Verified]:
-    """Check config, inputs, metrics with their ledger, and every checkpoint.
+    """Check the config, the inputs, the metrics with their ledger, and every checkpoint.
 
     Raises:
-        RunFolderError: there is no run.
+        RunFolderError: the folder holds no run.
     """
     require_run(run)
     config = None
@@ -48,7 +48,7 @@ def verify(run: Path) -> Iterator[Verified]:
 
 
 def ledger_faults(lines: list[dict[str, Any]], per_iteration: int) -> list[str]:
-    """List the faults of the ledger, which must hold each iteration once, in order, with its own groups."""
+    """List the faults of the ledger: it must hold each iteration once, in order, with its own groups."""
     faults = []
     expected = 1
     for line in lines:
@@ -72,9 +72,9 @@ def _inputs(run: Path, config: RunConfig) -> Iterator[Verified]:
     try:
         changed = differences(held, input_digests(config))
     except (OSError, FlowcreditError) as error:
-        yield Verified(INPUTS, f"prompts or model are out of reach: {one_line(error)}", is_whole=False)
+        yield Verified(INPUTS, f"prompts or model cannot be read: {one_line(error)}", is_whole=False)
         return
-    found = f"changed since: {', '.join(changed)}" if changed else f"{len(held)} unchanged"
+    found = f"changed: {', '.join(changed)}" if changed else f"{len(held)} unchanged"
     yield Verified(INPUTS, found, is_whole=not changed)
 
 
@@ -87,13 +87,13 @@ def _metrics(run: Path, config: RunConfig | None) -> Iterator[Verified]:
     yield Verified(METRICS, f"{len(lines)} lines, last iteration {lines[-1]['iteration'] if lines else 0}")
     if config is not None:
         faults = ledger_faults(lines, config.group.per_iteration)
-        found = "; ".join(faults[:3]) or "every group once, none left out"
+        found = "; ".join(faults[:3]) or "every group exactly once"
         yield Verified("ledger", found, is_whole=not faults)
         yield from _learner(lines, lanes=config.learner.lanes)
 
 
 def _learner(lines: Sequence[dict[str, Any]], *, lanes: int) -> Iterator[Verified]:
-    """Say how many workers made each update; without equal digests of their adapters an update leaves no line."""
+    """Report how many workers made each update; an update is only recorded if all of their adapters were equal."""
     updates = [line for line in lines if "ledger/first" in line]
     if not updates:
         return
@@ -109,7 +109,8 @@ def _learner(lines: Sequence[dict[str, Any]], *, lanes: int) -> Iterator[Verifie
     if together:
         reduction, update = (sum(line[name] for line in together) for name in (REDUCTION, UPDATE))
         found += (
-            f"; equal digests after {len(together)} updates of several, {reduction / update:.0%} of their time in sums"
+            f"; equal digests after {len(together)} updates of several workers, which spent {reduction / update:.0%} of"
+            " their time on sums"
         )
     yield Verified("learner", found)
 
@@ -132,5 +133,5 @@ def _checkpoints(root: Path) -> Iterator[Verified]:
     if folders and latest.is_symlink():
         target = latest.readlink().name
         is_newest = target == folders[0].name
-        found = f"leads to {target}" + ("" if is_newest else f", newest is {folders[0].name}")
+        found = f"points to {target}" + ("" if is_newest else f", but the newest is {folders[0].name}")
         yield Verified(LATEST, found, is_whole=is_newest)

@@ -160,7 +160,7 @@ def inject(config: LoraConfig, transformer: nn.Module, *, low_cpu_mem_usage: boo
         target_modules=list(config.targets),
     )
     with warnings.catch_warnings():
-        # Of a quantised layer, which nobody merges: `export` merges into the model's own weights.
+        # peft warns that a quantised layer cannot be merged; `export` merges into the model's own weights instead.
         warnings.filterwarnings("ignore", message=".*was instantiated without `get_apply_tensor_subclass`")
         try:
             inject_adapter_in_model(peft_config, transformer, adapter_name=ADAPTER, low_cpu_mem_usage=low_cpu_mem_usage)

@@ -18,7 +18,7 @@ from protocol.messages import Adapter, digest_of
 FILE_NAME = "pytorch_lora_weights.safetensors"
 """diffusers' own default name."""
 PEFT_NAME, PEFT_CONFIG, PEFT_PREFIX = "adapter_model.safetensors", "adapter_config.json", "base_model.model."
-"""Files of `PeftModel.save_pretrained`, and how the names of its tensors begin."""
+"""Files of `PeftModel.save_pretrained`, and the prefix of its tensors' names."""
 METADATA_KEY = "lora_adapter_metadata"
 PREFIX = "transformer."
 """Prefix of every tensor's name: the part of the pipeline that the adapter belongs to."""

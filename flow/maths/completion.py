@@ -48,7 +48,7 @@ def substep_grid(config: IntegrationConfig, *, sigmas: Float[Tensor, " points"],
 
 
 def granular_grid(sigmas: Float[Tensor, " points"], *, k: int, granularity: int) -> Float[Tensor, " substeps"]:
-    """Return the sigmas of the ODE behind a stochastic step that led to point k (G2RPO, arXiv 2510.01982).
+    """Return the sigmas of the ODE after a stochastic step that led to point k (G2RPO, arXiv 2510.01982).
 
     Its first step is the schedule's own, each further one spans `granularity` of them; the last ends at 0.
 

@@ -59,7 +59,7 @@ def forward_noise(
         group: the group's index in its iteration.
         members: indices of the members in the group.
         step: denoising step k whose noise level is trained.
-        epoch: pass over the iteration, from 0; each has noise of its own.
+        epoch: pass over the iteration, from 0; each pass has its own noise.
         shape: shape of one sample's latents, (C, H, W).
 
     Returns:

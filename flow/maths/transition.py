@@ -34,7 +34,7 @@ class Start:
     latents: Float[Tensor, "B ..."]
     """x."""
     velocity: Float[Tensor, "B ..."]
-    """v, the policy's at these states."""
+    """v, the policy's velocity at these states."""
     sigma: Float[Tensor, " B"]
     """t of each row."""
     sigma_next: Float[Tensor, " B"]
@@ -156,7 +156,7 @@ def cps(start: Start, *, noise_level: float, log_prob_form: LogProbForm = "gauss
     Args:
         start: states, velocities and sigmas.
         noise_level: a in (0, 1]; 1 replaces all of the old noise.
-        log_prob_form: of the transition.
+        log_prob_form: form of the transition's log-prob.
 
     Returns:
         The transition, mean [B, ...] and std [B].

@@ -129,7 +129,7 @@ def _end(window: WindowConfig, start: int, total: int) -> int:
 
 
 def _starts(window: WindowConfig, total: int) -> Iterator[int]:
-    """Every first step that the window can have."""
+    """Yield every first step that the window can have."""
     if window.rule == "fixed":
         yield window.first
     elif window.rule in ("random", "sliding"):

@@ -1,1 +1,1 @@
-"""Pretrained text-to-image models behind one contract: find and load them, encode prompts, decode images."""
+"""Pretrained text-to-image models with one contract: find and load them, encode prompts, decode images."""

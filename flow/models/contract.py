@@ -71,16 +71,16 @@ class Backbone(Protocol):
         """Decode clean latents to images, with the rounding of the family's pipeline.
 
         Args:
-            latents: of the images.
+            latents: clean latents [B, C, H, W].
             points: how many of the first rows are completed points, which a tiny decoder may decode.
 
         Returns:
-            The images.
+            The images, uint8 [B, height, width, 3].
         """
         ...
 
     def rest(self) -> None:
-        """Move transformer and VAE to host memory; `wake` comes before the next computation."""
+        """Move transformer and VAE to host memory; call `wake` before the next computation."""
         ...
 
     def wake(self) -> None:
@@ -94,8 +94,8 @@ def stack(conditionings: Sequence[Conditioning]) -> Conditioning:
 
 
 def repeat(conditioning: Conditioning, times: int) -> Conditioning:
-    """Repeat one prompt's embeddings as `times` rows with memory of their own, as in diffusers' pipelines.
+    """Copy one prompt's embeddings to `times` rows, as in diffusers' pipelines.
 
-    torch multiplies a row that is only expanded in another order, which rounds differently on some CPUs.
+    With rows that are only expanded, torch multiplies in another order, which rounds differently on some CPUs.
     """
     return {name: tensor.expand(times, *tensor.shape[1:]).contiguous() for name, tensor in conditioning.items()}

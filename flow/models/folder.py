@@ -24,7 +24,7 @@ class ModelIndex:
 
 
 def read_index(model: ModelConfig) -> ModelIndex:
-    """Read the index of a folder or a hub id; of a hub id only this one file is downloaded.
+    """Read the index of a folder or a hub id; for a hub id, only this one file is downloaded.
 
     Raises:
         ModelError: the model does not exist, its `model_index.json` is not readable, its family is not supported, or
@@ -61,7 +61,7 @@ def find_model(model: ModelConfig) -> tuple[ModelIndex, Path]:
 
 
 def find_configs(model: ModelConfig) -> tuple[ModelIndex, Path]:
-    """Return the index and a folder with its config files and tokenizers; of a hub id nothing else is downloaded.
+    """Return the index and a folder with its config files and tokenizers; for a hub id, nothing else is downloaded.
 
     Raises:
         ModelError: see `read_index`.
@@ -71,7 +71,7 @@ def find_configs(model: ModelConfig) -> tuple[ModelIndex, Path]:
 
 
 IMAGE_VAES = "AutoencoderKL", "AutoencoderTiny"
-"""VAEs that a tiny decoder can stand in for: others pack their latents or decode them as the frames of a video."""
+"""VAEs that a tiny decoder can replace: others pack their latents or decode them as the frames of a video."""
 
 
 def find_tiny_decoder(model: ModelConfig, folder: Path, *, is_whole: bool = True) -> Path | None:
@@ -86,7 +86,7 @@ def find_tiny_decoder(model: ModelConfig, folder: Path, *, is_whole: bool = True
         The folder.
 
     Raises:
-        ModelError: it is missing, it is no `AutoencoderTiny`, or it decodes other latents than the model's VAE.
+        ModelError: it is missing, it is not an `AutoencoderTiny`, or it decodes other latents than the model's VAE.
     """
     if model.tiny_decoder is None:
         return None
@@ -102,7 +102,7 @@ def find_tiny_decoder(model: ModelConfig, folder: Path, *, is_whole: bool = True
     if vae is None or vae.kind not in IMAGE_VAES:
         raise ModelError(
             f"model.tiny_decoder needs a model whose VAE is one of {list(IMAGE_VAES)}, which decode latents"
-            f" as they are, got {model.tiny_decoder} for {model.path}, whose VAE is another or does not say: leave"
+            f" as they are, got {model.tiny_decoder} for {model.path}, whose VAE is another or is not named: leave"
             " it out"
         )
     if (tiny.channels, tiny.scale) != (vae.channels, vae.scale):
@@ -162,7 +162,7 @@ def completed(config: RunConfig) -> RunConfig:
 
 
 def completed_for_estimate(config: RunConfig) -> tuple[RunConfig, ModelError | None]:
-    """Complete a config like `completed`; if its model is missing, from the config files that we ship for the hub id.
+    """Complete a config like `completed`; if its model is missing, use the config files that we ship for its hub id.
 
     Returns:
         The config, and why its model is missing; None if it is there.
@@ -182,7 +182,7 @@ def completed_for_estimate(config: RunConfig) -> tuple[RunConfig, ModelError | N
 
 
 def _pinned(model: ModelConfig) -> str | None:
-    """Return the commit of a hub id, which is a folder name in the hub cache; of a folder the revision as it is."""
+    """Return the commit of a hub id, which is a folder name in the hub cache; for a folder, the revision as it is."""
     if not _is_on_hub(model):
         return model.revision
     commit = index_file(model.path, model.revision).parent.name

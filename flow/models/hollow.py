@@ -33,10 +33,10 @@ def hollow_backbone(
     """Make a model's backbone from its config files, with meaningless weights; every prompt's embedding is zeros.
 
     Args:
-        model: the model; of a hub id only config files are downloaded.
+        model: the model; for a hub id, only config files are downloaded.
         device: torch device of the weights.
         within: context that is entered while the weights are made; under FakeTensorMode they take no memory.
-        most_layers: of each kind that the transformer has at most; None makes all.
+        most_layers: the limit of the transformer's layers of each kind; None makes all.
 
     Returns:
         The backbone, not compiled.
@@ -165,7 +165,7 @@ def _class_of(folder: Path, part: str) -> str:
 
 
 class _ZeroEmbeddings:
-    """Takes the role of `Embeddings` in a backbone without text encoders."""
+    """Replaces `Embeddings` in a backbone without text encoders."""
 
     backbone: PipelineBackbone
 

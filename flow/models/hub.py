@@ -8,7 +8,7 @@ from protocol.errors import ModelError
 from protocol.hub import explained, is_hub_id
 
 UNUSED_FILES = ["*.bin", "*.ckpt", "*.msgpack", "*.onnx", "*.onnx_data", "*.h5", "*.fp16.*", "*.fp16-*"]
-"""Files that hold the same weights in other formats, or other precisions of them."""
+"""Files that hold the same weights in other formats or precisions."""
 KNOWN = Path(__file__).parent / "known"
 """Config files of the presets' models by hub id, enough for estimates without a network; its README.md says more."""
 
@@ -89,7 +89,7 @@ def tiny_decoder_folder(path: str, *, is_whole: bool) -> Path:
 
 
 def adapter_folder(path: str) -> str:
-    """Return the local path of a LoRA: `path` itself, or of a hub id that is no folder here the downloaded files.
+    """Return the local path of a LoRA: `path` itself, or the downloaded files of a hub id that is not a folder here.
 
     Raises:
         ModelError: the repository is gated or unknown, or it is neither cached nor reachable.

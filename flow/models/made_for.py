@@ -1,4 +1,4 @@
-"""What a model was made for: sizes of its images, and few steps if it is a distilled one. Read from config files."""
+"""What a model was made for, by its config files: sizes of images, and few steps if it was distilled."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from protocol.config.run import RunConfig
 from protocol.errors import ModelError
 
 DISTILLED_NAMES = ("turbo", "schnell", "lightning", "hyper", "lcm")
-"""Words by which distilled models are named."""
+"""Words in the names of distilled models."""
 SIDE = 1024
 """Default side of an image in the families whose config files name none, in pixels."""
 PACK = 2
@@ -28,7 +28,7 @@ class Sizes:
     token: int
     """Side of a token, of which height and width are multiples."""
     most: int | None
-    """Largest height and width: where the position embeddings end; None without an end."""
+    """Largest height and width: where the position embeddings end; None without a limit."""
 
     def require(self, height: int, width: int, *, names: tuple[str, str] = ("model.height", "model.width")) -> None:
         """Check that the model can make images of this size.
@@ -36,7 +36,7 @@ class Sizes:
         Args:
             height: in pixels.
             width: in pixels.
-            names: of both, for the error.
+            names: keys of both, for the error.
 
         Raises:
             ModelError: it cannot.
@@ -82,7 +82,7 @@ def require_size(
         model: the model's config.
         height: in pixels.
         width: in pixels.
-        names: of both, for the error.
+        names: keys of both, for the error.
 
     Raises:
         ModelError: it cannot, it does not exist, or a config file cannot be read.
@@ -103,9 +103,9 @@ def native_side(model: ModelConfig) -> int:
 
 
 def distilled_by(model: ModelConfig) -> str | None:
-    """Return the sign by which a model is one that was distilled to few steps; None if there is none.
+    """Return the evidence that a model was distilled to few steps; None if there is none.
 
-    A name is a weak sign, and the only one that Z-Image-Turbo and SD3.5-Large-Turbo give.
+    A name is weak evidence, but Z-Image-Turbo and SD3.5-Large-Turbo have nothing else.
 
     Raises:
         ModelError: the model does not exist, or a config file cannot be read.
@@ -121,10 +121,10 @@ def distilled_by(model: ModelConfig) -> str | None:
 
 
 def _scale(vae: Mapping[str, Any]) -> int:
-    """Return the pixels of a latent's side: levels halve the image, and those of a video's VAE are listed apart."""
+    """Return the pixels of a latent's side: each level halves the image. A video VAE lists its levels elsewhere."""
     if "temperal_downsample" in vae:
         return 2 ** len(vae["temperal_downsample"])
-    levels = vae.get("decoder_block_out_channels") or vae.get("block_out_channels")  # the former of a tiny VAE
+    levels = vae.get("decoder_block_out_channels") or vae.get("block_out_channels")  # the first key is a tiny VAE's
     if not levels:
         raise ModelError(
             "the config of a model's VAE must name block_out_channels, got none: is it in diffusers' format?"

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from torch import Tensor
+from torch import Tensor, nn
 
 from flow.models.contract import Conditioning
 from flow.models.embeddings import Embeddings
@@ -52,7 +52,8 @@ class PipelineBackbone(ABC):
         config: the model's config.
         embeddings: source of prompt embeddings for `encode`.
         device: torch device of the transformer and the VAE.
-        tiny_decoder: an `AutoencoderTiny` on `device` for the images of completed points; the VAE decodes all without.
+        tiny_decoder: an `AutoencoderTiny` on `device` for the images of completed points; without one the VAE decodes
+            all images.
     """
 
     family: ClassVar[Family]
@@ -217,11 +218,11 @@ class PipelineBackbone(ABC):
         """Decode clean latents, `decode_batch` at a time, and round to 8 bits as the pipeline does.
 
         Args:
-            latents: of the images.
+            latents: clean latents [B, C, H, W].
             points: how many of the first rows are completed points; a tiny decoder decodes them, if there is one.
 
         Returns:
-            The images.
+            The images, uint8 [B, height, width, 3].
 
         Raises:
             NonFiniteError: the VAE's dtype overflows.
@@ -251,7 +252,7 @@ class PipelineBackbone(ABC):
         return tiny.decode(scaled.to(tiny.dtype), return_dict=False)[0]
 
     def rest(self) -> None:
-        """Move transformer and VAE to host memory, and free what they held on the GPU for other processes."""
+        """Move transformer and VAE to host memory, and free their GPU memory for other processes."""
         self._move(torch.device("cpu"))
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -320,7 +321,7 @@ class PipelineBackbone(ABC):
             )
 
     def _divided(self, height: int | None, width: int | None) -> tuple[int, int]:
-        """Return latent height and width of an image, in the VAE's latents; by default those of the pipeline's own."""
+        """Return height and width of an image in the VAE's latents; by default for the pipeline's own image size."""
         if height is None or width is None:
             side: int = self._pipeline.default_sample_size * self._sizes.scale
             height = width = side

@@ -1,4 +1,4 @@
-"""Reading a model folder with diffusers and transformers: dtype, log level, and one line for every error."""
+"""Read a model folder with diffusers and transformers: dtype, log level, and one line for every error."""
 
 import importlib.util
 import json
@@ -33,7 +33,7 @@ def vae_dtype_of(config: ModelConfig) -> torch.dtype:
 
 
 def require_quantizer(config: ModelConfig) -> None:
-    """Check that the package behind `model.quantize` is there.
+    """Check that the package that `model.quantize` needs is installed.
 
     Raises:
         ModelError: it is not.
@@ -45,10 +45,10 @@ def require_quantizer(config: ModelConfig) -> None:
 
 
 def quantization_of(config: ModelConfig) -> Any:
-    """Return what lets diffusers quantise the transformer, and nothing else, while it reads it; None without one.
+    """Return the config by which diffusers quantises the transformer, and nothing else, as it reads it; or None.
 
     Raises:
-        ModelError: the package behind `model.quantize` is not there.
+        ModelError: the package that `model.quantize` needs is not installed.
     """
     require_quantizer(config)
     if config.quantize is None:
@@ -63,7 +63,7 @@ def quantized(transformer: nn.Module, config: ModelConfig) -> nn.Module:
     """Quantise a transformer that was not read from a folder, as diffusers would; returns it.
 
     Raises:
-        ModelError: the package behind `model.quantize` is not there.
+        ModelError: the package that `model.quantize` needs is not installed.
     """
     require_quantizer(config)
     if config.quantize:
@@ -113,7 +113,7 @@ def quiet_libraries() -> Iterator[None]:
 
 
 def clip_tokens(folder: Path) -> int:
-    """Return the tokens to which a model's CLIP tokenizer pads, from its folder; 77 if the folder does not tell."""
+    """Return the number of tokens to which a model's CLIP tokenizer pads; 77 if its folder does not say."""
     try:
         settings = json.loads((folder / "tokenizer" / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

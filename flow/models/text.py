@@ -91,7 +91,7 @@ class TextEncoders:
 
 
 def overlong(model: ModelConfig, texts: Sequence[str]) -> tuple[int, list[str]]:
-    """Find the texts that no text encoder of a model reads to their ends; of a hub id only small files are downloaded.
+    """Find the texts that every text encoder of a model cuts; for a hub id, only small files are downloaded.
 
     Args:
         model: the model's config.

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from learner.credit.restraint import doubtful, led_by_the_different
+from learner.credit.restraint import doubtful, scaled_by_distance
 from learner.credit.rules import (
     NORMALISERS,
     CreditRule,
@@ -39,7 +39,7 @@ from protocol.messages import NO_IMAGE, ScoredGroup, Scores, ShardFacts
 
 @dataclass(frozen=True)
 class RewardTables:
-    """The scores of an iteration's images by trajectory and point. Made by `reward_tables` alone.
+    """The scores of an iteration's images by trajectory and point. Only `reward_tables` makes it.
 
     Column k is the point before step k, the last column the finished image. NaN: the image has no score, or there is
     no image, since the trajectory did not explore that step or only finished images are scored.
@@ -54,7 +54,7 @@ class RewardTables:
     skipped: Bool[Tensor, "G N T"] | None = None
     """Which points before these steps are not completed, by `completion.every`; None for none."""
     strides: Mapping[int, int] = field(default_factory=dict)
-    """By step: how many members in a row share it, for the rule `tree`."""
+    """By step: how many neighbouring members share it, for the rule `tree`."""
     further: tuple["RewardTables", ...] = ()
     """The same for the ends of each further granularity: a member that lacks the score of one of its ends has none."""
 
@@ -64,15 +64,15 @@ class Assignment:
     """The credit of one iteration's trajectories."""
 
     step_rewards: Float[Tensor, "G N T"]
-    """What each step earned, NaN where it is not known."""
+    """NaN where it is not known."""
     advantages: Float[Tensor, "G N T"]
     """0 where the step reward is not known."""
     baseline: Float[Tensor, " T"] | None
     """Running mean gain of each step after this iteration; None unless the normalisation keeps one."""
     slopes: Float[Tensor, " T"] | None
-    """How far the final rewards follow each point's; None unless values are calibrated."""
+    """Slope of the final rewards on each point's rewards; None unless values are calibrated."""
     values: Float[Tensor, "G N P"] | None
-    """What each point is worth, NaN where its reward is; None unless values are calibrated."""
+    """Calibrated value of each point, NaN where its reward is; None unless values are calibrated."""
     doubtful: Bool[Tensor, "G N"] | None = None
     """The members that have the KL penalty; None for all."""
 
@@ -115,7 +115,7 @@ def reward_tables(
             for reading, (own, common) in enumerate(zip(*columns, strict=True)):
                 for end, index in enumerate(indices):
                     points = [*facts.steps, total][-index.shape[1] :]
-                    # NO_IMAGE is -2 and COMMON_IMAGE -1: the scores behind the shard's own ones.
+                    # NO_IMAGE is -2 and COMMON_IMAGE -1: they index the two scores appended to the shard's own.
                     found = np.append(own, [np.nan, common[0]])[index]
                     readings[end][reading][row][rows, points] = torch.from_numpy(found.astype(np.float32))
     lacking = torch.stack([rewards[..., -1] for rewards, *_ in readings]).isnan().any(0)
@@ -144,23 +144,23 @@ def assign_credit(
     slopes: Float[Tensor, " T"] | None = None,
     kl: KlConfig | None = None,
 ) -> Assignment:
-    """Credit of all groups of an iteration, mixed as `config.mixture` says.
+    """Assign credit to all groups of an iteration, mixed as `config.mixture` says.
 
         rewards:    the weighted sum of raw scores is credited and normalised as one reward
         advantages: A = sum_r w_r A_r, A_r the advantages of reward r alone, clamped (MixGRPO, arXiv 2507.21802)
 
     With `advantages` a reward's weight is its share of the update, whatever its scale and spread are. MixGRPO divides
-    the weights by their sum and clamps the mixture instead; here weights are taken as they are given. A point that
-    one reward could not score is missing for all. Step rewards, values and slopes are the mixture's.
+    the weights by their sum and clamps the mixture instead; here weights are used as given. A point that one reward
+    could not score is missing for all. Step rewards, values and slopes are the mixture's.
 
     Args:
         tables: rewards of the iteration.
         config: credit rule, normalisation and mixture.
         reward_weights: weight of each reward that trains.
         step_weights: one factor for each step, from `learner.credit.step_weights`.
-        baseline: of the iterations before, for `ema`.
-        slopes: of the iterations before, for `slopes_decay`.
-        kl: says which members have its penalty.
+        baseline: running mean gain of each step over the earlier iterations, for `ema`.
+        slopes: running slope of each point over the earlier iterations, for `slopes_decay`.
+        kl: decides which members have the KL penalty.
 
     Returns:
         Step rewards and advantages [G, N, T].
@@ -177,7 +177,7 @@ def assign_credit(
         credit = replace(credit, advantages=torch.stack(parts).sum(0))
     if config.diversity:
         distances = _finals(tables, config.diversity)
-        scaled = [led_by_the_different(*group) for group in zip(credit.advantages, distances, strict=True)]
+        scaled = [scaled_by_distance(*group) for group in zip(credit.advantages, distances, strict=True)]
         credit = replace(credit, advantages=torch.stack(scaled))
     if kl and kl.weight and kl.auxiliary:
         others = torch.stack([_finals(tables, name) for name in kl.auxiliary], dim=1)
@@ -196,7 +196,7 @@ def _assign(
     baseline: Float[Tensor, " T"] | None,
     earlier: Float[Tensor, " T"] | None,
 ) -> Assignment:
-    """Credit by `tables.rewards` alone, and those of further granularities."""
+    """Assign credit by `tables.rewards` and by the rewards of further granularities."""
     weights = config.step_weights
     before = step_weights if weights.order == "before" else torch.ones_like(step_weights)
     step_rewards, slopes, values = _step_rewards(tables, config, earlier)
@@ -220,7 +220,7 @@ def _assign(
 def _step_rewards(
     tables: RewardTables, config: CreditConfig, earlier: Float[Tensor, " T"] | None
 ) -> tuple[Float[Tensor, "G N T"], Float[Tensor, " T"] | None, Float[Tensor, "G N P"] | None]:
-    """Step rewards by the credit rule, and slopes and values if values are calibrated."""
+    """Compute step rewards by the credit rule, and slopes and values if values are calibrated."""
     rewards, slopes, values = tables.rewards, None, None
     if config.rule == "turning_point":
         choice = config.turning_point
@@ -252,12 +252,12 @@ def _normaliser(config: CreditConfig, pool: Float[Tensor, "M T"], baseline: Floa
 
 
 def _in_use(before: Float[Tensor, " T"] | None, after: Float[Tensor, " T"] | None) -> Float[Tensor, " T"] | None:
-    """The baseline of the iterations before; a step that they have not seen takes its own first mean."""
+    """Return the baseline of the earlier iterations; a step that they have not seen takes its own first mean."""
     return after if before is None or after is None else torch.where(before.isnan(), after, before)
 
 
 def _alone(tables: RewardTables, name: str) -> RewardTables:
-    """The same tables as if reward `name` were all there is."""
+    """Return the same tables as if `name` were the only reward."""
     rewards = tables.scores.get(name, torch.full_like(tables.rewards, torch.nan))
     is_missing = tables.rewards.isnan()
     if (rewards.isnan() & ~is_missing).any():
@@ -267,13 +267,13 @@ def _alone(tables: RewardTables, name: str) -> RewardTables:
 
 
 def _finals(tables: RewardTables, name: str) -> Float[Tensor, "G N"]:
-    """One reward's scores of the finished images, NaN where it has none."""
+    """Return one reward's scores of the finished images, NaN where it has none."""
     scores = tables.scores.get(name)
     return torch.full_like(tables.rewards[..., -1], torch.nan) if scores is None else scores[..., -1]
 
 
 def _readings(scores: Scores, names: Sequence[str]) -> Iterator[Float[np.ndarray, " I"]]:
-    """The mixture and the named readings of a shard's images, NaN where missing."""
+    """Yield the mixture, then the named readings of a shard's images; NaN where missing."""
     nothing = np.full(len(scores.reasons), np.nan, np.float32)
     yield np.where(scores.valid, scores.values, nothing)
     for name in names:

@@ -1,4 +1,4 @@
-"""Credit's part against reward hacking (GARDO, arXiv 2512.24138): whom the KL term holds back, and who may lead."""
+"""Measures against reward hacking (GARDO, arXiv 2512.24138): which members the KL term restrains, and diversity."""
 
 import math
 
@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 
-def beaten(scores: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+def rank_shares(scores: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
     """Return the share of the other members whose score is lower, ties as halves; NaN where a score is missing."""
     known = ~scores.isnan()
     lower = (scores[:, None] > scores[None, :]).double() + 0.5 * (scores[:, None] == scores[None, :]).double()
@@ -17,20 +17,20 @@ def beaten(scores: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
 
 
 def doubtful(reward: Float[Tensor, " N"], auxiliary: Float[Tensor, "A N"], *, share: float) -> Bool[Tensor, " N"]:
-    """Choose the members whose reward the auxiliary scorers share least.
+    """Choose the members whose reward ranks highest compared with the auxiliary scorers.
 
-        u_i = beaten(reward)_i - mean over auxiliary scorers of beaten(score)_i
+        u_i = rank_shares(reward)_i - mean over auxiliary scorers of rank_shares(score)_i
 
     Args:
-        reward: of a group's finished images.
-        auxiliary: scores of the same images by scorers that are not, or hardly, trained on.
-        share: of the members that are chosen, at most.
+        reward: rewards of a group's finished images.
+        auxiliary: scores of the same images by scorers that are hardly or not at all trained on.
+        share: largest share of the members that are chosen.
 
     Returns:
         The ceil(share N) members with the largest u above 0; of equal ones the first. A member without a score is
-        none of them.
+        never chosen.
     """
-    doubt = beaten(reward) - torch.stack([beaten(each) for each in auxiliary]).mean(0)
+    doubt = rank_shares(reward) - torch.stack([rank_shares(each) for each in auxiliary]).mean(0)
     doubt = torch.where(doubt.isnan(), -math.inf, doubt.round(decimals=9))  # equal ranks add up to equal bits
     most = doubt.argsort(descending=True, stable=True)[: math.ceil(share * len(doubt))]
     chosen = torch.zeros(len(doubt), dtype=torch.bool)
@@ -38,18 +38,18 @@ def doubtful(reward: Float[Tensor, " N"], auxiliary: Float[Tensor, "A N"], *, sh
     return chosen & (doubt > 0)
 
 
-def led_by_the_different(advantages: Float[Tensor, "N T"], distances: Float[Tensor, " N"]) -> Float[Tensor, "N T"]:
+def scaled_by_distance(advantages: Float[Tensor, "N T"], distances: Float[Tensor, " N"]) -> Float[Tensor, "N T"]:
     """Scale the advantages above 0 by how far a member lies from its group: A d_i / mean(d).
 
-    So of equally good images the ones that differ from the rest pull more, and a group of equal images does not pull
-    itself together. The mean is over the members that have a distance; without a distance the factor is 1.
+    So among equally good images the ones that differ from the rest gain weight, and a group of similar images does not
+    become more similar. The mean is over the members that have a distance; without a distance the factor is 1.
 
     Args:
-        advantages: of a group.
+        advantages: advantages of a group.
         distances: d of each member, at least 0.
 
     Returns:
-        The advantages; those up to 0 as they are.
+        The scaled advantages; those up to 0 are unchanged.
     """
     known = distances[~distances.isnan()].double()
     if not len(known) or not known.mean() > 0:

@@ -29,14 +29,14 @@ def along_windows(
 ) -> Float[Tensor, "G N T"]:
     """Apply a rule to each trajectory's explored points: those before its stochastic steps, and the finished image.
 
-    The rule does not see the points that are skipped. What it gives to the way from one scored point to the next is
-    divided equally among the stochastic steps of that way.
+    The rule does not see the points that are skipped. Its step reward between two scored points is divided equally
+    among the stochastic steps between them.
 
     Args:
         rule: takes the points of trajectories that explored the same steps.
-        rewards: P = T+1, NaN where missing.
+        rewards: rewards of the points, P = T+1, NaN where missing.
         explored: which steps of the schedule each trajectory took stochastically.
-        skipped: which points before these steps have no image, never the first; None for no such point.
+        skipped: which points before these steps have no image, never the first; None if there are none.
 
     Returns:
         Step rewards, NaN for steps that a trajectory did not explore.
@@ -59,7 +59,7 @@ def uniform(rewards: Float[Tensor, "M P"]) -> Float[Tensor, "M S"]:
 
 
 def gains(rewards: Float[Tensor, "M P"]) -> Float[Tensor, "M S"]:
-    """Stepwise-Flow-GRPO (arXiv 2603.28718): each step earns what it changed, g_k = r_{k+1} - r_k.
+    """Stepwise-Flow-GRPO (arXiv 2603.28718): each step earns its change of the reward, g_k = r_{k+1} - r_k.
 
     The gains of a trajectory sum to its final reward minus its first point's. A missing reward voids both gains
     that touch it.
@@ -71,8 +71,8 @@ def gae(rewards: Float[Tensor, "M P"], *, decay: float) -> Float[Tensor, "M S"]:
     """Generalised advantage estimation (arXiv 1506.02438) with the points' rewards as values: sum_l decay^l g_{k+l}.
 
     With V(x_k) = r_k and no discount the temporal difference is the gain itself. decay 0 gives `gains`; decay 1 gives
-    all that follows, r_S - r_k, and needs these two rewards only. Between them every reward from k on is needed. How
-    Stepwise-Flow-GRPO's variant sets it is not public.
+    the sum of all gains from k on, r_S - r_k, and needs these two rewards only. A decay between needs every reward from
+    k on. The decay of Stepwise-Flow-GRPO's variant is not public.
 
     Args:
         decay: lambda in [0, 1].
@@ -91,12 +91,12 @@ def tree(
 ) -> Float[Tensor, "G N T"]:
     """BranchGRPO (arXiv 2509.06040): a step earns the mean final reward of all members that share it.
 
-    That mean is a Monte-Carlo value of the state behind the step, without a completion.
+    That mean is a Monte-Carlo value of the state after the step, without a completion.
 
     Args:
         finals: rewards of the finished images; a missing one is in no mean.
         explored: which steps are stochastic.
-        strides: by step, how many members in a row share it; 1 where it is not named.
+        strides: by step, how many neighbouring members share it; 1 for a step that is not named.
 
     Returns:
         Step rewards, NaN for all but the first of the members that share a step, and where no member has a score.
@@ -113,20 +113,21 @@ def tree(
 def calibrated(
     rewards: Float[Tensor, "G N P"], *, before: Float[Tensor, " T"] | None = None, decay: float = 0.0
 ) -> tuple[Float[Tensor, "G N P"], Float[Tensor, " T"]]:
-    """Value calibration: what each point is worth, V_k, in place of its reward, and the slopes b_k.
+    """Value calibration: a value V_k for each point in place of its reward, and the slopes b_k.
 
         d_k = r_k - mean over the group's members at point k
         b_k = clip(sum d_k d_S / sum d_k^2, 0, 1) over all members of all groups of the iteration,   b_S = 1
         V_k = b_k d_k
 
-    Ours: the least-squares prediction of the final reward from a point's, about the group's mean. A completion is one
-    deterministic guess at what a point is worth. Rule-based scores make it a coin flip, and early guesses say little;
-    neighbouring gains of raw rewards then mostly cancel. With slopes of 1 gains differ from the plain ones by a
-    constant of each step. A point that predicts nothing has slope 0, and does not judge the step before it.
+    Ours: the least-squares prediction of the final reward from a point's, both relative to the group's mean. A
+    completion is one deterministic guess at the value of a point. With rule-based scores it is a coin flip, and early
+    guesses say little; neighbouring gains of raw rewards then mostly cancel. With slopes of 1 the gains differ from the
+    plain ones by a constant for each step. A point that predicts nothing has slope 0, and does not judge the step
+    before it.
 
     Args:
         rewards: all groups of the iteration; NaN where missing, and at points that a trajectory did not explore.
-        before: slopes up to the iteration before, NaN for a point without one.
+        before: running slopes of the earlier iterations, NaN for a point without one.
         decay: share of `before` in the slopes: b <- decay b_before + (1 - decay) b, where both are known.
 
     Returns:
@@ -140,8 +141,8 @@ def calibrated(
     for table in tables:
         for k in range(total):
             both = ~table[:, [k, -1]].isnan().any(1)
-            own = lead(table[both, k])
-            above[k] += (own * lead(table[both, -1])).sum()
+            own = deviations(table[both, k])
+            above[k] += (own * deviations(table[both, -1])).sum()
             below[k] += own.square().sum()
             seen[k] |= both.any()
     slopes = torch.where(below > 0, above / below.clamp(min=torch.finfo(below.dtype).tiny), 0.0).clamp(0, 1)
@@ -149,17 +150,17 @@ def calibrated(
     if decay and before is not None:
         pooled = torch.where(before.isnan(), slopes, decay * before + (1 - decay) * slopes)
         slopes = torch.where(slopes.isnan(), before, pooled)
-    leads = torch.stack([_leads(table) for table in tables])
-    return (leads * torch.cat([slopes, slopes.new_ones(1)])).float(), slopes
+    differences = torch.stack([_column_deviations(table) for table in tables])
+    return (differences * torch.cat([slopes, slopes.new_ones(1)])).float(), slopes
 
 
 def present(values: Float[Tensor, "*B"]) -> Float[Tensor, " M"]:
-    """The values that are not missing."""
+    """Return the values that are not missing."""
     return values[~values.isnan()]
 
 
-def lead(values: Float[Tensor, " M"]) -> Float[Tensor, " M"]:
-    """Values about their mean; exactly 0 where all are equal. NaN stays NaN and is in no mean."""
+def deviations(values: Float[Tensor, " M"]) -> Float[Tensor, " M"]:
+    """Return the values minus their mean; exactly 0 if all are equal. NaN stays NaN and is in no mean."""
     known = present(values)
     if _differ(known):
         return values - known.mean()
@@ -177,7 +178,7 @@ def joint(
     Args:
         values: g, the group's step rewards.
         epsilon: added to the std; 1e-4 in Flow-GRPO.
-        ddof: degrees of freedom taken from the std.
+        ddof: delta degrees of freedom of the std.
         pool: step rewards of the iteration that the std is taken over.
 
     Returns:
@@ -202,7 +203,7 @@ def per_step(
     Args:
         values: g, the group's step rewards.
         epsilon: added to each std.
-        ddof: degrees of freedom taken from each std.
+        ddof: delta degrees of freedom of each std.
         pool: step rewards of the iteration that the stds are taken over.
 
     Returns:
@@ -217,22 +218,22 @@ def per_step(
 def centred(
     values: Float[Tensor, "N K"], *, epsilon: float, ddof: int = 0, pool: Float[Tensor, "M K"] | None = None
 ) -> Float[Tensor, "N K"]:
-    """A = (g_k - m_k) / (s + epsilon) with each step's own mean and one std of what remains.
+    """A = (g_k - m_k) / (s + epsilon) with each step's own mean and one std of all differences.
 
-    Ours: `joint` leaves a step whose gains are mostly of one sign with advantages of that sign for every member. The
-    pool's remainders are about the steps' means over the pool.
+    Ours: with `joint`, a step whose gains are mostly of one sign gives every member an advantage of that sign. In the
+    pool each step's mean is taken over the pool.
 
     Args:
         values: g, the group's step rewards.
         epsilon: added to the std.
-        ddof: degrees of freedom taken from the std.
+        ddof: delta degrees of freedom of the std.
         pool: step rewards of the iteration that the std is taken over.
 
     Returns:
         A, 0 where g is missing.
     """
-    pooled = None if pool is None else _leads(pool)
-    return _scaled(_leads(values), epsilon=epsilon, ddof=ddof, pool=pooled)
+    pooled = None if pool is None else _column_deviations(pool)
+    return _scaled(_column_deviations(values), epsilon=epsilon, ddof=ddof, pool=pooled)
 
 
 def from_baseline(
@@ -243,7 +244,7 @@ def from_baseline(
     ddof: int = 0,
     pool: Float[Tensor, "M K"] | None = None,
 ) -> Float[Tensor, "N K"]:
-    """A = (g_k - b_k) / (s + epsilon) with a baseline of each step and the std s of what remains, no further mean.
+    """A = (g_k - b_k) / (s + epsilon) with a baseline of each step and the std s of the differences, no further mean.
 
     Stepwise-Flow-GRPO names an EMA baseline without its formula; this one is ours. See `updated_baseline`.
 
@@ -251,7 +252,7 @@ def from_baseline(
         values: g, the group's step rewards.
         baseline: b, known for every step that has a step reward.
         epsilon: added to the std.
-        ddof: degrees of freedom taken from the std.
+        ddof: delta degrees of freedom of the std.
         pool: step rewards of the iteration that the std is taken over.
 
     Returns:
@@ -266,7 +267,7 @@ def from_baseline(
 def updated_baseline(
     baseline: Float[Tensor, " K"] | None, values: Float[Tensor, "M K"], *, decay: float
 ) -> Float[Tensor, " K"]:
-    """b_k <- decay b_k + (1 - decay) mean(g_k) over all step rewards of the iteration; the first mean as it is.
+    """b_k <- decay b_k + (1 - decay) mean(g_k) over all step rewards of the iteration; the first b is the first mean.
 
     Args:
         baseline: b, NaN for a step that has not been seen; None before the first iteration.
@@ -285,9 +286,9 @@ def updated_baseline(
     return torch.where(counts > 0, blended, baseline)
 
 
-def _leads(values: Float[Tensor, "N K"]) -> Float[Tensor, "N K"]:
-    """The leads of each column, in float64."""
-    return torch.stack([lead(column) for column in values.double().unbind(1)], dim=1)
+def _column_deviations(values: Float[Tensor, "N K"]) -> Float[Tensor, "N K"]:
+    """Return the deviations of each column, in float64."""
+    return torch.stack([deviations(column) for column in values.double().unbind(1)], dim=1)
 
 
 def _scaled(

@@ -15,8 +15,8 @@ def step_weights(config: StepWeightConfig, *, total: int, stds: Mapping[int, flo
 
     Args:
         config: the rule and its numbers.
-        total: T, the length of the whole schedule, also if only a window of it is trained.
-        stds: by step k the std s_k of every step that can be stochastic.
+        total: T, the length of the whole schedule, even if only a window of it is trained.
+        stds: std s_k of every step that can be stochastic, by step k.
 
     Returns:
         float32 weights, 1 on average if the config asks for it.
@@ -71,7 +71,7 @@ def by_noise(
         total: T.
         stds: s_k by step k.
         power: p.
-        constant: w_k = constant * s_k^p instead, as TempFlow-GRPO's released code has it with 2.25.
+        constant: if given, w_k = constant * s_k^p instead; 2.25 in TempFlow-GRPO's released code.
 
     Returns:
         float64 weights.

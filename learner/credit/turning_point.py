@@ -1,4 +1,4 @@
-"""TP-GRPO's credit (arXiv 2602.06422): a step that turns a trajectory round earns all that is gained from it on.
+"""TP-GRPO's credit (arXiv 2602.06422): a step at which a trajectory turns around earns all gains from there on.
 
 With rewards R_0 ... R_S at the points, gains d_k = R_k - R_{k-1} (k = 1 ... S), D = R_S - R_0 and
 s_k = sign(d_k) sign(D), where sign(0) = 0:
@@ -29,10 +29,10 @@ def turning_point(
     has_first_step: bool,
     is_balanced: bool,
 ) -> Float[Tensor, "G N T"]:
-    """Step rewards of all groups of an iteration: aggregates at turning points, gains elsewhere.
+    """Compute the step rewards of all groups of an iteration: aggregates at turning points, gains elsewhere.
 
     Args:
-        rewards: P = T+1, NaN where missing.
+        rewards: rewards of the points, P = T+1, NaN where missing.
         explored: which steps of the schedule each trajectory took stochastically.
         is_consistent: select by Definition 5.1 too.
         has_first_step: select a trajectory's first stochastic step by Remark 5.2.
@@ -49,10 +49,10 @@ def turning_point(
 
 
 def aggregates(rewards: Float[Tensor, "M P"], *, is_consistent: bool, has_first_step: bool) -> Float[Tensor, "M S"]:
-    """Aggregates of the turning points, NaN at all other steps.
+    """Compute the aggregates of the turning points; NaN at all other steps.
 
     Args:
-        rewards: NaN where missing; a missing reward takes part in no sign, so it selects nothing.
+        rewards: NaN where missing; a sign that needs a missing reward is 0, so it selects nothing.
         is_consistent: select by Definition 5.1 too.
         has_first_step: select the first step by Remark 5.2.
 
@@ -74,9 +74,9 @@ def aggregates(rewards: Float[Tensor, "M P"], *, is_consistent: bool, has_first_
 def balanced(selected: Float[Tensor, "*B T"]) -> Float[Tensor, "*B T"]:
     """Keep as many positive as negative aggregates of an iteration: the largest of each sign. The others become NaN.
 
-    Where one sign is absent all stay. Sign and rank are those of r_agg, ties by (group, member, step). The published
-    code takes both from R_S - R_0, and balances each device's part, which would depend on the number of devices. The
-    signs differ only without consistency, where a trajectory may turn and yet end on the other side of R_{k-1}.
+    If one sign is absent, all stay. Sign and rank are those of r_agg, ties by (group, member, step). The published code
+    takes both from R_S - R_0 and balances on each device, so it depends on the number of devices. The signs differ only
+    without consistency, where a trajectory may turn and yet end on the other side of R_{k-1}.
     """
     flat = selected.flatten()
     sides = [side.nonzero().flatten() for side in (flat > 0, flat < 0)]
@@ -91,5 +91,5 @@ def balanced(selected: Float[Tensor, "*B T"]) -> Float[Tensor, "*B T"]:
 
 
 def _sign(values: Float[Tensor, "M K"]) -> Float[Tensor, "M K"]:
-    """Sign, 0 for what is missing."""
+    """Return the signs, 0 for missing values."""
     return torch.nan_to_num(values, nan=0.0).sign()

@@ -1,4 +1,4 @@
-"""Scores of ODE images of the held-out prompts at fixed seeds; every evaluation makes them from the same noise."""
+"""Score ODE images of the held-out prompts at fixed seeds; every evaluation generates them from the same noise."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ class Evaluation:
     """
 
     def line(self, iteration: int) -> dict[str, float]:
-        """Make its line of metrics."""
+        """Return its line of metrics."""
         return {
             "iteration": iteration,
             "evaluation/score": self.score,
@@ -60,13 +60,14 @@ async def evaluate(
     """Make `images_per_prompt` images of every prompt with this adapter and read `evaluation.component`.
 
     Args:
-        config: its section `evaluation` says how many images, which seed, steps and batches.
+        config: its section `evaluation` sets the number of images, seed, steps and batch.
         prompts: the held-out prompts.
-        ports: who makes and scores the images.
-        adapter: published before; the rollout actors hold it.
-        watch: takes each batch of images, uint8 [B, H, W, 3], and the number of its first one: those of the first
-            prompt come first. Batches come in any order; without it only the images to show are fetched.
-        tell: told of each batch that has its scores: how many images it has.
+        ports: generate and score the images.
+        adapter: an adapter that has been published, so the rollout actors hold it.
+        watch: called for each batch with the index of its first image, and its images, uint8 [B, H, W, 3]. The images
+            of the first prompt have the first indices; batches come in any order. Without it only the images to show
+            are fetched.
+        tell: called with the number of images of each scored batch.
 
     Returns:
         The mean readings, and a few images to show.
@@ -127,7 +128,7 @@ async def evaluate(
 
 
 def tag_of(prompt: Prompt) -> str:
-    """Return the kind of a prompt; `all` for one without."""
+    """Return the tag of a prompt; `all` if it has none."""
     return str(prompt.metadata.get("tag", "all"))
 
 
@@ -164,7 +165,7 @@ def _components(answers: Sequence[Scores]) -> dict[str, np.ndarray]:
 
 
 def mean_of(values: np.ndarray) -> float:
-    """Mean of the readings that are there, NaN where none is."""
+    """Return the mean of the readings that exist; NaN if there are none."""
     return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
 
 

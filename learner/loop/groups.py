@@ -1,4 +1,4 @@
-"""The groups of a run: each has a prompt, an adapter version and shards, which are rolled out, scored and learned from.
+"""The groups of a run. Each has a prompt, an adapter version and shards, which are rolled out, scored and trained on.
 
 The groups of iteration i are rolled out with adapter version max(0, i - max_lag), the version that the slots of the
 stream admit. Because a rule names the version, a resumed run repeats the groups that were in flight exactly.
@@ -23,20 +23,20 @@ from protocol.ports import ImagesHandle, Metrics, Ports
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 TRIES = 3
-"""How often the same shard or group is made before losing it again ends the run."""
+"""How often the same shard or group is made; if it is lost that often, the run ends."""
 
 
 class Observer:
-    """Watches the groups beside the loop; this one ignores them. Methods return at once and never raise."""
+    """Is told about the groups; this base class ignores them. Methods return at once and never raise."""
 
     def begins(self, groups: GroupStream) -> None:
-        """The loop starts, or starts again from a checkpoint, with these groups."""
+        """Called when the loop starts, or starts again from a checkpoint, with these groups."""
 
     def rolled_out(self, request: ShardRequest, images: ImagesHandle) -> None:
-        """A shard was rolled out."""
+        """Called when a shard was rolled out."""
 
     def learned(self, iteration: int, batch: Sequence[ScoredGroup]) -> None:
-        """The learner made adapter version `iteration` + 1 from these groups."""
+        """Called when the learner made adapter version `iteration` + 1 from these groups."""
 
 
 class Groups:
@@ -49,8 +49,8 @@ class Groups:
         Args:
             config: sizes of groups and shards, staleness, seed.
             prompts: the training prompts.
-            ports: who rolls out, scores, learns and loads adapters.
-            observer: told of every shard and update.
+            ports: roll out, score, learn, and load adapters.
+            observer: is told about every shard and update.
         """
         self._config = config
         self._prompts = prompts
@@ -80,7 +80,7 @@ class Groups:
             raise CheckpointError(f"a run with group.max_lag resumes with its older adapters, lacking {lacking}")
 
     async def publish(self) -> None:
-        """Publish the learner's adapter and forget the version that no further group needs."""
+        """Publish the learner's adapter and forget the version that no group needs any more."""
         await self._publish(await self._ports.learner.adapter())
         self._adapters.pop(self.adapter.version - self._config.group.max_lag - 1, None)
 
@@ -126,7 +126,7 @@ class Groups:
         return ScoredGroup(prompt=prompt, shards=drop_if_void(prompt, shards))
 
     async def learn(self, iteration: int, coming: Sequence["asyncio.Future[ScoredGroup]"]) -> Metrics:
-        """Update the learner with the groups of one iteration; groups whose node died are made again."""
+        """Update the learner with the groups of one iteration; groups that were lost with a node are made again."""
         first = iteration * self._config.group.per_iteration
         made: list[asyncio.Future[ScoredGroup]] = []
         try:
@@ -169,7 +169,7 @@ def prompt_at(prompts: Sequence[Prompt], index: int, *, seed: int) -> Prompt:
     Args:
         prompts: the training prompts.
         index: the group's index, counted from the start of the run.
-        seed: with the number of the pass, the key of its shuffled order.
+        seed: keys the shuffled order of each pass, together with the pass's number.
 
     Returns:
         One of `prompts`; each pass holds every prompt once.
@@ -184,12 +184,12 @@ def _order(count: int, seed: int, turn: int) -> np.ndarray:
 
 
 async def again_if_lost(make: Callable[[], Awaitable[Result]]) -> Result:
-    """Return what `make` gives, and call it again when a node took its trajectories or images down.
+    """Return the result of `make`, and call it again if its trajectories or images were lost with a node.
 
     The same request gives the same bits.
 
     Raises:
-        ShardLostError: lost `TRIES` times.
+        ShardLostError: they were lost `TRIES` times.
     """
     for _ in range(TRIES - 1):
         try:
@@ -200,7 +200,7 @@ async def again_if_lost(make: Callable[[], Awaitable[Result]]) -> Result:
 
 
 def work_of(batch: Sequence[ScoredGroup]) -> Metrics:
-    """Add up what it took to roll out and score these groups, by the names of docs/metrics.md."""
+    """Add up the work of rolling out and scoring these groups, by the names of docs/metrics.md."""
     total: defaultdict[str, float] = defaultdict(float)
     for shard in (shard for group in batch for shard in group.shards):
         for name, number in (*shard.work.items(), ("work/scoring_seconds", shard.scores.seconds)):
@@ -216,7 +216,7 @@ def drop_if_void(prompt: Prompt, shards: Sequence[ScoredShard]) -> tuple[ScoredS
     reason = next(filter(None, (reason for shard in shards for reason in shard.scores.reasons)), "no reason given")
     if not any(shard.scores.valid.any() for shard in shards):
         log.warning(
-            "a group must have a valid score to train on, got none for %r (%s): it is left out; mend the scorer, or"
+            "a group must have a valid score to train on, got none for %r (%s): it is left out; fix the scorer, or"
             " set rewards.NAME.on_failure to pause or fail",
             prompt.text,
             reason,

@@ -52,8 +52,8 @@ class Guards:
         """
         Args:
             config: sets the limits.
-            sink: is told the conditions.
-            broken: counts of the checkpoint that the run goes on from.
+            sink: receives the conditions.
+            broken: counts of the checkpoint from which the run resumes.
         """
         self._guards = guards_of(config)
         self._sink = sink
@@ -69,8 +69,8 @@ class Guards:
 
         Args:
             iteration: counts from 1.
-            metrics: the numbers that the rules are about; a rule without its number is skipped.
-            adapter: of this iteration.
+            metrics: the numbers that the rules check; a rule without its number is skipped.
+            adapter: the adapter that this iteration made.
 
         Raises:
             GuardError: a rule has been broken in `patience` iterations in a row.
@@ -89,7 +89,7 @@ class Guards:
     def _clear(self, guard: Guard) -> None:
         if self._broken[guard.name]:
             self._broken[guard.name] = 0
-            message = f"{guard.metric} is within its rule again"
+            message = f"{guard.metric} obeys its rule again"
             self._sink.condition(f"Guard/{guard.name}", holds=True, reason="Kept", message=message)
 
     def _trip(self, guard: Guard, iteration: int, value: float) -> None:

@@ -24,7 +24,7 @@ Readings = Mapping[str, np.ndarray]
 
 @dataclass
 class Peak:
-    """The evaluation at which a watched scorer was highest, and for how many evaluations the rule is broken since."""
+    """The evaluation at which a watched scorer was highest, and for how many evaluations the rule has been broken."""
 
     iteration: int
     mean: float
@@ -36,15 +36,15 @@ class Peak:
 class HackingGuard:
     """Compares every evaluation with the one at which a watched scorer was highest.
 
-    The rule is broken while that scorer is lower than then and the trained reward higher, both by more than `SURE`
-    standard errors. Scorers with `use: evaluate` are watched.
+    The rule is broken while that scorer is lower and the trained reward higher than at that evaluation, both by more
+    than `SURE` standard errors. Scorers with `use: evaluate` are watched.
     """
 
     def __init__(self, config: RunConfig, sink: StatusSink, *, earlier: Sequence[tuple[int, Readings]] = ()) -> None:
         """
         Args:
-            config: its `guards.hacking` says what happens.
-            sink: is told the condition.
+            config: its `guards.hacking` decides what happens.
+            sink: receives the condition.
             earlier: readings of the evaluations before a resume, oldest first.
         """
         self._mode, self._patience = config.guards.hacking, config.guards.hacking_evaluations
@@ -57,7 +57,7 @@ class HackingGuard:
         self._was_broken = any(self._over_patience())
 
     def check(self, iteration: int, readings: Readings) -> None:
-        """Take the next evaluation.
+        """Check the next evaluation.
 
         Raises:
             GuardError: the rule is broken in `guards.hacking_evaluations` evaluations in a row, and the mode is `stop`.

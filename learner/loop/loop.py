@@ -4,9 +4,9 @@
                    ▲              (shards)                (images)                 (groups)                         │
                    └──────────────────────────── slots are released ◄───────────────────────────────────────────────┘
 
-| who waits                | for what                      | who ends it                                   |
+| waits                    | for                           | at most until                                 |
 |--------------------------|-------------------------------|-----------------------------------------------|
-| the loop                 | the oldest groups             | their production, or `stop`                   |
+| the loop                 | the oldest groups             | their production ends, or `stop`              |
 | a group                  | its shards, then their scores | the sources' deadlines                        |
 | the loop                 | update, adapter, publish      | the ports' deadlines                          |
 | the loop, paused         | a command                     | `resume` or `stop`                            |
@@ -32,11 +32,11 @@ from protocol.sink import StatusSink
 Save = Callable[[], Awaitable[bool]]
 """Writes a checkpoint; returns whether it is on disk."""
 Rest = Callable[[Save], Awaitable[None]]
-"""Awaited between two iterations: it may pause the loop, or write a checkpoint that was asked for."""
+"""Awaited between two iterations: it may pause the loop, or write a checkpoint on request."""
 
 
 class Journal(StatusSink, Protocol):
-    """Told everything that the loop has to say; served by `deploy.monitor.journal`."""
+    """Receives everything that the loop reports; implemented by `deploy.monitor.journal`."""
 
     async def record(self, iteration: int, metrics: Metrics) -> None:
         """Keep one iteration's numbers."""
@@ -75,9 +75,15 @@ async def train(
     dropped: the same command generates them again, bit for bit.
 
     Args:
-        rest: may hold the loop between two iterations; it returns when `stop` is set.
-        observer: told of the groups in flight; it must not touch them.
-        resume_from: the checkpoint that the run goes on from; the learner holds it already.
+        config: the run's config.
+        prompts: the training prompts.
+        heldout: the held-out prompts.
+        ports: roll out, score, learn, and load adapters.
+        journal: receives numbers, evaluations, checkpoints and conditions.
+        stop: ends the run when it is set.
+        rest: may pause the loop between two iterations; it returns when `stop` is set.
+        observer: is told about the groups in flight; it must not change them.
+        resume_from: the checkpoint from which the run resumes; the learner holds it already.
         is_evaluated: whether its evaluation is done already.
         evaluated: readings of the evaluations before the checkpoint, by iteration, oldest first.
     """
@@ -125,7 +131,7 @@ class Saver:
     journal: Journal
     every: int
     saved: int
-    """Newest iteration whose checkpoint was due and is written."""
+    """Newest iteration whose checkpoint was due and has been written."""
     is_overdue: bool = False
 
     async def save_if_due(self, done: int) -> None:
@@ -135,7 +141,7 @@ class Saver:
             self.saved = self.saved if self.is_overdue else done
 
     async def save(self) -> bool:
-        """Write a checkpoint and return whether it is on disk; the older ones stay in any case."""
+        """Write a checkpoint and return whether it is on disk; if not, the older ones remain."""
         kind = "CheckpointsWritten"
         try:
             await self.journal.save(await self._state())
@@ -160,7 +166,7 @@ class Saver:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Scores the held-out prompts at the iterations that ask for it."""
+    """Scores the held-out prompts at the iterations at which an evaluation is due."""
 
     config: RunConfig
     heldout: Sequence[Prompt]

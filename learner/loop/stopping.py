@@ -1,4 +1,4 @@
-"""Waiting for work that a stop may end early, and ending tasks for good."""
+"""Wait for work that a stop may end early, and end tasks reliably."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ ROUNDS = 5
 
 
 async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """Await `work`, but no longer than until `stop` is set; it is then cancelled.
+    """Await `work`, but at most until `stop` is set; it is then cancelled.
 
     Returns:
         Its result, or None if it was cancelled.
@@ -27,7 +27,7 @@ async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, Result])
 
 
 async def unless_failed(other: "asyncio.Future[Any]", work: Coroutine[Any, Any, Result]) -> Result:
-    """Await `work`, but no longer than until `other` fails, which then raises here."""
+    """Await `work`, but at most until `other` fails; its error is then raised here."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
@@ -39,7 +39,7 @@ async def unless_failed(other: "asyncio.Future[Any]", work: Coroutine[Any, Any, 
 
 
 async def end(task: "asyncio.Future[Any]") -> None:
-    """Cancel a task that still runs and wait for its end; its error is its awaiter's."""
+    """Cancel a task that still runs and wait for its end; its error is left to those who await it."""
     task.cancel()
     await asyncio.wait({task})
     if not task.cancelled():

@@ -1,13 +1,13 @@
-"""Groups in order of age with bounded staleness, and a bound on the images that are in work.
+"""Groups in order of age with bounded staleness, and a bound on the images that are in progress.
 
 A group takes a slot when it is admitted and keeps it until the update that used it is published. So no group is
 rolled out more than `slots / per_iteration - 1` updates before its use. Taking groups in the order of their admission
 keeps that bound exactly.
 
-| who waits           | for what                                | who ends the wait                               |
+| waits               | for                                     | at most until                                   |
 |---------------------|-----------------------------------------|-------------------------------------------------|
-| `GroupStream.take`  | the oldest groups                       | their production, which has deadlines           |
-| `ImageBudget.room`  | scores of the images that are in work   | the deadlines of rollouts and rewards           |
+| `GroupStream.take`  | the oldest groups                       | their production ends, which has deadlines      |
+| `ImageBudget.room`  | scores of the images in progress        | the deadlines of rollouts and rewards           |
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from protocol.messages import ScoredGroup
 
 Produce = Callable[[int], Awaitable[ScoredGroup]]
-"""Roll out and score the group with this index, counted from the start of the run."""
+"""Rolls out and scores the group with this index, counted from the start of the run."""
 
 
 class GroupStream:
@@ -27,7 +27,7 @@ class GroupStream:
     async with GroupStream(produce, slots=12, start=0, end=1200) as groups:
         batch = await groups.take(12)
         ...                                # learn, publish
-        groups.release(12)                 # only now: a slot freed earlier would be born stale
+        groups.release(12)                 # only now: a group admitted earlier would be too stale
     """
 
     def __init__(self, produce: Produce, *, slots: int, start: int, end: int) -> None:
@@ -65,7 +65,7 @@ class GroupStream:
         return sum(task.done() for task in self._in_flight)
 
     def oldest(self, count: int) -> list["asyncio.Future[ScoredGroup]"]:
-        """Return the `count` oldest groups, complete or still being made, which `take` returns when they are."""
+        """Return the `count` oldest groups, complete or still being made; `take` waits for the same groups."""
         return [self._in_flight[index] for index in range(count)]
 
     async def take(self, count: int) -> list[ScoredGroup]:
@@ -85,7 +85,7 @@ class GroupStream:
 
 
 class ImageBudget:
-    """Back-pressure: bounds the images that wait for their scores, beside those that are being rolled out.
+    """Back-pressure: bounds the images that wait for their scores, besides those that are being rolled out.
 
     budget = ImageBudget(4096, parallel=lambda: 8)
     async with budget.room(44):
@@ -96,10 +96,10 @@ class ImageBudget:
         """
         Args:
             limit: images that may wait for their scores.
-            parallel: tells how many shards the rollout actors can hold now; it may change while the run goes on.
+            parallel: returns how many shards the rollout actors can hold now; the number may change during a run.
         """
         self.images = 0
-        """Images of all shards that were requested and are not scored."""
+        """Images of all shards that were requested and are not yet scored."""
         self._limit = limit
         self._parallel = parallel
         self._turn = asyncio.Lock()
@@ -107,7 +107,7 @@ class ImageBudget:
 
     @asynccontextmanager
     async def room(self, images: int) -> AsyncIterator[None]:
-        """Enter when `images` more fit, first come, first served; a shard above the limit enters alone."""
+        """Enter when `images` more fit, first come, first served; a shard larger than the limit enters alone."""
         async with self._turn:
             while self.images and self.images + images > self._limit + images * self._parallel():
                 self._changed.clear()

@@ -23,7 +23,7 @@ class AdapterMean(Generic[Config]):
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        """The mean itself, by parameter name; not to be changed."""
+        """The mean itself, by parameter name; do not change it."""
         return self._mean
 
     @torch.no_grad()
@@ -46,12 +46,12 @@ class AdapterMean(Generic[Config]):
 class AdapterAverage(AdapterMean[AverageConfig]):
     """mean <- d mean + (1 - d) adapter, d = min((1 + n) / (10 + n), decay), as in Flow-GRPO's released code.
 
-    n is the number of optimizer steps of the run so far. The mean moves where `every` divides n + 1, there `repeats`
+    n is the number of optimizer steps of the run so far. The mean moves if `every` divides n + 1, and then `repeats`
     times: d becomes d^repeats. Training never reads it.
     """
 
     def update(self, steps: int) -> None:
-        """Move the mean if its turn has come after so many optimizer steps of the run."""
+        """Move the mean if an update is due after this number of optimizer steps of the run."""
         if (steps + 1) % self._config.every:
             return
         self.move(min((1 + steps) / (10 + steps), self._config.decay) ** self._config.repeats)
@@ -65,12 +65,12 @@ class OldAdapter(AdapterMean[OldConfig]):
     """
 
     def update(self, steps: int) -> None:
-        """Move after an iteration, with the number n of the run's optimizer steps so far."""
+        """Move after an iteration; `steps` is n, the number of the run's optimizer steps so far."""
         self.move(min(self._config.rate * max(0, steps - self._config.flat), self._config.most))
 
 
 class ReferenceAdapter(AdapterMean[KlConfig]):
-    """The reference of the KL where it moves: the model without adapter at first, then the policy at each reset."""
+    """The reference of the KL if it moves: the model without adapter at first, then the policy at the newest reset."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], config: KlConfig) -> None:
         super().__init__(parameters, config)
@@ -78,7 +78,7 @@ class ReferenceAdapter(AdapterMean[KlConfig]):
             tensor.zero_()
 
     def update(self, iterations: int, kl: float) -> bool:
-        """Become the policy if it is time after so many iterations, or the last one's mean KL was too large."""
+        """Become the policy if a reset is due after this number of iterations, or if the last mean KL was too large."""
         config = self._config
         is_due = bool(config.reset_every) and iterations % config.reset_every == 0
         if is_due or 0 < config.reset_above < kl:
@@ -88,6 +88,6 @@ class ReferenceAdapter(AdapterMean[KlConfig]):
 
 
 def without(adapter: Adapter) -> Adapter:
-    """Return the adapter that changes nothing, in the shape of this one: the model without adapter."""
+    """Return an adapter of the same shape that changes nothing: it stands for the model without adapter."""
     arrays = {name: np.zeros_like(array) for name, array in adapter.arrays.items()}
     return Adapter(version=adapter.version, arrays=arrays, digest=digest_of(arrays))

@@ -1,4 +1,4 @@
-"""The objectives of the forward process: clean latents are noised anew, and the velocity there is trained.
+"""The objectives of the forward process: they add new noise to clean latents and train the velocity there.
 
 They need neither log-probs nor the trajectory, so the rollout may be an ODE. `ForwardObjective` runs the policy; the
 functions below it are the formulas, pure and in float32.
@@ -22,24 +22,24 @@ from protocol.config.learning import LearnerConfig
 LEAST_WEIGHT = 1e-5
 """Lower bound of the mean error that `negative_aware` divides by, as in DiffusionNFT's released code."""
 DELTA = 1e-10
-"""Added to the matching loss before its power, as in AWM's released code: the power has no slope at 0."""
+"""Added to the matching loss before its power, as in AWM's released code: the power has no finite slope at 0."""
 
 
 @dataclass(frozen=True)
 class ForwardObjective:
-    """The loss of the (trajectory, step) pairs of `nft`, `awm` and `dgpo`. Made once by the learner."""
+    """The loss of the (trajectory, step) pairs of `nft`, `awm` and `dgpo`."""
 
     policy: FlowPolicy
     lora: Lora
     config: LearnerConfig
     old: OldAdapter
     advantage_clip: float
-    """A_max: the advantages' own bound, which becomes 1 here."""
+    """A_max, the bound of the advantages; they are divided by it."""
     reference: ReferenceAdapter | None = None
     """As in `Objective`."""
 
     def __call__(self, batch: NoisedBatch) -> PairLosses:
-        """Noise the clean latents to the step's level, and run the policy and what it is compared with there."""
+        """Add noise of the step's level to the clean latents, and run the policy there and the ones to compare with."""
         config = self.config
         conditioning, sigma, noised = self._noised(batch)
         with torch.no_grad():
@@ -96,7 +96,7 @@ class ForwardObjective:
 
     @torch.no_grad()
     def group_weight(self, batch: NoisedBatch) -> Float[Tensor, " N"]:
-        """DGPO's weight of a whole group, once for each member; the policy is compared with `old`."""
+        """Compute DGPO's weight of a whole group, repeated for each member; the policy is compared with `old`."""
         conditioning, sigma, noised = self._noised(batch)
         own = self.policy.velocity(noised, sigma, conditioning)
         with self.lora.holding(self.old.tensors):
@@ -113,7 +113,7 @@ class ForwardObjective:
     def _noised(
         self, batch: NoisedBatch
     ) -> tuple[tuple[Conditioning, ...], Float[Tensor, " B"], Float[Tensor, "B ..."]]:
-        """Conditioning, noise levels and states of the pairs."""
+        """Return conditioning, noise levels and states of the pairs."""
         conditioning = self.policy.conditioning(batch.prompt.text, batch.prompt.negative)
         sigma = self.policy.sigma(batch.k, batch.latents)
         level = per_sample(sigma, batch.latents)
@@ -128,19 +128,19 @@ def preference_weight(
     valid: Bool[Tensor, " N"],
     beta: float,
 ) -> Float[Tensor, ""]:
-    """DGPO's weight of a group (arXiv 2510.08425): near 1 where the policy prefers the wrong members, 0 the right ones.
+    """DGPO's weight of a group (arXiv 2510.08425): near 1 if the policy prefers the wrong members, near 0 if the right.
 
         w = sigmoid(beta / G sum_i A_i (l_i - l_i^ref))
 
-    It is the slope of the logistic loss of one preference, of the members with A > 0 over those with A < 0. The
-    group's loss is then the mean of w A_i l_i, with w as a constant.
+    It is the slope of the logistic loss of one preference: the members with A > 0 over those with A < 0. The group's
+    loss is then the mean of w A_i l_i, with w as a constant.
 
     Args:
-        matching: l, the matching loss of each member at the group's noise.
-        reference: l^ref, the same of what the policy is compared with.
-        advantages: A.
-        valid: which of the G members count.
-        beta: see above.
+        matching: l, the matching loss of each member at the group's noise [N].
+        reference: l^ref, the same of the policy to compare with [N].
+        advantages: A [N].
+        valid: which members count, G of them [N].
+        beta: factor of the preference, above 0.
 
     Returns:
         w in (0, 1).
@@ -164,21 +164,21 @@ def negative_aware(
         v+ = (1 - beta) v_old + beta v,  v- = (1 + beta) v_old - beta v
         loss = [r mean_d (x0(v+) - x0)^2 / w+  +  (1 - r) mean_d (x0(v-) - x0)^2 / w-] / beta
 
-    w+ and w- are mean_d |x0(v+-) - x0|, without a gradient. A good sample (r = 1) pulls the velocity towards itself; a
+    w+ and w- are mean_d |x0(v+-) - x0|, without a gradient. A good image (r = 1) pulls the velocity towards itself; a
     bad one (r = 0) pulls its mirror image v-, and so pushes the velocity away. At v = v_old the gradient is
     (1 - 2r) (2 sigma / w) (x - sigma v - x0) / D: that of matching weighted by 2r - 1.
 
     Args:
-        velocity: v, carries the gradient.
-        old_velocity: v_old, of the adapter that rolled out.
-        noised: x, the states.
-        clean: x0, what the rollout ended in.
-        sigma: noise level of each state.
-        optimality: r in [0, 1].
-        beta: see above, in (0, 1].
+        velocity: v, carries the gradient [B, ...].
+        old_velocity: v_old, of the adapter that rolled out [B, ...].
+        noised: x, the states [B, ...].
+        clean: x0, the clean latents in which the rollout ended [B, ...].
+        sigma: noise level of each state [B].
+        optimality: r in [0, 1] [B].
+        beta: weight of v in v+, in (0, 1].
 
     Returns:
-        The loss of each pair.
+        The loss of each pair [B].
     """
     shift = beta * (velocity - old_velocity)
     positive = _error(old_velocity + shift, noised=noised, clean=clean, sigma=sigma)
@@ -195,12 +195,12 @@ def robust_matching(matching: Float[Tensor, " B"], *, sigma: Float[Tensor, " B"]
     released -A exp(-s + s without a gradient), whose ratio is always 1.
 
     Args:
-        matching: l, carries the gradient.
-        sigma: noise level of each pair.
+        matching: l, carries the gradient [B].
+        sigma: noise level of each pair [B].
         power: p in (0, 1].
 
     Returns:
-        s of each pair.
+        s of each pair [B].
     """
     return sigma * ((matching + DELTA).pow(power) - DELTA**power) / power
 

@@ -2,8 +2,8 @@
 
 Shard s of the step adds its gradient to lane s mod L, in the order of the shards, in float32. The lanes are added in a
 binary tree with halving strides: lane i and lane i + L/2, then i and i + L/4, down to 0 and 1. Worker w of W owns the
-lanes w, w + W, w + 2W and so on. So its own lanes are the first levels of the tree, and what the workers hold then
-are the leaves of its last log2(W) levels.
+lanes w, w + W, w + 2W and so on. So each worker's own lanes form the first levels of the tree, and the workers' sums
+are the leaves of the last log2(W) levels.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,13 +15,13 @@ import numpy as np
 from torch import Tensor, nn
 
 Gradient = Mapping[str, np.ndarray]
-"""float32 arrays by parameter name. A parameter that nothing has a gradient for is not in it; no gradient is empty."""
+"""float32 arrays by parameter name. It lacks the parameters without a gradient; it is empty if there is no gradient."""
 Leaf = TypeVar("Leaf")
 
 
 @dataclass(frozen=True)
 class Seat:
-    """Which worker of how many a process is."""
+    """The number of a process among the learner workers."""
 
     worker: int = 0
     workers: int = 1
@@ -32,7 +32,7 @@ class Seat:
 
 
 class Lanes:
-    """The gradients of one worker's lanes. A lane's memory is that of the adapter, from its first shard on.
+    """The gradients of one worker's lanes. From its first shard on, a lane takes as much memory as the adapter.
 
     lanes = Lanes(parameters)
     with lanes.adding_to(3):
@@ -46,7 +46,7 @@ class Lanes:
 
     @contextmanager
     def adding_to(self, lane: int) -> Iterator[None]:
-        """Let every backward inside add to this lane."""
+        """Let every backward inside the block add to this lane."""
         held = self._held.setdefault(lane, {})
         for name, parameter in self._parameters.items():
             parameter.grad = held.get(name)
@@ -70,7 +70,7 @@ class Lanes:
 
 
 def tree(leaves: Sequence[Leaf], add: Callable[[Leaf, Leaf], Leaf]) -> Leaf:
-    """Add leaves in pairs with halving strides; their number is a power of two."""
+    """Add leaves in pairs with halving strides; the number of leaves is a power of two."""
     held = list(leaves)
     while len(held) > 1:
         half = len(held) // 2

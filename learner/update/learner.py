@@ -40,7 +40,7 @@ SLOTS = ("exp_avg", "exp_avg_sq", "step")
 Fetch = Callable[[Sequence[Any]], Iterable[Rollout]]
 """Turns handles of shards into their trajectories."""
 SCALER = "grad_scaler"
-"""Prefix of float16's loss scale in the saved optimizer state, where others have a parameter's name."""
+"""Prefix of float16's loss scale in the saved optimizer state; the other entries begin with a parameter's name."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class MiniBatch:
     size: int
     epoch: int
     number: int
-    """Of the optimizer step in the iteration, from 0."""
+    """Number of the optimizer step in the iteration, from 0."""
 
     @staticmethod
     def of(config: RunConfig, *, first: int, epoch: int) -> "MiniBatch":
         """Find the mini-batch that a group belongs to.
 
         Args:
-            config: of the run.
+            config: the run's config.
             first: a group's index in the iteration.
             epoch: pass over the iteration, from 0.
 
@@ -73,8 +73,8 @@ class MiniBatch:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What one piece of a micro-batch showed, still on the device."""
+class PendingPiece:
+    """The result of one piece of a micro-batch, still on the device."""
 
     order: tuple[int, int, int]
     """As in `PieceStatistics`."""
@@ -86,28 +86,28 @@ class Shown:
 
 @dataclass(frozen=True)
 class Findings:
-    """What an update showed on one worker's shards."""
+    """The results of an update on one worker's shards."""
 
     pieces: Sequence[PieceStatistics]
     probed: Mapping[str, float]
     work: Mapping[str, float] = field(default_factory=dict)
-    """What the update took, by the names `work/...` of docs/metrics.md."""
+    """The work of the update, by the names `work/...` of docs/metrics.md."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """One worker's end of an update; the same on every worker."""
+    """The end of an update; the same on every worker."""
 
     metrics: Mapping[str, float]
     digest: str
-    """Of the new adapter, and of `old`."""
+    """Digest of the new adapter, of `old` and of the reference."""
 
 
 class Learner:
     """One learner worker: owns a copy of adapter and optimizer; `iteration` is the adapter's version.
 
-    All workers take every optimizer step, from the same gradient, so their copies stay equal. Each computes the credit
-    of all groups, from scores, and the gradients of its own lanes' shards. `learner.update.workers` runs an update:
+    All workers take every optimizer step with the same gradient, so their copies stay equal. Each computes the credit
+    of all groups from scores, and the gradients of its own lanes' shards. `learner.update.workers` runs an update:
 
         begin -> feed -> (train -> lane_sum -> step) for each mini-batch -> findings -> finish
     """
@@ -117,9 +117,9 @@ class Learner:
     ) -> None:
         """
         Args:
-            config: of the run.
-            device: of the model.
-            seat: which worker of how many this is; alone without one.
+            config: the run's config.
+            device: torch device of the model.
+            seat: this worker's number among the workers; without one it is the only worker.
             fetch: turns handles of shards into their trajectories, in order, one ahead of the training.
         """
         self._config = config
@@ -156,14 +156,14 @@ class Learner:
         self._groups: list[ScoredGroup] = []
         self._group_credits: list[Credit] = []
         self._pieces: list[PieceStatistics] = []
-        self._shown: list[Shown] = []
+        self._pending: list[PendingPiece] = []
         self._steps: list[StepStatistics] = []
         self._probed: dict[str, float] = {}
         self._meter, self._host = Meter(device), Meter()
         self._rest()
 
-    def sit(self, seat: Seat) -> None:
-        """Take the lanes of another seat, between two updates."""
+    def take_seat(self, seat: Seat) -> None:
+        """Take over the lanes of another seat; only between two updates."""
         self._seat = seat
 
     def begin(self) -> None:
@@ -173,16 +173,16 @@ class Learner:
         self._before = self.state()
         self._wake()
         self._groups, self._group_credits, self._pieces, self._steps = [], [], [], []
-        self._probed, self._shown = {}, []
+        self._probed, self._pending = {}, []
         self._work()
         self._lanes.clear()
-        self._scaler.scale(torch.zeros((), device=self._device))  # a worker without a shard must know the scale too
+        self._scaler.scale(torch.zeros((), device=self._device))  # sets the scale on a worker without a shard too
 
     def feed(self, groups: Sequence[ScoredGroup]) -> None:
         """Take the next groups of the iteration and assign their credit, from scores alone.
 
         Raises:
-            ContractError: a group is incomplete or another iteration's.
+            ContractError: a group is incomplete or belongs to another iteration.
         """
         self._require_own(groups, first=len(self._groups))
         with self._host.timed("crediting"):
@@ -239,14 +239,15 @@ class Learner:
         self._steps.append(StepStatistics(pairs=pairs, grad_norm=norm))
 
     def findings(self) -> Findings:
-        """Return what the update showed on this worker's shards."""
+        """Return the results of the update on this worker's shards."""
         return Findings(pieces=tuple(self._pieces), probed=self._probed, work=self._work())
 
     def finish(self, findings: Sequence[Findings]) -> Finished:
         """End the update with the findings of all workers; the adapter's version grows by one.
 
         Raises:
-            ContractError: no step of the iteration has a step reward, or groups got other credit alone than together.
+            ContractError: no step of the iteration has a step reward, or credit of a group alone differs from its
+                credit among all groups.
         """
         groups = self._groups
         tables, assignment = self._assigned(groups)
@@ -261,7 +262,7 @@ class Learner:
             for held, own in zip(self._group_credits, assignment.advantages, strict=True)
         ):
             raise ContractError(
-                "groups must get the same credit alone and together, got another one: a credit rule errs"
+                "groups must get the same credit alone and together, got different ones: a credit rule is wrong"
             )
         first = self.iteration * len(groups)
         self._baseline, self._credits = assignment.baseline, self._group_credits
@@ -292,9 +293,9 @@ class Learner:
         return Finished(metrics=metrics, digest=hashlib.sha256("".join(held).encode()).hexdigest())
 
     def adapter(self) -> Adapter:
-        """Copy the adapter that rolls out: the trained one, or `old` for an objective that samples with it.
+        """Copy the adapter that rolls out: the trained one, or `old` for an objective that rolls out with it.
 
-        Its version is `iteration`. During an update it is the one before.
+        Its version is `iteration`. During an update it is the adapter before that update.
         """
         if not self._config.rolls_out_old:
             return self._trained()
@@ -305,7 +306,7 @@ class Learner:
         return self._credits[group]
 
     def state(self) -> LearnerState:
-        """Copy adapter, optimizer, running means and baseline; during an update they are those before it."""
+        """Copy adapter, optimizer, running means and baseline; during an update, as they were before it."""
         if self._before:
             return self._before
         optimizer: dict[str, np.ndarray] = {}
@@ -321,8 +322,8 @@ class Learner:
             average=self._copied(self._average),
             old=self._copied(self._old),
             reference=self._copied(self._reference),
-            baseline=_told(self._baseline),
-            slopes=_told(self._slopes),
+            baseline=_without_nan(self._baseline),
+            slopes=_without_nan(self._slopes),
         )
 
     def restore(self, state: LearnerState) -> None:
@@ -331,7 +332,7 @@ class Learner:
         A fork begins with a state of iteration 0 that has an adapter only.
 
         Raises:
-            ContractError: the objective compares with the adapter `old`, and the state has none.
+            ContractError: the run needs the adapter `old` or a moving reference, and the state has none.
         """
         if self._old and state.old is None and state.iteration:
             raise ContractError(
@@ -344,7 +345,7 @@ class Learner:
                 " adapter with --fork"
             )
         self._before = self._exported = None
-        self._wake()  # what is loaded goes to the device where it is used
+        self._wake()  # the state is loaded onto the device on which it is used
         self._lora.load(state.adapter)
         moments = {
             index: {slot: torch.from_numpy(np.array(state.optimizer[f"{name}/{slot}"])) for slot in SLOTS}
@@ -362,12 +363,12 @@ class Learner:
             self._old.load(state.old or state.adapter)
         if self._reference:
             self._reference.load(state.reference or without(state.adapter))
-        self._baseline, self._slopes = _heard(state.baseline), _heard(state.slopes)
+        self._baseline, self._slopes = _with_nan(state.baseline), _with_nan(state.slopes)
         self.iteration = state.iteration
         self._rest()
 
     def _trained(self) -> Adapter:
-        """Copy the trained adapter and compute its digest, once for each version."""
+        """Copy the trained adapter and compute its digest; once for each version."""
         if self._before:
             return self._before.adapter
         self._exported = self._exported or self._lora.export(version=self.iteration)
@@ -378,16 +379,16 @@ class Learner:
 
     @property
     def _keeps_idle(self) -> bool:
-        """Whether pairs with an advantage of 0 train too: a KL term and the forward objectives hold there."""
+        """Whether pairs with an advantage of 0 train too: a KL term and the forward objectives apply to them."""
         return self._config.learner.kl.weight > 0 or self._config.is_forward
 
     def _wake(self) -> None:
-        """Take the GPU again."""
+        """Move the model back to the GPU if it rests in host memory between updates."""
         if self._config.cluster.offload:
             self._policy.backbone.wake()
 
     def _rest(self) -> None:
-        """Make room on the GPU until the next update, if the config says so."""
+        """Free the GPU's memory until the next update, if the config asks for it."""
         if self._config.cluster.offload:
             self._policy.backbone.rest()
 
@@ -421,7 +422,7 @@ class Learner:
         return tables, assignment
 
     def _fetched(self, tasks: Sequence[ShardTask]) -> Iterator[Rollout]:
-        """The tasks' trajectories in order, with the seconds of waiting counted."""
+        """Yield the tasks' trajectories in order, and count the seconds of waiting for them."""
         coming = iter(self._fetch([task.shard.rollout for task in tasks]))
         while True:
             with self._host.timed("fetching"):
@@ -431,7 +432,7 @@ class Learner:
             yield rollout
 
     def _work(self) -> dict[str, float]:
-        """What was computed since this was last asked."""
+        """Return the work since the last call."""
         policy = self._policy
         self._meter.count("gradient_evaluations", policy.gradient_evaluations)
         self._meter.count("reference_evaluations", policy.evaluations - policy.gradient_evaluations)
@@ -439,7 +440,7 @@ class Learner:
         return self._meter.read() | self._host.read()
 
     def _probe(self, task: ShardTask) -> None:
-        """Replay the iteration's first shard if a probe is due and the shard comes from the present adapter."""
+        """Replay the iteration's first shard if a probe is due and the shard comes from the current adapter."""
         every = self._config.learner.probe_every
         is_own = task.shard.facts.request.adapter_version == self.iteration
         if every and self.iteration % every == 0 and is_own:
@@ -454,7 +455,7 @@ class Learner:
                     self._probed = probe_parity(self._policy, rollout, bound=bound, device=device)
 
     def _tasks(self, batch: "MiniBatch", *, stop: int) -> list[ShardTask]:
-        """What the mini-batch's shards are to teach, up to the group `stop`."""
+        """Return the tasks of the mini-batch's shards, up to the group `stop`."""
         own = slice(batch.first, stop)
         return shard_tasks(
             self._groups[own], self._group_credits[own], choice=self._choice(batch), strides=self._policy.strides
@@ -470,7 +471,7 @@ class Learner:
         )
 
     def _all_pairs(self, batch: "MiniBatch") -> int:
-        """Pairs of the mini-batch as if no score were missing, which its first group tells: windows differ by shard."""
+        """Count the pairs of the mini-batch as if no score were missing; all its groups have as many as the first."""
         return batch.size * sum(task.all_pairs for task in self._tasks(batch, stop=batch.first + 1))
 
     def _add_gradients(self, task: ShardTask, rollout: Rollout, batch: "MiniBatch") -> None:
@@ -480,19 +481,19 @@ class Learner:
             total = losses.loss.sum()
             self._scaler.scale(total / all_pairs).backward()
             order = (batch.number, task.number, piece)
-            self._shown.append(Shown(order=order, k=k, losses=losses.detached(), total=total.detach()))
+            self._pending.append(PendingPiece(order=order, k=k, losses=losses.detached(), total=total.detach()))
 
     def _settle(self) -> None:
-        """Copy what the micro-batches showed from the device; until here nobody has waited for it."""
-        for shown in self._shown:
-            loss = shown.total.item()
+        """Copy the results of the micro-batches from the device; nothing has waited for the device before."""
+        for piece in self._pending:
+            loss = piece.total.item()
             if not math.isfinite(loss):
-                raise NonFiniteError(f"the loss of step {shown.k} must be finite, got {loss}")
-            self._pieces.append(PieceStatistics.of(shown.order, shown.losses, loss))
-        self._shown = []
+                raise NonFiniteError(f"the loss of step {piece.k} must be finite, got {loss}")
+            self._pieces.append(PieceStatistics.of(piece.order, piece.losses, loss))
+        self._pending = []
 
     def _losses(self, task: ShardTask, rollout: Rollout, batch: "MiniBatch") -> Iterator[tuple[int, PairLosses]]:
-        """Run the objective over a shard's micro-batches; each comes with its step."""
+        """Run the objective over a shard's micro-batches; yield each one's step and losses."""
         config, device = self._config, self._device
         if self._old:
             forward = ForwardObjective(
@@ -515,7 +516,7 @@ class Learner:
             yield piece.k, objective(piece)
 
     def _take_step(self, gradient: Gradient, *, scale: float) -> float | None:
-        """Clip and step; returns the gradient's norm before clipping, None if no step was taken."""
+        """Clip and step; return the gradient's norm before clipping, or None if no step was taken."""
         if not gradient:
             return None
         for name, parameter in self._lora.parameters.items():
@@ -540,19 +541,19 @@ class Learner:
         return max((int(slots["step"].item()) for slots in self._optimizer.state.values()), default=0)
 
 
-def _told(numbers: torch.Tensor | None) -> tuple[float | None, ...]:
-    """Numbers of a saved state: None for NaN."""
+def _without_nan(numbers: torch.Tensor | None) -> tuple[float | None, ...]:
+    """Return the numbers as a state keeps them, with None for NaN."""
     return () if numbers is None else tuple(None if math.isnan(value) else value for value in numbers.tolist())
 
 
-def _heard(numbers: Sequence[float | None]) -> torch.Tensor | None:
-    """The reverse of `_told`."""
+def _with_nan(numbers: Sequence[float | None]) -> torch.Tensor | None:
+    """Undo `_without_nan`."""
     held = [math.nan if value is None else value for value in numbers]
     return torch.tensor(held, dtype=torch.float64) if held else None
 
 
 def _sums(works: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Add up what the workers did, by name."""
+    """Add up the workers' work, by name."""
     return {name: sum(work.get(name, 0.0) for work in works) for name in sorted({n for work in works for n in work})}
 
 

@@ -17,7 +17,7 @@ from protocol.messages import ScoredGroup
 
 @dataclass(frozen=True)
 class PieceStatistics:
-    """What one piece of a micro-batch showed. The worker that trained it makes it; every worker reads all of them."""
+    """Statistics of one piece of a micro-batch, made by the worker that trained it and read by all workers."""
 
     order: tuple[int, int, int]
     """Optimizer step of the iteration, shard of the mini-batch, piece of the shard; each from 0."""
@@ -36,7 +36,7 @@ class PieceStatistics:
 
         Args:
             order: see the class.
-            pairs: its losses.
+            pairs: the piece's losses.
             loss: their sum.
 
         Returns:
@@ -55,10 +55,10 @@ class PieceStatistics:
 
 @dataclass(frozen=True)
 class StepStatistics:
-    """What one optimizer step showed; the same on every worker."""
+    """Statistics of one optimizer step; the same on every worker."""
 
     pairs: int
-    """What its loss is averaged over."""
+    """Number of pairs over which its loss is averaged."""
     grad_norm: float | None
     """Before clipping; None if no step was taken."""
 
@@ -66,15 +66,15 @@ class StepStatistics:
 def update_metrics(
     pieces: Iterable[PieceStatistics], steps: Sequence[StepStatistics], *, has_ratios: bool = True
 ) -> dict[str, float]:
-    """Numbers of an update by name; ratios of the first optimizer step show whether learner and rollout agree.
+    """Compute an update's metrics; ratios of the first optimizer step show whether learner and rollout agree.
 
     Args:
-        pieces: of all workers, in any order.
+        pieces: statistics of all workers, in any order.
         steps: the iteration's optimizer steps.
-        has_ratios: whether the objective has densities; without them nothing is told of ratios.
+        has_ratios: whether the objective has densities; without them there are no metrics about ratios.
 
     Returns:
-        The same bits for any number of workers.
+        Numbers by name; the same bits for any number of workers.
     """
     ordered = sorted(pieces, key=lambda piece: piece.order)
     losses = [piece.loss / steps[piece.order[0]].pairs for piece in ordered]
@@ -101,7 +101,7 @@ def _ratios(ordered: Sequence[PieceStatistics]) -> dict[str, float]:
 
 
 def _own(ordered: Sequence[PieceStatistics]) -> dict[str, float]:
-    """Mean and spread of the objective's own numbers over all pairs that count."""
+    """Compute mean and std of the objective's own numbers over all pairs that count."""
     metrics = {}
     for name in sorted({name for piece in ordered for name in piece.own}):
         values = np.concatenate([piece.own[name] for piece in ordered if name in piece.own])
@@ -112,7 +112,7 @@ def _own(ordered: Sequence[PieceStatistics]) -> dict[str, float]:
 
 
 def group_metrics(groups: Sequence[ScoredGroup], tables: RewardTables, assignment: Assignment) -> dict[str, float]:
-    """Rewards of the finished images, missing scores, gains and advantages by step.
+    """Compute rewards of the finished images, missing scores, gains and advantages by step.
 
     `reward/*` are means over finished images with a score; `reward/missing` counts images without one;
     `group/zero_variance` is the share of groups whose advantages are all 0, `group/unscored` of those without a step
@@ -167,7 +167,7 @@ def _by_step(assignment: Assignment) -> dict[str, float]:
 
 
 def _gains_by_reward(tables: RewardTables) -> dict[str, float]:
-    """Mean and mean size of each reward's own gains by step, where points were scored by several rewards."""
+    """Compute mean and mean absolute value of each reward's own gains by step, if several rewards scored the points."""
     names = [name for name in tables.scores if "/" not in name]
     metrics = {}
     for name in names if len(names) > 1 else []:

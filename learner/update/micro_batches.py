@@ -39,46 +39,46 @@ class Pairs:
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch(Pairs):
-    """Pairs with the states before and behind the step."""
+    """Pairs with the states before and after the step."""
 
     next_latents: Float[Tensor, "N C H W"]
     old_log_prob: Float[Tensor, " N"]
     old_mean: Float[Tensor, "N C H W"] | None = None
-    """Mean of the step under the policy that drew it, where the objective compares it."""
+    """Mean of the step under the policy that rolled it out, if the objective compares it."""
     target: Float[Tensor, "N C H W"] | None = None
-    """Clean latents that the step led to, where the objective regresses on them."""
+    """Clean latents that the step led to, if the objective regresses on them."""
     factor: float = 1.0
-    """Of the loss; above 1 where micro-batches like this one train only sometimes."""
+    """Factor of the loss; above 1 if micro-batches like this one train only sometimes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoisedBatch(Pairs):
-    """Pairs at the noise level of step k, with clean latents as the rollout ended: what a forward objective trains."""
+    """Pairs at the noise level of step k, with the rollout's clean latents; forward objectives train on them."""
 
     noise: Float[Tensor, "N C H W"]
-    """Standard normal, independent of the rollout's."""
+    """Standard normal, independent of the rollout's noise."""
     weight: Float[Tensor, " N"] | None = None
-    """The group's weight, for each member, where the objective weighs groups."""
+    """The group's weight, for each member, if the objective weighs groups."""
 
 
 Batch = TypeVar("Batch", bound=Pairs)
 Alike = Callable[[int, Sequence[int], int], int]
-"""How many neighbouring rows have the same state: step k, the shard's stochastic steps and its rows -> a number."""
+"""Returns how many neighbouring rows have the same state, from step k, the shard's stochastic steps and its rows."""
 
 
 @dataclass(frozen=True)
 class StepChoice:
-    """Which steps of a shard one epoch trains: a share of them, at least one, drawn for each shard and epoch."""
+    """Which steps of a shard one epoch trains: a share of them, at least one, chosen anew for each shard and epoch."""
 
     fraction: float = 1.0
     seed: int = 0
     epoch: int = 0
-    """With seed, iteration, group and first member the key of the draw."""
+    """Part of the key of the choice, with seed, iteration, group and first member."""
     subsample_below: float = 0.0
     """Mean |advantage| below which a micro-batch trains only sometimes; 0 trains all."""
 
     def columns(self, facts: ShardFacts) -> list[int]:
-        """The trained ones of the shard's stochastic steps, ascending, as columns of its `log_probs`."""
+        """Choose the trained ones of the shard's stochastic steps: columns of its `log_probs`, ascending."""
         steps = len(facts.steps)
         count = max(1, math.floor(self.fraction * steps))
         if count == steps:
@@ -89,46 +89,46 @@ class StepChoice:
         return sorted(order[:count].tolist())
 
     def factors(self, facts: ShardFacts, sizes: Mapping[int, float]) -> dict[int, float]:
-        """Draw which micro-batches of a shard train, each with a number of its own.
+        """Choose which micro-batches of a shard train, each by its own random number.
 
         Args:
-            facts: of the shard.
+            facts: the shard.
             sizes: mean |advantage| of the micro-batch at each trained step k.
 
         Returns:
-            The factor of the loss by step; steps with factor 1 are left out.
+            The factor of the loss by step; steps that always train are left out.
         """
         request, found = facts.request, {}
         for k, size in sizes.items():
             if size < self.subsample_below:
                 key = [self.seed, request.iteration, request.group, request.first_member, self.epoch, k, SUBSAMPLE]
-                drawn = np.random.Generator(np.random.Philox(np.random.SeedSequence(key))).random()
-                found[k] = subsample_factor(size / self.subsample_below, drawn)
+                number = np.random.Generator(np.random.Philox(np.random.SeedSequence(key))).random()
+                found[k] = subsample_factor(size / self.subsample_below, number)
         return found
 
 
 SUBSAMPLE = 1
-"""Ends the key of `StepChoice.factors`, so that no other draw has it."""
+"""Last part of the key of `StepChoice.factors`, so that no other choice has the same key."""
 
 
-def subsample_factor(chance: float, drawn: float) -> float:
+def subsample_factor(chance: float, number: float) -> float:
     """Return the factor of a loss that trains with a chance: 1 / chance with this chance, else 0, so 1 on average.
 
     It is importance sampling (Horvitz and Thompson, 1952): the expected gradient is the whole one.
 
     Args:
-        chance: in [0, 1].
-        drawn: uniform in [0, 1).
+        chance: probability in [0, 1].
+        number: uniform random number in [0, 1).
     """
-    return 1 / chance if drawn < chance else 0.0
+    return 1 / chance if number < chance else 0.0
 
 
 @dataclass(frozen=True)
 class ShardTask:
-    """What one shard of a mini-batch is to teach, known from scores alone. Made by `shard_tasks`."""
+    """The training task of one shard of a mini-batch, known from scores alone. `shard_tasks` makes it."""
 
     number: int
-    """Of the shard in its mini-batch, from 0, in the order of groups and shards."""
+    """Number of the shard in its mini-batch, from 0, in the order of groups and shards."""
     shard: ScoredShard
     advantages: Float[np.ndarray, "N T"]
     valid: Bool[np.ndarray, "N T"]
@@ -136,9 +136,9 @@ class ShardTask:
     columns: Sequence[int]
     """The trained steps, as columns of `Rollout.log_probs`."""
     strides: Mapping[int, int] = field(default_factory=dict)
-    """By step: how many members in a row share it, as in `FlowPolicy.strides`; only the first of them is trained."""
+    """By step: how many neighbouring members share it, as in `FlowPolicy.strides`; only the first of them trains."""
     factors: Mapping[int, float] = field(default_factory=dict)
-    """By step: the factor of its loss where it is not 1; 0 leaves the micro-batch out."""
+    """By step: the factor of its loss if it is not 1; 0 leaves the micro-batch out."""
     doubtful: Bool[np.ndarray, " N"] | None = None
     """Which members have the KL penalty; None for all."""
 
@@ -149,19 +149,19 @@ class ShardTask:
 
     @property
     def pairs(self) -> int:
-        """Trained pairs that have a step reward; those that `micro_batches` drops count too."""
+        """Number of trained pairs that have a step reward; those that `micro_batches` drops count too."""
         return int(self.valid[:, self.steps].sum())
 
     @property
     def all_pairs(self) -> int:
-        """Trained pairs, as if no score were missing."""
+        """Number of trained pairs, as if no score were missing."""
         return sum(len(range(0, len(self.valid), self.strides.get(k, 1))) for k in self.steps)
 
     def teaching(self, *, keeps_idle: bool) -> list[int]:
-        """The columns that have something to teach: not all advantages are 0.
+        """Return the columns that are worth training: not all advantages are 0.
 
         Args:
-            keeps_idle: keep those with a step reward, for a KL term that holds there too.
+            keeps_idle: also return those with a step reward, for a KL term that applies there too.
         """
         return [
             column
@@ -170,7 +170,7 @@ class ShardTask:
         ]
 
     def sizes(self) -> dict[int, float]:
-        """Mean |advantage| of the micro-batch at each trained step k."""
+        """Return the mean |advantage| of the micro-batch at each trained step k."""
         return {k: float(np.abs(self.advantages[:: self.strides.get(k, 1), k]).mean()) for k in self.steps}
 
 
@@ -181,10 +181,10 @@ def shard_tasks(
     choice: StepChoice,
     strides: Mapping[int, int] = MappingProxyType({}),
 ) -> list[ShardTask]:
-    """The shards of a mini-batch in their fixed order: group, then shard.
+    """Make the tasks of a mini-batch's shards in their fixed order: group, then shard.
 
     Args:
-        groups: of the mini-batch.
+        groups: the groups of the mini-batch.
         group_credits: one for each group.
         choice: which steps are trained.
         strides: as in `ShardTask`.
@@ -214,20 +214,20 @@ def shard_tasks(
 def micro_batches(
     task: ShardTask, rollout: Rollout, *, alike: Alike, device: torch.device, keeps_idle: bool = False
 ) -> Iterator[MicroBatch]:
-    """The pairs of one shard, step by step; steps whose advantages are all 0 drop out.
+    """Yield the pairs of one shard, step by step; steps whose advantages are all 0 are left out.
 
     Args:
-        task: what the shard is to teach.
+        task: the shard's task.
         rollout: its trajectories.
         alike: `FlowPolicy.alike` of the policy that rolled out.
-        device: where the tensors go.
+        device: device of the tensors.
         keeps_idle: as in `ShardTask.teaching`.
 
-    Returns:
+    Yields:
         One micro-batch for each trained step.
 
     Raises:
-        ContractError: the trajectories are another shard's, or rows differ that must have the same state.
+        ContractError: the trajectories belong to another shard, or rows differ that must have the same state.
     """
     _require_own(task, rollout)
     if rollout.log_probs is None:
@@ -257,20 +257,20 @@ def micro_batches(
 def noised_batches(
     task: ShardTask, rollout: Rollout, *, device: torch.device, choice: StepChoice, shares_noise: bool = False
 ) -> Iterator[NoisedBatch]:
-    """The pairs of one shard for a forward objective, step by step; pairs whose advantage is 0 teach too.
+    """Yield the pairs of one shard for a forward objective, step by step; pairs whose advantage is 0 train too.
 
     Args:
-        task: what the shard is to teach.
+        task: the shard's task.
         rollout: its trajectories.
-        device: where the tensors go.
+        device: device of the tensors.
         choice: its seed and epoch key the noise.
-        shares_noise: all members of the group get the same noise.
+        shares_noise: whether all members of the group get the same noise.
 
-    Returns:
+    Yields:
         One batch for each trained step.
 
     Raises:
-        ContractError: the trajectories are another shard's.
+        ContractError: the trajectories belong to another shard.
     """
     _require_own(task, rollout)
     request = rollout.request
@@ -318,10 +318,10 @@ def split_micro_batches(micro_batches: Iterable[Batch], *, most: int | None) -> 
 
 
 def require_alike(latents: Float[np.ndarray, "N C H W"], alike: int, *, k: int) -> None:
-    """Require each `alike` neighbouring rows to be the same state: one velocity is to serve them.
+    """Require each `alike` neighbouring rows to be the same state, since they share one velocity.
 
     Args:
-        latents: the states x_k of a shard's rows.
+        latents: the states x_k of a shard's rows [N, C, H, W].
         alike: from `FlowPolicy.alike`.
         k: the step.
 
@@ -332,7 +332,7 @@ def require_alike(latents: Float[np.ndarray, "N C H W"], alike: int, *, k: int) 
         rows = latents[first : first + alike]
         if not np.array_equal(rows, np.broadcast_to(rows[:1], rows.shape), equal_nan=True):
             raise ContractError(
-                f"trajectories that part in step {k} must have the same state before it, got different ones: rollout"
+                f"trajectories that split in step {k} must have the same state before it, got different ones: rollout"
                 " actor and learner must have the same code and config"
             )
 
@@ -343,6 +343,6 @@ def _require_own(task: ShardTask, rollout: Rollout) -> None:
 
 
 def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy an array to a device. From pinned memory the CPU does not wait for the GPU, and prepares what comes next."""
+    """Copy an array to a device. With pinned memory the CPU does not wait for the GPU and prepares the next batch."""
     held = torch.from_numpy(array.copy())
     return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held.to(device)

@@ -26,13 +26,13 @@ class PairLosses:
     """Losses of one micro-batch's pairs."""
 
     loss: Float[Tensor, " N"]
-    """What is minimised, carries the gradient; 0 where the pair does not count."""
+    """The minimised loss, carries the gradient; 0 where the pair does not count."""
     ratio: Float[Tensor, " N"] | None
-    """New over old density, exactly 1 before the first update; for `guarded` GRPO-Guard's; None for an objective
+    """New over old density, exactly 1 before the first update; for `guarded` GRPO-Guard's ratio; None for an objective
     without densities."""
     outside: Bool[Tensor, " N"] | None
     """Whether the pair has left the clip range, or for `masked` the divergence bound; `distillation` has neither. None
-    where `ratio` is."""
+    if `ratio` is None."""
     kl: Float[Tensor, " N"]
     """Divergence from the model without adapter; 0 when the term is off."""
     own: Mapping[str, Float[Tensor, " N"]] = field(default_factory=dict)
@@ -41,23 +41,23 @@ class PairLosses:
     """Which of `own` count; None where there are none."""
 
     def detached(self) -> "PairLosses":
-        """Return the same numbers without what a backward needs."""
+        """Return the same numbers without their gradients."""
         ratio = None if self.ratio is None else self.ratio.detach()
         return replace(self, loss=self.loss.detach(), ratio=ratio)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss of the (trajectory, step) pairs. Made once by the learner.
+    """The loss of the (trajectory, step) pairs.
 
-    Policy and reference run with the same conditioning and guidance, so both are the guided velocity.
+    Policy and reference run with the same conditioning and guidance, so both give guided velocities.
     """
 
     policy: FlowPolicy
     lora: Lora
     config: LearnerConfig
     reference: ReferenceAdapter | None = None
-    """What the KL compares with; None for the model without adapter."""
+    """The adapter that the KL compares with; None for the model without adapter."""
 
     def __call__(self, micro_batch: MicroBatch) -> PairLosses:
         """Run the policy, and the reference if the KL has a weight, over one micro-batch."""
@@ -87,7 +87,7 @@ class Objective:
     def _policy_term(
         self, micro_batch: MicroBatch, transition: Transition, velocity: Tensor
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"], Bool[Tensor, " N"]]:
-        """Loss, ratio and whether each pair has left the trust region."""
+        """Return loss, ratio and whether each pair has left the trust region."""
         config = self.config
         log_ratio = transition.log_prob(micro_batch.next_latents) - micro_batch.old_log_prob
         if config.objective == "distillation":
@@ -149,7 +149,7 @@ def divergence(
     reference: tuple[Transition, Float[Tensor, "B ..."]],
     step_size: float,
 ) -> Float[Tensor, " B"]:
-    """KL(policy || reference) of one step by the config's convention.
+    """Compute KL(policy || reference) of one step by the config's convention.
 
     `full`: mean_d (mean - mean_ref)^2 / (2 std^2). `no_dt`: the same over 2 g^2 with std = g sqrt(h), which is h times
     `full`; released code of Flow-GRPO. `velocity`: mean_d (v - v_ref)^2 (Flow-Factory).
@@ -157,11 +157,11 @@ def divergence(
     Args:
         config: its `rule` is the convention.
         policy: transition and velocity of the trained policy.
-        reference: transition and velocity of the model without adapter.
+        reference: transition and velocity of the KL's reference.
         step_size: h.
 
     Returns:
-        One KL for each pair, in nats per latent element for `full`.
+        One KL for each pair [B], in nats per latent element for `full`.
     """
     if config.rule == "velocity":
         return (policy[1] - reference[1]).square().flatten(1).mean(1)
@@ -172,19 +172,19 @@ def divergence(
 def clipped_surrogate(
     log_ratio: Float[Tensor, " B"], *, advantages: Float[Tensor, " B"], clip_range: float
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
-    """Loss and ratio of every (trajectory, step) pair (PPO, arXiv 1707.06347; Flow-GRPO, arXiv 2505.05470).
+    """PPO's clipped loss and its ratio (arXiv 1707.06347), as in Flow-GRPO (arXiv 2505.05470).
 
         rho = exp(log_prob - old_log_prob)
         loss = max(-A rho, -A clip(rho, 1 - c, 1 + c))
 
     Args:
-        log_ratio: log_prob - old_log_prob, under the trained policy, which carries the gradient, and under the one that
-            drew the trajectory; means over latent elements.
-        advantages: A.
+        log_ratio: log_prob - old_log_prob [B]: under the trained policy, with the gradient, and under the policy that
+            rolled out; means over latent elements.
+        advantages: A [B].
         clip_range: c; small (1e-5 to 1e-3), since log-probs are means over thousands of elements.
 
     Returns:
-        Loss and ratio of each pair.
+        Loss [B] and ratio [B] of each pair.
     """
     ratio = log_ratio.exp()
     return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_range, 1 + clip_range)), ratio
@@ -197,23 +197,23 @@ def guarded_log_ratio(
     old_mean: Float[Tensor, "B ..."],
     std: Float[Tensor, " B"],
 ) -> Float[Tensor, " B"]:
-    """GRPO-Guard's log-ratio (arXiv 2510.22319): centred at 0, its spread no longer that of 1 / std.
+    """GRPO-Guard's log-ratio (arXiv 2510.22319): centred at 0, and its spread is not proportional to 1 / std.
 
         (log_prob - log_prob_old + mean_d (mean - mean_old)^2 / (2 q^2)) q,  q the std of the whole step
 
     With x' = mean_old + q e the plain log-ratio is -(mean - mean_old)^2 / (2 q^2) + (mean - mean_old) e / q, averaged
-    over latent elements: below 0 on average, and the steeper the smaller q. What remains here is mean_d of
-    (mean - mean_old) e: one spread for all steps where the means move alike; for an equal change of the velocity it
-    takes the division by h in `guarded_surrogate`.
+    over latent elements: below 0 on average, and the steeper the smaller q is. Here only mean_d of (mean - mean_old) e
+    remains: it has the same spread for all steps whose means move equally far. To give equal changes of the velocity
+    the same spread, `guarded_surrogate` also divides by h.
 
     Args:
-        log_ratio: of `clipped_surrogate`.
-        mean: of the step under the trained policy.
-        old_mean: of the step under the policy that drew the trajectory.
-        std: q = g sqrt(h).
+        log_ratio: as in `clipped_surrogate` [B].
+        mean: mean of the step under the trained policy [B, ...].
+        old_mean: mean of the step under the policy that rolled out [B, ...].
+        std: q = g sqrt(h) [B].
 
     Returns:
-        The log-ratio of each pair.
+        The log-ratio of each pair [B].
     """
     drift = (mean - old_mean).square().flatten(1).mean(1)
     return (log_ratio + drift / (2 * std.square())) * std
@@ -227,13 +227,13 @@ def guarded_surrogate(
     The gradient of this ratio is proportional to h; the division gives every step the same weight.
 
     Args:
-        log_ratio: of `guarded_log_ratio`.
-        advantages: A.
+        log_ratio: from `guarded_log_ratio` [B].
+        advantages: A [B].
         clip_range: c of `clipped_surrogate`.
         step_size: h.
 
     Returns:
-        Loss and ratio of each pair.
+        Loss [B] and ratio [B] of each pair.
     """
     loss, ratio = clipped_surrogate(log_ratio, advantages=advantages, clip_range=clip_range)
     return loss / step_size, ratio
@@ -254,13 +254,13 @@ def masked_surrogate(
     The ratio is one noisy sample of how far the policy has moved; D = mean_d (mean - mean_old)^2 / (2 std^2) is exact.
 
     Args:
-        log_ratio: of `clipped_surrogate`.
-        advantages: A.
-        divergence: D = KL(old || new) of each step, in nats per latent element; no gradient flows through it.
-        bound: tau.
+        log_ratio: as in `clipped_surrogate` [B].
+        advantages: A [B].
+        divergence: D = KL(old || new) of each step [B], in nats per latent element; no gradient flows through it.
+        bound: tau, in the same unit.
 
     Returns:
-        Loss and ratio of each pair; a masked pair keeps its value and has no gradient.
+        Loss [B] and ratio [B] of each pair; a masked pair keeps its value and has no gradient.
     """
     ratio = log_ratio.exp()
     loss = -advantages * ratio
@@ -276,11 +276,11 @@ def weighted_regression(
     Ours, after Stepwise-Flow-GRPO's "ODE-based progressive distillation variant", of which no formula is public.
 
     Args:
-        velocity: v, carries the gradient.
-        target: (x_k - C) / sigma_k, the straight velocity to the completion C of the point behind the step.
-        advantages: A; pairs with A below 0 cost nothing.
+        velocity: v, carries the gradient [B, ...].
+        target: (x_k - C) / sigma_k, the straight velocity to the completion C of the point after the step [B, ...].
+        advantages: A [B]; pairs with A below 0 have loss 0.
 
     Returns:
-        The loss of each pair.
+        The loss of each pair [B].
     """
     return advantages.clamp(min=0) * (velocity - target).square().flatten(1).mean(1)

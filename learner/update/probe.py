@@ -1,8 +1,8 @@
 """The parity probe: before an update, learner and rollout actors must compute the same log-probs, or clean latents.
 
 Both run the same code on the same numbers with the same adapter, so the ratio is exactly 1 on equal machines. Another
-precision, another attention kernel or a wrong adapter on one side shows here at once, and not as a reward that stays
-flat for weeks.
+precision, another attention kernel or a wrong adapter on one side shows here at once, and not weeks later as a reward
+that stays flat.
 """
 
 import math
@@ -17,13 +17,13 @@ from protocol.messages import Rollout
 
 @torch.no_grad()
 def probe_parity(policy: FlowPolicy, rollout: Rollout, *, bound: float, device: torch.device) -> dict[str, float]:
-    """Replay every stochastic step of a shard that was rolled out with the learner's present adapter.
+    """Replay every stochastic step of a shard that was rolled out with the learner's current adapter.
 
     Args:
-        policy: the learner's, before the update.
+        policy: the learner's policy, before the update.
         rollout: the shard's trajectories.
         bound: largest |ratio - 1| that is accepted.
-        device: the policy's.
+        device: the policy's device.
 
     Returns:
         `probe/ratio_deviation`, the largest |ratio - 1|.
@@ -60,14 +60,14 @@ def probe_parity(policy: FlowPolicy, rollout: Rollout, *, bound: float, device: 
 def probe_clean(
     policy: FlowPolicy, rollout: Rollout, *, seed: int, bound: float, device: torch.device
 ) -> dict[str, float]:
-    """Replay a shard's ODE from its keyed initial noise, where trajectories carry clean latents only.
+    """Replay a shard's ODE from its keyed initial noise; for trajectories that hold clean latents only.
 
     Args:
-        policy: the learner's, with the adapter that rolled out.
-        rollout: the shard.
-        seed: the run's.
+        policy: the learner's policy with the adapter that rolled out.
+        rollout: the shard's trajectories.
+        seed: the run's seed.
         bound: largest |difference| of a latent element that is accepted.
-        device: the policy's.
+        device: the policy's device.
 
     Returns:
         `probe/latent_deviation`, the largest |difference|.

@@ -1,7 +1,7 @@
-"""One update by a group of learner workers: who does what, and in which order their gradients are added.
+"""One update by a group of learner workers: which worker does what, and in which order their gradients are added.
 
-The workers wait for nothing but their own calls: lane sums travel as handles, from one worker to another, and whoever
-runs the update passes them on. So a worker that raises ends the update at once, and no worker waits for a dead one.
+The workers never wait for each other: lane sums travel from worker to worker as handles, and the driver of the update
+passes the handles on. So a worker that raises ends the update at once, and no worker waits for a dead one.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ GradientHandle = NewType("GradientHandle", Gradient)
 FindingsHandle = NewType("FindingsHandle", Findings)
 """Stands for `Findings`."""
 GroupsHandle = NewType("GroupsHandle", Sequence[ScoredGroup])
-"""Stands for groups: themselves or a reference to them."""
+"""Stands for groups: the groups themselves or a reference to them."""
 
 Result = TypeVar("Result")
 
@@ -31,10 +31,10 @@ Coming = asyncio.Future[ScoredGroup]
 
 
 class Run(Protocol):
-    """Does a piece of work and returns its result."""
+    """Runs a function."""
 
     async def __call__(self, work: Callable[[], Result]) -> Result:
-        """Do it."""
+        """Return the function's result."""
         ...
 
 
@@ -66,7 +66,7 @@ class Worker(Protocol):
         ...
 
     async def findings(self) -> FindingsHandle:
-        """Return what the update showed on this worker's shards."""
+        """Return the results of the update on this worker's shards."""
         ...
 
     async def finish(self, findings: Sequence[FindingsHandle]) -> Finished:
@@ -75,7 +75,7 @@ class Worker(Protocol):
 
 
 async def at_once(work: Callable[[], Result]) -> Result:
-    """Do the work now, in this thread."""
+    """Run the function now, in this thread."""
     return work()
 
 
@@ -86,7 +86,7 @@ class NearWorker:
         """
         Args:
             learner: does the work.
-            run: where: `at_once`, or in a thread.
+            run: how to call it: `at_once`, or in a thread.
         """
         self._learner = learner
         self._run = run
@@ -116,7 +116,7 @@ class NearWorker:
         await self._run(lambda: self._learner.step(gradient, first=first, epoch=epoch))
 
     async def findings(self) -> FindingsHandle:
-        """Return what the update showed on this worker's shards."""
+        """Return the results of the update on this worker's shards."""
         return FindingsHandle(await self._run(self._learner.findings))
 
     async def finish(self, findings: Sequence[FindingsHandle]) -> Finished:
@@ -133,20 +133,21 @@ async def update(
 ) -> Metrics:
     """Learn from one iteration's groups in `epochs` passes of `updates_per_iteration` optimizer steps.
 
-    Where credit needs a group's scores alone, the first pass trains complete groups while later ones are still being
+    If a group's scores alone give its credit, the first pass trains complete groups while later ones are still being
     made, and takes each optimizer step as soon as its groups are complete. The order of sums is the same.
 
     Args:
-        config: of the run.
-        workers: W, in the order of their seats; W divides `learner.lanes`.
+        config: the run's config.
+        workers: W workers, in the order of their seats; W divides `learner.lanes`.
         coming: the groups of the iteration, in order; complete or still being made.
-        share: makes one handle of all groups for all workers, where they are complete before the update.
+        share: makes one handle of all groups for all workers, if they are complete before the update.
 
     Returns:
         Metrics by name.
 
     Raises:
-        ContractError: a group is not as it must be, or the workers' adapters differ afterwards.
+        ContractError: a group is incomplete or belongs to another iteration, or the workers' adapters differ
+            afterwards.
         NonFiniteError: a loss or a gradient is not finite; the adapter is then the one before the update.
     """
     is_early = config.trains_early
@@ -186,7 +187,7 @@ async def _follow(worker: Worker, coming: Sequence[Coming], *, first: int, stop:
 
 
 async def _complete(group: Coming) -> ScoredGroup:
-    """Wait for a group; giving up does not end its production."""
+    """Wait for a group; a cancelled wait does not end the group's production."""
     await asyncio.wait({group})
     return group.result()
 

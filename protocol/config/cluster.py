@@ -86,7 +86,7 @@ class ClusterConfig(Section):
 
     @property
     def memory_remedy(self) -> str:
-        """What helps if an actor has too little memory because it shares a GPU; empty if it does not."""
+        """The remedy if an actor has too little memory because it shares a GPU; empty if it shares none."""
         if not self.is_colocated:
             return ""
         keys = "cluster.layout=separate" if self.offload else "cluster.offload=true or cluster.layout=separate"
@@ -98,8 +98,8 @@ class ClusterConfig(Section):
         if not self.is_colocated:
             if self.offload:
                 raise ValueError(
-                    "cluster.offload needs cluster.layout colocated, got separate: there no side rests for the other's"
-                    " sake; leave it out"
+                    "cluster.offload needs cluster.layout colocated, got separate: in that layout the two sides do not"
+                    " take turns; leave it out"
                 )
             return self
         rollout, learner = self.rollout, self.learner
@@ -132,8 +132,8 @@ def require_divisor(workers: int, *, lanes: int) -> None:
     if lanes % workers:
         fitting = ", ".join(str(1 << power) for power in range(lanes.bit_length()))
         raise ValueError(
-            f"cluster.learner.workers must divide learner.lanes {lanes}, got {workers}: each worker owns as many lanes;"
-            f" take one of {fitting}"
+            f"cluster.learner.workers must divide learner.lanes {lanes}, got {workers}: every worker owns the same"
+            f" number of lanes; take one of {fitting}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Validating a tree of keys and values as a RunConfig; the first broken rule becomes one line (`ConfigError`)."""
+"""Validate a tree of keys and values as a RunConfig; the first broken rule becomes one line (`ConfigError`)."""
 
 import difflib
 from functools import cache

@@ -299,7 +299,7 @@ class RunConfig(Section):
 
     @property
     def rolls_out_old(self) -> bool:
-        """Whether the adapter `old` rolls out, and not the trained one."""
+        """Whether `old` is the adapter that rolls out, instead of the trained one."""
         return self.learner.objective == "nft"
 
     @property
@@ -308,9 +308,15 @@ class RunConfig(Section):
         return {name: reward.weight for name, reward in self.rewards.items() if reward.use == "train"}
 
     @property
+    def evaluation_rewards(self) -> list[str]:
+        """Names of the rewards that score an evaluation: those that need no group."""
+        return [name for name, reward in self.rewards.items() if reward.sees == "image"]
+
+    @property
     def evaluated_weights(self) -> dict[str, float]:
         """Weight of each reward in the mixture of an evaluation, by name: of those that train and need no group."""
-        return {name: weight for name, weight in self.reward_weights.items() if self.rewards[name].sees == "image"}
+        names = self.evaluation_rewards
+        return {name: weight for name, weight in self.reward_weights.items() if name in names}
 
     @property
     def scores_points(self) -> bool:

@@ -184,7 +184,7 @@ class SamplingConfig(Section):
 
     @property
     def has_tail(self) -> bool:
-        """Whether trajectories leave their schedule behind the last stochastic step."""
+        """Whether trajectories leave their schedule after the last stochastic step."""
         return self.tail.rule != "schedule" or self.tail.solver != "euler"
 
     @property

@@ -1,9 +1,8 @@
-"""CLIP features that do not depend on which other images and texts are scored in the same call, and what the scorers
-that use them share.
+"""CLIP features that do not depend on the other images and texts of a call, and the base class of their scorers.
 
 On a GPU images go through the model in batches of one fixed shape; the last batch is padded. On a CPU they go through
-it one by one: there a row of a product may round by its position in the batch (MKL's AVX2 kernels). Texts do so always.
-Text features are cached, because the prompts of a run repeat.
+it one by one, because there the rounding of a row may depend on its position in the batch (MKL's AVX2 kernels). Texts
+always go one by one. Text features are cached, because the prompts of a run repeat.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ VIT_L = "openai/clip-vit-large-patch14"
 ROUNDING = 1e-4
 """Relative tolerance of a score's bounds, for rounding in float32 sums."""
 TEXTS_KEPT = 8192
-"""Most texts whose features are cached; each takes 4 KiB at width 1,024."""
+"""Largest number of texts whose features are cached; each takes 4 KiB at width 1,024."""
 
 
 class ClipFeatures:
@@ -99,7 +98,7 @@ class ClipFeatures:
 
 
 class ClipScorer:
-    """What the scorers with CLIP features share; on its own it scores nothing."""
+    """Base class of the scorers with CLIP features; it has no `score` itself."""
 
     def __init__(self, *, model: str = VIT_L, device: str | None = None, batch: int = 16) -> None:
         """Load the weights.

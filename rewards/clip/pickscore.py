@@ -1,4 +1,4 @@
-"""PickScore: which image would people pick for this prompt? (Kirstain et al. 2023, arXiv 2305.01569)
+"""PickScore: which image would people choose for this prompt? (Kirstain et al. 2023, arXiv 2305.01569)
 
 scorer = build_scorer("pickscore")                               # the published weights
 scorer = build_scorer("pickscore", model="pkg://toyworld/clip")  # any CLIP
@@ -36,7 +36,7 @@ class PickScore(ClipScorer):
         Args:
             model: CLIP folder, `pkg://` path or hub id.
             processor: source of tokenizer and image processor; by default the model's own, and for the published
-                weights those of their training.
+                weights those with which they were trained.
             device: torch device; by default the GPU if there is one.
             batch: images of one forward, at least 1. It can change the last bits of a score; other images cannot.
 

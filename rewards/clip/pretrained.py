@@ -43,8 +43,8 @@ def require_pretrained(source: str, *patterns: str) -> None:
     """Check that a source holds a file of one of these patterns; load and download nothing.
 
     Args:
-        source: a folder, a file, a `pkg://` path, or a hub id; the hub's word for a repository is enough.
-        patterns: such as `*.safetensors`; for a file none.
+        source: a folder, a file, a `pkg://` path, or a hub id; for a hub id it is enough that the hub knows it.
+        patterns: patterns such as `*.safetensors`; none for a file.
 
     Raises:
         ScorerError: the source does not exist or holds no such file.

@@ -80,7 +80,7 @@ class Aesthetic(ClipScorer):
 
         Args:
             head: file of the head.
-            model: folder, `pkg://` path or hub id of the CLIP whose features the head takes.
+            model: folder, `pkg://` path or hub id of the CLIP that computes the head's input.
             device: torch device; by default the GPU if there is one.
             batch: images of one forward, at least 1.
 

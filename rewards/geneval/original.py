@@ -17,7 +17,7 @@ from rewards.geneval.clauses import Clauses, Included, read_clauses
 from rewards.geneval.verdict import Ranked, Verdict, rank, relations
 
 MOST_OBJECTS = 16
-"""Most objects of one class that are considered, best score first."""
+"""Largest number of objects of one class that are considered, best score first."""
 
 
 def judge_original(detections: Sequence[Detection], metadata: Metadata) -> Verdict:
@@ -26,6 +26,9 @@ def judge_original(detections: Sequence[Detection], metadata: Metadata) -> Verdi
     Args:
         detections: the objects found in the image, in any order.
         metadata: the prompt's GenEval line.
+
+    Returns:
+        The verdict.
 
     Raises:
         PromptError: the metadata is malformed.

@@ -34,7 +34,7 @@ GENEVAL_NAMES = {
 GREY = 0x99
 """Grey level (0-255) of the background of an object whose colour is classified."""
 MOST_INSTANCES = 100
-"""Most pairs of query and class that are considered, best score first."""
+"""Largest number of pairs of query and class that are considered, best score first."""
 
 
 class Instance(NamedTuple):
@@ -146,7 +146,7 @@ class PhotoDetector:
         ]
 
     def _colour(self, image: np.ndarray, item: Instance) -> str:
-        """Return the colour whose sentences are nearest to the object, which is cropped and set on grey."""
+        """Return the colour whose sentences are nearest to the object, cropped and on a grey background."""
         label = self._names[item.label]
         if label not in self._colour_texts:
             self._colour_texts[label] = np.stack([self._sentences(color, label) for color in COLORS])
@@ -167,8 +167,8 @@ def instances(
 
         score = softmax(class)_c * mean of sigmoid(mask) over the pixels where mask > 0
 
-    Only the best 100 pairs of query and class are considered. The box is the extent of the mask. An empty mask is no
-    instance.
+    Only the best 100 pairs of query and class are considered. The box is the extent of the mask. An empty mask is not
+    an instance.
 
     Args:
         class_logits: float [Q, C + 1]; the last class means "no object".

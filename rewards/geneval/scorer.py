@@ -4,7 +4,7 @@
     scorer = build_scorer("geneval", detector="toyworld.world.detector:ShapeDetector", reward="soft")
 
 The detector is named by its import path; the default is `PhotoDetector`, since GenEval's prompts name COCO's classes.
-`rewards.geneval.verdict` judges what it finds; `rewards.geneval.original` does so exactly as the original code.
+`rewards.geneval.verdict` judges its detections; `rewards.geneval.original` does so exactly as the original code.
 """
 
 from collections.abc import Mapping, Sequence
@@ -80,7 +80,7 @@ class GenEval:
         self._judge = JUDGES[compat]
         self._detector: Detector = build_from_path(detector, args=detector_args or {})
         if not callable(getattr(self._detector, "detect", None)):
-            raise ScorerError(f"the detector of geneval must have a method detect(images), got {detector!r} without")
+            raise ScorerError(f"the detector of geneval must have a method detect(images), but {detector!r} has none")
 
     @staticmethod
     def ready(*, detector: str = PHOTOS, detector_args: Mapping[str, Any] | None = None, **_: Any) -> None:

@@ -42,11 +42,11 @@ def judge(detections: Sequence[Detection], metadata: Metadata) -> Verdict:
 
         count      of each included class     max(0, 1 - |found - n| / n)
         colour     of each coloured item      max(0, 1 - |found with this class and colour - n| / n)
-        position   of each placed item        1 if its n best objects all have this relation to the reference's, else 0
+        position   of each positioned item    1 if its n best objects all have this relation to the reference's, else 0
         exclusion  of each class not included 1 if found < count, else 0
 
-    An exclusion of a class that is also included (GenEval's counting prompts: "three", not four) has no grade of its
-    own, since the count grade measures it already. It counts for `strict` and `correct` only. Examples:
+    An exclusion of a class that is also included (GenEval's counting prompts: "three", not four) has no separate grade,
+    since the count grade already measures it. It counts for `strict` and `correct` only. Examples:
 
         single_object  {count}                     2 found for 1: 0        (soft)
         two_object     {count, count}              one of the two: 1/2
@@ -56,17 +56,20 @@ def judge(detections: Sequence[Detection], metadata: Metadata) -> Verdict:
         color_attr     2 x {count, colour}         colours swapped: 1/2
 
     As in GenEval, all three scores ignore objects of classes that the prompt does not mention: "a red circle" is
-    strictly right if a square is next to it. An image without any included object has the soft score 0, whatever it
-    excludes.
+    strictly right even if a square is next to it. An image without any included object has the soft score 0, whatever
+    the prompt excludes.
 
-    `correct` is the official verdict. Each item needs n objects of its colour among the best-scored boxes of its class,
-    of which as many are considered as the prompt requires. Each placed item must have its relation to every reference
-    object, and each excluded class fewer than `count` objects. `strict` also requires the exact number of each included
-    class.
+    `correct` is the official verdict. Each item needs n objects of its colour among the best-scored boxes of its class;
+    only as many boxes are considered as the prompt requires. Each positioned item must have its relation to every
+    reference object, and each excluded class fewer than `count` objects. `strict` also requires the exact number of
+    each included class.
 
     Args:
         detections: the objects found in the image, in any order.
         metadata: the prompt's GenEval line.
+
+    Returns:
+        The verdict.
 
     Raises:
         PromptError: the metadata is malformed.
@@ -89,8 +92,8 @@ def relations(first: Box, second: Box) -> frozenset[str]:
     and none if `revised` is zero (below 1e-3 pixel).
 
     Args:
-        first: x0, y0, x1, y1 in pixels, y downwards.
-        second: likewise.
+        first: x0, y0, x1, y1 in pixels, y pointing down.
+        second: the same for the other box.
     """
     a, b = np.asarray(first).reshape(2, 2), np.asarray(second).reshape(2, 2)
     offset = a.mean(axis=0) - b.mean(axis=0)
@@ -142,7 +145,7 @@ def _closeness(found: int, wanted: int) -> float:
 
 
 def _choose(objects: Sequence[Detection], item: Included) -> list[Detection]:
-    """Return the item's best `count` objects of the required colour, or fewer if there are not as many."""
+    """Return the item's best `count` objects of the required colour, or all if there are fewer."""
     fitting = [found for found in objects if item.color is None or found.color == item.color]
     return fitting[: item.count]
 

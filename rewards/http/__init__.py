@@ -1,1 +1,1 @@
-"""Scorers behind HTTP: our own reward service, Flow-GRPO's servers, and a vision-language judge."""
+"""Scorers that call a server over HTTP: our own reward service, Flow-GRPO's servers, and vision-language judges."""

@@ -1,9 +1,9 @@
-"""Bounded HTTP calls: each try has a timeout, all tries together a deadline, and a reply has a largest size.
+"""Bounded HTTP calls: each try has a timeout, all tries together have a deadline, and the size of a reply is limited.
 
-Time and size hold for the whole reply: a server that sends a byte now and then, or a small body that unpacks to a large
-one, does not get more of either. A broken connection, a late answer and the statuses 429, 500, 502, 503 and 504 are
-retried. The waits between tries grow and are random, so that many actors do not return at the same moment. Any other
-status is final.
+Both limits apply to the whole reply: neither a server that sends a byte now and then nor a small body that unpacks to a
+large one exceeds them. A broken connection, a late answer and the statuses 429, 500, 502, 503 and 504 are retried. The
+waits between tries grow and are random, so that many actors do not return at the same moment. Any other status is
+final.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from protocol.errors import FlowcreditError, ScorerError, one_line
+from protocol.errors import FlowcreditError, ScorerError, named_line, one_line
 
 PASSING = frozenset({429, 500, 502, 503, 504})
 LONGEST_WAIT_S = 15.0
 MOST_BYTES = 16 * 1024 * 1024
-"""Largest body of a reply, both as it is sent and unpacked."""
+"""Largest body of a reply, as sent and when unpacked."""
 HELLO_S = 10.0
 """Seconds within which a server must answer before a run."""
 
@@ -30,7 +30,7 @@ class CallError(FlowcreditError):
 
 
 class _PassingError(CallError):
-    """A failure that another try may not meet."""
+    """A failure that may not happen again on another try."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,9 @@ class HttpCaller:
             path: appended to the base address.
             request: arguments of httpx's `Client.request`.
 
+        Returns:
+            The reply.
+
         Raises:
             CallError: no such reply within the tries and the deadline; the message says how the last try ended.
         """
@@ -110,8 +113,9 @@ class HttpCaller:
         try:
             asked.result()
         except (TimeoutError, self._broken, self._unreadable) as error:
-            reason = one_line(error) or type(error).__name__
-            raise ScorerError(f"no server answers at {self.url}: {reason}; start it first, or correct url") from None
+            raise ScorerError(
+                f"no server answers at {self.url}: {one_line(error)}; start it first, or correct url"
+            ) from None
 
     def _once(self, method: str, path: str, request: dict[str, Any], until: float) -> Reply:
         where = f"{method} {self.url}{path}"
@@ -122,7 +126,7 @@ class HttpCaller:
         except TimeoutError:
             raise _PassingError(f"{where}: no whole reply within {seconds:.3g} s") from None
         except self._broken as error:
-            raise _PassingError(f"{where}: {type(error).__name__}: {one_line(error)}") from error
+            raise _PassingError(f"{where}: {named_line(error)}") from error
         except self._unreadable as error:
             raise CallError(f"{where}: the reply cannot be unpacked: {one_line(error)}") from error
         if reply is None:
@@ -133,7 +137,7 @@ class HttpCaller:
         raise kind(f"{where}: status {status}: {_detail(reply)}")
 
     async def _ask(self, method: str, path: str, request: dict[str, Any], seconds: float) -> tuple[int, Reply | None]:
-        """The status and the reply; None for one that is too large (TimeoutError: it is not whole in time)."""
+        """Return the status and the reply, None if it is too large (TimeoutError: it is not complete in time)."""
         async with asyncio.timeout(seconds), self._client.stream(method, path, **request) as response:
             body = bytearray()
             async for part in response.aiter_bytes():
@@ -145,25 +149,25 @@ class HttpCaller:
 
 
 def require_server(*, url: str, token_env: str | None = None, **_: Any) -> None:
-    """Raise ScorerError if nothing answers at `url` before a run, or the token is not set; a scorer's `ready`."""
+    """Raise ScorerError if no server answers at `url` or the token is not set; this is a scorer's `ready`."""
     HttpCaller(url, timeout_s=HELLO_S, tries=1, deadline_s=HELLO_S, token_env=token_env).require_answer()
 
 
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """The event loop of all calls of this process, on a thread of its own; there a call can be given up at any time."""
+    """Return the event loop of all calls of this process; it has its own thread, so a call can end at any time."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="http-caller", daemon=True).start()
     return loop
 
 
 def _detail(reply: Reply) -> str:
-    """The `detail` of problem details (RFC 9457), otherwise the text of an error's body, in one bounded line."""
+    """Return the `detail` of problem details (RFC 9457), otherwise the text of an error's body, as one bounded line."""
     try:
-        said = json.loads(reply.content)["detail"]
+        detail = json.loads(reply.content)["detail"]
     except (ValueError, LookupError, TypeError, RecursionError):
-        said = reply.content[:4096].decode(errors="replace")
-    return one_line(said or "no reason given")
+        detail = reply.content[:4096].decode(errors="replace")
+    return one_line(detail or "no reason given")
 
 
 def _token(name: str) -> str:

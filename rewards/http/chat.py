@@ -1,4 +1,4 @@
-"""One question with images to a vision-language model behind an OpenAI-compatible endpoint; a failure is a reason."""
+"""Ask a vision-language model at an OpenAI-compatible endpoint one question with images; a failure becomes a reason."""
 
 import base64
 import json
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from protocol.errors import ScorerError, one_line
+from protocol.errors import ScorerError, named_line
 from rewards.http.caller import CallError, HttpCaller
 from rewards.images import encode_png
 
@@ -19,7 +19,7 @@ def checked_pattern(pattern: str, instruction: str, *, of: str, **filled_in: str
         pattern: regular expression with one group.
         instruction: the question, which holds `{prompt}`.
         of: name of the scorer, for the error.
-        filled_in: what else the instruction may hold.
+        filled_in: further fields that the instruction may hold.
 
     Returns:
         The pattern.
@@ -38,19 +38,19 @@ def checked_pattern(pattern: str, instruction: str, *, of: str, **filled_in: str
 
 
 class ChatModel:
-    """A model of one endpoint, asked at temperature 0."""
+    """A model of one endpoint; it answers at temperature 0."""
 
     def __init__(self, caller: HttpCaller, *, model: str, max_tokens: int) -> None:
         """
         Args:
-            caller: of the endpoint.
+            caller: client of the endpoint.
             model: name of the model there.
             max_tokens: largest length of one answer.
         """
         self._caller, self._model, self._max_tokens = caller, model, max_tokens
 
     def ask(self, images: Sequence[np.ndarray], words: str) -> tuple[object, str]:
-        """Ask about images uint8 [H, W, 3], which go before the words, lossless; return the answer, or why not."""
+        """Ask about images uint8 [H, W, 3], sent lossless before the words; return the answer, or None and a reason."""
         urls = [f"data:image/png;base64,{base64.b64encode(encode_png(image)).decode()}" for image in images]
         content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         question = {
@@ -65,4 +65,4 @@ class ChatModel:
         except CallError as error:
             return None, str(error)
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            return None, f"the endpoint's reply is no chat completion: {type(error).__name__}: {one_line(error)}"
+            return None, f"the endpoint's reply is not a chat completion: {named_line(error)}"

@@ -1,11 +1,11 @@
-"""A client of reward servers that speak flow_grpo's HTTP protocol, without trusting what they send back.
+"""A client of reward servers with flow_grpo's HTTP protocol, which does not trust their replies.
 
     scorer = build_scorer("flow_grpo", url="http://10.0.0.7:18085", send="meta_datas")
 
-That protocol posts a pickled dict, `images` (a list of JPEG files) with `prompts` or `meta_datas` (each with its
-`prompt`), and answers with one. The released GenEval and DeQA servers open JPEG only; a server of your own may take
+The request is a pickled dict of `images` (a list of JPEG files) and `prompts` or `meta_datas` (each with its `prompt`);
+the reply is a pickled dict too. The released GenEval and DeQA servers read JPEG only; your own server may take
 `image_format: png`, which is lossless. Reading a pickle can run any code, so a reply is read only as JSON or msgpack
-unless `unpickle: true` is given. It is then read by a reader that builds plain data and NumPy arrays and nothing else.
+unless `unpickle: true` is given. Even then the reader builds only plain data and NumPy arrays.
 """
 
 import io
@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from protocol.errors import ContractError, ScorerError, one_line
+from protocol.errors import ContractError, ScorerError, named_line
 from protocol.messages import Metadata, Prompt, Scores
 from rewards.http.caller import CallError, HttpCaller, require_server
 from rewards.http.wire import JSON, MSGPACK
@@ -51,11 +51,11 @@ UNREADABLE = (
     TypeError,
     ValueError,
 )
-"""What reading damaged bytes can end in."""
+"""Exceptions that damaged bytes can raise when they are read."""
 
 
 class FlowGrpoServer:
-    """Scores from such a server: `scores` of the reply are the values, its other lists of B numbers are components."""
+    """Scores from such a server: the reply's `scores` are the values, its other lists of B numbers are components."""
 
     name = "flow_grpo"
     ready = staticmethod(require_server)
@@ -77,25 +77,25 @@ class FlowGrpoServer:
         tries: int = 4,
         deadline_s: float = 300.0,
     ) -> None:
-        """Check the settings; the server is asked first when images come.
+        """Check the settings; no request is sent.
 
         Args:
-            url: where it takes posts.
+            url: address for the requests.
             send: `prompts` (preference models) or `meta_datas` (GenEval).
             values: the key of the reply that holds the scores.
             low: least value that a score can have.
-            high: largest.
-            only_strict: sent along when given (GenEval's servers ask for it).
-            unpickle: read a pickled reply, building plain data and arrays only.
-            image_format: `jpeg`, which the released servers open, or `png`, lossless, for a server that takes it.
-            quality: of a JPEG, 1 to 100.
+            high: largest value that a score can have.
+            only_strict: sent with the request if given (GenEval's servers need it).
+            unpickle: read a pickled reply, but build plain data and arrays only.
+            image_format: `jpeg`, which the released servers read, or `png`, lossless, for a server that takes it.
+            quality: quality of a JPEG, 1 to 100.
             batch: images of one request.
             timeout_s: seconds for one try.
-            tries: of one request.
+            tries: tries of one request.
             deadline_s: seconds for all tries of one request together.
 
         Raises:
-            ScorerError: settings that cannot work.
+            ScorerError: a setting is out of range.
         """
         if send not in ("prompts", "meta_datas") or batch < 1:
             raise ScorerError(f"send must be prompts or meta_datas and batch at least 1, got {send!r} and {batch}")
@@ -111,13 +111,13 @@ class FlowGrpoServer:
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
-        """The server has no way to be asked."""
+        """Accept any prompt: the protocol has no check."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         """Score B images uint8 [B, H, W, 3] in requests of `batch`; a request that fails is missing.
 
         Raises:
-            ContractError: a reply that cannot be read, or without one score an image.
+            ContractError: a reply cannot be read, or does not hold one score for each image.
         """
         requests = [slice(start, start + self._batch) for start in range(0, len(images), self._batch)]
         return joined([self._score_part(images[rows], prompts[rows], metadata[rows]) for rows in requests])
@@ -158,9 +158,7 @@ class FlowGrpoServer:
                     " flow_grpo's servers send pickle; unpickle=true reads it, building plain data only"
                 )
         except UNREADABLE as error:
-            raise ContractError(
-                f"the server's reply cannot be read: {type(error).__name__}: {one_line(error)}"
-            ) from None
+            raise ContractError(f"the server's reply cannot be read: {named_line(error)}") from None
         if not isinstance(reply, dict):
             raise ContractError(f"the server's reply must be a dict, got {type(reply).__name__}")
         return reply
@@ -170,14 +168,14 @@ class PlainUnpickler(pickle.Unpickler):
     """Reads plain data and NumPy arrays; any other name in the pickle is refused before it is imported."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Raises UnpicklingError for all but `HARMLESS`."""
+        """Raise UnpicklingError for all names but `HARMLESS`."""
         if (module, name) not in HARMLESS:
-            raise pickle.UnpicklingError(f"the pickle names {module}.{name}, which is no plain data")
+            raise pickle.UnpicklingError(f"the pickle names {module}.{name}, which is not plain data")
         return super().find_class(module, name)
 
 
 def _numbers(part: Any, size: int) -> np.ndarray | None:
-    """`part` as float32 [size], or None if it is something else."""
+    """Return `part` as float32 [size], or None if it is something else."""
     try:
         numbers = np.asarray(part, np.float32)
     except (TypeError, ValueError):

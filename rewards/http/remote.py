@@ -37,7 +37,7 @@ KINDS = {"msgpack": MSGPACK, "json": JSON}
 class RemoteScorer:
     """The client of one scorer of a reward service, with that scorer's name and range.
 
-    If a request fails on its last try, only its own images have no score; the reason says why.
+    If a request fails on its last try, only its own images have no score; the reason is the failure.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RemoteScorer:
         wire: str = "msgpack",
         token_env: str | None = None,
     ) -> None:
-        """Ask the service what it serves.
+        """Ask the service for its scorers.
 
         Args:
             url: address of the service.
@@ -61,13 +61,13 @@ class RemoteScorer:
             timeout_s: seconds for one try of one request.
             tries: tries of one request.
             deadline_s: seconds for all tries of one request together.
-            batch: images in one request; a group goes in one whatever this is.
+            batch: images in one request; a group is always one request.
             parallel: requests in progress at one time.
             wire: `msgpack` or `json`.
             token_env: environment variable that holds the service's token.
 
         Raises:
-            ScorerError: no service answers there, or it does not serve that scorer.
+            ScorerError: no service answers there, or it does not have that scorer.
         """
         if wire not in KINDS or batch < 1 or parallel < 1:
             raise ScorerError(

@@ -30,7 +30,7 @@ INSTRUCTION = (
 class VlmJudge:
     """Asks for one judgement per image at temperature 0; value = number / high, in [low / high, 1].
 
-    UnifiedReward (arXiv 2503.05236) was trained with an instruction of its own: give that as `instruction`.
+    UnifiedReward (arXiv 2503.05236) was trained with its own instruction: give that as `instruction`.
     """
 
     name = "vlm_judge"

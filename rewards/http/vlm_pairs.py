@@ -60,16 +60,16 @@ class VlmPairs:
         self._chat, self._instruction = ChatModel(caller, model=model, max_tokens=max_tokens), instruction
 
     def compare(self, first: np.ndarray, second: np.ndarray, prompt: str, metadata: Metadata) -> tuple[float, str]:
-        """Return 1 if the first image is better, 0 the second, ½ neither, or NaN and why there is no answer.
+        """Return 1 if the first image is better, 0 if the second is, ½ if neither is, or NaN and a reason.
 
         Args:
             first: uint8 [H, W, 3].
             second: as `first`.
-            prompt: of both.
+            prompt: the prompt of both.
             metadata: not used.
 
         Returns:
-            The share of the first image, and an empty reason.
+            The share of the first image, and a reason, which is empty if there is an answer.
         """
         del metadata
         text, reason = self._chat.ask([first, second], self._instruction.format(prompt=prompt))

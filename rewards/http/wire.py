@@ -20,11 +20,11 @@ from rewards.scores import partly
 MSGPACK, JSON = "application/msgpack", "application/json"
 Read = TypeVar("Read", bound="Message")
 MOST_ITEMS = 1024
-"""Most images, or prompts, of one request."""
+"""Largest number of images, or prompts, of one request."""
 MOST_VALUES = 128 * MOST_ITEMS
-"""Most values of one message, however they are nested: while a parser makes them, no other thread runs."""
+"""Largest number of values of one message, nested ones included: no other thread runs while a parser makes them."""
 MOST_TOGETHER = 8 * MOST_ITEMS
-"""Most entries of one list or map in msgpack."""
+"""Largest number of entries of one list or map in msgpack."""
 
 
 class Message(BaseModel):
@@ -126,7 +126,7 @@ def read_message(cls: type[Read], data: bytes, kind: str) -> Read:
         The message.
 
     Raises:
-        ContractError: another content type, bytes that are no such message, or more than `MOST_VALUES` values.
+        ContractError: another content type, bytes that are not such a message, or more than `MOST_VALUES` values.
     """
     import msgpack
 
@@ -141,7 +141,7 @@ def read_message(cls: type[Read], data: bytes, kind: str) -> Read:
         where = ".".join(str(part) for part in problem["loc"])
         raise ContractError(f"{cls.__name__} is malformed: {where}: {problem['msg']}") from None
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise ContractError(f"{cls.__name__} is no {kind}: {error}") from None
+        raise ContractError(f"{cls.__name__} is not {kind}: {error}") from None
     raise ContractError(f"a message must be {MSGPACK} or {JSON}, got {kind!r}")
 
 
@@ -176,7 +176,7 @@ def scores_of(answers: Sequence[ItemAnswer]) -> Scores:
 
 
 def finite(value: float) -> float | None:
-    """The number as messages hold it; None if it is NaN or infinite."""
+    """Return the number as messages hold it; None if it is NaN or infinite."""
     return float(value) if np.isfinite(value) else None
 
 
@@ -197,7 +197,7 @@ def _unpacked(data: bytes) -> Any:
 
 def _bound(values: int) -> None:
     if values > MOST_VALUES:
-        raise ContractError(f"a message may have {MOST_VALUES} values beside its images: send fewer at once")
+        raise ContractError(f"a message may have {MOST_VALUES} values besides its images: send fewer at once")
 
 
 def _nan(value: float | None) -> float:

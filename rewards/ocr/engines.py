@@ -1,4 +1,4 @@
-"""The engines behind the OCR scorer: RapidOCR (default) and PaddleOCR."""
+"""The engines of the OCR scorer: RapidOCR (default) and PaddleOCR."""
 
 from typing import Any
 

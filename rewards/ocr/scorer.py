@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from protocol.errors import PromptError, ScorerError, one_line
+from protocol.errors import PromptError, ScorerError, named_line
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.prompts import check_each
 from rewards.loading import build_from_path, require_library, require_ready
@@ -122,7 +122,7 @@ class Ocr:
         try:
             lines = self._engine.read(enlarged(image, self._min_side))
         except Exception as error:  # noqa: BLE001  any failure of an engine means that this image has no score
-            return float("nan"), f"ocr: {type(error).__name__}: {one_line(error)}"
+            return float("nan"), f"ocr: {named_line(error)}"
         read = plain("".join(lines))
         distance = 0 if target in read else min(self._distance(read, target), len(target))
         return 1 - distance / len(target), ""

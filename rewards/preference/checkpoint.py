@@ -15,8 +15,8 @@ def read_tensors(source: str, *, file: str) -> dict[str, Any]:
     """Read all tensors of a checkpoint.
 
     Args:
-        source: a file, a folder that holds `file`, or the hub id of a repository that does.
-        file: the authors' file name; its ending, `.pt` or `.safetensors`, tells a file from a hub id.
+        source: a file, a folder that holds `file`, or the hub id of a repository that holds it.
+        file: the authors' file name; a source with its ending, `.pt` or `.safetensors`, is a file.
 
     Returns:
         The tensors by name, on the CPU.
@@ -56,16 +56,16 @@ def linear_head(
 
     Args:
         shapes: shapes of all tensors by name.
-        prefix: what comes before the layers' numbers.
-        inputs: width of the first layer.
-        outputs: numbers that the last layer must give.
+        prefix: the part of the names before the layers' numbers.
+        inputs: input width of the first layer.
+        outputs: output width that the last layer must have.
         activation: class of the modules between the layers; None if there are none.
 
     Returns:
         A `Sequential` whose tensors have the names `N.weight` and `N.bias`.
 
     Raises:
-        KeyError: there are no such layers, or they end in another number.
+        KeyError: there are no such layers, or the last one has another output width.
     """
     from torch import nn
 

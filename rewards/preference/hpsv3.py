@@ -5,7 +5,7 @@ scorer = build_scorer("hpsv3", template="data_collator_qwen.py")
 A Qwen2-VL reads the image, the authors' instruction with the prompt in it, and the token <|Reward|>. A head of linear
 layers with ReLUs turns the state h of that token into mean and spread; the score is the mean: score = head(h)[0].
 
-The instruction is the authors' text and no part of this package: `template` names their file that holds it.
+The instruction is the authors' text and not part of this package: `template` names their file that holds it.
 """
 
 import ast
@@ -27,7 +27,7 @@ FILE = "HPSv3.safetensors"
 BASE = "Qwen/Qwen2-VL-7B-Instruct"
 REWARD, IMAGE = "<|Reward|>", "<|image_pad|>"
 PIXELS = 256 * 28 * 28
-"""Pixels that every image is resized to, about; its aspect ratio stays."""
+"""Approximate number of pixels to which every image is resized; its aspect ratio stays."""
 TEXTS = ("INSTRUCTION", "prompt_with_special_token")
 """Names of the two texts in the template's file."""
 
@@ -36,7 +36,7 @@ class HPSv3:
     """HPSv3: a mean without bounds, about -2 to 12 for the authors' comparison of models.
 
     Weights: `HPSv3.safetensors` of `MizzenAI/HPSv3` (17 GB), in the layout of the authors' package, and the config and
-    tokenizer of `Qwen/Qwen2-VL-7B-Instruct`. Each image has its own forward: its neighbours have no part in it.
+    tokenizer of `Qwen/Qwen2-VL-7B-Instruct`. Each image has its own forward, so other images cannot change its score.
     """
 
     name = "hpsv3"
@@ -98,10 +98,10 @@ class HPSv3:
 
     @staticmethod
     def ready(*, template: str, model: str = MODEL, base: str = BASE, **_: Any) -> None:
-        """Check that weights, tokenizer and template are there.
+        """Check that weights, tokenizer and template exist.
 
         Args:
-            template: the file with the authors' texts, which is read.
+            template: the file with the authors' texts; it is read.
             model: source of the weights.
             base: source of config and tokenizer.
 
@@ -184,13 +184,13 @@ def _require_plain(prompt: str) -> None:
 
 
 def _network_of(tensors: dict[str, Any], config: Any, source: str, dtype: str) -> tuple[Any, Any]:
-    """Make transformers' Qwen2-VL and the head of the authors' tensors.
+    """Make transformers' Qwen2-VL and the head from the authors' tensors.
 
     Args:
-        tensors: tensors by the authors' names, which are those of Qwen2-VL's published checkpoints and `rm_head.N`.
+        tensors: tensors by the authors' names: those of Qwen2-VL's published checkpoints, and `rm_head.N`.
         config: the Qwen2-VL's config.
         source: names the checkpoint in errors.
-        dtype: the Qwen2-VL's; the head stays float32.
+        dtype: dtype of the Qwen2-VL; the head stays float32.
 
     Returns:
         The Qwen2-VL; the head.

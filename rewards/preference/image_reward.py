@@ -3,8 +3,8 @@
 scorer = build_scorer("imagereward")                                  # the published weights
 scorer = build_scorer("imagereward", model="weights/ImageReward.pt")  # a file or a folder that holds it
 
-BLIP's image encoder makes states of the image's patches, BLIP's text encoder reads the prompt and attends to them, and
-a head of linear layers turns its first state h into a number: score = (head(h) - MEAN) / STD.
+BLIP's image encoder encodes the image's patches, BLIP's text encoder reads the prompt and attends to them, and a head
+of linear layers turns its first state h into a number: score = (head(h) - MEAN) / STD.
 """
 
 import re
@@ -24,7 +24,7 @@ MODEL = "zai-org/ImageReward"
 FILE = "ImageReward.pt"
 TOKENIZER = "google-bert/bert-base-uncased"
 ADDED_TOKENS = ("[DEC]", "[ENC]")
-"""BLIP's own tokens, which follow BERT's vocabulary; ImageReward puts neither into a prompt."""
+"""BLIP's own tokens, which follow BERT's vocabulary; ImageReward's prompts contain neither."""
 LENGTH = 35
 """Tokens of a prompt, with [CLS] and [SEP]; longer ones are cut, shorter ones padded."""
 HEAD_WIDTH = 64
@@ -108,7 +108,7 @@ class ImageReward:
         return judged((rated - MEAN) / STD)
 
     def _rated(self, pixels: Any, ids: Any, mask: Any) -> np.ndarray:
-        """Return what the head says of images [N, 3, S, S] with the tokens of their prompts [N, L]."""
+        """Return the head's numbers [N] for images [N, 3, S, S] with the tokens of their prompts [N, L]."""
         with self._torch.inference_mode():
             seen = self._network["vision"](pixels.to(self._device)).last_hidden_state
             states = self._network["text"](
@@ -164,7 +164,7 @@ def _network_of(saved: Mapping[str, Any], source: str) -> tuple[Any, int]:
 
 
 def _empty_network(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Any, int]:
-    """Build the modules in a checkpoint's sizes, and tell the side of its images; KeyError: a tensor is missing."""
+    """Build the modules in a checkpoint's sizes, and return the side of its images; KeyError: a tensor is missing."""
     from torch import nn
     from transformers import BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVisionModel
 
@@ -206,7 +206,7 @@ VISION = {
     "layer_norm": "norm",
     "post_layernorm": "norm",
 }
-"""Transformers' words of the image encoder, and the authors'. Those of the text encoder are the same."""
+"""Transformers' names in the image encoder, and the authors'. Those of the text encoder are the same."""
 
 
 def _published(ours: str) -> str:

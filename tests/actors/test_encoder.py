@@ -47,7 +47,7 @@ def test_ray_fills_the_cache_and_no_actor_needs_an_encoder(
     said: list[str] = []
     for _ in range(2):
         asyncio.run(encode_ahead(config, PROMPTS, is_local=False, say=said.append))
-    assert said[1:] == ["encoded 4 prompts that were not there", said[0]]
+    assert said[1:] == ["encoded 4 new prompts", said[0]]
     monkeypatch.setattr("flow.models.text.TextEncoders.load", lambda self: pytest.fail("the encoders are not needed"))
     backbone = load_backbone(config.model)
     assert backbone.encode("blurry")["pooled_projections"].any()

@@ -57,7 +57,7 @@ class Stand:
         self.ping = Answered(f"node-{host}")
         self.facts = Answered(facts)
         self.prepare = Answered(facts)
-        self.sit = Answered(None)
+        self.take_seat = Answered(None)
 
 
 @pytest.fixture

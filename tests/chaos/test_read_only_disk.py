@@ -34,7 +34,7 @@ def refused(tmp_path: Path, tiny_sd3: Path, monkeypatch, capsys) -> Refused:
 
 
 def test_a_run_on_a_read_only_disk_does_not_begin(disk, refused):
-    line = f"flowcredit: run folder {disk / 'run'} cannot be written: Read-only file system; mend that or set --run"
+    line = f"flowcredit: run folder {disk / 'run'} cannot be written: Read-only file system; fix that or set --run"
     with read_only(disk):
         assert refused(disk / "run") == line
     assert list(disk.iterdir()) == []

@@ -66,5 +66,5 @@ def test_a_machine_takes_over_the_run_of_one_that_is_gone_and_ends_in_the_same_w
     assert not (tmp_path / "there" / "run").exists()
     first.kill()
     said = Driver(path, tmp_path / "there" / "run", "--local", program=PROGRAM).finish()
-    assert "going on from" in said
+    assert "continuing from" in said
     require_undisturbed(tmp_path / "there" / "run", undisturbed)

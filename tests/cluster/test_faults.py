@@ -80,7 +80,7 @@ def test_a_head_that_loses_its_power_goes_on_with_the_same_command(cluster: Clus
     cluster.release()
     job.leave()
     said = cluster.submit("head").finish()
-    assert "going on from" in said
+    assert "continuing from" in said
     cluster.require_undisturbed("head", undisturbed)
 
 
@@ -93,7 +93,7 @@ def test_a_new_head_without_the_old_disk_goes_on_from_a_shared_one(cluster: Clus
     cluster.release()
     job.leave()
     said = cluster.submit(run).finish()
-    assert "going on from" in said
+    assert "continuing from" in said
     cluster.require_undisturbed(run, undisturbed)
 
 
@@ -108,5 +108,5 @@ def test_a_new_head_without_the_old_disk_goes_on_from_the_store(cluster: Cluster
     job.leave()
     assert not cluster.run_folder("lost").exists()
     said = cluster.submit("lost", *words).finish()
-    assert "going on from" in said
+    assert "continuing from" in said
     cluster.require_undisturbed("lost", undisturbed)

@@ -25,7 +25,7 @@ def test_a_job_keeps_its_run_and_the_same_command_resumes_it(cluster: Cluster, u
     cluster.require_undisturbed("first", undisturbed)
     told = json.loads((cluster.run_folder("first") / "status.json").read_text())["status"]
     assert told["job"] == job.id
-    assert "going on from" in cluster.submit("first").finish()
+    assert "continuing from" in cluster.submit("first").finish()
     cluster.require_undisturbed("first", undisturbed)
     said = cluster.flowcredit("fetch", "first", "--address", cluster.jobs)
     assert "LoRA      runs/first/checkpoints/iteration_000008/pytorch_lora_weights.safetensors" in said

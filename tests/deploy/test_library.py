@@ -115,7 +115,7 @@ def test_evaluation_awaited_or_not_gives_the_same_scores(run: Path) -> None:
     both = flowcredit.evaluate(run, has_base=True, is_local=True)
     assert [each.name for each in both] == ["base", "adapter"]
     assert [each.scores for each in asyncio.run(awaited())] == [each.scores for each in both]
-    with pytest.raises(RunFolderError, match="two runs must be given"):
+    with pytest.raises(RunFolderError, match="two different runs must be given"):
         flowcredit.compare(run, run)
 
 

@@ -152,7 +152,7 @@ def test_a_text_that_looks_like_a_number_stays_a_text_where_the_config_wants_one
 
 def test_a_section_that_stands_twice_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, yaml.safe_dump(TREE) + "\ngroup: {size: 8}\ngroup: {per_iteration: 2}\n")
-    with pytest.raises(ConfigError, match="the key 'group' stands twice in one section: join the two"):
+    with pytest.raises(ConfigError, match="the key 'group' is repeated in one section: join the two"):
         load_config(path)
 
 

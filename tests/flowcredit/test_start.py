@@ -69,7 +69,8 @@ def test_a_run_uses_our_packages_and_the_user_s_scorer_beside_folders_of_the_sam
     done = flowcredit(folder, "train", "own.yaml", where, "--run", "run")
     assert done.returncode == 0, done.stdout + done.stderr
     assert (
-        f"note: {folder / 'rewards' / '__init__.py'} has the name of a package of ours and is not used" in done.stderr
+        f"note: {folder / 'rewards' / '__init__.py'} has the name of one of flowcredit's packages and is not used"
+        in done.stderr
     )
     inputs = json.loads((folder / "run" / "inputs.json").read_text())
     assert set(inputs) >= {"rewards.mine.scorer", "data.train", "data.heldout"}
@@ -92,7 +93,7 @@ def test_both_entries_find_modules_of_the_working_folder_last(tmp_path: Path) ->
 def test_a_module_of_ours_that_does_not_exist_is_named_by_its_file(tmp_path: Path) -> None:
     done = flowcredit(tmp_path, "serve-rewards", "x=rewards.mine:Level", PYTHONPATH=str(ROOT))
     assert done.returncode == 2
-    assert "`rewards` is a package of ours; name a file of yours by its path, ./rewards/mine.py:Level" in done.stderr
+    assert "`rewards` is flowcredit's own package; name your file by its path, ./rewards/mine.py:Level" in done.stderr
 
 
 def test_only_packages_and_modules_shadow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

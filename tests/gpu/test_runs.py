@@ -47,5 +47,5 @@ def test_every_layout_and_a_killed_run_end_in_the_same_bits(gpus: float, tmp_pat
     driver.kill()
     found = newest_checkpoint(killed / "checkpoints")
     assert found and found[0].iteration < ITERATIONS
-    assert "going on from" in Driver(path, killed, "cluster.rollout_actors=2").finish()
+    assert "continuing from" in Driver(path, killed, "cluster.rollout_actors=2").finish()
     assert story(killed) == alone

@@ -9,7 +9,7 @@ from protocol.config.reward import RewardConfig
 from protocol.errors import ContractError, RewardError
 from protocol.messages import Metadata, Scores
 from rewards.scorer import CheckedScorer, Piece, score_pieces
-from rewards.scores import joined, judged, mix, partly, patched, settle, split, with_observed
+from rewards.scores import joined, judged, mix, mix_observed, partly, patched, settle, split
 
 NAN = float("nan")
 
@@ -57,13 +57,13 @@ def test_a_missing_part_makes_the_mixture_missing_with_all_reasons() -> None:
 
 
 def test_what_is_only_observed_neither_adds_nor_takes_away() -> None:
-    reward = mix({"a": judged([1.0, 2.0])}, {"a": 1.0})
-    shown = with_observed(reward, {"b": partly([0.5, NAN], ["", "lost"], {"x": [3, 4]})})
+    other = partly([0.5, NAN], ["", "lost"], {"x": [3, 4]})
+    shown = mix_observed({"b": other, "a": judged([1.0, 2.0])}, {"a": 1.0})
     assert shown.values.tolist() == [1, 2] and shown.valid.all() and shown.reasons == ("", "")
     np.testing.assert_array_equal(shown.components["b"], np.array([0.5, NAN], np.float32))
     np.testing.assert_array_equal(shown.components["b/x"], np.array([3, NAN], np.float32))
     with pytest.raises(ContractError, match="must have one length"):
-        with_observed(reward, {"b": judged([1.0])})
+        mix_observed({"a": judged([1.0, 2.0]), "b": judged([1.0])}, {"a": 1.0})
 
 
 def test_pieces_of_one_size_share_a_call_and_answers_keep_the_pieces_order() -> None:
@@ -95,7 +95,7 @@ def test_each_failure_policy_leaves_what_it_says_and_never_a_zero() -> None:
         settled = settle("r", kept[name], scores)
         assert np.isnan(settled.values[1]) and settled.voids_group is is_void
         assert mix({"r": settled}, {"r": 1.0}).voids_group is is_void
-    with pytest.raises(RewardError, match="reward r has no score for 1 of 2 images after 3 tries: no answer; mend"):
+    with pytest.raises(RewardError, match="reward r has no score for 1 of 2 images after 3 tries: no answer; fix"):
         settle("r", kept["fail"], scores)
 
 

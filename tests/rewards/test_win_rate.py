@@ -76,7 +76,7 @@ def test_a_lonely_image_is_missing() -> None:
 
 def test_images_of_two_prompts_are_no_group_and_a_share_has_its_range() -> None:
     scorer = build_scorer("win_rate", compare=f"{__name__}:Brighter")
-    with pytest.raises(ContractError, match="must be one group's, got 2 prompts"):
+    with pytest.raises(ContractError, match="must belong to one group, got 2 prompts"):
         scorer.score(GROUP, ["a cat", "a cat", "a dog", "a dog"], [{}] * 4)
     with pytest.raises(ContractError, match=r"a share must lie in \[0, 1\], got -1"):
         rated(bias=-1.0)

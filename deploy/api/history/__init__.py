@@ -1,1 +1,1 @@
-"""What a run left behind, in the form that the page shows: curves, configs, evaluations with images, files."""
+"""The history of runs in the form that the page shows: curves, configs, evaluations with images, files."""

@@ -1,4 +1,4 @@
-"""The configs of runs: whole, and what differs among many."""
+"""The configs of runs: a whole one, and the differences among many."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from protocol.errors import RunFolderError
 from protocol.status import Document
 
 MOST_KEYS = 60
-"""Differing keys of one answer."""
+"""Largest number of differing keys in one answer."""
 LONGEST = 120
 """Characters of one value in a comparison."""
 RUNS_HELD = 1_000
@@ -29,21 +29,21 @@ class RunConfigView(Document):
     text: str
     """`config.yaml`."""
     fields: dict[str, JsonValue]
-    """Every value by its dotted key, defaults too."""
+    """Every value by its dotted key, defaults included."""
 
 
 class ComparedConfig(Document):
-    """One run among others."""
+    """The config of one run, compared with others."""
 
     group: str
-    """The same for runs whose configs differ in nothing but the seed and in keys that cannot change a result."""
+    """The same for runs whose configs differ only in the seed and in keys that cannot change a result."""
     seed: int
     values: dict[str, str]
     """Its values of the keys that differ among the runs of the answer, as text; a key that it lacks is left out."""
 
 
 class Differences(Document):
-    """What differs in the configs of several runs."""
+    """The differences among the configs of several runs."""
 
     keys: list[str]
     """Keys in which they differ, without the seed; those that can change a result come first."""
@@ -84,7 +84,7 @@ def compare(runs: Mapping[str, Path]) -> Differences:
 
 @lru_cache(maxsize=RUNS_HELD)
 def _read(run: Path, _stamps: Stamps) -> "_Read | None":
-    """A file is read once as long as it stays the same."""
+    """Read the file once as long as it stays the same."""
     try:
         return _Read(run)
     except RunFolderError:

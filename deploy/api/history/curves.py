@@ -1,6 +1,6 @@
 """Metrics of whole runs as curves: thousands of iterations become a few hundred points, each with its range.
 
-The server reads every line of a run once and keeps the numbers as columns, so a page asks for as much as it can draw.
+The server reads every line of a run once and keeps the numbers as columns, so a page fetches only what it can draw.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from protocol.status import Document, MetricLine, RunStatus
 LINES_AT_ONCE = 1_000
 """Lines of one reading; other requests are served in between."""
 RUNS_HELD = 12
-"""Runs whose columns are kept."""
+"""Largest number of runs whose columns are kept."""
 POINTS, MOST_POINTS = 300, 1_000
 MOST_SERIES = 200
 REWARD, SECONDS = "reward/mean", "seconds/iteration"
@@ -33,13 +33,13 @@ class Series(Document):
     x: int
     """Index of its points in `x` of the answer."""
     y: list[float]
-    """[P] mean of the values that a point stands for."""
+    """[P] mean of the values of a point."""
     each: float
-    """Lines that a point stands for, on average."""
+    """Mean number of lines of a point."""
     low: list[float] | None = None
-    """[P] the lowest of them; null where every point stands for one value."""
+    """[P] the lowest of the values; null if every point has one value."""
     high: list[float] | None = None
-    """[P] the highest of them."""
+    """[P] the highest of the values."""
 
 
 class Curves(Document):
@@ -48,16 +48,16 @@ class Curves(Document):
     run: str
     session: str
     lines: int
-    """Lines of metrics that are in it."""
+    """Number of metric lines that it covers."""
     by: By
     first: float
-    """Where the run begins on that axis."""
+    """Start of the run on that axis."""
     last: float
-    """Where it ends so far."""
+    """End of the run so far."""
     width: float
-    """The part of the axis that a point stands for; 0: each point is one line."""
+    """The part of the axis that a point covers; 0 if each point is one line."""
     x: list[list[float]]
-    """Where the points are: mean iteration, or mean training seconds."""
+    """Positions of the points: mean iteration, or mean training seconds."""
     series: dict[str, Series]
     """By the names of docs/metrics.md."""
     left_out: int
@@ -66,7 +66,7 @@ class Curves(Document):
 
 @dataclass
 class _Columns:
-    """The numbers of one run; a metric's rows are those that hold it."""
+    """The numbers of one run; a metric's rows are the lines that hold it."""
 
     session: str
     seq: int = 0
@@ -78,7 +78,7 @@ class _Columns:
     values: dict[str, array] = field(default_factory=dict)
 
     def add(self, line: MetricLine) -> None:
-        """Take one line; damaged ones have no iteration and are left out."""
+        """Add one line; a damaged one has no iteration and is left out."""
         self.seq = line.seq
         iteration = line.values.get("iteration")
         if iteration is None:
@@ -97,10 +97,10 @@ class _Columns:
 
 
 class CurveCache:
-    """The columns of the runs that were lately asked for; made by the API."""
+    """The columns of the runs that clients asked for most recently."""
 
     def __init__(self, source: Source) -> None:
-        """Read from `source` when asked."""
+        """Read from `source` on demand."""
         self._source = source
         self._held: dict[str, _Columns] = {}
         self._reading: dict[str, asyncio.Lock] = {}
@@ -117,17 +117,17 @@ class CurveCache:
         """Return metrics of a run.
 
         Args:
-            status: of the run.
-            names: names, or patterns in which `*` stands for anything; one that ends with `/` is a prefix.
+            status: the run's status.
+            names: names, or patterns in which `*` stands for anything; a name that ends with `/` is a prefix.
             by: the axis.
-            points: most points of a curve.
-            window: part of the axis; None for an end that is open.
+            points: largest number of points of a curve.
+            window: part of the axis; None for an open end.
 
         Returns:
             The curves, thinned to at most `points` points of equal width.
         """
         lock = self._reading.setdefault(status.run, asyncio.Lock())
-        async with lock:  # many that ask at one time cost one reading
+        async with lock:  # requests that come at the same time share one reading
             columns = await self._read(status)
         return await asyncio.to_thread(_thinned, status.run, columns, names, by, points, window)
 
@@ -136,7 +136,7 @@ class CurveCache:
         if columns is None or columns.session != status.session or columns.seq > status.lines:
             columns = _Columns(status.session)
         while columns.seq < status.lines:
-            limit = min(LINES_AT_ONCE, status.lines - columns.seq)  # none that the status does not know yet
+            limit = min(LINES_AT_ONCE, status.lines - columns.seq)  # no line after those that the status counts
             lines = await self._source.lines(status.run, since=columns.seq, limit=limit)
             for line in lines:
                 columns.add(line)
@@ -152,7 +152,7 @@ class CurveCache:
 
 
 def is_wanted(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a metric is among names and patterns: `*` stands for anything, and what ends with `/` is a prefix."""
+    """Tell whether names and patterns select a metric: `*` stands for anything; a trailing `/` makes a prefix."""
     return any(fnmatchcase(name, f"{each}*" if each.endswith("/") else each) for each in patterns)
 
 
@@ -209,14 +209,14 @@ def _thinned(
 
 
 def _begins(at: np.ndarray, width: float) -> np.ndarray:
-    """Where the rows of each point begin; `at` ascends."""
+    """Return the first row of each point; `at` ascends."""
     if not width:
         return np.arange(len(at))
     return np.flatnonzero(np.diff(np.floor(at / width), prepend=np.nan) != 0)
 
 
 def _width(span: float, points: int) -> float:
-    """The least of 1, 2, 5, 10, 20 … with which a span has at most so many parts; those of two runs meet."""
+    """Return the least of 1, 2, 5, 10, 20 … that cuts a span into at most `points` parts; so two runs' parts align."""
     return next(width for width in _round_numbers(span / points) if span / width <= points)
 
 

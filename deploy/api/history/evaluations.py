@@ -16,12 +16,12 @@ from protocol.status import Document
 from rewards.images import encoded
 
 MOST_EVALUATIONS, MOST_PROMPTS = 100, 2_000
-"""Of one answer: evaluations are thinned evenly, the first and the newest stay; later prompts are left out."""
+"""Limits of one answer: evaluations are thinned evenly, keeping first and newest; later prompts are left out."""
 RUNS_HELD = 4
 LARGEST = 256
-"""Pixels: larger images of a gallery are shown smaller."""
+"""Pixels; larger images of a gallery are scaled down."""
 SMALL = 96
-"""Pixels up to which images are sent as PNG; larger ones as JPEG."""
+"""Pixels up to which images are sent as PNG; larger ones are sent as JPEG."""
 MOST_IMAGES = 64
 
 
@@ -29,17 +29,17 @@ class Evaluations(Document):
     """The held-out scores of a run: E evaluations of P prompts."""
 
     readings: list[str]
-    """What can be shown: `score`, and every scorer and component."""
+    """The available readings: `score`, and every scorer and component."""
     reading: str
-    """What `scores` are."""
+    """The reading that `scores` holds."""
     iterations: list[int]
     """[E]"""
     prompts: list[str]
-    """[P] of the newest evaluation."""
+    """[P] prompts of the newest evaluation."""
     tags: list[str]
-    """[P] the kind of each prompt."""
+    """[P] tag of each prompt."""
     scores: list[list[float | None]]
-    """[E][P] mean over a prompt's images; null where none has a score, or where the evaluation had other prompts."""
+    """[E][P] mean over a prompt's images; null if none has a score, or if the evaluation had other prompts."""
     left_out: int
     """Prompts beyond the first 2,000."""
     galleries: list[int]
@@ -47,7 +47,7 @@ class Evaluations(Document):
 
 
 class GalleryImages(Document):
-    """Images of one evaluation. They are one image: cells beside each other."""
+    """Images of one evaluation, as cells side by side in one image."""
 
     iteration: int
     prompts: list[str]
@@ -55,10 +55,10 @@ class GalleryImages(Document):
     scores: list[float | None]
     """[G] reading of each image."""
     width: int
-    """Of a cell, pixels."""
+    """Width of a cell in pixels."""
     height: int
     image_width: int
-    """Of an image as it was evaluated, pixels."""
+    """Width of an evaluated image in pixels."""
     image_height: int
     media: str
     """`image/png` or `image/jpeg`."""
@@ -85,7 +85,7 @@ def scores(run: Path, reading: str) -> Evaluations:
 
 @lru_cache(maxsize=RUNS_HELD)
 def _read(run: Path, _stamps: Stamps) -> list[HeldoutScores]:
-    """A run's evaluations are read once until one is added."""
+    """Read a run's evaluations once until one is added."""
     return sorted(read_heldout(run), key=lambda each: each.iteration)
 
 
@@ -93,7 +93,7 @@ def images_of(run: Path, iteration: int) -> GalleryImages | None:
     """Return the images of an evaluation, small enough for a page; None if there are none, or if they are damaged."""
     from PIL import Image
 
-    from deploy.folder.gallery import read_gallery  # matplotlib, which a server needs for nothing else
+    from deploy.folder.gallery import read_gallery  # it imports matplotlib, which a server rarely needs
 
     try:
         held = read_gallery(run / GALLERY, iteration)

@@ -1,4 +1,4 @@
-"""The routes of a run's history. What a server reads from a board alone has curves only: the rest is in run folders."""
+"""The routes of a run's history. A server that reads a board has curves only: everything else is in run folders."""
 
 import asyncio
 from pathlib import Path as FilePath
@@ -17,10 +17,10 @@ from protocol.files import by_iteration
 from protocol.status import RUN_ID
 
 MOST_RUNS = 12
-"""Runs of one report, and of one comparison on the page."""
+"""Largest number of runs in one report, and in one comparison on the page."""
 ADAPTER = "pytorch_lora_weights.safetensors"
 MANIFEST = "manifest.json"
-"""Written last: a checkpoint without it is not whole."""
+"""Written last, so a checkpoint without it is not whole."""
 JSON = "application/json"
 FILES = {"metrics": METRICS, "config": CONFIG, "events": EVENTS}
 RunName = Annotated[str, Path(pattern=RUN_ID, description="A run's name, as GET /runs lists it.")]
@@ -52,7 +52,7 @@ async def configs(
     request: Request,
     run: Annotated[list[Listed] | None, Query(max_length=500, description="Default: all runs.")] = None,
 ) -> Differences:
-    """Return what differs in the configs of runs, and which of them differ in nothing but the seed."""
+    """Return the differences among the configs of runs, and which runs differ only in the seed."""
     names = list(dict.fromkeys(run)) if run else [status.run for status in await request.app.state.cache.runs()]
     found = {name: await request.app.state.source.folder(name) for name in names[:500]}
     folders = {name: folder for name, folder in found.items() if folder}
@@ -112,7 +112,7 @@ async def file(request: Request, run: RunName, name: Literal["adapter", "metrics
     "/report", responses={**documented(404, 422), 200: {"content": {"text/html": {}}}}, response_class=Response
 )
 async def report(request: Request, run: Annotated[list[Listed], Query(min_length=1, max_length=MOST_RUNS)]) -> Response:
-    """Download the report of runs, which `flowcredit report` writes too; one is drawn at a time."""
+    """Download the report of runs, as `flowcredit report` writes it; the server draws one report at a time."""
     from deploy.report.page import report_of
     from deploy.report.runs import read_runs
 
@@ -128,7 +128,7 @@ async def report(request: Request, run: Annotated[list[Listed], Query(min_length
 
 
 def newest_adapter(run: FilePath) -> FilePath | None:
-    """The adapter's file in a run's newest whole checkpoint; None without one."""
+    """Find the adapter's file in a run's newest whole checkpoint; None if there is none."""
     newest_first = reversed(by_iteration(run / CHECKPOINTS).values())
     whole = (folder / ADAPTER for folder in newest_first if (folder / MANIFEST).is_file())
     return next(filter(FilePath.is_file, whole), None)

@@ -46,7 +46,7 @@ class PackedBackbone(PipelineBackbone):
 
 
 class Flux(PackedBackbone):
-    """A `FluxPipeline` behind the `Backbone` contract."""
+    """A `FluxPipeline` as a `Backbone`."""
 
     family = FLUX
 

@@ -21,7 +21,7 @@ PACK = 2
 
 
 class Flux2Klein(PipelineBackbone):
-    """A `Flux2KleinPipeline` behind the `Backbone` contract."""
+    """A `Flux2KleinPipeline` as a `Backbone`."""
 
     family = FLUX2_KLEIN
     schedule_options = frozenset({"use_dynamic_shifting"})

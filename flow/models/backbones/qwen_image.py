@@ -1,7 +1,7 @@
 """The Qwen-Image family. Its guided velocity keeps the norm of the conditional one, and its prompts differ in length.
 
-Latents are [B, C, H, W] as everywhere; the transformer receives them packed like FLUX.1's. The VAE is one of videos: an
-image is a video of one frame, and each channel has a mean and a std of its own.
+Latents are [B, C, H, W] as everywhere; the transformer receives them packed like FLUX.1's. The VAE is a video VAE: an
+image is a video of one frame, and each channel has its own mean and std.
 """
 
 from typing import Any, cast
@@ -19,7 +19,7 @@ from protocol.errors import ModelError
 
 
 class QwenImage(PackedBackbone):
-    """A `QwenImagePipeline` behind the `Backbone` contract."""
+    """A `QwenImagePipeline` as a `Backbone`."""
 
     family = QWEN_IMAGE
     schedule_options = frozenset({"use_dynamic_shifting", "shift_terminal"})
@@ -32,7 +32,7 @@ class QwenImage(PackedBackbone):
         Args:
             pipeline: a `QwenImagePipeline` with its text encoder.
             text: the prompt.
-            config: its `max_sequence_length` is the most tokens of a prompt, at most 1024; longer ones lose their end.
+            config: its `max_sequence_length`, at most 1024, is the limit of a prompt's tokens; longer ones are cut.
             device: device of the text encoder.
 
         Returns:
@@ -55,7 +55,7 @@ class QwenImage(PackedBackbone):
     def guide(
         self, without: Float[Tensor, "B C H W"], toward: Float[Tensor, "B C H W"], weight: float
     ) -> Float[Tensor, "B C H W"]:
-        """Combine the two branches as everywhere, then give every token the norm of the conditional branch.
+        """Combine the two branches as in every family, then give every token the norm of the conditional branch.
 
         Args:
             without: v_u, of the negative prompt.

@@ -14,7 +14,7 @@ from protocol.config.model import ModelConfig
 
 
 class StableDiffusion3(PipelineBackbone):
-    """A `StableDiffusion3Pipeline` behind the `Backbone` contract."""
+    """A `StableDiffusion3Pipeline` as a `Backbone`."""
 
     family = SD3
 

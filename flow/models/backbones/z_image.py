@@ -19,7 +19,7 @@ from protocol.config.model import ModelConfig
 
 
 class ZImage(PipelineBackbone):
-    """A `ZImagePipeline` behind the `Backbone` contract."""
+    """A `ZImagePipeline` as a `Backbone`."""
 
     family = Z_IMAGE
 
@@ -31,7 +31,7 @@ class ZImage(PipelineBackbone):
         Args:
             pipeline: a `ZImagePipeline` with its text encoder.
             text: the prompt.
-            config: its `max_sequence_length` is the most tokens of a prompt with its chat template.
+            config: its `max_sequence_length` is the limit of a prompt's tokens, chat template included.
             device: device of the text encoder.
 
         Returns:

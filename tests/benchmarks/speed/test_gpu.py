@@ -57,7 +57,7 @@ def test_whole_iterations_of_the_preset_run_from_end_to_end_on_the_cpu(tmp_path:
 
 
 def test_it_estimates_without_a_gpu() -> None:
-    assert "memory at the highest, learner worker: GPU " in run("--tiny", "--estimate")
+    assert "peak memory, learner worker: GPU " in run("--tiny", "--estimate")
 
 
 def test_the_architecture_is_the_published_one() -> None:

@@ -154,7 +154,7 @@ def test_a_scorer_that_is_not_served_and_a_service_that_is_not_there_are_found_a
     [
         (b"{", JSON, 400, "ScoreCall is malformed"),
         (b'{"scorer": "red", "items": []}', JSON, 400, "items"),
-        (b"\xc1", MSGPACK, 400, "ScoreCall is no application/msgpack"),
+        (b"\xc1", MSGPACK, 400, "ScoreCall is not application/msgpack"),
         (b"{}", "application/x-pickle", 400, "must be application/msgpack or application/json"),
         (b'{"scorer": "x", "items": [{"image": "", "prompt": ""}]}', JSON, 404, "no scorer 'x'"),
     ],
@@ -269,7 +269,7 @@ def test_bodies_in_progress_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> Non
             while (answer := posted(url, [(encode_png(IMAGES[0]), "a")])).status_code == 200:
                 assert time.monotonic() < until
                 time.sleep(0.05)
-            assert answer.status_code == 503 and f"hold {BODIES_HELD} MiB already" in answer.json()["detail"]
+            assert answer.status_code == 503 and f"already hold {BODIES_HELD} MiB" in answer.json()["detail"]
         while (answer := posted(url, [(encode_png(IMAGES[0]), "a")])).status_code == 503:
             assert time.monotonic() < until
             time.sleep(0.05)
@@ -317,7 +317,7 @@ def test_the_command_serves_until_it_is_interrupted_and_refuses_a_taken_port(tmp
         assert build_scorer("remote", url=url, scorer="red").score(IMAGES, ["a"] * 5, [{}] * 5).valid.all()
         second = subprocess.run([*command, url.rpartition(":")[2]], check=False, timeout=60, **options)
         open_to_all = subprocess.run([*command, "0", "--host", "0.0.0.0"], check=False, timeout=60, **options)
-        assert open_to_all.returncode == 2 and "can be reached by others and needs a token" in open_to_all.stderr
+        assert open_to_all.returncode == 2 and "is open to other machines and needs a token" in open_to_all.stderr
         assert second.returncode == 2 and "cannot be listened on: [Errno 98]" in second.stderr
     finally:
         process.send_signal(signal.SIGINT)

@@ -191,7 +191,7 @@ def test_a_driver_whose_lease_is_lost_cannot_publish_over_the_new_one(redis, tak
     async def scenario() -> int:
         board = Board(board_url)
         await board.write(Update(status(7)), keep_s=KEEP_S, fence=taker.fence)
-        with pytest.raises(FencedOutError, match="is not this process's"):
+        with pytest.raises(FencedOutError, match="does not hold the run's lease"):
             await board.write(Update(status(3)), keep_s=KEEP_S, fence=sleeper.fence)
         shown = await board.status("mine")
         await board.close()

@@ -213,7 +213,7 @@ def test_prompt_that_the_scorer_cannot_judge_is_refused(preset, tmp_path, monkey
 def test_unwritable_run_folder_is_refused(preset, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     line = complaint(preset, tmp_path, monkeypatch, capsys, "--run", str(tmp_path / "file" / "run"))
-    assert line.endswith("cannot be written: Not a directory; mend that or set --run")
+    assert line.endswith("cannot be written: Not a directory; fix that or set --run")
 
 
 def test_folder_with_other_files_is_not_taken_for_a_run(preset, tmp_path, monkeypatch, capsys):

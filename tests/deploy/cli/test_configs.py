@@ -148,11 +148,11 @@ def test_init_overwrites_nothing(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "scorer.py").write_text("years of work")
-    with pytest.raises(InputError, match=r"nothing may be overwritten, got .*scorer.py: take another folder"):
+    with pytest.raises(InputError, match=r"files must not exist yet, got .*scorer.py: choose another folder"):
         said("init", str(mine))
     assert [path.name for path in mine.iterdir()] == ["scorer.py"]
     assert (mine / "scorer.py").read_text() == "years of work"
     with pytest.raises(InputError, match="cannot be written: Not a directory"):
         said("init", str(mine / "scorer.py" / "deeper"))
-    with pytest.raises(InputError, match="must have a name of letters"):
+    with pytest.raises(InputError, match="name must consist of letters"):
         said("init", str(tmp_path / "a: b"))

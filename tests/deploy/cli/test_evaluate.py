@@ -126,7 +126,7 @@ def test_an_evaluation_has_its_own_size_and_training_does_not_notice(run: Path) 
     (only,) = json.loads(said("eval", other, "--json"))["results"]
     assert only["scores"] == held[-1].model_dump(mode="json")
     assert said("eval", run, *words[1:], "--json") == said("eval", other, "--json")
-    assert why_unpaired(read_heldout(run)[0], held[0]) == "the evaluations have images of other sizes"
+    assert why_unpaired(read_heldout(run)[0], held[0]) == "the evaluations have images of different sizes"
     (image,) = generate_images(other, [Prompt(index=0, text="a")], out=other / "drawn", count=1, seed=0)
     assert Image.open(image).size == (8, 12)
 
@@ -165,7 +165,7 @@ def test_genevals_protocol_takes_four_images_of_every_kind(run: Path, tmp_path: 
         (["eval", "RUN", "--best", "--iteration", "1"], "leave --iteration out"),
         (["eval", "--run", "nothing"], "must hold config.yaml"),
         (["eval", "RUN", "--geneval"], "--geneval needs a reward with the scorer geneval, got ..redness"),
-        (["eval", "RUN", "--scorer", "redness=x.y:Z"], "--scorer must have a name of its own, got 'redness'"),
+        (["eval", "RUN", "--scorer", "redness=x.y:Z"], "--scorer must have a new name, got 'redness'"),
         (["eval", "RUN", "--prompts", "nothing.txt"], "prompt file nothing.txt does not exist"),
         (["eval", "RUN", "--iteration", "7"], "must hold the checkpoint iteration_000007"),
         (["eval", "RUN", "--diversity", "pkg://toyworld/nothing"], "toyworld/nothing"),

@@ -169,7 +169,7 @@ def test_a_dry_run_without_hub_weights_and_gpus_gives_the_estimate_and_a_line_fo
     words = ("model.path=example/tiny", "cluster.rollout.gpus=1", "rewards.clip={scorer: clipscore, use: evaluate}")
     assert run_cli(monkeypatch, "train", str(preset), "--dry-run", *words) == 2
     said = capsys.readouterr()
-    assert "memory at the highest, rollout actor: GPU " in said.out
+    assert "peak memory, rollout actor: GPU " in said.out
     assert "note: this estimate takes the model's config files that flowcredit ships" in said.out
     lines = [line for line in said.err.splitlines() if line.startswith("flowcredit: ")]
     assert len(lines) == 3
@@ -243,10 +243,10 @@ def test_export_in_half_precision_halves_the_weights(
             "must hold the checkpoint iteration_000009, got ['iteration_000001']",
         ),
         (["generate", "{tmp}/nothing", "a cat"], "must hold config.yaml, got none"),
-        (["generate", "{run}"], "images need a prompt or --prompts FILE, one of both"),
+        (["generate", "{run}"], "give either a prompt or --prompts FILE"),
         (["generate", "{run}", "a cat", "--height", "32"], "--height and --width must be given together"),
         (["generate", "{run}", "a cat", "--height", "64", "--width", "64"], "--height and --width must be at most 32"),
-        (["generate", "{run}", "a cat", "--prompts", "x.txt"], "one of both"),
+        (["generate", "{run}", "a cat", "--prompts", "x.txt"], "give either a prompt or --prompts FILE"),
         (["generate", "{run}", "--prompts", "{tmp}/nothing.txt"], "nothing.txt does not exist"),
         (["generate", "{run}", "--prompts", "x.txt", "--negative", "x"], "--negative belongs to a single prompt"),
         (["generate", "{run}", "a cat", "--best", "--base"], "--best, --iteration and --base each name an adapter"),
@@ -274,7 +274,7 @@ def test_a_dry_run_counts_and_writes_nothing(
     out = capsys.readouterr().out
     assert "2 prompts to train on, 2 held out" in out
     assert "draws 8 trajectories and scores 18 images" in out
-    assert "memory at the highest, rollout actor: host " in out
+    assert "peak memory, rollout actor: host " in out
     assert not run.exists()
     assert not (tmp_path / "embeddings").exists()
     shutil.move(tmp_path / "prompts.jsonl", tmp_path / "away")

@@ -71,8 +71,8 @@ def test_status_shows_a_run_by_its_folder_and_all_runs_by_default(ended, monkeyp
         (("pause", "mine"), 1, "run mine has finished: it takes no commands"),
         (("scale", "mine", "rollout", "2"), 1, "run mine has finished"),
         (("status", "x", "--board", "redis://127.0.0.1:1"), 1, "the board at redis://127.0.0.1:1 does not answer"),
-        (("serve", "nowhere"), 2, "nowhere is no folder: give a run folder, a folder of runs or a board's address"),
-        (("serve", ".", "--host", "0.0.0.0"), 2, "can be reached by others and needs a token"),
+        (("serve", "nowhere"), 2, "nowhere is not a folder: give a run folder, a folder of runs or a board's address"),
+        (("serve", ".", "--host", "0.0.0.0"), 2, "is open to other machines and needs a token"),
         (("serve", ".", "--token-file", "none"), 2, "token file none cannot be read"),
     ],
 )

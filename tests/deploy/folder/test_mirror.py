@@ -146,7 +146,7 @@ def test_a_copy_that_hangs_is_left_and_the_process_ends(tmp_path):
     (tmp_path / "manifest.json").write_text("{}")
     command = [sys.executable, "-c", HANGING, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert "the copy to hanging://run is not finished and is left" in ended.stderr
+    assert "the copy to hanging://run is not finished and was abandoned" in ended.stderr
 
 
 def test_a_checkpoint_from_before_the_first_metrics_is_copied(config, tmp_path, caplog):

@@ -78,6 +78,6 @@ def test_a_folder_that_exists_is_left_alone(tmp_path):
 def test_an_empty_store_and_a_missing_cluster_leave_nothing_behind(tmp_path):
     with pytest.raises(RunFolderError, match=r"^the store file://.*/none holds no run"):
         fetch(f"file://{tmp_path}/none", tmp_path / "a", address=None)
-    with pytest.raises(ConfigError, match="takes no job"):
+    with pytest.raises(ConfigError, match="does not accept jobs"):
         fetch("mine", tmp_path / "b", address="http://127.0.0.1:1")
     assert list(tmp_path.iterdir()) == []

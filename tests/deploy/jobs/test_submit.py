@@ -81,7 +81,8 @@ def test_a_cluster_that_does_not_answer_is_one_line(monkeypatch):
     monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     address = f"http://127.0.0.1:{free_port()}"
-    with pytest.raises(ConfigError, match=rf"^the Ray cluster at {address} takes no job: Failed to connect .*; check "):
+    expected = rf"^the Ray cluster at {address} does not accept jobs: Failed to connect .*; check "
+    with pytest.raises(ConfigError, match=expected):
         connect(address)
 
 
@@ -91,4 +92,4 @@ def test_a_token_that_is_asked_for_and_not_there_is_one_line(tmp_path: Path):
     done = subprocess.run(command, env=keep, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "takes no job: Token authentication is enabled" in line
+    assert "does not accept jobs: Token authentication is enabled" in line

@@ -134,7 +134,7 @@ def test_pause_checkpoint_resume_and_stop_have_outcomes_and_change_no_weights(co
         assert (await scene.outcome(scaled))[0] == "failed"
         assert scene.observed.reporter.status().iteration == iteration
         resumed = await scene.ask("resume")
-        assert await scene.outcome(resumed) == ("done", "the run goes on")
+        assert await scene.outcome(resumed) == ("done", "the run continues")
 
     steered = go(config(checkpoint={"every": 100}), tmp_path / "steered", beside=steer, slow_s=0.2)
     assert steered == go(config(), tmp_path / "plain")
@@ -249,7 +249,10 @@ def test_a_command_to_an_earlier_process_is_refused_and_one_to_this_process_is_n
     asyncio.run(leave(old))
 
     async def steer(scene: Scene) -> None:
-        assert await scene.outcome(old.id) == ("failed", "asked of an earlier process of this run; ask again")
+        assert await scene.outcome(old.id) == (
+            "failed",
+            "it was meant for an earlier process of this run; send it again",
+        )
         await leave(new)
         assert await scene.outcome(new.id) == ("done", "written")
 

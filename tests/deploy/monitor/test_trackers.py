@@ -280,7 +280,7 @@ class Refused:
 
 def test_a_tracker_that_cannot_start_is_one_line_before_the_run(tiny_config, tmp_path):
     running = Trackers(tiny_config(status={"trackers": [f"{__name__}:Refused"]}), tmp_path, Status())
-    with pytest.raises(ConfigError, match="Refused cannot start: not logged in at all; mend that or leave it out"):
+    with pytest.raises(ConfigError, match="Refused cannot start: not logged in at all; fix that or leave it out"):
         running.wait_for_start()
     running.close()
 

@@ -38,7 +38,7 @@ def test_evaluations_with_other_noise_are_shown_without_an_interval(tmp_path, ti
     found = compare(one, other)
     assert found.heldout[0].difference is None
     assert found.heldout[0].first_change is not None
-    assert found.notes == ["held-out scores are not paired: the evaluations have other seed"]
+    assert found.notes == ["held-out scores are not paired: the evaluations differ in their seed"]
 
 
 def test_a_run_without_scores_by_prompt_is_compared_without_them(tmp_path, tiny_config):
@@ -52,7 +52,7 @@ def test_a_run_without_scores_by_prompt_is_compared_without_them(tmp_path, tiny_
 
 def test_the_same_run_twice_and_a_run_without_metrics_are_refused(tmp_path, tiny_config):
     one, other = (an_ended_run(tmp_path / name, tiny_config()) for name in ("one", "other"))
-    with pytest.raises(RunFolderError, match="two runs must be given"):
+    with pytest.raises(RunFolderError, match="two different runs must be given"):
         compare(one, tmp_path / "other" / ".." / "one")
     (other / "metrics.jsonl").write_text("")
     with pytest.raises(RunFolderError, match="must have metrics to be compared, got none in .*other"):

@@ -136,7 +136,7 @@ def test_the_account_has_rates_and_a_bar_for_each_side(tmp_path, tiny_config):
     assert (rates.images, rates.images_per_gpu, rates.scored, rates.evaluations) == (8.0, 4.0, 120.0, 375.0)
     assert rates.mfu == pytest.approx((1000 * 2.0 + 500 * 6.0) / 4.0 / 2.0 / 1000)
     text = " ".join(Page(report_of([run], peak)).text.split())
-    assert "evaluations a secondmfu run 4.0 8.00 4.00 120.0 375.0 0.625" in text
+    assert "evaluations per secondmfu run 4.0 8.00 4.00 120.0 375.0 0.625" in text
     assert "mfu" not in report_of([run])
 
 
@@ -257,7 +257,7 @@ def test_a_disk_that_takes_no_more_leaves_the_earlier_report(tmp_path, runs):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
     try:
-        with pytest.raises(RunFolderError, match="cannot be written: File too large; mend that or set --out"):
+        with pytest.raises(RunFolderError, match="cannot be written: File too large; fix that or set --out"):
             write_report(runs, out)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -48,7 +48,7 @@ def test_images_of_other_sizes_are_not_paired():
     large = small.model_copy(update={"height": 1024, "width": 1024})
     unsaid = small.model_copy(update={"height": None, "width": None})
     assert small.height
-    assert why_unpaired(small, large) == "the evaluations have images of other sizes"
+    assert why_unpaired(small, large) == "the evaluations have images of different sizes"
     assert why_unpaired(small, small) is why_unpaired(unsaid, large) is None
 
 
@@ -70,10 +70,10 @@ def test_a_kind_without_a_score_has_no_difference():
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"seed": 9}, "the evaluations have other seed"),
-        ({"steps": 99}, "the evaluations have other steps"),
-        ({"prompts": ["x"] * 6}, "the evaluations have other prompts"),
-        ({"scores": {"score": [[0.1]] * 6}}, "the evaluations have other numbers of images for each prompt"),
+        ({"seed": 9}, "the evaluations differ in their seed"),
+        ({"steps": 99}, "the evaluations differ in their steps"),
+        ({"prompts": ["x"] * 6}, "the evaluations differ in their prompts"),
+        ({"scores": {"score": [[0.1]] * 6}}, "the evaluations have different numbers of images per prompt"),
     ],
 )
 def test_evaluations_that_do_not_fit_are_not_paired(change, why):

@@ -53,15 +53,15 @@ def test_a_run_tells_shared_prompts_long_prompts_and_settings_that_it_cannot_fol
     conditions = {condition.type: condition for condition in file.status.conditions}
     for kind, words in (
         ("PromptsApart", "2 of 2 held-out prompts are trained on too"),
-        ("PromptsFit", f"longer than the text encoder's {CONTEXT_LENGTH} tokens and lose their ends, such as 'bbbb"),
-        ("LocalSettings", "--local does not follow rewards.dark.timeout_s"),
+        ("PromptsFit", f"longer than the text encoder's {CONTEXT_LENGTH} tokens and are cut off, such as 'bbbb"),
+        ("LocalSettings", "--local ignores rewards.dark.timeout_s"),
     ):
         assert words in said
         assert any(event["type"] == kind and words in event["message"] for event in events)
         assert conditions[kind].status == "False" and words in conditions[kind].message
 
     run_training(config, folder=folder, is_local=True, progress=progress)
-    assert "1 iterations are done, iterations=1 asks for no more: raise it to go on" in capsys.readouterr().out
+    assert "1 iterations are done, as iterations=1 demands: raise it to continue" in capsys.readouterr().out
 
 
 def test_settings_that_one_process_cannot_follow_are_named(tiny_config: Any) -> None:
@@ -69,7 +69,7 @@ def test_settings_that_one_process_cannot_follow_are_named(tiny_config: Any) -> 
     rewards = {"dark": SCORER | {"timeout_s": 5.0, "runtime_env": {"pip": ["x"]}}}
     ((kind, message),) = local_concerns(tiny_config(rewards=rewards))
     assert kind == "LocalSettings"
-    assert "does not follow rewards.dark.timeout_s, rewards.dark.runtime_env" in message
+    assert "ignores rewards.dark.timeout_s, rewards.dark.runtime_env" in message
 
 
 def test_a_t5_encoder_reads_as_many_tokens_as_the_config_says(tiny_config: Any, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.support.runs.sinks import Silent
 @pytest.mark.parametrize(
     ("cluster", "rule"),
     [
-        ({}, r"cluster\.rollout\.labels choose nodes of a given cluster, got \{'pool': 'a'\} without one"),
+        ({}, r"cluster\.rollout\.labels select nodes of a given cluster, got \{'pool': 'a'\} without one"),
         ({"address": "127.0.0.1:1", "value": "in(a"}, "must be Ray's label selectors"),
     ],
 )

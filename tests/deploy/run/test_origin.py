@@ -72,7 +72,7 @@ def test_a_fork_keeps_its_origin_and_is_not_taken_for_another(
     train(config, tmp_path / "fork", fork=first)
     assert "is a fork of" in capsys.readouterr().out
     for folder, source, reason in (
-        (first, tmp_path / "fork", "exists and it is no fork"),
+        (first, tmp_path / "fork", "exists and it is not a fork"),
         (tmp_path / "fork", tmp_path, f"exists and it is a fork of {first.resolve()}"),
     ):
         with pytest.raises(RunFolderError, match=reason):

@@ -18,7 +18,7 @@ def test_the_first_signal_sets_the_event_and_leaves_the_work_alone():
             await asyncio.sleep(0.05)
         return said
 
-    assert asyncio.run(scene()) == ["stopping with a checkpoint; once more stops at once"]
+    assert asyncio.run(scene()) == ["stopping with a checkpoint; a second signal stops at once"]
 
 
 def test_work_that_does_not_end_in_time_is_left_and_the_run_ends_in_order():
@@ -30,7 +30,7 @@ def test_work_that_does_not_end_in_time_is_left_and_the_run_ends_in_order():
         return said
 
     said = asyncio.run(asyncio.wait_for(scene(), 50))
-    assert "did not end within 0.1 s and is left" in said[1]
+    assert "did not end within 0.1 s and was abandoned" in said[1]
 
 
 def test_the_second_signal_ends_at_once():

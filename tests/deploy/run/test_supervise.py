@@ -146,7 +146,7 @@ def test_a_failed_learner_changes_nothing(config, undisturbed, tmp_path, deaths,
 
 
 def test_an_iteration_that_kills_every_learner_is_given_up_with_its_reason(config, tmp_path):
-    with pytest.raises(LearnerFailedError, match="killed; iteration 3 failed with 3 learners and is given up"):
+    with pytest.raises(LearnerFailedError, match="killed; iteration 3 failed with 3 learners, so the run ends"):
         trained(config, tmp_path / "run", {"update": {3, 4, 5, 6, 7}})
 
 

@@ -113,7 +113,7 @@ def test_interrupted_run_stops_with_a_checkpoint_and_goes_on_to_the_same_end(sta
     stopped_at = max(line["iteration"] for line in curve(folder))
     assert stopped_at < 3
     assert (folder / "checkpoints" / f"iteration_{stopped_at:06d}" / "manifest.json").exists()
-    assert "going on from" in start(folder, "--local").finish()
+    assert "continuing from" in start(folder, "--local").finish()
     assert adapter_sha(folder) == adapter_sha(local_run[0])
     assert curve(folder) == curve(local_run[0])
 

@@ -72,7 +72,7 @@ def test_the_advice_names_keys_and_with_a_rate_seconds_and_gpu_hours(tiny_config
     assert any("group.max_lag=1" in line for line in lines)
     assert any("cluster.rollout_actors=2 and cluster.learner.workers=4" in line for line in lines)
     assert (
-        "a forward takes 0.01 s: an iteration takes 27 s or more, 0 s of them decoding, and 0.045 GPU-hours"
+        "a forward takes 0.01 s: an iteration takes 27 s or more, 0 s of it for decoding, and 0.045 GPU-hours"
         in lines[-1]
     )
     assert "all 2 iterations take 0.09 GPU-hours" in lines[-1], "27 s on six GPUs, twice"
@@ -81,7 +81,7 @@ def test_the_advice_names_keys_and_with_a_rate_seconds_and_gpu_hours(tiny_config
 def test_decoding_counts_in_the_seconds_of_the_rollout_actors(tiny_config: Callable[..., RunConfig]) -> None:
     counts = replace(COUNTS, decoding_flops=4e15)
     (line,) = list(advice(config_of(tiny_config, actors=5, workers=1), counts, tflops=200))[-1:]
-    assert "an iteration takes 31 s or more, 4 s of them decoding" in line, "20 s of one GPU, shared by five"
+    assert "an iteration takes 31 s or more, 4 s of it for decoding" in line, "20 s of one GPU, shared by five"
     (line,) = list(advice(config_of(tiny_config, actors=5, workers=1, lag=1), counts, tflops=200))[-1:]
     assert "an iteration takes 24 s or more" in line, "the learner is still the slower side"
 
@@ -91,9 +91,9 @@ def test_bundles_take_turns_and_each_counts_as_one_gpu(tiny_config: Callable[...
     balance = balance_of(config, COUNTS)
     assert (balance.rollout, balance.update, balance.iteration) == (300, 600, 900), "3 of 12 shards for each"
     lines = list(advice(config, COUNTS, tflops=200))
-    assert any("takes turns with its learner worker on one GPU: rollout actors 67%" in line for line in lines)
+    assert any("takes turns with its learner worker on one GPU and waits: rollout actors 67%" in line for line in lines)
     assert not any("max_lag" in line for line in lines), "one and three GPUs, or two and two, take longer"
-    assert "9 s or more, 0 s of them decoding, and 0.01 GPU-hours" in lines[-1], "4 GPUs for 9 s"
+    assert "9 s or more, 0 s of it for decoding, and 0.01 GPU-hours" in lines[-1], "4 GPUs for 9 s"
 
 
 def test_bundles_are_proposed_where_they_save_more_than_a_split(tiny_config: Callable[..., RunConfig]) -> None:

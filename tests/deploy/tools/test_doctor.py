@@ -38,7 +38,7 @@ def test_the_shipped_preset_is_ready_on_this_machine(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "subject", "remedy"),
     [
-        ({"model": {"path": "/nowhere"}}, "preset", "see the line itself"),
+        ({"model": {"path": "/nowhere"}}, "preset", "see this line"),
         (
             {
                 "rewards": {"clip": {"scorer": "clipscore", "args": {"model": "/nowhere"}}},
@@ -46,7 +46,7 @@ def test_the_shipped_preset_is_ready_on_this_machine(tmp_path, monkeypatch):
                 "evaluation": {"component": "reward"},
             },
             "rewards",
-            "see the line itself",
+            "see this line",
         ),
         ({"cluster": {"address": "127.0.0.1:1"}}, "ray", "check cluster.address"),
         ({"cluster": {"address": "127.0.0.1:x"}}, "ray", "check cluster.address"),
@@ -63,7 +63,7 @@ def test_a_board_that_does_not_answer_is_a_note(monkeypatch, tmp_path):
     monkeypatch.setenv("FLOWCREDIT_BOARD", "redis://127.0.0.1:1/0")
     finding = found(Question(config=None, run=tmp_path))["board"]
     assert finding.verdict == "note"
-    assert "training goes on without it" in finding.remedy
+    assert "training works without it" in finding.remedy
 
 
 def test_prompts_that_are_in_both_files_are_noted(tiny_config, tmp_path):
@@ -72,7 +72,7 @@ def test_prompts_that_are_in_both_files_are_noted(tiny_config, tmp_path):
     config = tiny_config(data={"train": str(tmp_path / "a.txt"), "heldout": str(tmp_path / "b.txt")})
     (finding,) = doctor.inputs_may_mislead(Question(config=config, run=tmp_path))
     assert finding.found == "1 of 2 held-out prompts are trained on too, such as 'two'"
-    assert "share none" in finding.remedy
+    assert "without common prompts" in finding.remedy
 
 
 def test_a_machine_without_linux_calls_is_checked(monkeypatch, tmp_path):
@@ -137,7 +137,7 @@ def folder(tiny_config, tmp_path: Path) -> Path:
 def test_a_whole_run_is_verified(folder, monkeypatch, capsys):
     assert all(each.is_whole for each in verify(folder))
     assert run_cli(monkeypatch, "verify", str(folder)) == 0
-    assert "every group once, none left out" in capsys.readouterr().out
+    assert "every group exactly once" in capsys.readouterr().out
 
 
 def harm_checkpoint(run: Path) -> None:
@@ -213,4 +213,4 @@ def test_a_bundle_that_needs_more_memory_than_a_gpu_has_is_bad_and_has_a_remedy(
         "set cluster.layout=separate" if offload else "set cluster.offload=true or cluster.layout=separate"
     )
     assert others[0].startswith("set model.gradient_checkpointing=true, ")
-    assert others[1] == "take a larger card"
+    assert others[1] == "use a larger card"

@@ -38,7 +38,7 @@ def test_a_whole_model_is_measured_in_its_own_shapes(tiny_config: Config) -> Non
     speed = measure(config, counts)
     assert (speed.forwards, speed.gradients, speed.images, speed.cut) == (2.0, 2.0, 1.0, "")
     assert speed.tflops == pytest.approx(2 * counts.forward_flops / 1e12)
-    assert f"take --tflops {speed.tflops:.3g}" in list(speed.lines())[-1]
+    assert f"use --tflops {speed.tflops:.3g}" in list(speed.lines())[-1]
 
 
 def test_a_cut_model_counts_by_its_operations(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

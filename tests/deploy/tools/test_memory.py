@@ -187,8 +187,8 @@ def test_a_role_on_a_gpu_has_two_memories_and_on_a_cpu_one(tiny_config: Config) 
     rollout, learner, *_ = roles_of(on_gpu, found)
     assert rollout.gpu == found.rollout and learner.gpu == found.learner
     assert "context" in rollout.gpu and "process" in rollout.host
-    assert rollout.line().startswith("memory at the highest, rollout actor: GPU 0.8")
-    assert "most of it context" in rollout.line()
+    assert rollout.line().startswith("peak memory, rollout actor: GPU 0.8")
+    assert "the largest part is context" in rollout.line()
 
 
 def test_a_role_that_a_card_cannot_hold_is_named_with_the_keys_that_help(tiny_config: Config) -> None:
@@ -198,12 +198,12 @@ def test_a_role_that_a_card_cannot_hold_is_named_with_the_keys_that_help(tiny_co
     parts = {"transformer": 30 * GIB, "forward and backward": 60 * GIB, "text encoders": 5 * GIB}
     (problem,) = fit_problems(config, replace(found, learner=parts), card="H100")
     assert str(problem) == (
-        "a learner worker takes about 95.0 GiB, one H100 has 74.5: set model.gradient_checkpointing=true,"
-        " model.dtype=bfloat16, model.embedding_cache=FOLDER, or take a larger card"
+        "a learner worker takes about 95.0 GiB, but one H100 has 74.5: set model.gradient_checkpointing=true,"
+        " model.dtype=bfloat16, model.embedding_cache=FOLDER, or use a larger card"
     )
     assert not list(fit_problems(config, replace(found, learner=parts), card="H200"))
     (problem,) = fit_problems(config, replace(found, rollout={"largest step": 40 * GIB}), card="h100")
-    assert str(problem).startswith("2 rollout actors on one GPU take about 80.0 GiB, one h100 has 74.5: set")
+    assert str(problem).startswith("2 rollout actors on one GPU take about 80.0 GiB, but one h100 has 74.5: set")
     on_cpu = tiny_config()
     assert not list(fit_problems(on_cpu, replace(found, learner=parts), card="H100"))
 
@@ -212,4 +212,4 @@ def test_a_bundle_that_a_card_cannot_hold_is_told_to_offload(tiny_config: Config
     bundle = {"layout": "colocated", "rollout_actors": 1, "rollout": {"gpus": 0.5}, "learner": {"gpus": 0.5}}
     config = tiny_config(cluster=bundle)
     (problem,) = fit_problems(config, replace(estimate(config), shared=90 * GIB), card="A100")
-    assert "together, one A100 has 74.5: set cluster.offload=true or cluster.layout=separate, or set" in str(problem)
+    assert "together, but one A100 has 74.5: set cluster.offload=true or cluster.layout=separate, or set" in str(problem)

@@ -51,7 +51,7 @@ def test_a_step_without_a_valid_gain_stays_where_it_is() -> None:
     first, second = calibrate([0.48, 0.7], measure, said.append, rounds=8)
     assert first == pytest.approx(0.5, abs=0.011)
     assert second == 0.7
-    assert said[-1] == "steps [1] never had a gain and keep the level they began with"
+    assert said[-1] == "steps [1] never had a gain and keep their first level"
 
 
 def test_the_tolerance_counts_only_the_gains_that_a_step_has() -> None:
@@ -96,7 +96,7 @@ def test_a_level_at_its_limit_and_a_step_that_never_gains_hold_up_nothing() -> N
     levels = calibrate([0.48, 0.7, 0.03], measure, said.append, rounds=30)
     assert len(rounds) < 10
     assert levels[1:] == [0.7, 0.01]
-    assert said[-1] == "steps [1] never had a gain and keep the level they began with"
+    assert said[-1] == "steps [1] never had a gain and keep their first level"
     assert not any("raise --rounds" in line for line in said)
 
 
@@ -173,7 +173,7 @@ def test_prompts_are_encoded_ahead_of_the_model(preset, tmp_path, monkeypatch, c
     words = ("method=dense_grpo", f"model.embedding_cache={cache}", "--rounds", "1", "--prompts", "1")
     assert run_cli(monkeypatch, "calibrate-noise", str(preset), *words, "--out", str(tmp_path / "mine.yaml")) == 0
     said = capsys.readouterr().out
-    assert said.index("encoded 1 prompts that were not there") < said.index("round 1/1")
+    assert said.index("encoded 1 new prompts") < said.index("round 1/1")
 
 
 def test_a_method_that_scores_no_points_is_refused(preset, tmp_path, monkeypatch, capsys) -> None:

@@ -36,7 +36,7 @@ def test_verify_tells_the_size_of_the_group_over_time_and_how_often_its_digests_
     assert finding.is_whole
     assert finding.found == (
         "1 worker in iterations 1 to 1, 4 workers in iterations 2 to 3, 2 workers in iterations 4 to 4, one process in"
-        " iterations 5 to 5; equal digests after 3 updates of several, 12% of their time in sums"
+        " iterations 5 to 5; equal digests after 3 updates of several workers, which spent 12% of their time on sums"
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from learner.credit.assign import RewardTables, assign_credit
-from learner.credit.restraint import beaten, doubtful, led_by_the_different
+from learner.credit.restraint import doubtful, rank_shares, scaled_by_distance
 from protocol.config.credit import CreditConfig
 from protocol.config.learning import KlConfig
 
@@ -15,10 +15,10 @@ NAN = math.nan
 
 
 def test_a_rank_is_the_share_of_the_others_that_are_lower() -> None:
-    assert beaten(torch.tensor([0.1, 0.9, 0.4, 0.4, 0.2])).tolist() == [0.0, 1.0, 0.625, 0.625, 0.25]
-    assert beaten(torch.tensor([0.1, NAN, 0.4]))[[0, 2]].tolist() == [0.0, 1.0]
-    assert beaten(torch.tensor([0.1, NAN, 0.4]))[1].isnan()
-    assert beaten(torch.tensor([0.3])).tolist() == [0.5]
+    assert rank_shares(torch.tensor([0.1, 0.9, 0.4, 0.4, 0.2])).tolist() == [0.0, 1.0, 0.625, 0.625, 0.25]
+    assert rank_shares(torch.tensor([0.1, NAN, 0.4]))[[0, 2]].tolist() == [0.0, 1.0]
+    assert rank_shares(torch.tensor([0.1, NAN, 0.4]))[1].isnan()
+    assert rank_shares(torch.tensor([0.3])).tolist() == [0.5]
 
 
 def test_the_members_worked_by_hand_are_doubtful() -> None:
@@ -48,12 +48,12 @@ def test_doubtful_members_are_numpy_s_over_random_groups() -> None:
 
 def test_good_members_that_differ_pull_more() -> None:
     advantages = torch.tensor([[1.0, -1.0], [2.0, 0.0], [-3.0, 1.0]])
-    found = led_by_the_different(advantages, torch.tensor([0.1, 0.2, 0.3]))
+    found = scaled_by_distance(advantages, torch.tensor([0.1, 0.2, 0.3]))
     assert found.flatten().tolist() == pytest.approx([0.5, -1.0, 2.0, 0.0, -3.0, 1.5])
-    lacking = led_by_the_different(advantages, torch.tensor([0.1, NAN, 0.3]))
+    lacking = scaled_by_distance(advantages, torch.tensor([0.1, NAN, 0.3]))
     assert lacking.flatten().tolist() == pytest.approx([0.5, -1.0, 2.0, 0.0, -3.0, 1.5])
-    assert torch.equal(led_by_the_different(advantages, torch.zeros(3)), advantages)
-    assert torch.equal(led_by_the_different(advantages, torch.full((3,), NAN)), advantages)
+    assert torch.equal(scaled_by_distance(advantages, torch.zeros(3)), advantages)
+    assert torch.equal(scaled_by_distance(advantages, torch.full((3,), NAN)), advantages)
 
 
 def test_credit_reads_the_named_scores_of_the_finished_images() -> None:

@@ -90,7 +90,7 @@ def test_a_passing_failure_is_tried_again_and_a_lasting_one_ends_after_the_tries
 def test_a_reply_that_is_no_completion_is_a_missing_score() -> None:
     for body in (b"<html>", b"[]", b'{"choices": []}'):
         with http_server(lambda asked, body=body: (200, "text/html", body)) as (url, _):
-            assert "no chat completion" in judged(url).reasons[0]
+            assert "not a chat completion" in judged(url).reasons[0]
 
 
 def test_nobody_there_is_a_missing_score_and_bad_settings_are_refused() -> None:

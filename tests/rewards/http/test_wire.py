@@ -29,7 +29,7 @@ def call_with(metadata: Any, kind: str) -> bytes:
 )
 def test_a_message_of_too_many_values_is_refused(metadata: Any, kind: str) -> None:
     """Parsing holds Python's lock, so this bounds how long the service does nothing else."""
-    with pytest.raises(ContractError, match=f"a message may have {MOST_VALUES} values beside its images"):
+    with pytest.raises(ContractError, match=f"a message may have {MOST_VALUES} values besides its images"):
         read_message(ScoreCall, call_with(metadata, kind), kind)
 
 
