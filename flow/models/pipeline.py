@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from torch import Tensor, nn
+from torch import Tensor
 
 from flow.models.contract import Conditioning
 from flow.models.embeddings import Embeddings

@@ -212,4 +212,5 @@ def test_a_bundle_that_a_card_cannot_hold_is_told_to_offload(tiny_config: Config
     bundle = {"layout": "colocated", "rollout_actors": 1, "rollout": {"gpus": 0.5}, "learner": {"gpus": 0.5}}
     config = tiny_config(cluster=bundle)
     (problem,) = fit_problems(config, replace(estimate(config), shared=90 * GIB), card="A100")
-    assert "together, but one A100 has 74.5: set cluster.offload=true or cluster.layout=separate, or set" in str(problem)
+    rule = "together, but one A100 has 74.5: set cluster.offload=true or cluster.layout=separate, or set"
+    assert rule in str(problem)
