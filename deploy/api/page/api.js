@@ -1,4 +1,4 @@
-// The client of the status API: JSON with the tab's token, and the events of a run, asked for again and again.
+// The client of the status API: sends JSON with the tab's token, and polls the events of a run.
 
 const KEY = "flowcredit-token";
 export const token = {
@@ -42,10 +42,10 @@ export async function order(method, path, body) {
 }
 
 // Calls `onEvent(name, data)` for each event and `onLink(isLive, error)` after each answer. `position()` returns what the
-// caller has already received and how long to wait until the next question. Returns a function that ends it.
+// caller has already received and the time until the next request. Returns a function that stops the polling.
 //
-// It asks again and again instead of holding a connection: a browser opens six of them to a server, for all its tabs. A tab
-// that is hidden does not ask.
+// It polls instead of keeping a connection open, because a browser opens at most six connections to a server for all its
+// tabs. A hidden tab does not poll.
 export function follow(run, position, onEvent, onLink) {
   const ending = new AbortController();
   listen(run, position, onEvent, onLink, ending.signal);
@@ -84,7 +84,7 @@ async function listen(run, position, onEvent, onLink, signal) {
   }
 }
 
-// Resolves when the tab is in view, or at the signal.
+// Resolves when the tab is visible, or at the signal.
 function shown(signal) {
   if (!document.hidden) return Promise.resolve();
   return new Promise((resolve) => {

@@ -11,16 +11,16 @@ import { drawRuns, keepRuns } from "/static/runs.js";
 import { drawTrajectories, explanation } from "/static/trajectories.js";
 
 const $ = (id) => document.getElementById(id);
-const ASK_MS = 1000; // between two questions for the news of a run
-const ASK_OVER_MS = 5000; // of a run that has ended or is silent
+const ASK_MS = 1000; // between two requests for the news of a run
+const ASK_OVER_MS = 5000; // the same for a run that has ended or is silent
 const RUNS_EVERY_MS = 5000;
 const OUTCOMES_SHOWN = 5;
 const EVENTS_KEPT = 1000;
 const SECTIONS = { overview: "overview", curves: "curves", images: "images", runs: "runs-view", config: "config", events: "events-view" };
 
-let view = null; // the run that is shown and what was received of it
+let view = null; // the current run and its received data
 let listed = []; // all runs
-let compared = { key: "", configs: null }; // what differs between the run and those beside it
+let compared = { key: "", configs: null }; // the differences between the run and the compared runs
 
 function show(run) {
   if (view?.run === run) return;
@@ -64,7 +64,7 @@ function route() {
   if (wanted === "runs") drawRuns();
 }
 
-// Draws what the view shows beyond the newest status. A stamp changes when a run has new lines.
+// Draws the data of the view that is not in the newest status. A stamp changes when a run has new lines.
 function drawView() {
   const { view: wanted, others } = address();
   const { run, status } = view;
@@ -163,7 +163,7 @@ function drawRecordList(iterations) {
   select.disabled = !iterations.length;
   $("record-prev").disabled = select.selectedIndex <= 0;
   $("record-next").disabled = select.selectedIndex >= iterations.length - 1;
-  if (!iterations.length) $("record-prompt").textContent = panels.isOver(view.status) ? "Nothing was recorded." : "Nothing is recorded yet.";
+  if (!iterations.length) $("record-prompt").textContent = panels.isOver(view.status) ? "No trajectories were recorded." : "No trajectories are recorded yet.";
   loadRecord();
 }
 

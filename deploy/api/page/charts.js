@@ -1,4 +1,4 @@
-// Lines over iterations or seconds and stacked bars, drawn by uPlot, and the heat map of gain by step on a canvas.
+// Charts: lines over iterations or seconds and stacked bars, drawn by uPlot, and the heat map of gains on a canvas.
 /* global uPlot */
 
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -10,18 +10,18 @@ const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
 const FAINT = "55";
 const BAND = "2e";
 
-// A tenth more than the values reach; values that are all the same stand in the middle.
+// The range of the values and a tenth more; equal values are in the middle of the axis.
 function padded(_, low, high) {
   if (low == null || low === high) return [(low ?? 0) - (Math.abs(low ?? 0) / 10 || 1), (low ?? 0) + (Math.abs(low ?? 0) / 10 || 1)];
   const more = (high - low) / 10;
   return [low >= 0 && low < more ? 0 : low - more, high + more];
 }
 
-// Bars stand on 0: otherwise the lowest part would look smaller than it is.
+// The axis of bars begins at 0: otherwise the lowest part would look smaller than it is.
 const fromZero = (_, low, high) => [0, (high || 1) * 1.1];
 
 export class Lines {
-  // `onZoom(window)` is told what part of the axis the reader has marked; null: all of it.
+  // Calls `onZoom(window)` with the part of the axis that the reader has marked, or null for the whole axis.
   constructor(holder, height, label, onZoom) {
     this.holder = holder;
     this.height = height;
@@ -80,7 +80,7 @@ export class Lines {
   }
 }
 
-// Lines upon each other: what is faint lies below, and only the line itself stands in the legend.
+// Lines: bands and faint lines are drawn first, and only the line itself is in the legend.
 function layered(parts) {
   const [tables, series, bands] = [[], [], []];
   const add = (x, y, options) => {
@@ -109,7 +109,7 @@ function layered(parts) {
   return { tables, series, bands };
 }
 
-// Bars upon each other: the sum of all parts is drawn first, and smaller sums over it.
+// Stacked bars: the sum of all parts is drawn first, and the smaller sums over it.
 function stacked(parts) {
   const x = parts[0].x;
   const sums = parts.reduce((held, part) => [...held, part.y.map((value, at) => (value ?? 0) + (held.at(-1)?.[at] ?? 0))], []);
@@ -145,14 +145,14 @@ export class Heat {
     if (!iterations.length || !steps.length) {
       this.holder.textContent = "";
       this.key = "";
-      this.holder.append(Object.assign(document.createElement("p"), { className: "empty", textContent: "nothing yet: the credit rule in use may have no gains" }));
+      this.holder.append(Object.assign(document.createElement("p"), { className: "empty", textContent: "no gains yet: some credit rules have none" }));
       return;
     }
     this.data = { iterations, steps, values, unit };
     if (steps.join() !== this.key) this.build(steps);
     this.key = steps.join();
     const top = values.flat().reduce((most, value) => Math.max(most, value ?? 0), 1e-12);
-    // At most 600 columns: neighbouring iterations share one, as their mean.
+    // At most 600 columns: in a longer run a column is the mean of neighbouring iterations.
     const columns = Math.min(iterations.length, 600);
     this.canvas.width = columns;
     this.canvas.height = steps.length;
@@ -173,7 +173,7 @@ export class Heat {
     this.under.replaceChildren(...[iterations[0], iterations.at(-1)].map((at) => Object.assign(document.createElement("span"), { textContent: `${unit} ${Math.round(at)}` })));
     this.most.textContent = short(top);
     const newest = values.at(-1);
-    this.canvas.setAttribute("aria-label", "Mean absolute gain in the newest iteration: " + steps.map((step, row) => `step ${step} ${short(newest[row])}`).join(", ") + ". Arrow keys read other iterations.");
+    this.canvas.setAttribute("aria-label", "Mean absolute gain in the newest iteration: " + steps.map((step, row) => `step ${step} ${short(newest[row])}`).join(", ") + ". Use the arrow keys for other iterations.");
     if (document.activeElement === this.canvas) this.read(this.at ?? [iterations.length - 1, 0]);
   }
 
@@ -183,7 +183,7 @@ export class Heat {
       <div class="scale" aria-hidden="true">0 <i></i> <span></span></div>`;
     this.canvas = this.holder.querySelector("canvas");
     const height = Math.max(120, Math.min(300, steps.length * 30));
-    const every = Math.ceil((14 * steps.length) / height); // as many labels as have room, each beside its own row
+    const every = Math.ceil((14 * steps.length) / height); // as many labels as fit, each next to its row
     this.canvas.style.height = `${height}px`;
     this.canvas.style.imageRendering = "pixelated";
     this.under = this.holder.querySelector(".under");

@@ -1,9 +1,9 @@
-// What the reader has chosen. Run, view and the runs to compare stand in the address, so that a link shows the same; axis,
-// smoothing and zoom are kept by the browser.
+// The reader's choices. Run, view and compared runs are part of the address, so that a link shows the same; the browser
+// stores axis, smoothing and zoom.
 
 const KEY = "flowcredit-charts";
 const ZOOMS_KEPT = 20;
-export const MOST_RUNS = 12; // in one comparison, as the server has it
+export const MOST_RUNS = 12; // in one comparison, the same limit as the server's
 export const VIEWS = ["overview", "curves", "images", "runs", "config", "events"];
 
 export const charts = { by: "iteration", smoothing: 0, zooms: {}, ...kept() };
@@ -25,7 +25,7 @@ export function keep(changes) {
 const named = (run) => `${charts.by} ${run}`;
 export const zoomOf = (run) => charts.zooms[named(run)] ?? null;
 
-// `zoom` is [from, to] on the axis that is shown, or null for all of it.
+// `zoom` is [from, to] on the current axis, or null for the whole axis.
 export function setZoom(run, zoom) {
   const { [named(run)]: _, ...others } = charts.zooms;
   const newest = Object.entries(others).slice(-ZOOMS_KEPT + 1);
@@ -40,7 +40,7 @@ export function address() {
   return { run, view: VIEWS.includes(view) ? view : VIEWS[0], others };
 }
 
-// Changes a part of the address; the page follows it when the browser tells of the change.
+// Changes a part of the address; the page updates at the browser's event for that change.
 export function go(changes, { isQuiet = false } = {}) {
   const { run, view, others } = { ...address(), ...changes };
   const held = new URLSearchParams();

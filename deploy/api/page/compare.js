@@ -1,6 +1,6 @@
-// Curves of one or several runs as what a chart draws: smoothed, and runs that differ in nothing but the seed as a band.
+// Turns the curves of runs into the parts of a chart: smoothed, with one band for runs that differ only in the seed.
 
-// The exponential mean of a curve, without the pull of its start; `each` is the number of lines that a point stands for.
+// The exponential mean of a curve with bias correction; `each` is the number of lines that a point stands for.
 export function smoothed(line, weight) {
   if (!weight) return line;
   const kept = weight ** (line.each ?? 1);
@@ -13,7 +13,7 @@ export function smoothed(line, weight) {
   return { ...line, y };
 }
 
-// The mean of several lines, and the lowest and highest, as far as all of them reach; between its points a line is straight.
+// The mean, the lowest and the highest of several lines, where all of them have values; between points, lines are straight.
 export function banded(lines) {
   const begin = Math.max(...lines.map((line) => line.x[0]));
   const end = Math.min(...lines.map((line) => line.x.at(-1)));
@@ -34,13 +34,13 @@ function interpolated({ x, y }, wanted) {
   });
 }
 
-// One metric of an answer of the server; null where the run has none.
+// One metric in an answer of the server; null if the run does not have it.
 export function lineOf(curves, metric) {
   const found = curves?.series[metric];
   return found ? { x: curves.x[found.x], y: found.y, low: found.low, high: found.high, each: found.each } : null;
 }
 
-// groups: [{ name, runs: [curves] }]; metrics: the names to draw; label(metric): how the legend calls one.
+// groups: [{ name, runs: [curves] }]; metrics: the names to draw; label(metric): its name in the legend.
 export function partsOf(groups, metrics, { label, weight = 0, dots = false }) {
   const drawn = groups.filter((group) => metrics.some((metric) => group.runs.some((curves) => lineOf(curves, metric))));
   const parts = [];
@@ -66,7 +66,7 @@ function ofSeeds(lines, weight) {
   return { ...banded(smooth), faint: smooth };
 }
 
-// Puts runs of one group together; `configs` is the server's comparison, or null while it is not known.
+// Groups the runs that differ only in the seed; `configs` is the server's comparison, or null until it arrives.
 export function groupsOf(runs, configs) {
   const found = new Map();
   for (const { run, curves } of runs) {

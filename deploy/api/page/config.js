@@ -1,4 +1,4 @@
-// The config of a run, what differs from the runs beside it, and the files that can be downloaded.
+// The config of a run, the differences from the compared runs, and the files to download.
 
 import { ask, download } from "/static/api.js";
 import { make } from "/static/panels.js";
@@ -47,7 +47,7 @@ function drawDifferences() {
   const { run, others, configs } = shown;
   const runs = [run, ...others].filter((each) => configs?.runs[each]);
   $("differences-card").hidden = others.length === 0;
-  const words = runs.length < 2 ? "Their configs cannot be read here." : configs.keys.length ? "" : "They differ in nothing but the seed.";
+  const words = runs.length < 2 ? "Their configs cannot be read here." : configs.keys.length ? "" : "They differ only in the seed.";
   $("differences-words").textContent = `${words}${configs?.left_out ? ` ${configs.left_out} further keys differ.` : ""}`;
   const head = document.createElement("tr");
   head.append(...["key", ...runs].map((text) => Object.assign(make("th", text), { scope: "col" })));

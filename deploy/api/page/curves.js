@@ -1,4 +1,4 @@
-// The charts of a run, and of the runs beside it: asks the server for as many points as can be drawn, and draws them.
+// The charts of a run and of the compared runs: requests as many points as can be drawn, and draws them.
 
 import { ask } from "/static/api.js";
 import { Heat, Lines } from "/static/charts.js";
@@ -8,35 +8,35 @@ import { groupsOf, lineOf, partsOf } from "/static/compare.js";
 const $ = (id) => document.getElementById(id);
 const POINTS = 300;
 const BARS = 60;
-const LEAST_PAUSE_MS = 1000; // between two questions for the same curves
+const LEAST_PAUSE_MS = 1000; // between two requests for the same curves
 const last = (name) => name.split("/").at(-1).replaceAll("_", " ");
 
-// `metrics` are names, or a pattern; `only` a chart for the run itself, without those beside it.
+// `metrics` are names or a pattern; `only` marks a chart of the run itself, without the compared runs.
 const CHARTS = [
   { title: "Reward", hint: "Mean reward of the finished training images of an iteration.", metrics: ["reward/mean"] },
   { title: "Held-out score", hint: "The same prompts and the same noise at every evaluation: the fair measure of progress.", metrics: ["evaluation/score"], dots: true },
   { title: "Held-out score by kind of prompt", metrics: /^evaluation\/(?!score$|missing$|reward\/)/, dots: true },
   { title: "Held-out readings by scorer", metrics: /^evaluation\/reward\//, label: (name) => name.replace("evaluation/reward/", ""), dots: true },
   { title: "Reward by scorer", metrics: /^reward\/(?!mean$|group_std$|missing$)/, label: (name) => name.replace("reward/", "") },
-  { title: "Reward spread within a group", hint: "Std of the rewards of one prompt's images. Near 0 there is nothing to learn from.", metrics: ["reward/group_std"] },
+  { title: "Reward spread within a group", hint: "Std of the rewards of one prompt's images. Near 0 there is nothing to learn.", metrics: ["reward/group_std"] },
   { title: "Groups without contrast", hint: "Share of groups in which every advantage is 0.", metrics: ["group/zero_variance"] },
   { title: "KL", hint: "approx: half the squared log ratio of an update. reference: distance to the model without adapter (learner.kl.weight).", metrics: ["train/approx_kl", "train/reference_kl"] },
   { title: "Distance to the adapter old", metrics: ["train/old_distance_mean"] },
   { title: "Ratio", hint: "Likelihood ratio of learner and rollout: near 1 when they agree.", metrics: ["train/ratio_mean"] },
   { title: "Ratio before the first update", hint: "Largest deviation from 1; 0 when both sides compute the same.", metrics: ["train/first_ratio_deviation"] },
   { title: "Clipped pairs", metrics: ["train/clip_fraction"] },
-  { title: "Loss", hint: "Its sign and size say little in this objective; watch for jumps.", metrics: ["train/loss"] },
+  { title: "Loss", hint: "Its sign and size mean little for this objective; watch for jumps.", metrics: ["train/loss"] },
   { title: "Gradient norm", hint: "Before clipping.", metrics: ["train/grad_norm"] },
   { title: "Missing scores", hint: "Images without a score.", metrics: ["reward/missing"] },
-  { title: "Seconds of an iteration", metrics: ["seconds/iteration"] },
-  { title: "Seconds of an evaluation", metrics: ["seconds/evaluation"], dots: true },
+  { title: "Seconds per iteration", metrics: ["seconds/iteration"] },
+  { title: "Seconds per evaluation", metrics: ["seconds/evaluation"], dots: true },
   { title: "Learner group: workers", metrics: ["update/workers"] },
-  { title: "Learner group: share of the time at work", metrics: ["update/busy_share", "update/busy_share_min"] },
-  { title: "Learner group: seconds of adding gradients", metrics: ["update/reduction_seconds"] },
+  { title: "Learner group: share of time computing", metrics: ["update/busy_share", "update/busy_share_min"] },
+  { title: "Learner group: seconds to add gradients", metrics: ["update/reduction_seconds"] },
 ];
 const BAR_CHARTS = [
   { title: "Where the time of an iteration goes", hint: "Seconds that the loop waited for each stage.", metrics: /^seconds\/(?!iteration$|evaluation$)/ },
-  { title: "What the actors worked on", hint: "Seconds of each part, summed over all actors: work/… in docs/metrics.md.", metrics: /^work\/.*_seconds$/ },
+  { title: "Work of the actors", hint: "Seconds of each part, summed over all actors: work/… in docs/metrics.md.", metrics: /^work\/.*_seconds$/ },
   { title: "Rows through the transformer", hint: "Main trajectories, completions, gradients and references.", metrics: /^work\/.*_evaluations$/ },
 ];
 const OF_OVERVIEW = "reward/*,evaluation/score,gain/step_*_abs_mean,train/approx_kl,train/reference_kl,train/old_distance_mean,train/clip_fraction,train/grad_norm";
@@ -70,7 +70,7 @@ function cardOf(spec, parent) {
   return { spec, card, lines: new Lines(holder, 200, spec.title, zoom) };
 }
 
-// Shows these runs; a `stamp` that changes says that a run has new lines.
+// Shows these runs; a changed `stamp` means that a run has new lines.
 export function showCurves(wanted) {
   if (shown?.run !== wanted.run) for (const lines of everyChart()) lines.clear();
   shown = wanted;
@@ -84,7 +84,7 @@ export function redraw() {
 
 const everyChart = () => [overview.reward, overview.kl, overview.clip, overview.grad, ...[...grid, ...bars].map((one) => one.lines)];
 
-// One drawing at a time; what was asked for meanwhile is drawn after it.
+// Draws once at a time; requests during a drawing lead to one more drawing after it.
 async function draw() {
   if (isDrawing) {
     isStale = true;
@@ -105,7 +105,7 @@ async function draw() {
   isDrawing = false;
 }
 
-// Asks for the curves of a run, unless the answer is there already.
+// Requests the curves of a run, unless they are already there.
 async function load(run, stamp, names, points) {
   const window = zoomOf(shown.run);
   const wanted = new URLSearchParams({ names, by: choice.by, points });
@@ -145,7 +145,7 @@ async function drawOverview(of) {
   drawHeat(curves);
 }
 
-// A single scorer of weight 1 is the reward itself, up to rounding.
+// The reading of a single scorer with weight 1 is the reward itself, up to rounding.
 function isSame(curves, name, other) {
   const [a, b] = [lineOf(curves, name), lineOf(curves, other)];
   return b && a.y.length === b.y.length && a.y.every((value, at) => Math.abs(value - b.y[at]) <= 1e-5);
@@ -180,7 +180,7 @@ async function drawGrid(of) {
     if (isZero) zeros.push(spec.title.toLowerCase());
     else if (metrics.length) lines.show(partsOf(groups, metrics, { label: spec.label ?? (metrics.length > 1 ? last : () => spec.title.toLowerCase()), weight: spec.dots ? 0 : choice.smoothing, dots: spec.dots }), options);
   }
-  $("zeros").textContent = zeros.length ? `Always 0, so without a chart: ${zeros.join("; ")}.` : "";
+  $("zeros").textContent = zeros.length ? `Always 0, so not drawn: ${zeros.join("; ")}.` : "";
   for (const { spec, card, lines } of bars) {
     const metrics = namesOf(spec.metrics, [worked]);
     card.hidden = !metrics.length;
@@ -190,7 +190,7 @@ async function drawGrid(of) {
   }
 }
 
-// Summands over the same points; where one has no value it adds nothing.
+// Terms of a sum at the same points; a missing value adds nothing.
 function aligned(parts) {
   const x = [...new Set(parts.flatMap((part) => part.x))].sort((a, b) => a - b);
   return parts.map((part) => {
@@ -230,7 +230,7 @@ function drawTools() {
   const [from, to] = window ?? [null, null];
   const key = JSON.stringify([shown.run, choice.by, window]);
   if (drawnZoom !== key) for (const [id, value] of [["zoom-from", from], ["zoom-to", to]]) $(id).value = value == null ? "" : Math.round(value);
-  drawnZoom = key; // a number that is being typed stays
+  drawnZoom = key; // so that a number is not lost while it is typed
   $("zoom-all").disabled = !window;
   $("zoomed").hidden = !window || shown.view !== "overview";
   if (window) $("zoomed-text").textContent = `The charts show ${choice.by === "seconds" ? "seconds" : "iterations"} ${Math.round(from)} to ${Math.round(to)}.`;

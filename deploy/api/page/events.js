@@ -1,4 +1,4 @@
-// The log of events: newest first, with dates, by kind and by words.
+// The list of events: newest first, with dates, filtered by kind and by words.
 
 import { make } from "/static/panels.js";
 

@@ -1,4 +1,4 @@
-// The images of a run's evaluations with a slider over its iterations, and its held-out prompts with their scores.
+// The images of a run's evaluations with a slider over the iterations, and the held-out prompts with their scores.
 
 import { ask } from "/static/api.js";
 import { make, number, signed } from "/static/panels.js";
@@ -12,7 +12,7 @@ let galleries = new Map(); // answers by run and iteration
 let drawn = "";
 let order = { column: "change", isUp: false };
 
-// Shows the evaluations of a run; a `stamp` that changes says that there may be a new one.
+// Shows the evaluations of a run; a changed `stamp` means that there may be a new one.
 export async function showImages(run, stamp) {
   if (held?.run === run && held.stamp === stamp) return;
   const isNew = held?.run !== run;
@@ -154,7 +154,7 @@ function promptLine(row) {
   return line;
 }
 
-// The scores of one prompt over the evaluations, from 0 (or the least) below to 1 (or the most) above.
+// The scores of one prompt over the evaluations; the axis reaches from 0 (or the lowest) to 1 (or the highest).
 function sparkline(scores) {
   const [width, height] = [90, 20];
   const known = scores.filter((score) => score != null);

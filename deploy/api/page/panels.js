@@ -1,4 +1,4 @@
-// The panels of words and numbers.
+// The panels with texts and numbers.
 
 export const make = (tag, text, className = "") => Object.assign(document.createElement(tag), { textContent: text ?? "", className });
 export const number = (value, digits = 3) => (value == null ? "–" : value.toFixed(digits));
@@ -59,9 +59,9 @@ export function drawAges(status) {
 
 export function drawAttention(holder, status) {
   const items = status.conditions.filter((condition) => condition.status !== "True").map((condition) => make("li", `${condition.type}: ${condition.message}`));
-  if (status.stale_since != null) items.unshift(make("li", `The run has been silent since ${clock(status.stale_since)}: its process or its board is gone. The page shows the state of that time.`));
+  if (status.stale_since != null) items.unshift(make("li", `The run has been silent since ${clock(status.stale_since)}: its process or its board is gone. The page shows its last state.`));
   if (status.phase === "failed") items.push(...status.errors.slice(-1).map((error) => make("li", error.message)));
-  if (!items.length) items.push(make("li", status.conditions.length ? "All conditions are good." : "No conditions are known.", "good"));
+  if (!items.length) items.push(make("li", status.conditions.length ? "All conditions hold." : "No conditions are known.", "good"));
   holder.replaceChildren(...items);
 }
 
@@ -100,7 +100,7 @@ export function drawWork(holder, pools) {
   holder.replaceChildren(...known.map((pool) => bar(`${pool.name} × ${pool.ready}`, pool.busy_share, `${Math.round(100 * pool.busy_share)} %`)));
 }
 
-// The learner group: what its workers did in the newest update, and whether they hold the same adapter.
+// The learner group: the work of each worker in the newest update, and whether all hold the same adapter.
 export function drawLearners(holder, words, status) {
   const workers = status.actors.filter((actor) => actor.kind === "learner");
   const digests = new Set(workers.map((worker) => worker.adapter_digest).filter(Boolean));
@@ -126,7 +126,7 @@ export function drawQueues(holder, status) {
   holder.replaceChildren(...queues.map(([name, count]) => fact(name, count, "")));
 }
 
-// The form of a pool is made once, so that a number being typed is not lost at the next status.
+// The form of a pool is made once, so that a number is not lost while it is typed.
 export function drawPools(holder, status, scale) {
   const names = status.pools.map((pool) => pool.name).join();
   if (holder.dataset.names !== names) {

@@ -1,4 +1,4 @@
-// The table of runs: searched, sorted, with what differs in their configs; a mark puts a run beside the one that is shown.
+// The table of runs with search, sorting and the differences of their configs; a mark compares a run with the current one.
 
 import { ask } from "/static/api.js";
 import { MOST_RUNS, address, go } from "/static/choice.js";
@@ -20,7 +20,7 @@ const COLUMNS = [
   ["iteration", "Iteration", (run) => run.iteration],
   ["reward", "Reward", (run) => run.reward ?? -Infinity],
   ["heldout", "Held-out score", (run) => run.heldout ?? -Infinity],
-  ["updated", "Last heard", (run) => run.updated],
+  ["updated", "Last update", (run) => run.updated],
 ];
 
 export function keepRuns(found) {

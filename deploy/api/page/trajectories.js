@@ -1,13 +1,13 @@
-// A trajectory record: a row for each trajectory; under each image its reward and its calibrated value, between two images
-// the step reward and the advantage.
+// A trajectory record: one row per trajectory; below each image its reward and calibrated value, between two images the
+// step reward and the advantage.
 
 const signed = (value, digits) => `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(digits)}`;
 
 export function explanation(record) {
   const isCalibrated = record.trajectories.some((trajectory) => trajectory.values);
-  const reward = "A reward is what the scorers give to the clean image as estimated before a step";
-  const value = "a calibrated value is what this reward predicts of the final one, relative to the group's mean";
-  const step = `a step reward, between two images, is what the credit rule gives to the step, computed from the ${isCalibrated ? "values" : "rewards"}`;
+  const reward = "A reward is the score of the clean-image estimate before a step";
+  const value = "a calibrated value is the final reward that it predicts, relative to the group's mean";
+  const step = `a step reward, between two images, is the credit of the step, computed from the ${isCalibrated ? "values" : "rewards"}`;
   return `${[reward, ...(isCalibrated ? [value] : []), step].join("; ")}.`;
 }
 

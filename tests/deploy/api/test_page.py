@@ -157,7 +157,7 @@ def test_the_page_of_a_live_run_moves_and_nothing_goes_wrong_in_the_browser(page
     assert "reward 0.200\nvalue +0.100\nbefore step 1" in text(page, "#trajectories")
     assert "step reward\n+0.200" in text(page, "#trajectories")
     assert "no score\nno value" in text(page, "#trajectories")
-    assert "a calibrated value is what this reward predicts of the final one" in text(page, "#record-prompt")
+    assert "a calibrated value is the final reward that it predicts" in text(page, "#record-prompt")
     assert "rollout-0" in text(page, "#actors")
     assert "Groups scored, not yet trained on\n1" in text(page, "#queues")
     assert "Images for geneval\n40" in text(page, "#queues")

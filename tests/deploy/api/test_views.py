@@ -97,7 +97,7 @@ def test_runs_stand_beside_each_other_and_seeds_are_one_line(visit):
         "Loss",
     ]
     assert set(wanted) <= set(shown)
-    assert {"Seconds of an iteration", "Where the time of an iteration goes", "What the actors worked on"} <= set(shown)
+    assert {"Seconds per iteration", "Where the time of an iteration goes", "Work of the actors"} <= set(shown)
     assert "missing scores" in text(page, "#zeros"), "what is always 0 has no chart"
     assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
 
@@ -148,7 +148,7 @@ def test_a_long_run_is_drawn_from_few_points(visit):
     assert height == 28
     assert page.execute_script(SERIES, "#reward-chart") == ["reward", "held-out score", "clip"]
     assert 200 < width <= 301
-    assert "A gain says what one denoising step did" in page.execute_script(
+    assert "A gain is the contribution of one denoising step" in page.execute_script(
         "return document.querySelector('.explain').textContent"
     )
     assert text(page, "#health").startswith("Finished after 1200 iterations: held-out score")

@@ -83,7 +83,7 @@ def test_a_run_keeps_the_family_s_adapter_and_encodes_its_prompts_once_ahead(
     assert "encoded" not in capsys.readouterr().out, "the run did"
     shutil.rmtree(cache)
     assert run_cli(monkeypatch, "encode", str(preset)) == 0
-    assert "encoded 3 prompts" in capsys.readouterr().out
+    assert "encoded 3 new prompts" in capsys.readouterr().out
 
 
 def test_sample_draws_the_same_images_from_equal_arguments(
@@ -273,7 +273,7 @@ def test_a_dry_run_counts_and_writes_nothing(
     assert run_cli(monkeypatch, "train", str(preset), "--dry-run", "--run", str(run)) == 0
     out = capsys.readouterr().out
     assert "2 prompts to train on, 2 held out" in out
-    assert "draws 8 trajectories and scores 18 images" in out
+    assert "rolls out 8 trajectories and scores 18 images" in out
     assert "peak memory, rollout actor: host " in out
     assert not run.exists()
     assert not (tmp_path / "embeddings").exists()
@@ -285,7 +285,7 @@ def test_doctor_shows_what_a_preset_costs(
     preset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     run_cli(monkeypatch, "doctor", str(preset), "group.size=8")
-    assert "draws 16 trajectories" in capsys.readouterr().out
+    assert "rolls out 16 trajectories" in capsys.readouterr().out
 
 
 def test_encode_without_a_folder_says_so(
@@ -339,7 +339,7 @@ def test_a_hub_id_in_the_cache_is_checked_and_estimated_without_a_network(
     (repo / "refs" / "main").write_text("a" * 40)
     words = ("train", str(preset), "--dry-run", "--run", str(tmp_path / "run"))
     assert run_cli(monkeypatch, *words, "model.path=example/tiny") == 0
-    assert "draws 8 trajectories" in capsys.readouterr().out
+    assert "rolls out 8 trajectories" in capsys.readouterr().out
     assert run_cli(monkeypatch, *words, "model.path=example/other") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "run `hf download example/other` where there is a network" in line

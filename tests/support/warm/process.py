@@ -112,7 +112,6 @@ def run(command: dict[str, Any], streams: list[int]) -> None:
 
 if __name__ == "__main__":
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # in the forks too: at its end each would spend a second on a search for garbage in all these modules
     if found := serve(sys.argv[1]):
-        gc.unfreeze()
         run(*found)
