@@ -61,6 +61,8 @@ SHORT_TAIL = ("sampling.tail={rule: ode, substeps: 2, spacing: schedule, solver:
 SINGLE = ("sampling.window={rule: random, size: 1, within: [0.0, 0.5]}", "sampling.shared_noise=true")
 WEIGHTS = ("credit.step_weights={rule: noise, noise_power: 2.0}",)
 MEAN = ("learner.average={decay: 0.8, every: 1, repeats: 1}", "evaluation.adapter=average")
+SPREAD = ("sampling.window={rule: spread, size: 2, within: [0.0, 1.0]}", "completion.every=1")
+SLIDING = ("sampling.window={rule: sliding, size: 3, within: [0.0, 1.0], every: 8}",)
 ANYWHERE = ("sampling.window={rule: random, size: 3, within: [0.0, 1.0]}",)
 TWEEDIE = ("completion.rule=tweedie",)
 FOUR_UPDATES = ("learner.updates_per_iteration=4",)
@@ -135,6 +137,9 @@ VARIANTS: Mapping[str, Variant] = {
     "stepwise_fast, two steps": Variant("stepwise_fast", (*TWO_STEPS, "completion.every=1")),
     "stepwise_fast, two steps, short tail": Variant("stepwise_fast", (*TWO_STEPS, *SHORT_TAIL, "completion.every=1")),
     "stepwise_fast, short tail": Variant("stepwise_fast", SHORT_TAIL),
+    # Windows that reach every step: in each update, or one after the other.
+    "stepwise_fast, spread": Variant("stepwise_fast", SPREAD),
+    "stepwise_fast, sliding": Variant("stepwise_fast", SLIDING),
     # More noise; other windows; a running mean, which allows a higher learning rate.
     **{
         f"stepwise_fast, noise {level}": Variant("stepwise_fast", (f"sampling.noise_level={level}",))
