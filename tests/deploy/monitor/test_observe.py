@@ -72,7 +72,7 @@ def test_scored_groups_that_wait_for_the_learner_are_counted(config, tmp_path):
         await until(all_wait)
         await scene.outcome(await scene.ask("resume"))
 
-    go(config(group={"max_lag": 1}), tmp_path / "run", beside=look, slow_s=0.1)
+    go(config(iterations=16, group={"max_lag": 1}), tmp_path / "run", beside=look, slow_s=0.1)
     assert left_behind(tmp_path / "run").queues == {"groups/in_work": 0, "groups/scored": 0}
 
 
