@@ -211,7 +211,7 @@ def test_rows_that_must_have_the_same_state_and_differ_are_refused() -> None:
     require_alike(states, 2, k=3)
     require_alike(states, 1, k=3)
     states[3, 0, 1, 1] = np.nextafter(np.float32(1), np.float32(2))
-    with pytest.raises(ContractError, match="part in step 3 must have the same state"):
+    with pytest.raises(ContractError, match="split in step 3 must have the same state"):
         require_alike(states, 2, k=3)
 
 

@@ -19,6 +19,7 @@ from flow.rollout import RolloutPolicy
 from learner.checkpoint import read_checkpoint, write_checkpoint
 from learner.update.learner import SCALER, Learner
 from protocol.config.run import RunConfig
+from protocol.config.sampling import CompletionConfig
 from protocol.errors import ModelError, NonFiniteError, ParityError
 from protocol.messages import Adapter, Prompt, ScoredGroup, ScoredShard, Scores, ShardRequest, digest_of
 from tests.support.learning.gradients import relative_difference, watch_gradients
@@ -120,6 +121,7 @@ def test_checkpointed_gradients_compute_each_block_twice(tiny_config: Config, mo
 
 def test_forwards_hold_no_more_samples_than_allowed(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     config = model(tiny_config, forward_batch=3, guidance=2.0)
+    config = config.model_copy(update={"completion": CompletionConfig(tapers=False)})
     learner, policy = pair(config)
     rows: list[int] = []
     count_calls(monkeypatch, SD3Transformer2DModel, rows)
