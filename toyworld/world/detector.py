@@ -27,11 +27,15 @@ MAX_COLOUR_DISTANCE = 60.0
 UNIT_AREA = {"circle": np.pi, "square": np.pi, "triangle": 0.75 * np.sqrt(3) * 1.25**2}
 """Area of each shape of radius 1, in square pixels."""
 
+cv2.setNumThreads(1)  # for images this small a second thread of OpenCV only waits, and takes a core for it
+
 _GROUND = np.asarray(GROUND, np.float32)
 _COLOURS = np.asarray(list(PALETTE.values()), np.float32)
 _NAMES = tuple(PALETTE)
 _ANCHORS = np.vstack([_GROUND, _COLOURS])
 _HALF_SQUARES = 0.5 * np.square(_ANCHORS).sum(1)
+_NEIGHBOURS = np.ones((3, 3), np.uint8)
+_LEAST_AREA = UNIT_AREA["circle"] * MIN_RADIUS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,19 +72,17 @@ class ShapeDetector:
             raise ValueError(f"images must be a uint8 array, got {kind}: scale to 0-255 and convert")
         if images.ndim != 4 or images.shape[-1] != 3:
             raise ValueError(f"images must have the shape [B, H, W, 3], got {list(images.shape)}: add the batch axis")
-        return [self._detect_one(image) for image in images]
+        pixels = images.astype(np.float32)
+        return [self._detect_one(*each) for each in zip(pixels, _nearest_colour(pixels), strict=True)]
 
-    def _detect_one(self, image: UInt8[np.ndarray, "H W 3"]) -> list[Detection]:
-        pixels = image.astype(np.float32)
+    def _detect_one(self, pixels: Float[np.ndarray, "H W 3"], nearest: np.ndarray) -> list[Detection]:
         found = []
-        nearest = _nearest_colour(pixels)
-        for colour in range(len(_NAMES)):
-            mask = (nearest == colour).astype(np.uint8)
-            if cv2.countNonZero(mask) < UNIT_AREA["circle"] * MIN_RADIUS:
-                continue
+        areas = np.bincount(nearest.ravel() + 1, minlength=len(_ANCHORS))[1:]
+        for colour in np.flatnonzero(areas >= _LEAST_AREA):
+            mask = (nearest == colour).view(np.uint8)
             _, blobs, stats, _ = cv2.connectedComponentsWithStats(mask, connectivity=4)
-            for blob, (x, y, width, height, area) in enumerate(stats[1:], start=1):
-                if area >= UNIT_AREA["circle"] * MIN_RADIUS and max(width, height) <= 3 * MAX_RADIUS:
+            for blob, (x, y, width, height, area) in enumerate(stats.tolist()[1:], start=1):
+                if area >= _LEAST_AREA and max(width, height) <= 3 * MAX_RADIUS:
                     window = (slice(max(y - 2, 0), y + height + 2), slice(max(x - 2, 0), x + width + 2))
                     found.append(self._match(pixels[window], blobs[window] == blob, (nearest[window] >= 0), window))
         return sorted((detection for detection in found if detection), key=lambda detection: -detection.score)
@@ -89,10 +91,10 @@ class ShapeDetector:
         self, pixels: np.ndarray, blob: np.ndarray, is_coloured: np.ndarray, window: tuple[slice, slice]
     ) -> Detection | None:
         """Return the ideal shape that fits a blob best, or None if none fits well."""
-        core = cv2.erode(blob.astype(np.uint8), np.ones((3, 3), np.uint8), borderValue=0).astype(bool)
-        if core.sum() < 4:
+        inside = pixels[cv2.erode(blob.view(np.uint8), _NEIGHBOURS, borderValue=0).view(bool)]
+        if len(inside) < 4:
             return None
-        inner = np.sort(pixels[core], axis=0)[core.sum() // 2]
+        inner = np.sort(inside, axis=0)[len(inside) // 2]
         cover = _cover(pixels, inner, blob, is_coloured)
         area = float(cover.sum())
         columns, rows = np.arange(cover.shape[1]) + 0.5, np.arange(cover.shape[0]) + 0.5
@@ -109,8 +111,11 @@ class ShapeDetector:
         )
 
 
-def _nearest_colour(pixels: Float[np.ndarray, "H W 3"]) -> np.ndarray:
-    """Return the index of the palette colour nearest to each pixel, or -1 where the ground is nearer (int [H, W])."""
+def _nearest_colour(pixels: Float[np.ndarray, "B H W 3"]) -> np.ndarray:
+    """Return the index of the palette colour nearest to each pixel, or -1 where the ground is nearer (int [B, H, W]).
+
+    All products and sums are whole or half numbers that float32 holds exactly.
+    """
     return (pixels @ _ANCHORS.T - _HALF_SQUARES).argmax(-1) - 1
 
 
@@ -120,7 +125,7 @@ def _cover(pixels: np.ndarray, inner: np.ndarray, blob: np.ndarray, is_coloured:
     The share is the position of the pixel's colour between the ground and the blob's inner colour. It is 0 for pixels
     that are neither in the blob nor next to it, and for pixels of other blobs.
     """
-    near = cv2.dilate(blob.astype(np.uint8), np.ones((3, 3), np.uint8)).astype(bool) & (blob | ~is_coloured)
+    near = cv2.dilate(blob.view(np.uint8), _NEIGHBOURS).view(bool) & (blob | ~is_coloured)
     towards = inner - _GROUND
     share = (pixels - _GROUND) @ towards / max(float(towards @ towards), 1.0)
     return np.minimum(np.maximum(share, 0), 1) * near
@@ -131,9 +136,9 @@ def _overlap(label: str, cover: np.ndarray, area: float, dx: np.ndarray, dy: np.
 
     dx and dy are offsets from the blob's centroid in pixels.
     """
-    inside = 0.5 - signed_distance(label, dx, dy, _radius(label, area))
-    both = float(np.minimum(cover, np.maximum(inside, 0)).sum())
-    ideal = float(np.minimum(np.maximum(inside, 0), 1).sum())
+    inside = np.maximum(0.5 - signed_distance(label, dx, dy, _radius(label, area)), 0)
+    both = float(np.minimum(cover, inside).sum())
+    ideal = float(np.minimum(inside, 1).sum())
     return both / (area + ideal - both)
 
 
