@@ -26,6 +26,10 @@ PLAIN = re.compile(r"[\w.-]+")
 GROWTH = 4
 """Additional CPUs of a local cluster, for actors that `scale` adds later."""
 
+NO_TASK_EVENTS = {"task_events_report_interval_ms": 0}
+"""Ray's own config of a local cluster. Ray's server would grow by the events of the newest 100,000 calls, which only a
+dashboard shows; a local cluster has none."""
+
 
 @contextmanager
 def ray_cluster(config: RunConfig, sink: StatusSink) -> Iterator[None]:
@@ -66,6 +70,7 @@ def _connect(config: RunConfig, address: str | None) -> None:
                 num_cpus=_needed_cpus(config),
                 resources={name: need for name, need in config.reserved.items() if name not in ("CPU", "GPU")},
                 include_dashboard=False,
+                _system_config=NO_TASK_EVENTS,
                 _node_ip_address="127.0.0.1",
                 **quiet,
             )
