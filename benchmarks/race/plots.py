@@ -25,6 +25,7 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
         "flow_grpo", "flow_grpo_fast", "stepwise_fast", "stepwise_fast, short tail",
         "stepwise_fast, two steps, short tail",
     ),
+    "windows": ("flow_grpo", "stepwise_fast", "stepwise_fast, spread", "stepwise_fast, sliding"),
     "families": (
         "flow_grpo", "flow_grpo_fast", "stepwise_fast", "stepwise_calibrated", "diffusion_nft",
         "diffusion_nft, step credit", "dgpo", "grpo_guard", "flow_dppo", "e_grpo", "granular_grpo", "branch_grpo",
