@@ -206,7 +206,7 @@ def test_actors_tell_where_they_are_and_what_they_did():
 
 def test_a_pool_whose_cluster_is_too_small_begins_with_those_that_found_a_node():
     async def scenario():
-        pool = make_pool(3, cpus=1.0, patience_s=10.0)  # two processes start within it, beside other work too
+        pool = make_pool(3, cpus=1.0, patience_s=15.0)  # two processes start within it, beside other work too
         await asyncio.wait_for(pool.start(), PATIENCE_S)
         begun = pool.status()
         answers = await asyncio.gather(*(double(pool, number) for number in range(4)))
