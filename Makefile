@@ -28,8 +28,9 @@ $(VENV)/documented: $(VENV)/installed
 	$(call install,.[docs])
 	touch $@
 
-# uv installs in seconds what takes pip minutes. It does not read pip's settings, so pip goes on where uv finds no index.
+# uv installs in seconds what takes pip minutes. It does not read pip's settings, so pip goes on where uv finds no index. The bytecode
+# is compiled once, as pip does, and not by each process that may write none.
 define install
-$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python --constraint constraints.txt --editable '$(1)' || \
+$(VENV)/bin/uv pip install --quiet --compile-bytecode --python $(VENV)/bin/python --constraint constraints.txt --editable '$(1)' || \
     $(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '$(1)'
 endef

@@ -20,6 +20,7 @@ from flow.models.contract import Backbone, Conditioning, repeat
 from flow.models.folder import adapter_config
 from flow.models.hub import adapter_folder
 from flow.models.load import load_backbone
+from flow.models.reading import collection_paused
 from protocol.config.run import RunConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.errors import ConfigError
@@ -267,8 +268,9 @@ def build_policy(config: RunConfig, *, device: str) -> tuple[FlowPolicy, Lora]:
     Raises:
         ModelError: the model cannot be loaded, or the adapter binds no module.
     """
-    backbone = load_backbone(config.model, device=device)
-    lora = Lora(backbone.transformer, adapter_config(config.model), seed=config.seed)
+    with collection_paused():
+        backbone = load_backbone(config.model, device=device)
+        lora = Lora(backbone.transformer, adapter_config(config.model), seed=config.seed)
     return policy_of(backbone, config), lora
 
 

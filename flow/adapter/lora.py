@@ -3,18 +3,19 @@
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from peft import LoraConfig as PeftLoraConfig
-from peft import inject_adapter_in_model
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from flow.adapter.lora_file import PREFIX, read_foreign_lora
 from protocol.config.model import LoraConfig
 from protocol.errors import ContractError, ModelError
 from protocol.messages import Adapter, digest_of
+
+if TYPE_CHECKING:
+    from peft.tuners.tuners_utils import BaseTunerLayer
 
 ADAPTER = "default"
 
@@ -151,6 +152,9 @@ def inject(config: LoraConfig, transformer: nn.Module, *, low_cpu_mem_usage: boo
     Raises:
         ModelError: a target names no module of the transformer.
     """
+    from peft import LoraConfig as PeftLoraConfig
+    from peft import inject_adapter_in_model
+
     if config.rank is None or config.alpha is None or config.targets is None:
         raise ContractError(f"an adapter needs rank, alpha and targets, got {config}")
     peft_config = PeftLoraConfig(
@@ -174,5 +178,7 @@ def inject(config: LoraConfig, transformer: nn.Module, *, low_cpu_mem_usage: boo
         layer.cast_input_dtype_enabled = False  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _layers(transformer: nn.Module) -> list[BaseTunerLayer]:
+def _layers(transformer: nn.Module) -> "list[BaseTunerLayer]":
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
     return [module for module in transformer.modules() if isinstance(module, BaseTunerLayer)]

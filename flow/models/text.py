@@ -104,7 +104,7 @@ def overlong(model: ModelConfig, texts: Sequence[str]) -> tuple[int, list[str]]:
         ModelError: the model's tokenizers cannot be read.
     """
     index, folder = find_configs(model)
-    with quiet_libraries():
+    with quiet_libraries("transformers"):
         from transformers import AutoTokenizer
 
         try:
