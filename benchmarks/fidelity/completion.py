@@ -129,8 +129,8 @@ def mean_correlation(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float | 
 
 def _ranks(scores: np.ndarray) -> np.ndarray:
     """Return the rank of each score from 1; equal scores share the mean of their ranks."""
-    _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
-    return (np.cumsum(count) - (count - 1) / 2)[place]
+    _, each, count = np.unique(scores, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2)[each]
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
