@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from scipy.stats import spearmanr
 
 from benchmarks.fidelity.groups import draw_group
 from deploy.presets import load_config
@@ -123,14 +124,8 @@ def summarise(points: Sequence[Point]) -> list[dict[str, Any]]:
 def mean_correlation(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float | None:
     """Return the mean rank correlation of pairs (a way's scores, the reference's scores)."""
     ranked = [(own, wanted) for own, wanted in pairs if np.ptp(wanted) > 0]
-    each = [np.corrcoef(_ranks(own), _ranks(wanted))[0, 1] if np.ptp(own) > 0 else 0.0 for own, wanted in ranked]
+    each = [cast(Any, spearmanr(own, wanted)).statistic if np.ptp(own) > 0 else 0.0 for own, wanted in ranked]
     return float(np.mean(each)) if ranked else None
-
-
-def _ranks(scores: np.ndarray) -> np.ndarray:
-    """Return the rank of each score from 1; equal scores share the mean of their ranks."""
-    _, each, count = np.unique(scores, return_inverse=True, return_counts=True)
-    return (np.cumsum(count) - (count - 1) / 2)[each]
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:

@@ -51,7 +51,11 @@ def main(
         out.write_text(json.dumps(samples), encoding="utf-8")
     names = [f"quarter {number + 1}" for number in range(QUARTERS)]
     table = Table("role", *names, "growth in 1,000 iterations", box=MARKDOWN, title="MiB of private memory")
-    for role, row in rows(samples, iterations):
+    found = list(rows(samples, iterations))
+    if not found:
+        message = f"the run must be read at {2 * QUARTERS} different iterations or more: give more --iterations"
+        raise typer.BadParameter(f"{message} than {iterations}, or fewer --every-s than {every_s:g}")
+    for role, row in found:
         table.add_row(role, *(f"{each:.1f}" for each in row[:-1]), f"{row[-1]:+.2f}")
     Console(width=120).print(table)
 

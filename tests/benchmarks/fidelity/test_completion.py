@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.fidelity.completion import WAYS, Point, mean_correlation, summarise
+from benchmarks.fidelity.completion import WAYS, Point, summarise
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -38,9 +38,3 @@ def test_a_row_is_the_mean_rank_correlation_over_the_points_that_the_reference_r
     assert rows["euler 3"]["s against remaining schedule"] == pytest.approx(2 / 3), "no ranking where there is one is 0"
     assert rows["tweedie"]["s against remaining schedule"] == pytest.approx(0)
     assert rows["euler 2"]["s against remaining schedule"] == pytest.approx(1)
-
-
-def test_equal_scores_share_the_mean_of_their_ranks() -> None:
-    # Ranks 1, 2.5, 2.5, 4 and 1, 2, 3, 4: covariance 4.5, squared deviations 4.5 and 5; the correlation is sqrt(0.9).
-    pair = (np.array([0.1, 0.4, 0.4, 0.9]), np.array([1.0, 2, 3, 7]))
-    assert mean_correlation([pair]) == pytest.approx(0.9**0.5)
