@@ -2,6 +2,8 @@
 VENV ?= .venv
 PYTHON ?= python3
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
+# uv leaves bytecode to the first import. Without it each process would compile its libraries again, for four seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test gpu-test docs
 
@@ -28,9 +30,8 @@ $(VENV)/documented: $(VENV)/installed
 	$(call install,.[docs])
 	touch $@
 
-# uv installs in seconds what takes pip minutes. It does not read pip's settings, so pip goes on where uv finds no index. The bytecode
-# is compiled once, as pip does, and not by each process that may write none.
+# uv installs in seconds what takes pip minutes. It does not read pip's settings, so pip goes on where uv finds no index.
 define install
-$(VENV)/bin/uv pip install --quiet --compile-bytecode --python $(VENV)/bin/python --constraint constraints.txt --editable '$(1)' || \
+$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python --constraint constraints.txt --editable '$(1)' || \
     $(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '$(1)'
 endef
