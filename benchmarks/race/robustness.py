@@ -23,6 +23,7 @@ from benchmarks.race.race import Cell, read_cell, rounded, run_cell
 from benchmarks.race.variants import REWARDS
 
 RUNS = Path("runs/robustness")
+PUBLISHED = Path(__file__).parents[2] / "docs" / "results" / "robustness.json"
 MOST_SEEDS = 9
 LANES = ("flow_grpo", "flow_grpo_fast", "stepwise_fast, tiny")
 SETTINGS: Mapping[str, tuple[str, ...]] = {
@@ -63,8 +64,10 @@ def folder_of(setting: str, runs: Path) -> Path:
     return runs / setting.replace(" = ", "").replace(" ", "_")
 
 
-def results(runs: Path) -> list[dict[str, Any]]:
-    """Return the curves of all cells found in `runs`, each with its setting."""
+def results(runs: Path, published: Path = PUBLISHED) -> list[dict[str, Any]]:
+    """Return the curves of all cells, each with its setting; a cell of `runs` replaces the published one."""
+    held = json.loads(published.read_text(encoding="utf-8"))["cells"] if published.exists() else []
+    older = {(each["setting"], Cell(each["variant"], each["seed"], each["reward"])): each for each in held}
     cells = [
         (setting, Cell(lane, seed, reward))
         for reward in REWARDS
@@ -72,9 +75,14 @@ def results(runs: Path) -> list[dict[str, Any]]:
         for lane in LANES
         for seed in range(MOST_SEEDS)
     ]
-    found = ((setting, read_cell(cell, folder_of(setting, runs))) for setting, cell in cells)
     kept = ("variant", "seed", "reward", "iterations", "seconds", "scores")
-    return [{"setting": setting, **{key: curve[key] for key in kept}} for setting, curve in found if curve]
+    found = []
+    for setting, cell in cells:
+        own = read_cell(cell, folder_of(setting, runs))
+        curve = {"setting": setting, **{key: own[key] for key in kept}} if own else older.get((setting, cell))
+        if curve:
+            found.append(curve)
+    return found
 
 
 def table_of(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, Any]]:
@@ -150,10 +158,13 @@ def run(
 @app.command()
 def report(
     runs: Runs = RUNS,
+    published: Annotated[
+        Path, typer.Option(dir_okay=False, help="JSON file of cells that were measured before.")
+    ] = PUBLISHED,
     out: Annotated[Path, typer.Option(help="JSON file; the figure has the same stem.")] = Path("runs/robustness.json"),
 ) -> None:
-    """Write JSON and a figure of all cells, and print a table for each reward."""
-    cells = results(runs)
+    """Write JSON and a figure of all cells, of `runs` and published, and print a table for each reward."""
+    cells = results(runs, published)
     if not cells:
         raise typer.BadParameter(f"{runs} holds no finished cell: run `python -m benchmarks.race.robustness run` first")
     tables = {reward: rows for reward in REWARDS if (rows := table_of(cells, reward))}

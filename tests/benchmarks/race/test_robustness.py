@@ -54,20 +54,33 @@ def test_a_row_has_the_lanes_mean_scores_at_the_last_evaluation_that_all_its_cel
     ):
         written(folder_of("T = 10", tmp_path) / Cell(lane, seed, "redness").folder, scores)
     written(folder_of("preset", tmp_path) / Cell("flow_grpo", 0, "geneval").folder, {0: 0.1, 3: 0.9})
-    [row] = table_of(results(tmp_path), "redness")
+    none = tmp_path / "none.json"
+    [row] = table_of(results(tmp_path, none), "redness")
     assert (row["setting"], row["iteration"], row["start"]) == ("T = 10", 3, 0.1)
     assert row["flow_grpo"] == pytest.approx(0.3)
     assert (row[LANES[2]], row["flow_grpo_fast"]) == (0.5, None)
     out = tmp_path / "out" / "robustness.json"
-    done = CliRunner().invoke(app, ["report", "--runs", str(tmp_path), "--out", str(out)])
+    done = CliRunner().invoke(app, ["report", "--runs", str(tmp_path), "--published", str(none), "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert "| T = 10 | 3 " in " ".join(done.output.split())
     assert len(json.loads(out.read_text())["cells"]) == 4
     assert out.with_suffix(".png").stat().st_size > 0
 
 
+def test_a_cell_of_ones_own_replaces_the_published_one_and_the_others_stay(tmp_path: Path) -> None:
+    published = results(tmp_path)
+    first = published[0]
+    cell = Cell(first["variant"], first["seed"], first["reward"])
+    written(folder_of(first["setting"], tmp_path) / cell.folder, {0: 0.1, 3: 0.9})
+    own, *others = results(tmp_path)
+    assert own["scores"] == [0.1, 0.9]
+    assert others == published[1:]
+    assert others
+
+
 def test_an_unknown_setting_and_an_empty_folder_get_one_line(tmp_path: Path) -> None:
-    for arguments, said in ((["run", "--setting", "T = 7"], "'T = 7'"), (["report"], "holds no finished cell")):
+    none = ["report", "--published", str(tmp_path / "none.json")]
+    for arguments, said in ((["run", "--setting", "T = 7"], "'T = 7'"), (none, "holds no finished cell")):
         done = CliRunner().invoke(app, [*arguments, "--runs", str(tmp_path / "none")])
         assert done.exit_code == 2
         assert said in " ".join(done.output.replace("│", " ").split())
