@@ -22,7 +22,7 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
         "diffusion_nft", "awm",
     ),
     "tails": (
-        "flow_grpo", "flow_grpo_fast", "stepwise_fast", "stepwise_fast, short tail",
+        "flow_grpo", "flow_grpo_fast", "stepwise_fast", "stepwise_fast, two steps", "stepwise_fast, short tail",
         "stepwise_fast, two steps, short tail",
     ),
     "windows": ("flow_grpo", "stepwise_fast", "stepwise_fast, spread", "stepwise_fast, sliding"),
