@@ -1,5 +1,6 @@
 """What many tests share: a tiny random Stable Diffusion 3 pipeline on disk, and a config that names it."""
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,6 +30,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         has_deadlines = item.get_closest_marker("ray") and not item.get_closest_marker("whole")
         group = "ray" if has_deadlines else "cluster" if item.get_closest_marker("cluster") else str(item.path)
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests live until the end: Python need not search them for garbage again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
