@@ -2,7 +2,7 @@
 VENV ?= .venv
 PYTHON ?= python3
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
-# uv leaves bytecode to the first import. Without it each process would compile its libraries again, for four seconds.
+# uv leaves it to the first import to write bytecode. If nothing may write it, each process compiles its libraries for four seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test gpu-test docs

@@ -66,7 +66,7 @@ def folder_of(setting: str, runs: Path) -> Path:
 
 def results(runs: Path, published: Path = PUBLISHED) -> list[dict[str, Any]]:
     """Return the curves of all cells, each with its setting; a cell of `runs` replaces the published one."""
-    held = json.loads(published.read_text(encoding="utf-8"))["cells"] if published.exists() else []
+    held = json.loads(published.read_text(encoding="utf-8"))["cells"]
     older = {(each["setting"], Cell(each["variant"], each["seed"], each["reward"])): each for each in held}
     cells = [
         (setting, Cell(lane, seed, reward))
@@ -159,7 +159,7 @@ def run(
 def report(
     runs: Runs = RUNS,
     published: Annotated[
-        Path, typer.Option(dir_okay=False, help="JSON file of cells that were measured before.")
+        Path, typer.Option(exists=True, dir_okay=False, help="JSON file of cells that were measured before.")
     ] = PUBLISHED,
     out: Annotated[Path, typer.Option(help="JSON file; the figure has the same stem.")] = Path("runs/robustness.json"),
 ) -> None:

@@ -54,7 +54,7 @@ def main(
     found = list(rows(samples, iterations))
     if not found:
         message = f"the run must be read at {2 * QUARTERS} different iterations or more: give more --iterations"
-        raise typer.BadParameter(f"{message} than {iterations}, or fewer --every-s than {every_s:g}")
+        raise typer.BadParameter(f"{message} than {iterations}, or a smaller --every-s than {every_s:g}")
     for role, row in found:
         table.add_row(role, *(f"{each:.1f}" for each in row[:-1]), f"{row[-1]:+.2f}")
     Console(width=120).print(table)

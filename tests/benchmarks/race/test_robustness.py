@@ -55,6 +55,7 @@ def test_a_row_has_the_lanes_mean_scores_at_the_last_evaluation_that_all_its_cel
         written(folder_of("T = 10", tmp_path) / Cell(lane, seed, "redness").folder, scores)
     written(folder_of("preset", tmp_path) / Cell("flow_grpo", 0, "geneval").folder, {0: 0.1, 3: 0.9})
     none = tmp_path / "none.json"
+    none.write_text('{"cells": []}')
     [row] = table_of(results(tmp_path, none), "redness")
     assert (row["setting"], row["iteration"], row["start"]) == ("T = 10", 3, 0.1)
     assert row["flow_grpo"] == pytest.approx(0.3)
@@ -79,8 +80,13 @@ def test_a_cell_of_ones_own_replaces_the_published_one_and_the_others_stay(tmp_p
 
 
 def test_an_unknown_setting_and_an_empty_folder_get_one_line(tmp_path: Path) -> None:
-    none = ["report", "--published", str(tmp_path / "none.json")]
-    for arguments, said in ((["run", "--setting", "T = 7"], "'T = 7'"), (none, "holds no finished cell")):
+    empty = tmp_path / "empty.json"
+    empty.write_text('{"cells": []}')
+    for arguments, said in (
+        (["run", "--setting", "T = 7"], "'T = 7'"),
+        (["report", "--published", str(empty)], "holds no finished cell"),
+        (["report", "--published", str(tmp_path / "none.json")], "does not exist"),
+    ):
         done = CliRunner().invoke(app, [*arguments, "--runs", str(tmp_path / "none")])
         assert done.exit_code == 2
         assert said in " ".join(done.output.replace("│", " ").split())
