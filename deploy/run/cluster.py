@@ -26,17 +26,22 @@ PLAIN = re.compile(r"[\w.-]+")
 GROWTH = 4
 """Additional CPUs of a local cluster, for actors that `scale` adds later."""
 
-NO_TASK_EVENTS = {"task_events_report_interval_ms": 0}
+OWN = {"task_events_report_interval_ms": 0, "prestart_worker_first_driver": False}
 """Ray's own config of a local cluster. Ray's server would grow by the events of the newest 100,000 calls, which only a
-dashboard shows; a local cluster has none."""
+dashboard shows; a local cluster has none. Workers that start before they are asked for would not be forks."""
 
 
 @contextmanager
-def ray_cluster(config: RunConfig, sink: StatusSink) -> Iterator[None]:
+def ray_cluster(config: RunConfig, sink: StatusSink, python: str | None = None) -> Iterator[None]:
     """Connect to `cluster.address` or RAY_ADDRESS; without either, start Ray on loopback and stop it at the end.
 
     If a given cluster cannot fit all actors, the condition `ClusterFits` reports it at startup; actors without a node
     wait for nodes to join.
+
+    Args:
+        config: of the run.
+        sink: where the condition is reported.
+        python: what starts a worker of a local cluster (`deploy.run.warm.workers`); default: this Python.
 
     Raises:
         ConfigError: no cluster answers at the given address, the actors reserve more GPUs than this machine has, or
@@ -48,7 +53,7 @@ def ray_cluster(config: RunConfig, sink: StatusSink) -> Iterator[None]:
         raise problem
     _require_labels(config, address)
     try:
-        _connect(config, address)
+        _connect(config, address, python)
         if address:
             _report_fit(config, sink)
         yield
@@ -56,10 +61,12 @@ def ray_cluster(config: RunConfig, sink: StatusSink) -> Iterator[None]:
         ray.shutdown()
 
 
-def _connect(config: RunConfig, address: str | None) -> None:
+def _connect(config: RunConfig, address: str | None, python: str | None) -> None:
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
-    if shadows():  # Ray puts the working folder first in its workers
-        quiet["runtime_env"] = {"worker_process_setup_hook": HOOK}
+    environment = {"worker_process_setup_hook": HOOK} if shadows() else {}  # Ray puts the working folder first
+    environment |= {"py_executable": python} if python else {}
+    if environment:
+        quiet["runtime_env"] = environment
     try:
         if address:
             require_connection(address, timeout_s=PROBE_TIMEOUT_S)
@@ -70,7 +77,7 @@ def _connect(config: RunConfig, address: str | None) -> None:
                 num_cpus=_needed_cpus(config),
                 resources={name: need for name, need in config.reserved.items() if name not in ("CPU", "GPU")},
                 include_dashboard=False,
-                _system_config=NO_TASK_EVENTS,
+                _system_config=OWN,
                 _node_ip_address="127.0.0.1",
                 **quiet,
             )

@@ -17,6 +17,7 @@ from deploy.run.encode import encode_ahead
 from deploy.run.inputs import check_inputs, concerns, local_concerns
 from deploy.run.signals import StopRequest, run_to_end, stop_on_signal
 from deploy.run.supervise import supervise
+from deploy.run.warm.workers import warm_python
 from flow.adapter.lora_file import FILE_NAME
 from flow.models.folder import completed
 from learner.loop.stopping import unless_stopped
@@ -35,6 +36,8 @@ class PreparedRun:
     """A run whose inputs are checked and whose folder is open."""
 
     config: RunConfig
+    python: str | None
+    """What starts the workers of a local cluster; see `deploy.run.warm.workers`."""
     run: RunFolder
     prompts: Sequence[Prompt]
     heldout: Sequence[Prompt]
@@ -94,41 +97,43 @@ def run_training(
         InputError: a mistake that the user can correct.
         LeaseLostError: another process has taken the run over.
     """
-    config = completed(config)
-    prompts, heldout = check_inputs(config, is_local=is_local)
-    noticed = [*concerns(config, prompts, heldout), *(local_concerns(config) if is_local else ())]
-    is_new = not (folder / CONFIG).exists()
-    adapter, origin = adapter_to_fork(fork, config) if fork and is_new else (None, None)
-    if fork and not is_new:
-        held = require_fork_of(folder, fork)
-        progress.say(f"{folder} already is a fork of {held.run} at iteration {held.iteration} and continues")
-    run = open_run_folder(folder, config, fork=origin, say=progress.say)
-    try:
-        if adapter and origin:
-            progress.say(f"fork of {origin.run} at iteration {origin.iteration}")
-            run.save(LearnerState(iteration=0, adapter=adapter, optimizer={}))
-        return _run(
-            PreparedRun(
-                config=config,
-                run=run,
-                prompts=prompts,
-                heldout=heldout,
-                progress=progress,
-                concerns=noticed,
-                is_local=is_local,
-                has_page=has_page,
-                stop=stop,
+    with warm_python(config, is_local=is_local) as python:
+        config = completed(config)
+        prompts, heldout = check_inputs(config, is_local=is_local)
+        noticed = [*concerns(config, prompts, heldout), *(local_concerns(config) if is_local else ())]
+        is_new = not (folder / CONFIG).exists()
+        adapter, origin = adapter_to_fork(fork, config) if fork and is_new else (None, None)
+        if fork and not is_new:
+            held = require_fork_of(folder, fork)
+            progress.say(f"{folder} already is a fork of {held.run} at iteration {held.iteration} and continues")
+        run = open_run_folder(folder, config, fork=origin, say=progress.say)
+        try:
+            if adapter and origin:
+                progress.say(f"fork of {origin.run} at iteration {origin.iteration}")
+                run.save(LearnerState(iteration=0, adapter=adapter, optimizer={}))
+            return _run(
+                PreparedRun(
+                    config=config,
+                    python=python,
+                    run=run,
+                    prompts=prompts,
+                    heldout=heldout,
+                    progress=progress,
+                    concerns=noticed,
+                    is_local=is_local,
+                    has_page=has_page,
+                    stop=stop,
+                )
             )
-        )
-    except InputError as error:
-        log.error("the run ends: %s", error)
-        run.discard_if_unused(is_forked=adapter is not None)
-        raise
-    except Exception:
-        log.exception("the run failed")
-        raise
-    finally:
-        run.close()
+        except InputError as error:
+            log.error("the run ends: %s", error)
+            run.discard_if_unused(is_forked=adapter is not None)
+            raise
+        except Exception:
+            log.exception("the run failed")
+            raise
+        finally:
+            run.close()
 
 
 def _run(prepared: PreparedRun) -> Outcome:
@@ -150,7 +155,7 @@ def _run(prepared: PreparedRun) -> Outcome:
         say("starting " + ("in this process" if prepared.is_local else "on Ray"))
         for kind, message in prepared.concerns:
             journal.condition(kind, holds=False, reason="Noticed", message=message)
-        with nullcontext() if prepared.is_local else _cluster(config, journal):
+        with nullcontext() if prepared.is_local else _cluster(prepared, journal):
             run_to_end(_train(prepared, journal, found[0] if found else None))
         run.require_writer()
     return _outcome(config, run, journal)
@@ -215,10 +220,10 @@ def _fleet(config: RunConfig, journal: RunJournal, *, is_local: bool) -> Fleet:
     return RayFleet(config, journal)
 
 
-def _cluster(config: RunConfig, journal: RunJournal) -> AbstractContextManager[None]:
+def _cluster(prepared: PreparedRun, journal: RunJournal) -> AbstractContextManager[None]:
     from deploy.run.cluster import ray_cluster
 
-    return ray_cluster(config, journal)
+    return ray_cluster(prepared.config, journal, prepared.python)
 
 
 def _outcome(config: RunConfig, run: RunFolder, journal: RunJournal) -> Outcome:

@@ -59,9 +59,11 @@ async def evaluators(
         else:
             from actors.fleet import RayEvaluators
             from deploy.run.cluster import ray_cluster
+            from deploy.run.warm.workers import warm_python
 
+            python = held.enter_context(warm_python(config))
             starting = asyncio.ensure_future(
-                asyncio.to_thread(held.enter_context, ray_cluster(without_learner(config), sink))
+                asyncio.to_thread(held.enter_context, ray_cluster(without_learner(config), sink, python))
             )
             try:
                 await asyncio.shield(starting)

@@ -1,20 +1,21 @@
-"""Ray's workers as forks of a warm process."""
+"""Ray's workers as forks of one warm process for all tests, in clusters of every kind."""
 
 import atexit
 import os
-import subprocess
 import sys
 import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.support.waiting import wait_until
+from deploy.run.warm.workers import start_process
 from tests.support.worlds.devices import has_gpu
 
 HERE = Path(__file__).parent
 ADDRESS = "FLOWCREDIT_TEST_WARM"
 """Variable with the socket of the warm process."""
+LIBRARIES = ("torch", "diffusers", "transformers.modeling_utils", "peft")
+"""What it imports; nothing of ours, since some tests run other copies of it."""
 
 
 @cache
@@ -26,19 +27,12 @@ def variables() -> dict[str, str]:
     """
     if sys.platform != "linux" or has_gpu():
         return {}
-    folder = tempfile.TemporaryDirectory(prefix="warm")
-    atexit.register(folder.cleanup)
-    address = os.path.join(folder.name, "door")
-    process = subprocess.Popen(
-        [sys.executable, HERE / "process.py", address],
-        stdin=subprocess.PIPE,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OPENBLAS_NUM_THREADS": "1"},
-    )
+    address = Path(tempfile.mkdtemp(prefix="warm")) / "door"
+    process = start_process(address, LIBRARIES, {name: os.environ[name] for name in os.environ if name != "PYTHONPATH"})
+    assert process.stdin
     atexit.register(process.stdin.close)
-    wait_until(lambda: os.path.exists(address) or process.poll() is not None)
-    assert process.poll() is None, "the warm process ended"
     hook = f"{with_warm_python.__module__}.{with_warm_python.__name__}"
-    return {ADDRESS: address, "RAY_RUNTIME_ENV_HOOK": hook, "RAY_prestart_worker_first_driver": "0"}
+    return {ADDRESS: str(address), "RAY_RUNTIME_ENV_HOOK": hook, "RAY_prestart_worker_first_driver": "0"}
 
 
 def with_warm_python(environment: dict[str, Any] | None) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""What Ray starts a worker with: `python -S -E start.py SOCKET SCRIPT WORD…`. It becomes the worker itself where the
-warm process has ended.
-
-Beside the socket it leaves a file named after the raylet and the worker, which is no child of the raylet.
+"""What Ray starts a worker with in tests: as `deploy/run/warm/start.py`, and it leaves a file beside the socket, named
+after the raylet and the worker, which is no child of the raylet.
 """
 
 import os
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "deploy" / "run" / "warm"))
 
 from ask import ask
 

@@ -1,9 +1,9 @@
-"""The warm process, `python process.py SOCKET`: it imports the large libraries once and forks Python commands.
+"""The warm process, `python process.py SOCKET MODULE…`: it imports modules once and forks Python commands.
 
-torch, diffusers, transformers and PEFT take six seconds of CPU to import, a fork takes none. Nothing of Ray and
-nothing of ours is imported before the fork: a command does the rest of its way as it always would. A connection
-brings one command with its three streams, and gets eight bytes for the process number and, when the command has
-ended, eight for its exit code as `subprocess` counts it. The warm process ends with its stdin.
+The libraries of a rollout actor or a learner worker take six seconds of CPU time to import; a fork takes none. Commands
+may be sent before the imports are done, and wait. Nothing of Ray is imported: a fork continues as any Python process
+would. A connection brings one command with its three streams. It gets eight bytes for the number of its process and,
+when the command has ended, eight for its exit code as `subprocess` counts it. The warm process ends with its stdin.
 """
 
 import gc
@@ -15,26 +15,28 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from shutil import rmtree
 from typing import Any
-
-import diffusers  # noqa: F401
-import peft  # noqa: F401
-import torch  # noqa: F401
-import transformers.modeling_utils  # noqa: F401
 
 PATH = sys.path[1:]
 
 
-def serve(address: str) -> tuple[dict[str, Any], list[int]] | None:
-    """In each forked process its command and streams; in the warm one None, when stdin has ended."""
+def serve(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Fork a process for each command.
+
+    Args:
+        door: where commands arrive.
+
+    Returns:
+        In each forked process its command and streams; in the warm process None, when stdin has ended.
+    """
     ended, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     waiting: dict[int, socket.socket] = {}
-    with socket.socket(socket.AF_UNIX) as door, selectors.DefaultSelector() as selector:
-        door.bind(f"{address}.new")
-        door.listen(64)
-        os.rename(f"{address}.new", address)  # whoever finds it can connect
+    with door, selectors.DefaultSelector() as selector:
         for each in (door, ended, sys.stdin):
             selector.register(each, selectors.EVENT_READ)
         while True:
@@ -51,7 +53,10 @@ def serve(address: str) -> tuple[dict[str, Any], list[int]] | None:
                 except (OSError, ValueError):  # it was killed before it had said all
                     asker.close()
                     continue
-                if not (number := os.fork()):
+                if _is_gone(asker):
+                    number = None
+                elif not (number := os.fork()):
+                    os.setpgid(0, 0)  # when a worker has ended, Ray kills the whole group of its process
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     for mine in (asker, *waiting.values()):
@@ -61,14 +66,27 @@ def serve(address: str) -> tuple[dict[str, Any], list[int]] | None:
                     return command, streams
                 for stream in streams:
                     os.close(stream)
-                waiting[number] = asker
-                _tell(asker, number)
+                if number is None:
+                    asker.close()
+                else:
+                    waiting[number] = asker
+                    _tell(asker, number)
 
 
 def _received(asker: socket.socket) -> tuple[dict[str, Any], list[int]]:
     head, streams, _, _ = socket.recv_fds(asker, 8, 3)
     with asker.makefile("rb") as body:
         return json.loads(body.read(int.from_bytes(head, "big"))), streams
+
+
+def _is_gone(asker: socket.socket) -> bool:
+    """Say whether the asker has ended: Ray kills a start that takes too long, and tries again."""
+    try:
+        return not asker.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _report(waiting: dict[int, socket.socket]) -> None:
@@ -80,7 +98,7 @@ def _report(waiting: dict[int, socket.socket]) -> None:
 
 
 def _tell(asker: socket.socket, number: int) -> None:
-    with suppress(OSError):  # Ray's workers are not waited for
+    with suppress(OSError):  # nobody waits for a worker of Ray
         asker.sendall(number.to_bytes(8, "big", signed=True))
 
 
@@ -96,7 +114,7 @@ def run(command: dict[str, Any], streams: list[int]) -> None:
     while words[0] == "-u":
         words = words[1:]
     sys.stdin = open(0)  # noqa: SIM115
-    sys.stdout.reconfigure(write_through=words != command["words"])
+    sys.stdout.reconfigure(write_through=words != command["words"])  # pyright: ignore[reportAttributeAccessIssue]
     kind, rest = (words[0], words[1:]) if words[0] in ("-m", "-c") else ("", words)
     first = os.getcwd() if kind else os.path.dirname(os.path.abspath(words[0]))
     further = [word for word in os.environ.get("PYTHONPATH", "").split(os.pathsep) if word]
@@ -110,8 +128,23 @@ def run(command: dict[str, Any], streams: list[int]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
-if __name__ == "__main__":
+def main(address: Path, modules: list[str]) -> tuple[dict[str, Any], list[int]] | None:
+    """Import the modules and serve; return as `serve` does."""
+    door = socket.socket(socket.AF_UNIX)
+    door.bind(f"{address}.new")
+    door.listen(64)
+    os.rename(f"{address}.new", address)  # whoever finds it can connect
+    for name in modules:
+        import_module(name)
     gc.collect()
     gc.freeze()  # in the forks too: at its end each would spend a second on a search for garbage in all these modules
-    if found := serve(sys.argv[1]):
+    found = serve(door)
+    if found is None:
+        rmtree(address.parent, ignore_errors=True)
+    return found
+
+
+if __name__ == "__main__":
+    sys.path[:] = PATH
+    if found := main(Path(sys.argv[1]), sys.argv[2:]):
         run(*found)

@@ -1,22 +1,24 @@
-"""How a process asks the warm one for a fork. It imports little, since Ray starts a worker through it every time."""
+"""Asks the warm process for a fork. Ray starts every worker through this module, so it imports little."""
 
 import json
 import socket
 from array import array
 
 
-def ask(address, words, folder, variables, streams):
-    """Have a command forked.
+def ask(
+    address: str, words: list[str], folder: str, variables: dict[str, str], streams: list[int]
+) -> tuple[int, socket.socket]:
+    """Have a Python command forked.
 
     Args:
         address: path of the warm process's socket.
         words: the command, after `python`.
-        folder: where it works.
-        variables: all its environment.
+        folder: its working folder.
+        variables: its whole environment.
         streams: file numbers of its stdin, stdout and stderr.
 
     Returns:
-        Its process number, and the socket from which its exit code can be read with `number_from` when it has ended.
+        The number of its process, and the socket from which `number_from` reads its exit code when it has ended.
 
     Raises:
         OSError: there is no warm process.
@@ -34,8 +36,8 @@ def ask(address, words, folder, variables, streams):
         raise
 
 
-def number_from(warm):
-    """The next number; OSError when the warm process has ended."""
+def number_from(warm: socket.socket) -> int:
+    """Return the next number; raise OSError if the warm process has ended."""
     if len(answer := warm.recv(8, socket.MSG_WAITALL)) < 8:
         raise ConnectionResetError("the warm process ended")
     return int.from_bytes(answer, "big", signed=True)

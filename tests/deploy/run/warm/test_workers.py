@@ -1,0 +1,76 @@
+"""Which runs have a warm process, and what Ray makes of it."""
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from deploy.run.cluster import ray_cluster
+from deploy.run.warm.workers import warm_python
+from protocol.config.run import RunConfig
+from tests.support.runs.sinks import Silent
+
+Config = Callable[..., RunConfig]
+
+
+@pytest.fixture(autouse=True)
+def as_users_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the warm process of all tests."""
+    for name in ("RAY_ADDRESS", "RAY_RUNTIME_ENV_HOOK", "RAY_prestart_worker_first_driver"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.ray
+@pytest.mark.skipif(sys.platform != "linux", reason="forks after imports are for Linux")
+def test_workers_of_a_local_cluster_are_forks_until_the_process_is_gone(tiny_config: Config) -> None:
+    config = tiny_config()
+    before = psutil.Process().children()
+    with ExitStack() as held:
+        python = held.enter_context(warm_python(config))
+        (process,) = [child for child in psutil.Process().children() if child not in before]
+        held.enter_context(ray_cluster(config, Silent(), python))
+
+        @ray.remote(max_calls=1)
+        def parent() -> int:
+            return os.getppid()
+
+        assert ray.get(parent.remote(), timeout=100) == process.pid
+        folder = Path(shlex.split(python or "")[-1]).parent
+        assert folder.stat().st_mode & 0o077 == 0
+        process.kill()
+        process.wait(30)
+        assert ray.get(parent.remote(), timeout=100) != process.pid
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("sections", "variables", "is_local"),
+    [
+        ({}, {}, True),
+        ({"cluster": {"address": "127.0.0.1:1"}}, {}, False),
+        ({}, {"RAY_ADDRESS": "127.0.0.1:1"}, False),
+        ({}, {"RAY_RUNTIME_ENV_HOOK": "mine.hook"}, False),
+        ({"cluster": {"rollout": {"gpus": 1}}}, {}, False),
+        ({"cluster": {"learner": {"gpus": 0.5}}}, {}, False),
+        ({"rewards": {"a": {"scorer": "geneval", "runtime_env": {"pip": ["x"]}}}}, {}, False),
+    ],
+)
+def test_no_warm_process_where_forks_are_unsafe_or_of_no_use(
+    tiny_config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    sections: dict[str, object],
+    variables: dict[str, str],
+    is_local: bool,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    before = psutil.Process().children()
+    with warm_python(tiny_config(**sections), is_local=is_local) as python:
+        assert python is None
+        assert psutil.Process().children() == before
