@@ -43,6 +43,9 @@ def ray_cluster(config: RunConfig, sink: StatusSink, python: str | None = None) 
         sink: where the condition is reported.
         python: what starts a worker of a local cluster (`deploy.run.warm.workers`); default: this Python.
 
+    Yields:
+        Nothing, when this process is connected.
+
     Raises:
         ConfigError: no cluster answers at the given address, the actors reserve more GPUs than this machine has, or
             Ray does not accept the labels.

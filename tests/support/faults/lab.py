@@ -6,7 +6,8 @@
         lab.machines[3].run(["python", "-c", "..."])
         lab.machines[1].cut()
 
-Machines share the Python installation and nothing of this repository: its folder is empty on them. It needs root on
+Machines share the Python installation and nothing of this repository: its folder is empty on them. Ray's workers with
+the runtime environment of a job are forks of a warm process of their machine. It needs root on
 Linux with `ip` and `unshare`.
 """
 
@@ -19,13 +20,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
 
+from deploy.run.warm.workers import HERE as WARM
 from tests.support.faults.clock import wrong_clock
 from tests.support.paths import ROOT
+from tests.support.warm import setup_worker
 
 NETWORK = "10.77.0"
 HOME = "/home/lab"
@@ -37,6 +41,8 @@ BUSY = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 """Variables of processes on machines that share few cores."""
+WORKERS = str(Path(find_spec("ray").origin).parent / "_private" / "workers")
+"""Folder of the script with which Ray starts a worker."""
 LABS = map("abcdefghij".__getitem__, range(10))
 """Several labs of one process have networks of their own."""
 INSIDE = """
@@ -58,6 +64,7 @@ mount --bind /mnt/store "$LAB_SHARED_DISK"
 case "$LAB_ROOT" in /tmp/*) ;; *) mount -t tmpfs -o size=1m none "$LAB_ROOT" ;; esac
 mkdir -p "$LAB_PYTHON"
 mount --bind /mnt/python "$LAB_PYTHON"
+mount --bind "$LAB_SHARED_DISK/warm/setup_worker.py" "$LAB_WORKERS/setup_worker.py"
 hostname "$LAB_NAME"
 cd "$HOME"
 LD_PRELOAD=${LAB_PRELOAD:-} exec "$@"
@@ -246,6 +253,7 @@ class Machine:
             "LANG": "C.UTF-8",
             "LAB_ROOT": str(ROOT),
             "LAB_PYTHON": sys.prefix,
+            "LAB_WORKERS": WORKERS,
             "LAB_FILES": str(self.files),
             "LAB_STORE": str(self.store),
             "LAB_HOSTS": str(self.files.parent / "hosts"),
@@ -271,6 +279,8 @@ class Lab:
     def __enter__(self) -> "Lab":
         lines = ["127.0.0.1 localhost", *(f"{machine.address} {machine.name}" for machine in self.machines)]
         (self.store.parent / "hosts").write_text("\n".join(lines) + "\n")
+        shutil.copytree(WARM, self.store / "warm")
+        shutil.copy(Path(setup_worker.__file__), self.store / "warm")
         try:
             _ip("link", "add", self._bridge, "type", "bridge")
             _ip("link", "set", self._bridge, "up")
