@@ -184,12 +184,14 @@ def test_a_status_that_cannot_be_read_fails_alone_and_says_why(url, prefix, valu
 
 
 async def put(client: Redis, key: str, value: str | bytes | dict[str, str]) -> None:
-    """Replace whatever a key holds."""
-    await client.delete(key)
-    if isinstance(value, dict):
-        await client.hset(key, mapping=value)  # pyright: ignore[reportGeneralTypeIssues]
-    else:
-        await client.set(key, value)
+    """Replace whatever a key holds; no publisher comes between."""
+    async with client.pipeline(transaction=True) as both:
+        both.delete(key)
+        if isinstance(value, dict):
+            both.hset(key, mapping=value)
+        else:
+            both.set(key, value)
+        await both.execute()
 
 
 async def known(board: Board) -> RunStatus:
