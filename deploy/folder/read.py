@@ -4,7 +4,7 @@ All commands and services read run folders with these functions; only `deploy.fo
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -153,18 +153,25 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
     Raises:
         RunFolderError: the file is damaged.
     """
-    lines = []
+    return list(each_line_of(run))
+
+
+def each_line_of(run: Path) -> Iterator[dict[str, Any]]:
+    """Read as `lines_of` does, but hold one line at a time: a long run has many."""
     try:
-        for number, text in enumerate((run / METRICS).read_bytes().split(b"\n")[:-1], start=1):
-            try:
-                lines.append(line_of_text(text))
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"line {number}: {error}") from None
+        with (run / METRICS).open("rb") as file:
+            for number, text in enumerate(file, start=1):
+                if not text.endswith(b"\n"):
+                    return
+                try:
+                    line = line_of_text(text)
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"line {number}: {error}") from None
+                yield line
     except FileNotFoundError:
-        return []
+        return
     except (OSError, ValueError) as error:
         raise RunFolderError(f"run folder {run} holds a damaged {METRICS}: {error}; repair or remove it") from None
-    return lines
 
 
 def line_of_text(text: bytes) -> dict[str, Any]:
@@ -177,7 +184,7 @@ def line_of_text(text: bytes) -> dict[str, Any]:
 
 def evaluation_scores(run: Path) -> dict[int, float]:
     """Read the held-out score of each evaluated iteration (RunFolderError: the metrics are damaged)."""
-    return {line["iteration"]: line["evaluation/score"] for line in lines_of(run) if "evaluation/score" in line}
+    return {line["iteration"]: line["evaluation/score"] for line in each_line_of(run) if "evaluation/score" in line}
 
 
 def best_of(scores: Mapping[int, float | None], held: Collection[int]) -> int | None:
