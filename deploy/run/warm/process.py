@@ -21,6 +21,8 @@ from shutil import rmtree
 from typing import Any
 
 PATH = sys.path[1:]
+PATIENCE_S = 5.0
+"""Seconds within which an asker must have said everything; others wait for it."""
 
 
 def serve(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -74,9 +76,17 @@ def serve(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 
 def _received(asker: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    asker.settimeout(PATIENCE_S)
     head, streams, _, _ = socket.recv_fds(asker, 8, 3)
-    with asker.makefile("rb") as body:
-        return json.loads(body.read(int.from_bytes(head, "big"))), streams
+    try:
+        with asker.makefile("rb") as body:
+            command = json.loads(body.read(int.from_bytes(head, "big")))
+    except (OSError, ValueError):
+        for stream in streams:
+            os.close(stream)
+        raise
+    asker.settimeout(None)
+    return command, streams
 
 
 def _is_gone(asker: socket.socket) -> bool:

@@ -2,11 +2,12 @@
 
 import os
 import shlex
+import site
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from protocol.config.cluster import cluster_address
@@ -38,16 +39,27 @@ def warm_python(config: RunConfig, *, is_local: bool = False) -> Iterator[str | 
     if is_local or is_given or has_own or config.reserved.get("GPU") or sys.platform != "linux":
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="flowcredit-", ignore_cleanup_errors=True) as folder:
-        address = Path(folder) / "warm"
-        process = start_process(address, IMPORTED, os.environ | {"PYTHONPATH": str(ROOT)})
+    with ExitStack() as held:
         try:
-            yield shlex.join([sys.executable, "-S", "-E", str(HERE / "start.py"), str(address)])
-        finally:
-            process.kill()
-            process.wait()
-            assert process.stdin
-            process.stdin.close()
+            folder = held.enter_context(tempfile.TemporaryDirectory(prefix="flowcredit-", ignore_cleanup_errors=True))
+            process = start_process(Path(folder) / "warm", IMPORTED, _environment())
+        except OSError:  # a full disk or no more processes: Ray will say so, if it is in the way
+            yield None
+            return
+        held.callback(_end, process)
+        yield shlex.join([sys.executable, "-S", "-E", str(HERE / "start.py"), str(Path(folder) / "warm")])
+
+
+def _environment() -> dict[str, str]:
+    """Return variables with which a Python process finds our packages before others of the same name."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    is_installed = str(ROOT) in site.getsitepackages()
+    return environment if is_installed else environment | {"PYTHONPATH": str(ROOT)}
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.communicate()
 
 
 def start_process(address: Path, modules: tuple[str, ...], environment: dict[str, str]) -> "subprocess.Popen[bytes]":

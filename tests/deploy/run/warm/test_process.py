@@ -20,13 +20,19 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks after imp
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Socket of a warm process that has imported `colorsys`."""
+def address(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Socket of the warm process."""
     address = tmp_path_factory.mktemp("warm") / "own" / "door"
     address.parent.mkdir()
+    return address
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process(address: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A warm process that has imported `colorsys`."""
     process = start_process(address, ("colorsys",), dict(os.environ))
     wait_until(address.exists)
-    yield address
+    yield process
     assert process.stdin
     process.stdin.close()
     assert process.wait(30) == 0
@@ -93,10 +99,11 @@ def test_a_fork_s_end_by_a_signal_is_told_and_harms_no_other(address: Path, tmp_
     other.close()
 
 
-def test_no_process_for_one_who_has_gone(address: Path, tmp_path: Path) -> None:
+def test_no_process_for_one_who_has_gone(address: Path, process: "subprocess.Popen[bytes]", tmp_path: Path) -> None:
     """Ray starts a worker again when its start took too long; both would be the same worker."""
     trace = tmp_path / "trace"
     command = f'{{"words": ["-c", "open({str(trace)!r}, {"w"!r})"], "folder": "/", "variables": {{}}}}'.encode()
+    process.send_signal(signal.SIGSTOP)  # it is busy with another
     for is_whole in (True, False):
         nothing = os.open(os.devnull, os.O_RDWR)
         with socket.socket(socket.AF_UNIX) as gone:
@@ -105,8 +112,15 @@ def test_no_process_for_one_who_has_gone(address: Path, tmp_path: Path) -> None:
             gone.sendmsg([len(command).to_bytes(8, "big")], streams)
             gone.sendall(command if is_whole else command[:5])
         os.close(nothing)
+    process.send_signal(signal.SIGCONT)
     assert asked(address, "-c", "print(1)", folder=tmp_path)[0] == "1\n"
     assert not trace.exists()
+
+
+def test_one_who_says_half_of_it_keeps_others_waiting_for_a_while_only(address: Path, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(str(address))
+        assert asked(address, "-c", "print(1)", folder=tmp_path)[0] == "1\n"
 
 
 def test_a_command_may_come_before_the_imports_are_done(tmp_path: Path) -> None:

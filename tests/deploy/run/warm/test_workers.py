@@ -74,3 +74,11 @@ def test_no_warm_process_where_forks_are_unsafe_or_of_no_use(
     with warm_python(tiny_config(**sections), is_local=is_local) as python:
         assert python is None
         assert psutil.Process().children() == before
+
+
+def test_a_run_whose_warm_process_cannot_start_goes_on_without(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    with warm_python(tiny_config()) as python:
+        assert python is None
