@@ -92,6 +92,8 @@ def role_of(process: psutil.Process) -> str | None:
         return None if actor[1] == "IDLE" else actor[1]
     if any(name in title for name in ("raylet", "gcs_server", "dashboard", "monitor.py", "log_monitor")):
         return "services of Ray"
+    if "warm/process.py" in title:
+        return "warm process"
     return "driver" if "flowcredit" in title and "train" in words else None
 
 
