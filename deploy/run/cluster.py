@@ -26,9 +26,11 @@ PLAIN = re.compile(r"[\w.-]+")
 GROWTH = 4
 """Additional CPUs of a local cluster, for actors that `scale` adds later."""
 
-OWN = {"task_events_report_interval_ms": 0, "prestart_worker_first_driver": False}
+NO_TASK_EVENTS = {"task_events_report_interval_ms": 0}
 """Ray's own config of a local cluster. Ray's server would grow by the events of the newest 100,000 calls, which only a
-dashboard shows; a local cluster has none. Workers that start before they are asked for would not be forks."""
+dashboard shows; a local cluster has none."""
+NO_EARLY_WORKERS = {"prestart_worker_first_driver": False}
+"""The same where workers are forks: those that Ray starts before it is asked for one would be none."""
 
 
 @contextmanager
@@ -80,7 +82,7 @@ def _connect(config: RunConfig, address: str | None, python: str | None) -> None
                 num_cpus=_needed_cpus(config),
                 resources={name: need for name, need in config.reserved.items() if name not in ("CPU", "GPU")},
                 include_dashboard=False,
-                _system_config=OWN,
+                _system_config=NO_TASK_EVENTS | (NO_EARLY_WORKERS if python else {}),
                 _node_ip_address="127.0.0.1",
                 **quiet,
             )

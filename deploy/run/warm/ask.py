@@ -1,14 +1,24 @@
 """Asks the warm process for a fork. Ray starts every worker through this module, so it imports little."""
 
 import json
+import resource
+import signal
 import socket
 from array import array
 
+PATIENCE_S = 30.0
+"""Seconds until the asker does without a fork. Ray gives up a worker that is not there after 60."""
+
 
 def ask(
-    address: str, words: list[str], folder: str, variables: dict[str, str], streams: list[int]
+    address: str,
+    words: list[str],
+    folder: str,
+    variables: dict[str, str],
+    streams: list[int],
+    patience_s: float = PATIENCE_S,
 ) -> tuple[int, socket.socket]:
-    """Have a Python command forked.
+    """Have a Python command forked. It gets what the asker has inherited: limits, blocked signals, the OOM score.
 
     Args:
         address: path of the warm process's socket.
@@ -16,21 +26,31 @@ def ask(
         folder: its working folder.
         variables: its whole environment.
         streams: file numbers of its stdin, stdout and stderr.
+        patience_s: seconds until the fork must be there.
 
     Returns:
         The number of its process, and the socket from which `number_from` reads its exit code when it has ended.
 
     Raises:
-        OSError: there is no warm process.
+        OSError: there is no warm process, or it was not done with its imports in time.
     """
-    command = json.dumps({"words": words, "folder": folder, "variables": variables}).encode()
+    with open("/proc/self/oom_score_adj") as file:
+        inherited = {
+            "oom_score": file.read(),
+            "files": resource.getrlimit(resource.RLIMIT_NOFILE),
+            "blocked": [int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+        }
+    command = json.dumps({"words": words, "folder": folder, "variables": variables, "inherited": inherited}).encode()
     warm = socket.socket(socket.AF_UNIX)
     try:
+        warm.settimeout(patience_s)
         warm.connect(address)
         size = len(command).to_bytes(8, "big")
         warm.sendmsg([size], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", streams))])
         warm.sendall(command)
-        return number_from(warm), warm
+        number = number_from(warm)
+        warm.settimeout(None)
+        return number, warm
     except OSError:
         warm.close()
         raise

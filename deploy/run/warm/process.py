@@ -4,11 +4,14 @@ The libraries of a rollout actor or a learner worker take six seconds of CPU tim
 may be sent before the imports are done, and wait. Nothing of Ray is imported: a fork continues as any Python process
 would. A connection brings one command with its three streams. It gets eight bytes for the number of its process and,
 when the command has ended, eight for its exit code as `subprocess` counts it. The warm process ends with its stdin.
+
+It takes no command if a module cannot be imported, or has started a thread or opened a GPU: a fork would be broken.
 """
 
 import gc
 import json
 import os
+import resource
 import runpy
 import selectors
 import signal
@@ -20,7 +23,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-PATH = sys.path[1:]
+PATH = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
 PATIENCE_S = 5.0
 """Seconds within which an asker must have said everything; others wait for it."""
 
@@ -52,7 +55,7 @@ def serve(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
                 asker, _ = door.accept()
                 try:
                     command, streams = _received(asker)
-                except (OSError, ValueError):  # it was killed before it had said all
+                except (OSError, OverflowError, ValueError):  # it was killed before it had said all
                     asker.close()
                     continue
                 if _is_gone(asker):
@@ -79,9 +82,11 @@ def _received(asker: socket.socket) -> tuple[dict[str, Any], list[int]]:
     asker.settimeout(PATIENCE_S)
     head, streams, _, _ = socket.recv_fds(asker, 8, 3)
     try:
+        if len(streams) < 3:
+            raise ValueError(f"a command must bring three streams, got {len(streams)}")
         with asker.makefile("rb") as body:
             command = json.loads(body.read(int.from_bytes(head, "big")))
-    except (OSError, ValueError):
+    except (OSError, OverflowError, ValueError):
         for stream in streams:
             os.close(stream)
         raise
@@ -90,7 +95,7 @@ def _received(asker: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _is_gone(asker: socket.socket) -> bool:
-    """Say whether the asker has ended: Ray kills a start that takes too long, and tries again."""
+    """Say whether the asker has ended, or does without a fork: it waits for a while only, and Ray may kill it."""
     try:
         return not asker.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -117,6 +122,7 @@ def run(command: dict[str, Any], streams: list[int]) -> None:
     for stream, number in zip(streams, range(3), strict=True):
         os.dup2(stream, number)
         os.close(stream)
+    _inherit(**command["inherited"])
     os.environ.clear()
     os.environ.update(command["variables"])
     os.chdir(command["folder"])
@@ -138,17 +144,46 @@ def run(command: dict[str, Any], streams: list[int]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
+def _inherit(*, oom_score: str, files: list[int], blocked: list[int]) -> None:
+    """Take what the asker has inherited from Ray."""
+    with suppress(OSError):  # only the system's owner may lower it
+        Path("/proc/self/oom_score_adj").write_text(oom_score)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files[0], files[1]))
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def is_forkable() -> bool:
+    """Say whether a fork of this process can do all that a new process can."""
+    opened = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            opened.append(os.readlink(f"/proc/self/fd/{number}"))
+    return len(os.listdir("/proc/self/task")) == 1 and not any(name.startswith("/dev/nvidia") for name in opened)
+
+
 def main(address: Path, modules: list[str]) -> tuple[dict[str, Any], list[int]] | None:
     """Import the modules and serve; return as `serve` does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run decides when it ends
     door = socket.socket(socket.AF_UNIX)
     door.bind(f"{address}.new")
     door.listen(64)
     os.rename(f"{address}.new", address)  # whoever finds it can connect
-    for name in modules:
-        import_module(name)
-    gc.collect()
-    gc.freeze()  # in the forks too: at its end each would spend a second on a search for garbage in all these modules
-    found = serve(door)
+    try:
+        for name in modules:
+            import_module(name)
+        is_ready = is_forkable()
+    except Exception:  # noqa: BLE001  whatever a library raises, workers without a fork say it
+        is_ready = False
+    if is_ready:
+        gc.collect()
+        gc.freeze()  # in the forks too: at its end each would spend a second on a search for garbage in all modules
+        found = serve(door)
+    else:
+        door.close()
+        sys.stdin.read()
+        found = None
     if found is None:
         rmtree(address.parent, ignore_errors=True)
     return found

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import site
 import subprocess
 import sys
 import tempfile
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from flowcredit.start import shadows
 from protocol.config.cluster import cluster_address
 from protocol.config.run import RunConfig
 
@@ -30,13 +30,9 @@ def warm_python(config: RunConfig, *, is_local: bool = False) -> Iterator[str | 
         is_local: the run needs no Ray.
 
     Yields:
-        What starts a worker instead of `python`; None where forks are not safe or of no use: on a given cluster, where
-        an actor has a GPU (a library may have opened it before the fork), where a reward brings an environment of its
-        own or Ray is told to ask a hook for one, and on systems other than Linux.
+        What starts a worker instead of `python`; None where `has_forks` says so, or the process cannot start.
     """
-    is_given = cluster_address(config.cluster) is not None or "RAY_RUNTIME_ENV_HOOK" in os.environ
-    has_own = any(reward.runtime_env for reward in config.rewards.values())
-    if is_local or is_given or has_own or config.reserved.get("GPU") or sys.platform != "linux":
+    if is_local or not has_forks(config):
         yield None
         return
     with ExitStack() as held:
@@ -50,11 +46,34 @@ def warm_python(config: RunConfig, *, is_local: bool = False) -> Iterator[str | 
         yield shlex.join([sys.executable, "-S", "-E", str(HERE / "start.py"), str(Path(folder) / "warm")])
 
 
+def has_forks(config: RunConfig) -> bool:
+    """Say whether the workers of a run on Ray can be forks, and do what other workers would do, to the last bit.
+
+    Not on a given cluster, and on Linux only. Not where an actor has a GPU, which a library may open before the fork.
+    Not where somebody else decides what a worker is: a reward's own environment, a hook, `uv run`. Not where packages
+    of our names stand in the way. And not where OpenBLAS would have several threads: it reads their number once.
+    """
+    reserved = (
+        config.cluster.rollout.reserved,
+        config.cluster.learner.reserved,
+        *(reward.reserved(config.cluster.reward) for reward in config.rewards.values()),
+    )
+    return not (
+        sys.platform != "linux"
+        or cluster_address(config.cluster) is not None
+        or config.reserved.get("GPU")
+        or any(reward.runtime_env for reward in config.rewards.values())
+        or any(name in os.environ for name in ("RAY_RUNTIME_ENV_HOOK", "UV_RUN_RECURSION_DEPTH"))
+        or any(os.environ.get(name, "1") != "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"))
+        or any(need["CPU"] >= 2 for need in reserved)  # Ray sets OMP_NUM_THREADS to it
+        or shadows()
+    )
+
+
 def _environment() -> dict[str, str]:
-    """Return variables with which a Python process finds our packages before others of the same name."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    is_installed = str(ROOT) in site.getsitepackages()
-    return environment if is_installed else environment | {"PYTHONPATH": str(ROOT)}
+    """Return the variables of this process, with our packages on Python's path."""
+    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    return os.environ | {"PYTHONPATH": os.pathsep.join([*path, str(ROOT)])}
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
@@ -78,6 +97,6 @@ def start_process(address: Path, modules: tuple[str, ...], environment: dict[str
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env=environment | {"OPENBLAS_NUM_THREADS": "1"},  # threads would not survive the fork
+        env=environment | {"OPENBLAS_NUM_THREADS": "1"},  # it is to have no threads when it forks
         start_new_session=True,  # Ctrl-C in a terminal is for the run alone
     )

@@ -36,7 +36,9 @@ class WarmCommand:
         ours, theirs = os.pipe()
         nothing = os.open(os.devnull, os.O_RDONLY)
         try:
-            self.pid, self._warm = ask(address, list(words), str(ROOT), dict(environment), [nothing, theirs, theirs])
+            self.pid, self._warm = ask(
+                address, list(words), str(ROOT), dict(environment), [nothing, theirs, theirs], 100
+            )
         finally:
             os.close(nothing)
             os.close(theirs)

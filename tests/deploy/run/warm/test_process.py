@@ -1,5 +1,7 @@
 """The warm process: what a fork is, and when there is none."""
 
+import contextlib
+import json
 import os
 import signal
 import socket
@@ -81,6 +83,22 @@ def test_commands_of_each_form(address: Path, tmp_path: Path) -> None:
     )
 
 
+def test_a_fork_inherits_from_the_asker_what_a_new_process_would(address: Path, tmp_path: Path) -> None:
+    """Ray raises the number of files, blocks SIGINT, and wants the system to kill a worker before anything else."""
+    (tmp_path / "about.py").write_text(
+        "import resource, signal\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE), signal.pthread_sigmask(signal.SIG_BLOCK, []))\n"
+        "print(open('/proc/self/oom_score_adj').read().strip(), signal.getsignal(signal.SIGINT).__name__)\n"
+    )
+    words = [sys.executable, "-S", "-E", str(HERE / "start.py"), str(address), str(tmp_path / "about.py")]
+    inherited = "import os, resource, signal, sys, time\nresource.setrlimit(resource.RLIMIT_NOFILE, (77, 99))\n"
+    inherited += "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n"
+    inherited += f"open('/proc/self/oom_score_adj', 'w').write('700')\nos.execv({words[0]!r}, {words!r})"
+    said = subprocess.run([sys.executable, "-c", inherited], capture_output=True, text=True, check=True).stdout
+    blocked = {signal.SIGUSR1}
+    assert said == f"(77, 99) {blocked}\n700 default_int_handler\n"
+
+
 def test_a_fork_s_end_by_a_signal_is_told_and_harms_no_other(address: Path, tmp_path: Path) -> None:
     """Ray kills the whole group of a worker that has ended."""
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -102,7 +120,8 @@ def test_a_fork_s_end_by_a_signal_is_told_and_harms_no_other(address: Path, tmp_
 def test_no_process_for_one_who_has_gone(address: Path, process: "subprocess.Popen[bytes]", tmp_path: Path) -> None:
     """Ray starts a worker again when its start took too long; both would be the same worker."""
     trace = tmp_path / "trace"
-    command = f'{{"words": ["-c", "open({str(trace)!r}, {"w"!r})"], "folder": "/", "variables": {{}}}}'.encode()
+    words = ["-c", f"open({str(trace)!r}, 'w')"]
+    command = json.dumps({"words": words, "folder": "/", "variables": {}, "inherited": {}}).encode()
     process.send_signal(signal.SIGSTOP)  # it is busy with another
     for is_whole in (True, False):
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -135,17 +154,63 @@ def test_a_command_may_come_before_the_imports_are_done(tmp_path: Path) -> None:
     process.communicate()
 
 
-def test_without_a_warm_process_a_worker_starts_as_it_always_does(tmp_path: Path) -> None:
-    """Also when it ends in the middle of its imports."""
+@pytest.mark.parametrize(
+    "module",
+    [
+        None,
+        "import time; time.sleep(1); raise ImportError",
+        "import os; os._exit(1)",
+        "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+    ],
+)
+def test_without_a_warm_process_that_can_fork_a_worker_starts_as_it_always_does(
+    tmp_path: Path, module: str | None
+) -> None:
     (tmp_path / "worker.py").write_text("import sys; print(sys.argv[1:])")
-    (tmp_path / "broken.py").write_text("import time; time.sleep(1); raise SystemExit(1)")
-    start = [sys.executable, "-S", "-E", HERE / "start.py", tmp_path / "door", tmp_path / "worker.py", "a"]
+    address = tmp_path / "own" / "door"
+    address.parent.mkdir()
+    start = [sys.executable, "-S", "-E", HERE / "start.py", address, tmp_path / "worker.py", "a"]
+    if module:
+        (tmp_path / "imported.py").write_text(module)
+        process = start_process(address, ("imported",), os.environ | {"PYTHONPATH": str(tmp_path)})
+        wait_until(address.exists)
     assert subprocess.run(start, capture_output=True, text=True, check=True).stdout == "['a']\n"
+    if module and "_exit" not in module:
+        assert process.poll() is None
+        process.communicate()
+        assert not address.parent.exists()
 
-    process = start_process(tmp_path / "door", ("broken",), os.environ | {"PYTHONPATH": str(tmp_path)})
-    wait_until((tmp_path / "door").exists)
-    assert subprocess.run(start, capture_output=True, text=True, check=True).stdout == "['a']\n"
+
+def test_a_worker_does_not_wait_for_imports_without_end(tmp_path: Path) -> None:
+    """And gets no second process when they have ended."""
+    (tmp_path / "slow.py").write_text("import time; time.sleep(2)")
+    address = tmp_path / "own" / "door"
+    address.parent.mkdir()
+    process = start_process(address, ("slow",), os.environ | {"PYTHONPATH": str(tmp_path)})
+    wait_until(address.exists)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    command = ["-c", "open('late', 'w')"]
+    with pytest.raises(OSError, match="timed out"):
+        ask(str(address), command, str(tmp_path), {}, [nothing] * 3, 0.5)
+    os.close(nothing)
+    assert asked(address, "-c", "print(1)", folder=tmp_path)[0] == "1\n"
+    assert not (tmp_path / "late").exists()
     process.communicate()
+
+
+@pytest.mark.parametrize(("size", "streams"), [(2**64 - 1, 3), (10, 2), (2, 3)])
+def test_a_malformed_command_is_dropped(address: Path, tmp_path: Path, size: int, streams: int) -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    with socket.socket(socket.AF_UNIX) as asker:
+        asker.connect(str(address))
+        given = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [nothing] * streams))]
+        asker.sendmsg([size.to_bytes(8, "big")], given)
+        asker.sendall(b"nonsense")
+        asker.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):
+            assert asker.recv(8) == b""
+    os.close(nothing)
+    assert asked(address, "-c", "print(1)", folder=tmp_path)[0] == "1\n"
 
 
 def test_it_ends_with_a_killed_starter_and_leaves_no_folder(tmp_path: Path) -> None:

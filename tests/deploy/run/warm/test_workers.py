@@ -12,7 +12,7 @@ import pytest
 import ray
 
 from deploy.run.cluster import ray_cluster
-from deploy.run.warm.workers import warm_python
+from deploy.run.warm.workers import has_forks, warm_python
 from protocol.config.run import RunConfig
 from tests.support.runs.sinks import Silent
 
@@ -22,7 +22,13 @@ Config = Callable[..., RunConfig]
 @pytest.fixture(autouse=True)
 def as_users_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the warm process of all tests."""
-    for name in ("RAY_ADDRESS", "RAY_RUNTIME_ENV_HOOK", "RAY_prestart_worker_first_driver"):
+    for name in (
+        "RAY_ADDRESS",
+        "RAY_RUNTIME_ENV_HOOK",
+        "RAY_prestart_worker_first_driver",
+        "OMP_NUM_THREADS",
+        "UV_RUN_RECURSION_DEPTH",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -56,6 +62,11 @@ def test_workers_of_a_local_cluster_are_forks_until_the_process_is_gone(tiny_con
         ({"cluster": {"address": "127.0.0.1:1"}}, {}, False),
         ({}, {"RAY_ADDRESS": "127.0.0.1:1"}, False),
         ({}, {"RAY_RUNTIME_ENV_HOOK": "mine.hook"}, False),
+        ({}, {"UV_RUN_RECURSION_DEPTH": "1"}, False),
+        ({}, {"OMP_NUM_THREADS": "2"}, False),
+        ({}, {"OPENBLAS_NUM_THREADS": "2"}, False),
+        ({"cluster": {"learner": {"cpus": 2}}}, {}, False),
+        ({"rewards": {"a": {"scorer": "geneval", "cpus": 2.5}}}, {}, False),
         ({"cluster": {"rollout": {"gpus": 1}}}, {}, False),
         ({"cluster": {"learner": {"gpus": 0.5}}}, {}, False),
         ({"rewards": {"a": {"scorer": "geneval", "runtime_env": {"pip": ["x"]}}}}, {}, False),
@@ -82,3 +93,13 @@ def test_a_run_whose_warm_process_cannot_start_goes_on_without(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     with warm_python(tiny_config()) as python:
         assert python is None
+
+
+def test_packages_of_our_names_elsewhere_keep_workers_from_being_forks(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert has_forks(tiny_config())
+    (tmp_path / "rewards").mkdir()
+    (tmp_path / "rewards" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert not has_forks(tiny_config())
