@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.run.warm.workers import start_process
+from tests.support.waiting import wait_until
 from tests.support.worlds.devices import has_gpu
 
 HERE = Path(__file__).parent
@@ -31,6 +32,7 @@ def variables() -> dict[str, str]:
     process = start_process(address, LIBRARIES, {name: os.environ[name] for name in os.environ if name != "PYTHONPATH"})
     assert process.stdin
     atexit.register(process.stdin.close)
+    wait_until(address.exists)
     hook = f"{with_warm_python.__module__}.{with_warm_python.__name__}"
     return {ADDRESS: str(address), "RAY_RUNTIME_ENV_HOOK": hook, "RAY_prestart_worker_first_driver": "0"}
 
