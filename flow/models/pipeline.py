@@ -74,6 +74,7 @@ class PipelineBackbone(ABC):
         self._embeddings = embeddings
         self._device = device
         self._dtype = dtype_of(config)
+        self._vae_dtype = vae_dtype_of(config)
         self._require_known_schedule()
         self.vae = pipeline.vae.requires_grad_(requires_grad=False).eval()
         self.tiny_decoder = tiny_decoder and tiny_decoder.requires_grad_(requires_grad=False).eval()
@@ -243,13 +244,13 @@ class PipelineBackbone(ABC):
     def pixels(self, latents: Float[Tensor, "B C H W"]) -> Float[Tensor, "B 3 height width"]:
         """Return the VAE's output for clean latents, in its own dtype and range."""
         scaled = latents / self.vae.config.scaling_factor + self.vae.config.shift_factor
-        return self.vae.decode(scaled.to(self.vae.dtype), return_dict=False)[0]
+        return self.vae.decode(scaled.to(self._vae_dtype), return_dict=False)[0]
 
     def tiny_pixels(self, latents: Float[Tensor, "B C H W"]) -> Float[Tensor, "B 3 height width"]:
         """Return the tiny decoder's output for clean latents, in its own dtype and range."""
         tiny = self.tiny_decoder
         scaled = latents / tiny.config.scaling_factor + tiny.config.shift_factor
-        return tiny.decode(scaled.to(tiny.dtype), return_dict=False)[0]
+        return tiny.decode(scaled.to(self._vae_dtype), return_dict=False)[0]
 
     def rest(self) -> None:
         """Move transformer and VAE to host memory, and free their GPU memory for other processes."""

@@ -55,7 +55,7 @@ class Flux2Klein(PipelineBackbone):
         mean, variance = (each.view(1, -1, 1, 1) for each in (self.vae.bn.running_mean, self.vae.bn.running_var))
         std = torch.sqrt(variance + self.vae.config.batch_norm_eps)
         unpacked = torch.nn.functional.pixel_shuffle(latents * std.to(latents.dtype) + mean.to(latents.dtype), PACK)
-        return self.vae.decode(unpacked.to(self.vae.dtype), return_dict=False)[0]
+        return self.vae.decode(unpacked.to(self._vae_dtype), return_dict=False)[0]
 
     def _predict(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning

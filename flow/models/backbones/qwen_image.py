@@ -77,7 +77,7 @@ class QwenImage(PackedBackbone):
             for each in (settings.latents_mean, settings.latents_std)
         )
         scaled = latents[:, :, None] / (1.0 / std) + mean
-        return self.vae.decode(scaled.to(self.vae.dtype), return_dict=False)[0][:, :, 0]
+        return self.vae.decode(scaled.to(self._vae_dtype), return_dict=False)[0][:, :, 0]
 
     def _predict(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning

@@ -2,16 +2,13 @@
 
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tests.support.paths import ROOT
+from tests.support.warm.command import Process, start_python
 
 TOKEN = "a-token-of-this-test-0123"
 AUTHORISED = {"Authorization": f"Bearer {TOKEN}"}
-Process = subprocess.Popen[str]
 Serve = Callable[..., tuple[Process, str]]
 """`serve(where, *words, token=TOKEN)`: the process and its address."""
 
@@ -28,14 +25,8 @@ def start_server(where: str, *words: str, token: str | None = TOKEN, port: int |
     environment = {key: value for key, value in os.environ.items() if key != "FLOWCREDIT_TOKEN"}
     if token:
         environment["FLOWCREDIT_TOKEN"] = token
-    process = subprocess.Popen(
-        [sys.executable, "-m", "deploy", "serve", where, "--port", str(port or 0), *words],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    words = ("-m", "deploy", "serve", where, "--port", str(port or 0), *words)
+    process = start_python(*words, environment=environment)
     assert process.stdout is not None
     said = process.stdout.readline()
     if not said.startswith("page"):

@@ -11,7 +11,7 @@ from tests.support.paths import ROOT
 from tests.support.warm.ray_workers import ADDRESS, variables
 
 
-def start_python(*words: str, environment: Mapping[str, str] | None = None) -> "WarmCommand | subprocess.Popen[str]":
+def start_python(*words: str, environment: Mapping[str, str] | None = None) -> "Process":
     """Start a Python command in the project's folder: as a fork of the warm process where there is one.
 
     Args:
@@ -71,6 +71,13 @@ class WarmCommand:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        """kill."""
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """kill -9."""
         self.send_signal(signal.SIGKILL)
+
+
+Process = WarmCommand | subprocess.Popen[str]

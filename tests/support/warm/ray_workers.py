@@ -15,7 +15,7 @@ from tests.support.worlds.devices import has_gpu
 HERE = Path(__file__).parent
 ADDRESS = "FLOWCREDIT_TEST_WARM"
 """Variable with the socket of the warm process."""
-LIBRARIES = ("torch", "diffusers", "transformers.modeling_utils", "peft")
+LIBRARIES = ("torch", "diffusers", "transformers.modeling_utils", "peft", "fastapi", "uvicorn")
 """What it imports; nothing of ours, since some tests run other copies of it."""
 
 
