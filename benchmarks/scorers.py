@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -59,6 +60,10 @@ class GradedGenEval(GenEval):
     def __init__(self, *, detector: str = "toyworld.world.detector:ShapeDetector") -> None:
         super().__init__(detector=detector)
         self._lenient = ShapeDetector(min_score=min(THRESHOLDS))
+
+    @staticmethod
+    def ready(**_: Any) -> None:
+        """The toy world's detector needs no weights, GenEval's default does."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         """Score B images by their metadata.

@@ -44,7 +44,16 @@ class Allocation:
     _chosen: dict[int, tuple[Prompt, ...]] = field(default_factory=dict)
 
     def prompt_at(self, prompts: Sequence[Prompt], index: int, *, seed: int) -> Prompt:
-        """Choose the prompt of one group: a new one as long as there are any, then by its spread."""
+        """Choose the prompt of one group: a new one as long as there are any, then by its spread.
+
+        Args:
+            prompts: the training prompts.
+            index: the group's index, counted from the start of the run.
+            seed: keys the order of the first pass and the draws.
+
+        Returns:
+            One of `prompts`; no prompt has two groups in an iteration.
+        """
         iteration, group = divmod(index, self.per_iteration)
         if iteration not in self._chosen:
             self._chosen[iteration] = self._choose(prompts, iteration, seed)

@@ -24,6 +24,7 @@ from benchmarks.race.race import (
 )
 from benchmarks.race.variants import REWARDS, THREE_SEEDS, VARIANTS
 from benchmarks.scorers import GradedGenEval, Redness
+from rewards.scorer import require_ready
 from tests.support.worlds.shapes import one_shape
 from toyworld.world.scenes import render
 from toyworld.world.vocabulary import GROUND
@@ -53,6 +54,13 @@ def test_every_variant_is_a_whole_config_on_the_toy_world() -> None:
         rate = float(cell.variant.partition("lr=")[2].partition(",")[0] or 2e-3)
         assert (config.learner.learning_rate, config.learner.kl.weight) == (rate, 0.0), "the preset's but in its tries"
         assert set(config.rewards) == {"geneval" if cell.reward == "graded" else cell.reward}
+
+
+@pytest.mark.parametrize("reward", REWARDS)
+def test_every_reward_of_the_race_can_be_scored(reward: str) -> None:
+    config = cell_config("toy_geneval", Cell("flow_grpo", 0, reward), iterations=2, every=1, extra=())
+    for each in config.rewards.values():
+        require_ready(each.scorer, each.args)
 
 
 def test_the_main_five_get_three_seeds_and_every_reward() -> None:
