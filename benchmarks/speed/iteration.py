@@ -44,7 +44,7 @@ from protocol.prompts import read_prompts
 from rewards.scorer import build_scorer
 
 ROUNDS = 3
-BATCHES = (0.5, 1, 2, 4)
+BATCHES = (1 / 24, 0.5, 1, 2, 4, 8)
 """Batch sizes that are tried, as multiples of a shard."""
 SPENT = "seconds/iteration"
 
@@ -73,9 +73,11 @@ class Cost:
     tiny_decoding: float
     """Of a completed point's image; the same without a tiny decoder."""
     scoring: float
+    forwards: Mapping[int, float]
+    """Seconds of one evaluation by the batch size."""
 
 
-def account(config: RunConfig, *, is_local: bool) -> tuple[list[Part], Mapping[str, float]]:
+def account(config: RunConfig, *, is_local: bool) -> tuple[list[Part], Mapping[str, float], Cost]:
     """Train the config's iterations and divide the seconds of one among its parts.
 
     Args:
@@ -83,7 +85,7 @@ def account(config: RunConfig, *, is_local: bool) -> tuple[list[Part], Mapping[s
         is_local: in this process instead of on Ray.
 
     Returns:
-        The parts, and the mean metrics of an iteration.
+        The parts, the mean metrics of an iteration, and what one evaluation, image and score cost.
     """
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
@@ -127,7 +129,7 @@ def account(config: RunConfig, *, is_local: bool) -> tuple[list[Part], Mapping[s
     ]
     if is_local:
         parts.append(Part(name="everything else", seconds=held[SPENT] - sum(part.seconds for part in parts)))
-    return parts, held
+    return parts, held, cost
 
 
 def _is_timed(name: str) -> bool:
@@ -143,7 +145,7 @@ def _costs(config: RunConfig) -> Cost:
     sizes = sorted({max(1, round(config.group.shard * factor)) for factor in BATCHES})
     with computing(role):
         with torch.no_grad():
-            forward = _least(lambda size: lambda: _velocity(policy, size, conditioning), sizes)
+            forwards = _by_size(lambda size: lambda: _velocity(policy, size, conditioning), sizes)
             decoding, tiny = (
                 _least(
                     lambda size, is_point=is_point: (
@@ -170,11 +172,12 @@ def _costs(config: RunConfig) -> Cost:
         parameter.grad = None
     branches = 2 if config.model.guidance > 1 else 1
     return Cost(
-        forward=forward / branches,
+        forward=min(forwards.values()) / branches,
         gradient=gradient / branches,
         decoding=decoding,
         tiny_decoding=tiny,
         scoring=scoring,
+        forwards={size: seconds / branches for size, seconds in forwards.items()},
     )
 
 
@@ -202,8 +205,13 @@ def _velocity(policy: FlowPolicy, size: int, conditioning: tuple) -> torch.Tenso
 
 
 def _least(make: Callable[[int], Callable[[], object]], sizes: Sequence[int]) -> float:
-    """Return the seconds of one sample at the batch size that makes them least; each is run `ROUNDS` times."""
-    costs = []
+    """Return the seconds of one sample at the batch size that makes them least."""
+    return min(_by_size(make, sizes).values())
+
+
+def _by_size(make: Callable[[int], Callable[[], object]], sizes: Sequence[int]) -> dict[int, float]:
+    """Return the least seconds of one sample in `ROUNDS` runs, by batch size."""
+    costs: dict[int, float] = {}
     for size in sizes:
         work = make(size)
         work()
@@ -212,8 +220,9 @@ def _least(make: Callable[[int], Callable[[], object]], sizes: Sequence[int]) ->
             began = time.perf_counter()
             work()
             _wait()
-            costs.append((time.perf_counter() - began) / size)
-    return min(costs)
+            each = (time.perf_counter() - began) / size
+            costs[size] = min(each, costs.get(size, each))
+    return costs
 
 
 def _wait() -> None:
@@ -256,7 +265,7 @@ def main(
     if is_cpu and is_ray:
         raise ConfigError("--cpu counts the seconds of this process alone, got --ray too: leave one out")
     with cpu_clock(sys.modules[__name__]) if is_cpu else nullcontext():
-        parts, held = account(config, is_local=not is_ray)
+        parts, held, cost = account(config, is_local=not is_ray)
         role = config.cluster.rollout
         peak = peak_tflops or (None if role.gpus else _peak(max(role.threads, config.cluster.learner.threads)))
     table = Table("part", *("count", "seconds", "bound s", "bound / seconds", "GFLOP/s"))
@@ -280,9 +289,15 @@ def main(
         **({"mfu": tflop / spent / peak} if peak else {}),
     }
     console.print(", ".join(f"{name} {number:.3g}" for name, number in facts.items()))
+    each = (f"{1000 * seconds:.2f} in a batch of {size}" for size, seconds in cost.forwards.items())
+    console.print(f"ms of one evaluation: {', '.join(each)}")
     console.print(f"wall seconds: {', '.join(f'{n} {held[n]:.3f}' for n in held if n.startswith('seconds/'))}")
     if out:
-        out.write_text(json.dumps({"parts": [asdict(part) for part in parts], **facts, "metrics": held}, indent=1))
+        out.write_text(
+            json.dumps(
+                {"parts": [asdict(part) for part in parts], "cost": asdict(cost), **facts, "metrics": held}, indent=1
+            )
+        )
 
 
 if __name__ == "__main__":

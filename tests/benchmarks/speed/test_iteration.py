@@ -12,8 +12,9 @@ from tests.support.runs.scene import preset
 
 def test_the_parts_of_an_iteration_add_up(tmp_path: Path, tiny_sd3: Path) -> None:
     config = load_config(str(preset(tmp_path, tiny_sd3, iterations=2)), overrides=[])
-    parts, held = account(config, is_local=True)
+    parts, held, cost = account(config, is_local=True)
     by_name = {part.name: part for part in parts}
+    assert cost.forward == min(cost.forwards.values()) and set(cost.forwards) >= {1, config.group.shard}
     counts = estimate(config).evaluations
     assert sum(part.seconds for part in parts) == pytest.approx(held["seconds/iteration"])
     assert (by_name["sampling"].count or 0) + (by_name["completing"].count or 0) == counts.rollout

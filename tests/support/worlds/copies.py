@@ -31,11 +31,11 @@ def read_once(load: Load) -> Load:
         key = (config.model_dump_json(), files)
         if key not in held:
             held[key] = load(config, device=device)
-        parts = vars(held[key])
-        shared = {name: part for name, part in parts.items() if name != "transformer" and not hasattr(part, "components")}
-        for part in parts.values():
-            shared |= {name: inner for name, inner in getattr(part, "components", {}).items() if name != "transformer"}
-        return deepcopy(held[key], {id(part): part for part in shared.values()})
+        kept = held[key]
+        pipelines = [part for part in vars(kept).values() if hasattr(part, "components")]
+        parts = [*vars(kept).values(), *(part for pipeline in pipelines for part in pipeline.components.values())]
+        own = {id(part) for part in (kept.transformer, *pipelines)}
+        return deepcopy(kept, {id(part): part for part in parts if id(part) not in own})
 
     return copied
 
