@@ -2,7 +2,6 @@
 
 import gc
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,11 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Models are read once. Modules and tests live until the end: Python need not search them for garbage."""
-    if policy := sys.modules.get("flow.policy"):
-        from tests.support.worlds.copies import read_once
-
-        policy.load_backbone = read_once(policy.load_backbone)
+    """Modules and tests live until the end: Python need not search them for garbage again and again."""
     gc.collect()
     gc.freeze()
 
