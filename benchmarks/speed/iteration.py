@@ -144,7 +144,7 @@ def _costs(config: RunConfig) -> Cost:
     conditioning = policy.conditioning(prompt.text, prompt.negative)
     sizes = sorted({max(1, round(config.group.shard * factor)) for factor in BATCHES})
     with computing(role):
-        with torch.no_grad():
+        with torch.inference_mode():
             forwards = _by_size(lambda size: lambda: _velocity(policy, size, conditioning), sizes)
             decoding, tiny = (
                 _least(

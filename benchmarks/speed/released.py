@@ -34,7 +34,7 @@ from protocol.prompts import read_prompts
 ROUNDS = 3
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def one_at_a_time(policy: FlowPolicy, request: ShardRequest, config: RunConfig) -> UInt8[np.ndarray, "N P H W 3"]:
     """Generate a shard's trajectories one by one, with an image of every point.
 
