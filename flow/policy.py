@@ -21,6 +21,7 @@ from flow.models.folder import adapter_config
 from flow.models.hub import adapter_folder
 from flow.models.load import load_backbone
 from flow.models.reading import collection_paused
+from flow.pieces import even_pieces
 from protocol.config.run import RunConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.errors import ConfigError
@@ -124,7 +125,7 @@ class FlowPolicy:
     ) -> Float[Tensor, "B C H W"]:
         """Return the guided velocity by the family's rule, mostly v_u + w (v_c - v_u), from 2B rows; w = 1 needs B.
 
-        More than `forward_batch` states are split into several forwards.
+        More than `forward_batch` states are split evenly into several forwards.
 
         Args:
             latents: states x [B, C, H, W].
@@ -135,10 +136,9 @@ class FlowPolicy:
             v [B, C, H, W].
         """
         count = len(latents)
-        most = self.forward_batch or count
         velocities = [
             self._guided(latents[piece], sigma[piece], [_rows_of(each, piece, count) for each in conditioning])
-            for piece in (slice(start, min(start + most, count)) for start in range(0, count, most))
+            for piece in even_pieces(count, self.forward_batch)
         ]
         return torch.cat(velocities) if len(velocities) > 1 else velocities[0]
 

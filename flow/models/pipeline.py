@@ -29,6 +29,7 @@ from flow.models.reading import (
     vae_dtype_of,
 )
 from flow.models.text import TextEncoders
+from flow.pieces import even_pieces
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError, NonFiniteError, one_line, suggest
 
@@ -216,7 +217,7 @@ class PipelineBackbone(ABC):
 
     @torch.no_grad()
     def decode(self, latents: Float[Tensor, "B C H W"], *, points: int = 0) -> UInt8[np.ndarray, "B height width 3"]:
-        """Decode clean latents, `decode_batch` at a time, and round to 8 bits as the pipeline does.
+        """Decode clean latents, at most `decode_batch` at a time, and round to 8 bits as the pipeline does.
 
         Args:
             latents: clean latents [B, C, H, W].
@@ -228,10 +229,10 @@ class PipelineBackbone(ABC):
         Raises:
             NonFiniteError: the VAE's dtype overflows.
         """
-        most = self._config.decode_batch or len(latents)
         tiny = points if self.tiny_decoder else 0
         parts = ((True, latents[:tiny]), (False, latents[tiny:]))
-        chunks = ((which, chunk) for which, rows in parts if len(rows) for chunk in rows.split(most))
+        most = self._config.decode_batch
+        chunks = ((which, rows[piece]) for which, rows in parts for piece in even_pieces(len(rows), most))
         images, start = np.empty((0,), np.uint8), 0
         for is_tiny, chunk in chunks:
             made = self._images(chunk, is_tiny=is_tiny)

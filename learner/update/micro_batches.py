@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flow.maths.noise import SHARED, forward_noise
+from flow.pieces import even_pieces
 from protocol.errors import ContractError
 from protocol.messages import Credit, Prompt, Rollout, ScoredGroup, ScoredShard, ShardFacts
 
@@ -298,23 +299,23 @@ def noised_batches(
 
 
 def split_micro_batches(micro_batches: Iterable[Batch], *, most: int | None) -> Iterator[Batch]:
-    """Cut every micro-batch into pieces of at most `most` different states; None leaves them whole.
+    """Cut every micro-batch into even pieces of at most `most` different states; None leaves them whole.
 
     `FlowPolicy.velocity` cuts its forwards at the same positions, so that a piece is a batch that the rollout computed.
     """
     for micro_batch in micro_batches:
-        count = len(micro_batch.latents)
-        size = most * micro_batch.alike if most else count
-        if count <= size:
+        count, alike = len(micro_batch.latents), micro_batch.alike
+        pieces = even_pieces(-(-count // alike), most)
+        if len(pieces) == 1:
             yield micro_batch
             continue
-        for start in range(0, count, size):
-            pieces = {
-                each.name: value[start : start + size]
+        for piece in pieces:
+            rows = {
+                each.name: value[piece.start * alike : piece.stop * alike]
                 for each in fields(micro_batch)
                 if isinstance(value := getattr(micro_batch, each.name), torch.Tensor) and len(value) == count
             }
-            yield replace(micro_batch, **pieces)
+            yield replace(micro_batch, **rows)
 
 
 def require_alike(latents: Float[np.ndarray, "N C H W"], alike: int, *, k: int) -> None:
