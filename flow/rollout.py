@@ -2,7 +2,7 @@
 
 request -> initial noise -> T transitions, velocities kept -> completions of the points in one batch -> images
 
-All of it runs in torch's inference mode: a forward of a small model then takes a tenth less time than with `no_grad`.
+All of it runs in torch's inference mode, which saves a little of every operation's overhead compared with `no_grad`.
 Tensors made in it can never be part of a gradient; the results are numpy arrays.
 """
 
