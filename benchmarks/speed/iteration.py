@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from random import Random
 from statistics import fmean
 from typing import Annotated
 
@@ -140,8 +141,8 @@ def _costs(config: RunConfig) -> Cost:
     """Measure one evaluation, one gradient, one decoded and one scored image, each at its best batch size."""
     role = config.cluster.rollout
     policy, lora = build_policy(config, device=device_of(role))
-    prompt = read_prompts(config.data, config.data.train)[0]
-    conditioning = policy.conditioning(prompt.text, prompt.negative)
+    prompts = read_prompts(config.data, config.data.train)
+    conditioning = policy.conditioning(prompts[0].text, prompts[0].negative)
     sizes = sorted({max(1, round(config.group.shard * factor)) for factor in BATCHES})
     with computing(role):
         with torch.inference_mode():
@@ -155,16 +156,21 @@ def _costs(config: RunConfig) -> Cost:
                 )
                 for is_point in (False, True)
             )
-        images = _images(policy, config, prompt, max(sizes))
+        mixed = Random(config.seed).choices(prompts, k=max(sizes))  # a scorer may take longer for some prompts
+        images = _images(policy, config, mixed)
     scoring = 0.0
     with torch_threads(role.threads):
         for name in config.reward_weights:
             judge = build_scorer(config.rewards[name].scorer, **config.rewards[name].args)
             scoring += _least(
                 lambda size, judge=judge: (
-                    lambda: judge.score(images[:size], [prompt.text] * size, [prompt.metadata] * size)
+                    lambda: judge.score(
+                        images[:size],
+                        [prompt.text for prompt in mixed[:size]],
+                        [prompt.metadata for prompt in mixed[:size]],
+                    )
                 ),
-                sizes,
+                sizes[1:],  # a single image says little about the others
             )
     with computing(config.cluster.learner):
         gradient = _least(lambda size: lambda: _velocity(policy, size, conditioning).square().mean().backward(), sizes)
@@ -186,11 +192,11 @@ def _latents(policy: FlowPolicy, size: int) -> torch.Tensor:
     return torch.zeros(size, *policy.backbone.latent_shape, device=device)
 
 
-def _images(policy: FlowPolicy, config: RunConfig, prompt: Prompt, count: int) -> np.ndarray:
+def _images(policy: FlowPolicy, config: RunConfig, prompts: Sequence[Prompt]) -> np.ndarray:
     """Images of the untrained model: blank ones would cost a scorer less."""
     request = GenerateRequest(
-        prompts=(prompt,) * count,
-        numbers=tuple(range(count)),
+        prompts=tuple(prompts),
+        numbers=tuple(range(len(prompts))),
         seed=config.seed,
         steps=config.evaluation.steps,
         adapter_version=0,
