@@ -2,8 +2,8 @@
 
 request -> initial noise -> T transitions, velocities kept -> completions of the points in one batch -> images
 
-All of it runs in torch's inference mode, which saves a little of every operation's overhead compared with `no_grad`.
-Tensors made in it can never be part of a gradient; the results are numpy arrays.
+Both run in torch's inference mode, which has a little less overhead for each operation than `no_grad`. Its tensors can
+never be part of a gradient, so the results are numpy arrays.
 """
 
 from collections import OrderedDict

@@ -21,7 +21,6 @@ from flow.models.folder import adapter_config
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone, hollow_encoders
 from flow.models.pipeline import PipelineBackbone
 from flow.models.reading import dtype_of
-from flow.pieces import largest_piece
 from flow.policy import FlowPolicy, policy_of
 from flow.rollout import rollout_shard
 from protocol.config.model import LoraConfig
@@ -142,12 +141,12 @@ def estimate_of(
     """
     trained = attach_hollow_adapter(backbone.transformer, adapter, within=fake)
     shard = count_shard(config, backbone)
+    most = config.model.forward_batch or shard.largest_forward
     rows = 2 if config.model.guidance > 1 else 1
     with fake:
         embedding = sum(each.numel() for each in backbone.example(1).values()) * dtype_of(config.model).itemsize
-        forward = pass_cost(backbone, rows * shard.largest_forward, has_gradient=False)
-        trained_rows = rows * largest_piece(shard.gradient_rows, config.model.forward_batch)
-        backward = pass_cost(backbone, trained_rows, has_gradient=True)
+        forward = pass_cost(backbone, rows * min(most, shard.largest_forward), has_gradient=False)
+        backward = pass_cost(backbone, rows * min(most, shard.gradient_rows), has_gradient=True)
         decoding = _decoding_cost(config, backbone, shard.largest_decoding)
         tiny = [_decoding_cost(config, backbone, images, is_tiny=True) for images in [shard.largest_points] if images]
         shown = _evaluation_peaks(config, backbone, shard)
@@ -163,7 +162,7 @@ def estimate_of(
         "prompt embeddings": embedding * min(prompts, KEPT_PROMPTS),
         "adapter": 4 * trained,
     }
-    apart = rows * shard.largest_forward * embedding * (rows - 1)  # both branches besides their joint rows
+    apart = rows * min(most, shard.largest_forward) * embedding * (rows - 1)  # both branches besides their joint rows
     rollout = {
         **static,
         **({"context": CONTEXT} if config.cluster.rollout.gpus else {}),
@@ -325,7 +324,7 @@ def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, 
         images=groups * shard.images + (shards - groups) * shard.later_images,
         pairs=pairs,
         learner=round(states * branches * each),
-        gradient_rows=largest_piece(shard.gradient_rows, config.model.forward_batch),
+        gradient_rows=min(config.model.forward_batch or shard.gradient_rows, shard.gradient_rows),
         forward_flops=forward,
         gradient_flops=forward * gradient,
     )
@@ -457,7 +456,7 @@ def pass_cost(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> P
 def _evaluation_peaks(config: RunConfig, backbone: PipelineBackbone, shard: ShardCounts) -> list[int]:
     """Return the peak bytes of a forward and of a decoding in an evaluation if they may exceed those of a shard."""
     batch, model = config.evaluation.batch, config.model
-    rows, images = largest_piece(batch, model.forward_batch), largest_piece(batch, model.decode_batch)
+    rows, images = min(model.forward_batch or batch, batch), min(model.decode_batch or batch, batch)
     if not config.evaluation.size and rows <= shard.largest_forward and images <= shard.largest_decoding:
         return []
     sized = backbone.sized(*config.evaluation.size) if config.evaluation.size else backbone
@@ -468,7 +467,7 @@ def _evaluation_peaks(config: RunConfig, backbone: PipelineBackbone, shard: Shar
 
 @torch.no_grad()
 def _decoding_cost(config: RunConfig, backbone: PipelineBackbone, images: int, *, is_tiny: bool = False) -> PassCost:
-    images = largest_piece(images, config.model.decode_batch)
+    images = min(config.model.decode_batch or images, images)
     vae = backbone.tiny_decoder if is_tiny else backbone.vae
     latents = torch.zeros(images, *backbone.latent_shape, dtype=vae.dtype)
     with CostMeter(apart=vae.parameters(), is_cpu=not config.cluster.rollout.gpus) as memory:
