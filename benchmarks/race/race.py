@@ -161,9 +161,10 @@ def known_cells(runs: Path, published: Path = PUBLISHED) -> list[dict[str, Any]]
     """
     held = json.loads(published.read_text(encoding="utf-8"))["cells"] if published.exists() else []
     older = {Cell(each["variant"], each["seed"], each["reward"]): {**each, "measured": "published"} for each in held}
+    begun = {folder.relative_to(runs).as_posix() for folder in runs.glob("*/*/seed_*")}
     found = []
     for cell in planned([], [], seeds=99):
-        own = read_cell(cell, runs)
+        own = read_cell(cell, runs) if cell.folder in begun else None
         if curve := {**own, "measured": "here"} if own else older.get(cell):
             found.append(curve)
     return list(_at_equal_pace(found))

@@ -7,6 +7,8 @@ from tests.support.faults.lab import STORE, unplug, until
 from tests.support.runs.scene import Story
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+ROOM_EVERYWHERE = ("cluster.rollout.cpus=0.5", "cluster.learner.cpus=0.5", "rewards.redness.cpus=0.5")
+"""Learner and scorer may start on one node; a rollout actor has room beside them."""
 
 
 def test_a_run_is_scaled_through_the_api_from_another_machine_while_a_store_is_full(
@@ -15,7 +17,8 @@ def test_a_run_is_scaled_through_the_api_from_another_machine_while_a_store_is_f
     cluster.serve()
     cluster.api("GET", "/runs", token="not-the-token-of-anyone", code=401)
     with cluster.full_store(cluster.nodes[0]):
-        job = cluster.submit("scaled", "cluster.rollout_actors=1", "cluster.rollout.placement=spread", held_after=1)
+        words = ("cluster.rollout_actors=1", "cluster.rollout.placement=spread", *ROOM_EVERYWHERE)
+        job = cluster.submit("scaled", *words, held_after=1)
         for count, iteration, later in ((3, 1, 4), (2, 4, 0)):
             job.wait_for_iteration(iteration)
             cluster.pause("scaled")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from benchmarks.race.plots import FIGURES, write_plots
@@ -185,6 +186,8 @@ FILES = sorted(path.name for path in PUBLISHED.parent.glob("race*.json"))
 def test_a_fresh_clone_reports_the_published_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     monkeypatch.chdir(tmp_path)
     assert not RUNS.exists()
+    draw = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: draw(figure, path, dpi=25))
     source = PUBLISHED.parent / file
     answer = CliRunner().invoke(app, ["report", "--published", str(source), "--out", f"report/{file}"])
     assert answer.exit_code == 0, answer.output
@@ -200,4 +203,4 @@ def test_a_fresh_clone_reports_the_published_cells(tmp_path: Path, monkeypatch: 
     if "flow_grpo" in variants:
         plots = list((tmp_path / "report").glob(f"{source.stem}_*.png"))
         assert plots
-        assert all(plot.stat().st_size > 10_000 for plot in plots)
+        assert all(plot.stat().st_size > 4_000 for plot in plots)

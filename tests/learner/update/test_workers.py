@@ -28,7 +28,7 @@ from tests.support.learning.plain_credit import PLAIN
 from tests.support.runs.metrics import untimed
 
 Config = Callable[..., RunConfig]
-SIZES = (1, 4)
+SIZES = (1, 2)
 MANY: Mapping[str, Any] = MappingProxyType({"size": 4, "shard": 2, "per_iteration": 6})
 """Twelve shards, six in an optimizer step: more than four lanes, not a multiple of eight."""
 

@@ -127,6 +127,7 @@ class Cluster:
         self.head, *self.nodes, self.laptop = lab.machines
         self._token = secrets.token_hex(32)
         self._processes: list[subprocess.Popen[str]] = []
+        self._jobs: list[Job] = []
         for machine in lab.machines:
             machine.variables |= VARIABLES
             self.furnish(machine)
@@ -250,8 +251,13 @@ class Cluster:
         return self.laptop.run(command, code=code, timeout_s=timeout_s)
 
     def submit(self, run: str, *words: str, held_after: int = 0) -> "Job":
-        """Send a job with `flowcredit submit --wait`; after iteration `held_after` it waits for `release`."""
+        """Send a job with `flowcredit submit --wait`; after iteration `held_after` it waits for `release`.
+
+        A job that a failed scene left is stopped first: it would hold the room of this one.
+        """
         self.release()
+        for left in self._jobs:
+            left.stop()
         if held_after:
             self.hold(held_after)
         command = ["bash", "-c", 'cd project && exec python -u -m deploy "$@"', "flowcredit"]
@@ -267,7 +273,8 @@ class Cluster:
             "--wait",
             *words,
         ]
-        return Job(self, run, self.laptop.start(command))
+        self._jobs = [Job(self, run, self.laptop.start(command))]
+        return self._jobs[0]
 
     def hold(self, iteration: int) -> None:
         """Let a run wait for `release` after this iteration."""
@@ -439,6 +446,14 @@ class Job:
         self._reader.join(10)
         assert ended == code, f"it ended with {ended}:\n{self.text}"
         return self.text
+
+    def stop(self) -> None:
+        """Stop the job if it still goes on."""
+        if self._process.poll() is None:
+            for job in self._ids():
+                command = ["ray", "job", "stop", "--address", self._cluster.jobs, job]
+                self._cluster.laptop.run(command, code=None, timeout_s=200)
+            self.leave()
 
     def leave(self) -> None:
         """Stop following."""
