@@ -10,8 +10,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/installed
 	$(VENV)/bin/flowcredit demo
 
+# Three at a time on two cores: tests wait for a quarter of their time.
 test: $(VENV)/installed
-	$(VENV)/bin/python -m pytest -m "not whole and not chaos and not cluster and not gpu" -n 2 --dist loadgroup
+	$(VENV)/bin/python -m pytest -m "not whole and not chaos and not cluster and not gpu" -n 3 --dist loadgroup
 
 gpu-test: $(VENV)/installed
 	@$(VENV)/bin/python -m tests.support.worlds.devices

@@ -18,7 +18,7 @@ from tests.support.worlds.devices import NEEDS_GPU, has_gpu
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For `-n 2 --dist loadgroup`: file by file, but all tests with a Ray cluster on one worker, and all with machines.
+    """For `-n 3 --dist loadgroup`: file by file, but all tests with a Ray cluster on one worker, and all with machines.
 
     Many of the former have deadlines, which two clusters side by side would miss; tests of whole runs wait for far
     longer. Of the machines there is one laboratory. Tests for a GPU are skipped where there is none.

@@ -1,5 +1,6 @@
 """Boards to test against: the embedded Valkey and, where it is installed, Debian's Redis with a password."""
 
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,10 +8,12 @@ from pathlib import Path
 
 import trustme
 from redis.asyncio import Redis
+from tenacity import retry, stop_after_delay, wait_fixed
 
 from deploy.board.embedded import BoardServer
 from tests.support.programs import need
 from tests.support.services.serving import free_port
+from tests.support.waiting import PATIENCE_S
 
 KINDS = ("valkey", "redis with a password")
 PASSWORD = "secret-word"
@@ -26,10 +29,10 @@ def board_of(kind: str, folder: Path) -> Iterator[str]:
         server.stop()
         return
     program = need("redis-server")
-    socket = folder / "r.sock"
-    words = [program, "--port", "0", "--unixsocket", str(socket), "--requirepass", PASSWORD, "--save", ""]
+    path = folder / "r.sock"
+    words = [program, "--port", "0", "--unixsocket", str(path), "--requirepass", PASSWORD, "--save", ""]
     process = subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL)
-    yield f"unix://:{PASSWORD}@{socket}"
+    yield f"unix://:{PASSWORD}@{path}"
     process.kill()
     process.wait()
 
@@ -58,6 +61,8 @@ def redis_over_tls(folder: Path) -> Iterator[str]:
     words = [program, *(word for name, value in settings.items() for word in (f"--{name}", value))]
     process = subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL)
     try:
+        connect = retry(stop=stop_after_delay(PATIENCE_S), wait=wait_fixed(0.1), reraise=True)(socket.create_connection)
+        connect(("127.0.0.1", port)).close()
         yield f"rediss://:{PASSWORD}@localhost:{port}/0?ssl_ca_certs={folder / 'authority.pem'}"
     finally:
         process.kill()
