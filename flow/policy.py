@@ -194,37 +194,14 @@ class FlowPolicy:
         Returns:
             The transition to x_{k+1}, or to x_{k+span} for a merged step, and the velocity v [B, C, H, W].
         """
-        velocity = self.velocity(latents[::alike], self.sigma(k, latents)[::alike], conditioning)
-        if alike > 1:
-            velocity = velocity.repeat_interleave(alike, dim=0)[: len(latents)]
-        return self._moved(latents, k, velocity, is_ode=as_ode or k not in self._spans), velocity
-
-    def transitions(
-        self, parts: Sequence[tuple[Float[Tensor, "B C H W"], int]], *, conditioning: tuple[Conditioning, ...]
-    ) -> list[tuple[Transition, Float[Tensor, "B C H W"]]]:
-        """Return the stochastic steps from states of several steps, as `transition` does, from one `velocity`.
-
-        Args:
-            parts: states x_k [B, C, H, W] and their step k.
-            conditioning: from `conditioning`; one row for all.
-
-        Returns:
-            For each part the transition and the velocity.
-        """
-        states = torch.cat([latents for latents, _ in parts])
-        sigma = torch.cat([self.sigma(k, latents) for latents, k in parts])
-        velocities = self.velocity(states, sigma, conditioning).split([len(latents) for latents, _ in parts])
-        return [
-            (self._moved(latents, k, velocity, is_ode=False), velocity)
-            for (latents, k), velocity in zip(parts, velocities, strict=True)
-        ]
-
-    def _moved(
-        self, latents: Float[Tensor, "B C H W"], k: int, velocity: Float[Tensor, "B C H W"], *, is_ode: bool
-    ) -> Transition:
+        is_ode = as_ode or k not in self._spans
         following = k + (1 if is_ode else self.span(k))
         sigma, sigma_next = (self.sigma(i, latents) for i in (k, following))
-        return (ode if is_ode else self._kernel(k))(Start(latents, velocity, sigma, sigma_next))
+        velocity = self.velocity(latents[::alike], sigma[::alike], conditioning)
+        if alike > 1:
+            velocity = velocity.repeat_interleave(alike, dim=0)[: len(latents)]
+        kernel = ode if is_ode else self._kernel(k)
+        return kernel(Start(latents, velocity, sigma, sigma_next)), velocity
 
     def sigma(self, k: int, latents: Float[Tensor, "B ..."]) -> Float[Tensor, " B"]:
         """Return sigma_k [B] for these states on their device; it is copied once, since a copy makes the CPU wait."""

@@ -65,7 +65,6 @@ SPREAD = ("sampling.window={rule: spread, size: 2, within: [0.0, 1.0]}", "comple
 SLIDING = ("sampling.window={rule: sliding, size: 3, within: [0.0, 1.0], every: 8}",)
 ANYWHERE = ("sampling.window={rule: random, size: 3, within: [0.0, 1.0]}",)
 TWEEDIE = ("completion.rule=tweedie",)
-HALF = ("learner.pair_share=0.5",)
 FOUR_UPDATES = ("learner.updates_per_iteration=4",)
 JOINT = ("credit.normalise=joint", "credit.step_weights.rule=none")
 STEP_CREDIT = (
@@ -138,9 +137,6 @@ VARIANTS: Mapping[str, Variant] = {
     "stepwise_fast, two steps": Variant("stepwise_fast", (*TWO_STEPS, "completion.every=1")),
     "stepwise_fast, two steps, short tail": Variant("stepwise_fast", (*TWO_STEPS, *SHORT_TAIL, "completion.every=1")),
     "stepwise_fast, short tail": Variant("stepwise_fast", SHORT_TAIL),
-    # Only the half of the pairs with the largest advantages is trained.
-    **{f"{name}, half": Variant(name, HALF) for name in ("stepwise_fast", "stepwise_calibrated")},
-    "stepwise_fast, half, short tail": Variant("stepwise_fast", (*HALF, *SHORT_TAIL)),
     # Windows that reach every step: in each update, or one after the other.
     "stepwise_fast, spread": Variant("stepwise_fast", SPREAD),
     "stepwise_fast, sliding": Variant("stepwise_fast", SLIDING),

@@ -23,7 +23,6 @@ from flow.models.pipeline import PipelineBackbone
 from flow.models.reading import dtype_of
 from flow.policy import FlowPolicy, policy_of
 from flow.rollout import rollout_shard
-from learner.update.micro_batches import forward_rows
 from protocol.config.model import LoraConfig
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt, ShardRequest
@@ -313,11 +312,8 @@ def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, 
     groups = config.group.per_iteration
     shards = groups * config.group.size // config.group.shard
     trained = max(1, math.floor(config.learner.step_fraction * len(shard.states)))
-    steps, members = sorted(shard.states)[-trained:], config.group.shard
-    thinned = 0 if config.sampling.splits or config.learner.pair_share == 1 else steps.count(members)
-    left_out = thinned * members - forward_rows(members, thinned, config.learner.pair_share)
-    pairs = config.learner.epochs * shards * (members * trained - left_out)
-    states = config.learner.epochs * shards * (sum(steps) - left_out)
+    pairs = config.learner.epochs * shards * config.group.shard * trained
+    states = config.learner.epochs * shards * sum(sorted(shard.states)[-trained:])
     branches = 2 if config.model.guidance > 1 else 1
     compares_old = config.is_forward and (config.rolls_out_old or config.learner.old.weight > 0)
     weighs_groups = config.learner.objective == "dgpo"

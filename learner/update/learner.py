@@ -24,7 +24,6 @@ from learner.update.metrics import PieceStatistics, StepStatistics, group_metric
 from learner.update.micro_batches import (
     ShardTask,
     StepChoice,
-    forwards,
     micro_batches,
     noised_batches,
     shard_tasks,
@@ -478,14 +477,11 @@ class Learner:
     def _add_gradients(self, task: ShardTask, rollout: Rollout, batch: "MiniBatch") -> None:
         """Run every micro-batch of a shard forward and backward."""
         all_pairs = self._all_pairs(batch)
-        piece = 0
-        for parts in self._losses(task, rollout, batch):
-            totals = [losses.loss.sum() for _, losses in parts]
-            self._scaler.scale(sum(totals[1:], totals[0]) / all_pairs).backward()
-            for (k, losses), total in zip(parts, totals, strict=True):
-                order = (batch.number, task.number, piece)
-                self._pending.append(PendingPiece(order=order, k=k, losses=losses.detached(), total=total.detach()))
-                piece += 1
+        for piece, (k, losses) in enumerate(self._losses(task, rollout, batch)):
+            total = losses.loss.sum()
+            self._scaler.scale(total / all_pairs).backward()
+            order = (batch.number, task.number, piece)
+            self._pending.append(PendingPiece(order=order, k=k, losses=losses.detached(), total=total.detach()))
 
     def _settle(self) -> None:
         """Copy the results of the micro-batches from the device; nothing has waited for the device before."""
@@ -496,10 +492,8 @@ class Learner:
             self._pieces.append(PieceStatistics.of(piece.order, piece.losses, loss))
         self._pending = []
 
-    def _losses(
-        self, task: ShardTask, rollout: Rollout, batch: "MiniBatch"
-    ) -> Iterator[Sequence[tuple[int, PairLosses]]]:
-        """Run the objective over a shard's micro-batches; yield the steps and losses of each forward's pieces."""
+    def _losses(self, task: ShardTask, rollout: Rollout, batch: "MiniBatch") -> Iterator[tuple[int, PairLosses]]:
+        """Run the objective over a shard's micro-batches; yield each one's step and losses."""
         config, device = self._config, self._device
         if self._old:
             forward = ForwardObjective(
@@ -514,19 +508,12 @@ class Learner:
             noised = noised_batches(task, rollout, device=device, choice=self._choice(batch), shares_noise=is_group)
             noised = (replace(each, weight=forward.group_weight(each)) for each in noised) if is_group else noised
             for piece in split_micro_batches(noised, most=config.model.forward_batch):
-                yield [(piece.k, forward(piece))]
+                yield piece.k, forward(piece)
             return
         objective = Objective(self._policy, self._lora, config.learner, self._reference)
-        found = micro_batches(
-            task,
-            rollout,
-            alike=self._policy.alike,
-            device=device,
-            keeps_idle=self._keeps_idle,
-            share=config.learner.pair_share,
-        )
-        for parts in forwards(found, members=len(rollout.latents), most=config.model.forward_batch):
-            yield [(part.k, losses) for part, losses in zip(parts, objective.together(parts), strict=True)]
+        whole = micro_batches(task, rollout, alike=self._policy.alike, device=device, keeps_idle=self._keeps_idle)
+        for piece in split_micro_batches(whole, most=config.model.forward_batch):
+            yield piece.k, objective(piece)
 
     def _take_step(self, gradient: Gradient, *, scale: float) -> float | None:
         """Clip and step; return the gradient's norm before clipping, or None if no step was taken."""

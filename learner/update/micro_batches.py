@@ -1,20 +1,19 @@
 """From groups and their credit to the (trajectory, step) pairs that the update runs over.
 
 A micro-batch is one shard at one step k: the batch shape in which the rollout actor computed it, so that a replay with
-an unchanged adapter gives the same bits. If only the largest pairs train, those of several steps fill one forward of
-this shape. A mini-batch is the groups of one optimizer step; its micro-batches' gradients add up.
+an unchanged adapter gives the same bits. A mini-batch is the groups of one optimizer step; its micro-batches'
+gradients add up.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import cycle
 from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flow.maths.noise import SHARED, forward_noise
@@ -51,8 +50,6 @@ class MicroBatch(Pairs):
     """Clean latents that the step led to, if the objective regresses on them."""
     factor: float = 1.0
     """Factor of the loss; above 1 if micro-batches like this one train only sometimes."""
-    is_thinned: bool = False
-    """Whether only its largest pairs are here, and pairs of other steps complete the shape of their forward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,46 +212,8 @@ def shard_tasks(
     return tasks
 
 
-def forward_rows(members: int, steps: int, share: float) -> int:
-    """Return how many pairs of a shard train if only the largest do: whole forwards, N ceil(share W).
-
-    Args:
-        members: N of the shard.
-        steps: W, the trained steps in which no members share a state.
-        share: `learner.pair_share`.
-    """
-    return members * math.ceil(round(share * steps, 9))
-
-
-def largest_pairs(sizes: Float[np.ndarray, "N W"], share: float) -> list[Int[np.ndarray, " rows"]]:
-    """Choose the pairs of a shard that train: those with the largest |advantage| of each step.
-
-    The first steps have one pair more than the last ones if the steps do not divide `forward_rows`. Of equal sizes the
-    first member counts as larger. After PODS (arXiv 2504.13818), which trains on the part of a group's answers with the
-    largest variance of rewards; here every step has its own part.
-
-    Args:
-        sizes: |A| of N members at W steps.
-        share: least share of the pairs, in (0, 1].
-
-    Returns:
-        For each step the chosen members, ascending.
-    """
-    members, steps = sizes.shape
-    rows = forward_rows(members, steps, share)
-    counts = [(rows + steps - 1 - step) // steps for step in range(steps)]
-    order = np.argsort(-sizes, axis=0, kind="stable")
-    return [np.sort(order[:count, step]) for step, count in enumerate(counts)]
-
-
 def micro_batches(
-    task: ShardTask,
-    rollout: Rollout,
-    *,
-    alike: Alike,
-    device: torch.device,
-    keeps_idle: bool = False,
-    share: float = 1.0,
+    task: ShardTask, rollout: Rollout, *, alike: Alike, device: torch.device, keeps_idle: bool = False
 ) -> Iterator[MicroBatch]:
     """Yield the pairs of one shard, step by step; steps whose advantages are all 0 are left out.
 
@@ -264,7 +223,6 @@ def micro_batches(
         alike: `FlowPolicy.alike` of the policy that rolled out.
         device: device of the tensors.
         keeps_idle: as in `ShardTask.teaching`.
-        share: share of the pairs as in `largest_pairs`; steps in which members share a state keep all.
 
     Yields:
         One micro-batch for each trained step.
@@ -275,18 +233,11 @@ def micro_batches(
     _require_own(task, rollout)
     if rollout.log_probs is None:
         raise ContractError("an objective of the reverse process needs the rollout's log-probs, got none")
-    columns, members = task.teaching(keeps_idle=keeps_idle), len(rollout.latents)
-    own = [
-        k
-        for k in (rollout.steps[column] for column in columns)
-        if share < 1 and k not in task.strides and alike(k, rollout.steps, members) == 1
-    ]
-    thinned = dict(zip(own, largest_pairs(np.abs(task.advantages[:, own]), share), strict=True)) if own else {}
-    for column in columns:
+    for column in task.teaching(keeps_idle=keeps_idle):
         k = rollout.steps[column]
-        rows = thinned.get(k, slice(None, None, task.strides.get(k, 1)))
+        rows = slice(None, None, task.strides.get(k, 1))
         latents = rollout.latents[rows, k]
-        same = 1 if k in thinned else alike(k, rollout.steps, len(latents))
+        same = alike(k, rollout.steps, len(latents))
         require_alike(latents, same, k=k)
         yield MicroBatch(
             prompt=rollout.request.prompt,
@@ -301,7 +252,6 @@ def micro_batches(
             target=None if rollout.targets is None else _tensor(rollout.targets[rows, column], device),
             factor=task.factors.get(k, 1.0),
             alike=same,
-            is_thinned=k in thinned,
         )
 
 
@@ -360,50 +310,12 @@ def split_micro_batches(micro_batches: Iterable[Batch], *, most: int | None) -> 
             yield micro_batch
             continue
         for piece in pieces:
-            yield _rows(micro_batch, slice(piece.start * alike, piece.stop * alike))
-
-
-def forwards(micro_batches: Iterable[MicroBatch], *, members: int, most: int | None) -> Iterator[Sequence[MicroBatch]]:
-    """Group the pieces of a shard's micro-batches into forwards of the sizes that the rollout computed.
-
-    Args:
-        micro_batches: from `micro_batches`.
-        members: rows of the shard.
-        most: most rows of a forward; None for no bound.
-
-    Yields:
-        The pieces of one forward: one, or thinned ones of several steps.
-    """
-    sizes = cycle(piece.stop - piece.start for piece in even_pieces(members, most))
-    room, held = next(sizes), []
-    for micro_batch in micro_batches:
-        if not micro_batch.is_thinned:
-            yield from ([piece] for piece in split_micro_batches([micro_batch], most=most))
-            continue
-        start, count = 0, len(micro_batch.latents)
-        while start < count:
-            stop = min(start + room, count)
-            held.append(_rows(micro_batch, slice(start, stop)))
-            room -= stop - start
-            start = stop
-            if not room:
-                yield held
-                room, held = next(sizes), []
-    if held:
-        raise ContractError(f"thinned pairs must fill whole forwards, got {room} rows too few")
-
-
-def _rows(micro_batch: Batch, rows: slice) -> Batch:
-    """Return some rows of a micro-batch."""
-    count = len(micro_batch.latents)
-    return replace(
-        micro_batch,
-        **{
-            each.name: value[rows]
-            for each in fields(micro_batch)
-            if isinstance(value := getattr(micro_batch, each.name), torch.Tensor) and len(value) == count
-        },
-    )
+            rows = {
+                each.name: value[piece.start * alike : piece.stop * alike]
+                for each in fields(micro_batch)
+                if isinstance(value := getattr(micro_batch, each.name), torch.Tensor) and len(value) == count
+            }
+            yield replace(micro_batch, **rows)
 
 
 def require_alike(latents: Float[np.ndarray, "N C H W"], alike: int, *, k: int) -> None:

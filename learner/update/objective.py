@@ -3,7 +3,7 @@
 `Objective` runs the policy; the functions below it are the formulas, pure and in float32.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
@@ -46,10 +46,6 @@ class PairLosses:
         return replace(self, loss=self.loss.detach(), ratio=ratio)
 
 
-Moved = tuple[Transition, Float[Tensor, "N C H W"]]
-"""A step from given states, and the velocity that it uses."""
-
-
 @dataclass(frozen=True)
 class Objective:
     """The loss of the (trajectory, step) pairs.
@@ -67,31 +63,9 @@ class Objective:
         """Run the policy, and the reference if the KL has a weight, over one micro-batch."""
         conditioning = self.policy.conditioning(micro_batch.prompt.text, micro_batch.prompt.negative)
         reference = self._reference(micro_batch, conditioning) if self.config.kl.weight else None
-        moved = self.policy.transition(
+        transition, velocity = self.policy.transition(
             micro_batch.latents, micro_batch.k, conditioning=conditioning, alike=micro_batch.alike
         )
-        return self._losses(micro_batch, moved, reference)
-
-    def together(self, parts: Sequence[MicroBatch]) -> list[PairLosses]:
-        """Run the policy over pairs of one shard at several steps in one forward; there is no KL then.
-
-        Args:
-            parts: pieces of micro-batches of which none shares states.
-
-        Returns:
-            The losses of each part.
-        """
-        if len(parts) == 1:
-            return [self(parts[0])]
-        prompt = parts[0].prompt
-        moves = self.policy.transitions(
-            [(part.latents, part.k) for part in parts],
-            conditioning=self.policy.conditioning(prompt.text, prompt.negative),
-        )
-        return [self._losses(part, moved, None) for part, moved in zip(parts, moves, strict=True)]
-
-    def _losses(self, micro_batch: MicroBatch, moved: Moved, reference: Moved | None) -> PairLosses:
-        transition, velocity = moved
         loss, ratio, outside = self._policy_term(micro_batch, transition, velocity)
         kl = torch.zeros_like(loss)
         if reference is not None:
@@ -148,7 +122,9 @@ class Objective:
         return micro_batch.old_mean
 
     @torch.no_grad()
-    def _reference(self, micro_batch: MicroBatch, conditioning: tuple[Conditioning, ...]) -> Moved:
+    def _reference(
+        self, micro_batch: MicroBatch, conditioning: tuple[Conditioning, ...]
+    ) -> tuple[Transition, Float[Tensor, "N C H W"]]:
         with reference_of(self.lora, self.reference):
             return self.policy.transition(
                 micro_batch.latents, micro_batch.k, conditioning=conditioning, alike=micro_batch.alike

@@ -135,10 +135,6 @@ class LearnerConfig(Section):
     subsample_below: float = Field(default=0.0, ge=0.0)
     """b, at least 0. A micro-batch whose mean |advantage| a is below b is trained with probability a / b, and its loss
     is multiplied by b / a, so the expected gradient stays the same. 0 trains all micro-batches."""
-    pair_share: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Share of a shard's pairs that is trained, in (0, 1]: at each step those with the largest |advantage|. It is
-    rounded up, so that the pairs of all steps fill whole forwards. Steps in which members share a state are trained
-    whole."""
     divergence_bound: float = Field(default=1e-5, gt=0.0)
     """tau of the objective `masked`, above 0: how far a step may have moved away from the policy that rolled it out, in
     nats per latent element."""

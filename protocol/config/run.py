@@ -258,13 +258,12 @@ class RunConfig(Section):
     def _require_forward_process(self) -> None:
         """Check what ODE trajectories and the objectives of the forward process need."""
         credit, learner = self.credit, self.learner
-        for key, whole in (("subsample_below", 0), ("pair_share", 1)):
-            if getattr(learner, key) != whole and (self.is_forward or learner.kl.weight):
-                raise ValueError(
-                    f"learner.{key} must be {whole} for objectives and KL terms that train pairs without an advantage"
-                    f" too, got {getattr(learner, key):g} with {learner.objective!r} and learner.kl.weight"
-                    f" {learner.kl.weight:g}: they would be left out; drop one of the two"
-                )
+        if learner.subsample_below and (self.is_forward or learner.kl.weight):
+            raise ValueError(
+                f"learner.subsample_below must be 0 for objectives and KL terms that train pairs without an advantage"
+                f" too, got {learner.subsample_below:g} with {learner.objective!r} and learner.kl.weight"
+                f" {learner.kl.weight:g}: they would be left out; drop one of the two"
+            )
         if self.is_forward and learner.kl.weight and learner.kl.rule != "velocity":
             raise ValueError(
                 f"learner.kl.rule must be `velocity` for objective {learner.objective}, got {learner.kl.rule!r}: it has"

@@ -14,11 +14,9 @@ from deploy.tools.fake_memory import CostMeter
 from flow.models.folder import adapter_config
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone
 from flow.policy import build_policy
-from flow.rollout import RolloutPolicy, rollout_shard
-from learner.update.learner import Learner
+from flow.rollout import rollout_shard
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt, ShardRequest
-from tests.support.learning.groups import iterate
 from tests.support.worlds.tiny_models import write_flux
 from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_z_image
 
@@ -216,22 +214,6 @@ def test_members_with_one_state_share_a_gradient_and_the_longest_window_needs_me
     alone = estimate(tiny_config(sampling={"shared_noise": False}, group=group, credit=rule))
     ratio = found[0].learner["forward and backward"] / alone.learner["forward and backward"]
     assert ratio == 1.0 if rows == 4 else ratio < 0.6
-
-
-@pytest.mark.parametrize(
-    ("sampling", "pairs"),
-    [({"steps": 6}, 4 + 2 * 4), ({"steps": 6, "shared_noise": False}, 3 * 4), ({"steps": 4}, 4 + 4)],
-)
-def test_only_whole_forwards_of_the_largest_pairs_are_counted(
-    tiny_config: Config, sampling: dict[str, Any], pairs: int
-) -> None:
-    group = {"size": 4, "shard": 4, "per_iteration": 1}
-    config = tiny_config(sampling=sampling, learner={"pair_share": 0.5, "probe_every": 0}, group=group)
-    counts = estimate(config).evaluations
-    assert counts.pairs == pairs
-    learner, policy = Learner(config), RolloutPolicy(config)
-    trained = iterate(learner, policy, config)["work/gradient_evaluations"]
-    assert trained * counts.gradient_flops / counts.forward_flops == pytest.approx(counts.learner, abs=1)
 
 
 def test_groups_with_different_windows_are_counted_each(tiny_config: Config) -> None:

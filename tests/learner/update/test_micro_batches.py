@@ -18,9 +18,6 @@ from learner.update.micro_batches import (
     MicroBatch,
     ShardTask,
     StepChoice,
-    forward_rows,
-    forwards,
-    largest_pairs,
     micro_batches,
     require_alike,
     shard_tasks,
@@ -197,45 +194,6 @@ def test_the_gradient_is_that_of_one_velocity_for_each_member(tiny_config: Confi
         theirs, _ = found(alone, k)
         assert relative_difference(theirs, ours) < 1e-5
         assert evaluations == branches * different
-
-
-def test_the_largest_pairs_of_each_step_fill_whole_forwards() -> None:
-    sizes = np.array([[0.1, 2.0, 0.3], [0.9, 1.0, 0.3], [0.5, 3.0, 0.2], [0.7, 0.0, 0.4]])
-    assert [rows.tolist() for rows in largest_pairs(sizes, 0.5)] == [[1, 2, 3], [0, 1, 2], [0, 3]], "8 rows of 12"
-    assert [rows.tolist() for rows in largest_pairs(sizes[:, :2], 0.5)] == [[1, 3], [0, 2]], "4 rows of 8"
-    assert [rows.tolist() for rows in largest_pairs(sizes[:, :1], 0.1)] == [[0, 1, 2, 3]]
-    assert forward_rows(24, 30, 0.1) == 24 * 3, "not 4: 0.1 * 30 is a little above 3"
-    assert [rows.tolist() for rows in largest_pairs(np.zeros((2, 2)), 0.5)] == [[0], [0]]
-
-
-@pytest.mark.parametrize("most", [None, 2])
-def test_the_gradient_of_the_largest_pairs_is_that_of_all_without_the_other_advantages(
-    tiny_config: Config, most: int | None
-) -> None:
-    config = tiny_config(model={"forward_batch": most}, sampling={"steps": 6}, group={"size": 4, "shard": 4})
-    task = task_of(config)
-    policy, lora = build_policy(config, device="cpu")
-    objective = Objective(policy, lora, config.learner)
-
-    def found(task: ShardTask, share: float) -> tuple[torch.Tensor, int]:
-        for parameter in lora.parameters.values():
-            parameter.grad = None
-        policy.gradient_evaluations = 0
-        batches = micro_batches(task, task.shard.rollout, alike=policy.alike, device=CPU, share=share)
-        losses = [each for parts in forwards(batches, members=4, most=most) for each in objective.together(parts)]
-        torch.cat([each.loss for each in losses]).sum().backward()
-        assert all((each.ratio == 1).all() for each in losses), "the forwards have the rollout's shape"
-        parts = [each.grad.flatten() for each in lora.parameters.values() if each.grad is not None]
-        return torch.cat(parts), policy.gradient_evaluations
-
-    rows = largest_pairs(np.abs(task.advantages[:, 1:5]), 0.5)
-    advantages = task.advantages.copy()
-    for k, kept in enumerate(rows, start=1):
-        advantages[[member for member in range(4) if member not in kept], k] = 0
-    ours, evaluations = found(task, 0.5)
-    theirs, all_evaluations = found(replace(task, advantages=advantages), 1.0)
-    assert relative_difference(theirs, ours) < 1e-5
-    assert (evaluations, all_evaluations) == (1 + 2 * 4, 1 + 4 * 4)
 
 
 def test_a_step_whose_state_all_members_share_takes_one_gradient(tiny_config: Config) -> None:

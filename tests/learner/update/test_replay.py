@@ -95,13 +95,6 @@ UPDATES: Mapping[str, dict[str, Any]] = MappingProxyType(
         "float16": {"model": {"dtype": "float16"}},
         "checkpointed": {"model": {"gradient_checkpointing": True}},
         "cut forwards": {"model": {"forward_batch": 3}, "group": {"shard": 4}},
-        "the largest pairs": {"group": {"shard": 4}, "learner": {"pair_share": 0.5}},
-        "the largest pairs, cut forwards, guided, bfloat16": {
-            "model": {"forward_batch": 3, "guidance": 3.0, "dtype": "bfloat16"},
-            "sampling": {"steps": 6},
-            "group": {"size": 8, "shard": 4},
-            "learner": {"pair_share": 0.3},
-        },
         "cut forwards, guided, bfloat16": {"model": {"forward_batch": 2, "guidance": 3.0, "dtype": "bfloat16"}},
         "cps, published log-prob": {"sampling": {"kernel": "cps", "log_prob": "squared"}},
         "ddim, first step excluded": {"sampling": {"kernel": "ddim_sde", "first_step": "exclude", "steps": 5}},

@@ -104,7 +104,6 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
         "with kl": {"learner": {"kl": {"weight": 0.1}}},
         "a share of the steps": {"learner": {"step_fraction": 0.6, "epochs": 2}},
         "subsampled micro-batches": {"learner": {"subsample_below": 1.0, "epochs": 2}},
-        "the largest pairs": {"learner": {"pair_share": 0.5, "epochs": 2}},
         "a running mean": {"learner": {"average": {"decay": 0.9, "every": 1}}},
         "cut forwards": {"model": {"forward_batch": 1}},
         "older adapters": {"group": {**MANY, "max_lag": 1}},
