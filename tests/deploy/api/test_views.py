@@ -9,7 +9,7 @@ import pytest
 
 from protocol.config.run import RunConfig
 from tests.support.runs.long import a_long_run
-from tests.support.services.browsing import count, resize, started_browser, text, wait_for
+from tests.support.services.browsing import act, count, resize, started_browser, text, wait_for
 from tests.support.services.serving import servers
 
 VIEWS = ("overview", "curves", "images", "runs", "config", "events")
@@ -126,16 +126,17 @@ def test_dragging_over_a_chart_shows_that_part(visit):
     page = visit("curves", "long")
     from selenium.webdriver import ActionChains
 
-    chart = page.find_element("css selector", "#charts .u-over")
-    ActionChains(page).move_to_element_with_offset(chart, -40, 0).click_and_hold().move_by_offset(
-        80, 0
-    ).release().perform()
+    def drag(chart: Any) -> None:
+        moves = ActionChains(page).move_to_element_with_offset(chart, -40, 0).click_and_hold()
+        moves.move_by_offset(80, 0).release().perform()
+
+    act(page, "#charts .u-over", drag)
     wait_for(page, lambda: page.execute_script("return document.querySelector('#zoom-to').value") != "")
     first, last = (
         int(page.execute_script(f"return document.querySelector('#zoom-{end}').value")) for end in ("from", "to")
     )
     assert 0 < first < last < 1200
-    ActionChains(page).double_click(page.find_element("css selector", "#charts .u-over")).perform()
+    act(page, "#charts .u-over", lambda chart: ActionChains(page).double_click(chart).perform())
     wait_for(page, lambda: page.execute_script("return document.querySelector('#zoom-to').value") == "")
 
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
+
 from tests.support.programs import need
 from tests.support.waiting import PATIENCE_S
 
@@ -43,6 +45,19 @@ def wait_for(browser: Any, holds: Callable[[], Any], seconds: float = PATIENCE_S
     while not holds():
         assert time.monotonic() < until, browser.execute_script("return document.body.innerText")
         time.sleep(0.1)
+
+
+def act(browser: Any, selector: str, do: Callable[[Any], None]) -> None:
+    """Do something with the first element of a selector; again if the page has drawn that element anew meanwhile."""
+    from selenium.common.exceptions import StaleElementReferenceException
+
+    again = retry(
+        retry=retry_if_exception_type(StaleElementReferenceException),
+        stop=stop_after_delay(PATIENCE_S),
+        wait=wait_fixed(0.1),
+        reraise=True,
+    )
+    again(lambda: do(browser.find_element("css selector", selector)))()
 
 
 def resize(browser: Any, width: int) -> None:
