@@ -210,11 +210,6 @@ class Machine:
         _do("tc", "qdisc", "replace", "dev", self.link, *shape)
         _do("ip", "netns", "exec", self.namespace, "tc", "qdisc", "replace", "dev", "eth0", *shape)
 
-    def full_speed(self) -> None:
-        """End `slow`."""
-        _do("tc", "qdisc", "del", "dev", self.link, "root")
-        _do("ip", "netns", "exec", self.namespace, "tc", "qdisc", "del", "dev", "eth0", "root")
-
     def processes(self, pattern: str = "") -> list[psutil.Process]:
         """Its processes whose command lines match."""
         found = []
