@@ -56,6 +56,12 @@ def serve_until_interrupted(
     class Server(uvicorn.Server):
         is_lingering = False
 
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets=sockets)
+            if self.started:  # from now on a signal ends it in order, also where Ctrl-C was ignored before
+                sys.stdout.write(f"{announcement}\n")
+                sys.stdout.flush()
+
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             if linger_s and self.server_state.connections and not self.is_lingering:
                 self.is_lingering = True
@@ -75,6 +81,4 @@ def serve_until_interrupted(
     )
     log_sparingly()
     with suppress(KeyboardInterrupt):
-        sys.stdout.write(f"{announcement}\n")
-        sys.stdout.flush()
         Server(settings).run(sockets=[listener])
