@@ -406,6 +406,19 @@ def test_ctrl_c_ends_a_server_quietly(tmp_path, serve):
     assert "stopped at once" not in process.stdout.read()
 
 
+def test_a_server_of_a_script_s_background_ends_with_ctrl_c_from_its_announcement_on(tmp_path):
+    """Such a shell lets its processes ignore Ctrl-C until they ask for it."""
+    words = ["bash", "-c", 'trap "" INT; exec "$@"', "shell", sys.executable, "-m", "deploy", "serve", str(tmp_path)]
+    with subprocess.Popen([*words, "--port", "0"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("page")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+
+
 def test_a_server_goes_on_for_those_who_are_connected_when_it_is_asked_to(tmp_path, serve):
     process, address = serve(str(tmp_path), "--linger", "3600")
     with httpx2.Client(base_url=address, timeout=30) as client:
