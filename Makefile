@@ -2,7 +2,7 @@
 VENV ?= .venv
 PYTHON ?= python3
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
-# uv leaves it to the first import to write bytecode. If nothing may write it, each process compiles its libraries for four seconds.
+# Bytecode is written by the first import. If nothing may write it, each process compiles its libraries for many seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test gpu-test docs
@@ -23,7 +23,7 @@ docs: $(VENV)/documented
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt torch uv
+	$(VENV)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt torch uv
 	$(call install,.[dev])
 	touch $@
 
