@@ -229,7 +229,7 @@ def test_a_stop_ends_a_pause(config, tmp_path):
     assert left_behind(tmp_path / "run").phase == "stopped"
 
 
-@pytest.mark.parametrize("ahead_s", [-3600.0, -30.0, 30.0, 3600.0])
+@pytest.mark.parametrize("ahead_s", [-3600.0, 30.0])
 def test_a_command_to_an_earlier_process_is_refused_and_one_to_this_process_is_not_whatever_the_clocks_say(
     config, tmp_path, redis, monkeypatch, ahead_s
 ):

@@ -58,8 +58,10 @@ def test_evaluations_are_the_rows_that_a_real_shard_asks_for(
     assert found.pairs == 12 * len(rollout.steps)
     assert 1.5 < found.learner / (found.pairs * (2 if guidance > 1 else 1)) < 2.5
     assert len(rollout.steps) == 3
-    part = config.model_copy(update={"learner": config.learner.model_copy(update={"step_fraction": 0.6})})
-    assert estimate(part).evaluations.pairs == 12 * 1, "the learner trains 1 of 3 steps at a fraction of 0.6"
+
+
+def test_the_learner_trains_1_of_3_steps_at_a_fraction_of_0_6(tiny_config: Config) -> None:
+    assert estimate(tiny_config(learner={"step_fraction": 0.6})).evaluations.pairs == 2 * 4
 
 
 @pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}, {"dtype": "bfloat16"}], ids=str)
@@ -90,8 +92,9 @@ def test_checkpointing_and_smaller_batches_take_less(tiny_config: Config) -> Non
     def learner(**settings: Any) -> int:
         return estimate(configured(tiny_config, **settings)).learner["forward and backward"]
 
-    assert learner(gradient_checkpointing=True) < 0.95 * learner()
-    assert learner(forward_batch=1) < 0.6 * learner()
+    plain = learner()
+    assert learner(gradient_checkpointing=True) < 0.95 * plain
+    assert learner(forward_batch=1) < 0.6 * plain
 
 
 def test_weights_are_counted_exactly(tiny_config: Config) -> None:
@@ -183,6 +186,17 @@ SHORT_THEN_LONG = (0, 3)
 """Seeds whose first window under it holds one stochastic step, and two."""
 
 
+CREDIT = {"rule": "uniform", "step_weights": {"rule": "none"}}
+WHOLE = {"size": 4, "shard": 4, "per_iteration": 1}
+
+
+@pytest.fixture(scope="module")
+def gradient_of_four(tiny_config: Config) -> int:
+    """Memory of a forward and backward when each of four members has a state of its own."""
+    alone = estimate(tiny_config(sampling={"shared_noise": False}, group=WHOLE, credit=CREDIT))
+    return alone.learner["forward and backward"]
+
+
 @pytest.mark.parametrize(
     ("sampling", "learner", "rows", "states"),
     [
@@ -195,13 +209,16 @@ SHORT_THEN_LONG = (0, 3)
     ],
 )
 def test_members_with_one_state_share_a_gradient_and_the_longest_window_needs_memory(
-    tiny_config: Config, sampling: dict[str, Any], learner: dict[str, Any], rows: int, states: list[int]
+    tiny_config: Config,
+    gradient_of_four: int,
+    sampling: dict[str, Any],
+    learner: dict[str, Any],
+    rows: int,
+    states: list[int],
 ) -> None:
-    rule = {"rule": "uniform", "step_weights": {"rule": "none"}}
-    group = {"size": 4, "shard": 4, "per_iteration": 1}
     found, seen = [], []
     for seed in SHORT_THEN_LONG[: len(states)]:
-        config = tiny_config(seed=seed, sampling=sampling, learner=learner, group=group, credit=rule)
+        config = tiny_config(seed=seed, sampling=sampling, learner=learner, group=WHOLE, credit=CREDIT)
         found.append(estimate(config))
         counts, old = found[-1].evaluations, bool(learner)
         each = counts.gradient_flops / counts.forward_flops + old
@@ -211,8 +228,7 @@ def test_members_with_one_state_share_a_gradient_and_the_longest_window_needs_me
     assert len({each.learner["forward and backward"] for each in found}) == 1, (
         "not that of the first iteration's window"
     )
-    alone = estimate(tiny_config(sampling={"shared_noise": False}, group=group, credit=rule))
-    ratio = found[0].learner["forward and backward"] / alone.learner["forward and backward"]
+    ratio = found[0].learner["forward and backward"] / gradient_of_four
     assert ratio == 1.0 if rows == 4 else ratio < 0.6
 
 
