@@ -426,15 +426,19 @@ class LearnerGroup:
         require_same_facts(self._facts, facts, joining=f"one on node {member.node}", role="learner workers")
 
     async def _resize(self) -> None:
-        """Bring the group to the desired size if enough further workers are ready; otherwise they wait."""
-        missing = self._desired - len(self._workers)
-        if missing > len(self._joining) or not (missing or self._joining):
+        """Bring the group to the desired size if enough further workers are ready; otherwise they wait.
+
+        A size that is asked for meanwhile, and workers that become ready meanwhile, wait for the next update.
+        """
+        desired, ready = self._desired, list(self._joining)
+        missing = desired - len(self._workers)
+        if missing > len(ready) or not (missing or ready):
             return
-        joining, spare = self._joining[: max(0, missing)], self._joining[max(0, missing) :]
-        leaving = self._workers[self._desired :]
+        joining, spare = ready[: max(0, missing)], ready[max(0, missing) :]
+        leaving = self._workers[desired:]
         if joining:
             await _restore(joining, self._workers[0].actor.state.remote())
-        self._workers, self._joining = [*self._workers[: self._desired], *joining], []
+        self._workers, self._joining = [*self._workers[:desired], *joining], self._joining[len(ready) :]
         for worker in (*leaving, *spare):
             self._ended_s += worker.busy_s
             ray.kill(worker.actor)

@@ -197,7 +197,7 @@ async def _gradient(workers: Sequence[Worker]) -> GradientHandle:
     held = await _each(workers, lambda worker: worker.lane_sum())
     while len(held) > 1:
         half = len(held) // 2
-        pairs: Iterable[Any] = zip(workers, held[:half], held[half:], strict=False)
+        pairs: Iterable[Any] = zip(workers[:half], held[:half], held[half:], strict=True)
         held = await _together(worker.added(one, other) for worker, one, other in pairs)
     return held[0]
 

@@ -1,0 +1,118 @@
+"""The size of a learner group while it changes: whatever is asked for meanwhile, no worker is lost or left over."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import ray
+
+from actors.learners import LearnerGroup
+from actors.pool.nodes import NodeFailures
+from flow.device import library_facts
+from protocol.config.run import RunConfig
+from tests.support.waiting import until
+
+
+class Call:
+    """A remote call of a method."""
+
+    def __init__(self, actor: "Fake", method: str) -> None:
+        self._actor, self._method = actor, method
+        self._answer: Future[Any] = Future()
+
+    def remote(self, *args: Any) -> "Call":
+        if self._method == "take_seat":
+            self._actor.seat = args[0]
+        if self._method == self._actor.holds:
+            self._actor.held.append(self)
+        else:
+            self.end()
+        return self
+
+    def end(self) -> None:
+        answers = {"__ray_call__": ("host", "node", 1), "prepare": library_facts()}
+        self._answer.set_result(answers.get(self._method))
+
+    def future(self) -> "Future[Any]":
+        return self._answer
+
+
+class Fake:
+    """Takes the part of a learner worker's actor; it does not answer the method `holds`."""
+
+    def __init__(self, holds: str) -> None:
+        self.holds = holds
+        self.held: list[Call] = []
+        self.seat: Any = None
+
+    def __getattr__(self, method: str) -> Call:
+        return Call(self, method)
+
+
+class Fakes:
+    """Takes the part of `LearnerActor`: the nodes have room for some actors, the others wait for a node."""
+
+    def __init__(self) -> None:
+        self.room, self.holds = 100, ""
+        self.made: list[Fake] = []
+        self.killed: list[Fake] = []
+
+    def options(self, **_: Any) -> "Fakes":
+        return self
+
+    def remote(self, _: RunConfig) -> Fake:
+        has_room = len(self.left) < self.room
+        self.made.append(Fake(self.holds if has_room else "__ray_call__"))
+        return self.made[-1]
+
+    @property
+    def left(self) -> list[Fake]:
+        return [actor for actor in self.made if actor not in self.killed]
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
+    made = Fakes()
+    monkeypatch.setattr(ray, "kill", made.killed.append)
+    return made
+
+
+def group_of(tiny_config: Callable[..., RunConfig], fakes: Fakes, workers: int) -> LearnerGroup:
+    config = tiny_config(cluster={"learner": {"workers": workers, "timeout_s": 5}})
+    return LearnerGroup(config, NodeFailures(within_s=60), actor_class=fakes)
+
+
+def require_seats(actors: Sequence[Fake]) -> None:
+    """Each has a seat of its own among so many."""
+    assert sorted(actor.seat.worker for actor in actors) == list(range(len(actors)))
+    assert {actor.seat.workers for actor in actors} == {len(actors)}
+
+
+@pytest.mark.parametrize(("before", "then", "meanwhile"), [(2, 4, 1), (4, 8, 2), (1, 2, 8)])
+def test_a_size_that_is_asked_for_while_workers_join_waits_for_the_next_update(
+    tiny_config, fakes, before, then, meanwhile
+):
+    async def scenario() -> None:
+        group = group_of(tiny_config, fakes, before)
+        await group.start()
+        fakes.holds = "restore"
+        group.scale(then)
+        await until(lambda: group.status().ready == then)
+        resizing = asyncio.ensure_future(group._resize())
+        joining = fakes.made[before:]
+        await until(lambda: all(actor.held for actor in joining))
+        fakes.holds = ""
+        group.scale(meanwhile)
+        await until(lambda: group.status().ready == max(then, meanwhile))
+        for actor in joining:
+            actor.held.pop().end()
+        await resizing
+        require_seats(fakes.made[:then])
+        assert len(fakes.left) == max(then, meanwhile)
+        await group._resize()
+        require_seats(fakes.left)
+        assert len(fakes.left) == meanwhile
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
