@@ -2,7 +2,8 @@
 
 | event                       | what the group does                                                                  |
 |-----------------------------|--------------------------------------------------------------------------------------|
-| a worker dies or hangs      | `LearnerFailedError`; `restart` makes a new group in the state of iteration 0        |
+| a worker dies or hangs      | `LearnerFailedError`; `restart` makes a new group in the state of iteration 0, of    |
+|                             | the old size, or of a smaller one that is desired                                    |
 | a worker raises             | the call ends with its error at once; the next update starts from the same state     |
 | a larger size is desired    | further workers start while the group goes on unchanged until all are ready          |
 | they are ready, or a        | before the next update they get the state, surplus workers end, and the lanes are    |
@@ -274,7 +275,10 @@ class LearnerGroup:
         await self._assign_seats()
 
     async def restart(self) -> None:
-        """Replace all workers by new ones in the state of iteration 0, as many as desired."""
+        """Replace all workers by new ones in the state of iteration 0.
+
+        A larger size that was desired but not yet reached goes on waiting, so it cannot keep the group from starting.
+        """
         for worker in self._workers:
             if worker.has_failed:
                 self._nodes.failed(worker.actor)
@@ -282,8 +286,9 @@ class LearnerGroup:
         self.stop()
         self._joining, self._starts = [], self._new_starts()
         self._facts = {}
-        self._workers = [self._new_worker(slot) for slot in range(self._desired)]
+        self._workers = [self._new_worker(slot) for slot in range(min(self._desired, len(self._workers)))]
         await self.start()
+        self.scale(self._desired)
 
     async def update(self, groups: "Sequence[asyncio.Future[ScoredGroup]]") -> Metrics:
         """Learn from one iteration's groups; a size that is desired and ready takes effect first."""
@@ -400,17 +405,17 @@ class LearnerGroup:
         worker.member.state = "idle"
 
     def _rule(self) -> str:
-        role = self._role
+        role, count = self._role, len(self._workers)
         if self._bundles:
             each = " and ".join(
                 f"{need:g} {name}" for name, need in self._config.cluster.bundle_reserved.items() if need
             )
             return (
-                f"each of {self._desired} bundles of a rollout actor and a learner worker needs {each} on one node; add"
+                f"each of {count} bundles of a rollout actor and a learner worker needs {each} on one node; add"
                 " nodes, or lower cluster.rollout_actors and cluster.learner.workers"
             )
         return (
-            f"each of {self._desired} workers needs {role.cpus:g} CPU and {role.gpus:g} GPU on one node; add nodes, or"
+            f"each of {count} workers needs {role.cpus:g} CPU and {role.gpus:g} GPU on one node; add nodes, or"
             " lower cluster.learner.workers"
         )
 

@@ -63,7 +63,7 @@ class Fakes:
         return self
 
     def remote(self, _: RunConfig) -> Fake:
-        has_room = len(self.left) < self.room
+        has_room = sum(actor.holds != "__ray_call__" for actor in self.left) < self.room
         self.made.append(Fake(self.holds if has_room else "__ray_call__"))
         return self.made[-1]
 
@@ -114,5 +114,24 @@ def test_a_size_that_is_asked_for_while_workers_join_waits_for_the_next_update(
         await group._resize()
         require_seats(fakes.left)
         assert len(fakes.left) == meanwhile
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_failed_group_starts_again_where_there_was_room_for_it_and_its_desired_size_goes_on_waiting(
+    tiny_config, fakes
+):
+    async def scenario() -> None:
+        fakes.room = 2
+        group = group_of(tiny_config, fakes, 2)
+        await group.start()
+        group.scale(4)
+        await until(lambda: len(fakes.made) == 4)
+        await group.restart()
+        await until(lambda: len(fakes.made) == 8)
+        assert (group.status().desired, group.status().ready, group.status().waiting) == (4, 2, 2)
+        require_seats(fakes.made[4:6])
+        group.scale(2)
+        assert group.status().waiting == 0
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
