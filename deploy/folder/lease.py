@@ -7,7 +7,8 @@ the next one. The holder increments `beats` every few seconds. A lease is free i
 is dead: a holder on this machine is dead when the folder's flock is free; one on another machine is dead when its beats
 do not change for `STALE_S` seconds on the clock of the waiting process, so clocks need not agree. Before each write the
 holder looks for a higher token, so a process that was suspended for too long does not write any more. `run` is a random
-id made with the first token and copied to each later one: it identifies the run folder on any machine.
+id made with the first token and copied to each later one: it identifies the run folder on any machine. A token with
+another id shows the holder that its folder was removed and that another process has begun a run at the same path.
 """
 
 import fcntl
@@ -98,11 +99,17 @@ class Lease:
             LeaseLostError: another process has taken over.
         """
         newest = _newest(self._folder)
-        if newest > self._token:
-            holder = _read(self._folder, newest)
+        holder = _read(self._folder, newest)
+        who = f"process {holder.get('pid')} on {holder.get('host')}"
+        if holder.get("run", self._run) != self._run:
             raise LeaseLostError(
-                f"run folder {self._folder.parent} was taken over by process {holder.get('pid')} on"
-                f" {holder.get('host')}: this one was silent too long and must not write any more"
+                f"run folder {self._folder.parent} was removed, and {who} has begun a run there: this one must not"
+                " write any more"
+            )
+        if newest > self._token:
+            raise LeaseLostError(
+                f"run folder {self._folder.parent} was taken over by {who}: this one was silent too long and must not"
+                " write any more"
             )
 
     def release(self) -> None:
@@ -134,9 +141,12 @@ class Lease:
                 log.warning("the lease of %s could not be renewed: %s", self._folder.parent, error)
 
     def _write(self, *, is_released: bool) -> None:
+        """Write the token, unless it is that of another run, which has begun in a new folder at the same path."""
         with self._writing:
-            descriptor = os.open(self._folder / _name(self._token), os.O_WRONLY)
+            descriptor = os.open(self._folder / _name(self._token), os.O_RDWR)
             try:
+                if _facts(os.pread(descriptor, WIDTH, 0)).get("run", self._run) != self._run:
+                    return
                 os.pwrite(descriptor, _content(self._run, self._beats, is_released=is_released), 0)
             finally:
                 os.close(descriptor)
@@ -229,9 +239,16 @@ def _content(run: str, beats: int, *, is_released: bool) -> bytes:
 
 def _read(folder: Path, token: int) -> dict[str, Any]:
     """Read a token; empty if it is gone, or if its maker died before it wrote."""
+    with suppress(OSError):
+        return _facts((folder / _name(token)).read_bytes())
+    return {}
+
+
+def _facts(content: bytes) -> dict[str, Any]:
+    """Parse the content of a token; empty if it is damaged."""
     try:
-        facts = json.loads((folder / _name(token)).read_bytes())
-    except (OSError, ValueError):
+        facts = json.loads(content)
+    except ValueError:
         return {}
     return facts if isinstance(facts, dict) else {}
 

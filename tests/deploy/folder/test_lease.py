@@ -5,6 +5,7 @@ import fcntl
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import time
@@ -47,6 +48,23 @@ def test_a_lease_names_its_holder_and_a_released_one_is_free_at_once(tmp_path):
     second = Lease.take(tmp_path, stale_s=60)
     assert time.monotonic() - began < 20
     assert token_of(tmp_path)[0] == "token_000002"
+    second.release()
+
+
+def test_a_holder_whose_folder_was_removed_leaves_the_run_that_began_there_alone(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    first = Lease.take(run)
+    shutil.rmtree(run)
+    run.mkdir()
+    second = Lease.take(run)
+    own = token_of(run)
+    with pytest.raises(LeaseLostError, match=rf"was removed, and process {os.getpid()} on .* has begun a run there"):
+        first.require()
+    first._write(is_released=False)
+    first.release()
+    assert token_of(run) == own
+    second.require()
     second.release()
 
 
