@@ -13,7 +13,7 @@ from threading import Thread
 import fsspec
 from fsspec.core import url_to_fs
 
-from deploy.folder.names import CHECKPOINTS, CONFIG, EARLIER_CHECKPOINT, INPUTS, METRICS, WANDB
+from deploy.folder.names import CHECKPOINTS, CONFIG, COPIED, EARLIER_CHECKPOINT
 from learner.checkpoint import MANIFEST, checkpoint_folders, read_checkpoint
 from protocol.errors import CheckpointError, RunFolderError, one_line
 from protocol.files import whole
@@ -79,7 +79,7 @@ class Mirror:
             if not listed:
                 return
             taken = self._take_newest(listed, run / CHECKPOINTS)
-            for name in (INPUTS, METRICS, WANDB):
+            for name in COPIED:
                 if self._store.exists(f"{self._root}/{name}"):
                     self._store.get_file(f"{self._root}/{name}", str(run / name))
         except (CheckpointError, RunFolderError):

@@ -24,6 +24,7 @@ from deploy.folder.mirror import Mirror
 from deploy.folder.names import (
     CHECKPOINTS,
     CONFIG,
+    COPIED,
     EVENTS,
     GALLERY,
     INPUTS,
@@ -195,7 +196,7 @@ class RunFolder:
                 facts={"versions": library_versions(), "config": self.config.model_dump(mode="json")},
             )
         if self._mirror:
-            self._mirror.push(path, beside=[self.path / name for name in (CONFIG, INPUTS, ORIGIN, METRICS, WANDB)])
+            self._mirror.push(path, beside=[self.path / name for name in (CONFIG, *COPIED)])
         return path
 
     def append(self, line: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from deploy.folder.read import Fork, require_fork_of
 from deploy.folder.run_folder import open_run_folder
 from deploy.jobs.fetch import fetch
 from learner.checkpoint import newest_checkpoint
@@ -46,6 +47,20 @@ def test_an_empty_folder_is_filled_with_the_newest_copy(config, tmp_path):
     assert found[0].adapter.digest == state(3).adapter.digest
     assert [line["iteration"] for line in again.lines()] == [1, 2, 3]
     again.close()
+
+
+def test_the_origin_of_a_run_and_its_ids_at_trackers_come_back(config, tmp_path):
+    fork = Fork(run="/runs/other", iteration=7, digest="abc")
+    run = open_run_folder(tmp_path / "first", config, fork=fork)
+    for name in ("wandb.id", "mlflow.id"):
+        (run.path / name).write_text(name)
+    run.save(state(1))
+    run.close()
+    again = open_run_folder(tmp_path / "second", config)
+    again.close()
+    for name in ("wandb.id", "mlflow.id", "origin.json"):
+        assert (tmp_path / "second" / name).read_text() == (tmp_path / "first" / name).read_text()
+    assert require_fork_of(tmp_path / "second", Path("/runs/other")) == fork
 
 
 def test_fetch_brings_the_newest_copy_of_a_run(config, tmp_path):
@@ -126,7 +141,6 @@ import sys, time
 from pathlib import Path
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
-from deploy.folder import mirror
 
 class Hanging(MemoryFileSystem):
     protocol = "hanging"
