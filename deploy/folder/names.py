@@ -26,6 +26,8 @@ MLFLOW = "mlflow.id"
 """The same at MLflow."""
 LEASE = ".lease"
 """The process that may write, see `deploy.folder.lease`."""
+FILLING = ".filling.partial"
+"""Only while the folder is filled from `checkpoint.url`, up to its config."""
 COPIED = (INPUTS, ORIGIN, METRICS, WANDB, MLFLOW)
 """Files that are copied to `checkpoint.url` and back, besides the config and the checkpoints."""
 BOARD_URL, BOARD_SOCKET = "board.url", "board.sock"

@@ -26,6 +26,7 @@ from deploy.folder.names import (
     CONFIG,
     COPIED,
     EVENTS,
+    FILLING,
     GALLERY,
     INPUTS,
     LEASE,
@@ -87,11 +88,13 @@ class RunFolder:
             self.gallery.mkdir(exist_ok=True)
             self.trajectories.mkdir(exist_ok=True)
             self._fill_from_mirror()
-            if read_digests(self.path / INPUTS) is None:
+            is_begun = any((self.path / name).exists() for name in (CONFIG, FILLING))
+            if not is_begun or read_digests(self.path / INPUTS) is None:
                 write_whole(self.path / INPUTS, json.dumps(input_digests(self.config), indent=1))
             else:
                 _require_same_inputs(self.path, self.config)
             write_whole(self.path / CONFIG, self.config.to_yaml())
+            (self.path / FILLING).unlink(missing_ok=True)
             if not (self.path / ORIGIN).exists():
                 origin = Origin(versions=library_versions(), fork=self.fork)
                 write_whole(self.path / ORIGIN, origin.model_dump_json(indent=1))
@@ -110,7 +113,10 @@ class RunFolder:
             self._lease.release()
 
     def abandon(self) -> None:
-        """Close a folder that could not be opened; remove it if this process made it."""
+        """Close a folder that could not be opened; remove what came from a mirror, and all if this process made it."""
+        with suppress(OSError):
+            if self._lease and not (self.path / CONFIG).exists():
+                self._undo_filling()
         if self._is_made and not (self.path / CONFIG).exists():
             with suppress(OSError):
                 self._remove_beginnings()
@@ -239,13 +245,24 @@ class RunFolder:
         return differences(read_facts(checkpoint).get("versions", {}), library_versions())
 
     def _fill_from_mirror(self) -> None:
-        if self._mirror is None or (self.path / CONFIG).exists():
+        if (self.path / CONFIG).exists():
             return
-        text = self._mirror.config()
-        if text is not None:
+        self._undo_filling()
+        text = self._mirror.config() if self._mirror else None
+        if self._mirror and text is not None:
             url = self.config.checkpoint.url
             require_same(url, parsed_config(url, text), self.config, remedy="set another checkpoint.url")
+            (self.path / FILLING).touch()
             self._mirror.pull(self.path)
+
+    def _undo_filling(self) -> None:
+        """Remove what came from the mirror if the folder's config was not reached, for instance before a crash."""
+        if not (self.path / FILLING).exists():
+            return
+        for path in self.checkpoints.iterdir():
+            shutil.rmtree(path)
+        for name in (*COPIED, FILLING):
+            (self.path / name).unlink(missing_ok=True)
 
 
 def require_same_run(path: Path, config: RunConfig) -> None:
@@ -290,7 +307,8 @@ def open_run_folder(path: Path, config: RunConfig, *, fork: Fork | None = None, 
     folder = RunFolder(path, config, fork)
     with folder.writing():
         is_run = (path / CONFIG).exists()
-        if not is_run and path.exists() and not all(map(_is_beginning, path.iterdir())):
+        is_begun = is_run or (path / FILLING).exists()
+        if not is_begun and path.exists() and not all(map(_is_beginning, path.iterdir())):
             raise RunFolderError(f"run folder {path} must be new, empty or a run's own, got one with other files")
     if is_run:
         _require_same_config(path, config)

@@ -1,5 +1,6 @@
 """Checkpoints on another store: copied whole, taken by an empty folder, and no run ends because a copy fails."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from deploy.folder import mirror
 from deploy.folder.read import Fork, require_fork_of
 from deploy.folder.run_folder import open_run_folder
 from deploy.jobs.fetch import fetch
@@ -46,6 +48,50 @@ def test_an_empty_folder_is_filled_with_the_newest_copy(config, tmp_path):
     assert found is not None
     assert found[0].adapter.digest == state(3).adapter.digest
     assert [line["iteration"] for line in again.lines()] == [1, 2, 3]
+    again.close()
+
+
+def killed_while_it_fills(path: Path, config) -> None:
+    """Open a run folder in a process that dies as soon as it has fetched the newest copy."""
+    child = os.fork()
+    if not child:
+        try:
+            mirror.read_checkpoint = lambda _: os._exit(9)
+            open_run_folder(path, config)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+@pytest.mark.parametrize("url", ["the same", None], ids=["from the same store", "without a store"])
+def test_a_process_that_was_killed_while_it_filled_a_folder_leaves_no_trouble(config, tmp_path, url):
+    run = open_run_folder(tmp_path / "first", config)
+    run.save(state(1))
+    run.close()
+    killed_while_it_fills(tmp_path / "second", config)
+    assert any((tmp_path / "second" / "checkpoints").iterdir())
+    if url is None:
+        config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"url": None})})
+    again = open_run_folder(tmp_path / "second", config)
+    found = again.newest()
+    assert (found and found[0].iteration) == (1 if url else None)
+    again.close()
+    assert not list((tmp_path / "second").rglob("*.partial"))
+
+
+def test_copies_that_cannot_be_used_leave_nothing_behind(config, tmp_path):
+    run = open_run_folder(tmp_path / "first", config)
+    run.save(state(1))
+    run.close()
+    (tmp_path / "prompts.txt").write_text("b\n")
+    (tmp_path / "third").mkdir()
+    for name in ("second", "third"):
+        with pytest.raises(RunFolderError, match="was started with other contents"):
+            open_run_folder(tmp_path / name, config)
+    assert not (tmp_path / "second").exists()
+    (tmp_path / "prompts.txt").write_text("a\n")
+    again = open_run_folder(tmp_path / "third", config)
+    assert again.newest() is not None
     again.close()
 
 
@@ -141,6 +187,7 @@ import sys, time
 from pathlib import Path
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
+from deploy.folder import mirror
 
 class Hanging(MemoryFileSystem):
     protocol = "hanging"

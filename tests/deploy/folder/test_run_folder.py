@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -157,6 +158,18 @@ def test_a_run_that_was_killed_while_its_folder_was_made_begins_again(tmp_path, 
     (tmp_path / "other" / "checkpoints" / "mine").touch()
     with pytest.raises(RunFolderError, match="must be new, empty or a run's own, got one with other files"):
         open_run_folder(tmp_path / "other", tiny_config())
+
+
+def test_a_run_that_was_killed_before_its_config_begins_again_with_other_prompts(tmp_path, tiny_config):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a\n")
+    config = tiny_config(data={"train": str(prompts), "heldout": str(prompts)})
+    open_run_folder(tmp_path / "run", config).close()
+    (tmp_path / "began").mkdir()
+    shutil.copy(tmp_path / "run" / "inputs.json", tmp_path / "began")
+    prompts.write_text("b\n")
+    open_run_folder(tmp_path / "began", config).close()
+    open_run_folder(tmp_path / "began", config).close()
 
 
 def test_the_checkpoint_with_the_best_held_out_score_stays(tmp_path, tiny_config):
