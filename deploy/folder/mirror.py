@@ -1,7 +1,8 @@
 """Copies a run's checkpoints to any store that fsspec knows: s3://, gs://, sftp://, file://, memory://.
 
 A copy is complete only with its manifest, which is written last. A failed copy is a line in the log, not an exception
-in the run; the next checkpoint is copied again. A run that starts in an empty folder begins with the newest whole copy.
+in the run; the next checkpoint is copied again. A run that starts in an empty folder begins with the newest whole copy;
+the one with the best held-out score comes with it.
 """
 
 import logging
@@ -14,9 +15,10 @@ import fsspec
 from fsspec.core import url_to_fs
 
 from deploy.folder.names import CHECKPOINTS, CONFIG, COPIED, EARLIER_CHECKPOINT
+from deploy.folder.read import best_of, evaluation_scores
 from learner.checkpoint import MANIFEST, checkpoint_folders, read_checkpoint
 from protocol.errors import CheckpointError, RunFolderError, one_line
-from protocol.files import whole
+from protocol.files import iteration_name, whole
 
 log = logging.getLogger(__name__)
 CLOSE_S = 120.0
@@ -62,7 +64,9 @@ class Mirror:
             raise self._unreadable(error) from error
 
     def pull(self, run: Path) -> None:
-        """Fill an empty run folder with the newest whole copy, if there is one; report and skip damaged copies.
+        """Fill an empty run folder with the newest whole copy, and with that of the best held-out score.
+
+        A store without copies fills nothing; damaged copies are reported and skipped.
 
         Raises:
             CheckpointError: there are copies, but none is whole.
@@ -82,6 +86,7 @@ class Mirror:
             for name in COPIED:
                 if self._store.exists(f"{self._root}/{name}"):
                     self._store.get_file(f"{self._root}/{name}", str(run / name))
+            self._take_best([name for name in listed if _age(name) <= _age(taken)], run)
         except (CheckpointError, RunFolderError):
             raise
         except Exception as error:  # each store raises its own exceptions
@@ -92,20 +97,34 @@ class Mirror:
         """Fetch copies, newest first, until one is whole; return its name."""
         reasons = []
         for name in reversed(names):
-            copy = f"{self._root}/{CHECKPOINTS}/{name}"
             try:
-                with whole(checkpoints / name) as partial:
-                    for path in self._store.find(copy):
-                        file = partial / path.removeprefix(f"{copy}/")
-                        file.parent.mkdir(parents=True, exist_ok=True)
-                        self._store.get_file(path, str(file))
-                    read_checkpoint(partial)
+                self._take(name, checkpoints)
             except CheckpointError as error:
                 log.warning("checkpoint refused: %s", error)
                 reasons.append(str(error))
             else:
                 return name
         raise CheckpointError(f"no checkpoint at {self._url} is whole; the newest: {reasons[0]}")
+
+    def _take_best(self, names: Sequence[str], run: Path) -> None:
+        """Fetch the copy with the best held-out score; the next push removes all copies that the folder lacks."""
+        try:
+            scores = evaluation_scores(run)
+            best = best_of(scores, [iteration for iteration in scores if iteration_name(iteration) in names])
+            if best is not None and iteration_name(best) != names[-1]:
+                self._take(iteration_name(best), run / CHECKPOINTS)
+        except (CheckpointError, RunFolderError) as error:
+            log.warning("checkpoint refused: %s", error)
+
+    def _take(self, name: str, checkpoints: Path) -> None:
+        """Fetch a copy (CheckpointError: it is damaged)."""
+        copy = f"{self._root}/{CHECKPOINTS}/{name}"
+        with whole(checkpoints / name) as partial:
+            for path in self._store.find(copy):
+                file = partial / path.removeprefix(f"{copy}/")
+                file.parent.mkdir(parents=True, exist_ok=True)
+                self._store.get_file(path, str(file))
+            read_checkpoint(partial)
 
     def close(self) -> None:
         """Wait for the pending copies, for at most `CLOSE_S` seconds."""

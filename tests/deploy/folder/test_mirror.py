@@ -16,6 +16,7 @@ from deploy.folder.run_folder import open_run_folder
 from deploy.jobs.fetch import fetch
 from learner.checkpoint import newest_checkpoint
 from protocol.errors import CheckpointError, RunFolderError
+from protocol.files import by_iteration
 from protocol.messages import Adapter, LearnerState, digest_of
 
 
@@ -49,6 +50,27 @@ def test_an_empty_folder_is_filled_with_the_newest_copy(config, tmp_path):
     assert found[0].adapter.digest == state(3).adapter.digest
     assert [line["iteration"] for line in again.lines()] == [1, 2, 3]
     again.close()
+
+
+@pytest.mark.parametrize("damage", [False, True], ids=["whole", "damaged"])
+def test_the_checkpoint_with_the_best_held_out_score_comes_back_too(config, tmp_path, damage, caplog):
+    run = open_run_folder(tmp_path / "first", config)
+    for step, score in ((1, 0.5), (2, 0.9), (3, 0.7), (4, 0.6), (5, 0.8)):
+        run.append({"iteration": step, "evaluation/score": score})
+        run.save(state(step))
+    run.close()
+    store = tmp_path / "store/run/checkpoints"
+    if damage:
+        (store / "iteration_000002/state.json").write_text("{}")
+    again = open_run_folder(tmp_path / "second", config)
+    held = {5: "iteration_000005"} if damage else {2: "iteration_000002", 5: "iteration_000005"}
+    assert {name: path.name for name, path in by_iteration(again.checkpoints).items()} == held
+    assert ("checkpoint refused" in caplog.text) == damage
+    again.save(state(6))
+    again.close()
+    if not damage:
+        assert sorted(path.name[-1] for path in store.iterdir()) == ["2", "5", "6"]
+        assert (again.checkpoints / "best").resolve().name == "iteration_000002"
 
 
 def killed_while_it_fills(path: Path, config) -> None:
