@@ -65,6 +65,7 @@ async def supervise(
             if resume_from:
                 await fleet.ports.learner.restore(resume_from)
             done = resume_from.iteration if resume_from else 0
+            scores = run.evaluation_scores()
             return await train(
                 config,
                 prompts=prompts,
@@ -75,11 +76,11 @@ async def supervise(
                 rest=rest,
                 observer=observer,
                 resume_from=resume_from,
-                is_evaluated=done in run.evaluation_scores(),
+                is_evaluated=done in scores,
                 evaluated=[
                     (held.iteration, {name: held.table(name) for name in held.scores})
                     for held in read_heldout(run.path)
-                    if resume_from and held.iteration <= done
+                    if held.iteration <= done and held.iteration in scores  # others are made again, and told again
                 ],
             )
         except LearnerFailedError as error:

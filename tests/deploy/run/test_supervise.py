@@ -1,6 +1,7 @@
 """A failed learner is replaced and the iterations since the checkpoint are repeated, bit for bit."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,15 +9,19 @@ from typing import Any
 
 import pytest
 
+from deploy.folder.names import METRICS
+from deploy.folder.read import lines_of
 from deploy.folder.run_folder import open_run_folder
 from deploy.monitor.journal import RunJournal
 from deploy.monitor.progress import Progress
 from deploy.run.local import LocalFleet
 from deploy.run.supervise import supervise
 from deploy.tools.verify import ledger_faults
+from learner.checkpoint import newest_checkpoint, read_checkpoint
+from learner.loop.hacking import HackingGuard, Readings
 from protocol.config.run import RunConfig
 from protocol.errors import LearnerFailedError, PoolError
-from protocol.messages import Prompt
+from protocol.messages import LearnerState, Prompt
 from protocol.ports import Ports
 
 TRAIN = tuple(Prompt(index=i, text=text) for i, text in enumerate(("a red circle", "a blue square", "two")))
@@ -72,7 +77,12 @@ def config(tiny_config: Callable[..., RunConfig], tmp_path_factory: pytest.TempP
     )
 
 
-def trained(config: RunConfig, path: Path, deaths: dict[str, set[int]] | None = None) -> tuple[Path, MortalFleet]:
+def trained(
+    config: RunConfig,
+    path: Path,
+    deaths: dict[str, set[int]] | None = None,
+    resume_from: LearnerState | None = None,
+) -> tuple[Path, MortalFleet]:
     async def scene() -> MortalFleet:
         run = open_run_folder(path, config)
         local = LocalFleet(config)
@@ -87,7 +97,7 @@ def trained(config: RunConfig, path: Path, deaths: dict[str, set[int]] | None = 
                 prompts=TRAIN,
                 heldout=HELDOUT,
                 stop=asyncio.Event(),
-                resume_from=None,
+                resume_from=resume_from,
             )
         finally:
             local.stop()
@@ -99,9 +109,6 @@ def trained(config: RunConfig, path: Path, deaths: dict[str, set[int]] | None = 
 
 def story(path: Path) -> Story:
     """The last adapter's digest and all metrics without wall times."""
-    from deploy.folder.read import lines_of
-    from learner.checkpoint import newest_checkpoint
-
     found = newest_checkpoint(path / "checkpoints")
     assert found is not None
     lines = [{k: v for k, v in line.items() if "seconds" not in k} for line in lines_of(path)]
@@ -154,3 +161,33 @@ def test_the_learner_s_restarts_are_limited(config, tmp_path):
     few = config.model_copy(update={"cluster": config.cluster.model_copy(update={"max_restarts": 1})})
     with pytest.raises(PoolError, match="the learner used up its 1 restarts"):
         trained(few, tmp_path / "run", {"update": {2, 4}})
+
+
+def each_compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that the newest guard against hacking fills with the iterations of the evaluations it gets."""
+    compared: list[int] = []
+    begin, compare = HackingGuard.__init__, HackingGuard._compare
+
+    def begun(guard: HackingGuard, *args: Any, **more: Any) -> None:
+        compared.clear()
+        begin(guard, *args, **more)
+
+    def noted(guard: HackingGuard, iteration: int, readings: Readings) -> None:
+        compared.append(iteration)
+        compare(guard, iteration, readings)
+
+    monkeypatch.setattr(HackingGuard, "__init__", begun)
+    monkeypatch.setattr(HackingGuard, "_compare", noted)
+    return compared
+
+
+def test_the_guard_against_hacking_gets_every_evaluation_once(config, tmp_path, monkeypatch):
+    compared = each_compared(monkeypatch)
+    path, _ = trained(config, tmp_path / "run", {"update": {1}})
+    assert compared == [0, 2, 4, 5], "the one before a failure without any checkpoint counts"
+
+    lines = [line for line in lines_of(path) if line["iteration"] < 4 or "evaluation/score" not in line]
+    kept = [line for line in lines if line["iteration"] <= 4]
+    (path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in kept))
+    trained(config, path, resume_from=read_checkpoint(path / "checkpoints" / "iteration_000004"))
+    assert compared == [0, 2, 4, 5], "one that a stop kept out of the metrics is made again, and counts once"
