@@ -24,6 +24,8 @@ WANDB = "wandb.id"
 """The id of the run at Weights & Biases, see `deploy.monitor.tracker_kinds`."""
 MLFLOW = "mlflow.id"
 """The same at MLflow."""
+RECORDS = ("tensorboard", "wandb")
+"""Folders in which trackers keep their records, see `deploy.monitor.tracker_kinds`."""
 LEASE = ".lease"
 """The process that may write, see `deploy.folder.lease`."""
 FILLING = ".filling.partial"

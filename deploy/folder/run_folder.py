@@ -32,7 +32,9 @@ from deploy.folder.names import (
     LEASE,
     LOG,
     METRICS,
+    MLFLOW,
     ORIGIN,
+    RECORDS,
     STATUS,
     TRAJECTORIES,
     WANDB,
@@ -157,10 +159,12 @@ class RunFolder:
         if not self.is_writer() or self.lines() or learned or any(self.gallery.iterdir()):
             return
         with suppress(OSError):
-            for name in (CONFIG, INPUTS, ORIGIN, METRICS, EVENTS, LOG, STATUS, WANDB):
+            for name in (CONFIG, INPUTS, ORIGIN, METRICS, EVENTS, LOG, STATUS, WANDB, MLFLOW):
                 (self.path / name).unlink(missing_ok=True)
             for folder in (self.checkpoints, self.gallery, self.trajectories):
                 shutil.rmtree(folder)
+            for name in RECORDS:
+                shutil.rmtree(self.path / name, ignore_errors=True)
             if self._lease:
                 self._lease.discard()
                 self._lease = None

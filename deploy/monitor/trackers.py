@@ -59,11 +59,15 @@ class Trackers(Listener):
         """Wait until every tracker has started, for at most `STARTING_S` seconds.
 
         Raises:
-            ConfigError: a tracker cannot start.
+            ConfigError: a tracker cannot start; the others are closed.
         """
         until = time.monotonic() + STARTING_S
-        for tracker in self._running:
-            tracker.wait_for_start(until - time.monotonic())
+        try:
+            for tracker in self._running:
+                tracker.wait_for_start(until - time.monotonic())
+        except ConfigError:
+            self.close()
+            raise
 
     def recorded(self, iteration: int, line: Values) -> None:
         """Pass an iteration's numbers to every tracker."""

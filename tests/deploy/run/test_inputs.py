@@ -10,6 +10,7 @@ from rich.console import Console
 
 from deploy.folder.read import status_of
 from deploy.monitor.progress import Progress
+from deploy.monitor.tracker_kinds import kept_id
 from deploy.presets import load_config
 from deploy.run.inputs import check_heldout, concerns, local_concerns
 from deploy.run.run import run_training
@@ -18,7 +19,7 @@ from flow.models.made_for import Sizes, require_sizes, sizes_of
 from flow.models.text import overlong
 from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
-from protocol.errors import ModelError, ScorerError
+from protocol.errors import ConfigError, ModelError, ScorerError
 from protocol.messages import Prompt
 from tests.support.worlds.tiny_models import CONTEXT_LENGTH, write_flux
 from tests.support.worlds.tiny_qwen import write_flux2_klein, write_z_image
@@ -145,6 +146,41 @@ def test_a_size_that_the_model_cannot_make_ends_a_run_before_anything_starts(
         run_training(wrong, folder=tmp_path / "run", is_local=False, progress=Progress(Console()))
     with pytest.raises(ModelError, match=rule):
         check_heldout(wrong, is_local=True)
+    assert not (tmp_path / "run").exists()
+
+
+class Keeping:
+    """A tracker that keeps an id and its records in the run folder, as the built-in ones do."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        kept_id(folder / "mlflow.id", lambda: "abc")
+        (folder / "tensorboard").mkdir()
+        (folder / "tensorboard" / "events").touch()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Refused:
+    """A tracker whose service does not let it in."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        raise RuntimeError("not logged in")
+
+
+@pytest.mark.parametrize("names", [("Keeping", "Refused"), ("Refused", "Keeping")])
+def test_a_tracker_that_cannot_start_leaves_no_folder_behind(
+    config: RunConfig, tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    trackers = tuple(f"{__name__}:{name}" for name in names)
+    status = config.status.model_copy(update={"trackers": trackers, "board": "off"})
+    with pytest.raises(ConfigError, match="Refused cannot start: not logged in"):
+        run_training(
+            config.model_copy(update={"status": status}),
+            folder=tmp_path / "run",
+            is_local=True,
+            progress=Progress(Console()),
+        )
     assert not (tmp_path / "run").exists()
 
 
