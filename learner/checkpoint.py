@@ -117,7 +117,11 @@ def read_checkpoint(folder: Path) -> LearnerState:
     for name, expected in manifest.items():
         if not (folder / name).is_file():
             raise CheckpointError(f"checkpoint {folder} lacks {name}")
-        if sha256_of(folder / name) != expected:
+        try:
+            found = sha256_of(folder / name)
+        except OSError as error:
+            raise CheckpointError(f"checkpoint {folder} cannot be read: {error}") from error
+        if found != expected:
             raise CheckpointError(f"checkpoint {folder} holds an altered {name}: its sha256 is not the manifest's")
     try:
         facts = json.loads((folder / STATE).read_text(encoding="utf-8"))

@@ -1,5 +1,6 @@
 """Checkpoints come back bit for bit, and a damaged one is refused with its reason."""
 
+import errno
 import hashlib
 import json
 import os
@@ -25,6 +26,7 @@ from learner.checkpoint import (
 )
 from protocol.config.model import LoraConfig
 from protocol.errors import CheckpointError
+from protocol.files import sha256_of
 from protocol.messages import Adapter, LearnerState, digest_of
 
 LORA = LoraConfig(rank=2, alpha=4)
@@ -147,6 +149,24 @@ def test_files_of_two_checkpoints_cannot_be_mixed(tmp_path: Path) -> None:
     shutil.copy(first / FILE_NAME, second / FILE_NAME)
     with pytest.raises(CheckpointError, match=FILE_NAME):
         read_checkpoint(second)
+
+
+def test_a_checkpoint_on_a_bad_sector_is_refused_and_the_one_before_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (1, 2):
+        write(tmp_path, step)
+
+    def read(path: Path) -> str:
+        if path.parent.name == "iteration_000002":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return sha256_of(path)
+
+    monkeypatch.setattr("learner.checkpoint.sha256_of", read)
+    found = newest_checkpoint(tmp_path)
+    assert found is not None
+    assert found[0].iteration == 1
+    assert "iteration_000002 cannot be read: [Errno 5] Input/output error" in caplog.text
 
 
 def test_when_none_is_whole_the_run_stops(tmp_path: Path) -> None:
