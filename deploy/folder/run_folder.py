@@ -47,6 +47,7 @@ from deploy.folder.read import (
     evaluation_scores,
     lines_of,
     parsed_config,
+    require_fork_of,
     require_same,
 )
 from learner.checkpoint import BEST, LATEST, newest_checkpoint, read_facts, write_checkpoint
@@ -258,6 +259,8 @@ class RunFolder:
             require_same(url, parsed_config(url, text), self.config, remedy="set another checkpoint.url")
             (self.path / FILLING).touch()
             self._mirror.pull(self.path)
+            if self.fork and by_iteration(self.checkpoints):
+                require_fork_of(self.path, Path(self.fork.run))
 
     def _undo_filling(self) -> None:
         """Remove what came from the mirror if the folder's config was not reached, for instance before a crash."""

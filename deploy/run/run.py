@@ -108,7 +108,9 @@ def run_training(
             progress.say(f"{folder} already is a fork of {held.run} at iteration {held.iteration} and continues")
         run = open_run_folder(folder, config, fork=origin, say=progress.say)
         try:
-            if adapter and origin:
+            if adapter and origin and by_iteration(run.checkpoints):  # they came from `checkpoint.url`
+                progress.say(f"{folder} already is a fork of {origin.run} and continues")
+            elif adapter and origin:
                 progress.say(f"fork of {origin.run} at iteration {origin.iteration}")
                 run.save(LearnerState(iteration=0, adapter=adapter, optimizer={}))
             return _run(

@@ -1,6 +1,7 @@
 """A run knows how it began: its versions and, of a fork, the run whose adapter it began with."""
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from deploy.monitor.progress import Progress
 from deploy.run.run import run_training
 from deploy.tools.generate import generate_images
 from flowcredit.start import VERSION
+from learner.checkpoint import newest_checkpoint
 from protocol.config.run import RunConfig
 from protocol.errors import RunFolderError
 from protocol.messages import Prompt
@@ -55,6 +57,23 @@ def test_a_run_started_beside_an_event_loop_ends_well_and_its_actors_with_it(fir
     assert held.status.phase == "finished"
     assert {actor.state for actor in held.status.actors} == {"ended"}
     assert {(pool.ready, pool.busy) for pool in held.status.pools} == {(0, 0)}
+
+
+def test_a_fork_that_comes_back_from_its_copies_does_not_begin_again(
+    first: Path, config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    settings = config.checkpoint.model_copy(update={"url": f"file://{tmp_path}/store"})
+    config = config.model_copy(update={"checkpoint": settings})
+    train(config, tmp_path / "lost", fork=first)
+    shutil.rmtree(tmp_path / "lost")
+    train(config, tmp_path / "again", fork=first)
+    assert "is a fork of" in capsys.readouterr().out
+    checkpoints = tmp_path / "again" / "checkpoints"
+    assert newest_checkpoint(checkpoints) is not None
+    assert "iteration_000000" not in [path.resolve().name for path in checkpoints.glob("l*")]
+    with pytest.raises(RunFolderError, match=f"exists and it is a fork of {first.resolve()}"):
+        train(config, tmp_path / "third", fork=tmp_path / "again")
+    assert not (tmp_path / "third").exists()
 
 
 def test_a_fork_keeps_its_origin_and_is_not_taken_for_another(
