@@ -29,7 +29,7 @@ RECORDS = ("tensorboard", "wandb")
 LEASE = ".lease"
 """The process that may write, see `deploy.folder.lease`."""
 FILLING = ".filling.partial"
-"""Only while the folder is filled from `checkpoint.url`, up to its config."""
+"""Only while the folder is filled from `checkpoint.url` or with the adapter of a fork, up to its config."""
 COPIED = (INPUTS, ORIGIN, METRICS, WANDB, MLFLOW)
 """Files that are copied to `checkpoint.url` and back, besides the config and the checkpoints."""
 BOARD_URL, BOARD_SOCKET = "board.url", "board.sock"

@@ -77,8 +77,14 @@ class RunFolder:
         self._pending: list[str] = []
         self._mirror = Mirror(config.checkpoint.url) if config.checkpoint.url else None
 
-    def open(self, say: Say) -> None:
+    def open(self, say: Say, start: LearnerState | None = None) -> None:
         """Make missing folders, take the leases, write the config and begin the log.
+
+        The config comes last: until then the next process begins again. So a fork has its first checkpoint.
+
+        Args:
+            say: called with the reason for a wait.
+            start: the state with which a new run begins; None for a run that begins with an adapter of its own.
 
         Raises:
             RunFolderError: the folder cannot be written, another process holds it, or prompts or model have changed.
@@ -96,11 +102,17 @@ class RunFolder:
                 write_whole(self.path / INPUTS, json.dumps(input_digests(self.config), indent=1))
             else:
                 _require_same_inputs(self.path, self.config)
-            write_whole(self.path / CONFIG, self.config.to_yaml())
-            (self.path / FILLING).unlink(missing_ok=True)
-            if not (self.path / ORIGIN).exists():
+            if not is_begun or not (self.path / ORIGIN).exists():
                 origin = Origin(versions=library_versions(), fork=self.fork)
                 write_whole(self.path / ORIGIN, origin.model_dump_json(indent=1))
+            first = None
+            if start and not by_iteration(self.checkpoints):
+                (self.path / FILLING).touch()
+                first = self._write(start)
+            write_whole(self.path / CONFIG, self.config.to_yaml())
+            (self.path / FILLING).unlink(missing_ok=True)
+            if first:
+                self._push(first)
             self._log = _log_to(self.path / LOG)
 
     def close(self) -> None:
@@ -128,7 +140,8 @@ class RunFolder:
     def _remove_beginnings(self) -> None:
         """Remove folders only if they are empty: another process may have begun to use this folder too."""
         if self._lease:
-            (self.path / INPUTS).unlink(missing_ok=True)
+            for name in (INPUTS, ORIGIN):
+                (self.path / name).unlink(missing_ok=True)
             self._lease.clear()
         for folder in (self.checkpoints, self.gallery, self.trajectories, self.path / LEASE, self.path):
             if folder.exists():
@@ -194,21 +207,27 @@ class RunFolder:
 
     def save(self, state: LearnerState) -> Path:
         """Write all pending lines, then a checkpoint, and return its folder."""
-        settings = self.config.checkpoint
         with self.writing():
             self._flush()
-            path = write_checkpoint(
-                self.checkpoints,
-                state,
-                self.config.model.lora,
-                keep=settings.keep,
-                keep_hours=settings.keep_hours,
-                best=best_of(self.evaluation_scores(), {*by_iteration(self.checkpoints), state.iteration}),
-                facts={"versions": library_versions(), "config": self.config.model_dump(mode="json")},
-            )
-        if self._mirror:
-            self._mirror.push(path, beside=[self.path / name for name in (CONFIG, *COPIED)])
+            path = self._write(state)
+        self._push(path)
         return path
+
+    def _write(self, state: LearnerState) -> Path:
+        settings = self.config.checkpoint
+        return write_checkpoint(
+            self.checkpoints,
+            state,
+            self.config.model.lora,
+            keep=settings.keep,
+            keep_hours=settings.keep_hours,
+            best=best_of(self.evaluation_scores(), {*by_iteration(self.checkpoints), state.iteration}),
+            facts={"versions": library_versions(), "config": self.config.model_dump(mode="json")},
+        )
+
+    def _push(self, checkpoint: Path) -> None:
+        if self._mirror:
+            self._mirror.push(checkpoint, beside=[self.path / name for name in (CONFIG, *COPIED)])
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Append one line of metrics and write it to disk; numbers that are not finite become null.
@@ -263,11 +282,14 @@ class RunFolder:
                 require_fork_of(self.path, Path(self.fork.run))
 
     def _undo_filling(self) -> None:
-        """Remove what came from the mirror if the folder's config was not reached, for instance before a crash."""
+        """Remove the first checkpoints and what came with them if the folder's config was not reached."""
         if not (self.path / FILLING).exists():
             return
         for path in self.checkpoints.iterdir():
-            shutil.rmtree(path)
+            if path.is_symlink():
+                path.unlink()
+            else:
+                shutil.rmtree(path)
         for name in (*COPIED, FILLING):
             (self.path / name).unlink(missing_ok=True)
 
@@ -295,13 +317,21 @@ def _require_same_inputs(path: Path, config: RunConfig) -> None:
         )
 
 
-def open_run_folder(path: Path, config: RunConfig, *, fork: Fork | None = None, say: Say = log.warning) -> RunFolder:
+def open_run_folder(
+    path: Path,
+    config: RunConfig,
+    *,
+    fork: Fork | None = None,
+    start: LearnerState | None = None,
+    say: Say = log.warning,
+) -> RunFolder:
     """Make a new run folder, or open that of a run with an equal config in order to continue it; the caller closes it.
 
     Args:
         path: the run folder.
         config: config of the run.
         fork: the adapter of another run with which a new run begins.
+        start: the state of that adapter.
         say: called with the reason for a wait.
 
     Returns:
@@ -320,7 +350,7 @@ def open_run_folder(path: Path, config: RunConfig, *, fork: Fork | None = None, 
     if is_run:
         _require_same_config(path, config)
     try:
-        folder.open(say)
+        folder.open(say, start)
     except BaseException:
         folder.abandon()
         raise
@@ -331,7 +361,7 @@ def _is_beginning(path: Path) -> bool:
     """Return whether a run that is killed before it writes its config can leave this file or folder."""
     if path.name in (CHECKPOINTS, GALLERY, TRAJECTORIES):
         return path.is_dir() and not any(path.iterdir())
-    return path.name in (LEASE, INPUTS) or path.name.endswith(".partial")
+    return path.name in (LEASE, INPUTS, ORIGIN) or path.name.endswith(".partial")
 
 
 def _log_to(path: Path) -> logging.Handler:

@@ -106,13 +106,11 @@ def run_training(
         if fork and not is_new:
             held = require_fork_of(folder, fork)
             progress.say(f"{folder} already is a fork of {held.run} at iteration {held.iteration} and continues")
-        run = open_run_folder(folder, config, fork=origin, say=progress.say)
+        if origin:
+            progress.say(f"fork of {origin.run} at iteration {origin.iteration}")
+        start = LearnerState(iteration=0, adapter=adapter, optimizer={}) if adapter else None
+        run = open_run_folder(folder, config, fork=origin, start=start, say=progress.say)
         try:
-            if adapter and origin and by_iteration(run.checkpoints):  # they came from `checkpoint.url`
-                progress.say(f"{folder} already is a fork of {origin.run} and continues")
-            elif adapter and origin:
-                progress.say(f"fork of {origin.run} at iteration {origin.iteration}")
-                run.save(LearnerState(iteration=0, adapter=adapter, optimizer={}))
             return _run(
                 PreparedRun(
                     config=config,

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from deploy.cli.app import app
+from deploy.folder import run_folder
 from deploy.folder.read import config_of, origin_of, status_of
+from deploy.folder.run_folder import RunFolder
 from deploy.monitor.progress import Progress
 from deploy.run.run import run_training
 from deploy.tools.generate import generate_images
 from flowcredit.start import VERSION
-from learner.checkpoint import newest_checkpoint
+from learner.checkpoint import newest_checkpoint, read_checkpoint
 from protocol.config.run import RunConfig
 from protocol.errors import RunFolderError
 from protocol.messages import Prompt
@@ -59,15 +61,38 @@ def test_a_run_started_beside_an_event_loop_ends_well_and_its_actors_with_it(fir
     assert {(pool.ready, pool.busy) for pool in held.status.pools} == {(0, 0)}
 
 
+def test_a_fork_that_was_killed_before_its_first_checkpoint_begins_with_the_adapter_again(
+    first: Path, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any, **__: Any) -> Path:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder, "write_checkpoint", killed)
+        patch.setattr(RunFolder, "abandon", RunFolder.close)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "fork", fork=first)
+    train(config.model_copy(update={"iterations": 2}), tmp_path / "fork", fork=first)
+    begun, source = (newest_checkpoint(path / "checkpoints") for path in (tmp_path / "fork", first))
+    assert source is not None
+    assert begun is not None
+    origin = origin_of(tmp_path / "fork")
+    assert origin is not None
+    assert origin.fork is not None
+    assert origin.fork.digest == source[0].adapter.digest
+    held = read_checkpoint(tmp_path / "fork" / "checkpoints" / "iteration_000000")
+    assert held.adapter.digest == source[0].adapter.digest
+    assert begun[0].iteration == 2
+
+
 def test_a_fork_that_comes_back_from_its_copies_does_not_begin_again(
-    first: Path, config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture
+    first: Path, config: RunConfig, tmp_path: Path
 ) -> None:
     settings = config.checkpoint.model_copy(update={"url": f"file://{tmp_path}/store"})
     config = config.model_copy(update={"checkpoint": settings})
     train(config, tmp_path / "lost", fork=first)
     shutil.rmtree(tmp_path / "lost")
     train(config, tmp_path / "again", fork=first)
-    assert "is a fork of" in capsys.readouterr().out
     checkpoints = tmp_path / "again" / "checkpoints"
     assert newest_checkpoint(checkpoints) is not None
     assert "iteration_000000" not in [path.resolve().name for path in checkpoints.glob("l*")]
