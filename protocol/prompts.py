@@ -116,10 +116,8 @@ def _json_line(line: str, index: int, where: str) -> Prompt:
     if not isinstance(negative, str):
         raise PromptError(f"{where}: `negative_prompt` must be a text, got {negative!r}")
     try:
-        (fields["prompt"] + negative).encode()
+        json.dumps(fields, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise PromptError(
-            f"{where}: a prompt must be Unicode text, got half a surrogate pair in {line[:60]!r}"
-        ) from None
+        raise PromptError(f"{where}: a line must be Unicode text, got half a surrogate pair in {line[:60]!r}") from None
     metadata = {key: value for key, value in fields.items() if key not in ("prompt", "negative_prompt")}
     return Prompt(index=index, text=fields["prompt"], negative=negative, metadata=metadata)

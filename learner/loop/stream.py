@@ -78,10 +78,9 @@ class GroupStream:
 
     def release(self, count: int) -> None:
         """Free `count` slots and admit as many further groups."""
-        for _ in range(count):
-            if self._next < self._end:
-                self._in_flight.append(asyncio.ensure_future(self._produce(self._next)))
-                self._next += 1
+        admitted = range(self._next, min(self._next + count, self._end))
+        self._in_flight.extend(asyncio.ensure_future(self._produce(index)) for index in admitted)
+        self._next += len(admitted)
 
 
 class ImageBudget:

@@ -81,6 +81,10 @@ def test_nothing_is_admitted_before_its_slot_is_free_nor_beyond_the_end() -> Non
             groups.release(2)
             await asyncio.sleep(0.01)
             assert admitted == [10, 11, 12, 13, 14]
+        admitted.clear()
+        async with GroupStream(produce, slots=10**12, start=10, end=12) as groups:
+            await groups.take(2)
+            assert admitted == [10, 11]
 
     run(scene)
 
