@@ -54,7 +54,9 @@ class RewardTables:
     skipped: Bool[Tensor, "G N T"] | None = None
     """Which points before these steps are not completed, by `completion.every`; None for none."""
     strides: Mapping[int, int] = field(default_factory=dict)
-    """By step: how many neighbouring members share it, for the rule `tree`."""
+    """By step: how many neighbouring members of a shard share it, for the rule `tree`."""
+    shard: int | None = None
+    """Members of one shard; None for the whole group."""
     further: tuple["RewardTables", ...] = ()
     """The same for the ends of each further granularity: a member that lacks the score of one of its ends has none."""
 
@@ -129,6 +131,7 @@ def reward_tables(
                 explored=explored,
                 skipped=skipped if skipped.any() else None,
                 strides=strides,
+                shard=groups[0].shards[0].facts.request.members if groups else None,
             )
         )
     return replace(tables[0], further=tuple(tables[1:]))
@@ -233,7 +236,7 @@ def _step_rewards(
         )
         return step_rewards, None, None
     if config.rule == "tree":
-        return tree(rewards[:, :, -1], tables.explored, strides=tables.strides), None, None
+        return tree(rewards[:, :, -1], tables.explored, strides=tables.strides, shard=tables.shard), None, None
     if config.values == "calibrated" and config.rule != "uniform":
         values, slopes = calibrated(rewards, before=earlier, decay=config.slopes_decay)
         rewards = values

@@ -87,7 +87,11 @@ def gae(rewards: Float[Tensor, "M P"], *, decay: float) -> Float[Tensor, "M S"]:
 
 
 def tree(
-    finals: Float[Tensor, "G N"], explored: Bool[Tensor, "G N T"], *, strides: Mapping[int, int]
+    finals: Float[Tensor, "G N"],
+    explored: Bool[Tensor, "G N T"],
+    *,
+    strides: Mapping[int, int],
+    shard: int | None = None,
 ) -> Float[Tensor, "G N T"]:
     """BranchGRPO (arXiv 2509.06040): a step earns the mean final reward of all members that share it.
 
@@ -97,6 +101,7 @@ def tree(
         finals: rewards of the finished images; a missing one is in no mean.
         explored: which steps are stochastic.
         strides: by step, how many neighbouring members share it; 1 for a step that is not named.
+        shard: members of one shard, whose trees are its own: its last branch may be smaller; by default the group.
 
     Returns:
         Step rewards, NaN for all but the first of the members that share a step, and where no member has a score.
@@ -105,8 +110,10 @@ def tree(
     members = finals.shape[1]
     for k in range(explored.shape[2]):
         stride = strides.get(k, 1)
-        for first in range(0, members, stride):
-            values[:, first, k] = finals[:, first : first + stride].nanmean(1)
+        for root in range(0, members, shard or members):
+            end = min(root + (shard or members), members)
+            for first in range(root, end, stride):
+                values[:, first, k] = finals[:, first : min(first + stride, end)].nanmean(1)
     return torch.where(explored, values, torch.nan)
 
 

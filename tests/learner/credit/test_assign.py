@@ -225,6 +225,21 @@ def test_branches_of_a_group_are_compared_at_their_own_step() -> None:
     assert held.advantages[0, :, 4].tolist() == pytest.approx([0, 0, -1, 1], abs=1e-6)
 
 
+def test_the_trees_of_a_group_s_shards_are_separate() -> None:
+    finals = np.array([[0.1], [0.3], [0.5], [0.9], [0.2], [0.7]], np.float32)
+    group = group_of(shard(finals[:3], (0, 1)), shard(finals[3:], (0, 1), first=3))
+    tables = reward_tables([group], members=6, total=TOTAL, strides={0: 2, 1: 1})
+    found = assign_credit(
+        tables,
+        CreditConfig(**(PLAIN | {"rule": "tree"})),
+        reward_weights={},
+        step_weights=torch.ones(TOTAL),
+    ).step_rewards[0]
+    nan = np.nan
+    np.testing.assert_allclose(found[:, 0], [0.2, nan, 0.5, 0.55, nan, 0.7], rtol=1e-6)
+    np.testing.assert_array_equal(found[:, 1], finals[:, 0])
+
+
 def test_groups_of_different_windows_stand_side_by_side() -> None:
     early, late = shard(REWARDS[:, :3], (0, 1)), shard(REWARDS[:, 2:], (3, 4), group=1)
     first, second = assigned(group_of(early), group_of(late), normalise="per_step").advantages

@@ -303,6 +303,15 @@ def test_a_step_of_a_tree_earns_the_mean_of_its_leaves_once() -> None:
     )
 
 
+def test_the_branches_of_a_shard_hold_no_member_of_another_one() -> None:
+    """Two shards of three, shared in pairs: the last branch of each shard has one member."""
+    nan = torch.nan
+    finals = torch.tensor([[0.1, 0.3, 0.5, 0.9, 0.2, 0.7]], dtype=torch.float64)
+    values = tree(finals, torch.ones(1, 6, 1, dtype=torch.bool), strides={0: 2}, shard=3)
+    expected = torch.tensor([0.2, nan, 0.5, 0.55, nan, 0.7], dtype=torch.float64)
+    torch.testing.assert_close(values[0, :, 0], expected, equal_nan=True)
+
+
 def test_without_shared_steps_a_tree_is_uniform_credit() -> None:
     explored = torch.ones(1, 3, 4, dtype=torch.bool)
     assert torch.equal(tree(REWARDS[None, :, -1], explored, strides={})[0], uniform(REWARDS))
