@@ -78,7 +78,8 @@ def read_foreign_lora(path: str) -> tuple[dict[str, np.ndarray], float | None]:
         the file does not state it; diffusers then takes the rank.
 
     Raises:
-        ModelError: the file does not exist, is not in diffusers' format, or holds several alphas.
+        ModelError: the file does not exist, is not in diffusers' format, holds several alphas, or its scale is not
+            alpha / rank.
     """
     from safetensors.torch import load_file
 
@@ -89,14 +90,19 @@ def read_foreign_lora(path: str) -> tuple[dict[str, np.ndarray], float | None]:
         tensors = load_file(file)
         with safe_open(file, framework="numpy") as held:
             header = json.loads((held.metadata() or {}).get(METADATA_KEY, "{}"))
+        settings = {name.removeprefix(PREFIX): value for name, value in header.items() if name.startswith(PREFIX)}
         if file.name == PEFT_NAME:
-            alpha = json.loads((file.parent / PEFT_CONFIG).read_text(encoding="utf-8")).get("lora_alpha")
-            header = {f"{PREFIX}lora_alpha": alpha} if alpha else {}
+            settings = json.loads((file.parent / PEFT_CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"model.lora.start {path} cannot be read: {one_line(error)}") from None
     alphas = {float(tensor) for name, tensor in tensors.items() if name.endswith(".alpha")}
-    if f"{PREFIX}lora_alpha" in header:
-        alphas.add(float(header[f"{PREFIX}lora_alpha"]))
+    stated = [settings.get("lora_alpha"), *(settings.get("alpha_pattern") or {}).values()]
+    alphas |= {float(alpha) for alpha in stated if alpha}
+    if settings.get("use_rslora"):
+        raise ModelError(
+            f"model.lora.start {path} must have the scale alpha / rank, got use_rslora, whose scale is alpha /"
+            " sqrt(rank): save it without use_rslora, with its alpha multiplied by sqrt(rank)"
+        )
     arrays = {
         re.sub(rf"^{re.escape(PEFT_PREFIX)}(?:{re.escape(PREFIX)})?", PREFIX, name): tensor.float().numpy()
         for name, tensor in tensors.items()

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -200,3 +201,35 @@ def test_an_adapter_in_peft_s_own_format_starts_a_training(tiny_sd3: Path, tmp_p
         assert torch.equal(lora.parameters[ours], tensor)
     with pytest.raises(ModelError, match="rank .4. and alpha 12.0: set model.lora.rank"):
         lora.start_from(str(tmp_path / "theirs"), CONFIG.model_copy(update={"alpha": 8}))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"use_rslora": True}, "must have the scale alpha / rank, got use_rslora"),
+        ({"alpha_pattern": {"attn.to_q": 3}}, r"with one alpha, got alphas \[3.0, 12.0\]"),
+    ],
+)
+@pytest.mark.parametrize("by", ["peft", "diffusers"])
+def test_an_adapter_with_another_scale_is_refused(
+    tiny_sd3: Path, tmp_path: Path, by: str, options: dict[str, Any], reason: str
+) -> None:
+    from diffusers import SD3Transformer2DModel
+    from peft import LoraConfig as PeftConfig
+    from peft import get_peft_model, get_peft_model_state_dict
+
+    transformer = SD3Transformer2DModel.from_pretrained(tiny_sd3, subfolder="transformer")
+    config = PeftConfig(r=4, lora_alpha=12, target_modules=list(CONFIG.targets or ()), **options)
+    model = get_peft_model(transformer, config)  # pyright: ignore[reportArgumentType]
+    if by == "peft":
+        model.save_pretrained(str(tmp_path))
+    else:
+        tensors = get_peft_model_state_dict(model)
+        StableDiffusion3Pipeline.save_lora_weights(
+            str(tmp_path),
+            transformer_lora_layers={name.removeprefix("base_model.model."): held for name, held in tensors.items()},
+            transformer_lora_adapter_metadata=config.to_dict(),
+        )
+    lora = Lora(fresh(tiny_sd3).transformer, CONFIG, seed=0)
+    with pytest.raises(ModelError, match=reason):
+        lora.start_from(str(tmp_path), CONFIG)
