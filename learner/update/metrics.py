@@ -171,7 +171,7 @@ def _gains_by_reward(tables: RewardTables) -> dict[str, float]:
     names = [name for name in tables.scores if "/" not in name]
     metrics = {}
     for name in names if len(names) > 1 else []:
-        own = along_windows(gains, tables.scores[name], tables.explored)
+        own = along_windows(gains, tables.scores[name], tables.explored, tables.skipped)
         for k in range(own.shape[-1]):
             if len(values := present(own[..., k]).numpy()):
                 metrics[f"gain/{name}/step_{k}_mean"] = float(values.mean())

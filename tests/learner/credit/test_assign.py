@@ -195,6 +195,16 @@ def test_skipped_points_have_neither_slope_nor_value() -> None:
         assert torch.equal(found.step_rewards[0, :, 2 * step], found.step_rewards[0, :, 2 * step + 1])
 
 
+def test_each_reward_of_a_mixture_has_gains_between_skipped_points_too() -> None:
+    held = sparse()
+    components = {"one": held.scores.values, "other": 2 * held.scores.values}
+    group = group_of(replace(held, scores=replace(held.scores, components=components)))
+    found = group_metrics([group], reward_tables([group], members=3, total=TOTAL), assigned(group))
+    steps = [found["gain/step_0_abs_mean"], *(found[f"gain/one/step_{k}_abs_mean"] for k in range(4))]
+    assert steps == pytest.approx([0.07 / 3, 0.07 / 3, 0.07 / 3, 0.13 / 3, 0.13 / 3], abs=1e-6)
+    assert [found[f"gain/other/step_{k}_mean"] for k in range(4)] == pytest.approx([0.04, 0.04, 0.08 / 3, 0.08 / 3])
+
+
 def test_stepwise_fast_judges_a_step_by_what_the_point_before_it_had_not_shown() -> None:
     """The worked number of docs/method/stepwise_fast.md: the second of three points is skipped."""
     held = shard(np.array([[0.5, 0, 0.6, 0.6], [0.5, 0, 0.5, 0.3], [0.5, 0, 0.4, 0.45]], np.float32), (0, 1, 2))
