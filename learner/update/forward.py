@@ -90,8 +90,8 @@ class ForwardObjective:
             ratio=None,
             outside=None,
             kl=kl.detach() * batch.valid,
-            own=own,
             valid=batch.valid,
+            own=own,
         )
 
     @torch.no_grad()

@@ -26,7 +26,8 @@ class PieceStatistics:
     ratios: Float[np.ndarray, " N"] | None
     """None, with `outside`, for an objective without densities."""
     outside: Bool[np.ndarray, " N"] | None
-    divergences: Float[np.ndarray, " N"]
+    divergences: Float[np.ndarray, " M"]
+    """Of the pairs that count."""
     own: Mapping[str, Float[np.ndarray, " M"]] = field(default_factory=dict)
     """The objective's own numbers by name, of the pairs that count."""
 
@@ -48,7 +49,7 @@ class PieceStatistics:
             loss=loss,
             ratios=None if ratios is None else ratios.detach().cpu().numpy(),
             outside=None if outside is None else outside.cpu().numpy(),
-            divergences=pairs.kl.cpu().numpy(),
+            divergences=pairs.kl[pairs.valid].cpu().numpy(),
             own={name: values[pairs.valid].cpu().numpy() for name, values in pairs.own.items()},
         )
 

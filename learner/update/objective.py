@@ -34,11 +34,11 @@ class PairLosses:
     """Whether the pair has left the clip range, or for `masked` the divergence bound; `distillation` has neither. None
     if `ratio` is None."""
     kl: Float[Tensor, " N"]
-    """Divergence from the model without adapter; 0 when the term is off."""
+    """Divergence from the model without adapter; 0 when the term is off, and where the pair does not count."""
+    valid: Bool[Tensor, " N"]
+    """Which pairs count."""
     own: Mapping[str, Float[Tensor, " N"]] = field(default_factory=dict)
     """The objective's own numbers by name, without a gradient, of all pairs."""
-    valid: Bool[Tensor, " N"] | None = None
-    """Which of `own` count; None where there are none."""
 
     def detached(self) -> "PairLosses":
         """Return the same numbers without their gradients."""
@@ -82,6 +82,7 @@ class Objective:
             ratio=ratio,
             outside=outside,
             kl=kl.detach() * micro_batch.valid,
+            valid=micro_batch.valid,
         )
 
     def _policy_term(

@@ -18,6 +18,7 @@ from flow.policy import FlowPolicy
 from flow.rollout import RolloutPolicy
 from learner.checkpoint import read_checkpoint, write_checkpoint
 from learner.update.learner import Learner
+from learner.update.metrics import PieceStatistics, StepStatistics, update_metrics
 from learner.update.micro_batches import MicroBatch
 from learner.update.objective import Objective, divergence
 from protocol.config.learning import KlConfig, LearnerConfig
@@ -250,6 +251,17 @@ def test_only_doubtful_pairs_have_the_penalty(tiny_config: Config) -> None:
     assert some.kl.tolist() == [0.0, every.kl[1].item(), 0.0]
     assert torch.equal(some.loss[[0, 2]], none.loss[[0, 2]])
     assert torch.equal(some.loss[1], every.loss[1])
+
+
+def test_the_mean_kl_is_that_of_the_pairs_that_count(tiny_config: Config) -> None:
+    policy, lora = perturbed(tiny_config(), 0.1)
+    micro_batch = pairs(policy)
+    found = Objective(policy, lora, LearnerConfig(kl=KlConfig(weight=2.0)))(micro_batch).detached()
+    piece = PieceStatistics.of((0, 0, 0), found, found.loss.sum().item())
+    metrics = update_metrics([piece], [StepStatistics(pairs=2, grad_norm=1.0)])
+    assert micro_batch.valid.tolist() == [True, True, False]
+    assert metrics["train/reference_kl"] == pytest.approx(found.kl[:2].mean().item())
+    assert (found.kl[:2] > 0).all()
 
 
 def with_other(groups: list[ScoredGroup], sign: float) -> list[ScoredGroup]:
