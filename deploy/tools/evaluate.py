@@ -20,6 +20,7 @@ from deploy.run.inputs import check_heldout
 from deploy.tools.evaluators import evaluators
 from flow.models.folder import completed
 from learner.loop.evaluate import Evaluation, evaluate
+from learner.update.ema import without
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, RunFolderError
 from protocol.files import write_whole, writing
@@ -110,7 +111,8 @@ async def assess(
     )
     settings, console = config.evaluation, Console(stderr=True)
     async with evaluators(config, heldout, is_local=is_local) as fleet:
-        adapters = {BASE: await fleet.first_adapter()} if has_base or adapter is None else {}
+        # The first adapter may be that of model.lora.start.
+        adapters = {BASE: without(await fleet.first_adapter())} if has_base or adapter is None else {}
         if adapter:
             adapters[ADAPTER] = adapter
         results = []

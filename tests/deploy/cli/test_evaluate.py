@@ -107,6 +107,15 @@ def test_base_and_adapter_see_the_same_noise(run: Path, tmp_path: Path) -> None:
         said(*words)
 
 
+def test_the_base_model_is_that_without_the_lora_that_training_starts_from(run: Path) -> None:
+    preset, start = run.parent / "preset.yaml", f"model.lora.start={run / 'checkpoints' / 'iteration_000001'}"
+    (plain,) = json.loads(said("eval", preset, "--json"))["results"]
+    (started,) = json.loads(said("eval", preset, start, "--json"))["results"]
+    assert (started["name"], started["scores"]) == ("base", plain["scores"])
+    (adapter,) = json.loads(said("eval", run, "--json"))["results"]
+    assert adapter["scores"]["scores"] != plain["scores"]["scores"]
+
+
 def test_the_table_has_both_and_an_interval(run: Path) -> None:
     lines = said("eval", run, "--base").splitlines()
     assert lines[0].split() == ["base", "adapter", "difference,", "95", "%"]
