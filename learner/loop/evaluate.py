@@ -146,7 +146,8 @@ def _reading(scores: Scores, component: str) -> np.ndarray:
     if component == "reward":
         return np.where(scores.valid, scores.values, np.nan)
     if component not in scores.components:
-        if not scores.valid.any():
+        own = scores.components.get(component.partition("/")[0])  # a scorer that failed has no further readings
+        if not scores.valid.any() or (own is not None and np.isnan(own).all()):
             return np.full(len(scores.reasons), np.nan)
         raise ConfigError(
             f"evaluation.component must be one of {['reward', *sorted(scores.components)]}, got {component!r}"

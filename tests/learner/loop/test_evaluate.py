@@ -12,6 +12,7 @@ from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, ContractError
 from protocol.messages import Adapter, GenerateRequest, Prompt, Receipt, Scores
 from protocol.ports import Ports
+from rewards.scores import judged, mix_observed
 
 Config = Callable[..., RunConfig]
 
@@ -89,6 +90,28 @@ def test_missing_scores_are_counted_and_left_out_of_the_means(tiny_config: Confi
     assert result.by_tag == {"colors": pytest.approx((0.4 + 0.45 + 0.6 + 0.65) / 4), "counting": pytest.approx(0.95)}
     assert result.missing == 3
     assert np.isnan(result.gallery[0][2])
+
+
+class FailingJudge(ReadingScorer):
+    """Beside the reward a scorer `judge` that never trains, with a reading of its own; it fails for the first batch."""
+
+    async def score_for_evaluation(
+        self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> Scores:
+        reward = await super().score_for_evaluation(images, prompts, metadata)
+        fails = images[0, 0, 0, 0] == 0
+        judge = Scores.missing(len(images), "failed") if fails else judged(reward.values, {"strict": reward.values})
+        return mix_observed({"brightness": reward, "judge": judge}, {"brightness": 1.0})
+
+
+def test_a_batch_for_which_the_reported_scorer_failed_is_missing(tiny_config: Config) -> None:
+    rewards = {"brightness": {"scorer": "geneval"}, "judge": {"scorer": "geneval", "use": "evaluate"}}
+    config = tiny_config(rewards=rewards, evaluation={"component": "judge/strict"})
+    result = assess(config, scorer=FailingJudge())
+    assert result.missing == 3
+    assert result.by_tag == {"colors": pytest.approx((0.45 + 0.6 + 0.65) / 3), "counting": pytest.approx(0.925)}
+    with pytest.raises(ConfigError, match="got 'judge/loose'"):
+        assess(tiny_config(rewards=rewards, evaluation={"component": "judge/loose"}), scorer=FailingJudge())
 
 
 def test_a_tag_without_any_score_stops_the_evaluation(tiny_config: Config) -> None:
