@@ -149,7 +149,7 @@ def first_levels(config: RunConfig, backbone: "Backbone") -> tuple[str, list[flo
     policy = policy_of(backbone, config)
     count = config.sampling.steps - 1
     if config.sampling.kernel == "flow_sde":
-        steps = [math.sqrt((policy.sigmas[k] - policy.sigmas[k + 1]).item()) for k in range(count)]
+        steps = [math.sqrt(policy.step_size(k)) for k in range(count)]
         return "dance_sde", [policy.std(k) / step for k, step in enumerate(steps)]
     return config.sampling.kernel, list(config.sampling.noise_levels) or [config.sampling.noise_level] * count
 

@@ -125,8 +125,9 @@ def run_cli(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return ended.value.code or 0
 
 
-def test_the_first_round_draws_as_flow_sde_does(preset: Path) -> None:
-    config = load_config(preset, overrides=["method=dense_grpo"])
+@pytest.mark.parametrize("merge_std", [0.0, 0.75])
+def test_the_first_round_draws_as_flow_sde_does(preset: Path, merge_std: float) -> None:
+    config = load_config(preset, overrides=["method=dense_grpo", f"sampling.merge_std={merge_std}"])
     backbone = load_backbone(config.model)
     kernel, levels = first_levels(config, backbone)
     assert kernel == "dance_sde"
@@ -134,6 +135,9 @@ def test_the_first_round_draws_as_flow_sde_does(preset: Path) -> None:
     tree = yaml.safe_load(config.to_yaml())
     tree["sampling"] |= {"kernel": kernel, "noise_levels": levels}
     after = policy_of(backbone, load_config(_written(preset.parent, tree)))
+    spans = [before.span(k) for k in range(3)]
+    assert (max(spans) > 1) == bool(merge_std)
+    assert [after.span(k) for k in range(3)] == spans
     for k in range(3):
         assert after.std(k) == pytest.approx(before.std(k), rel=1e-5)
 
