@@ -169,7 +169,8 @@ def assign_credit(
         Step rewards and advantages [G, N, T].
 
     Raises:
-        ContractError: a reward that `advantages` mixes has no score where the mixture has one.
+        ContractError: a reward that `advantages` mixes has no score where the mixture has one, or the reward of
+            `config.diversity` is no distance.
     """
     credit = _assign(tables, config, step_weights, baseline, slopes)
     if config.mixture == "advantages":

@@ -6,6 +6,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from protocol.errors import ContractError
+
+ROUNDING = 1e-3
+"""Distances of equal images may lie this far below 0, by rounding."""
+
 
 def rank_shares(scores: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
     """Return the share of the other members whose score is lower, ties as halves; NaN where a score is missing."""
@@ -46,13 +51,22 @@ def scaled_by_distance(advantages: Float[Tensor, "N T"], distances: Float[Tensor
 
     Args:
         advantages: advantages of a group.
-        distances: d of each member, at least 0.
+        distances: d of each member, at least 0 up to rounding.
 
     Returns:
         The scaled advantages; those up to 0 are unchanged.
+
+    Raises:
+        ContractError: a number is below 0, so it is no distance; it would turn a good image into a bad one.
     """
     known = distances[~distances.isnan()].double()
-    if not len(known) or not known.mean() > 0:
+    if (known < -ROUNDING).any():
+        raise ContractError(
+            f"credit.diversity must name a reward of distances, which are at least 0, got {known.min().item():.4g}:"
+            " name one with the scorer diversity"
+        )
+    mean = known.clamp(min=0).mean()
+    if not mean > 0:
         return advantages
-    factors = torch.where(distances.isnan(), 1.0, distances.double() / known.mean()).float().unsqueeze(1)
+    factors = torch.where(distances.isnan(), 1.0, distances.double().clamp(min=0) / mean).float().unsqueeze(1)
     return torch.where(advantages > 0, advantages * factors, advantages)

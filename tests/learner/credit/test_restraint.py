@@ -10,6 +10,7 @@ from learner.credit.assign import RewardTables, assign_credit
 from learner.credit.restraint import doubtful, rank_shares, scaled_by_distance
 from protocol.config.credit import CreditConfig
 from protocol.config.learning import KlConfig
+from protocol.errors import ContractError
 
 NAN = math.nan
 
@@ -54,6 +55,15 @@ def test_good_members_that_differ_pull_more() -> None:
     assert lacking.flatten().tolist() == pytest.approx([0.5, -1.0, 2.0, 0.0, -3.0, 1.5])
     assert torch.equal(scaled_by_distance(advantages, torch.zeros(3)), advantages)
     assert torch.equal(scaled_by_distance(advantages, torch.full((3,), NAN)), advantages)
+
+
+def test_numbers_below_0_are_no_distances() -> None:
+    """They would turn an advantage above 0 into one below; equal images may have a distance of -0, by rounding."""
+    advantages = torch.tensor([[1.0], [2.0], [-3.0]])
+    with pytest.raises(ContractError, match=r"credit.diversity must name a reward of distances, .* got -0.5"):
+        scaled_by_distance(advantages, torch.tensor([-0.5, 1.0, 1.0]))
+    found = scaled_by_distance(advantages, torch.tensor([-1e-6, 0.2, 0.4]))
+    assert found[0].item() == 0.0 and found[1].item() == pytest.approx(2.0)
 
 
 def test_credit_reads_the_named_scores_of_the_finished_images() -> None:
