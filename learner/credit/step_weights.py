@@ -1,5 +1,6 @@
 """Step weights: factors of each step's advantages, or of its step rewards before their normalisation."""
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -22,7 +23,7 @@ def step_weights(config: StepWeightConfig, *, total: int, stds: Mapping[int, flo
         float32 weights, 1 on average if the config asks for it.
 
     Raises:
-        ConfigError: all steps that can be stochastic have weight 0.
+        ConfigError: all steps that can be stochastic have weight 0, or the powers of `noise` cannot be computed.
     """
     if config.rule == "piecewise":
         weights = piecewise(total, early=config.early, middle=config.middle, late=config.late)
@@ -75,8 +76,19 @@ def by_noise(
 
     Returns:
         float64 weights.
+
+    Raises:
+        ConfigError: the powers are too small or too large for float64.
     """
-    powers = {k: std**power for k, std in stds.items()}
+    try:
+        powers = {k: std**power for k, std in stds.items()}
+    except OverflowError:
+        powers = {}
+    if stds and not 0 < sum(powers.values()) < math.inf:
+        raise ConfigError(
+            f"credit.step_weights.noise_power must give numbers that a float holds, got {power:g} for the stds"
+            f" {[round(std, 4) for std in stds.values()]}: lower it"
+        )
     weights = torch.zeros(total, dtype=torch.float64)
     for k, value in powers.items():
         weights[k] = value

@@ -106,3 +106,11 @@ def test_a_step_cannot_be_switched_off_before_the_normalisation() -> None:
     for choice in ({"rule": "table", "table": (1.0, 0.0)}, {"rule": "piecewise", "late": 0.0}):
         with pytest.raises(ValueError, match="must be `after` where a weight is 0, got 'before'"):
             StepWeightConfig(order="before", **choice)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stds", [{0: 0.3, 1: 0.2}, {0: 3.0, 1: 0.2}])
+@pytest.mark.parametrize("constant", [None, 2.25])
+def test_a_power_that_no_float_holds_is_refused(stds: dict[int, float], constant: float | None) -> None:
+    config = StepWeightConfig(rule="noise", noise_power=2000, noise_constant=constant)
+    with pytest.raises(ConfigError, match=r"noise_power must give numbers that a float holds, got 2000 .*: lower it"):
+        step_weights(config, total=3, stds=stds)
