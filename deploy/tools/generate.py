@@ -82,6 +82,8 @@ def generate_images(
 
     if sum([is_best, iteration is not None, is_base]) > 1:
         raise ConfigError("--best, --iteration and --base each name an adapter: give one of them")
+    if is_base and is_average:
+        raise ConfigError("--average is the running mean of an adapter, and --base has none: give one of them")
     config = config_of(run)
     if size:
         require_size(config.model, *size, names=("--height", "--width"))

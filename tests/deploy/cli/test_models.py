@@ -250,6 +250,7 @@ def test_export_in_half_precision_halves_the_weights(
         (["generate", "{run}", "--prompts", "{tmp}/nothing.txt"], "nothing.txt does not exist"),
         (["generate", "{run}", "--prompts", "x.txt", "--negative", "x"], "--negative belongs to a single prompt"),
         (["generate", "{run}", "a cat", "--best", "--base"], "--best, --iteration and --base each name an adapter"),
+        (["generate", "{run}", "a cat", "--base", "--average"], "--average is the running mean of an adapter"),
         (["export", "{run}", "{tmp}"], "must not exist yet: name a new one"),
         (["export", "{run}", "{tmp}/file/model"], "cannot be written"),
         (["export", "{run}", "{tmp}/new", "--dtype", "int8"], "--dtype must be float32, bfloat16 or float16"),
