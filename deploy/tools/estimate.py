@@ -222,7 +222,8 @@ class ShardCounts:
     images: int
     """Images that the first shard decodes."""
     later_rows: float
-    """Rows in every other shard of the group, which refers to the point that all members share."""
+    """Rows in every other shard of the group, which refers to the point that all members share; the mean of shards that
+    explore different steps."""
     later_images: int
     """Images that every other shard decodes."""
     states: tuple[int, ...]
@@ -271,13 +272,16 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
     made, points = policy.evaluations, counter.points if config.model.tiny_decoder else 0
     scale = math.prod(backbone.latent_shape) / math.prod(counter.latent_shape)
     arrays = (rollout.latents, rollout.means, rollout.targets)
-    later = [rollout_shard(policy, replace(each, first_member=config.group.shard), config) for each in requests]
+    # The shards of a group differ only if each explores another step.
+    others = range(1, config.group.size // config.group.shard if config.sampling.window.rule == "branch" else 2)
+    starts = [shard * config.group.shard for shard in others] or [config.group.shard]
+    later = [rollout_shard(policy, replace(each, first_member=start), config) for each in requests for start in starts]
     branches = 2 if config.model.guidance > 1 else 1
     is_shared = config.sampling.shared_noise and not config.is_forward
     return ShardCounts(
         rows=made / len(requests),
         images=len(images),
-        later_rows=(policy.evaluations - made) / len(requests),
+        later_rows=(policy.evaluations - made) / len(later),
         later_images=len(later[0][1]),
         states=tuple(_states(config, policy, rollout.steps)),
         gradient_rows=1 if is_shared and policy.most_steps == 1 else config.group.shard,

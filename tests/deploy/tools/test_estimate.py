@@ -244,6 +244,16 @@ def test_groups_with_different_windows_are_counted_each(tiny_config: Config) -> 
     assert counts.pairs == 2 * 4 * 2
 
 
+def test_shards_that_explore_different_steps_are_counted_each(tiny_config: Config) -> None:
+    config = tiny_config(
+        sampling={"steps": 6, "schedule": "linear", "window": {"rule": "branch"}},
+        credit={"rule": "uniform"},
+        group={"size": 8, "shard": 2, "per_iteration": 3},
+    )
+    rows = sum((k + 1) + (5 - k) * 2 for k in range(4))
+    assert estimate(config).evaluations.rollout == 3 * rows, "one trunk up to step k, then both members"
+
+
 def test_a_shared_gpu_holds_both_sides_or_one_and_what_the_other_keeps() -> None:
     rollout = {"transformer": 50, "text encoders": 7, "context": 1, "largest step": 20}
     learner = {"transformer": 50, "text encoders": 7, "context": 1, "optimizer": 4, "forward and backward": 30}
