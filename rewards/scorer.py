@@ -219,34 +219,27 @@ class CheckedScorer:
     ) -> tuple[Scores, BaseException | None]:
         """Score B images, leaving out only those that make the scorer raise; also return the first exception, or None.
 
-        A batch that raises is halved; a half that raises is halved again. If both halves raise, the scorer itself fails
-        and all images there are missing. So a broken scorer costs three calls, and one bad image among B costs about
-        2 log2(B). The batch of a scorer that sees a whole group is never halved. A ContractError never counts as a
-        failed score.
+        A batch that raises is halved until the failing images are alone, so whether an image has a score does not
+        depend on what else was in its batch. One bad image costs about 2 log2(B) calls, a scorer that always raises
+        2B - 1. The batch of a scorer that sees a whole group is never halved. A ContractError never counts as a failed
+        score.
         """
         errors: list[BaseException] = []
 
-        def attempt(rows: slice) -> Scores | None:
+        def scored(rows: slice) -> Scores:
             try:
                 return self._ask(images[rows], prompts[rows], metadata[rows])
             except ContractError:
                 raise
             except (Exception, SystemExit) as error:  # noqa: BLE001  any failure means the same: no score
                 errors.append(error)
-                return None
-
-        def divided(rows: slice) -> Scores:
             size = rows.stop - rows.start
-            if size > 1 and self.sees == "image":
-                middle = rows.start + size // 2
-                halves = [slice(rows.start, middle), slice(middle, rows.stop)]
-                answers = [attempt(half) for half in halves]
-                if any(answer is not None for answer in answers):
-                    return joined([answer or divided(half) for half, answer in zip(halves, answers, strict=True)])
-            return Scores.missing(size, f"{self.name}: {named_line(errors[-1])}")
+            if size == 1 or self.sees == "group":
+                return Scores.missing(size, f"{self.name}: {named_line(errors[-1])}")
+            middle = rows.start + size // 2
+            return joined([scored(slice(rows.start, middle)), scored(slice(middle, rows.stop))])
 
-        everything = slice(0, len(images))
-        return attempt(everything) or divided(everything), errors[0] if errors else None
+        return scored(slice(0, len(images))), errors[0] if errors else None
 
     def _ask(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         try:
