@@ -26,16 +26,19 @@ MIB = 2**20
 
 
 def input_digests(config: RunConfig) -> dict[str, str]:
-    """Compute the sha256 of prompt files, of scorers' files, and of each file of a model folder and a tiny decoder.
+    """Compute the sha256 of prompt files, of scorers' files, and of each file of the model's folders.
 
-    A model that is not a folder on this machine is left out: its revision is part of the config.
+    These are the model's own, that of a tiny decoder and that of a LoRA to start from. A model that is not a folder on
+    this machine is left out: its revision is part of the config.
     """
     prompts = {f"data.{name}": resolve(getattr(config.data, name)) for name in ("train", "heldout")}
     scorers = {f"rewards.{name}.scorer": file_of(reward.scorer) for name, reward in config.rewards.items()}
-    files = (prompts | scorers).items()
+    lora = config.model.lora.start and Path(config.model.lora.start)
+    files = (prompts | scorers | {"model.lora.start": lora}).items()
     digests = {name: file_digest(path) for name, path in files if path and path.is_file()}
-    for key, value in (("model.path", config.model.path), ("model.tiny_decoder", config.model.tiny_decoder)):
-        folder = resolve(value) if value else None
+    tiny = config.model.tiny_decoder and resolve(config.model.tiny_decoder)
+    folders = {"model.path": resolve(config.model.path), "model.tiny_decoder": tiny, "model.lora.start": lora}
+    for key, folder in folders.items():
         inside = sorted(path for path in folder.rglob("*") if path.is_file()) if folder and folder.is_dir() else []
         digests |= {f"{key}/{path.relative_to(folder)}": file_digest(path) for path in inside if folder}
     return digests

@@ -57,6 +57,20 @@ def test_a_run_with_a_changed_model_is_refused(config, tmp_path, tiny_sd3):
         open_run_folder(tmp_path / "run", config)
 
 
+@pytest.mark.parametrize("name", ["lora.safetensors", "folder/pytorch_lora_weights.safetensors"])
+def test_a_run_with_another_lora_to_start_from_is_refused(config, tmp_path, name):
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(b"one")
+    start = tmp_path / name.split("/")[0]
+    lora = config.model.lora.model_copy(update={"start": str(start)})
+    config = config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
+    open_run_folder(tmp_path / "run", config).close()
+    file.write_bytes(b"two")
+    with pytest.raises(RunFolderError, match=r"other contents: model\.lora\.start"):
+        open_run_folder(tmp_path / "run", config)
+
+
 def test_differences_name_what_changed_came_and_went():
     before, now = {"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "9", "d": "4"}
     assert differences(before, now) == [
