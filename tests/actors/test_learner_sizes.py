@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import ray
 
+from actors import learners
 from actors.learners import LearnerGroup
 from actors.pool.nodes import NodeFailures
 from flow.device import library_facts
@@ -92,15 +93,20 @@ def require_seats(actors: Sequence[Fake]) -> None:
 
 @pytest.mark.parametrize(("before", "then", "meanwhile"), [(2, 4, 1), (4, 8, 2), (1, 2, 8)])
 def test_a_size_that_is_asked_for_while_workers_join_waits_for_the_next_update(
-    tiny_config, fakes, before, then, meanwhile
+    tiny_config, fakes, monkeypatch, before, then, meanwhile
 ):
+    async def nothing(*_: Any, **__: Any) -> dict[str, float]:
+        return {}
+
+    monkeypatch.setattr(learners, "update", nothing)
+
     async def scenario() -> None:
         group = group_of(tiny_config, fakes, before)
         await group.start()
         fakes.holds = "restore"
         group.scale(then)
         await until(lambda: group.status().ready == then)
-        resizing = asyncio.ensure_future(group._resize())
+        updating = asyncio.ensure_future(group.update([]))
         joining = fakes.made[before:]
         await until(lambda: all(actor.held for actor in joining))
         fakes.holds = ""
@@ -108,10 +114,10 @@ def test_a_size_that_is_asked_for_while_workers_join_waits_for_the_next_update(
         await until(lambda: group.status().ready == max(then, meanwhile))
         for actor in joining:
             actor.held.pop().end()
-        await resizing
+        await updating
         require_seats(fakes.made[:then])
         assert len(fakes.left) == max(then, meanwhile)
-        await group._resize()
+        await group.update([])
         require_seats(fakes.left)
         assert len(fakes.left) == meanwhile
 

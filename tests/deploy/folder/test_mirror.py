@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -78,11 +79,11 @@ def killed_while_it_fills(path: Path, config) -> None:
     child = os.fork()
     if not child:
         try:
-            mirror.read_checkpoint = lambda _: os._exit(9)
+            mirror.read_checkpoint = lambda _: os.kill(os.getpid(), signal.SIGKILL)
             open_run_folder(path, config)
         finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("url", ["the same", None], ids=["from the same store", "without a store"])

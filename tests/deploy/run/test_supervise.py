@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,18 +166,18 @@ def test_the_learner_s_restarts_are_limited(config, tmp_path):
 def each_compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that the newest guard against hacking fills with the iterations of the evaluations it gets."""
     compared: list[int] = []
-    begin, compare = HackingGuard.__init__, HackingGuard._compare
+    begin, check = HackingGuard.__init__, HackingGuard.check
 
-    def begun(guard: HackingGuard, *args: Any, **more: Any) -> None:
-        compared.clear()
-        begin(guard, *args, **more)
+    def begun(guard: HackingGuard, *args: Any, earlier: Sequence[tuple[int, Readings]] = ()) -> None:
+        compared[:] = [iteration for iteration, _ in earlier]
+        begin(guard, *args, earlier=earlier)
 
     def noted(guard: HackingGuard, iteration: int, readings: Readings) -> None:
         compared.append(iteration)
-        compare(guard, iteration, readings)
+        check(guard, iteration, readings)
 
     monkeypatch.setattr(HackingGuard, "__init__", begun)
-    monkeypatch.setattr(HackingGuard, "_compare", noted)
+    monkeypatch.setattr(HackingGuard, "check", noted)
     return compared
 
 
