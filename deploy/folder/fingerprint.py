@@ -33,10 +33,10 @@ def input_digests(config: RunConfig) -> dict[str, str]:
     """
     prompts = {f"data.{name}": resolve(getattr(config.data, name)) for name in ("train", "heldout")}
     scorers = {f"rewards.{name}.scorer": file_of(reward.scorer) for name, reward in config.rewards.items()}
-    lora = config.model.lora.start and Path(config.model.lora.start)
+    lora = Path(config.model.lora.start) if config.model.lora.start else None
     files = (prompts | scorers | {"model.lora.start": lora}).items()
     digests = {name: file_digest(path) for name, path in files if path and path.is_file()}
-    tiny = config.model.tiny_decoder and resolve(config.model.tiny_decoder)
+    tiny = resolve(config.model.tiny_decoder) if config.model.tiny_decoder else None
     folders = {"model.path": resolve(config.model.path), "model.tiny_decoder": tiny, "model.lora.start": lora}
     for key, folder in folders.items():
         inside = sorted(path for path in folder.rglob("*") if path.is_file()) if folder and folder.is_dir() else []
