@@ -117,7 +117,7 @@ class Mirror:
             log.warning("checkpoint refused: %s", error)
 
     def _take(self, name: str, checkpoints: Path) -> None:
-        """Fetch a copy (CheckpointError: it is damaged)."""
+        """Fetch a copy; raise CheckpointError if it is damaged."""
         copy = f"{self._root}/{CHECKPOINTS}/{name}"
         with whole(checkpoints / name) as partial:
             for path in self._store.find(copy):

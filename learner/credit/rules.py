@@ -108,10 +108,11 @@ def tree(
     """
     values = finals.new_full(explored.shape, torch.nan)
     members = finals.shape[1]
+    size = shard or members
     for k in range(explored.shape[2]):
         stride = strides.get(k, 1)
-        for root in range(0, members, shard or members):
-            end = min(root + (shard or members), members)
+        for root in range(0, members, size):
+            end = min(root + size, members)
             for first in range(root, end, stride):
                 values[:, first, k] = finals[:, first : min(first + stride, end)].nanmean(1)
     return torch.where(explored, values, torch.nan)

@@ -158,7 +158,7 @@ def test_the_learner_s_first_ratios_are_exactly_one(tiny_config: Config, device:
 
 
 @pytest.mark.parametrize("dtype", choices(ModelConfig, "dtype"))
-def test_they_are_exactly_one_at_every_version(tiny_config: Config, device: str, dtype: str) -> None:
+def test_first_ratios_are_exactly_one_at_every_version(tiny_config: Config, device: str, dtype: str) -> None:
     require_exact_replay(tiny_config(model={"dtype": dtype}), device, iterations=3)
 
 
