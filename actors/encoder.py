@@ -38,7 +38,8 @@ async def encode_on_ray(config: RunConfig, batches: Sequence[Sequence[str]]) -> 
         PoolError: the actor died or overran its deadline.
     """
     role = config.cluster.learner
-    actor: Any = EncoderActor.options(**ray_options(role.reserved)).remote(config)
+    actor_class: Any = EncoderActor
+    actor = actor_class.options(**ray_options(role.reserved)).remote(config)
     try:
         await answer(actor.prepare.remote(), timeout_s=role.timeout_s)
         return sum([await answer(actor.fill.remote(batch), timeout_s=role.timeout_s) for batch in batches])

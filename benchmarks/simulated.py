@@ -163,7 +163,8 @@ class Host:
         own = self._lanes[seat]
         for number, shard in enumerate(shards):
             if own.owns(number % self._lane_count):
-                rollout: Rollout = await shard.rollout  # pyright: ignore[reportGeneralTypeIssues]
+                reference: Any = shard.rollout
+                rollout: Rollout = await reference
                 self._fetched[seat] += rollout.latents.nbytes
                 await asyncio.sleep(sum(self._times.draw(self._times.pair_s) for _ in rollout.steps))
 
@@ -241,7 +242,8 @@ class Seats:
     """Takes the part of an actor class: `Seats(...).options(...).remote(...)` gives one more seat."""
 
     def __init__(self, config: RunConfig, times: Times, *, per_process: int) -> None:
-        self._make = lambda: Host.remote(config, times)
+        host_class: Any = Host
+        self._make = lambda: host_class.remote(config, times)
         self._per_process = per_process
         self.hosts: list[Any] = []
         self._seats = 0

@@ -145,7 +145,7 @@ def die_in_backward(_: object) -> None:
             node.register_prehook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
         backward(loss, *args, **how)
 
-    torch.Tensor.backward = deadly  # pyright: ignore[reportAttributeAccessIssue]
+    torch.Tensor.backward = deadly
 
 
 def cells() -> dict[str, tuple[tuple[str, ...], Sequence[Way]]]:

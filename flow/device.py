@@ -65,7 +65,7 @@ def take_device(role: RoleConfig) -> str:
     if device == "cuda":
         os.environ.update(CUBLAS)
         torch.use_deterministic_algorithms(mode=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyrefly: ignore[missing-attribute]
         torch.backends.cudnn.benchmark = False
     return device
 

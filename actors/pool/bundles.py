@@ -22,7 +22,7 @@ class Bundles:
         self._group = placement_group(
             [self._needs] * self._count,
             strategy="SPREAD" if role.placement == "spread" else "PACK",
-            bundle_label_selector=[role.labels] * self._count if role.labels else None,  # pyright: ignore[reportArgumentType]
+            bundle_label_selector=[role.labels] * self._count if role.labels else None,  # pyrefly: ignore[bad-argument-type]
         )
 
     def options(self, slot: int) -> Mapping[str, Any]:

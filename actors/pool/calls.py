@@ -15,7 +15,7 @@ import re
 import socket
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -37,7 +37,7 @@ from protocol.status import ActorState, ActorStatus
 Result = TypeVar("Result")
 ActorHandle = Any
 """A Ray actor; its methods are not typed here."""
-Work = Callable[[ActorHandle], Awaitable[Result]]
+Work = Callable[[ActorHandle], Coroutine[Any, Any, Result]]
 """One call to one actor; raises `ActorFailedError` if the actor is gone."""
 GROUP = "heartbeat"
 HEARTBEAT: dict[str, Any] = {"concurrency_groups": {GROUP: 1}}

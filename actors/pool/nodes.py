@@ -18,7 +18,8 @@ NODE_LABEL = "ray.io/node-id"
 
 def node_of(actor: Any) -> str:
     """Return the id of the node on which Ray started an actor, dead or alive; empty if it never started."""
-    return ray_state.actors(actor._actor_id.hex()).get("Address", {}).get("NodeID", "")
+    row: Any = ray_state.actors(actor._actor_id.hex())
+    return row.get("Address", {}).get("NodeID", "")
 
 
 class NodeFailures:

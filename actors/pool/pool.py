@@ -343,4 +343,4 @@ def _begin(work: Work[Result], call: Call) -> "asyncio.Task[Result]":
     """Run `work` in a task that knows its turn."""
     context = copy_context()
     context.run(TURN.set, call.turn)
-    return asyncio.get_running_loop().create_task(work(call.member.handle), context=context)  # pyright: ignore
+    return asyncio.get_running_loop().create_task(work(call.member.handle), context=context)

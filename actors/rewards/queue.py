@@ -21,7 +21,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from actors.pool.calls import TURN, ActorFailedError, ActorHandle
+from actors.pool.calls import TURN, ActorFailedError, ActorHandle, Work
 from protocol.errors import PoolError, one_line
 from protocol.messages import Scores
 from protocol.ports import ImagesHandle
@@ -50,7 +50,7 @@ class RewardQueue:
         *,
         batch: int,
         delay_s: float,
-        call: Callable[[Callable[[ActorHandle], Awaitable[None]]], Awaitable[None]],
+        call: Callable[[Work[None]], Awaitable[None]],
         ask: Ask,
     ) -> None:
         """

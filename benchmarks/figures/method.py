@@ -6,7 +6,7 @@ python -m benchmarks.figures.method --out docs/method
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -163,7 +163,7 @@ def _turning_points(panel: Axes) -> None:
     """The same curves; a mark stands at the end of each selected step."""
     plain = aggregates(REWARDS, is_consistent=False, has_first_step=True)
     turns = aggregates(REWARDS, is_consistent=True, has_first_step=True)
-    kinds = {
+    kinds: dict[str, tuple[torch.Tensor, dict[str, Any]]] = {
         "turning point": (plain, {"s": 90, "facecolors": "none", "edgecolors": "black"}),
         "consistent": (turns, {"s": 40, "color": "black"}),
         "balanced": (balanced(turns), {"s": 110, "marker": "*", "color": "gold", "edgecolors": "black"}),

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from deploy.presets import load_config
 from deploy.run.local import LocalFleet
 from learner.loop.groups import Groups
 from protocol.messages import Metadata, Scores
+from protocol.ports import RewardSource
 from protocol.prompts import read_prompts
 
 
@@ -42,7 +43,7 @@ def share(preset: str, groups: int = 2) -> str:
         fleet = LocalFleet(config)
         await fleet.start()
         watched = Watched(fleet.ports.rewards)
-        ports: Any = replace(fleet.ports, rewards=watched)
+        ports = replace(fleet.ports, rewards=cast(RewardSource, watched))
         source = Groups(config, read_prompts(config.data, config.data.train), ports)
         await source.begin([])
         await source.produce(0)

@@ -84,7 +84,8 @@ class BoundedConnection(H11Protocol):
 
     def _watch(self) -> None:
         """Set the timer for the head or the body of the request; a part that arrives does not prolong it."""
-        seconds = {h11.IDLE: self.head_s, h11.SEND_BODY: self.body_s}.get(self.conn.their_state)
+        limits: dict[type, float] = {h11.IDLE: self.head_s, h11.SEND_BODY: self.body_s}
+        seconds = limits.get(self.conn.their_state)
         if seconds == self._seconds:
             return
         if self._timer:

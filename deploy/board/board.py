@@ -18,7 +18,7 @@ data: without it a run cannot be watched or controlled, but it goes on training.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -258,7 +258,9 @@ class Board:
             if status.run != run:
                 raise ValueError(f"it is of run {status.run!r}")
         except (RedisError, ValueError, RecursionError) as error:
-            problem = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": one_line(error)}
+            problem: Mapping[str, Any] = {"loc": (), "msg": one_line(error)}
+            if isinstance(error, ValidationError):
+                problem = error.errors()[0]
             where = "".join(f"{part}: " for part in problem["loc"] if part != "schema_version")
             reason = where + problem["msg"].removeprefix("Value error, ")
             raise DamagedError(f"the status of run {run} on the board cannot be read: {one_line(reason)}") from None
@@ -362,7 +364,7 @@ class Board:
 def _answering(url: str) -> Iterator[None]:
     try:
         yield
-    except (RedisError, OSError, TimeoutError) as error:
+    except (RedisError, OSError) as error:
         reason = one_line(error).rstrip(".")
         if "WRONGTYPE" in reason:
             raise DamagedError(

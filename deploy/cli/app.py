@@ -52,7 +52,7 @@ COMMANDS = {
 class Command(TyperCommand):
     """A command whose help shows a flag as `--local`, without a value."""
 
-    def get_params(self, ctx: typer.Context) -> list[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def get_params(self, ctx: Any) -> list[Any]:
         """List the parameters, flags without a value."""
         params = super().get_params(ctx)
         for param in params:

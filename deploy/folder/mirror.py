@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from queue import Queue
 from threading import Thread
+from typing import Any
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -57,7 +58,8 @@ class Mirror:
         """Read the copy of the run's `config.yaml`; None if there is none."""
         try:
             with self._store.open(f"{self._root}/{CONFIG}") as file:
-                return bytes(file.read()).decode()  # pyright: ignore[reportArgumentType]
+                content: Any = file.read()
+                return bytes(content).decode()
         except FileNotFoundError:
             return None
         except Exception as error:  # each store raises its own exceptions
@@ -120,7 +122,8 @@ class Mirror:
         """Fetch a copy; raise CheckpointError if it is damaged."""
         copy = f"{self._root}/{CHECKPOINTS}/{name}"
         with whole(checkpoints / name) as partial:
-            for path in self._store.find(copy):
+            paths: Any = self._store.find(copy)
+            for path in paths:
                 file = partial / path.removeprefix(f"{copy}/")
                 file.parent.mkdir(parents=True, exist_ok=True)
                 self._store.get_file(path, str(file))

@@ -61,11 +61,8 @@ class TensorBoard:
     """
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
-        from tensorboard.compat.proto.summary_pb2 import (
-            Summary,  # pyright: ignore[reportAttributeAccessIssue]
-            SummaryMetadata,  # pyright: ignore[reportAttributeAccessIssue]
-        )
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -108,7 +105,7 @@ class WeightsAndBiases:
     @staticmethod
     def check() -> None:
         """Raise ConfigError if W&B would ask for a login."""
-        import wandb  # pyright: ignore[reportMissingImports]
+        import wandb
 
         is_online = os.environ.get("WANDB_MODE", "online") in ("online", "run", "shared")
         if is_online and not wandb.login(prompt=False, verify=False):
@@ -118,7 +115,7 @@ class WeightsAndBiases:
             )
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
-        import wandb  # pyright: ignore[reportMissingImports]
+        import wandb
 
         name = folder.resolve().name
         self._run = wandb.init(
@@ -138,7 +135,7 @@ class WeightsAndBiases:
 
     def show(self, iteration: int, images: Sequence[Shown]) -> None:
         """Log images: those of an evaluation in one panel with a slider, and a sheet of trajectories in another."""
-        import wandb  # pyright: ignore[reportMissingImports]
+        import wandb
         from PIL import Image
 
         panels: dict[str, list[Any]] = {}
@@ -159,8 +156,8 @@ class MLflow:
     """
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
-        from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
-        from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
 
         self._client, self._metric = MlflowClient(), Metric
         self._run = kept_id(folder / MLFLOW, lambda: self._new_run(folder.resolve().name))

@@ -153,7 +153,7 @@ def gain_heat(group: Group) -> Chart | None:
         axes.set(xlabel="iteration", ylabel="denoising step")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         bar = axes.figure.colorbar(mesh, ax=axes, pad=0.02)
-        bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+        bar.outline.set_visible(False)
 
     return Chart(f"mean absolute gain by step, as a map, {group.name}", draw)
 
@@ -248,7 +248,7 @@ def banded(runs: Sequence[Series], *, most: int = MOST_POINTS) -> tuple[np.ndarr
 
 def _band(axes: Axes, runs: Sequence[Series], index: int, *, label: str, has_marks: bool) -> None:
     x, mean, low, high = banded(runs)
-    marks = {"marker": "o", "markersize": 3.5} if has_marks or len(x) < 2 else {}
+    marks: dict[str, Any] = {"marker": "o", "markersize": 3.5} if has_marks or len(x) < 2 else {}
     axes.plot(x, mean, color=_cycled(index), linestyle=dash(index), linewidth=1.8, label=label, **marks)
     if len(runs) > 1:
         for series in runs:

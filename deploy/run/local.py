@@ -10,7 +10,6 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -131,7 +130,7 @@ class LocalFleet:
         if self._config.cluster.offload:
             await asyncio.wait(groups)
             await self._run("rollout", self._rollout.rest)
-        return await update(self._config, [NearWorker(self._learner, partial(self._run, "learner"))], groups)
+        return await update(self._config, [NearWorker(self._learner, lambda work: self._run("learner", work))], groups)
 
     async def adapter(self) -> Adapter:
         """Copy the current adapter."""

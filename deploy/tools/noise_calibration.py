@@ -65,7 +65,7 @@ def calibrate(
     """
     current = np.array(levels, float)
     direction, flips = np.zeros(len(current)), np.zeros(len(current), int)
-    has_gains = np.zeros(len(current), bool)
+    has_gains, is_open = np.zeros(len(current), bool), np.ones(len(current), bool)
     for number in range(rounds):
         gains = measure(current.tolist(), number)
         if not np.isfinite(gains).any():

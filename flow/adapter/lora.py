@@ -175,7 +175,7 @@ def inject(config: LoraConfig, transformer: nn.Module, *, low_cpu_mem_usage: boo
             ) from error
     for layer in _layers(transformer):
         # Autocast casts the adapter, so peft must not cast the activations.
-        layer.cast_input_dtype_enabled = False  # pyright: ignore[reportAttributeAccessIssue]
+        layer.cast_input_dtype_enabled = False  # pyrefly: ignore[missing-attribute]
 
 
 def _layers(transformer: nn.Module) -> "list[BaseTunerLayer]":

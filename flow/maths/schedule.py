@@ -135,7 +135,7 @@ def _even(steps: int) -> Points:
 
 
 def _shifted(even: Grid, shift: float) -> Grid:
-    return shift * even / (1 + (shift - 1) * even)
+    return shift * even / (1 + (shift - 1) * even)  # pyrefly: ignore[bad-return]
 
 
 def _exponential(even: Points, mu: float) -> Points:

@@ -126,7 +126,7 @@ class PipelineBackbone(ABC):
                 raise unreadable(folder, cls.family, error) from error
             pipeline.to(device)
             if tiny:
-                tiny.to(device)
+                tiny.to(device)  # pyrefly: ignore[bad-argument-type]
         encoders = TextEncoders(cls.family, folder, config, encode=cls.encode_prompt, device=device)
         if config.embedding_cache is None:
             encoders.load()

@@ -56,7 +56,7 @@ def quantization_of(config: ModelConfig) -> Any:
     if config.quantize is None:
         return None
     from diffusers import PipelineQuantizationConfig, TorchAoConfig
-    from torchao.quantization import Int8WeightOnlyConfig  # pyright: ignore[reportMissingImports]
+    from torchao.quantization import Int8WeightOnlyConfig
 
     return PipelineQuantizationConfig(quant_mapping={"transformer": TorchAoConfig(Int8WeightOnlyConfig())})
 
@@ -69,7 +69,7 @@ def quantized(transformer: nn.Module, config: ModelConfig) -> nn.Module:
     """
     require_quantizer(config)
     if config.quantize:
-        from torchao.quantization import Int8WeightOnlyConfig, quantize_  # pyright: ignore[reportMissingImports]
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
         quantize_(transformer, Int8WeightOnlyConfig())
     return transformer

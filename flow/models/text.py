@@ -111,7 +111,8 @@ def overlong(model: ModelConfig, texts: Sequence[str]) -> tuple[int, list[str]]:
             parts = [part for part in index.parts if part.startswith("tokenizer")]
             if not parts:
                 return 0, []
-            tokenizers = [AutoTokenizer.from_pretrained(folder / part, local_files_only=True) for part in parts]
+            read: Callable[..., Any] = AutoTokenizer.from_pretrained
+            tokenizers = [read(folder / part, local_files_only=True) for part in parts]
         except UNREADABLE as error:
             raise unreadable(folder, index.family, error) from error
 

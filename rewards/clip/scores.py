@@ -54,7 +54,7 @@ class HPSv2(ClipScorer):
         self._clip = ClipFeatures(model, processor=processor, device=device, batch=batch)
 
     @staticmethod
-    def ready(*, model: str, processor: str | None = None, **_: Any) -> None:
+    def ready(*, model: str, processor: str | None = None, **_: Any) -> None:  # pyrefly: ignore[bad-override]
         """Raise ScorerError if the weights are missing."""
         ClipFeatures.ready(model, processor)
 
@@ -91,7 +91,7 @@ class Aesthetic(ClipScorer):
         self._layers = _read_head(head)
 
     @staticmethod
-    def ready(*, head: str, model: str = VIT_L, **_: Any) -> None:
+    def ready(*, head: str, model: str = VIT_L, **_: Any) -> None:  # pyrefly: ignore[bad-override]
         """Raise ScorerError if a file is missing."""
         require_pretrained(head)
         ClipFeatures.ready(model)
@@ -128,15 +128,16 @@ def _read_head(path: str) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return the head's layers (weight [out, in], bias [out]) in order."""
     tensors: Any = load_pretrained(_read_tensors, path)
     numbers = sorted({int(name.split(".")[1]) for name in tensors if name.endswith(".weight")})
-    layers = [
-        tuple(np.asarray(tensors[f"layers.{number}.{part}"].float(), np.float64) for part in ("weight", "bias"))
-        for number in numbers
-    ]
+
+    def read(number: int, part: str) -> np.ndarray:
+        return np.asarray(tensors[f"layers.{number}.{part}"].float(), np.float64)
+
+    layers = [(read(number, "weight"), read(number, "bias")) for number in numbers]
     widths = [layer[0].shape for layer in layers]
     fits = all(first[0] == second[1] for first, second in pairwise(widths))
     if not layers or not fits or widths[-1][0] != 1:
         raise ScorerError(f"an aesthetic head must be linear layers that end in one number, got {widths} in {path}")
-    return layers  # pyright: ignore[reportReturnType]
+    return layers
 
 
 def _read_tensors(path: str) -> Any:

@@ -71,7 +71,7 @@ class PaddleOcr:
 
     def __init__(self, *, threads: int = 1) -> None:
         """Load detection and recognition."""
-        from paddleocr import PaddleOCR  # pyright: ignore[reportMissingImports]
+        from paddleocr import PaddleOCR
 
         self._engine: Any = PaddleOCR(
             lang="en",

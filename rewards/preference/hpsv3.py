@@ -81,7 +81,7 @@ class HPSv3:
         if self._tokenizer.chat_template is None:
             raise ScorerError(f"the tokenizer of {base!r} must have a chat template: give a Qwen2-VL-Instruct")
         self._tokenizer.add_tokens([REWARD], special_tokens=True)
-        self._reward, self._image = self._tokenizer.convert_tokens_to_ids([REWARD, IMAGE])
+        self._reward, self._image = map(self._tokenizer.convert_tokens_to_ids, (REWARD, IMAGE))
         config: Any = load_pretrained(Qwen2VLConfig.from_pretrained, base)
         config.text_config.vocab_size = len(self._tokenizer)
         vision = config.vision_config

@@ -10,7 +10,7 @@ import pytest
 PACKAGES: Mapping[str, str] = MappingProxyType(
     {
         "redis-server": "redis-server",
-        "chromium": "chromium",
+        "chromium-headless-shell": "chromium-headless-shell",
         "chromedriver": "chromium-driver",
         "promtool": "prometheus",
         "gcc": "build-essential",

@@ -91,7 +91,7 @@ def distil(
     """
     torch.manual_seed(seed)
     model = build().train()
-    model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    model.to(memory_format=torch.channels_last)  # pyrefly: ignore[missing-argument]
     optimizer = torch.optim.AdamW(model.decoder.parameters(), lr=1e-3, weight_decay=0.0)
 
     def loss_of(generator: torch.Generator) -> Float[Tensor, ""]:

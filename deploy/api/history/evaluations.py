@@ -6,7 +6,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from pydantic import ValidationError
 
 from deploy.api.folder_source import Stamps, stamps_of
 from deploy.folder.heldout import SCORE, HeldoutScores, read_heldout, rounded
@@ -118,7 +117,7 @@ def images_of(run: Path, iteration: int) -> GalleryImages | None:
             media=f"image/{form.lower()}",
             image=base64.b64encode(data).decode(),
         )
-    except (OSError, ValueError, KeyError, IndexError, EOFError, TypeError, zipfile.BadZipFile, ValidationError):
+    except (OSError, ValueError, KeyError, IndexError, EOFError, TypeError, zipfile.BadZipFile):
         return None
 
 

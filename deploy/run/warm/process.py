@@ -130,7 +130,7 @@ def run(command: dict[str, Any], streams: list[int]) -> None:
     while words[0] == "-u":
         words = words[1:]
     sys.stdin = open(0)  # noqa: SIM115
-    sys.stdout.reconfigure(write_through=words != command["words"])  # pyright: ignore[reportAttributeAccessIssue]
+    sys.stdout.reconfigure(write_through=words != command["words"])  # pyrefly: ignore[missing-attribute]
     kind, rest = (words[0], words[1:]) if words[0] in ("-m", "-c") else ("", words)
     first = os.getcwd() if kind else os.path.dirname(os.path.abspath(words[0]))
     further = [word for word in os.environ.get("PYTHONPATH", "").split(os.pathsep) if word]

@@ -40,9 +40,10 @@ OUTAGE_S = float(os.environ.get("FLOWCREDIT_TEST_OUTAGE_S", "2"))
 
 @pytest.fixture
 def config(tiny_config: Config) -> Callable[..., RunConfig]:
-    def make(iterations: int = 6, status: dict | None = None, **sections: Any) -> RunConfig:
+    def make(iterations: int = 4, status: dict | None = None, group: dict | None = None, **sections: Any) -> RunConfig:
         settings = {"heartbeat_s": 0.05, "trajectories_every": 2} | (status or {})
-        return tiny_config(iterations=iterations, rewards=REDNESS, status=settings, **sections)
+        small = {"size": 2} | (group or {})
+        return tiny_config(iterations=iterations, rewards=REDNESS, status=settings, group=small, **sections)
 
     return make
 
@@ -54,8 +55,8 @@ def test_a_watched_run_ends_in_the_weights_of_one_that_nobody_sees(config, tmp_p
     assert not list((tmp_path / "unseen" / "trajectories").glob("trajectories_*"))
     assert not (tmp_path / "seen" / BOARD_URL).exists()
     status = left_behind(tmp_path / "seen")
-    assert (status.phase, status.iteration, status.adapter_version, status.lines) == ("finished", 6, 6, 8)
-    assert status.trajectories == [1, 2, 4, 6]
+    assert (status.phase, status.iteration, status.adapter_version, status.lines) == ("finished", 4, 4, 6)
+    assert status.trajectories == [1, 2, 4]
     assert set(status.gains) == {"0", "1", "2"}
     assert status.diagnostics.first_ratio_deviation == 0.0
     assert status.diagnostics.staleness == 0
@@ -72,7 +73,7 @@ def test_scored_groups_that_wait_for_the_learner_are_counted(config, tmp_path):
         await until(all_wait)
         await scene.outcome(await scene.ask("resume"))
 
-    go(config(iterations=16, group={"max_lag": 1}), tmp_path / "run", beside=look, slow_s=0.1)
+    go(config(iterations=8, group={"max_lag": 1}), tmp_path / "run", beside=look, slow_s=0.1)
     assert left_behind(tmp_path / "run").queues == {"groups/in_work": 0, "groups/scored": 0}
 
 
@@ -388,7 +389,7 @@ def redis(tmp_path: Path) -> Iterator[Callable[[], "subprocess.Popen[bytes]"]]:
 
 
 def test_redis_killed_for_a_while_leaves_the_weights_and_no_gap(config, tmp_path, redis, monkeypatch):
-    plain = go(config(iterations=12), tmp_path / "plain")
+    plain = go(config(iterations=8), tmp_path / "plain")
     monkeypatch.setenv("FLOWCREDIT_BOARD", f"unix://{tmp_path / 'r.sock'}")
     first = redis()
     board_holds: list[int] = []
@@ -405,15 +406,15 @@ def test_redis_killed_for_a_while_leaves_the_weights_and_no_gap(config, tmp_path
         async def whole() -> bool:
             with contextlib.suppress(BoardError):
                 board_holds[:] = [line.seq for line in await board.lines("run", since=0, limit=999)]
-                return len(board_holds) == 14
+                return len(board_holds) == 10
             return False
 
         await until(whole)
         await board.close()
 
     pace_s = OUTAGE_S / 6
-    assert go(config(iterations=12), tmp_path / "run", beside=outage, slow_s=pace_s, waits=False) == plain
-    assert board_holds == list(range(1, 15))
+    assert go(config(iterations=8), tmp_path / "run", beside=outage, slow_s=pace_s, waits=False) == plain
+    assert board_holds == list(range(1, 11))
 
 
 def test_a_driver_that_another_took_over_on_the_board_stops_and_writes_nothing_more(
@@ -549,7 +550,7 @@ def test_a_run_whose_pools_and_learner_are_scaled_ends_in_the_weights_of_one_tha
         kinds = [actor.kind for actor in scene.observed.reporter.status().actors]
         assert kinds == ["learner", "learner", "rollout", "rollout", "reward/redness"]
 
-    settings = config(iterations=20, cluster={"rollout_actors": 1})
+    settings = config(iterations=16, cluster={"rollout_actors": 1})
     ray.init(address="local", num_cpus=8, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
     try:
         scaled = go(settings, tmp_path / "scaled", beside=steer, slow_s=0.3, make_fleet=RayFleet)
