@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from deploy.tools.estimate import estimate, pass_cost, shared_memory
 from deploy.tools.fake_memory import CostMeter
+from flow.models.families import ATTENTION
 from flow.models.folder import adapter_config
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone
 from flow.policy import build_policy
@@ -33,7 +34,8 @@ def configured(tiny_config: Config, **settings: Any) -> RunConfig:
 def test_evaluations_are_the_rows_that_a_real_shard_asks_for(
     tiny_config: Config, guidance: float, forward_batch: int | None
 ) -> None:
-    config = configured(tiny_config, guidance=guidance, forward_batch=forward_batch)
+    lora = {"rank": 4, "alpha": 8, "targets": ATTENTION}
+    config = configured(tiny_config, guidance=guidance, forward_batch=forward_batch, lora=lora)
     policy, _ = build_policy(config, device="cpu")
     rows: list[int] = []
     policy.backbone.transformer.register_forward_pre_hook(

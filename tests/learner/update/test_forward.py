@@ -11,6 +11,7 @@ import torch
 
 from deploy.presets import load_config
 from flow.maths.noise import INITIAL, forward_noise, trajectory_noise
+from flow.models.families import ATTENTION
 from flow.policy import build_policy
 from flow.rollout import RolloutPolicy
 from learner.checkpoint import read_checkpoint, write_checkpoint
@@ -265,7 +266,8 @@ def test_nft_rolls_out_the_old_adapter_and_awm_the_trained_one(tiny_config: Conf
 @pytest.mark.parametrize("method", EVERY)
 def test_training_raises_the_reward(tiny_config: Config, tmp_path: Path, method: str) -> None:
     """The same keyed rollouts, before and after three iterations; a wrong sign would lower their reward."""
-    overrides = ("learner.learning_rate=0.02", "learner.max_grad_norm=10", "learner.old.weight=0")
+    targets = f"model.lora.targets={list(ATTENTION)}"
+    overrides = (targets, "learner.learning_rate=0.02", "learner.max_grad_norm=10", "learner.old.weight=0")
     config = forward(tiny_config, method, tmp_path, *overrides, group={"size": 8, "shard": 8, "per_iteration": 4})
     learner, policy = Learner(config), RolloutPolicy(config)
 
