@@ -70,7 +70,7 @@ def config(tiny_config: Callable[..., RunConfig], tmp_path_factory: pytest.TempP
     return tiny_config(
         iterations=5,
         checkpoint={"every": 2},
-        group={"max_lag": 1},
+        group={"size": 2, "max_lag": 1},
         rewards={"redness": {"scorer": "tests.support.rewards.judges:Redness"}},
         data={"train": str(prompts), "heldout": str(prompts)},
         evaluation={"every": 2},
