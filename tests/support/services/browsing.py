@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import psutil
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from tests.support.programs import need
@@ -23,10 +24,14 @@ def started_browser() -> Iterator[Any]:
         options.add_argument(word)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    processes = psutil.Process(started.service.process.pid).children(recursive=True)
     try:
         yield started
     finally:
         started.quit()
+        for process in processes:  # Debian starts the browser by a script, and the driver ends that script only
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def text(browser: Any, selector: str) -> str:
