@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from protocol.messages import Metadata, Prompt, Scores
+from rewards.geneval.clauses import read_clauses
 from rewards.geneval.scorer import GenEval
 from rewards.geneval.verdict import judge
 from toyworld.world.detector import ShapeDetector
@@ -78,7 +79,7 @@ class GradedGenEval(GenEval):
         """
         found = self._lenient.detect(images)
         values = [
-            np.mean([judge([d for d in objects if d.score >= sure], line).soft for sure in THRESHOLDS])
+            np.mean([judge([d for d in objects if d.score >= sure], read_clauses(line)).soft for sure in THRESHOLDS])
             for objects, line in zip(found, metadata, strict=True)
         ]
         return replace(super().score(images, prompts, metadata), values=np.array(values, np.float32))

@@ -1,11 +1,12 @@
 """The clauses of a GenEval prompt, read and checked from its metadata line.
 
-`read_clauses(metadata)` runs for every prompt before a run starts, and again when an image is judged.
+`read_clauses(metadata)` runs for every prompt before a run starts, and again for each prompt whose images are judged.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from protocol.errors import PromptError, suggest
@@ -35,14 +36,14 @@ class Excluded:
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Clauses:
     """All clauses of one prompt."""
 
     include: tuple[Included, ...]
     exclude: tuple[Excluded, ...]
 
-    @property
+    @cached_property
     def wanted(self) -> Mapping[str, int]:
         """Number of objects of each included class, summed over the items of that class."""
         total: Counter[str] = Counter()

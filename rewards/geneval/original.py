@@ -12,28 +12,24 @@
 
 from collections.abc import Sequence
 
-from protocol.messages import Detection, Metadata
-from rewards.geneval.clauses import Clauses, Included, read_clauses
+from protocol.messages import Detection
+from rewards.geneval.clauses import Clauses, Included
 from rewards.geneval.verdict import Ranked, Verdict, rank, relations
 
 MOST_OBJECTS = 16
 """Largest number of objects of one class that are considered, best score first."""
 
 
-def judge_original(detections: Sequence[Detection], metadata: Metadata) -> Verdict:
+def judge_original(detections: Sequence[Detection], clauses: Clauses) -> Verdict:
     """Judge one image as the original code does; `correct` is GenEval's official verdict.
 
     Args:
         detections: the objects found in the image, in any order.
-        metadata: the prompt's GenEval line.
+        clauses: the prompt's, from `read_clauses`.
 
     Returns:
         The verdict.
-
-    Raises:
-        PromptError: the metadata is malformed.
     """
-    clauses = read_clauses(metadata)
     ranked = {label: objects[:MOST_OBJECTS] for label, objects in rank(detections, clauses).items()}
     terms, strict = _soft_terms(ranked, clauses)
     return Verdict(soft=sum(terms) / len(terms), strict=strict, correct=_is_correct(ranked, clauses))

@@ -100,11 +100,15 @@ class GenEval:
 
         Raises:
             ContractError: the detector's answer is not one list of detections for each image.
+            PromptError: a line of metadata is malformed.
         """
         found = self._detector.detect(images)
         _check_detections(found, len(images))
+        lines = {id(line): line for line in metadata}  # the images of a group share theirs
+        clauses = {key: read_clauses(line) for key, line in lines.items()}
         verdicts = [
-            self._judge(self._sure_enough(objects, line), line) for objects, line in zip(found, metadata, strict=True)
+            self._judge(self._sure_enough(objects, line), clauses[id(line)])
+            for objects, line in zip(found, metadata, strict=True)
         ]
         return judged(
             [getattr(verdict, self._reward) for verdict in verdicts],

@@ -1,4 +1,4 @@
-"""GenEval's verdict on one image: a pure function of the detections and the prompt's metadata.
+"""GenEval's verdict on one image: a pure function of the detections and the prompt's clauses.
 
 The official verdict and the spatial rule are those of GenEval (Ghosh et al. 2023, arXiv 2310.11513). The soft score is
 the training reward of Flow-GRPO (arXiv 2505.05470), bounded to [0, 1]. Each clause always has exactly one grade, so the
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protocol.messages import Detection, Metadata
-from rewards.geneval.clauses import Clauses, Included, read_clauses
+from protocol.messages import Detection
+from rewards.geneval.clauses import Clauses, Included
 
 DEAD_ZONE = 0.1
 """Share of the summed sizes by which an offset of centres is shortened."""
@@ -35,7 +35,7 @@ class Verdict:
     """GenEval's official verdict, which requires at least that number."""
 
 
-def judge(detections: Sequence[Detection], metadata: Metadata) -> Verdict:
+def judge(detections: Sequence[Detection], clauses: Clauses) -> Verdict:
     """Judge one image.
 
     `soft` is the mean of the clauses' grades. With n the required count, they are
@@ -66,15 +66,11 @@ def judge(detections: Sequence[Detection], metadata: Metadata) -> Verdict:
 
     Args:
         detections: the objects found in the image, in any order.
-        metadata: the prompt's GenEval line.
+        clauses: the prompt's, from `read_clauses`.
 
     Returns:
         The verdict.
-
-    Raises:
-        PromptError: the metadata is malformed.
     """
-    clauses = read_clauses(metadata)
     ranked = rank(detections, clauses)
     correct = _is_correct(ranked, clauses)
     exact = all(len(ranked[label]) == count for label, count in clauses.wanted.items())

@@ -34,6 +34,8 @@ _COLOURS = np.asarray(list(PALETTE.values()), np.float32)
 _NAMES = tuple(PALETTE)
 _ANCHORS = np.vstack([_GROUND, _COLOURS])
 _HALF_SQUARES = 0.5 * np.square(_ANCHORS).sum(1)
+_CENTRES = np.arange(4 + 3 * int(MAX_RADIUS)) + 0.5
+"""Middles of the pixels of a window, which has two pixels around its blob."""
 _NEIGHBOURS = np.ones((3, 3), np.uint8)
 _LEAST_AREA = UNIT_AREA["circle"] * MIN_RADIUS
 
@@ -97,9 +99,9 @@ class ShapeDetector:
         inner = np.sort(inside, axis=0)[len(inside) // 2]
         cover = _cover(pixels, inner, blob, is_coloured)
         area = float(cover.sum())
-        columns, rows = np.arange(cover.shape[1]) + 0.5, np.arange(cover.shape[0]) + 0.5
+        columns, rows = _CENTRES[: cover.shape[1]], _CENTRES[: cover.shape[0]]
         x, y = float(cover.sum(0) @ columns) / area, float(cover.sum(1) @ rows) / area
-        fits = {label: _overlap(label, cover, area, columns[None] - x, rows[:, None] - y) for label in SHAPES}
+        fits = _overlaps(cover, area, columns[None] - x, rows[:, None] - y)
         label = max(fits, key=fits.__getitem__)
         radius = _radius(label, area)
         if fits[label] < self.min_score or not MIN_RADIUS <= radius <= MAX_RADIUS:
@@ -131,15 +133,18 @@ def _cover(pixels: np.ndarray, inner: np.ndarray, blob: np.ndarray, is_coloured:
     return np.minimum(np.maximum(share, 0), 1) * near
 
 
-def _overlap(label: str, cover: np.ndarray, area: float, dx: np.ndarray, dy: np.ndarray) -> float:
-    """Return the soft intersection over union of a blob and the ideal shape of its area.
+def _overlaps(cover: np.ndarray, area: float, dx: np.ndarray, dy: np.ndarray) -> dict[str, float]:
+    """Return the soft intersection over union of a blob and the ideal shape of its area, by the shape's class.
 
     dx and dy are offsets from the blob's centroid in pixels.
     """
-    inside = np.maximum(0.5 - signed_distance(label, dx, dy, _radius(label, area)), 0)
-    both = float(np.minimum(cover, inside).sum())
-    ideal = float(np.minimum(inside, 1).sum())
-    return both / (area + ideal - both)
+    inside = np.empty((len(SHAPES), *cover.shape))
+    for number, label in enumerate(SHAPES):
+        np.subtract(0.5, signed_distance(label, dx, dy, _radius(label, area)), out=inside[number])
+    np.maximum(inside, 0, out=inside)
+    both = np.minimum(cover, inside).sum((1, 2))
+    ideal = np.minimum(inside, 1, out=inside).sum((1, 2))
+    return dict(zip(SHAPES, (both / (area + ideal - both)).tolist(), strict=True))
 
 
 def _radius(label: str, area: float) -> float:

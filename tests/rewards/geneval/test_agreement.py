@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from protocol.messages import Detection
-from rewards.geneval.clauses import TAGS
+from rewards.geneval.clauses import TAGS, read_clauses
 from rewards.geneval.original import judge_original
 from rewards.geneval.verdict import judge
 
@@ -131,7 +131,7 @@ def test_both_readings_on_generated_detections(kind: str) -> None:
     for _ in range(CASES):
         line, found = prompt(kind, rng), detections(rng)
         soft, strict, correct = oracle(found, line)
-        original, ours = judge_original(found, line), judge(found, line)
+        original, ours = (reading(found, read_clauses(line)) for reading in (judge_original, judge))
         assert original.soft == pytest.approx(soft, abs=1e-12), (line, found)
         assert (original.strict, original.correct) == (strict, correct), (line, found)
         assert (ours.strict, ours.correct) == (strict, correct), "both verdicts are the original's on GenEval's prompts"

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from protocol.messages import Detection
+from rewards.geneval.clauses import read_clauses
 from rewards.geneval.original import judge_original
 from rewards.geneval.verdict import judge
 from rewards.scorer import build_scorer
@@ -81,7 +82,7 @@ ATTR = line("color_attr", CAT | {"color": "red"}, DOG | {"color": "blue"})
     ],
 )
 def test_the_original_s_reading(kind, metadata, found, soft, strict, correct) -> None:
-    verdict = judge_original(found, metadata)
+    verdict = judge_original(found, read_clauses(metadata))
     assert math.isclose(verdict.soft, soft, abs_tol=1e-12), kind
     assert (verdict.strict, verdict.correct) == (strict, correct), kind
 
@@ -89,13 +90,16 @@ def test_the_original_s_reading(kind, metadata, found, soft, strict, correct) ->
 def test_strict_ignores_exclude_in_the_original_and_not_in_the_sound_version() -> None:
     metadata = line("single_object", CAT, exclude=[{"class": "dog", "count": 1}])
     found = [seen("cat"), seen("dog")]
-    assert (judge_original(found, metadata).strict, judge(found, metadata).strict) == (True, False)
-    assert not judge_original(found, metadata).correct
+    assert (judge_original(found, read_clauses(metadata)).strict, judge(found, read_clauses(metadata)).strict) == (
+        True,
+        False,
+    )
+    assert not judge_original(found, read_clauses(metadata)).correct
 
 
 def test_only_the_best_sixteen_objects_of_a_class_count() -> None:
     metadata = line("counting", {"class": "cat", "count": 16})
-    assert judge_original([seen("cat")] * 40, metadata).soft == 1
+    assert judge_original([seen("cat")] * 40, read_clauses(metadata)).soft == 1
 
 
 def test_compat_changes_the_scorer_s_readings_and_its_range() -> None:

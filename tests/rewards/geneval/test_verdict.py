@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from protocol.messages import Detection
+from rewards.geneval.clauses import Clauses, read_clauses
 from rewards.geneval.verdict import Verdict, judge, relations
 
 
@@ -18,8 +19,8 @@ def seen(
     return Detection(label=label, color=color, box=(x - half, y - half, x + half, y + half), score=score)
 
 
-def line(tag: str, *include: dict[str, Any], exclude: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    return {"tag": tag, "include": list(include), "exclude": list(exclude), "prompt": "a photo"}
+def line(tag: str, *include: dict[str, Any], exclude: Sequence[dict[str, Any]] = ()) -> Clauses:
+    return read_clauses({"tag": tag, "include": list(include), "exclude": list(exclude), "prompt": "a photo"})
 
 
 def wants(label: str, count: int = 1, **more: Any) -> dict[str, Any]:
@@ -171,9 +172,9 @@ def test_avoiding_something_earns_nothing_without_an_included_object() -> None:
     assert judge([], no_square) == verdict(0, strict=False, correct=False)
 
 
-@pytest.mark.parametrize("metadata", [ONE, TWO, THREE, RED, LEFT, PAIR], ids=lambda metadata: metadata["tag"])
-def test_an_empty_image_scores_zero_for_each_kind(metadata: dict[str, Any]) -> None:
-    assert judge([], metadata) == verdict(0, strict=False, correct=False)
+@pytest.mark.parametrize("clauses", [ONE, TWO, THREE, RED, LEFT, PAIR])
+def test_an_empty_image_scores_zero_for_each_kind(clauses: Clauses) -> None:
+    assert judge([], clauses) == verdict(0, strict=False, correct=False)
 
 
 def box(x: float, y: float, size: float = 10) -> tuple[float, float, float, float]:
