@@ -1,0 +1,85 @@
+"""Fewer and larger kernels for a transformer in half precision; on a GPU small ones cost more than what they compute.
+
+`fuse` replaces modules of diffusers by ones that compute the same in fewer passes over memory. Sums are rounded in
+another order, so float32 models keep diffusers' modules and their bits.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
+
+
+def fuse(transformer: nn.Module) -> None:
+    """Replace diffusers' RMSNorm and SD3's attention in a frozen transformer; every other module stays."""
+    from diffusers.models.attention_processor import Attention, JointAttnProcessor2_0
+    from diffusers.models.normalization import RMSNorm
+
+    for module in transformer.modules():
+        if type(module) is RMSNorm and module.weight is not None and module.bias is None:
+            module.forward = _FusedNorm(module)
+        elif isinstance(module, Attention) and type(module.processor) is JointAttnProcessor2_0:
+            module.set_processor(JointAttention())
+
+
+class _FusedNorm:
+    """RMSNorm as one kernel where torch has it: x / sqrt(mean(x^2) + eps) * weight, in float32, rounded once."""
+
+    def __init__(self, norm: Any) -> None:
+        self._norm = norm
+
+    def __call__(self, hidden_states: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        norm = self._norm
+        return rms_norm(hidden_states, tuple(norm.dim), norm.weight, norm.eps)
+
+
+class JointAttention:
+    """Attention of SD3's blocks over image and text tokens.
+
+    Queries, keys and values stay [B, tokens, heads, width] until the kernel reads them, so joining the streams and
+    normalising them read and write contiguous memory.
+    """
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Float[Tensor, "B image D"],
+        encoder_hidden_states: Float[Tensor, "B text D"] | None = None,
+        attention_mask: None = None,
+        **_: Any,
+    ) -> Float[Tensor, "B image D"] | tuple[Float[Tensor, "B image D"], Float[Tensor, "B text D"]]:
+        """Attend.
+
+        Args:
+            attn: the block's attention module, with its projections and norms.
+            hidden_states: image tokens.
+            encoder_hidden_states: text tokens; without them the image attends to itself.
+            attention_mask: SD3 has none.
+
+        Returns:
+            The image's new tokens; with text both streams', where those of the last block's text mean nothing.
+        """
+        own = [project(hidden_states).unflatten(-1, (attn.heads, -1)) for project in (attn.to_q, attn.to_k, attn.to_v)]
+        streams = [_normed(own, attn.norm_q, attn.norm_k)]
+        if encoder_hidden_states is not None:
+            projections = (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
+            added = [project(encoder_hidden_states).unflatten(-1, (attn.heads, -1)) for project in projections]
+            streams.append(_normed(added, attn.norm_added_q, attn.norm_added_k))
+        query, key, value = (
+            (torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]).transpose(1, 2)
+            for parts in zip(*streams, strict=True)
+        )
+        attended = scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        image = attended[:, : hidden_states.shape[1]]
+        image = attn.to_out[1](attn.to_out[0](image))
+        if encoder_hidden_states is None:
+            return image
+        text = attended[:, hidden_states.shape[1] :]
+        return image, text if attn.context_pre_only else attn.to_add_out(text)
+
+
+def _normed(tensors: list[Tensor], norm_query: nn.Module | None, norm_key: nn.Module | None) -> list[Tensor]:
+    query, key, value = tensors
+    return [norm_query(query) if norm_query else query, norm_key(key) if norm_key else key, value]
