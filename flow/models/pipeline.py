@@ -4,7 +4,6 @@ A family adds its schedule, its forward and its prompt encoding; see `flow.model
 """
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
@@ -18,6 +17,7 @@ from flow.models.contract import Conditioning
 from flow.models.embeddings import Embeddings
 from flow.models.families import Family
 from flow.models.folder import find_tiny_decoder
+from flow.models.fused import fuse
 from flow.models.made_for import sizes_of
 from flow.models.reading import (
     UNREADABLE,
@@ -84,6 +84,8 @@ class PipelineBackbone(ABC):
         self.latent_shape = self._latent_shape(config.height, config.width)
         for vae in filter(None, (self.vae, self.tiny_decoder)):
             _order_channels_last(vae)
+        if self._dtype != torch.float32:
+            fuse(self.transformer)
         if config.attention:
             self._choose_attention(config.attention)
         if config.vae_tiling:
@@ -187,7 +189,7 @@ class PipelineBackbone(ABC):
     def velocity(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
     ) -> Float[Tensor, "B C H W"]:
-        """Predict the velocity with the configured precision.
+        """Predict the velocity with the configured precision, as the pipeline does.
 
         Args:
             latents: states x [B, C, H, W].
@@ -197,8 +199,8 @@ class PipelineBackbone(ABC):
         Returns:
             The velocity, float32 [B, C, H, W].
         """
-        with _autocast(self._device, self._dtype):
-            return self._predict(latents, sigma, conditioning).float()
+        rows = {name: each.to(self._dtype) if each.is_floating_point() else each for name, each in conditioning.items()}
+        return self._predict(latents.to(self._dtype), sigma, rows).float()
 
     def guide(
         self, without: Float[Tensor, "B C H W"], toward: Float[Tensor, "B C H W"], weight: float
@@ -341,12 +343,3 @@ def _order_channels_last(vae: torch.nn.Module) -> None:
         for weight in weights:
             if weight.ndim == 4:
                 weight.data = weight.data.contiguous(memory_format=torch.channels_last)
-
-
-def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
-    """Mixed precision inside; nothing for float32.
-
-    The adapter stays in float32 and autocast casts it. Rollout and learner enter the same autocast, so the ratio
-    between them stays exactly 1.
-    """
-    return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype)

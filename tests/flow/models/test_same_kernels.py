@@ -19,7 +19,7 @@ from protocol.config.run import RunConfig
 from tests.support.worlds.architectures import ARCHITECTURES, model_of
 
 Operation = tuple[str, list[tuple[int, ...]]]
-"""Its name and the shapes of what it reads."""
+"""Its name, in place or not, and the shapes of what it reads."""
 KERNELS = ("mm", "attention", "norm", "convolution", "linear")
 
 
@@ -31,7 +31,7 @@ class Operations(TorchDispatchMode):
         self.found: list[Operation] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = str(func)
+        name = str(func).replace("_.", ".")
         if any(kernel in name for kernel in KERNELS):
             shapes = [tuple(each.shape) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
             self.found.append((name, shapes))
