@@ -73,8 +73,8 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def gpus(device: str) -> float:
-    """What a rollout actor or a learner worker reserves of the one GPU, so that five fit; 0 on the CPU."""
-    return 0.2 if device == "cuda" else 0
+    """What a rollout actor or a learner worker reserves of the one GPU, so that six fit; 0 on the CPU."""
+    return 0.15 if device == "cuda" else 0
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,8 @@
     python -m benchmarks.speed.gpu --iterations 10       # a whole run of sd35_geneval on one GPU
 
 It reports images per second without completions and with every point completed (T' = 2 and 5), learner pairs per second
-and their share of the GPU's bf16 peak, peak memory and its estimate, and the seconds to export and load the adapter.
+(with a run's kernels, and with those that may give other bits every time) and their share of the GPU's bf16 peak, peak
+memory and its estimate, and the seconds to export and load the adapter.
 
 With `--iterations` it trains instead, on Ray as `flowcredit train sd35_geneval` does, and reports what its iterations
 made. The run folder stays, and the model is written beside it (5 GB). One GPU gets the groups that it would have as one
@@ -52,8 +53,6 @@ from protocol.messages import Prompt, ShardRequest
 
 Device = Literal["cuda", "cpu"]
 Dtype = Literal["float32", "bfloat16", "float16"]
-SUBSTEPS = (2, 5)
-ROUNDS = 3
 ONE_GPU = (
     "model.embedding_cache=null",
     "rewards={redness: {scorer: 'benchmarks.scorers:Redness'}}",
@@ -85,6 +84,8 @@ class Setup:
     compile: str | None
     peak_tflops: float | None
     is_tiny: bool
+    rounds: int = 3
+    substeps: tuple[int, ...] = (2, 5)
 
 
 def measure(setup: Setup) -> dict[str, float]:
@@ -98,9 +99,9 @@ def _measured(config: RunConfig, setup: Setup) -> dict[str, float]:
     backbone = random_backbone(config.model, is_tiny=setup.is_tiny, device=setup.device, within=device)
     lora = Lora(backbone.transformer, SD3.adapter(config.model.lora), seed=0)
     figures: dict[str, float] = {}
-    for substeps in track((0, *SUBSTEPS), "rollouts"):
-        figures |= _rollout(config, backbone, substeps, setup.device)
-    for substeps in SUBSTEPS:
+    for substeps in track((0, *setup.substeps), "rollouts"):
+        figures |= _rollout(config, backbone, substeps, setup)
+    for substeps in setup.substeps:
         figures[f"completion T'={substeps}, times plain"] = (
             figures["plain, images/s"] / figures[f"T'={substeps}, images/s"]
         )
@@ -199,7 +200,7 @@ def _config(setup: Setup) -> RunConfig:
     )
 
 
-def _rollout(config: RunConfig, backbone: PipelineBackbone, substeps: int, device: str) -> dict[str, float]:
+def _rollout(config: RunConfig, backbone: PipelineBackbone, substeps: int, setup: Setup) -> dict[str, float]:
     """Measure images per second of finished trajectories, including the decoding of all images to be scored."""
     tree = config.model_dump(mode="json")
     tree["credit"]["rule"] = "gains" if substeps else "uniform"
@@ -215,8 +216,8 @@ def _rollout(config: RunConfig, backbone: PipelineBackbone, substeps: int, devic
         adapter_version=0,
         adapter_digest="",
     )
-    with _peak(device) as memory:
-        seconds = _seconds(lambda: rollout_shard(policy, request, varied), device)
+    with _peak(setup.device) as memory:
+        seconds = _seconds(lambda: rollout_shard(policy, request, varied), setup)
     name = f"T'={substeps}" if substeps else "plain"
     return {f"{name}, images/s": varied.group.shard / seconds, f"{name}, peak GiB": memory["gib"]}
 
@@ -249,9 +250,10 @@ def _learner(config: RunConfig, policy: FlowPolicy, lora: Lora, setup: Setup) ->
     with FlopCounterMode(display=False) as counter:
         pairs()
     with _peak(setup.device) as memory:
-        seconds = _seconds(update, setup.device)
+        seconds = _seconds(update, setup)
     figures = {
         "learner, pairs/s": 8 * batch / seconds,
+        "learner in any order, pairs/s": 8 * batch / _in_any_order(update, setup),
         "learner, TFLOP/s": 8 * counter.get_total_flops() / seconds / 1e12,
         "learner, peak GiB": memory["gib"],
     }
@@ -259,6 +261,15 @@ def _learner(config: RunConfig, policy: FlowPolicy, lora: Lora, setup: Setup) ->
     if peak:
         figures["learner, share of bf16 peak"] = figures["learner, TFLOP/s"] / peak
     return figures
+
+
+def _in_any_order(work: Callable[[], Any], setup: Setup) -> float:
+    """Return the seconds of the work with kernels that may give other bits every time."""
+    torch.use_deterministic_algorithms(mode=False)
+    try:
+        return _seconds(work, setup)
+    finally:
+        torch.use_deterministic_algorithms(mode=setup.device == "cuda")
 
 
 def _publication(lora: Lora) -> dict[str, float]:
@@ -291,15 +302,15 @@ def _estimates(config: RunConfig, setup: Setup, figures: dict[str, float]) -> di
     return {"learner, estimated GiB": tensors, "learner, estimated / measured": tensors / figures["learner, peak GiB"]}
 
 
-def _seconds(work: Callable[[], Any], device: str) -> float:
-    """Return the mean wall-clock seconds of `ROUNDS` calls after a warm-up call."""
+def _seconds(work: Callable[[], Any], setup: Setup) -> float:
+    """Return the mean wall-clock seconds of the work after a warm-up call."""
     work()
-    _wait(device)
+    _wait(setup.device)
     began = time.perf_counter()
-    for _ in range(ROUNDS):
+    for _ in range(setup.rounds):
         work()
-    _wait(device)
-    return (time.perf_counter() - began) / ROUNDS
+    _wait(setup.device)
+    return (time.perf_counter() - began) / setup.rounds
 
 
 @contextmanager
@@ -333,6 +344,8 @@ def main(
     forward_batch: Annotated[int, typer.Option(help="Most samples of one forward.", min=1)] = 24,
     learner_batch: Annotated[int, typer.Option(help="Samples of one forward and backward.", min=1)] = 8,
     decode_batch: Annotated[int, typer.Option(help="Images that the VAE decodes at once.", min=1)] = 8,
+    substeps: Annotated[list[int], typer.Option(help="T' of the completions.", min=1)] = [2, 5],  # noqa: B006
+    rounds: Annotated[int, typer.Option(help="Measured calls of each work, after one to warm up.", min=1)] = 3,
     guidance: Annotated[float, typer.Option(help="Classifier-free guidance weight.", min=1.0)] = 1.0,
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Use gradient checkpointing.")] = False,
     compile: Annotated[str | None, typer.Option(help="torch.compile backend, such as inductor.")] = None,  # noqa: A002
@@ -361,6 +374,8 @@ def main(
         compile=compile,
         peak_tflops=peak_tflops,
         is_tiny=tiny,
+        rounds=rounds,
+        substeps=tuple(substeps),
     )
     if is_estimate:
         found = estimate(setup)

@@ -210,7 +210,7 @@ class Branch:
         low, high = module.lora_A[active_adapter].weight, module.lora_B[active_adapter].weight
         if x.dtype == low.dtype:
             return result + linear(linear(x, low), high) * scaling
-        rows = linear(x, low.to(x.dtype)).flatten(0, -2)
+        rows = linear(x.flatten(0, -2), low.to(x.dtype))
         held = result.flatten(0, -2)
         add = held.addmm if torch.is_grad_enabled() else held.addmm_
         return add(rows, high.to(x.dtype).t(), alpha=scaling).view_as(result)

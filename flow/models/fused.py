@@ -47,7 +47,6 @@ class JointAttention:
         attn: Any,
         hidden_states: Float[Tensor, "B image D"],
         encoder_hidden_states: Float[Tensor, "B text D"] | None = None,
-        attention_mask: None = None,
         **_: Any,
     ) -> Float[Tensor, "B image D"] | tuple[Float[Tensor, "B image D"], Float[Tensor, "B text D"]]:
         """Attend.
@@ -56,7 +55,6 @@ class JointAttention:
             attn: the block's attention module, with its projections and norms.
             hidden_states: image tokens.
             encoder_hidden_states: text tokens; without them the image attends to itself.
-            attention_mask: SD3 has none.
 
         Returns:
             The image's new tokens; with text both streams', where those of the last block's text mean nothing.

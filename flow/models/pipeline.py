@@ -82,8 +82,9 @@ class PipelineBackbone(ABC):
         self.transformer = pipeline.transformer.requires_grad_(requires_grad=False).eval()
         self._sizes = sizes_of(pipeline.transformer.config, pipeline.vae.config)
         self.latent_shape = self._latent_shape(config.height, config.width)
-        for vae in filter(None, (self.vae, self.tiny_decoder)):
-            _order_channels_last(vae)
+        if device.type == "cpu":
+            for vae in filter(None, (self.vae, self.tiny_decoder)):
+                _order_channels_last(vae)
         if self._dtype != torch.float32:
             fuse(self.transformer)
         if config.attention:
@@ -334,8 +335,9 @@ class PipelineBackbone(ABC):
 
 
 def _order_channels_last(vae: torch.nn.Module) -> None:
-    """Give the weights of an image VAE the layout in which cuDNN and oneDNN compute convolutions.
+    """Give the weights of an image VAE the layout in which oneDNN computes convolutions.
 
+    On a GPU it does not pay: group norms there read another layout, and each of them would copy its input.
     `vae.to(memory_format=...)` does not work on fake tensors.
     """
     weights = list(vae.parameters())
