@@ -21,7 +21,7 @@ def fuse(transformer: nn.Module) -> None:
         if type(module) is RMSNorm and module.weight is not None and module.bias is None:
             module.forward = _FusedNorm(module)
         elif isinstance(module, Attention) and type(module.processor) is JointAttnProcessor2_0:
-            module.set_processor(JointAttention())
+            module.processor = JointAttention()
 
 
 class _FusedNorm:

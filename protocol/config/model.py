@@ -31,7 +31,7 @@ class ModelConfig(Section):
     revision: str | None = None
     """Branch, tag or commit of a hub id; only a commit guarantees that the model never changes."""
     dtype: Dtype = "float32"
-    """Dtype of the frozen transformer, of its autocast and of the text encoders; the LoRA is float32."""
+    """Dtype of the transformer's weights and activations and of the text encoders; the LoRA is float32."""
     quantize: Literal["int8"] | None = None
     """`int8` keeps the frozen transformer's linear layers in 8 bits per weight, through torchao; null keeps them in
     `dtype`. The LoRA is float32 in both cases."""
