@@ -21,7 +21,8 @@ def fuse(transformer: nn.Module) -> None:
         if type(module) is RMSNorm and module.weight is not None and module.bias is None:
             module.forward = _FusedNorm(module)
         elif isinstance(module, Attention) and type(module.processor) is JointAttnProcessor2_0:
-            module.processor = JointAttention()
+            processor: Any = JointAttention()
+            module.set_processor(processor)
 
 
 class _FusedNorm:
