@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from flow.fused import fuse
 from flow.models.contract import Conditioning
 from flow.models.embeddings import Embeddings
 from flow.models.families import Family
 from flow.models.folder import find_tiny_decoder
-from flow.models.fused import fuse
 from flow.models.made_for import sizes_of
 from flow.models.reading import (
     UNREADABLE,

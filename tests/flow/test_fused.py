@@ -12,7 +12,7 @@ from diffusers.models.normalization import RMSNorm
 from torch import nn
 
 from flow.adapter.lora import Branch, inject
-from flow.models.fused import JointAttention, fuse
+from flow.fused import JointAttention, fuse
 from flow.models.load import load_backbone
 from protocol.config.model import LoraConfig
 from protocol.config.run import RunConfig
