@@ -4,6 +4,7 @@
 another order, so float32 models keep diffusers' modules and their bits.
 """
 
+from types import MethodType
 from typing import Any
 
 import torch
@@ -19,21 +20,15 @@ def fuse(transformer: nn.Module) -> None:
 
     for module in transformer.modules():
         if type(module) is RMSNorm and module.weight is not None and module.bias is None:
-            module.forward = _FusedNorm(module)
+            module.forward = MethodType(_rms_norm, module)
         elif isinstance(module, Attention) and type(module.processor) is JointAttnProcessor2_0:
             processor: Any = JointAttention()
             module.set_processor(processor)
 
 
-class _FusedNorm:
-    """RMSNorm as one kernel where torch has it: x / sqrt(mean(x^2) + eps) * weight, in float32, rounded once."""
-
-    def __init__(self, norm: Any) -> None:
-        self._norm = norm
-
-    def __call__(self, hidden_states: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
-        norm = self._norm
-        return rms_norm(hidden_states, tuple(norm.dim), norm.weight, norm.eps)
+def _rms_norm(norm: Any, hidden_states: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+    """Return x / sqrt(mean(x^2) + eps) * weight: one kernel where torch has it, in float32, rounded once."""
+    return rms_norm(hidden_states, tuple(norm.dim), norm.weight, norm.eps)
 
 
 class JointAttention:
