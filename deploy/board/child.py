@@ -9,13 +9,17 @@ from contextlib import suppress
 WATCHER = """
 exec 3<&0
 "$@" 3<&- & child=$!
-(read -r _ <&3; kill $$; sleep 3; kill -9 "$child") 2>/dev/null & reader=$!
-trap 'kill "$child" 2>/dev/null' TERM
-wait "$child"; wait "$child"
+(
+    read -r _ <&3
+    for _ in 1 2 3 4 5 6; do kill "$child" || exit; sleep 0.5; done
+    kill -9 "$child"
+) 2>/dev/null & reader=$!
+wait "$child"
 kill "$reader" 2>/dev/null
 """
-"""`read` returns when the pipe closes: at `stop`, or when the process that holds its other end is gone. The trap
-interrupts the first `wait`; the second one gives the child three seconds to end (it may have been stopped)."""
+"""`read` returns when the pipe closes: at `stop`, or when the process that holds its other end is gone. It asks more than
+once, since the child may just be starting: then the first signal can be lost. A stopped child is killed after three
+seconds."""
 STOP_S = 5.0
 
 

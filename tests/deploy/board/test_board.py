@@ -14,6 +14,7 @@ import pytest
 from redis.asyncio import Redis
 
 from deploy.board.board import COMMANDS_KEPT, LINES_KEPT, Board, Update
+from deploy.board.child import Child
 from deploy.board.embedded import BoardServer
 from deploy.board.publisher import Buffers, Publisher
 from deploy.folder.names import BOARD_SOCKET, BOARD_URL
@@ -519,6 +520,18 @@ def test_a_child_that_was_stopped_ends_with_its_starter_too():
         assert process.name() == "sleep"
         psutil.wait_procs([process], timeout=PATIENCE_S)
         assert not process.is_running()
+
+
+def test_a_child_that_is_stopped_while_it_starts_has_ended_when_stop_returns(tmp_path):
+    program = tmp_path / "sleeps"
+    program.symlink_to("/bin/sleep")
+    for number in range(12):
+        child = Child([str(program), "600"])
+        time.sleep(number * 2e-4)
+        child.stop()
+        assert not [
+            each for each in psutil.process_iter(["cmdline"]) if (each.info["cmdline"] or [""])[0] == str(program)
+        ]
 
 
 def test_a_board_whose_memory_is_full_says_so_and_holds_everything_once_there_is_room(tmp_path):
