@@ -17,8 +17,8 @@ exec 3<&0
 wait "$child"
 kill "$reader" 2>/dev/null
 """
-"""`read` returns when the pipe closes: at `stop`, or when the process that holds its other end is gone. It asks more than
-once, since the child may just be starting: then the first signal can be lost. A stopped child is killed after three
+"""`read` returns when the pipe closes: at `stop`, or when the process that holds its other end is gone. The signal is
+sent again, since the child may just be starting: then the first signal can be lost. A stopped child is killed after three
 seconds."""
 STOP_S = 5.0
 
