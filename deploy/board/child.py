@@ -18,8 +18,8 @@ wait "$child"
 kill "$reader" 2>/dev/null
 """
 """`read` returns when the pipe closes: at `stop`, or when the process that holds its other end is gone. The signal is
-sent again, since the child may just be starting: then the first signal can be lost. A stopped child is killed after three
-seconds."""
+sent again, since the child may just be starting: then the first signal can be lost. A stopped child is killed after
+three seconds."""
 STOP_S = 5.0
 
 
