@@ -1,5 +1,6 @@
 """Listen on an address and serve an application there until interrupted; both HTTP services start this way."""
 
+import signal
 import socket
 import sys
 from contextlib import suppress
@@ -47,7 +48,7 @@ def serve_until_interrupted(
         announcement: printed once connections are accepted.
         grace_s: seconds that requests in progress may still take; None waits for them.
         linger_s: seconds for which it goes on after the first signal if a client is connected, so that the client sees
-            the end of the run.
+            the end of the run. SIGTERM again does not shorten them (`deploy.board.child` repeats it); Ctrl-C does.
     """
     import uvicorn
 
@@ -65,8 +66,10 @@ def serve_until_interrupted(
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             if linger_s and self.server_state.connections and not self.is_lingering:
                 self.is_lingering = True
-                Timer(linger_s, super().handle_exit, (sig, frame)).start()
-            else:
+                timer = Timer(linger_s, super().handle_exit, (sig, frame))
+                timer.daemon = True  # it must not keep a process that Ctrl-C ended
+                timer.start()
+            elif not self.is_lingering or sig == signal.SIGINT:
                 super().handle_exit(sig, frame)
 
     settings = uvicorn.Config(

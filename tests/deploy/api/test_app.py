@@ -423,9 +423,10 @@ def test_a_server_goes_on_for_those_who_are_connected_when_it_is_asked_to(tmp_pa
     process, address = serve(str(tmp_path), "--linger", "3600")
     with httpx2.Client(base_url=address, timeout=30) as client:
         assert client.get("/runs").json() == []
-        process.send_signal(signal.SIGTERM)
-        assert client.get("/runs").json() == []
-        process.send_signal(signal.SIGTERM)
+        for _ in range(3):  # a child's watcher repeats its signal
+            process.send_signal(signal.SIGTERM)
+            assert client.get("/runs").json() == []
+        process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) in (0, -signal.SIGTERM)
     process, _ = serve(str(tmp_path), "--linger", "3600")
     process.send_signal(signal.SIGTERM)
