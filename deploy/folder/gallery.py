@@ -2,11 +2,14 @@
 
 import io
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from textwrap import wrap
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from learner.loop.evaluate import Evaluation
 from protocol.files import iteration_name, write_whole
@@ -15,6 +18,10 @@ PASS, FAIL = "#2e7d32", "#c62828"
 COLUMNS = 4
 DPI, LARGEST = 130, 280
 """Dots per inch of a grid: the usual number, and the highest, for large images."""
+IMAGE, SPACE, GAP, LINE = 1.1, 0.5, 0.1, 0.14
+"""In inches: an image's width, what a prompt takes besides its images, a small distance, and the height of a line."""
+MOST_LINES = 6
+"""Most lines of a prompt."""
 
 
 def write_gallery(gallery: Path, iteration: int, evaluation: Evaluation) -> None:
@@ -96,35 +103,46 @@ def png_of_grid(cells: Cells, title: str, facts: Mapping[str, str] | None = None
     Returns:
         The content of a PNG.
     """
-    wide = len(cells[0][1])
+    wide, pixels = len(cells[0][1]), cells[0][1][0].shape
     columns = min(len(cells), COLUMNS if wide <= 2 else max(1, 2 * COLUMNS // wide))
-    rows = -(-len(cells) // columns)
-    figure = Figure(figsize=(columns * (0.5 + 1.1 * wide), 0.5 + 1.6 * rows), layout="constrained")
     known = {reading for _, _, readings in cells for reading in readings if not np.isnan(reading)}
     is_verdict = known <= {0.0, 1.0}
     has_scores = any(readings for _, _, readings in cells)
     legend = "green: right, red: wrong, grey: no score" if is_verdict else "score below each"
-    figure.suptitle(_plain(f"{title} ({legend})" if has_scores else title), fontsize=9)
-    subfigures = figure.subfigures(rows, columns, squeeze=False).flat
-    for subfigure, (prompt, images, readings) in zip(subfigures, cells, strict=False):
-        subfigure.suptitle(_plain(prompt), fontsize=7, wrap=True)  # wrapping ignores parse_math
-        panels = subfigure.subplots(1, wide, squeeze=False).flat
-        for axes, image, reading in zip(panels, images, readings or [np.nan] * wide, strict=True):
-            axes.imshow(image, interpolation="nearest")
-            axes.set(xticks=[], yticks=[])
+    across, high = SPACE + IMAGE * wide, IMAGE * pixels[0] / pixels[1]
+    heading = _lines(f"{title} ({legend})" if has_scores else title, across * columns, size=9)
+    prompts = [_lines(prompt, across - GAP, size=7) for prompt, _, _ in cells]
+    above = LINE * max(prompt.count("\n") + 1 for prompt in prompts) + GAP
+    top, down = LINE * (heading.count("\n") + 2), above + high + (GAP if is_verdict else 2 * LINE)
+    size = (across * columns, top + down * -(-len(cells) // columns))
+    figure = Figure(figsize=size)
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, size[0]), ylim=(size[1], 0), autoscale_on=False)
+    axes.set_axis_off()
+    write = partial(axes.text, ha="center", parse_math=False)
+    write(size[0] / 2, LINE / 2, heading, va="top", fontsize=9)
+    for number, (prompt, (_, images, readings)) in enumerate(zip(prompts, cells, strict=True)):
+        left, upper = across * (number % columns), top + down * (number // columns) + above
+        write(left + across / 2, upper - GAP / 2, prompt, va="bottom", fontsize=7)
+        between = (across - IMAGE * wide) / (wide + 1)
+        for place, (image, reading) in enumerate(zip(images, readings or [np.nan] * wide, strict=True)):
+            x = left + between + place * (IMAGE + between)
+            axes.imshow(image, interpolation="nearest", aspect="auto", extent=(x, x + IMAGE, upper + high, upper))
+            if has_scores:
+                colour = _colour(reading) if is_verdict else "grey"
+                axes.add_patch(Rectangle((x, upper), IMAGE, high, fill=False, edgecolor=colour, linewidth=2.5))
             if not is_verdict:
-                axes.set_xlabel("no score" if np.isnan(reading) else f"{reading:.3f}", fontsize=7)
-            for spine in axes.spines.values():
-                spine.set(color=_colour(reading) if is_verdict else "grey", linewidth=2.5 if has_scores else 0)
+                score = "no score" if np.isnan(reading) else f"{reading:.3f}"
+                write(x + IMAGE / 2, upper + high + GAP / 2, score, va="top", fontsize=7)
     FigureCanvasAgg(figure)
     png = io.BytesIO()
-    widest = cells[0][1][0].shape[1]
-    figure.savefig(png, dpi=min(LARGEST, max(DPI, widest / 1.1)), metadata=dict(facts or {}))
+    figure.savefig(png, dpi=min(LARGEST, max(DPI, pixels[1] / IMAGE)), metadata=dict(facts or {}))
     return png.getvalue()
 
 
-def _plain(text: str) -> str:
-    return text.replace("$", r"\$")
+def _lines(text: str, inches: float, *, size: float) -> str:
+    """Break a text into at most `MOST_LINES` lines of that length; `size` is that of its letters in points."""
+    letters = int(inches * 72 / (0.55 * size))
+    return "\n".join(wrap(text, letters, max_lines=MOST_LINES, placeholder=" …"))
 
 
 def _colour(reading: float) -> str:
