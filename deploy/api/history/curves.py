@@ -127,9 +127,9 @@ class CurveCache:
             The curves, thinned to at most `points` points of equal width.
         """
         lock = self._reading.setdefault(status.run, asyncio.Lock())
-        async with lock:  # requests that come at the same time share one reading
+        async with lock:  # requests that come at the same time share one reading; none reads while another one thins
             columns = await self._read(status)
-        return await asyncio.to_thread(_thinned, status.run, columns, names, by, points, window)
+            return await asyncio.to_thread(_thinned, status.run, columns, names, by, points, window)
 
     async def _read(self, status: RunStatus) -> _Columns:
         columns = self._held.pop(status.run, None)

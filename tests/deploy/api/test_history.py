@@ -125,6 +125,25 @@ def test_an_answer_of_28_steps_and_5000_iterations_is_small_and_reads_each_line_
     assert asked == [0, 1000, 2000, 3000, 4000, 4999, 0]
 
 
+def test_curves_of_a_run_that_grows_under_many_requests_are_whole():
+    """One request draws the columns in a thread while the next ones have new lines to add."""
+    values = {f"gain/step_{step}_abs_mean": 0.5 for step in range(20)}
+
+    class Source(FolderSource):
+        async def lines(self, run: str, *, since: int, limit: int) -> list[MetricLine]:  # noqa: ARG002
+            return [
+                MetricLine(seq=seq, values={"iteration": seq, **values}) for seq in range(since + 1, since + limit + 1)
+            ]
+
+    async def asked() -> list[tuple[int, set[int]]]:
+        cache = CurveCache(Source(Path()))
+        statuses = [a_status("mine", lines=1000 + more) for more in range(30)]
+        found = await asyncio.gather(*(cache.curves(status, ["gain/"], points=10_000) for status in statuses))
+        return [(each.lines, {len(each.x[series.x]) for series in each.series.values()}) for each in found]
+
+    assert asyncio.run(asked()) == [(1000 + more, {1000 + more}) for more in range(30)]
+
+
 def test_runs_beyond_the_last_few_are_forgotten(monkeypatch):
     monkeypatch.setattr(curves_module, "RUNS_HELD", 1)
     read = []
