@@ -130,7 +130,7 @@ def test_curves_of_a_run_that_grows_under_many_requests_are_whole():
     values = {f"gain/step_{step}_abs_mean": 0.5 for step in range(20)}
 
     class Source(FolderSource):
-        async def lines(self, run: str, *, since: int, limit: int) -> list[MetricLine]:  # noqa: ARG002
+        async def lines(self, run: str, *, since: int, limit: int) -> list[MetricLine]:
             return [
                 MetricLine(seq=seq, values={"iteration": seq, **values}) for seq in range(since + 1, since + limit + 1)
             ]
