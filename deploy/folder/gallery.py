@@ -124,8 +124,8 @@ def png_of_grid(cells: Cells, title: str, facts: Mapping[str, str] | None = None
         left, upper = across * (number % columns), top + down * (number // columns) + above
         write(left + across / 2, upper - GAP / 2, prompt, va="bottom", fontsize=7)
         between = (across - IMAGE * wide) / (wide + 1)
-        for place, (image, reading) in enumerate(zip(images, readings or [np.nan] * wide, strict=True)):
-            x = left + between + place * (IMAGE + between)
+        for index, (image, reading) in enumerate(zip(images, readings or [np.nan] * wide, strict=True)):
+            x = left + between + index * (IMAGE + between)
             axes.imshow(image, interpolation="nearest", aspect="auto", extent=(x, x + IMAGE, upper + high, upper))
             if has_scores:
                 colour = _colour(reading) if is_verdict else "grey"
