@@ -273,6 +273,8 @@ class RunSummary(Document):
     """A run in the list of runs."""
 
     run: RunId
+    session: str = ""
+    """The process that writes the status; another run of the same name has another one."""
     phase: Phase
     iteration: int
     iterations: int

@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from deploy.api.problems import Problem
@@ -27,13 +26,14 @@ class _Read:
 class StatusCache:
     """Statuses of all runs and of each run, at most `FRESH_S` old while the board answers."""
 
-    def __init__(self, source: Source) -> None:
-        """Read from `source` on demand."""
+    def __init__(self, source: Source, clock: Callable[[], float] = time.monotonic) -> None:
+        """Read from `source` on demand; `clock` is in seconds."""
         self._source = source
+        self._clock = clock
         self._all: Sequence[RunStatus] | None = None
         self._all_read = 0.0
         self._first = asyncio.Lock()
-        self._pulse = Pulse()
+        self._pulse = Pulse(clock)
         self._each: dict[str, _Read] = {}
 
     async def runs(self) -> list[RunStatus]:
@@ -41,12 +41,13 @@ class StatusCache:
         if self._all is None:
             async with self._first:  # requests that come at the same time share one reading
                 if self._all is None:
-                    self._all, self._all_read = await self._source.runs(), time.monotonic()
-        elif (now := time.monotonic()) - self._all_read >= FRESH_S:
+                    self._all, self._all_read = await self._source.runs(), self._clock()
+        elif (now := self._clock()) - self._all_read >= FRESH_S:
             self._all_read = now  # other requests get the cached list while this one reads
-            self._all = [status.model_copy(update={"silent_s": None}) for status in self._all]  # it is out of date
-            with suppress(BoardError):
+            try:
                 self._all = await self._source.runs()
+            except BoardError:  # how long each has been silent is out of date
+                self._all = [status.model_copy(update={"silent_s": None}) for status in self._all]
         return [self._pulse.marked(status) for status in self._all]
 
     async def status(self, run: str) -> RunStatus:
@@ -59,7 +60,7 @@ class StatusCache:
 
     async def _one(self, run: str) -> _Read:
         held = self._each.get(run)
-        now = time.monotonic()
+        now = self._clock()
         if held and now - held.read < FRESH_S:
             return held
         if held:

@@ -11,9 +11,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deploy.board.embedded import is_board_of
 from deploy.folder.lease import STALE_S, beats_of, has_ended
 from deploy.folder.metric_file import Outline, last_line, outline_of, page_of
 from deploy.folder.names import BOARD_URL, CONFIG, METRICS, STATUS, TRAJECTORIES
@@ -98,8 +100,10 @@ class FolderSource:
         if found is None:
             return []
         if board := await self._live(found):
-            return await board.lines(found.name, since=since, limit=limit)
-        return await asyncio.to_thread(_page, found, since, limit)
+            lines = await board.lines(found.name, since=since, limit=limit)
+            if not lines or lines[0].seq == since + 1:
+                return lines
+        return await asyncio.to_thread(_page, found, since, limit)  # also what the board has dropped
 
     async def events(self, run: str, *, since: int, limit: int) -> list[Event]:
         """Return events with a number above `since`, oldest first."""
@@ -193,23 +197,30 @@ def _run_folders(root: Path, known: set[Path]) -> set[Path]:
     if _is_run(root):
         return {root.resolve()}
     try:
-        own = root.resolve()
-        paths = {path.resolve() if path.is_symlink() else own / path.name for path in root.iterdir()}
+        own, inside = root.resolve(), list(root.iterdir())
     except OSError:
         return set()
-    return {path for path in paths if ((path / CONFIG).is_file() if path in known else _is_run(path))}
+    paths = set()
+    for path in inside:
+        with suppress(OSError, RuntimeError):  # a link to itself
+            paths.add(path.resolve() if path.is_symlink() else own / path.name)
+    return {path for path in paths if (isfile(path / CONFIG) if path in known else _is_run(path))}
 
 
 def _is_run(path: Path) -> bool:
     """Tell whether a folder holds a run of this version (`config_of` tells commands why it does not)."""
-    return (path / CONFIG).is_file() and earlier_sign(path) is None
+    try:
+        return isfile(path / CONFIG) and earlier_sign(path) is None
+    except OSError:  # the folder may not be read
+        return False
 
 
 def _board_url(run: _Run) -> str | None:
     try:
-        return (run.path / BOARD_URL).read_text(encoding="utf-8")
+        url = (run.path / BOARD_URL).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
+    return url if is_board_of(url, run.path) else None
 
 
 def _filed_runs(runs: dict[str, _Run]) -> dict[str, RunStatus]:

@@ -11,7 +11,7 @@ exec 3<&0
 "$@" 3<&- & child=$!
 (
     read -r _ <&3
-    for _ in 1 2 3 4 5 6; do kill "$child" || exit; sleep 0.5; done
+    for _ in 1 2 3 4 5 6 7 8; do kill "$child" || exit; sleep 0.5; done
     kill -9 "$child"
 ) 2>/dev/null & reader=$!
 wait "$child"
@@ -19,7 +19,7 @@ kill "$reader" 2>/dev/null
 """
 """`read` returns when the pipe closes: at `stop`, or when the process that holds its other end is gone. The signal is
 sent again, since the child may just be starting: then the first signal can be lost. A stopped child is killed after
-three seconds."""
+four seconds."""
 STOP_S = 5.0
 
 

@@ -4,12 +4,13 @@ The socket is in the run folder or, if its path would be too long there, in a te
 folder holds its address. Only this user can open it.
 """
 
+import hashlib
 import os
 import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from deploy.board.child import Child
 from deploy.folder.names import BOARD_SOCKET, BOARD_URL
@@ -27,7 +28,7 @@ class BoardServer:
     def __init__(self, run_folder: Path) -> None:
         self._url_file = run_folder / BOARD_URL
         path = run_folder.resolve() / BOARD_SOCKET
-        self._own = Path(tempfile.mkdtemp(prefix="flowcredit-"))
+        self._own = Path(tempfile.mkdtemp(prefix=_prefix(path.parent)))
         if len(os.fsencode(path)) > LONGEST_SOCKET:
             path = self._own / BOARD_SOCKET
         self._socket = path
@@ -71,6 +72,28 @@ class BoardServer:
             "dir": str(self._own),
         }
         return [word for name, value in settings.items() for word in (f"--{name}", value)]
+
+
+def is_board_of(url: str, run_folder: Path) -> bool:
+    """Tell whether an address is that of a server for this folder.
+
+    A folder that was copied, or moved after a kill, still holds the address of its former place. By now another run's
+    server may listen there.
+
+    Args:
+        url: the content of `board.url`.
+        run_folder: where that file is, without links.
+
+    Returns:
+        Whether the server's socket belongs to that folder.
+    """
+    beside = Path(unquote(url.removeprefix("unix://").partition("?")[0])).parent
+    return beside == run_folder or beside.name.startswith(_prefix(run_folder))
+
+
+def _prefix(run_folder: Path) -> str:
+    """Return how the temporary folder of a run folder's server begins."""
+    return f"flowcredit-{hashlib.sha256(bytes(run_folder)).hexdigest()[:8]}-"
 
 
 def server_program() -> str:

@@ -21,8 +21,9 @@ from protocol.sink import StatusSink
 FIRST_PORT, PORTS = 8420, 50
 LEAST_DESCRIPTOR = 20
 """Lowest descriptor for the socket: the watcher uses the ones below, see `deploy.board.child`."""
-LINGER_S = 1.5
-"""Seconds that the server outlives the run if a page is open: it asks once a second, and so it can show the end."""
+LINGER_S = 2.5
+"""Seconds that the server outlives the run if a page is open: it asks a second after each answer, and so it can show
+the end, also on a busy machine. Less than the time after which a child is killed (`deploy.board.child`)."""
 EVERY_S = 15.0
 """Seconds between two checks of the process, and therefore between two starts."""
 

@@ -20,7 +20,7 @@ from learner.loop.evaluate import Evaluation
 from learner.loop.stream import GroupStream
 from protocol.config.run import RunConfig
 from protocol.ports import Fleet
-from protocol.status import ENDED, Condition, Event, Phase, PoolStatus, RunStatus, run_id_of
+from protocol.status import ENDED, Condition, Event, MetricLine, Phase, PoolStatus, RunStatus, run_id_of
 
 ERRORS_SHOWN = 10
 EVENTS_FILED = 200
@@ -62,8 +62,10 @@ class Reporter(logging.Handler, Listener):
         """Start over with these lines of metrics; on the board they replace the earlier lines."""
         self.session = uuid.uuid4().hex[:12]
         self.buffers.lines.clear()
-        self.buffers.lines.extend(overview.line_of(seq, values) for seq, values in enumerate(lines, start=1))
-        self._seq = len(lines)
+        self._first_evaluation: list[MetricLine] = []
+        self._seq = 0
+        for values in lines:
+            self._append(values)
         self._iteration = max((int(values["iteration"]) for values in lines), default=0)
 
     def begin(self, iteration: int) -> None:
@@ -135,7 +137,7 @@ class Reporter(logging.Handler, Listener):
             heartbeat_s=self._config.status.heartbeat_s,
             adapter_version=next((actor.adapter_version for actor in actors if actor.kind == "learner"), None),
             checkpoint=self._checkpoint or None,
-            rewards=overview.rewards_of(lines),
+            rewards=overview.rewards_of([*self._first_evaluation, *lines]),
             gains=overview.gains_of(newest),
             diagnostics=overview.diagnostics_of(newest, staleness=self.staleness()),
             stages=stages,
@@ -166,7 +168,10 @@ class Reporter(logging.Handler, Listener):
 
     def _append(self, values: Mapping[str, Any]) -> None:
         self._seq += 1
-        self.buffers.lines.append(overview.line_of(self._seq, values))
+        line = overview.line_of(self._seq, values)
+        self.buffers.lines.append(line)
+        if not self._first_evaluation and overview.is_evaluation(line):
+            self._first_evaluation = [line]  # the buffer drops it after 10,000 lines
 
     def _pools(self) -> list[PoolStatus]:
         facts = {"ready": 0, "busy": 0} if self.phase in ENDED else {}

@@ -23,6 +23,11 @@ def is_iteration(line: MetricLine) -> bool:
     return "reward/mean" in line.values
 
 
+def is_evaluation(line: MetricLine) -> bool:
+    """Return whether a line is that of an evaluation."""
+    return "evaluation/score" in line.values
+
+
 def line_of(seq: int, values: Mapping[str, object]) -> MetricLine:
     """Turn a line of `metrics.jsonl` into a metric line; numbers that are not finite become None.
 
@@ -37,7 +42,7 @@ def line_of(seq: int, values: Mapping[str, object]) -> MetricLine:
 def rewards_of(lines: Sequence[MetricLine]) -> Rewards:
     """Summarise the training reward and the held-out score."""
     steps = [line.values for line in lines if is_iteration(line)]
-    evaluations = [line.values for line in lines if "evaluation/score" in line.values]
+    evaluations = [line.values for line in lines if is_evaluation(line)]
     newest: Values = steps[-1] if steps else {}
     trend, error = _trend([values["reward/mean"] for values in steps[-TREND:]])
     skipped = {"reward/mean", "reward/group_std", "reward/missing"}

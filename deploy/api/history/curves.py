@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -103,7 +104,9 @@ class CurveCache:
         """Read from `source` on demand."""
         self._source = source
         self._held: dict[str, _Columns] = {}
-        self._reading: dict[str, asyncio.Lock] = {}
+        self._reading: WeakValueDictionary[str, asyncio.Lock] = (
+            WeakValueDictionary()
+        )  # each as long as a request has it
 
     async def curves(
         self,
@@ -145,9 +148,7 @@ class CurveCache:
             await asyncio.sleep(0)
         self._held[status.run] = columns
         while len(self._held) > RUNS_HELD:
-            oldest = next(iter(self._held))
-            del self._held[oldest]
-            self._reading.pop(oldest, None)
+            del self._held[next(iter(self._held))]
         return columns
 
 

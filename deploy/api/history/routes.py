@@ -1,11 +1,13 @@
 """The routes of a run's history. A server that reads a board has curves only: everything else is in run folders."""
 
 import asyncio
+import os
+from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, StreamingResponse
 
 from deploy.api.history.configs import Differences, RunConfigView, compare, view
 from deploy.api.history.curves import MOST_POINTS, POINTS, By, Curves
@@ -21,7 +23,9 @@ MOST_RUNS = 12
 ADAPTER = "pytorch_lora_weights.safetensors"
 MANIFEST = "manifest.json"
 """Written last, so a checkpoint without it is not whole."""
-JSON = "application/json"
+JSON, BYTES = "application/json", "application/octet-stream"
+PIECE = 1 << 16
+"""Bytes of a file that are read at a time."""
 FILES = {"metrics": METRICS, "config": CONFIG, "events": EVENTS}
 RunName = Annotated[str, Path(pattern=RUN_ID, description="A run's name, as GET /runs lists it.")]
 Axis = Annotated[float | None, Query(ge=0, le=1e12, allow_inf_nan=False)]
@@ -91,21 +95,22 @@ async def gallery(request: Request, run: RunName, iteration: Annotated[int, Path
 
 @history.get(
     "/runs/{run}/files/{name}",
-    responses={**documented(404, 422), 200: {"content": {"application/octet-stream": {}}}},
-    response_class=FileResponse,
+    responses={**documented(404, 422), 200: {"content": {BYTES: {}}}},
+    response_class=Response,
 )
-async def file(request: Request, run: RunName, name: Literal["adapter", "metrics", "config", "events"]) -> FileResponse:
+async def file(request: Request, run: RunName, name: Literal["adapter", "metrics", "config", "events"]) -> Response:
     """Download a file of a run: the adapter of its newest whole checkpoint, its metrics, its config or its events."""
     folder = await _folder(request, run)
     if name == "adapter":
         found = await asyncio.to_thread(newest_adapter, folder)
         if found is None:
             raise Problem(404, "the run has no whole checkpoint yet")
-        return _download(found, f"{run}_{found.parent.name}.safetensors")
+        return FileResponse(found, filename=f"{run}_{found.parent.name}.safetensors", media_type=BYTES)
     path = folder / FILES[name]
     if not path.is_file():
         raise Problem(404, f"the run has no {FILES[name]}")
-    return _download(path, f"{run}_{FILES[name]}")
+    headers = {"Content-Disposition": f'attachment; filename="{run}_{FILES[name]}"'}
+    return StreamingResponse(_held(path), headers=headers, media_type=BYTES)
 
 
 @history.get(
@@ -142,5 +147,10 @@ async def _folder(request: Request, run: str) -> FilePath:
     return folder
 
 
-def _download(path: FilePath, name: str) -> FileResponse:
-    return FileResponse(path, filename=name, media_type="application/octet-stream")
+def _held(path: FilePath) -> Iterator[bytes]:
+    """Read what a file holds now. A living run adds lines meanwhile, so its length cannot be promised."""
+    with path.open("rb") as file:
+        left = os.fstat(file.fileno()).st_size
+        while left > 0 and (piece := file.read(min(left, PIECE))):
+            left -= len(piece)
+            yield piece

@@ -40,7 +40,10 @@ function show(run) {
 
 function receive(name, data) {
   if (name === "status") {
-    if (view.session && view.session !== data.session) Object.assign(view, { events: [], record: null });
+    if (view.session && view.session !== data.session) {
+      Object.assign(view, { events: [], record: null });
+      drawEventsSoon();
+    }
     view.session = data.session;
     view.status = data;
     drawStatus();
@@ -48,8 +51,20 @@ function receive(name, data) {
   } else if (name === "event") {
     view.events.push(data);
     view.events.splice(0, view.events.length - EVENTS_KEPT);
-    drawEvents(view.events);
+    drawEventsSoon();
   }
+}
+
+let isEventsDue = false;
+
+// Draws the events once a frame: an answer can bring a thousand of them.
+function drawEventsSoon() {
+  if (isEventsDue) return;
+  isEventsDue = true;
+  requestAnimationFrame(() => {
+    isEventsDue = false;
+    drawEvents(view?.events ?? []);
+  });
 }
 
 // Views
@@ -69,18 +84,19 @@ function drawView() {
   const { view: wanted, others } = address();
   const { run, status } = view;
   const known = others.filter((other) => listed.some((one) => one.run === other));
-  const stampOf = (other) => JSON.stringify(listed.filter((one) => one.run === other).map((one) => [one.phase, one.iteration, one.heldout]));
+  const stampOf = (other) => JSON.stringify(listed.filter((one) => one.run === other).map((one) => [one.session, one.phase, one.iteration, one.heldout]));
   const stamp = `${status.session} ${status.lines} ${status.phase}`;
   if (wanted === "overview" || wanted === "curves") {
     showCurves({ run, stamp, view: wanted, others: known.map((other) => ({ run: other, stamp: stampOf(other) })), configs: compared.configs });
   }
-  if (wanted === "images") showImages(run, `${status.session} ${status.rewards.heldout_iteration}`);
-  if (wanted === "config") showConfig(run, known, compared.configs);
+  if (wanted === "images") showImages(run, status.session, status.rewards.heldout_iteration);
+  if (wanted === "config") showConfig(run, status.session, known, compared.configs);
   compare([run, ...known]);
 }
 
 async function compare(runs) {
-  const key = runs.join();
+  const sessions = listed.filter((one) => runs.includes(one.run)).map((one) => one.session);
+  const key = [...runs, view.session, ...sessions].join();
   if (compared.key === key) return;
   compared = { key, configs: null };
   if (runs.length < 2) return;

@@ -8,21 +8,21 @@ const FILES = [["adapter", "Adapter of the newest checkpoint"], ["metrics", "met
 
 let shown = { run: null };
 
-export async function showConfig(run, others, configs) {
-  const key = JSON.stringify([run, others, configs]);
+export async function showConfig(run, session, others, configs) {
+  const key = JSON.stringify([run, session, others, configs]);
   if (shown.key === key) return;
-  const isNew = shown.run !== run;
-  shown = { run, key, fields: isNew ? null : shown.fields, others, configs };
+  const isNew = shown.run !== run || shown.session !== session;
+  shown = { run, session, key, fields: isNew ? null : shown.fields, others, configs };
   drawFiles();
   drawDifferences();
   if (!isNew && shown.fields) return;
   const mine = shown;
   try {
     const { fields } = await ask(`/runs/${encodeURIComponent(run)}/config`);
-    if (mine.run === shown.run) shown.fields = fields;
+    if (mine.run === shown.run && mine.session === shown.session) shown.fields = fields;
     $("config-notice").hidden = true;
   } catch (error) {
-    if (mine.run !== shown.run) return;
+    if (mine.run !== shown.run || mine.session !== shown.session) return;
     shown.key = "";
     $("config-notice").textContent = `${error.message}.`;
     $("config-notice").hidden = false;

@@ -6,6 +6,9 @@ const $ = (id) => document.getElementById(id);
 const SHOWN = 300;
 const TONES = { error: "bad", warning: "warn" };
 
+const DAY = new Intl.DateTimeFormat([], { dateStyle: "full" });
+const CLOCK = new Intl.DateTimeFormat([], { timeStyle: "medium" });
+
 let held = [];
 
 export function drawEvents(events) {
@@ -19,11 +22,11 @@ export function drawEvents(events) {
   let day = "";
   for (const event of found.slice(0, SHOWN)) {
     const at = new Date(event.time * 1000);
-    const date = at.toLocaleDateString([], { dateStyle: "full" });
+    const date = DAY.format(at);
     if (date !== day) items.push(make("li", date, "day"));
     day = date;
     const line = make("li");
-    const time = make("time", at.toLocaleTimeString());
+    const time = make("time", CLOCK.format(at));
     time.dateTime = at.toISOString();
     line.append(time, make("span", event.kind, `kind ${TONES[event.kind] ?? ""}`), make("span", event.message));
     items.push(line);

@@ -7,17 +7,18 @@ const $ = (id) => document.getElementById(id);
 const SHOWN = 300;
 const KEPT = 30;
 
-let held = null; // { run, stamp, reading, evaluations }
-let galleries = new Map(); // answers by run and iteration
+let held = null; // { run, session, stamp, reading, evaluations }
+let galleries = new Map(); // answers by run, session and iteration
 let drawn = "";
 let order = { column: "change", isUp: false };
 
-// Shows the evaluations of a run; a changed `stamp` means that there may be a new one.
-export async function showImages(run, stamp) {
-  if (held?.run === run && held.stamp === stamp) return;
-  const isNew = held?.run !== run;
-  const reading = isNew ? "score" : held.reading;
-  held = { run, stamp, reading, evaluations: isNew ? null : held.evaluations };
+// Shows the evaluations of a run; a changed `stamp` means that there may be a new one, a changed `session` that it may be
+// another run of the same name.
+export async function showImages(run, session, stamp) {
+  const isNew = held?.run !== run || held.session !== session;
+  if (!isNew && held.stamp === stamp) return;
+  const reading = held?.run === run ? held.reading : "score";
+  held = { run, session, stamp, reading, evaluations: isNew ? null : held.evaluations };
   if (isNew) drawn = "";
   await load();
 }
@@ -61,7 +62,7 @@ async function drawGallery() {
   const words = iteration == null ? "No images are kept." : `iteration ${iteration}, ${Number($("gallery-at").value) + 1} of ${iterations.length}`;
   $("gallery-now").textContent = words;
   $("gallery-at").setAttribute("aria-valuetext", words);
-  const key = `${held?.run} ${iteration}`;
+  const key = `${held?.run} ${held?.session} ${iteration}`;
   if (iteration == null) {
     drawn = "";
     $("gallery").replaceChildren();
@@ -84,7 +85,7 @@ async function drawGallery() {
 }
 
 async function gallery(iteration) {
-  const key = `${held.run} ${iteration}`;
+  const key = `${held.run} ${held.session} ${iteration}`;
   if (!galleries.has(key)) {
     const answer = await ask(`/runs/${encodeURIComponent(held.run)}/gallery/${iteration}`);
     const sheet = new Image();

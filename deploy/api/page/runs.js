@@ -30,7 +30,7 @@ export function keepRuns(found) {
 
 export async function drawRuns() {
   draw();
-  const key = runs.map((run) => run.run).join();
+  const key = runs.map((run) => `${run.run} ${run.session}`).join();
   if (!runs.length || asked === key) return;
   asked = key;
   try {

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -179,7 +180,7 @@ def test_connections_to_boards_of_folders_that_are_gone_are_closed(make, tmp_pat
     monkeypatch.setattr(folder_source, "SCAN_S", 0.0)
     make("stays")
     folder = make("goes")
-    server = BoardServer(tmp_path)
+    server = BoardServer(folder)
     server.start()
 
     async def connections() -> int:
@@ -191,7 +192,6 @@ def test_connections_to_boards_of_folders_that_are_gone_are_closed(make, tmp_pat
             return len(await client.client_list()) == 1
 
         await until(is_alone)  # the server sees it a moment later
-        (folder / "board.url").write_text(server.url)
         await source.runs()
         live = len(await client.client_list())
         folder.rename(tmp_path / "elsewhere")
@@ -205,6 +205,76 @@ def test_connections_to_boards_of_folders_that_are_gone_are_closed(make, tmp_pat
         assert asyncio.run(connections()) == 2
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize("name", ["mine", "d" * 90], ids=["socket in its folder", "socket elsewhere"])
+def test_a_folder_that_was_moved_is_not_the_run_at_its_former_place(make, tmp_path, name):
+    """What a killed run leaves names its board; by now another run may have one there."""
+    folder = make(name)
+    (folder / STATUS).write_text(filed(name, "running", time.time()))
+    server = BoardServer(folder)
+    server.start()
+    moved = tmp_path / "archive" / name
+
+    async def scenario() -> tuple[RunStatus | None, RunStatus | None, list[Command]]:
+        board = Board(server.url)
+        await until_it_answers(board)
+        shutil.copytree(folder, moved, ignore=shutil.ignore_patterns("board.sock"))
+        newer = RunStatus(run=name, session="new", phase="running", iteration=7, iterations=9, started=1, updated=2)
+        await board.write(Update(newer), keep_s=1000)
+        here, there = FolderSource(folder.parent), FolderSource(moved.parent)
+        statuses = await here.status(name), await there.status(name)
+        with pytest.raises(BoardError, match="takes no commands"):
+            await there.ask(name, new_command("stop"))
+        asked = (await board.write(Update(newer), keep_s=1000)).asked
+        for each in (here, there, board):
+            await each.close()
+        return *statuses, asked
+
+    try:
+        here, there, asked = asyncio.run(scenario())
+    finally:
+        server.stop()
+    assert here is not None and there is not None
+    assert (here.session, there.session, there.iteration) == ("new", "s", 2)
+    assert asked == []
+
+
+def test_lines_that_a_living_run_s_board_has_dropped_are_read_from_its_folder(make, tmp_path):
+    folder = make("long", done=6)
+    server = BoardServer(folder)
+    server.start()
+
+    async def scenario() -> list[list[int]]:
+        board, source = Board(server.url), FolderSource(tmp_path / "runs")
+        await until_it_answers(board)
+        status = RunStatus(run="long", session="s", phase="running", iteration=8, iterations=9, started=1, updated=2)
+        lines = [MetricLine(seq=seq, values={"iteration": seq}) for seq in range(4, 9)]
+        await board.write(Update(status.model_copy(update={"lines": 8}), lines=lines), keep_s=1000)
+        pages = [[line.seq for line in await source.lines("long", since=since, limit=4)] for since in (0, 2, 4, 8)]
+        await source.close()
+        await board.close()
+        return pages
+
+    try:
+        assert asyncio.run(scenario()) == [[1, 2, 3, 4], [3, 4, 5, 6], [5, 6, 7, 8], []]
+    finally:
+        server.stop()
+
+
+def test_a_folder_that_may_not_be_read_and_a_link_to_itself_hide_no_run(make, tmp_path, monkeypatch):
+    make("whole")
+    make("closed")
+    (tmp_path / "runs" / "loop").symlink_to("loop")
+    examined = folder_source.earlier_sign
+
+    def refused(path: Path) -> str | None:
+        if path.name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return examined(path)
+
+    monkeypatch.setattr(folder_source, "earlier_sign", refused)
+    assert [status.run for status in asyncio.run(FolderSource(tmp_path / "runs").runs())] == ["whole"]
 
 
 def test_damaged_files_hide_no_other_run(make, tmp_path):

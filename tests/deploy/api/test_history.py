@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,48 @@ def test_files_are_downloaded_under_their_runs_name(client, folder):
     assert client.get("/runs/other/files/adapter").json()["detail"] == "the run has no whole checkpoint yet"
     assert client.get("/runs/other/files/control.token").status_code == 422
     assert client.get("/runs/other/files/events").json()["detail"] == "the run has no events.jsonl"
+
+
+def test_a_file_that_grows_while_it_is_downloaded_arrives_as_it_was(client, folder):
+    path = folder / "mine_2" / "events.jsonl"
+    path.write_bytes(held := b'{"type": "event"}\n' * 500_000)
+    with client.stream("GET", "/runs/mine_2/files/events") as answer:
+        pieces = answer.iter_bytes()
+        arrived = [next(pieces)]
+        with path.open("ab") as file:
+            file.write(held)
+        arrived += pieces
+    path.unlink()
+    assert b"".join(arrived) == held
+
+
+def test_curves_of_more_runs_than_are_held_are_whole(monkeypatch):
+    """A run's columns may be dropped while requests for it wait."""
+    monkeypatch.setattr(curves_module, "RUNS_HELD", 1)
+    values = {f"gain/step_{step}_abs_mean": 0.5 for step in range(20)}
+
+    class Source(FolderSource):
+        async def lines(self, run: str, *, since: int, limit: int) -> list[MetricLine]:
+            await asyncio.sleep(0)
+            return [
+                MetricLine(seq=seq, values={"iteration": seq, **values}) for seq in range(since + 1, since + limit + 1)
+            ]
+
+    lines = Counter(dict.fromkeys(("one", "two", "three"), 200))
+
+    async def window(cache: CurveCache) -> set[bool]:
+        whole = set()
+        for run in [*lines] * 10:
+            lines[run] += 1
+            found = await cache.curves(a_status(run, lines=lines[run]), ["gain/"], points=10_000)
+            whole |= {len(found.x[series.x]) == found.lines for series in found.series.values()}
+        return whole
+
+    async def asked() -> set[bool]:
+        cache = CurveCache(Source(Path()))
+        return set().union(*await asyncio.gather(*(window(cache) for _ in range(6))))
+
+    assert asyncio.run(asked()) == {True}
 
 
 def test_the_adapter_is_that_of_the_newest_whole_checkpoint(tmp_path):

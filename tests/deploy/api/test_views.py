@@ -27,6 +27,8 @@ const labels = document.querySelectorAll(`${arguments[0]} .u-legend .u-series:no
 return [...labels].map((each) => each.textContent).slice(1);
 """
 
+EVENT_COUNT = "return document.querySelector('#event-count').textContent"
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
@@ -223,6 +225,45 @@ def test_events_have_dates_and_are_filtered(visit):
     assert text(page, "#event-count") == "5 of 40 events"
     set_value(page, "#event-words", "reward actor")
     assert text(page, "#event-count") == "1 of 40 events"
+
+
+def test_all_events_of_an_answer_are_drawn_at_once(visit):
+    page = visit("overview")
+    page.execute_script(
+        """
+        window.drawn = 0;
+        const seen = new MutationObserver((changes) => { window.drawn += changes.length; });
+        seen.observe(document.querySelector("#events"), { childList: true });
+        document.querySelector("#events").replaceChildren();
+        location.hash = "run=mine_2&view=overview";
+        """
+    )
+    wait_for(page, lambda: text(page, "#runs") and "40 of 40" in page.execute_script(EVENT_COUNT))
+    wait_for(page, lambda: page.execute_script("return document.querySelectorAll('#events li').length") > 40)
+    assert page.execute_script("return window.drawn") < 10
+
+
+def test_another_run_of_the_same_name_is_shown_in_an_open_window(browser, tiny_config, tmp_path: Path):
+    runs = tmp_path / "runs"
+    a_long_run(runs / "mine", tiny_config(seed=1), iterations=20, steps=2, evaluations=3, pace=0.1)
+    a_long_run(tmp_path / "new", tiny_config(seed=2), iterations=20, steps=2, evaluations=3, pace=3)
+    status = tmp_path / "new" / "status.json"
+    status.write_text(status.read_text().replace('"run":"new"', '"run":"mine"'))
+    scores = "return [...document.querySelectorAll('#gallery b')].map((each) => each.textContent).join()"
+    with servers() as serve:
+        _, address = serve(str(runs), token=None)
+        browser.get("about:blank")
+        browser.get(f"{address}/#run=mine&view=config")
+        wait_for(browser, lambda: "seed\t1" in text(browser, "#config-rows"))
+        browser.execute_script("location.hash = 'run=mine&view=images'")
+        wait_for(browser, lambda: browser.execute_script(scores))
+        before = browser.execute_script(scores)
+        (runs / "mine").rename(tmp_path / "old")
+        (tmp_path / "new").rename(runs / "mine")
+        wait_for(browser, lambda: browser.execute_script(scores) not in ("", before))
+        browser.execute_script("location.hash = 'run=mine&view=config'")
+        wait_for(browser, lambda: "seed\t2" in text(browser, "#config-rows"))
+        browser.get("about:blank")
 
 
 def test_nothing_is_asked_of_elsewhere(visit, address):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from deploy.board.board import LINES_KEPT
 from deploy.folder.names import EVENTS
 from deploy.folder.run_folder import RunFolder, open_run_folder
 from deploy.monitor import journal as journal_module
@@ -195,3 +196,18 @@ def test_a_warning_is_settled_when_its_condition_holds_again(tiny_config):
     before, after = asyncio.run(scenario())
     assert before == ["BoardConnected: no answer", "another matter: stays"]
     assert after == ["another matter: stays"]
+
+
+def test_the_first_held_out_score_stays_when_the_board_has_dropped_its_line(tiny_config):
+    async def scenario() -> tuple[float | None, float | None]:
+        config = tiny_config()
+        lines = [{"iteration": 0, "evaluation/score": 0.25}] + [
+            {"iteration": n, "reward/mean": 0.5} for n in range(1, LINES_KEPT + 1)
+        ]
+        reporter = Reporter(
+            config, name="mine", lines=[*lines, {"iteration": 9, "evaluation/score": 0.75}], fleet=LocalFleet(config)
+        )
+        rewards = reporter.status().rewards
+        return rewards.heldout_first, rewards.heldout
+
+    assert asyncio.run(scenario()) == (0.25, 0.75)
