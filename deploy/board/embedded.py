@@ -77,7 +77,7 @@ class BoardServer:
 def is_board_of(url: str, run_folder: Path) -> bool:
     """Tell whether an address is that of a server for this folder.
 
-    A folder that was copied, or moved after a kill, still holds the address of its former place. By now another run's
+    A folder that was copied, or moved after a kill, still holds the address it had before. By now another run's
     server may listen there.
 
     Args:

@@ -208,7 +208,7 @@ def test_connections_to_boards_of_folders_that_are_gone_are_closed(make, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["mine", "d" * 90], ids=["socket in its folder", "socket elsewhere"])
-def test_a_folder_that_was_moved_is_not_the_run_at_its_former_place(make, tmp_path, name):
+def test_a_folder_that_was_moved_is_not_the_run_where_it_was(make, tmp_path, name):
     """What a killed run leaves names its board; by now another run may have one there."""
     folder = make(name)
     (folder / STATUS).write_text(filed(name, "running", time.time()))
