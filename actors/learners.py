@@ -11,8 +11,9 @@
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, cast
@@ -36,6 +37,7 @@ from protocol.messages import Adapter, Credit, LearnerState, Rollout, ScoredGrou
 from protocol.ports import Metrics
 from protocol.status import ActorStatus, PoolStatus
 
+log = logging.getLogger(__name__)
 LINGER_S = 2.0
 """Seconds for which the driver holds an iteration's handles after its update. Ray frees the driver's entry of an object
 only together with a reference of the driver's own. If a worker drops the last reference, the entry stays until the run
@@ -441,8 +443,8 @@ class LearnerGroup:
             return
         joining, spare = ready[: max(0, missing)], ready[max(0, missing) :]
         leaving = self._workers[desired:]
-        if joining:
-            await _restore(joining, self._workers[0].actor.state.remote())
+        if joining and not await self._restored(joining):
+            return
         self._workers, self._joining = [*self._workers[:desired], *joining], self._joining[len(ready) :]
         for worker in (*leaving, *spare):
             self._ended_s += worker.busy_s
@@ -450,6 +452,31 @@ class LearnerGroup:
         for slot, worker in enumerate(self._workers):
             worker.member.slot = slot
         await self._assign_seats()
+
+    async def _restored(self, joining: Sequence[RemoteWorker]) -> bool:
+        """Give further workers the group's state; if one has died while it waited, another one starts in its stead.
+
+        Args:
+            joining: the further workers.
+
+        Returns:
+            Whether all of them can join; if not, the update goes on with the old size.
+        """
+        results = await asyncio.gather(
+            *_restoring(joining, ray.put(await self.state())),
+            return_exceptions=True,
+        )
+        for worker, error in zip(joining, results, strict=True):
+            if worker.has_failed:
+                log.warning("a further worker has failed before it joined (%s); another one starts", error)
+                self._nodes.failed(worker.actor)
+                self._ended_s += worker.busy_s
+                ray.kill(worker.actor)
+                self._joining.remove(worker)
+                self._starts.begin(Member(worker.member.slot), is_needed=False)
+            elif isinstance(error, BaseException):
+                raise error
+        return not any(worker.has_failed for worker in joining)
 
     async def _assign_seats(self) -> None:
         count = len(self._workers)
@@ -478,4 +505,8 @@ def _share(groups: Sequence[ScoredGroup]) -> GroupsHandle:
 
 
 async def _restore(workers: Sequence[RemoteWorker], state: "ray.ObjectRef[Any]") -> None:
-    await asyncio.gather(*(worker.call(worker.actor.restore.remote(state)) for worker in workers))
+    await asyncio.gather(*_restoring(workers, state))
+
+
+def _restoring(workers: Sequence[RemoteWorker], state: "ray.ObjectRef[Any]") -> list[Coroutine[Any, Any, None]]:
+    return [worker.call(worker.actor.restore.remote(state)) for worker in workers]

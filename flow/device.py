@@ -1,19 +1,16 @@
 """Where and how torch computes: the device of a role, a process's CPU threads, and kernels that give equal bits."""
 
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
 
-import flow
-import protocol
 from protocol.config.cluster import RoleConfig
 from protocol.errors import ConfigError
+from protocol.files import CODE, code_digest
 
 
 def device_of(role: RoleConfig) -> str:
@@ -94,15 +91,16 @@ def device_facts(device: str) -> dict[str, str]:
 
 
 @cache
+def versions_of(*packages: str) -> dict[str, str]:
+    """Return the versions of installed packages."""
+    return {package: version(package) for package in packages}
+
+
+@cache
 def library_facts() -> dict[str, str]:
     """Return the versions of the libraries that compute, and a digest of our own code that computes.
 
     The answer is that of the first call: the driver compares every joining actor with it.
     """
-    versions = {package: version(package) for package in ("torch", "diffusers", "transformers", "peft", "numpy")}
-    sha = hashlib.sha256()
-    for package in (protocol, flow):
-        root = Path(package.__path__[0])
-        for path in sorted(root.rglob("*.py")):
-            sha.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
-    return {**versions, "CUDA": str(torch.version.cuda), "flowcredit's code": sha.hexdigest()[:12]}
+    versions = versions_of("torch", "diffusers", "transformers", "peft", "numpy")
+    return {**versions, "CUDA": str(torch.version.cuda), CODE: code_digest()}

@@ -6,6 +6,7 @@ With equal weights and equal batch shapes a replay therefore gives the same log-
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -202,6 +203,26 @@ class FlowPolicy:
             velocity = velocity.repeat_interleave(alike, dim=0)[: len(latents)]
         kernel = ode if is_ode else self._kernel(k)
         return kernel(Start(latents, velocity, sigma, sigma_next)), velocity
+
+    def log_prob(self, transition: Transition, value: Float[Tensor, "B C H W"], *, alike: int) -> Float[Tensor, " B"]:
+        """Return the log-prob of a whole shard in the pieces in which a learner computes it.
+
+        The rounding of a mean over a row may depend on the number of rows, as that of a velocity does.
+
+        Args:
+            transition: a step from B states.
+            value: the states that it led to [B, C, H, W].
+            alike: as in `transition`.
+
+        Returns:
+            log-prob [B].
+        """
+        parts = []
+        for piece in even_pieces(-(-len(value) // alike), self.forward_batch):
+            rows = slice(piece.start * alike, piece.stop * alike)
+            part = replace(transition, mean=transition.mean[rows], std=transition.std[rows])
+            parts.append(part.log_prob(value[rows]))
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def sigma(self, k: int, latents: Float[Tensor, "B ..."]) -> Float[Tensor, " B"]:
         """Return sigma_k [B] for these states on their device; it is copied once, since a copy makes the CPU wait."""

@@ -241,6 +241,10 @@ def rollout_shard(
     def by_member(columns: Iterable[Float[Tensor, "R ..."]]) -> np.ndarray:
         return torch.stack([_of_members(rows, len(members)) for rows in columns], dim=1).cpu().numpy()
 
+    def log_probs(step: Step) -> Float[Tensor, " R"]:
+        alike = policy.alike(step.k, explored, len(step.latents))
+        return policy.log_prob(step.transition, step.next_latents, alike=alike)
+
     stochastic = [step for step in steps if step.k in explored]
     clean, index = final, torch.arange(len(members)).unsqueeze(1)
     begun = policy.evaluations
@@ -261,7 +265,7 @@ def rollout_shard(
         request=request,
         steps=chosen,
         latents=by_member(states),
-        log_probs=by_member(step.transition.log_prob(step.next_latents) for step in stochastic) if has_noise else None,
+        log_probs=by_member(map(log_probs, stochastic)) if has_noise else None,
         image_index=index.numpy(),
         further_index=None if further is None else further.numpy(),
         means=by_member(step.transition.mean for step in stochastic) if objective in ("guarded", "masked") else None,

@@ -50,6 +50,8 @@ AVERAGE = "average"
 MEANS = {name: f"{name}/{FILE_NAME}" for name in (AVERAGE, "old", "reference")}
 """Files of the further adapters that a run may have, by the field of `LearnerState`, which is also the folder."""
 LATEST, BEST = "latest", "best"
+REPLACED = ".replaced.partial"
+"""Ends the name of a checkpoint while another one takes its name."""
 
 
 def write_checkpoint(
@@ -80,9 +82,10 @@ def write_checkpoint(
         The checkpoint's folder.
     """
     folder = root / iteration_name(state.iteration)
+    put_back(root)
     for leftover in root.glob(".iteration_*.partial"):
         shutil.rmtree(leftover)
-    replaced = root / f".{folder.name}.replaced.partial"
+    replaced = root / f".{folder.name}{REPLACED}"
     with whole(folder) as partial:
         _write(partial, state, config, facts or {})
         if folder.exists():
@@ -100,6 +103,17 @@ def write_checkpoint(
             os.rename(held[iteration], dropped)
             shutil.rmtree(dropped)
     return folder
+
+
+def put_back(root: Path) -> None:
+    """Give the checkpoints their names again that `write_checkpoint` was about to replace when its process was killed.
+
+    Only the process that writes the run may do this.
+    """
+    for replaced in root.glob(f".iteration_*{REPLACED}"):
+        folder = root / replaced.name.removeprefix(".").removesuffix(REPLACED)
+        if not folder.exists():
+            os.rename(replaced, folder)
 
 
 def read_checkpoint(folder: Path) -> LearnerState:

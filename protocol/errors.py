@@ -26,6 +26,11 @@ def named_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(error)}"
 
 
+def breaks_gpu(error: BaseException) -> bool:
+    """Tell whether an exception leaves its process without a GPU: CUDA keeps an error until the process ends."""
+    return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
+
+
 class InputError(FlowcreditError):
     """A mistake in the input, which the user can correct."""
 

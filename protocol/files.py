@@ -1,4 +1,4 @@
-"""Write files whole: neither a full disk nor a crash leaves half of one."""
+"""Write files whole, so that neither a full disk nor a crash leaves half of one; and digests of files."""
 
 import hashlib
 import os
@@ -6,10 +6,16 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
 from protocol.errors import RunFolderError
+
+CODE = "flowcredit's code"
+"""Name of `code_digest` among the facts that the processes of a role must share."""
+COMPUTING = ("protocol", "flow", "learner", "rewards", "toyworld")
+"""Packages that decide what is drawn, scored and learnt."""
 
 
 def iteration_name(iteration: int, suffix: str = "") -> str:
@@ -67,6 +73,16 @@ def sha256_of(path: Path) -> str:
     """Compute a file's sha256, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@cache
+def code_digest() -> str:
+    """Compute the first 12 digits of the sha256 of all files of the packages `COMPUTING`, once for each process."""
+    home, sha = Path(__file__).parents[1], hashlib.sha256()
+    for name in COMPUTING:
+        for path in sorted((home / name).rglob("*.py")):
+            sha.update(path.relative_to(home).as_posix().encode() + path.read_bytes())
+    return sha.hexdigest()[:12]
 
 
 def _remove(path: Path) -> None:

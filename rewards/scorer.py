@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 import numpy as np
 
 from protocol.config.reward import RewardConfig
-from protocol.errors import ContractError, ScorerError, named_line, suggest
+from protocol.errors import ContractError, ScorerError, breaks_gpu, named_line, suggest
 from protocol.messages import Metadata, Prompt, Scores
 from rewards import loading
 from rewards.loading import build_from_path, load_class
@@ -185,6 +185,8 @@ class CheckedScorer:
         self.low: float = scorer.low
         self.high: float = scorer.high
         self.sees: Literal["image", "group"] = getattr(scorer, "sees", "image")
+        self.is_replaceable = False
+        """Whether to raise what breaks the process's GPU, since another process takes over; else it costs a score."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Check that all prompts can be scored."""
@@ -231,7 +233,9 @@ class CheckedScorer:
                 return self._ask(images[rows], prompts[rows], metadata[rows])
             except ContractError:
                 raise
-            except (Exception, SystemExit) as error:  # noqa: BLE001  any failure means the same: no score
+            except (Exception, SystemExit) as error:  # any other failure means the same: no score
+                if self.is_replaceable and breaks_gpu(error):
+                    raise
                 errors.append(error)
             size = rows.stop - rows.start
             if size == 1 or self.sees == "group":

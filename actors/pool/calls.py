@@ -30,7 +30,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from protocol.errors import ShardLostError, named_line, one_line
+from protocol.errors import ShardLostError, breaks_gpu, named_line, one_line
 from protocol.messages import Adapter
 from protocol.status import ActorState, ActorStatus
 
@@ -54,8 +54,8 @@ class Alive:
 
 GONE = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
 """Ray's exceptions for a dead actor."""
-BROKEN = ("AcceleratorError", "OutOfMemoryError", "MemoryError")
-"""Exceptions after which a process is useless: CUDA keeps its error state, memory stays fragmented."""
+BROKEN = ("OutOfMemoryError", "MemoryError")
+"""Further exceptions after which a process is useless: its memory stays fragmented."""
 
 
 TURN: ContextVar["asyncio.Future[None] | None"] = ContextVar("TURN", default=None)
@@ -148,7 +148,7 @@ async def _require_beat(call: "asyncio.Future[Any]", actor: Any, heartbeat_s: fl
 
 
 def _is_broken(cause: Any) -> bool:
-    return type(cause).__name__ in BROKEN or "CUDA error" in str(cause)
+    return type(cause).__name__ in BROKEN or breaks_gpu(cause)
 
 
 def whereabouts(actor: object) -> tuple[str, str, int]:  # noqa: ARG001

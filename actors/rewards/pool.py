@@ -25,6 +25,7 @@ from actors.rewards.queue import RewardQueue
 from protocol.config.reward import RewardConfig
 from protocol.config.run import RunConfig
 from protocol.errors import FlowcreditError
+from protocol.files import CODE, code_digest, sha256_of
 from protocol.import_path import file_of
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.ports import ImagesHandle, Metrics
@@ -43,18 +44,22 @@ class RewardActor(Alive):
         self._threads = threads
 
     def prepare(self) -> dict[str, str]:
-        """Load the scorer, and return the facts that decide its bits if it uses torch.
+        """Load the scorer, and return the facts that decide its bits: its file, our code, and what torch computes with.
 
         In the constructor, Ray would turn a user's mistake into a dead actor.
         """
         self._scorer = scorer_of(self._config)
+        self._scorer.is_replaceable = True
+        file = file_of(self._config.scorer)
+        facts = {CODE: code_digest(), **({"the scorer's file": sha256_of(file)[:12]} if file else {})}
         if "torch" not in sys.modules:
-            return {}
+            return facts
         from flow.device import device_facts  # it imports torch, which many scorers do not need
 
         torch = sys.modules["torch"]
         torch.set_num_threads(self._threads)
-        return {**device_facts("cuda" if torch.cuda.is_initialized() else "cpu"), "torch": torch.__version__}
+        device = device_facts("cuda" if torch.cuda.is_initialized() else "cpu")
+        return {**facts, **device, "torch": torch.__version__}
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Raise InputError for a prompt that cannot be scored."""

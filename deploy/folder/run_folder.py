@@ -50,7 +50,7 @@ from deploy.folder.read import (
     require_fork_of,
     require_same,
 )
-from learner.checkpoint import BEST, LATEST, newest_checkpoint, read_facts, write_checkpoint
+from learner.checkpoint import BEST, LATEST, newest_checkpoint, put_back, read_facts, write_checkpoint
 from protocol.config.run import RunConfig
 from protocol.errors import LeaseLostError, RunFolderError, one_line
 from protocol.files import append_whole, by_iteration, iteration_name, write_whole
@@ -94,6 +94,7 @@ class RunFolder:
             self._lease = Lease.take(self.path, say=say)
             self.board_lease = lease_on_board(self.config, self.path, self._lease, say)
             self.checkpoints.mkdir(exist_ok=True)
+            put_back(self.checkpoints)
             self.gallery.mkdir(exist_ok=True)
             self.trajectories.mkdir(exist_ok=True)
             self._fill_from_mirror()

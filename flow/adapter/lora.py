@@ -176,6 +176,8 @@ def inject(config: LoraConfig, transformer: nn.Module, *, low_cpu_mem_usage: boo
                 " matches"
             ) from error
     for layer in _layers(transformer):
+        if not isinstance(layer.get_base_layer(), nn.Linear):
+            continue  # a convolution computes as peft has it
         # `Branch` casts the adapter, so peft must not cast the activations.
         layer.cast_input_dtype_enabled = False  # pyrefly: ignore[missing-attribute]
         layer.lora_variant[ADAPTER] = Branch  # pyrefly: ignore[missing-attribute]

@@ -1,7 +1,8 @@
 """Prompt embeddings: each is encoded once, then kept in memory and, if configured, in a cache folder.
 
-The file name of an embedding is a hash of everything it depends on: text, the encoders' files, sequence length, dtype
-and kind of device. So runs and models may share a folder, and a changed encoder never yields an old embedding.
+The file name of an embedding is a hash of everything it depends on: text, the encoders' files, sequence length, dtype,
+kind of device and the libraries' versions. So runs and models may share a folder, and a changed encoder never yields an
+old embedding.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from flow.device import versions_of
 from flow.models.contract import Conditioning
 from flow.models.families import Family
 from flow.models.text import TextEncoders
@@ -85,6 +87,7 @@ class Embeddings:
             "max_sequence_length": self._config.max_sequence_length,
             "dtype": self._config.dtype,
             "device": self._encoders.device.type,
+            "versions": versions_of("torch", "transformers", "diffusers"),
         }
         key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         return self._folder / key[:2] / f"{key}.safetensors"

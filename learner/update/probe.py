@@ -43,7 +43,8 @@ def probe_parity(policy: FlowPolicy, rollout: Rollout, *, bound: float, device: 
         latents, following, old = (torch.from_numpy(array.copy()).to(device) for array in replayed)
         alike = policy.alike(k, rollout.steps, len(latents))
         transition, _ = policy.transition(latents, k, conditioning=conditioning, alike=alike)
-        deviations.append(((transition.log_prob(following) - old).exp() - 1).abs().max().item())
+        log_probs = policy.log_prob(transition, following, alike=alike)
+        deviations.append(((log_probs - old).exp() - 1).abs().max().item())
     worst = max(range(len(deviations)), key=lambda column: (math.isnan(deviations[column]), deviations[column]))
     if not math.isfinite(deviations[worst]):
         raise NonFiniteError(f"the log-probs of step {rollout.steps[worst]} must be finite on both sides")

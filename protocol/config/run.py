@@ -387,11 +387,14 @@ class RunConfig(Section):
     def outcome_fields(self) -> dict[str, Any]:
         """Return every field that can change a result, by dotted key.
 
-        Pools, deadlines, checkpoints, guards, status and the number of iterations are not among them.
+        Pools, deadlines, checkpoints, guards, status and the number of iterations are not among them. Of GPUs only
+        whether a role, or a reward, has one counts.
         """
         flat = self.flat_fields()
         flat |= {key: flat[key] > 0 for key in flat if key.startswith("cluster.") and key.endswith(".gpus")}
-        return {key: value for key, value in flat.items() if not _is_free(key)}
+        role, fields = self.cluster.reward, {key: value for key, value in flat.items() if not _is_free(key)}
+        on_gpus = {f"rewards.{name}.gpus": each.reserved(role)["GPU"] > 0 for name, each in self.rewards.items()}
+        return fields | on_gpus
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import RayActorError
 
 from actors import learners
 from actors.learners import LearnerGroup
@@ -34,7 +35,10 @@ class Call:
 
     def end(self) -> None:
         answers = {"__ray_call__": ("host", "node", 1), "prepare": library_facts()}
-        self._answer.set_result(answers.get(self._method))
+        if self._actor.is_dead:
+            self._answer.set_exception(RayActorError())
+        else:
+            self._answer.set_result(answers.get(self._method))
 
     def future(self) -> "Future[Any]":
         return self._answer
@@ -47,6 +51,7 @@ class Fake:
         self.holds = holds
         self.held: list[Call] = []
         self.seat: Any = None
+        self.is_dead = False
 
     def __getattr__(self, method: str) -> Call:
         return Call(self, method)
@@ -122,6 +127,31 @@ def test_a_size_that_is_asked_for_while_workers_join_waits_for_the_next_update(
         assert len(fakes.left) == meanwhile
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_worker_that_dies_before_it_joins_costs_the_others_nothing(tiny_config, fakes, monkeypatch, caplog):
+    async def nothing(*_: Any, **__: Any) -> dict[str, float]:
+        return {}
+
+    monkeypatch.setattr(learners, "update", nothing)
+
+    async def scenario() -> None:
+        group = group_of(tiny_config, fakes, 1)
+        await group.start()
+        group.scale(4)
+        await until(lambda: group.status().ready == 4)
+        dead = fakes.made[2]
+        dead.is_dead = True
+        metrics = await group.update([])
+        assert metrics["update/workers"] == 1
+        assert fakes.killed == [dead]
+        await until(lambda: group.status().ready == 4)
+        assert (await group.update([]))["update/workers"] == 4
+        require_seats(fakes.left)
+        assert group.status().restarts == 0
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert "a further worker has failed before it joined" in caplog.text
 
 
 def test_a_failed_group_starts_again_where_there_was_room_for_it_and_its_desired_size_goes_on_waiting(

@@ -3,14 +3,16 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 
 from actors.learners import LearnerGroup
+from actors.pool.alike import require_same_facts
 from actors.pool.nodes import NodeFailures
-from actors.rewards.pool import RewardPools
+from actors.rewards.pool import RewardActor, RewardPools
 from actors.rollouts import RolloutPool
 from flow.device import library_facts
 from protocol.config.run import RunConfig
@@ -108,3 +110,17 @@ async def started(config: RunConfig, role: str, machines: Any) -> int:
     )
     await pool.start()
     return pool.ready
+
+
+def test_reward_actors_compare_the_file_of_their_scorer(tiny_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    """A file that changes while a run goes on is another scorer for the actors that start later."""
+    file = tmp_path / "mine.py"
+    file.write_text("from tests.support.rewards.judges import Redness\n")
+    rewards = {"mine": {"scorer": f"{file}:Redness"}}
+    reward = tiny_config(rewards=rewards, evaluation={"component": "reward"}).rewards["mine"]
+    actor = RewardActor.__ray_metadata__.modified_class
+    first = actor(reward).prepare()
+    assert first == actor(reward).prepare()
+    file.write_text(file.read_text() + "# changed\n")
+    with pytest.raises(InputError, match="the scorer's file .* instead of"):
+        require_same_facts(first, actor(reward).prepare(), joining="one", role="actors")

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from learner.checkpoint import (
     RECENT,
     STATE,
     newest_checkpoint,
+    put_back,
     read_checkpoint,
     read_facts,
     write_checkpoint,
@@ -253,6 +255,24 @@ def test_a_rewrite_of_the_same_step_that_fails_keeps_a_whole_checkpoint(
     newest = newest_checkpoint(tmp_path)
     assert newest is not None
     assert same(newest[0], state(1))
+
+
+def test_a_checkpoint_that_was_about_to_be_replaced_when_its_process_was_killed_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *_: sys.exit("killed"))
+        with pytest.raises(SystemExit):
+            write(tmp_path, 1)
+    assert newest_checkpoint(tmp_path) is None
+    again = tmp_path.with_name("again")
+    shutil.copytree(tmp_path, again, symlinks=True)
+    put_back(again)
+    newest = newest_checkpoint(again)
+    assert newest is not None and same(newest[0], state(1))
+    write(tmp_path, 2)
+    assert held(tmp_path) == ["iteration_000001", "iteration_000002"]
 
 
 def with_average(step: int) -> LearnerState:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,18 @@ def test_an_exception_becomes_missing_scores_never_zero() -> None:
     scores = ask(fail)
     assert np.isnan(scores.values).all() and not scores.valid.any()
     assert scores.reasons == ("fixed: ValueError: broken image",) * 2
+
+
+@pytest.mark.parametrize(("message", "is_raised"), [("CUDA error: misaligned", True), ("CUDA out of memory", False)])
+def test_what_breaks_the_gpu_is_raised_where_another_process_can_take_over(message: str, is_raised: bool) -> None:
+    def fail() -> Scores:
+        raise RuntimeError(message)
+
+    scorer = CheckedScorer(FixedScorer(fail))
+    assert scorer.score(IMAGES, ["a", "b"], [{}, {}]).reasons == (f"fixed: RuntimeError: {message}",) * 2
+    scorer.is_replaceable = True
+    with pytest.raises(RuntimeError, match=message) if is_raised else nullcontext():
+        assert not scorer.score(IMAGES, ["a", "b"], [{}, {}]).valid.any()
 
 
 def test_an_interrupt_is_not_a_missing_score() -> None:

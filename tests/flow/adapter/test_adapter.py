@@ -63,6 +63,17 @@ def mean_of(backbone: Backbone, guidance: float = 1.0) -> torch.Tensor:
     return transition.mean
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_adapter_may_be_on_a_convolution_too(tiny_sd3: Path, dtype: str) -> None:
+    settings = {"rank": 4, "alpha": 12, "targets": ["pos_embed.proj"]}
+    model = ModelConfig(path=str(tiny_sd3), max_sequence_length=6, dtype=dtype, lora=settings)
+    backbone, config = load_backbone(model), adapter_config(model)
+    lora = Lora(backbone.transformer, config, seed=1)
+    before = mean_of(backbone)
+    lora.load(random_weights(lora))
+    assert not torch.equal(mean_of(backbone), before)
+
+
 def test_families_have_their_own_defaults_and_a_config_overrides_each() -> None:
     assert (SD3.adapter(LoraConfig()).rank, SD3.adapter(LoraConfig()).alpha) == (32, 64)
     assert (FLUX.adapter(LoraConfig()).rank, FLUX.adapter(LoraConfig()).alpha) == (64, 128)

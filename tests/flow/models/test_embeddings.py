@@ -64,6 +64,13 @@ def test_cached_embeddings_are_the_encoders_own_and_cost_no_encoder(tiny_sd3: Pa
     assert len(files(tmp_path)) == 2
 
 
+def test_other_versions_of_the_libraries_encode_anew(tiny_sd3: Path, tmp_path: Path, loads, monkeypatch) -> None:
+    open_embeddings(config_of(tiny_sd3, tmp_path), device="cpu").fill(["a cat"])
+    monkeypatch.setattr("flow.models.embeddings.versions_of", lambda *names: dict.fromkeys(names, "99"))
+    assert open_embeddings(config_of(tiny_sd3, tmp_path), device="cpu").fill(["a cat"]) == 1
+    assert len(loads) == 2
+
+
 def test_a_text_that_is_missing_is_encoded_kept_and_the_encoders_freed(tiny_sd3: Path, tmp_path: Path, loads) -> None:
     backbone = load_backbone(config_of(tiny_sd3, tmp_path))
     first = backbone.encode("a cat")

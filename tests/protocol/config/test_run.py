@@ -287,6 +287,7 @@ def test_only_what_may_change_a_result_counts_in_the_outcome_fields() -> None:
         ("cluster.rollout_actors", 7),
         ("cluster.rollout.cpus", 0.5),
         ("rewards.geneval.actors", 3),
+        ("rewards.geneval.gpus", 0.0),
         ("checkpoint.every", 1),
     ):
         assert parse_config(with_value(key, value)).outcome_fields() == base, key
@@ -295,6 +296,7 @@ def test_only_what_may_change_a_result_counts_in_the_outcome_fields() -> None:
         ("cluster.rollout.threads", 2),
         ("rewards.geneval.args", {"actors": 2}),
         ("rewards.geneval.weight", 2.0),
+        ("rewards.geneval.gpus", 0.5),
         ("group.shard", 12),
         ("learner.clip_range", 1e-5),
     ):
