@@ -4,6 +4,7 @@ All commands and services read run folders with these functions; only `deploy.fo
 """
 
 import json
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -175,8 +176,11 @@ def each_line_of(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def line_of_text(text: bytes) -> dict[str, Any]:
-    """Parse one line of `metrics.jsonl` (ValueError, RecursionError: it is damaged)."""
-    line = json.loads(text)
+    """Parse one line of `metrics.jsonl` (ValueError, RecursionError: it is damaged).
+
+    The lines share the strings of their keys, because a report holds all of them.
+    """
+    line = json.loads(text, object_pairs_hook=lambda pairs: {sys.intern(key): value for key, value in pairs})
     if not isinstance(line, dict) or not isinstance(line.get("iteration"), int):
         raise ValueError(f"a line must be an object with an iteration, got {text[:60]!r}")
     return line
