@@ -6,6 +6,7 @@
 |                             | the old size, or of a smaller one that is desired                                    |
 | a worker raises             | the call ends with its error at once; the next update starts from the same state     |
 | a larger size is desired    | further workers start while the group goes on unchanged until all are ready          |
+| one of them dies meanwhile  | another one starts; the group goes on                                                |
 | they are ready, or a        | before the next update they get the state, surplus workers end, and the lanes are    |
 | smaller size is desired     | distributed anew                                                                     |
 """
@@ -462,10 +463,8 @@ class LearnerGroup:
         Returns:
             Whether all of them can join; if not, the update goes on with the old size.
         """
-        results = await asyncio.gather(
-            *_restoring(joining, ray.put(await self.state())),
-            return_exceptions=True,
-        )
+        state = ray.put(await self.state())
+        results = await asyncio.gather(*_restoring(joining, state), return_exceptions=True)
         for worker, error in zip(joining, results, strict=True):
             if worker.has_failed:
                 log.warning("a further worker has failed before it joined (%s); another one starts", error)

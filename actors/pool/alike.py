@@ -20,6 +20,6 @@ def require_same_facts(first: Mapping[str, str], other: Mapping[str, str], *, jo
     odd = [f"{name} {other.get(name)} instead of {held}" for name, held in first.items() if other.get(name) != held]
     if odd:
         raise InputError(
-            f"all {role} must compute alike (device model, library versions, code), got {joining} with"
-            f" {', '.join(odd)}: give them equal nodes with equal installations"
+            f"all {role} must compute alike (device model, library versions, code, files), got {joining} with"
+            f" {', '.join(odd)}: give them equal nodes, installations and files"
         )

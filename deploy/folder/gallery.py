@@ -21,7 +21,7 @@ DPI, LARGEST = 130, 280
 IMAGE, SPACE, GAP, LINE = 1.1, 0.5, 0.1, 0.14
 """In inches: an image's width, what a prompt takes besides its images, a small distance, and the height of a line."""
 MOST_LINES = 6
-"""Most lines of a prompt."""
+"""Most lines of a prompt, and of the title."""
 
 
 def write_gallery(gallery: Path, iteration: int, evaluation: Evaluation) -> None:
@@ -140,7 +140,7 @@ def png_of_grid(cells: Cells, title: str, facts: Mapping[str, str] | None = None
 
 
 def _lines(text: str, inches: float, *, size: float) -> str:
-    """Break a text into at most `MOST_LINES` lines of that length; `size` is that of its letters in points."""
+    """Break a text into at most `MOST_LINES` lines that are `inches` long; the letters are `size` points high."""
     letters = int(inches * 72 / (0.55 * size))
     return "\n".join(wrap(text, letters, max_lines=MOST_LINES, placeholder=" …"))
 

@@ -11,7 +11,6 @@ from flow.maths.noise import normal
 from flow.maths.transition import Start, Transition, cps, dance_sde, ddim_sde, flow_sde
 from flow.models.contract import Backbone
 from flow.models.load import load_backbone
-from flow.pieces import even_pieces
 from flow.policy import FlowPolicy
 from protocol.config.model import ModelConfig
 from protocol.config.sampling import SamplingConfig
@@ -31,18 +30,14 @@ def test_a_shard_s_log_probs_are_those_of_the_learner_s_pieces(backbone: Backbon
     """The mean of one row of 65,536 elements is rounded in another way on two threads than that of two such rows."""
     mean, value = (normal(name, shape=(5, 4, 128, 128)) for name in ("mean", "value"))
     transition = Transition(mean=mean, std=torch.full((5,), 0.3))
+    cuts = {(1, 1): (0, 1, 2, 3, 4, 5), (1, 2): (0, 2, 4, 5), (2, 1): (0, 1, 3, 5), (None, 1): (0, 5)}
     with torch_threads(2):
-        for forward_batch, alike in ((1, 1), (1, 2), (2, 1), (None, 1)):
+        for (forward_batch, alike), cut in cuts.items():
             policy = FlowPolicy(backbone, SamplingConfig(), guidance=1.0, forward_batch=forward_batch)
-            pieces = [slice(0, 5)] if forward_batch is None else even_slices(5, alike, forward_batch)
             whole = policy.log_prob(transition, value, alike=alike)
-            for rows in pieces:
+            for rows in map(slice, cut, cut[1:]):
                 piece = Transition(mean=mean[rows], std=transition.std[rows])
                 assert torch.equal(whole[rows], piece.log_prob(value[rows]))
-
-
-def even_slices(count: int, alike: int, most: int) -> list[slice]:
-    return [slice(p.start * alike, p.stop * alike) for p in even_pieces(-(-count // alike), most)]
 
 
 @pytest.mark.parametrize(

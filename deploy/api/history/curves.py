@@ -104,9 +104,8 @@ class CurveCache:
         """Read from `source` on demand."""
         self._source = source
         self._held: dict[str, _Columns] = {}
-        self._reading: WeakValueDictionary[str, asyncio.Lock] = (
-            WeakValueDictionary()
-        )  # each as long as a request has it
+        self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """A lock lives as long as a request has it."""
 
     async def curves(
         self,

@@ -20,6 +20,7 @@ from deploy.folder.read import StatusFile
 from protocol.commands import Command, new_command
 from protocol.errors import BoardError
 from protocol.status import MetricLine, RunStatus
+from tests.support.services.boards import board_of
 from tests.support.waiting import until
 
 
@@ -212,12 +213,10 @@ def test_a_folder_that_was_moved_is_not_the_run_where_it_was(make, tmp_path, nam
     """What a killed run leaves names its board; by now another run may have one there."""
     folder = make(name)
     (folder / STATUS).write_text(filed(name, "running", time.time()))
-    server = BoardServer(folder)
-    server.start()
     moved = tmp_path / "archive" / name
 
-    async def scenario() -> tuple[RunStatus | None, RunStatus | None, list[Command]]:
-        board = Board(server.url)
+    async def scenario(url: str) -> tuple[RunStatus | None, RunStatus | None, list[Command]]:
+        board = Board(url)
         await until_it_answers(board)
         shutil.copytree(folder, moved, ignore=shutil.ignore_patterns("board.sock"))
         newer = RunStatus(run=name, session="new", phase="running", iteration=7, iterations=9, started=1, updated=2)
@@ -231,10 +230,8 @@ def test_a_folder_that_was_moved_is_not_the_run_where_it_was(make, tmp_path, nam
             await each.close()
         return *statuses, asked
 
-    try:
-        here, there, asked = asyncio.run(scenario())
-    finally:
-        server.stop()
+    with board_of("valkey", folder) as url:
+        here, there, asked = asyncio.run(scenario(url))
     assert here is not None and there is not None
     assert (here.session, there.session, there.iteration) == ("new", "s", 2)
     assert asked == []
@@ -242,11 +239,9 @@ def test_a_folder_that_was_moved_is_not_the_run_where_it_was(make, tmp_path, nam
 
 def test_lines_that_a_living_run_s_board_has_dropped_are_read_from_its_folder(make, tmp_path):
     folder = make("long", done=6)
-    server = BoardServer(folder)
-    server.start()
 
-    async def scenario() -> list[list[int]]:
-        board, source = Board(server.url), FolderSource(tmp_path / "runs")
+    async def scenario(url: str) -> list[list[int]]:
+        board, source = Board(url), FolderSource(tmp_path / "runs")
         await until_it_answers(board)
         status = RunStatus(run="long", session="s", phase="running", iteration=8, iterations=9, started=1, updated=2)
         lines = [MetricLine(seq=seq, values={"iteration": seq}) for seq in range(4, 9)]
@@ -256,10 +251,8 @@ def test_lines_that_a_living_run_s_board_has_dropped_are_read_from_its_folder(ma
         await board.close()
         return pages
 
-    try:
-        assert asyncio.run(scenario()) == [[1, 2, 3, 4], [3, 4, 5, 6], [5, 6, 7, 8], []]
-    finally:
-        server.stop()
+    with board_of("valkey", folder) as url:
+        assert asyncio.run(scenario(url)) == [[1, 2, 3, 4], [3, 4, 5, 6], [5, 6, 7, 8], []]
 
 
 def test_a_folder_that_may_not_be_read_and_a_link_to_itself_hide_no_run(make, tmp_path, monkeypatch):

@@ -25,8 +25,10 @@ def board_of(kind: str, folder: Path) -> Iterator[str]:
     if kind == "valkey":
         server = BoardServer(folder)
         server.start()
-        yield server.url
-        server.stop()
+        try:
+            yield server.url
+        finally:
+            server.stop()
         return
     program = need("redis-server")
     path = folder / "r.sock"
