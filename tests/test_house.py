@@ -13,7 +13,7 @@ PRODUCT = ("flowcredit", "protocol", "flow", "toyworld", "rewards", "learner", "
 MOST_MODULES = 12
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "misc", "common", "shared", "stuff"}
 ROUTES = ("deploy/cli/", "deploy/api/app.py", "deploy/api/history/routes.py")
-FOREIGN = {"_compiled_call_impl"}
+FOREIGN = {"_dynamo"}
 """Private names of other libraries that a test may look at."""
 
 

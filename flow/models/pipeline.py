@@ -305,14 +305,13 @@ class PipelineBackbone(ABC):
             )
 
     def _compile(self, backend: str) -> None:
-        """Let torch compile every transformer block; blocks of one kind share the code, so a run starts sooner."""
+        """Let torch compile every block of the transformer."""
+        from flow.compiled import CompiledBlocks
+
         known = torch.compiler.list_backends(exclude_tags=())
         if backend not in known:
             raise ModelError(f"model.compile must be one of torch's backends {sorted(known)}, got {backend!r}")
-        kinds = self.transformer._no_split_modules  # diffusers lists the kinds of blocks
-        for part in self.transformer.modules():
-            if type(part).__name__ in kinds:
-                part.compile(backend=backend)
+        CompiledBlocks(self.transformer, backend)
 
     def _require_known_schedule(self) -> None:
         settings = self._pipeline.scheduler.config

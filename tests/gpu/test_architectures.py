@@ -21,17 +21,19 @@ from tests.support.worlds.architectures import model_of
 
 Config = Callable[..., RunConfig]
 ITERATIONS = 2
-ON_A_CPU = [("sd35", "bfloat16"), ("flux", "float16")]
-ON_A_GPU = [*ON_A_CPU, ("sd35", "float16"), ("flux", "bfloat16")]
+ON_A_CPU = [("sd35", "bfloat16", None), ("flux", "float16", None)]
+ON_A_GPU = [*ON_A_CPU, ("sd35", "float16", None), ("flux", "bfloat16", None), ("sd35", "bfloat16", "inductor")]
 SMALL = {"sampling": {"steps": 3}, "group": {"size": 4, "shard": 2, "per_iteration": 1}}
 TURNS = {"cluster": {"layout": "colocated", "offload": True, "rollout_actors": 1}}
 """Overrides of a config in which rollout and update take turns, and the side that rests is in host memory."""
+
 
 pytestmark = pytest.mark.parametrize(
     ("device", "case"),
     [("cpu", case) for case in ON_A_CPU] + [pytest.param("cuda", case, marks=pytest.mark.gpu) for case in ON_A_GPU],
     indirect=True,
     scope="module",
+    ids=lambda value: value if isinstance(value, str) else "-".join(filter(None, value)),
 )
 
 
@@ -54,15 +56,16 @@ class Taken:
 
 
 @pytest.fixture(scope="module")
-def case(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """Architecture and precision."""
+def case(request: pytest.FixtureRequest) -> tuple[str, str, str | None]:
+    """Architecture, precision and compiler."""
     return request.param
 
 
 @pytest.fixture(scope="module")
-def make(case: tuple[str, str], tiny_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Config:
+def make(case: tuple[str, str, str | None], tiny_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Config:
     """A config of the case, with more sections."""
-    model = model_of(*case, tmp_path_factory.getbasetemp() / "architectures")
+    name, dtype, compiler = case
+    model = model_of(name, dtype, tmp_path_factory.getbasetemp() / "architectures") | {"compile": compiler}
     return lambda **sections: tiny_config(model=model, **SMALL, **sections)
 
 

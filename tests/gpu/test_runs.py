@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from learner.checkpoint import newest_checkpoint
-from tests.support.runs.scene import Driver, preset, story
+from tests.support.runs.scene import Driver, Story, preset, story
 from tests.support.worlds.architectures import model_of
 
 ITERATIONS = 6
@@ -20,32 +20,53 @@ WAYS = {
     ),
 }
 
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.whole,
+    pytest.mark.timeout(900),
+    pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True, scope="module"),
+    pytest.mark.parametrize(
+        "run", [("sd35", "bfloat16"), ("flux", "float16")], indirect=True, scope="module", ids=":".join
+    ),
+]
 
-@pytest.mark.ray
-@pytest.mark.whole
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
-@pytest.mark.parametrize(("name", "dtype"), [("sd35", "bfloat16"), ("flux", "float16")])
-def test_every_layout_and_a_killed_run_end_in_the_same_bits(gpus: float, tmp_path: Path, name: str, dtype: str) -> None:
-    path = preset(
-        tmp_path,
-        tmp_path,
+
+@pytest.fixture(scope="module")
+def run(request: pytest.FixtureRequest, gpus: float, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A preset of an architecture in a precision."""
+    name, dtype = request.param
+    folder = tmp_path_factory.mktemp(name)
+    return preset(
+        folder,
+        folder,
         iterations=ITERATIONS,
-        model=model_of(name, dtype, tmp_path),
+        model=model_of(name, dtype, folder),
         group={"max_lag": 0},
         checkpoint={"every": 1},
         cluster={"rollout": {"gpus": gpus}, "learner": {"gpus": gpus}},
     )
-    Driver(path, tmp_path / "alone", "--local").finish()
-    alone = story(tmp_path / "alone")
-    for number, (way, words) in enumerate(WAYS.items()):
-        Driver(path, tmp_path / str(number), *words).finish()
-        assert story(tmp_path / str(number)) == alone, way
+
+
+@pytest.fixture(scope="module")
+def alone(run: Path) -> Story:
+    """What a run in one process comes to."""
+    folder = run.parent / "alone"
+    Driver(run, folder, "--local").finish()
+    return story(folder)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_layout_ends_in_the_bits_of_one_process(run: Path, alone: Story, tmp_path: Path, way: str) -> None:
+    Driver(run, tmp_path / "run", *WAYS[way]).finish()
+    assert story(tmp_path / "run") == alone
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(run: Path, alone: Story, tmp_path: Path) -> None:
     killed = tmp_path / "killed"
-    driver = Driver(path, killed, "cluster.rollout_actors=2")
+    driver = Driver(run, killed, "cluster.rollout_actors=2")
     driver.wait_for_iteration(2)
     driver.kill()
     found = newest_checkpoint(killed / "checkpoints")
     assert found and found[0].iteration < ITERATIONS
-    assert "continuing from" in Driver(path, killed, "cluster.rollout_actors=2").finish()
+    assert "continuing from" in Driver(run, killed, "cluster.rollout_actors=2").finish()
     assert story(killed) == alone

@@ -12,7 +12,6 @@ from diffusers import SD3Transformer2DModel
 from diffusers.models.attention import JointTransformerBlock
 
 from flow.adapter.lora_file import write_lora
-from flow.models.contract import repeat
 from flow.models.load import load_backbone
 from flow.policy import build_policy
 from flow.rollout import RolloutPolicy
@@ -253,14 +252,3 @@ def test_a_learner_starts_from_an_adapter_on_the_hub(
     ) as refused:
         started("example/other")
     assert "\n" not in str(refused.value)
-
-
-@torch.no_grad()
-def test_a_compiled_transformer_gives_the_same_velocity(tiny_config: Config) -> None:
-    plain, compiled = (load_backbone(model(tiny_config, **each).model) for each in ({}, {"compile": "eager"}))
-    latents, sigma = torch.linspace(-1, 1, 2 * 4 * 8 * 8).view(2, 4, 8, 8), torch.tensor([0.3, 0.8])
-    conditioning = repeat(plain.encode("a cat"), 2)
-    torch.testing.assert_close(*(each.velocity(latents, sigma, conditioning) for each in (plain, compiled)))
-    blocks = list(compiled.transformer.transformer_blocks)  # type: ignore[arg-type]
-    assert all(block._compiled_call_impl is not None for block in blocks) and blocks
-    assert compiled.transformer._compiled_call_impl is None, "only what repeats is compiled"

@@ -1,0 +1,86 @@
+"""torch.compile for the blocks of a transformer; rollout and learner run the same compiled code."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch._inductor
+from torch import Tensor, nn
+
+from protocol.errors import ModelError
+
+SAME_BITS: dict[str, dict[str, Any]] = {"inductor": {"deterministic": True}}
+"""By backend, options with which it compiles to the same code in every process; `inductor` would choose by timing."""
+MOST_GRAPHS = 128
+"""Of one kind of block: the first block has its own, the model without its adapter too, and each shape of a batch."""
+
+
+class CompiledBlocks:
+    """Compiles the blocks of a transformer at their first call; blocks of one kind share their graphs.
+
+    torch compiles one graph for calls with a gradient and another for calls without, and the two may round differently.
+    So a call without a gradient runs the graph of a call with one. After each block it drops what the graph saved for
+    the backward, so it needs the memory of one block more.
+
+    When a second shape comes, torch would compile a graph for all shapes, and after a few graphs it would run blocks
+    uncompiled. The bits of a batch would then depend on the batches before it. So each shape has its own graph, and a
+    block that cannot be compiled raises an error.
+
+    Args:
+        transformer: its `forward` and its blocks' are replaced. diffusers lists the kinds of its blocks.
+        backend: a torch.compile backend.
+
+    Raises:
+        ModelError: this torch is too old.
+    """
+
+    def __init__(self, transformer: nn.Module, backend: str) -> None:
+        options = SAME_BITS.get(backend, {})
+        if unknown := sorted(options.keys() - set(torch._inductor.list_options())):
+            raise ModelError(
+                f"model.compile={backend} needs torch 2.10 or newer, got {torch.__version__}: no {unknown[0]} option"
+            )
+        torch._dynamo.config.recompile_limit = MOST_GRAPHS
+        self._has_gradient = True
+        kinds: Any = transformer._no_split_modules
+        for part in transformer.modules():
+            if type(part).__name__ in kinds:
+                compiled = torch.compile(
+                    part.forward, backend=backend, options=options or None, dynamic=False, fullgraph=True
+                )
+                part.forward = partial(self._block, compiled)
+        transformer.forward = partial(self._whole, transformer.forward)
+
+    def _whole(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        self._has_gradient = False
+        try:
+            with torch.enable_grad():
+                result = forward(*args, **kwargs)
+        finally:
+            self._has_gradient = True
+        return _mapped(Tensor.detach, result)
+
+    def _block(self, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = compiled(*args, **kwargs)
+        except torch._dynamo.exc.FailOnRecompileLimitHit:
+            raise ModelError(
+                f"model.compile must need at most {MOST_GRAPHS} graphs for one kind of block, got more: it takes one"
+                " for each shape of a batch, so let batches be equal, or set model.compile=null"
+            ) from None
+        return result if self._has_gradient else _mapped(_cut, result)
+
+
+def _cut(tensor: Tensor) -> Tensor:
+    """Return the tensor without its history; the next block shall see what it would see in a call with a gradient."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _mapped(change: Callable[[Tensor], Tensor], result: Any) -> Any:
+    if isinstance(result, Tensor):
+        return change(result)
+    return tuple(_mapped(change, each) for each in result) if isinstance(result, tuple) else result

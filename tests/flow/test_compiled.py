@@ -1,0 +1,141 @@
+"""Compiled blocks: calls with and without a gradient run the same graphs, for every family."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flow.adapter.lora import Lora
+from flow.compiled import CompiledBlocks
+from flow.models.load import load_backbone
+from flow.models.pipeline import PipelineBackbone
+from protocol.config.model import LoraConfig, ModelConfig
+from protocol.errors import ModelError
+from tests.support.worlds.tiny_models import write_flux, write_sd3, write_sd35
+from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_z_image
+
+COUNTING = "counting"
+"""A torch.compile backend that notes the graphs it compiles, and runs them as they are."""
+WRITERS = [write_sd3, write_sd35, write_flux, write_flux2_klein, write_qwen_image, write_z_image]
+
+
+@pytest.fixture(scope="module")
+def graphs() -> list[Any]:
+    """What `COUNTING` compiled."""
+    found: list[Any] = []
+
+    def compile_graph(graph: Any, _: Any) -> Any:
+        found.append(graph)
+        return graph.forward
+
+    torch._dynamo.register_backend(compile_graph, name=COUNTING)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def fresh(graphs: list[Any]) -> Iterator[None]:
+    """No graph of another test is found."""
+    torch.compiler.reset()
+    graphs.clear()
+    yield
+    torch.compiler.reset()
+
+
+def loaded(folder: Path, **settings: Any) -> PipelineBackbone:
+    config = ModelConfig(path=str(folder), max_sequence_length=2, height=16, width=16, **settings)
+    backbone = load_backbone(config)
+    assert isinstance(backbone, PipelineBackbone)
+    return backbone
+
+
+def adapted(backbone: PipelineBackbone) -> Lora:
+    """An adapter on all attention projections that changes what the transformer computes."""
+    config = LoraConfig(rank=2, alpha=4, targets=["to_q", "to_k", "to_v"])
+    lora = Lora(backbone.transformer, config, seed=0)
+    for parameter in lora.parameters.values():
+        nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(1))
+    return lora
+
+
+def velocity(backbone: PipelineBackbone, rows: int = 2) -> Tensor:
+    shape = (rows, *backbone.latent_shape)
+    latents = torch.linspace(-1, 1, torch.Size(shape).numel()).view(shape)
+    conditioning = {name: tensor.expand(rows, *tensor.shape[1:]) for name, tensor in backbone.encode("a cat").items()}
+    return backbone.velocity(latents, torch.linspace(0.3, 0.8, rows), conditioning)
+
+
+@pytest.mark.parametrize(
+    ("write", "has_checkpointing"), [*((write, False) for write in WRITERS), (write_sd35, True), (write_flux, True)]
+)
+def test_a_call_without_a_gradient_runs_the_graphs_of_one_with_a_gradient(
+    graphs: list[Any], tmp_path: Path, write: Callable[[Path], Path], has_checkpointing: bool
+) -> None:
+    folder = write(tmp_path / "model")
+    backbone = loaded(folder, compile=COUNTING, gradient_checkpointing=has_checkpointing)
+    lora, plain = adapted(backbone), loaded(folder)
+    adapted(plain)
+    with torch.no_grad():
+        drawn = velocity(backbone)
+    compiled = len(graphs)
+    assert compiled and not drawn.requires_grad
+    trained = velocity(backbone)
+    assert len(graphs) == compiled, "the learner must find what the rollout compiled"
+    assert torch.equal(drawn, trained)
+    torch.testing.assert_close(drawn, velocity(plain))
+    trained.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in lora.parameters.values())
+
+
+class Block(nn.Module):
+    """A block whose graph depends on a number."""
+
+    def forward(self, rows: Tensor, number: int) -> Tensor:
+        return rows * number
+
+
+class Pile(nn.Module):
+    """A transformer of three blocks."""
+
+    _no_split_modules = ("Block",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(), Block(), Block())
+
+    def forward(self, rows: Tensor, number: int) -> Tensor:
+        for block in self.blocks:
+            rows = block(rows, number)
+        return rows
+
+
+def test_blocks_of_one_kind_share_graphs_and_each_shape_has_its_own(graphs: list[Any]) -> None:
+    pile = Pile()
+    CompiledBlocks(pile, COUNTING)
+    counts = []
+    for size in (2, 3, 4, 2, 3, 4):
+        assert torch.equal(pile(torch.ones(size), 2), torch.full((size,), 8.0))
+        counts.append(len(graphs))
+    assert counts == [1, 2, 3, 3, 3, 3]
+
+
+def test_too_many_graphs_end_with_an_error_instead_of_uncompiled_blocks(
+    graphs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flow.compiled.MOST_GRAPHS", 3)
+    pile = Pile()
+    CompiledBlocks(pile, COUNTING)
+    rows = torch.ones(2)
+    for number in range(3):
+        assert torch.equal(pile(rows, number), rows * number**3)
+    assert len(graphs) == 3
+    with pytest.raises(ModelError, match="^model.compile must need at most 3 graphs for one kind of block, got more"):
+        pile(rows, 4)
+
+
+def test_a_torch_that_cannot_promise_equal_graphs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flow.compiled.SAME_BITS", {COUNTING: {"no_such_option": True}})
+    with pytest.raises(ModelError, match="^model.compile=counting needs torch 2.10 or newer, got .*: no .* option$"):
+        CompiledBlocks(Pile(), COUNTING)
