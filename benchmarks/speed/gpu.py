@@ -7,8 +7,8 @@
     python -m benchmarks.speed.gpu --iterations 10       # a whole run of sd35_geneval on one GPU
 
 It reports images per second without completions and with every point completed (T' = 2 and 5), learner pairs per second
-(with a run's kernels, and with those that may give other bits every time) and their share of the GPU's bf16 peak, peak
-memory and its estimate, and the seconds to export and load the adapter.
+(with a run's kernels, and with those that may give other bits every time) and their share of the GPU's bf16 peak,
+what a batch of pairs spends its time on, peak memory and its estimate, and the seconds to export and load the adapter.
 
 With `--iterations` it trains instead, on Ray as `flowcredit train sd35_geneval` does, and reports what its iterations
 made. The run folder stays, and the model is written beside it (5 GB). One GPU gets the groups that it would have as one
@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.speed.gpu_model import random_backbone, write_pipeline
@@ -66,6 +67,12 @@ ONE_GPU = (
 """Overrides of `sd35_geneval` for `--iterations`."""
 SMALL = ("model.max_sequence_length=2", "sampling.steps=3", "group.per_iteration=2")
 """Further ones for the tiny architecture."""
+KINDS = {
+    "attention": ("attention", "flash", "fmha"),
+    "norms": ("norm",),
+    "products": ("::mm", "addmm", "bmm", "gemm", "nvjet", "cutlass", "splitk"),
+}
+"""By kind what the names of its kernels contain, or on a CPU those of its operations; the first match counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,6 +256,7 @@ def _learner(config: RunConfig, policy: FlowPolicy, lora: Lora, setup: Setup) ->
 
     with FlopCounterMode(display=False) as counter:
         pairs()
+    kinds = _milliseconds_by_kind(pairs, device=setup.device)
     with _peak(setup.device) as memory:
         seconds = _seconds(update, setup)
     figures = {
@@ -256,11 +264,36 @@ def _learner(config: RunConfig, policy: FlowPolicy, lora: Lora, setup: Setup) ->
         "learner in any order, pairs/s": 8 * batch / _in_any_order(update, setup),
         "learner, TFLOP/s": 8 * counter.get_total_flops() / seconds / 1e12,
         "learner, peak GiB": memory["gib"],
+        **{f"learner, ms of {batch} pairs: {kind}": spent for kind, spent in kinds.items()},
     }
     peak = setup.peak_tflops or _peak_tflops(setup.device)
     if peak:
         figures["learner, share of bf16 peak"] = figures["learner, TFLOP/s"] / peak
     return figures
+
+
+def _milliseconds_by_kind(work: Callable[[], Any], *, device: str) -> dict[str, float]:
+    """Run the work once to warm up and once under the profiler.
+
+    Args:
+        work: what is measured.
+        device: `cuda` for the time of its kernels there, `cpu` for that of its operations.
+
+    Returns:
+        Milliseconds by kind, with `the rest`: element-wise operations, copies and reductions.
+    """
+    on_gpu = device == "cuda"
+    work()
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
+        work()
+        if on_gpu:
+            torch.cuda.synchronize()
+    found = dict.fromkeys((*KINDS, "the rest"), 0.0)
+    for event in profiler.key_averages():
+        name = event.key.lower()
+        kind = next((kind for kind, parts in KINDS.items() if any(part in name for part in parts)), "the rest")
+        found[kind] += (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e3
+    return found
 
 
 def _in_any_order(work: Callable[[], Any], setup: Setup) -> float:

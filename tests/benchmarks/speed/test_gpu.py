@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks.speed.gpu import main
+from benchmarks.speed.gpu import KINDS, main
 from benchmarks.speed.gpu_model import SD35_MEDIUM
 
 
@@ -37,6 +37,7 @@ def test_it_runs_from_end_to_end_on_the_cpu(tmp_path: Path) -> None:
     for name, value in figures.items():
         assert "peak GiB" in name or (math.isfinite(value) and value > 0), name
     assert figures.keys() >= {f"completion T'={substeps}, times plain" for substeps in (2, 5)}
+    assert all(figures[f"learner, ms of 2 pairs: {kind}"] > 0 for kind in (*KINDS, "the rest"))
     assert figures["learner, share of bf16 peak"] == pytest.approx(figures["learner, TFLOP/s"])
 
 
