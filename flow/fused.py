@@ -31,6 +31,28 @@ def _rms_norm(norm: Any, hidden_states: Float[Tensor, "... D"]) -> Float[Tensor,
     return rms_norm(hidden_states, tuple(norm.dim), norm.weight, norm.eps)
 
 
+def keep_as_on_gpu(transformer: nn.Module) -> None:
+    """Let the fused RMSNorms of a transformer without values keep for a backward what they keep on a GPU.
+
+    There torch keeps the input and one number for each row. Its kernel for the CPU also keeps the input in float32.
+    """
+    for module in transformer.modules():
+        if getattr(module.forward, "__func__", None) is _rms_norm:
+            module.forward = _HollowNorm.apply
+
+
+class _HollowNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden_states: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden_states, torch.empty(hidden_states.shape[:-1], dtype=torch.float32))
+        return torch.empty_like(hidden_states)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        del ctx
+        return torch.empty_like(gradients[0])
+
+
 class JointAttention:
     """Attention of SD3's blocks over image and text tokens.
 

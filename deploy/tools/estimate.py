@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from deploy.tools.fake_memory import CostMeter, stored
+from flow.fused import keep_as_on_gpu
 from flow.models.contract import Conditioning
 from flow.models.embeddings import KEPT_PROMPTS
 from flow.models.folder import adapter_config
@@ -140,6 +141,8 @@ def estimate_of(
         Counts, and memory in bytes.
     """
     trained = attach_hollow_adapter(backbone.transformer, adapter, within=fake)
+    if config.cluster.learner.gpus:
+        keep_as_on_gpu(backbone.transformer)
     shard = count_shard(config, backbone)
     most = config.model.forward_batch or shard.largest_forward
     rows = 2 if config.model.guidance > 1 else 1

@@ -28,8 +28,8 @@ CUT = {"dtype": "float32", "vae_dtype": None, "height": CUT_PIXELS, "width": CUT
 """Config keys of a model that is cut."""
 PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40": 362.0, "B200": 2250.0}
 """Dense bf16 peak from the vendor's data sheet, by a part of the GPU's name."""
-ASSUMED_SHARE = 0.4
-"""Share of its peak that an unmeasured card is assumed to reach."""
+ASSUMED_SHARE = 0.25
+"""Share of its peak that an unmeasured card is assumed to reach; an H100 did, with SD3.5-Medium's pairs."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from diffusers.models.normalization import RMSNorm
 from torch import nn
 
 from flow.adapter.lora import Branch, inject
-from flow.fused import JointAttention, fuse
+from flow.fused import JointAttention, fuse, keep_as_on_gpu
 from flow.models.load import load_backbone
 from protocol.config.model import LoraConfig
 from protocol.config.run import RunConfig
@@ -114,3 +114,24 @@ def test_without_a_gradient_the_layer_s_own_result_is_used_again() -> None:
         assert Branch.forward(layer, "default", x, own).data_ptr() == own.data_ptr()
     own = layer.base_layer(x)
     assert Branch.forward(layer, "default", x, own).data_ptr() != own.data_ptr()
+
+
+def test_an_estimate_for_a_gpu_keeps_what_a_norm_keeps_there() -> None:
+    """The input in its own dtype and a number for each row; a CPU also keeps the input in float32."""
+    with torch.device("meta"):
+        model = nn.Sequential(RMSNorm(8, eps=1e-6)).to(torch.bfloat16).requires_grad_(requires_grad=False)
+        rows = torch.zeros(3, 4, 8, dtype=torch.bfloat16, requires_grad=True)
+    fuse(model)
+    keep_as_on_gpu(model)
+    kept: list[tuple[Any, torch.dtype]] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append((tuple(tensor.shape), tensor.dtype))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        normed = model(rows)
+    assert (normed.shape, normed.dtype) == (rows.shape, rows.dtype)
+    assert kept == [((3, 4, 8), torch.bfloat16), ((3, 4), torch.float32)]
+    normed.sum().backward()
+    assert rows.grad is not None and rows.grad.shape == rows.shape

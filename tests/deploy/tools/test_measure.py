@@ -60,7 +60,7 @@ def test_decoding_is_counted_by_image(tiny_config: Config) -> None:
 
 def test_a_card_reaches_a_share_of_its_peak_and_an_unknown_one_is_refused() -> None:
     assert (peak_of("NVIDIA H200"), peak_of("NVIDIA A100-SXM4-80GB"), peak_of("CPU")) == (989, 312, None)
-    assert assumed_tflops("h100") == pytest.approx(0.4 * 989)
+    assert assumed_tflops("h100") == pytest.approx(0.25 * 989)
     with pytest.raises(ConfigError, match="^--card must be one of .*'H100'.*, got 'V100': give its rate with --tflops"):
         assumed_tflops("V100")
 
