@@ -58,8 +58,8 @@ class CompiledBlocks:
             return forward(*args, **kwargs)
         self._has_gradient = False
         try:
-            with torch.enable_grad():
-                result = forward(*args, **kwargs)
+            with torch.inference_mode(mode=False), torch.enable_grad():
+                result = forward(*map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
         finally:
             self._has_gradient = True
         return _mapped(Tensor.detach, result)
@@ -73,6 +73,14 @@ class CompiledBlocks:
                 " for each shape of a batch, so let batches be equal, or set model.compile=null"
             ) from None
         return result if self._has_gradient else _mapped(_cut, result)
+
+
+def _plain(value: Any) -> Any:
+    """Return a tensor that was made in inference mode as one that was not, in the same memory: a graph saves these."""
+    if not isinstance(value, Tensor) or not value.is_inference():
+        return value
+    plain = torch.empty(0, dtype=value.dtype, device=value.device)
+    return plain.set_(value.untyped_storage(), value.storage_offset(), value.shape, value.stride())
 
 
 def _cut(tensor: Tensor) -> Tensor:

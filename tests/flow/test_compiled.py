@@ -14,33 +14,20 @@ from flow.models.load import load_backbone
 from flow.models.pipeline import PipelineBackbone
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.errors import ModelError
+from tests.support.worlds.compilers import COUNTING, compiled_graphs
 from tests.support.worlds.tiny_models import write_flux, write_sd3, write_sd35
 from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_z_image
 
-COUNTING = "counting"
-"""A torch.compile backend that notes the graphs it compiles, and runs them as they are."""
 WRITERS = [write_sd3, write_sd35, write_flux, write_flux2_klein, write_qwen_image, write_z_image]
 
 
-@pytest.fixture(scope="module")
-def graphs() -> list[Any]:
-    """What `COUNTING` compiled."""
-    found: list[Any] = []
-
-    def compile_graph(graph: Any, _: Any) -> Any:
-        found.append(graph)
-        return graph.forward
-
-    torch._dynamo.register_backend(compile_graph, name=COUNTING)
-    return found
-
-
-@pytest.fixture(autouse=True)
-def fresh(graphs: list[Any]) -> Iterator[None]:
-    """No graph of another test is found."""
+@pytest.fixture
+def graphs() -> Iterator[list[Any]]:
+    """What `COUNTING` compiled in the test, which finds no graph of another one."""
+    found = compiled_graphs()
     torch.compiler.reset()
-    graphs.clear()
-    yield
+    found.clear()
+    yield found
     torch.compiler.reset()
 
 
@@ -77,10 +64,12 @@ def test_a_call_without_a_gradient_runs_the_graphs_of_one_with_a_gradient(
     backbone = loaded(folder, compile=COUNTING, gradient_checkpointing=has_checkpointing)
     lora, plain = adapted(backbone), loaded(folder)
     adapted(plain)
-    with torch.no_grad():
+    with torch.inference_mode():
         drawn = velocity(backbone)
     compiled = len(graphs)
     assert compiled and not drawn.requires_grad
+    with torch.no_grad():
+        assert torch.equal(drawn, velocity(backbone))
     trained = velocity(backbone)
     assert len(graphs) == compiled, "the learner must find what the rollout compiled"
     assert torch.equal(drawn, trained)

@@ -23,6 +23,7 @@ from protocol.errors import ModelError, NonFiniteError, ParityError
 from protocol.messages import Adapter, Prompt, ScoredGroup, ScoredShard, Scores, ShardRequest, digest_of
 from tests.support.learning.gradients import relative_difference, watch_gradients
 from tests.support.learning.groups import learn
+from tests.support.worlds.compilers import COUNTING, compiled_graphs
 
 Config = Callable[..., RunConfig]
 PROMPT = Prompt(index=0, text="a red circle", negative="photo")
@@ -252,3 +253,17 @@ def test_a_learner_starts_from_an_adapter_on_the_hub(
     ) as refused:
         started("example/other")
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("settings", [{}, {"guidance": 3.0, "forward_batch": 2}], ids=str)
+def test_an_update_runs_the_graphs_that_the_rollout_compiled(tiny_config: Config, settings: dict[str, Any]) -> None:
+    graphs = compiled_graphs()
+    torch.compiler.reset()
+    config = model(tiny_config, compile=COUNTING, **settings)
+    learner, policy = pair(config)
+    groups = draw_groups(policy, config, learner)
+    compiled = len(graphs)
+    metrics = learn(config, groups, learner)
+    assert len(graphs) == compiled > 0
+    assert metrics["probe/ratio_deviation"] == metrics["train/first_ratio_deviation"] == 0
+    torch.compiler.reset()
