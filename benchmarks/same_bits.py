@@ -5,9 +5,9 @@
     python -m benchmarks.same_bits compare before.json after.json
     python -m benchmarks.same_bits workers --out workers.json   # the same bits for any number of workers
 
-Every run of `list` is a process of its own that trains the toy world with `flowcredit train`. The digests are the
-sha256 of the adapter's and the optimizer's file in the newest checkpoint. They are only comparable on equal machines
-with equal library versions.
+Every run of `list` is a process of its own: `python -m flowcredit train` with the toy world. The digests are the sha256
+of the adapter's and the optimizer's file in the newest checkpoint. They are only comparable on equal machines with
+equal library versions.
 """
 
 import hashlib
@@ -82,7 +82,7 @@ def _digests(arguments: list[list[str]]) -> Iterator[tuple[str, str]]:
     with tempfile.TemporaryDirectory(prefix="same_bits_") as folder:
         run = Path(folder) / "run"
         for each in arguments:
-            command = [sys.executable, "-m", "deploy", "train", *each, *SHORT_EVALUATION, "--run", str(run)]
+            command = [sys.executable, "-m", "flowcredit", "train", *each, *SHORT_EVALUATION, "--run", str(run)]
             subprocess.run(
                 command, check=True, stdout=subprocess.DEVNULL, timeout=TIMEOUT_S, env={**os.environ, "RAY_ADDRESS": ""}
             )

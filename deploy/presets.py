@@ -16,6 +16,7 @@ its source; `identity` holds the keys that define the method, which override a p
 its paper ran it (steps, group sizes, learning rate), which applies only to keys that a preset does not set.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -84,8 +85,11 @@ def sources(preset: str | Path, *, overrides: Overrides = ()) -> dict[str, str]:
     from protocol.config.run import flatten
 
     layers, assignments = _layers(preset, overrides)
-    layers += [("override", {key: value}) for key, value in assignments]
-    return {key: source for source, layer in layers for key in flatten(layer)}
+    found = {key: source for source, layer in layers for key in flatten(layer)}
+    for key, value in assignments:  # each replaces a whole section
+        found = {each: source for each, source in found.items() if not each.startswith(f"{key}.")}
+        found |= dict.fromkeys(flatten({key: value}), "override")
+    return found
 
 
 def about_preset(name: str) -> str:
@@ -137,10 +141,13 @@ def _layers(preset: str | Path, overrides: Overrides) -> tuple[list[tuple[str, d
 
 def _assignments(overrides: Overrides) -> Iterator[tuple[str, Any]]:
     """Yield each override's dotted key and value."""
-    if isinstance(overrides, Mapping):
-        yield from overrides.items()
-        return
-    for override in overrides:
+    pairs = overrides.items() if isinstance(overrides, Mapping) else ((override, None) for override in overrides)
+    for override, value in pairs:
+        if not isinstance(override, str):
+            raise ConfigError(f"an override must be a text such as seed=3 or a mapping's key, got {override!r}")
+        if isinstance(overrides, Mapping):
+            yield override, os.fspath(value) if isinstance(value, os.PathLike) else value
+            continue
         key, equals, text = override.partition("=")
         if not equals or not key:
             raise ConfigError(f"an override must read key=value, got {override!r}")

@@ -1,5 +1,7 @@
 """torch.compile for the blocks of a transformer; rollout and learner run the same compiled code."""
 
+import os
+import shutil
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,8 +15,27 @@ from protocol.errors import ModelError
 
 SAME_BITS: dict[str, dict[str, Any]] = {"inductor": {"deterministic": True}}
 """By backend, options with which it compiles to the same code in every process; `inductor` would choose by timing."""
-MOST_GRAPHS = 128
-"""Of one kind of block: the first block has its own, the model without its adapter too, and each shape of a batch."""
+MOST_GRAPHS = 256
+"""Of one kind of block: the first block has its own, the model without its adapter too, and each shape of its input."""
+
+
+def require_backend(backend: str) -> None:
+    """Check that this machine can compile.
+
+    Raises:
+        ModelError: torch has no such backend, is too old, or finds no C compiler.
+    """
+    known = torch.compiler.list_backends(exclude_tags=())
+    if backend not in known:
+        raise ModelError(f"model.compile must be one of torch's backends {sorted(known)}, got {backend!r}")
+    if unknown := sorted(SAME_BITS.get(backend, {}).keys() - set(torch._inductor.list_options())):
+        raise ModelError(
+            f"model.compile={backend} needs torch 2.10 or newer, got {torch.__version__}: no {unknown[0]} option"
+        )
+    if backend == "inductor" and not any(map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))):
+        raise ModelError(
+            "model.compile=inductor needs a C compiler, got none: install gcc, or set CC to the path of one"
+        )
 
 
 class CompiledBlocks:
@@ -33,23 +54,18 @@ class CompiledBlocks:
         backend: a torch.compile backend.
 
     Raises:
-        ModelError: this torch is too old.
+        ModelError: see `require_backend`.
     """
 
     def __init__(self, transformer: nn.Module, backend: str) -> None:
-        options = SAME_BITS.get(backend, {})
-        if unknown := sorted(options.keys() - set(torch._inductor.list_options())):
-            raise ModelError(
-                f"model.compile={backend} needs torch 2.10 or newer, got {torch.__version__}: no {unknown[0]} option"
-            )
-        torch._dynamo.config.recompile_limit = MOST_GRAPHS
+        require_backend(backend)
+        options = SAME_BITS.get(backend)
+        torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MOST_GRAPHS
         self._has_gradient = True
         kinds: Any = transformer._no_split_modules
         for part in transformer.modules():
             if type(part).__name__ in kinds:
-                compiled = torch.compile(
-                    part.forward, backend=backend, options=options or None, dynamic=False, fullgraph=True
-                )
+                compiled = torch.compile(part.forward, backend=backend, options=options, dynamic=False, fullgraph=True)
                 part.forward = partial(self._block, compiled)
         transformer.forward = partial(self._whole, transformer.forward)
 
@@ -70,7 +86,7 @@ class CompiledBlocks:
         except torch._dynamo.exc.FailOnRecompileLimitHit:
             raise ModelError(
                 f"model.compile must need at most {MOST_GRAPHS} graphs for one kind of block, got more: it takes one"
-                " for each shape of a batch, so let batches be equal, or set model.compile=null"
+                " for each shape of a batch and, with some models, each length of a prompt; set model.compile=null"
             ) from None
         return result if self._has_gradient else _mapped(_cut, result)
 

@@ -1,4 +1,4 @@
-"""The entry of the program: `flowcredit`, `python -m flowcredit` and `python -m deploy` see the same packages.
+"""The entry of the program: `flowcredit` and `python -m flowcredit` see the same packages.
 
 Our packages are found beside this one, before all of `sys.path`; a user's folder `rewards/` never shadows ours. The
 working folder is the last entry of `sys.path`, so modules there can be named in a config.

@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -12,10 +13,22 @@ from uuid import uuid4
 
 from protocol.errors import RunFolderError
 
+ADAPTER_FILE = "pytorch_lora_weights.safetensors"
+"""An adapter's tensors in a checkpoint or a folder, by diffusers' name."""
+MANIFEST = "manifest.json"
+"""sha256 of a checkpoint's files; written last, so a checkpoint without it is not whole."""
 CODE = "flowcredit's code"
 """Name of `code_digest` among the facts that the processes of a role must share."""
 COMPUTING = ("protocol", "flow", "learner", "rewards", "toyworld")
-"""Packages that decide what is drawn, scored and learnt."""
+"""Packages that decide what is generated, scored and learnt."""
+
+
+def drop_output() -> None:
+    """Let standard output lead nowhere from now on, so that Python does not fail when it flushes it at its end."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def iteration_name(iteration: int, suffix: str = "") -> str:

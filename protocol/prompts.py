@@ -56,7 +56,9 @@ def _read(path: Path) -> list[Prompt]:
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
-        raise PromptError(f"prompt file {path} does not exist: set data.train and data.heldout") from None
+        raise PromptError(
+            f"prompt file {path} does not exist: name another one in data.train, data.heldout or --prompts"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise PromptError(f"prompt file {path} cannot be read: {error}") from None
     _require_lines(path, lines)

@@ -314,7 +314,7 @@ def relative_error(spans: list[float]) -> float:
 def pinned(words: list[str], core: int) -> "subprocess.Popen[bytes]":
     """Start a `flowcredit` command on one core."""
     return subprocess.Popen(
-        [sys.executable, "-m", "deploy", *words],
+        [sys.executable, "-m", "flowcredit", *words],
         stdout=subprocess.DEVNULL,
         preexec_fn=lambda: os.sched_setaffinity(0, {core}),
     )

@@ -31,7 +31,7 @@ def main(
     for seed in range(seeds):
         folder = runs / f"seed_{seed}"
         began = time.monotonic()
-        command = [sys.executable, "-m", "deploy", "train", "toy_geneval", f"seed={seed}", *(overrides or [])]
+        command = [sys.executable, "-m", "flowcredit", "train", "toy_geneval", f"seed={seed}", *(overrides or [])]
         subprocess.run([*command, "--run", str(folder)], check=True)
         minutes = (time.monotonic() - began) / 60
         read = evaluation_scores(folder)

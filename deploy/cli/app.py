@@ -1,12 +1,15 @@
-"""The command line: `flowcredit …`, the same as `python -m deploy …`.
+"""The command line: `flowcredit …`, the same as `python -m flowcredit …`.
 
 Exit codes: 0 done or stopped cleanly, 1 the run failed, 2 a mistake in the input (one line on stderr), 130 stopped at
 once by a second Ctrl-C.
 """
 
 import asyncio
+import os
 import sys
 import warnings
+from contextlib import suppress
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +18,7 @@ from typer.core import TyperCommand
 from deploy.cli import checks, configs, jobs, models, reports, rewards, status, training
 from flowcredit.start import VERSION
 from protocol.errors import FlowcreditError, InputError
+from protocol.files import drop_output
 
 STOPPED, CONTINUES = "stopped at once", "; `train` continues from the newest checkpoint"
 TRAINING = ("train", "demo")
@@ -80,23 +84,43 @@ def about(
 
 for name, (command, words) in COMMANDS.items():
     app.command(name, cls=Command, epilog=f"Example: flowcredit {name} {words}".rstrip())(command)
-app.command("sample", cls=Command, hidden=True)(models.generate)  # the name of this command in other projects
 
 
 def main() -> None:
     """Run the command line; an error of ours ends in one line on stderr and an exit code."""
     # Other libraries' notices about themselves are not for the user's terminal.
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray|diffusers|transformers|torch")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            with suppress(OSError):  # in a fork, the stream may belong to a pipe that it took for a file
+                stream.reconfigure(errors="replace")  # for terminals that know no arrows
     try:
         app(standalone_mode=True)
     except FlowcreditError as error:
         _end(str(error), 2 if isinstance(error, InputError) else 1)
     except asyncio.CancelledError:
         _end(_stopped(), 130)
+    except OSError:
+        _require_output(b"\n")  # what did not fit is gone, so a flush alone would find nothing wrong
+        raise
     except SystemExit as ended:
         if ended.code == 130:  # typer ends so after Ctrl-C, without a message
             _end(_stopped(), 130)
+        _require_output()
         raise
+
+
+def _require_output(more: bytes = b"") -> None:
+    """End with one line if standard output cannot be written, for instance because its disk is full."""
+    try:
+        sys.stdout.flush()
+        if more:
+            os.write(sys.stdout.fileno(), more)
+    except BrokenPipeError:
+        drop_output()  # nobody reads on
+    except OSError as error:
+        drop_output()
+        _end(f"the output cannot be written: {error.strerror}", 1)
 
 
 def _stopped() -> str:

@@ -19,9 +19,7 @@ PRESET = typer.Argument(help="Name of a preset, or path of a YAML file.", autoco
 Preset = Annotated[str, PRESET]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Config overrides, e.g. group.size=16 seed=3.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
-Iteration = Annotated[
-    int | None, typer.Option("--iteration", "--step", help="Iteration of the checkpoint; default: the newest.")
-]
+Iteration = Annotated[int | None, typer.Option(min=0, help="Iteration of the checkpoint; default: the newest.")]
 IsBest = Annotated[bool, typer.Option("--best", help="Take the checkpoint with the highest held-out score.")]
 IsLocal = Annotated[bool, typer.Option("--local", help="Run in one process without Ray; the results are the same.")]
 IsAverage = Annotated[bool, typer.Option("--average", help="Use the running mean of the adapter (learner.average).")]

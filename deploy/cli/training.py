@@ -12,7 +12,7 @@ from deploy.cli.options import IsLocal, Overrides, complete_preset, source_and_w
 from deploy.folder.location import default_name, job_id, placed, runs_folder, stop_grace_s, stop_wait_s
 from deploy.folder.names import CONFIG
 from deploy.presets import find_preset, load_config
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, RunFolderError
 
 if TYPE_CHECKING:
     from protocol.config.run import RunConfig
@@ -50,7 +50,7 @@ def train(
     card: Annotated[
         str | None,
         typer.Option(
-            help="With --dry-run: a GPU such as H100. 40 % of its bf16 peak is used as --tflops, and its memory must"
+            help="With --dry-run: a GPU such as H100. 25 % of its bf16 peak is used as --tflops, and its memory must"
             " hold each role."
         ),
     ] = None,
@@ -63,7 +63,8 @@ def train(
     source, words = source_and_words(preset, overrides, folder, "or --run with a run to go on with")
     config = load_config(source, overrides=words)
     if is_dry:
-        _dry_run(config, folder, is_local=is_local, tflops=_rate(tflops, card), card=card)
+        source_run = fork and placed(fork)
+        _dry_run(config, folder, fork=source_run, is_local=is_local, tflops=_rate(tflops, card), card=card)
         return
     if folder is None:
         folder = runs_folder() / default_name(find_preset(source).stem, config, is_job=job_id() is not None)
@@ -118,8 +119,17 @@ def _rate(tflops: float | None, card: str | None) -> float | None:
     return assumed_tflops(card) if card else tflops
 
 
-def _dry_run(config: "RunConfig", run: Path | None, *, is_local: bool, tflops: float | None, card: str | None) -> None:
+def _dry_run(
+    config: "RunConfig",
+    run: Path | None,
+    *,
+    fork: Path | None,
+    is_local: bool,
+    tflops: float | None,
+    card: str | None,
+) -> None:
     """Show everything that is known before a run; print an error for each problem that would prevent it."""
+    from deploy.folder.read import adapter_to_fork, require_fork_of
     from deploy.folder.run_folder import require_same_run
     from deploy.run.inputs import concerns, gpu_problems, local_concerns, read_inputs, reward_problems
     from deploy.tools.balance import advice
@@ -129,7 +139,12 @@ def _dry_run(config: "RunConfig", run: Path | None, *, is_local: bool, tflops: f
 
     config, missing_model = completed_for_estimate(config)
     prompts, heldout = read_inputs(config)
-    if run and (run / CONFIG).exists() and not missing_model:
+    if run and run.exists() and not run.is_dir():
+        raise RunFolderError(f"--run must be a folder, or a name that does not exist yet, got the file {run}")
+    is_new = run is None or not (run / CONFIG).exists()
+    if fork:
+        _ = adapter_to_fork(fork, config) if is_new or run is None else require_fork_of(run, fork)
+    if run and not is_new and not missing_model:
         require_same_run(run, config)
         typer.echo(f"{run} holds a run of this config and would go on")
     typer.echo(f"{len(prompts)} prompts to train on, {len(heldout)} held out")

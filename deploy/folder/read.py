@@ -1,6 +1,6 @@
 """Reading a run folder: its config, metric lines, checkpoints and last status.
 
-All commands and services read run folders with these functions; only `deploy.folder.run_folder` writes one.
+`deploy.folder.metric_file` reads long metric files in pieces. Only `deploy.folder.run_folder` makes and fills a folder.
 """
 
 import json

@@ -19,8 +19,18 @@ from pathlib import Path
 DATA, WHOLE, REFUSED = "DATA ", "WHOLE ", "REFUSED "
 PIECE = 48 * 1024
 """Bytes of the archive in one line."""
-FILES = ("config.yaml", "inputs.json", "metrics.jsonl", "events.jsonl", "status.json", "run.log")
-FOLDERS = ("gallery", "trajectories")
+FILES = (
+    "config.yaml",
+    "inputs.json",
+    "origin.json",
+    "metrics.jsonl",
+    "events.jsonl",
+    "status.json",
+    "run.log",
+    "wandb.id",
+    "mlflow.id",
+)
+FOLDERS = ("gallery", "trajectories", "tensorboard", "wandb")
 
 
 def main() -> None:
@@ -45,7 +55,7 @@ def main() -> None:
 
 
 def members(run: Path) -> list[Path]:
-    """List the files to send: the newest whole checkpoint, and everything that is not a checkpoint."""
+    """List the files to send: `FILES`, those in `FOLDERS`, and the newest whole checkpoint."""
     whole = [path.parent for path in (run / "checkpoints").glob("iteration_*/manifest.json")]
     folders = [run / name for name in FOLDERS]
     folders += sorted(whole, key=lambda path: (len(path.name), path.name))[-1:]

@@ -58,7 +58,7 @@ class Submission:
 
     def entrypoint(self) -> str:
         """Return the command that the cluster runs, in its copy of the working directory."""
-        words = ["python", "-m", "deploy", "train", self.preset, *self.overrides]
+        words = ["python", "-m", "flowcredit", "train", self.preset, *self.overrides]
         words += ["--run", self.run] if self.run else []
         words += ["--fork", self.fork] if self.fork else []
         return shlex.join(words)

@@ -1,12 +1,14 @@
 """The output of a run in progress: a progress bar on a terminal, plain lines elsewhere."""
 
+import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from statistics import fmean
-from typing import Any
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -15,9 +17,45 @@ from rich.progress import Progress as RichProgress
 from deploy.monitor.journal import Listener, is_news
 from deploy.monitor.summary import TREND, eta_s, gains_of
 from learner.loop.evaluate import Evaluation
+from protocol.files import drop_output
 from protocol.status import Condition
 
+log = logging.getLogger(__name__)
+
 STAGES = {"rollout_and_reward": "rollout+reward", "update": "update", "publish": "publish"}
+
+
+class Output:
+    """Standard output of a run, which goes on when a pipe's reader ends, a terminal is closed or a disk is full."""
+
+    def __init__(self) -> None:
+        self._is_lost = False
+
+    def write(self, text: str) -> int:
+        """Write a text unless the output is lost."""
+        self._attempt(lambda stream: stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush unless the output is lost."""
+        self._attempt(lambda stream: stream.flush())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @property
+    def _stream(self) -> TextIO:
+        return getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # rich's bar replaces it
+
+    def _attempt(self, work: Callable[[TextIO], object]) -> None:
+        if self._is_lost:
+            return
+        try:
+            work(self._stream)
+        except OSError as error:
+            self._is_lost = True
+            log.warning("the output of this run cannot be written any more (%s); it goes on", error.strerror)
+            drop_output()
 
 
 class Progress(Listener):
@@ -25,7 +63,7 @@ class Progress(Listener):
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """Write to `console`, by default the terminal; measure with `clock`, in seconds."""
-        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._console = console or Console(file=cast(TextIO, Output()), highlight=False, soft_wrap=True)
         self._bar: RichProgress | None = None
         self._task = TaskID(0)
         self._total = 0

@@ -85,6 +85,9 @@ def write_report(paths: Sequence[Path], out: Path, png: Path | None = None, *, p
     require_out(out)
     runs = read_runs(paths)
     text = report_of(runs, peak)
+    if png:
+        with writing(png, "--png"):
+            png.mkdir(parents=True, exist_ok=True)
     with writing(out, "--out"):
         write_whole(out, text)
     return [out, *(_write_pngs(drawn_of(groups_of(runs)), png) if png else ())]
@@ -126,7 +129,6 @@ def drawn_of(groups: Sequence[Group]) -> Drawn:
 
 def _write_pngs(drawn: Drawn, folder: Path) -> Iterator[Path]:
     with writing(folder, "--png"):
-        folder.mkdir(parents=True, exist_ok=True)
         for number, chart in enumerate(drawn.all()):
             path = folder / f"{number:02d}_{re.sub(r'[^a-z0-9]+', '_', chart.title.lower()).strip('_')}.png"
             write_whole(path, chart.png)

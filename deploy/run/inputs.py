@@ -62,6 +62,10 @@ def _check_model(config: RunConfig) -> None:
         from flow.models.reading import require_quantizer
 
         require_quantizer(config.model)
+    if config.model.compile and not cluster_address(config.cluster):
+        from flow.compiled import require_backend
+
+        require_backend(config.model.compile)
 
 
 def reward_problems(config: RunConfig, prompts: Sequence[Prompt], *, is_local: bool) -> Iterator[InputError]:
@@ -135,7 +139,7 @@ def concerns(config: RunConfig, prompts: Sequence[Prompt], heldout: Sequence[Pro
         yield (
             "NativeSize",
             f"images of {model.height} x {model.width} are smaller than the model's own {side} x {side}, and at that"
-            f" size the adapter may draw grids: evaluate with evaluation.height={side} evaluation.width={side}, or"
+            f" size the adapter may make grids: evaluate with evaluation.height={side} evaluation.width={side}, or"
             " raise model.height and model.width",
         )
     limit, longer = overlong(config.model, [prompt.text for prompt in (*prompts, *heldout)])

@@ -18,13 +18,12 @@ from deploy.run.inputs import check_inputs, concerns, local_concerns
 from deploy.run.signals import StopRequest, run_to_end, stop_on_signal
 from deploy.run.supervise import supervise
 from deploy.run.warm.workers import warm_python
-from flow.adapter.lora_file import FILE_NAME
 from flow.models.folder import completed
 from learner.loop.stopping import unless_stopped
 from protocol.config.cluster import cluster_address
 from protocol.config.run import RunConfig
 from protocol.errors import InputError
-from protocol.files import by_iteration
+from protocol.files import ADAPTER_FILE, by_iteration
 from protocol.messages import LearnerState, Prompt
 from protocol.ports import Fleet
 
@@ -233,7 +232,7 @@ def _outcome(config: RunConfig, run: RunFolder, journal: RunJournal) -> Outcome:
     return Outcome(
         finished=journal.iteration >= config.iterations,
         iteration=journal.iteration,
-        lora=newest[1] / FILE_NAME if newest else None,
+        lora=newest[1] / ADAPTER_FILE if newest else None,
         image=_before_after(run, last) if last else None,
         before=scores.get(0),
         after=scores.get(last) if last else None,

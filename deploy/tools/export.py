@@ -1,6 +1,5 @@
 """Merges a run's adapter into its model: a full folder in diffusers' format, for tools without LoRA support."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ from safetensors import safe_open
 
 from deploy.folder.read import average_of, checkpoint_of, config_of
 from flow.models.families import Family
-from flow.models.folder import find_model
+from flow.models.folder import INDEX, find_model, read_settings
 from flow.models.reading import quiet_libraries
 from learner.checkpoint import AVERAGE
 from protocol.errors import RunFolderError
@@ -62,7 +61,7 @@ def _load(model: Path, family: Family, dtype: str) -> Any:
 
     from flow.models.text import UNREADABLE, unreadable
 
-    entries = json.loads((model / "model_index.json").read_text(encoding="utf-8"))
+    entries = read_settings(model / INDEX)
     absent = {part: None for part, entry in entries.items() if isinstance(entry, list) and not all(entry)}
     try:
         return getattr(diffusers, family.pipeline).from_pretrained(

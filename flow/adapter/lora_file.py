@@ -13,10 +13,9 @@ from safetensors.numpy import save_file
 
 from protocol.config.model import LoraConfig
 from protocol.errors import CheckpointError, ContractError, ModelError, one_line
+from protocol.files import ADAPTER_FILE
 from protocol.messages import Adapter, digest_of
 
-FILE_NAME = "pytorch_lora_weights.safetensors"
-"""diffusers' own default name."""
 PEFT_NAME, PEFT_CONFIG, PEFT_PREFIX = "adapter_model.safetensors", "adapter_config.json", "base_model.model."
 """Files of `PeftModel.save_pretrained`, and the prefix of its tensors' names."""
 METADATA_KEY = "lora_adapter_metadata"
@@ -49,7 +48,7 @@ def write_lora(folder: Path, adapter: Adapter, config: LoraConfig) -> Path:
         "transformer.lora_alpha": config.alpha,
         "transformer.target_modules": list(config.targets or modules),
     }
-    path = folder / FILE_NAME
+    path = folder / ADAPTER_FILE
     arrays = {name: np.ascontiguousarray(array) for name, array in adapter.arrays.items()}
     save_file(arrays, path, metadata={METADATA_KEY: json.dumps(metadata, sort_keys=True)})
     return path
@@ -61,7 +60,7 @@ def read_lora(folder: Path, *, version: int) -> Adapter:
     Raises:
         CheckpointError: the file is missing or damaged.
     """
-    path = folder / FILE_NAME
+    path = folder / ADAPTER_FILE
     try:
         with safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -85,7 +84,7 @@ def read_foreign_lora(path: str) -> tuple[dict[str, np.ndarray], float | None]:
 
     file = Path(path).expanduser()
     if file.is_dir():
-        file = file / (FILE_NAME if (file / FILE_NAME).exists() or not (file / PEFT_NAME).exists() else PEFT_NAME)
+        file = file / (ADAPTER_FILE if (file / ADAPTER_FILE).exists() or not (file / PEFT_NAME).exists() else PEFT_NAME)
     try:
         tensors = load_file(file)
         with safe_open(file, framework="numpy") as held:

@@ -4,14 +4,18 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flow.models.families import FAMILIES, Family
 from flow.models.hub import config_folder, index_file, known_configs, model_folder, tiny_decoder_folder
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.config.run import RunConfig
-from protocol.errors import ModelError
+from protocol.errors import ModelError, one_line
 from protocol.hub import is_hub_id, stay_offline_if_unreachable
 from protocol.resources import SCHEME, resolve
+
+INDEX = "model_index.json"
+"""Names a pipeline's class and parts, in diffusers' format."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ def read_index(model: ModelConfig) -> ModelIndex:
             the folder lacks a part that the index names.
     """
     is_on_hub = _is_on_hub(model)
-    file = index_file(model.path, model.revision) if is_on_hub else _folder(model) / "model_index.json"
+    file = index_file(model.path, model.revision) if is_on_hub else _folder(model) / INDEX
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
         pipeline = str(entries["_class_name"])
@@ -46,6 +50,21 @@ def read_index(model: ModelConfig) -> ModelIndex:
     if not is_on_hub:
         _require_parts(model, file.parent, parts)
     return ModelIndex(family=FAMILIES[pipeline], parts=parts)
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """Read one of the JSON files of a model's folder.
+
+    Raises:
+        ModelError: it cannot be read, or is no mapping.
+    """
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model file {file} cannot be read: {one_line(error)}") from None
+    if not isinstance(settings, dict):
+        raise ModelError(f"model file {file} must hold a mapping, got {type(settings).__name__}")
+    return settings
 
 
 def find_model(model: ModelConfig) -> tuple[ModelIndex, Path]:

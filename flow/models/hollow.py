@@ -1,6 +1,5 @@
 """Hollow models: backbones made from config files alone, with meaningless weights, for estimates and benchmarks."""
 
-import json
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -12,7 +11,7 @@ from torch import nn
 from flow.adapter.lora import inject
 from flow.models.contract import Conditioning
 from flow.models.embeddings import Embeddings
-from flow.models.folder import find_configs, find_tiny_decoder
+from flow.models.folder import INDEX, find_configs, find_tiny_decoder, read_settings
 from flow.models.load import backbone_class
 from flow.models.pipeline import PipelineBackbone
 from flow.models.reading import CLIP_TOKENS, clip_tokens, dtype_of, quantized, quiet_libraries, vae_dtype_of
@@ -161,7 +160,7 @@ def _converted(module: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
 
 
 def _class_of(folder: Path, part: str) -> str:
-    return json.loads((folder / "model_index.json").read_text(encoding="utf-8"))[part][1]
+    return read_settings(folder / INDEX)[part][1]
 
 
 class _ZeroEmbeddings:

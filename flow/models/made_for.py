@@ -1,12 +1,11 @@
 """What a model was made for, by its config files: sizes of images, and few steps if it was distilled."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flow.models.folder import find_configs
+from flow.models.folder import INDEX, find_configs, read_settings
 from protocol.config.model import ModelConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ModelError
@@ -111,7 +110,7 @@ def distilled_by(model: ModelConfig) -> str | None:
         ModelError: the model does not exist, or a config file cannot be read.
     """
     index, _ = find_configs(model)
-    if _config(model, "").get("is_distilled"):
+    if _config(model).get("is_distilled"):
         return "its model_index.json says is_distilled"
     if index.family.name == "flux" and not _config(model, "transformer").get("guidance_embeds"):
         return "it is a FLUX.1 without embedded guidance, like schnell"
@@ -132,10 +131,6 @@ def _scale(vae: Mapping[str, Any]) -> int:
     return 2 ** (len(levels) - 1)
 
 
-def _config(model: ModelConfig, part: str) -> dict[str, Any]:
+def _config(model: ModelConfig, part: str = "") -> dict[str, Any]:
     _, folder = find_configs(model)
-    file = folder / part / "config.json" if part else folder / "model_index.json"
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{file} of model {model.path} cannot be read: {error}") from error
+    return read_settings(folder / part / "config.json" if part else folder / INDEX)

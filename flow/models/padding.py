@@ -12,6 +12,8 @@ from flow.models.contract import Conditioning
 
 EMBEDS = "encoder_hidden_states"
 MASK = "mask"
+SHORTEST = 64
+"""Tokens of the shortest embeddings of compiled blocks."""
 
 
 def padded(embeds: Float[Tensor, "1 tokens D"], length: int) -> Conditioning:
@@ -21,11 +23,19 @@ def padded(embeds: Float[Tensor, "1 tokens D"], length: int) -> Conditioning:
     return {EMBEDS: whole, MASK: torch.arange(length, device=embeds.device)[None] < tokens}
 
 
-def trimmed(conditioning: Conditioning) -> tuple[Float[Tensor, "B longest D"], list[int]]:
-    """Return embeddings cut to the longest prompt of a batch, and how many tokens each row has.
+def trimmed(conditioning: Conditioning, *, has_few: bool = False) -> tuple[Float[Tensor, "B longest D"], list[int]]:
+    """Cut embeddings to the longest prompt of a batch.
 
-    Without a mask, as in a family's `example`, all tokens count.
+    Args:
+        conditioning: the embeddings [B, L, D] and their mask; without a mask, as in `example`, all tokens count.
+        has_few: whether to cut at powers of two only, at least `SHORTEST`: compiled blocks have graphs for each length.
+
+    Returns:
+        The embeddings, and how many tokens each row has.
     """
     embeds, mask = conditioning[EMBEDS], conditioning.get(MASK)
     lengths = [embeds.shape[1]] * len(embeds) if mask is None else mask.sum(1).tolist()
-    return embeds[:, : max(lengths)], lengths
+    longest = max(lengths)
+    if has_few:
+        longest = max(SHORTEST, 1 << (longest - 1).bit_length())
+    return embeds[:, :longest], lengths

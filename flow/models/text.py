@@ -1,6 +1,5 @@
 """The text encoders of a pipeline: loaded when a prompt first needs them, and freed on request."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ import torch
 
 from flow.models.contract import Conditioning
 from flow.models.families import Family
-from flow.models.folder import find_configs
+from flow.models.folder import INDEX, find_configs, read_settings
 from flow.models.reading import UNREADABLE, dtype_of, quiet_libraries, unreadable
 from protocol.config.model import ModelConfig
 
@@ -64,7 +63,7 @@ class TextEncoders:
             torch.cuda.empty_cache()
 
     def _load(self) -> Any:
-        index = json.loads((self.folder / "model_index.json").read_text(encoding="utf-8"))
+        index = read_settings(self.folder / INDEX)
         lacking = {part: None for part in self.family.text_parts if (index.get(part) or [None, None])[1] is None}
         with quiet_libraries():
             import diffusers
@@ -85,7 +84,7 @@ class TextEncoders:
                 if isinstance(module, torch.nn.Module):
                     module.requires_grad_(requires_grad=False).eval().to(self.device)
         # Of the transformer, the pipeline reads only its config: the width of the zeros that replace an absent encoder.
-        settings = json.loads((self.folder / "transformer" / "config.json").read_text(encoding="utf-8"))
+        settings = read_settings(self.folder / "transformer" / "config.json")
         pipeline.transformer = SimpleNamespace(config=SimpleNamespace(**settings))
         return pipeline
 

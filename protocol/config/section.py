@@ -1,8 +1,10 @@
 """The base class of every section of the config tree, and the number types that sections share."""
 
-from typing import Annotated
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 Positive = Annotated[int, Field(ge=1)]
 """A whole number of at least 1."""
@@ -30,6 +32,24 @@ class Section(BaseModel):
     """Base class of a section: frozen; it refuses unknown keys, and numbers that are not finite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool):
+            kinds = _kinds_of(cls.model_fields[info.field_name or ""].annotation)
+            if kinds & {int, float} and not kinds & {bool, Any}:
+                raise PydanticCustomError(
+                    "number", "input should be a number, got {value}", {"value": str(value).lower()}
+                )
+        return value
+
+
+def _kinds_of(annotation: Any) -> set[Any]:
+    """Return the types of a field's annotation, without those inside a list or a mapping."""
+    if get_origin(annotation) in (Annotated, Union, UnionType):
+        return set().union(*map(_kinds_of, get_args(annotation)))
+    return {annotation} if isinstance(annotation, type) or annotation is Any else set()
 
 
 def require_both_sides(what: str, height: int | None, width: int | None) -> None:

@@ -43,7 +43,7 @@ def test_a_second_driver_is_kept_out(undisturbed, tmp_path, tiny_sd3):
     driver = Driver(path, run, "--local")
     driver.wait_for_iteration(3)
     with driver.held():
-        command = [sys.executable, "-m", "deploy", "train", str(path), "--run", str(run), "--local"]
+        command = [sys.executable, "-m", "flowcredit", "train", str(path), "--run", str(run), "--local"]
         second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert second.returncode == 2
     assert "is in use by another process" in second.stderr

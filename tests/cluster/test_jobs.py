@@ -35,7 +35,7 @@ def test_a_job_keeps_its_run_and_the_same_command_resumes_it(cluster: Cluster, u
 def test_rays_own_command_keeps_its_run_too_and_another_config_gets_its_own(cluster: Cluster):
     command = ["ray", "job", "submit", "--address", cluster.jobs, "--working-dir", "flowcredit"]
     waits = ["--runtime-env-json", '{"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "180"}}']
-    run = ["--", "python", "-m", "deploy", "train", *SMALL, "--local", "iterations=1"]
+    run = ["--", "python", "-m", "flowcredit", "train", *SMALL, "--local", "iterations=1"]
     folders = []
     for seed, environment in (("seed=1", []), ("seed=2", waits), ("seed=1", waits)):
         said = cluster.laptop.run([*command, *environment, *run, seed], timeout_s=400)
@@ -48,7 +48,11 @@ def test_rays_own_command_keeps_its_run_too_and_another_config_gets_its_own(clus
 
 
 def test_without_the_token_a_job_is_refused_in_one_line(cluster: Cluster):
-    words = ["bash", "-c", "mv .ray/auth_token .ray/kept; cd project; python -m deploy submit mine.yaml --address $0"]
+    words = [
+        "bash",
+        "-c",
+        "mv .ray/auth_token .ray/kept; cd project; python -m flowcredit submit mine.yaml --address $0",
+    ]
     try:
         said = cluster.laptop.run([*words, cluster.jobs], code=2)
     finally:

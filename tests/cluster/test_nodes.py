@@ -25,7 +25,7 @@ def test_a_node_with_other_code_is_refused_by_name(cluster: Cluster):
     cluster.install(cluster.head, "installed")
     words = f"cluster.address={cluster.head.address}:{RAY} rewards.redness.scorer=mine:Slow".split()
     words += [f"cluster.{role}.resources.odd=1" for role in ("rollout", "reward", "learner")]
-    command = f"cd installed/project && python -m deploy train mine.yaml --run code {' '.join(words)}"
+    command = f"cd installed/project && python -m flowcredit train mine.yaml --run code {' '.join(words)}"
     with cluster.odd_node() as folder:
         installed = cluster.head.home / "installed"
         shutil.copytree(installed / "flowcredit", folder, dirs_exist_ok=True)

@@ -273,3 +273,22 @@ def test_overrides_may_be_values_by_dotted_key() -> None:
     texts = ["method=tp_grpo", "learner.learning_rate=1e-5", "data.tags=[colors]", "rewards.geneval.weight=2"]
     assert load_config("toy_geneval", overrides=given) == load_config("toy_geneval", overrides=texts)
     assert sources("toy_geneval", overrides=given) == sources("toy_geneval", overrides=texts)
+
+
+def test_a_section_that_is_overridden_leaves_no_source_of_what_it_replaces() -> None:
+    given = ["group.per_iteration=24", "group={size: 8}"]
+    config, found = load_config("toy_geneval", overrides=given), sources("toy_geneval", overrides=given)
+    assert (found["group.size"], "group.per_iteration" in found) == ("override", False)
+    assert config.group.per_iteration == RunConfig.model_fields["group"].annotation().per_iteration
+    later = sources("toy_geneval", overrides=[*reversed(given)])
+    assert later["group.per_iteration"] == "override"
+
+
+@pytest.mark.parametrize("given", [{1: 2}, [("seed", 3)], [b"seed=3"]], ids=str)
+def test_an_override_that_is_no_text_is_one_line(given: Any) -> None:
+    with pytest.raises(ConfigError, match="^an override must be a text such as seed=3 or a mapping's key, got "):
+        load_config("toy_geneval", overrides=given)
+
+
+def test_an_override_may_be_a_path(tmp_path: Path) -> None:
+    assert load_config("toy_geneval", overrides={"data.train": tmp_path}).data.train == str(tmp_path)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flow.adapter.lora import Lora
-from flow.compiled import CompiledBlocks
+from flow.compiled import CompiledBlocks, require_backend
 from flow.models.load import load_backbone
 from flow.models.pipeline import PipelineBackbone
 from protocol.config.model import LoraConfig, ModelConfig
@@ -47,10 +47,10 @@ def adapted(backbone: PipelineBackbone) -> Lora:
     return lora
 
 
-def velocity(backbone: PipelineBackbone, rows: int = 2) -> Tensor:
+def velocity(backbone: PipelineBackbone, rows: int = 2, text: str = "a cat") -> Tensor:
     shape = (rows, *backbone.latent_shape)
     latents = torch.linspace(-1, 1, torch.Size(shape).numel()).view(shape)
-    conditioning = {name: tensor.expand(rows, *tensor.shape[1:]) for name, tensor in backbone.encode("a cat").items()}
+    conditioning = {name: tensor.expand(rows, *tensor.shape[1:]) for name, tensor in backbone.encode(text).items()}
     return backbone.velocity(latents, torch.linspace(0.3, 0.8, rows), conditioning)
 
 
@@ -128,3 +128,26 @@ def test_a_torch_that_cannot_promise_equal_graphs_is_refused(monkeypatch: pytest
     monkeypatch.setattr("flow.compiled.SAME_BITS", {COUNTING: {"no_such_option": True}})
     with pytest.raises(ModelError, match="^model.compile=counting needs torch 2.10 or newer, got .*: no .* option$"):
         CompiledBlocks(Pile(), COUNTING)
+
+
+def test_inductor_needs_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_backend("inductor")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(
+        ModelError, match="^model.compile=inductor needs a C compiler, got none: install gcc, or set CC"
+    ):
+        require_backend("inductor")
+    require_backend("eager")
+
+
+def test_prompts_of_many_lengths_share_graphs(graphs: list[Any], tmp_path: Path) -> None:
+    config = ModelConfig(path=str(write_qwen_image(tmp_path / "model")), max_sequence_length=192, height=16, width=16)
+    plain, backbone = load_backbone(config), load_backbone(config.model_copy(update={"compile": COUNTING}))
+    assert isinstance(plain, PipelineBackbone) and isinstance(backbone, PipelineBackbone)
+    counts = []
+    for words in (1, 2, 30, 70, 90):
+        text = "cat " * words
+        drawn, compiled = (velocity(each, text=text).detach() for each in (plain, backbone))
+        torch.testing.assert_close(drawn, compiled)
+        counts.append(len(graphs))
+    assert len(set(counts)) <= 3

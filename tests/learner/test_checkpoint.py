@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flow.adapter.lora_file import FILE_NAME
 from learner.checkpoint import (
     FILES,
     MANIFEST,
@@ -28,7 +27,7 @@ from learner.checkpoint import (
 )
 from protocol.config.model import LoraConfig
 from protocol.errors import CheckpointError
-from protocol.files import sha256_of
+from protocol.files import ADAPTER_FILE, sha256_of
 from protocol.messages import Adapter, LearnerState, digest_of
 
 LORA = LoraConfig(rank=2, alpha=4)
@@ -148,8 +147,8 @@ def test_consistent_digests_over_wrong_content_are_refused(tmp_path: Path, conte
 
 def test_files_of_two_checkpoints_cannot_be_mixed(tmp_path: Path) -> None:
     first, second = write(tmp_path, 1), write(tmp_path, 2)
-    shutil.copy(first / FILE_NAME, second / FILE_NAME)
-    with pytest.raises(CheckpointError, match=FILE_NAME):
+    shutil.copy(first / ADAPTER_FILE, second / ADAPTER_FILE)
+    with pytest.raises(CheckpointError, match=ADAPTER_FILE):
         read_checkpoint(second)
 
 
@@ -297,7 +296,7 @@ def test_a_running_mean_and_a_baseline_come_back_bit_for_bit(tmp_path: Path) -> 
 @pytest.mark.parametrize("mean", ["average", "old"])
 def test_a_damaged_running_mean_is_named(tmp_path: Path, mean: str, damage: object, reason: str) -> None:
     folder = write_checkpoint(tmp_path, with_average(3), LORA, keep=1)
-    damage(folder / mean / FILE_NAME)  # type: ignore[operator]
+    damage(folder / mean / ADAPTER_FILE)  # type: ignore[operator]
     with pytest.raises(CheckpointError, match=reason):
         read_checkpoint(folder)
 

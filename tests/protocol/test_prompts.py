@@ -83,7 +83,7 @@ def test_an_empty_file_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_missing_a_binary_and_a_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(PromptError, match="does not exist: set data.train and data.heldout"):
+    with pytest.raises(PromptError, match="does not exist: name another one in data.train, data.heldout or --prompts"):
         read(tmp_path / "absent.txt")
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(PromptError, match="cannot be read"):

@@ -73,7 +73,7 @@ def words_of(line: str) -> tuple[str, list[str]]:
         assert rest[0] == "-m", f"neither a module nor one of ours: {line}"
         program, rest = rest[1], rest[2:]
     rest = [STANDS_FOR.get(word, word) for word in rest]
-    return ("flowcredit" if program == "deploy" else Path(program).name), rest
+    return Path(program).name, rest
 
 
 def stories() -> dict[Path, list[str]]:

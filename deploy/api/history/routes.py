@@ -15,14 +15,11 @@ from deploy.api.history.evaluations import Evaluations, GalleryImages, images_of
 from deploy.api.problems import Problem, documented
 from deploy.folder.names import CHECKPOINTS, CONFIG, EVENTS, METRICS
 from protocol.errors import RunFolderError
-from protocol.files import by_iteration
+from protocol.files import ADAPTER_FILE, MANIFEST, by_iteration
 from protocol.status import RUN_ID
 
 MOST_RUNS = 12
 """Largest number of runs in one report, and in one comparison on the page."""
-ADAPTER = "pytorch_lora_weights.safetensors"
-MANIFEST = "manifest.json"
-"""Written last, so a checkpoint without it is not whole."""
 JSON, BYTES = "application/json", "application/octet-stream"
 PIECE = 1 << 16
 """Bytes of a file that are read at a time."""
@@ -135,7 +132,7 @@ async def report(request: Request, run: Annotated[list[Listed], Query(min_length
 def newest_adapter(run: FilePath) -> FilePath | None:
     """Find the adapter's file in a run's newest whole checkpoint; None if there is none."""
     newest_first = reversed(by_iteration(run / CHECKPOINTS).values())
-    whole = (folder / ADAPTER for folder in newest_first if (folder / MANIFEST).is_file())
+    whole = (folder / ADAPTER_FILE for folder in newest_first if (folder / MANIFEST).is_file())
     return next(filter(FilePath.is_file, whole), None)
 
 

@@ -7,7 +7,7 @@ import socket
 from array import array
 
 PATIENCE_S = 30.0
-"""Seconds until the asker does without a fork. Ray gives up a worker that is not there after 60."""
+"""Seconds after which the caller starts the process itself. Ray gives up a worker that is not there after 60."""
 
 
 def ask(
@@ -18,7 +18,7 @@ def ask(
     streams: list[int],
     patience_s: float = PATIENCE_S,
 ) -> tuple[int, socket.socket]:
-    """Have a Python command forked. It gets what the asker has inherited: limits, blocked signals, the OOM score.
+    """Fork a Python command; it inherits the caller's limits, blocked signals and OOM score.
 
     Args:
         address: path of the warm process's socket.

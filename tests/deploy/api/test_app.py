@@ -342,7 +342,7 @@ def test_a_server_without_a_token_controls_nothing(board_url, living, serve):
 
 
 def test_a_server_that_others_can_reach_shows_nothing_without_the_token(board_url, living, tmp_path):
-    words = [sys.executable, "-m", "deploy", "serve", board_url, "--host", "0.0.0.0"]
+    words = [sys.executable, "-m", "flowcredit", "serve", board_url, "--host", "0.0.0.0"]
     refused = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 2
     assert "is open to other machines and needs a token" in refused.stderr
@@ -408,7 +408,17 @@ def test_ctrl_c_ends_a_server_quietly(tmp_path, serve):
 
 def test_a_server_of_a_script_s_background_ends_with_ctrl_c_from_its_announcement_on(tmp_path):
     """Such a shell lets its processes ignore Ctrl-C until they ask for it."""
-    words = ["bash", "-c", 'trap "" INT; exec "$@"', "shell", sys.executable, "-m", "deploy", "serve", str(tmp_path)]
+    words = [
+        "bash",
+        "-c",
+        'trap "" INT; exec "$@"',
+        "shell",
+        sys.executable,
+        "-m",
+        "flowcredit",
+        "serve",
+        str(tmp_path),
+    ]
     with subprocess.Popen([*words, "--port", "0"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -97,7 +97,7 @@ def test_a_slow_answer_is_waited_for() -> None:
 
 def test_silent_connections_keep_nobody_away_and_the_log_short(tmp_path) -> None:
     """Ten times as many as the server may open files."""
-    words = [sys.executable, "-m", "deploy", "serve", str(tmp_path), "--port", "0"]
+    words = [sys.executable, "-m", "flowcredit", "serve", str(tmp_path), "--port", "0"]
     with (tmp_path / "log").open("w") as log, ExitStack() as held:
         process = subprocess.Popen(
             words,

@@ -16,8 +16,9 @@ from deploy.api.folder_source import FolderSource
 from deploy.api.history import curves as curves_module
 from deploy.api.history.curves import CurveCache
 from deploy.api.history.evaluations import MOST_EVALUATIONS, images_of, scores
-from deploy.api.history.routes import ADAPTER, newest_adapter
+from deploy.api.history.routes import newest_adapter
 from protocol.config.run import RunConfig
+from protocol.files import ADAPTER_FILE
 from protocol.status import MetricLine, RunStatus
 from tests.support.runs.ended import an_ended_run
 from tests.support.runs.long import a_long_run
@@ -287,13 +288,13 @@ def test_the_adapter_is_that_of_the_newest_whole_checkpoint(tmp_path):
     assert newest_adapter(tmp_path) is None
     for name, is_whole in (("iteration_000009", True), ("iteration_000010", True), ("iteration_000011", False)):
         (folder := tmp_path / "checkpoints" / name).mkdir(parents=True)
-        (folder / ADAPTER).write_bytes(b"adapter")
+        (folder / ADAPTER_FILE).write_bytes(b"adapter")
         if is_whole:
             (folder / "manifest.json").write_text("{}")
     copied = tmp_path / "checkpoints" / "iteration_000010_best"
     copied.mkdir()
     (copied / "manifest.json").write_text("{}")
-    assert newest_adapter(tmp_path) == tmp_path / "checkpoints" / "iteration_000010" / ADAPTER
+    assert newest_adapter(tmp_path) == tmp_path / "checkpoints" / "iteration_000010" / ADAPTER_FILE
 
 
 def test_a_report_of_several_runs_can_be_downloaded(client):

@@ -306,7 +306,7 @@ def test_a_reply_of_another_length_breaks_the_contract() -> None:
 
 
 def test_the_command_serves_until_it_is_interrupted_and_refuses_a_taken_port(tmp_path) -> None:
-    command = [sys.executable, "-m", "deploy", "serve-rewards", "red=red_scorer:Red", "--port"]
+    command = [sys.executable, "-m", "flowcredit", "serve-rewards", "red=red_scorer:Red", "--port"]
     (tmp_path / "red_scorer.py").write_text(f"from {__name__} import Redness as Red\n")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
     options = {"env": environment, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -95,7 +95,7 @@ def test_a_run_its_server_and_the_command_line_meet_on_a_board_over_tls(
     process.wait(PATIENCE_S)
 
     def status(board: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "deploy", "status", str(tmp_path / "secured")]
+        command = [sys.executable, "-m", "flowcredit", "status", str(tmp_path / "secured")]
         environment = os.environ | {"FLOWCREDIT_BOARD": board}
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
 

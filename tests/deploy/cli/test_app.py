@@ -1,6 +1,7 @@
 """Mistakes in the input end in one line with rule, value and remedy, exit code 2, and nothing half written."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -251,3 +252,21 @@ def test_a_command_that_only_shows_something_loads_no_heavy_library(
     heavy = {"fastapi", "fsspec", "httpx2", "matplotlib", "numpy", "pydantic", "ray", "redis", "safetensors", "torch"}
     assert "typer" in loaded
     assert heavy & loaded <= allowed
+
+
+@pytest.mark.parametrize("words", [["presets"], ["config", "toy_geneval"], ["--help"]])
+def test_an_output_that_cannot_be_written_is_one_line(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "flowcredit", *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "flowcredit: the output cannot be written: No space left on device\n"
+
+
+def test_a_terminal_without_arrows_shows_question_marks(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "flowcredit", "status", str(tmp_path / "grün → blau")]
+    variables = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(command, env=variables, capture_output=True)
+    assert done.returncode == 2
+    (line,) = done.stderr.decode("ascii").splitlines()
+    assert "? blau" in line

@@ -57,7 +57,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_sd3: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "words", [["FOLDER"], ["run"], ["run", "--best"], ["FOLDER", "--step", "1"], ["--run", "FOLDER"]]
+    "words", [["FOLDER"], ["run"], ["run", "--best"], ["FOLDER", "--iteration", "1"], ["--run", "FOLDER"]]
 )
 def test_a_run_alone_gives_its_own_last_score(words: list[str], run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLOWCREDIT_RUNS", str(run.parent))
@@ -83,7 +83,7 @@ def test_a_run_that_rolls_out_another_adapter_than_it_trains_is_scored_with_the_
 def test_on_ray_two_actors_give_the_same(run: Path, tmp_path: Path) -> None:
     words = ("evaluation.batch=2", "evaluation.height=12", "evaluation.width=8", "--base")
     out = tmp_path / "out"
-    command = start_python("-m", "deploy", "eval", str(run), "cluster.rollout_actors=2", *words, "--out", str(out))
+    command = start_python("-m", "flowcredit", "eval", str(run), "cluster.rollout_actors=2", *words, "--out", str(out))
     assert command.wait(280) == 0, command.stdout.read()
     assert json.loads((out / "evaluation.json").read_text()) == json.loads(said("eval", run, *words, "--json"))
 

@@ -124,7 +124,7 @@ def test_a_prompt_file_gives_images_of_each_prompt_or_a_grid(
 ) -> None:
     prompts, out = tmp_path / "two.jsonl", tmp_path / "out"
     prompts.write_text('{"prompt": "a cat: ünïcode $", "negative_prompt": "x"}\n{"prompt": "a dog"}\n')
-    words = ("sample", str(run), "--prompts", str(prompts), "--count", "3", "--seed", "3", "--out", str(out))
+    words = ("generate", str(run), "--prompts", str(prompts), "--count", "3", "--seed", "3", "--out", str(out))
     assert run_cli(monkeypatch, *words) == 0
     told = []
     for path in sorted(out.glob("*.png")):
@@ -344,3 +344,34 @@ def test_a_hub_id_in_the_cache_is_checked_and_estimated_without_a_network(
     assert run_cli(monkeypatch, *words, "model.path=example/other") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "run `hf download example/other` where there is a network" in line
+
+
+def test_a_dry_run_refuses_what_the_run_would_refuse(
+    preset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    (file := tmp_path / "file").write_text("")
+    told = {
+        ("--fork", str(tmp_path / "nope")): "nope",
+        ("--run", str(file)): "--run must be a folder, or a name that does not exist yet, got the file",
+        ("model.compile=nope",): "model.compile must be one of torch's backends",
+    }
+    for words, message in told.items():
+        assert run_cli(monkeypatch, "train", str(preset), "--dry-run", *words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert message in line
+
+
+@pytest.mark.parametrize("part", ["transformer/config.json", "model_index.json"])
+def test_a_damaged_file_of_a_model_is_one_line(
+    preset: Path,
+    tiny_sd3: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    part: str,
+) -> None:
+    model = shutil.copytree(tiny_sd3, tmp_path / "model")
+    (model / part).write_text("{")
+    assert run_cli(monkeypatch, "encode", str(preset), f"model.path={model}") in (1, 2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(model) in line

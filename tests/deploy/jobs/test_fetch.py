@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.folder import names
 from deploy.jobs import pack
 from deploy.jobs.fetch import Received, fetch
 from protocol.errors import ConfigError, RunFolderError
@@ -52,6 +53,12 @@ def test_the_newest_whole_checkpoint_and_everything_else_but_secrets_arrive(run)
         ]
         file = tar.extractfile("checkpoints/iteration_000008/pytorch_lora_weights.safetensors")
         assert file.read() == b"iteration_000008" * 50_000
+
+
+def test_all_that_a_run_folder_holds_travels_but_what_belongs_to_its_machine() -> None:
+    stays = {names.CHECKPOINTS, names.LEASE, names.FILLING, names.BOARD_URL, names.BOARD_SOCKET, names.TOKEN}
+    known = {value for key, value in vars(names).items() if key.isupper() and isinstance(value, str)}
+    assert {*pack.FILES, *pack.FOLDERS} == (known | {*names.RECORDS}) - stays - {names.EARLIER_CHECKPOINT}
 
 
 def test_a_name_is_looked_up_in_the_folder_of_runs(run):

@@ -49,7 +49,17 @@ def test_from_any_other_folder_the_packages_travel_too(tmp_path):
 
 def test_every_word_of_the_command_arrives_as_it_is():
     submission = Submission(preset="toy_geneval", overrides=("data.tags=[counting, colors]", "seed=3"), run="a b")
-    words = ["python", "-m", "deploy", "train", "toy_geneval", "data.tags=[counting, colors]", "seed=3", "--run", "a b"]
+    words = [
+        "python",
+        "-m",
+        "flowcredit",
+        "train",
+        "toy_geneval",
+        "data.tags=[counting, colors]",
+        "seed=3",
+        "--run",
+        "a b",
+    ]
     assert shlex.split(submission.entrypoint()) == words
     assert submission.run_name() == "a b"
 

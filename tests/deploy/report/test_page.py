@@ -248,7 +248,8 @@ def test_every_chart_of_the_page_is_a_png_too(tmp_path, runs, page):
     assert "00_reward_mean_by_iteration.png" in {path.name for path in pngs}
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match="cannot be written: .*set --png"):
-        write_report(runs, tmp_path / "report.html", tmp_path / "file")
+        write_report(runs, tmp_path / "other.html", tmp_path / "file")
+    assert not (tmp_path / "other.html").exists()
 
 
 def test_a_disk_that_takes_no_more_leaves_the_earlier_report(tmp_path, runs):

@@ -12,8 +12,9 @@ import torch
 
 from deploy.presets import load_config
 from deploy.tools.estimate import estimate
-from flow.adapter.lora_file import FILE_NAME, read_lora
+from flow.adapter.lora_file import read_lora
 from learner.checkpoint import OPTIMIZER
+from protocol.files import ADAPTER_FILE
 from tests.support.runs.metrics import untimed
 from tests.support.runs.scene import Driver
 
@@ -42,7 +43,7 @@ def sha(folder: Path, name: str, iteration: int = 3) -> str:
 
 
 def adapter_sha(folder: Path, iteration: int = 3) -> str:
-    return sha(folder, FILE_NAME, iteration)
+    return sha(folder, ADAPTER_FILE, iteration)
 
 
 def curve(folder: Path) -> list[dict]:
@@ -60,7 +61,7 @@ def local_run(start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, st
 def test_run_leaves_its_story_behind(local_run):
     folder, said = local_run
     assert "held-out score before" in said
-    assert str(folder / "checkpoints" / "iteration_000003" / FILE_NAME) in said.replace("\n", "")
+    assert str(folder / "checkpoints" / "iteration_000003" / ADAPTER_FILE) in said.replace("\n", "")
     assert str(folder / "gallery" / "before_after.png") in said.replace("\n", "")
     names = {path.name for path in folder.iterdir()} - {".lease"}
     assert names == {
@@ -129,7 +130,7 @@ def test_finished_run_is_not_run_again(start, local_run):
 @pytest.mark.ray
 def test_run_on_ray_gives_the_same_bits_with_several_actors_and_workers(start, local_run, tmp_path):
     start(tmp_path / "run", "cluster.rollout_actors=2", "cluster.learner.workers=4").finish()
-    for name in (FILE_NAME, OPTIMIZER):
+    for name in (ADAPTER_FILE, OPTIMIZER):
         assert sha(tmp_path / "run", name) == sha(local_run[0], name)
     assert curve(tmp_path / "run") == curve(local_run[0])
 
@@ -186,6 +187,6 @@ def test_a_forward_method_gives_the_same_bits_on_ray_and_in_one_process_and_afte
     start(local, *words, "--local", "iterations=1").finish()
     start(local, *words, "--local", "iterations=2").finish()
     start(ray, *words, "iterations=2", "cluster.rollout_actors=2", "cluster.learner.workers=2").finish()
-    for name in (FILE_NAME, OPTIMIZER, f"old/{FILE_NAME}"):
+    for name in (ADAPTER_FILE, OPTIMIZER, f"old/{ADAPTER_FILE}"):
         assert sha(local, name, 2) == sha(ray, name, 2)
-    assert sha(local, FILE_NAME, 2) != sha(local, f"old/{FILE_NAME}", 2)
+    assert sha(local, ADAPTER_FILE, 2) != sha(local, f"old/{ADAPTER_FILE}", 2)

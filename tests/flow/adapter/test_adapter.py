@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import save_file
 
 from flow.adapter.lora import Lora
-from flow.adapter.lora_file import FILE_NAME, write_lora
+from flow.adapter.lora_file import write_lora
 from flow.maths.noise import normal
 from flow.models.contract import Backbone
 from flow.models.families import FAMILIES, FLUX, SD3
@@ -22,6 +22,7 @@ from flow.policy import FlowPolicy
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.errors import ModelError
+from protocol.files import ADAPTER_FILE
 from protocol.messages import Adapter, digest_of
 from tests.support.worlds.tiny_models import write_flux, write_sd35
 from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_z_image
@@ -156,20 +157,20 @@ def test_a_saved_adapter_that_does_not_fit_is_refused(folder: Path, tmp_path: Pa
     with pytest.raises(ModelError, match=r"has rank \[4\]"):
         lora.start_from(str(tmp_path), config.model_copy(update={"rank": 8}))
     bare = {**random_weights(lora).arrays}
-    save_file(bare, tmp_path / FILE_NAME)
+    save_file(bare, tmp_path / ADAPTER_FILE)
     with pytest.raises(ModelError, match=r"has rank \[4\] and alpha 4: set"):
         lora.start_from(str(tmp_path), config)
     wide = {name: np.repeat(array, 2, axis=int("lora_A" in name)) for name, array in bare.items()}
-    save_file(wide, tmp_path / FILE_NAME)
+    save_file(wide, tmp_path / ADAPTER_FILE)
     with pytest.raises(ModelError, match=r"belongs to another model: adapter tensor .* must be"):
         lora.start_from(str(tmp_path), config.model_copy(update={"alpha": 4}))
     foreign = {"transformer.proj_out.lora_A.weight": np.zeros((4, 4), np.float32)}
-    save_file(foreign, tmp_path / FILE_NAME)
+    save_file(foreign, tmp_path / ADAPTER_FILE)
     with pytest.raises(
         ModelError, match=r"must name modules that model.lora.targets names too, got transformer.proj_out"
     ):
         lora.start_from(str(tmp_path), config)
-    save_file({"unet.down.weight": np.zeros(1, np.float32)}, tmp_path / FILE_NAME)
+    save_file({"unet.down.weight": np.zeros(1, np.float32)}, tmp_path / ADAPTER_FILE)
     with pytest.raises(ModelError, match="in diffusers' format with one alpha, got tensor unet.down.weight"):
         lora.start_from(str(tmp_path), config)
 

@@ -12,13 +12,14 @@ from diffusers import StableDiffusion3Pipeline
 from safetensors import safe_open
 
 from flow.adapter.lora import Lora
-from flow.adapter.lora_file import FILE_NAME, read_lora, write_lora
+from flow.adapter.lora_file import read_lora, write_lora
 from flow.maths.noise import normal
 from flow.models.contract import Backbone
 from flow.models.families import SD3
 from flow.models.load import load_backbone
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.errors import CheckpointError, ContractError, ModelError
+from protocol.files import ADAPTER_FILE
 from protocol.messages import Adapter, digest_of
 
 CONFIG = SD3.adapter(LoraConfig(rank=4, alpha=12))
@@ -158,7 +159,7 @@ def test_the_file_round_trips_bitwise_and_equal_weights_give_equal_bytes(tiny_sd
     for folder, each in zip(folders, (weights, reordered), strict=True):
         folder.mkdir()
         write_lora(folder, each, CONFIG)
-    assert (folders[0] / FILE_NAME).read_bytes() == (folders[1] / FILE_NAME).read_bytes()
+    assert (folders[0] / ADAPTER_FILE).read_bytes() == (folders[1] / ADAPTER_FILE).read_bytes()
     held = read_lora(folders[0], version=3)
     assert held.digest == weights.digest
     assert held.version == 3
@@ -166,7 +167,7 @@ def test_the_file_round_trips_bitwise_and_equal_weights_give_equal_bytes(tiny_sd
 
 def test_the_header_names_rank_alpha_and_targets(tiny_sd3: Path, tmp_path: Path) -> None:
     write_lora(tmp_path, random_weights(Lora(fresh(tiny_sd3).transformer, CONFIG, seed=1)), CONFIG)
-    with safe_open(tmp_path / FILE_NAME, framework="numpy") as file:
+    with safe_open(tmp_path / ADAPTER_FILE, framework="numpy") as file:
         adapter = json.loads(file.metadata()["lora_adapter_metadata"])
     assert adapter["transformer.r"] == 4
     assert adapter["transformer.lora_alpha"] == 12

@@ -247,7 +247,7 @@ class Cluster:
 
     def flowcredit(self, *words: str, code: int | None = 0, timeout_s: float = 300.0) -> str:
         """Run `flowcredit` on the laptop, in the user's folder; what it said."""
-        command = ["bash", "-c", 'cd project && exec python -m deploy "$@"', "flowcredit", *words]
+        command = ["bash", "-c", 'cd project && exec python -m flowcredit "$@"', "flowcredit", *words]
         return self.laptop.run(command, code=code, timeout_s=timeout_s)
 
     def submit(self, run: str, *words: str, held_after: int = 0) -> "Job":
@@ -260,7 +260,7 @@ class Cluster:
             left.stop()
         if held_after:
             self.hold(held_after)
-        command = ["bash", "-c", 'cd project && exec python -u -m deploy "$@"', "flowcredit"]
+        command = ["bash", "-c", 'cd project && exec python -u -m flowcredit "$@"', "flowcredit"]
         command += [
             "submit",
             "mine.yaml",
@@ -321,7 +321,7 @@ class Cluster:
 
     def serve(self) -> None:
         """Serve the status API on the laptop, over the board."""
-        words = ["python", "-m", "deploy", "serve", "--host", self.laptop.address, "--port", str(API)]
+        words = ["python", "-m", "flowcredit", "serve", "--host", self.laptop.address, "--port", str(API)]
         variables = {"FLOWCREDIT_TOKEN": TOKEN, "FLOWCREDIT_BOARD": self.board}
         self._processes.append(self.laptop.start(words, log=self.laptop.files / "serve.log", variables=variables))
         until(lambda: self.api("GET", "/healthz", code=None), "the status API answers")

@@ -18,8 +18,8 @@ import yaml
 
 from deploy.folder.read import lines_of
 from deploy.tools.verify import verify
-from flow.adapter.lora_file import FILE_NAME
 from learner.checkpoint import newest_checkpoint
+from protocol.files import ADAPTER_FILE
 from tests.support.paths import ROOT
 from tests.support.runs.metrics import untimed
 from tests.support.warm.command import start_python
@@ -62,7 +62,7 @@ def preset(folder: Path, model: Path, /, **sections: Any) -> Path:
 class Driver:
     """One `flowcredit train` and what it says."""
 
-    def __init__(self, preset: Path, run: Path, *words: str, program: Sequence[str] = ("-m", "deploy")) -> None:
+    def __init__(self, preset: Path, run: Path, *words: str, program: Sequence[str] = ("-m", "flowcredit")) -> None:
         command = ("-u", *program, "train", str(preset), "--run", str(run), *words)
         self.process = start_python(
             *command, environment=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -227,7 +227,7 @@ def story(run: Path) -> Story:
 
     found = newest_checkpoint(run / "checkpoints")
     assert found is not None
-    sha = hashlib.sha256((found[1] / FILE_NAME).read_bytes()).hexdigest()
+    sha = hashlib.sha256((found[1] / ADAPTER_FILE).read_bytes()).hexdigest()
     told = lines_of(run)
     return sha, [untimed(line) for line in told]
 

@@ -25,7 +25,7 @@ def start_server(where: str, *words: str, token: str | None = TOKEN, port: int |
     environment = {key: value for key, value in os.environ.items() if key != "FLOWCREDIT_TOKEN"}
     if token:
         environment["FLOWCREDIT_TOKEN"] = token
-    words = ("-m", "deploy", "serve", where, "--port", str(port or 0), *words)
+    words = ("-m", "flowcredit", "serve", where, "--port", str(port or 0), *words)
     process = start_python(*words, environment=environment)
     assert process.stdout is not None
     said = process.stdout.readline()

@@ -1,4 +1,4 @@
-"""`python -m deploy …` as a fork of the warm process."""
+"""`python -m flowcredit …` as a fork of the warm process."""
 
 import os
 import signal

@@ -1,6 +1,0 @@
-"""`python -m deploy` is the console script `flowcredit`."""
-
-from flowcredit.start import main
-
-if __name__ == "__main__":
-    main()

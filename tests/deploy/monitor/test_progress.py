@@ -1,0 +1,37 @@
+"""A run goes on when its output is lost."""
+
+import errno
+import io
+import logging
+import os
+
+import pytest
+
+from deploy.monitor.progress import Progress
+
+
+class Broken(io.StringIO):
+    """Takes one text; then every write fails."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def write(self, text: str) -> int:
+        if self.getvalue():
+            raise OSError(self.number, os.strerror(self.number))
+        return super().write(text)
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC, errno.EIO], ids=["pipe", "disk", "terminal"])
+def test_a_lost_output_is_one_line_of_the_log_and_ends_no_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    stream = Broken(number)
+    monkeypatch.setattr("sys.stdout", stream)
+    progress = Progress()
+    with caplog.at_level(logging.WARNING):
+        for text in ("first", "second", "third"):
+            progress.say(text)
+    assert stream.getvalue() == "first\n"
+    assert caplog.messages == [f"the output of this run cannot be written any more ({os.strerror(number)}); it goes on"]
