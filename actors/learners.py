@@ -47,7 +47,7 @@ long enough."""
 
 
 @ray.remote(**HEARTBEAT)
-class LearnerActor(Alive):
+class LearnerWorker(Alive):
     """One worker of the learner group. It takes one call at a time; the caller ends a call at its deadline."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -238,7 +238,7 @@ class LearnerGroup:
         *,
         bundles: Bundles | None = None,
         make_room: Callable[[], Awaitable[None]] | None = None,
-        actor_class: Any = LearnerActor,
+        actor_class: Any = LearnerWorker,
     ) -> None:
         """
         Args:

@@ -39,7 +39,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.fleet import RayFleet
-from actors.learners import LearnerActor, LearnerGroup
+from actors.learners import LearnerGroup, LearnerWorker
 from actors.pool.nodes import NodeFailures
 from actors.rewards.pool import RewardActor, RewardPools
 from actors.rollouts import RolloutActor, RolloutPool
@@ -119,7 +119,7 @@ async def _resize(fleet: RayFleet, done: int) -> None:
 
 async def _kill(fleet: RayFleet, done: int) -> None:
     if done == KILLED_AT and not fleet.learner.status().restarts:
-        await KEPT[LearnerActor].used[-1].__ray_call__.remote(die_in_backward)
+        await KEPT[LearnerWorker].used[-1].__ray_call__.remote(die_in_backward)
 
 
 LOCAL = Way(name="--local")
@@ -227,7 +227,7 @@ def _begin_again(actor: Any, *args: Any) -> None:
     actor.__init__(*args)
 
 
-KEPT = {each: Kept(each) for each in (LearnerActor, RolloutActor, RewardActor)}
+KEPT = {each: Kept(each) for each in (LearnerWorker, RolloutActor, RewardActor)}
 
 
 class KeptFleet(RayFleet):
@@ -238,7 +238,7 @@ class KeptFleet(RayFleet):
         self._config = config
         self.rewards = RewardPools(config, nodes, sink, actor_class=KEPT[RewardActor])
         self.rollouts = RolloutPool(config, nodes, sink, actor_class=KEPT[RolloutActor])
-        self.learner = LearnerGroup(config, nodes, actor_class=KEPT[LearnerActor])
+        self.learner = LearnerGroup(config, nodes, actor_class=KEPT[LearnerWorker])
 
     def stop(self) -> None:
         """Keep the processes."""

@@ -278,7 +278,7 @@ class RewardPools:
     def failures(self) -> Metrics:
         """Count what went wrong since the start, by name; empty if nothing did."""
         return {
-            f"reward_server/{name}/{failure}": float(count)
+            f"reward_pool/{name}/{failure}": float(count)
             for name, reward in self.rewards.items()
             for failure, count in reward.failures().items()
             if count

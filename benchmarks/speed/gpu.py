@@ -37,7 +37,7 @@ from deploy.library import read_run, train
 from deploy.report.account import SIDES, Peak, rates_of
 from deploy.report.runs import groups_of
 from deploy.tools.estimate import Estimate, estimate_of
-from deploy.tools.measure import peak_of
+from deploy.tools.measure import find_card
 from deploy.tools.memory import roles_of
 from flow.adapter.lora import Lora
 from flow.device import computing
@@ -363,7 +363,8 @@ def _wait(device: str) -> None:
 
 
 def _peak_tflops(device: str) -> float | None:
-    return peak_of(torch.cuda.get_device_name()) if device == "cuda" else None
+    card = find_card(torch.cuda.get_device_name()) if device == "cuda" else None
+    return card.tflops if card else None
 
 
 def main(

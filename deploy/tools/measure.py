@@ -26,10 +26,28 @@ LARGE = 5e10
 CUT_PIXELS = 128
 CUT = {"dtype": "float32", "vae_dtype": None, "height": CUT_PIXELS, "width": CUT_PIXELS}
 """Config keys of a model that is cut."""
-PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40": 362.0, "B200": 2250.0}
-"""Dense bf16 peak from the vendor's data sheet, by a part of the GPU's name."""
 ASSUMED_SHARE = 0.25
 """Share of its peak that an unmeasured card is assumed to reach; an H100 did, with SD3.5-Medium's pairs."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU by its vendor's data sheet."""
+
+    gb: int
+    """Memory in 10^9 bytes."""
+    tflops: float
+    """Dense bf16 peak."""
+
+
+CARDS = {
+    "H100": Card(80, 989.0),
+    "H200": Card(141, 989.0),
+    "A100": Card(80, 312.0),
+    "L40": Card(48, 362.0),
+    "B200": Card(180, 2250.0),
+}
+"""By a part of the card's name; the A100 is the larger one."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +128,9 @@ def measure(config: RunConfig, counts: Evaluations) -> Speed:
     )
 
 
-def peak_of(name: str) -> float | None:
-    """Return the dense bf16 peak of a GPU in TFLOP/s, by its name; None if it is not in the table."""
-    return next((peak for part, peak in PEAK_TFLOPS.items() if part.lower() in name.lower()), None)
+def find_card(name: str) -> Card | None:
+    """Find a GPU by its name; None if it is not in `CARDS`."""
+    return next((card for part, card in CARDS.items() if part.lower() in name.lower()), None)
 
 
 def assumed_tflops(card: str) -> float:
@@ -121,10 +139,10 @@ def assumed_tflops(card: str) -> float:
     Raises:
         ConfigError: the card is not in the table.
     """
-    peak = peak_of(card)
-    if peak is None:
-        raise ConfigError(f"--card must be one of {sorted(PEAK_TFLOPS)}, got {card!r}: give its rate with --tflops")
-    return ASSUMED_SHARE * peak
+    found = find_card(card)
+    if found is None:
+        raise ConfigError(f"--card must be one of {sorted(CARDS)}, got {card!r}: give its rate with --tflops")
+    return ASSUMED_SHARE * found.tflops
 
 
 def _rate(work: Callable[[], object], count: int, *, counted: float | None) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from deploy.tools.estimate import GIB, Estimate
+from deploy.tools.measure import find_card
 from protocol.config.cluster import cluster_address
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
@@ -22,8 +23,6 @@ PROCESS = {
 }
 """Bytes of a process with its libraries before it loads anything (Linux, CPU build of torch): the first two as
 `python -m benchmarks.speed.memory` prints them, the others after their imports. A scorer may import torch too."""
-CARD_GB = {"H100": 80, "H200": 141, "A100": 80, "L40": 48, "B200": 180}
-"""Memory of a card in 10^9 bytes from the vendor's data sheet, by a part of its name; the A100 is the larger one."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +90,6 @@ def _role(role: str, device: Mapping[str, int], host: Mapping[str, int], *, has_
     return RoleMemory(role=role, gpu=device if has_gpu else {}, host=own if has_gpu else {**own, **device})
 
 
-def card_bytes(card: str) -> int | None:
-    """Return the memory of a card in bytes, by its name; None if it is not in the table."""
-    return next((size * 10**9 for part, size in CARD_GB.items() if part.lower() in card.lower()), None)
-
-
 def fit_problems(config: RunConfig, found: Estimate, *, card: str | None = None) -> Iterator[ConfigError]:
     """Compare the GPU memory of the roles with that of a card, or of this machine's GPUs if the run uses them.
 
@@ -110,8 +104,9 @@ def fit_problems(config: RunConfig, found: Estimate, *, card: str | None = None)
     import torch
 
     of_machine = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
-    own = min(of_machine, default=None) if not cluster_address(config.cluster) else None
-    limit = card_bytes(card) if card else own
+    limit = min(of_machine, default=None) if not cluster_address(config.cluster) else None
+    if card:
+        limit = known.gb * 10**9 if (known := find_card(card)) else None
     if limit is None:
         return
     gpu = f"one {card}" if card else "a GPU of this machine"

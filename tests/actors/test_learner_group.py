@@ -17,7 +17,7 @@ import ray
 import torch
 from ray._private.worker import global_worker
 
-from actors.learners import LearnerActor, LearnerGroup
+from actors.learners import LearnerGroup, LearnerWorker
 from actors.pool.nodes import NodeFailures
 from flow.rollout import RolloutPolicy
 from learner.update.learner import Learner
@@ -87,7 +87,7 @@ def require_equal(one: LearnerState, other: LearnerState) -> None:
 
 
 class Handles:
-    """Takes the part of `LearnerActor` and keeps the actors that it makes."""
+    """Takes the part of `LearnerWorker` and keeps the actors that it makes."""
 
     def __init__(self) -> None:
         self.made: list[Any] = []
@@ -98,7 +98,7 @@ class Handles:
         return self
 
     def remote(self, config: RunConfig) -> Any:
-        self.made.append(LearnerActor.options(**self._options).remote(config))
+        self.made.append(LearnerWorker.options(**self._options).remote(config))
         return self.made[-1]
 
 
@@ -118,7 +118,7 @@ def die_in_backward(_: object, number: int) -> None:
 
 
 @asynccontextmanager
-async def group_of(config: RunConfig, actor_class: Any = LearnerActor) -> AsyncIterator[LearnerGroup]:
+async def group_of(config: RunConfig, actor_class: Any = LearnerWorker) -> AsyncIterator[LearnerGroup]:
     group = LearnerGroup(config, NodeFailures(within_s=60), actor_class=actor_class)
     try:
         await group.start()

@@ -58,7 +58,7 @@ class Fake:
 
 
 class Fakes:
-    """Takes the part of `LearnerActor`: the nodes have room for some actors, the others wait for a node."""
+    """Takes the part of `LearnerWorker`: the nodes have room for some actors, the others wait for a node."""
 
     def __init__(self) -> None:
         self.room, self.holds = 100, ""

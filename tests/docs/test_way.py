@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import ray
 
-from actors.learners import LearnerActor, LearnerGroup
+from actors.learners import LearnerGroup, LearnerWorker
 from actors.pool.nodes import NodeFailures
 from actors.rewards.pool import RewardActor, RewardPools
 from actors.rollouts import RolloutActor, RolloutPool
@@ -110,7 +110,7 @@ def test_the_table_and_its_list_hold_the_files_that_a_trajectory_passes_on_ray(
     tiny_config: Callable[..., RunConfig],
 ) -> None:
     config, nodes = config_of(tiny_config, cluster={"rollout_actors": 1}), NodeFailures(within_s=60)
-    classes = [TracedClass(each) for each in (RolloutActor, RewardActor, LearnerActor)]
+    classes = [TracedClass(each) for each in (RolloutActor, RewardActor, LearnerWorker)]
 
     async def scene() -> set[str]:
         rollouts = RolloutPool(config, nodes, Silent(), actor_class=classes[0])

@@ -117,8 +117,8 @@ def test_a_killed_a_hanging_and_a_failing_call_cost_tries_and_no_score(tiny_conf
     assert reward.missing == 0 and reward.retried >= 3 and reward.queue.waiting == 0
     failures = source.failures()
     assert (
-        failures["reward_server/moody/failed_calls"] == reward.queue.failed_calls
-        and "reward_server/moody/missing" not in failures
+        failures["reward_pool/moody/failed_calls"] == reward.queue.failed_calls
+        and "reward_pool/moody/missing" not in failures
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from deploy.cli.app import main
 from deploy.tools import measure as measuring
 from deploy.tools.estimate import estimate
-from deploy.tools.measure import assumed_tflops, measure, peak_of
+from deploy.tools.measure import CARDS, assumed_tflops, find_card, measure
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
 
@@ -59,7 +59,9 @@ def test_decoding_is_counted_by_image(tiny_config: Config) -> None:
 
 
 def test_a_card_reaches_a_share_of_its_peak_and_an_unknown_one_is_refused() -> None:
-    assert (peak_of("NVIDIA H200"), peak_of("NVIDIA A100-SXM4-80GB"), peak_of("CPU")) == (989, 312, None)
+    assert find_card("NVIDIA H200") == CARDS["H200"]
+    assert find_card("NVIDIA A100-SXM4-80GB") == CARDS["A100"]
+    assert find_card("CPU") is None
     assert assumed_tflops("h100") == pytest.approx(0.25 * 989)
     with pytest.raises(ConfigError, match="^--card must be one of .*'H100'.*, got 'V100': give its rate with --tflops"):
         assumed_tflops("V100")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-OF_THE_MACHINE = ("seconds/", "update/", "reward_server/")
+OF_THE_MACHINE = ("seconds/", "update/", "reward_pool/")
 """Begin the metrics that depend on time, on the number of workers, and on what failed."""
 
 

@@ -26,7 +26,7 @@ from tests.support.warm.command import start_python
 from tests.support.warm.ray_workers import workers_of
 
 ITERATIONS = 20
-KINDS = {"rollout": "ray::RolloutActor", "reward": "ray::RewardActor", "learner": "ray::LearnerActor"}
+KINDS = {"rollout": "ray::RolloutActor", "reward": "ray::RewardActor", "learner": "ray::LearnerWorker"}
 """How Ray names the processes of each kind of actor."""
 Story = tuple[str, list[dict[str, Any]]]
 """sha256 of the last adapter, and all metrics but wall times and counts of what had to be tried again."""
