@@ -25,9 +25,9 @@ def require_backend(backend: str) -> None:
     Raises:
         ModelError: torch has no such backend, is too old, or finds no C compiler.
     """
-    known = torch.compiler.list_backends(exclude_tags=())
-    if backend not in known:
-        raise ModelError(f"model.compile must be one of torch's backends {sorted(known)}, got {backend!r}")
+    if backend not in torch.compiler.list_backends(exclude_tags=()):
+        usual = sorted(torch.compiler.list_backends())  # without those for debugging
+        raise ModelError(f"model.compile must be one of torch's backends {usual}, got {backend!r}")
     if unknown := sorted(SAME_BITS.get(backend, {}).keys() - set(torch._inductor.list_options())):
         raise ModelError(
             f"model.compile={backend} needs torch 2.10 or newer, got {torch.__version__}: no {unknown[0]} option"
