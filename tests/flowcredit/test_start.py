@@ -1,4 +1,4 @@
-"""The user's own folders never take the place of ours, and both entries see the same modules."""
+"""The user's own folders never take the place of ours."""
 
 import json
 import os
@@ -52,11 +52,9 @@ def folder(tmp_path: Path, tiny_sd3: Path) -> Path:
     return tmp_path
 
 
-def flowcredit(
-    folder: Path, *words: str, module: str = "flowcredit", **variables: str
-) -> "subprocess.CompletedProcess":
+def flowcredit(folder: Path, *words: str, **variables: str) -> "subprocess.CompletedProcess":
     environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"} | variables
-    command = [sys.executable, "-m", module, *words]
+    command = [sys.executable, "-m", "flowcredit", *words]
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250, check=False
     )
@@ -81,13 +79,12 @@ def test_a_run_uses_our_packages_and_the_user_s_scorer_beside_folders_of_the_sam
     assert "was started with other contents: rewards.mine.scorer" in done.stderr
 
 
-def test_both_entries_find_modules_of_the_working_folder_last(tmp_path: Path) -> None:
+def test_modules_of_the_working_folder_are_found_last(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("")
     (tmp_path / "yaml.py").write_text("raise RuntimeError('the wrong library')\n")
-    for module in ("flowcredit", "deploy"):
-        done = flowcredit(tmp_path, "serve-rewards", "x=beside:Nothing", module=module, PYTHONPATH=str(ROOT))
-        assert done.returncode == 2
-        assert "module 'beside' has no 'Nothing'" in done.stderr
+    done = flowcredit(tmp_path, "serve-rewards", "x=beside:Nothing", PYTHONPATH=str(ROOT))
+    assert done.returncode == 2
+    assert "module 'beside' has no 'Nothing'" in done.stderr
 
 
 def test_a_module_of_ours_that_does_not_exist_is_named_by_its_file(tmp_path: Path) -> None:
