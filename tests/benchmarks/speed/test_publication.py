@@ -15,4 +15,4 @@ def test_payloads_are_as_large_as_stated_and_in_as_many_arrays_as_a_lora_has():
 def test_the_lanes_of_one_worker_are_timed():
     figures = own_lanes(1, lanes=4, rounds=1)
     assert (figures["mb"], figures["lanes"]) == (1, 4)
-    assert figures["take_s"] >= 0
+    assert figures["take_s"] > 0
