@@ -235,7 +235,7 @@ def own_lanes(megabytes: float, *, lanes: int, rounds: int) -> dict[str, Any]:
     return {
         "mb": megabytes,
         "lanes": lanes,
-        "take_s": round(float(np.median(seconds)), 3),
+        "take_s": round(float(np.median(seconds)), 6),
         "load_average": round(os.getloadavg()[0], 1),
     }
 
