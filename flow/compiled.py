@@ -19,11 +19,15 @@ MOST_GRAPHS = 256
 """Of one kind of block: the first block has its own, the model without its adapter too, and each shape of its input."""
 
 
-def require_backend(backend: str) -> None:
+def require_backend(backend: str, device: str) -> None:
     """Check that this machine can compile.
 
+    Args:
+        backend: a torch.compile backend.
+        device: `cpu` or `cuda`; on the CPU `inductor` needs a C++ compiler, on a GPU Triton needs one for C.
+
     Raises:
-        ModelError: torch has no such backend, is too old, or finds no C compiler.
+        ModelError: torch has no such backend, is too old, or finds no compiler.
     """
     if backend not in torch.compiler.list_backends(exclude_tags=()):
         usual = sorted(torch.compiler.list_backends())  # without those for debugging
@@ -32,9 +36,12 @@ def require_backend(backend: str) -> None:
         raise ModelError(
             f"model.compile={backend} needs torch 2.10 or newer, got {torch.__version__}: no {unknown[0]} option"
         )
-    if backend == "inductor" and not any(map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))):
+    variable, *usual = ("CC", "gcc", "clang") if device == "cuda" else ("CXX", "g++", "clang++")
+    wanted = [os.environ[variable]] if os.environ.get(variable) else usual
+    if backend == "inductor" and not any(map(shutil.which, wanted)):
         raise ModelError(
-            "model.compile=inductor needs a C compiler, got none: install gcc, or set CC to the path of one"
+            f"model.compile=inductor needs a compiler, got none of {wanted}: install {usual[0]}, or set {variable} to"
+            " its path"
         )
 
 
@@ -52,21 +59,26 @@ class CompiledBlocks:
     Args:
         transformer: its `forward` and its blocks' are replaced. diffusers lists the kinds of its blocks.
         backend: a torch.compile backend.
+        device: where it computes, `cpu` or `cuda`.
 
     Raises:
-        ModelError: see `require_backend`.
+        ModelError: see `require_backend`; or diffusers lists no kinds of blocks for this transformer.
     """
 
-    def __init__(self, transformer: nn.Module, backend: str) -> None:
-        require_backend(backend)
+    def __init__(self, transformer: nn.Module, backend: str, *, device: str) -> None:
+        require_backend(backend, device)
         options = SAME_BITS.get(backend)
         torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MOST_GRAPHS
         self._has_gradient = True
-        kinds: Any = transformer._no_split_modules
-        for part in transformer.modules():
-            if type(part).__name__ in kinds:
-                compiled = torch.compile(part.forward, backend=backend, options=options, dynamic=False, fullgraph=True)
-                part.forward = partial(self._block, compiled)
+        kinds: Any = transformer._no_split_modules or ()
+        blocks = [part for part in transformer.modules() if type(part).__name__ in kinds]
+        if not blocks:
+            raise ModelError(
+                f"model.compile must be null for {type(transformer).__name__}: it has no blocks to compile"
+            )
+        for block in blocks:
+            compiled = torch.compile(block.forward, backend=backend, options=options, dynamic=False, fullgraph=True)
+            block.forward = partial(self._block, compiled)
         transformer.forward = partial(self._whole, transformer.forward)
 
     def _whole(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -75,7 +87,7 @@ class CompiledBlocks:
         self._has_gradient = False
         try:
             with torch.inference_mode(mode=False), torch.enable_grad():
-                result = forward(*map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
+                result = forward(*_mapped(_plain, args), **{name: _mapped(_plain, kwargs[name]) for name in kwargs})
         finally:
             self._has_gradient = True
         return _mapped(Tensor.detach, result)
@@ -91,12 +103,12 @@ class CompiledBlocks:
         return result if self._has_gradient else _mapped(_cut, result)
 
 
-def _plain(value: Any) -> Any:
+def _plain(tensor: Tensor) -> Tensor:
     """Return a tensor that was made in inference mode as one that was not, in the same memory: a graph saves these."""
-    if not isinstance(value, Tensor) or not value.is_inference():
-        return value
-    plain = torch.empty(0, dtype=value.dtype, device=value.device)
-    return plain.set_(value.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+    if not tensor.is_inference():
+        return tensor
+    plain = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return plain.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _cut(tensor: Tensor) -> Tensor:
@@ -104,7 +116,8 @@ def _cut(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
-def _mapped(change: Callable[[Tensor], Tensor], result: Any) -> Any:
-    if isinstance(result, Tensor):
-        return change(result)
-    return tuple(_mapped(change, each) for each in result) if isinstance(result, tuple) else result
+def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Change the tensors of a value; lists and tuples may hold them."""
+    if isinstance(value, Tensor):
+        return change(value)
+    return type(value)(_mapped(change, each) for each in value) if type(value) in (list, tuple) else value

@@ -25,7 +25,7 @@ COMPUTING = ("protocol", "flow", "learner", "rewards", "toyworld")
 
 def drop_output() -> None:
     """Let standard output lead nowhere from now on, so that Python does not fail when it flushes it at its end."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, AttributeError):  # there may be no standard output, or none with a number
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

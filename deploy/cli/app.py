@@ -5,11 +5,12 @@ once by a second Ctrl-C.
 """
 
 import asyncio
+import errno
 import os
 import sys
 import warnings
 from contextlib import suppress
-from io import TextIOWrapper
+from io import TextIOWrapper, UnsupportedOperation
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +21,8 @@ from flowcredit.start import VERSION
 from protocol.errors import FlowcreditError, InputError
 from protocol.files import drop_output
 
+LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Errors of an output that cannot be written."""
 STOPPED, CONTINUES = "stopped at once", "; `train` continues from the newest checkpoint"
 TRAINING = ("train", "demo")
 COMMANDS = {
@@ -90,18 +93,18 @@ def main() -> None:
     """Run the command line; an error of ours ends in one line on stderr and an exit code."""
     # Other libraries' notices about themselves are not for the user's terminal.
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray|diffusers|transformers|torch")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            with suppress(OSError):  # in a fork, the stream may belong to a pipe that it took for a file
-                stream.reconfigure(errors="replace")  # for terminals that know no arrows
+    if isinstance(sys.stdout, TextIOWrapper):
+        with suppress(OSError):  # in a fork, the stream may belong to a pipe that it took for a file
+            sys.stdout.reconfigure(errors="backslashreplace")  # for terminals that know no arrows
     try:
         app(standalone_mode=True)
     except FlowcreditError as error:
         _end(str(error), 2 if isinstance(error, InputError) else 1)
     except asyncio.CancelledError:
         _end(_stopped(), 130)
-    except OSError:
-        _require_output(b"\n")  # what did not fit is gone, so a flush alone would find nothing wrong
+    except OSError as error:
+        if error.errno in LOST:
+            _require_output(b"\n")  # what did not fit is gone, so a flush alone would find nothing wrong
         raise
     except SystemExit as ended:
         if ended.code == 130:  # typer ends so after Ctrl-C, without a message
@@ -112,12 +115,16 @@ def main() -> None:
 
 def _require_output(more: bytes = b"") -> None:
     """End with one line if standard output cannot be written, for instance because its disk is full."""
+    if sys.stdout is None:
+        return
     try:
         sys.stdout.flush()
         if more:
             os.write(sys.stdout.fileno(), more)
     except BrokenPipeError:
         drop_output()  # nobody reads on
+    except UnsupportedOperation:
+        return  # it has no number: a program has replaced it
     except OSError as error:
         drop_output()
         _end(f"the output cannot be written: {error.strerror}", 1)

@@ -13,6 +13,7 @@ from deploy.folder.location import default_name, job_id, placed, runs_folder, st
 from deploy.folder.names import CONFIG
 from deploy.presets import find_preset, load_config
 from protocol.errors import ConfigError, RunFolderError
+from protocol.files import drop_output
 
 if TYPE_CHECKING:
     from protocol.config.run import RunConfig
@@ -78,10 +79,10 @@ def demo(overrides: Overrides = None, is_local: IsLocal = False, has_page: HasPa
 
 
 def _train(config: "RunConfig", folder: Path, *, fork: Path | None = None, is_local: bool, has_page: bool) -> None:
-    from deploy.monitor.progress import Progress
+    from deploy.monitor.progress import Progress, terminal
     from deploy.run.run import run_training
 
-    progress = Progress()
+    progress = Progress(terminal(drop_output))
     if job := job_id():
         _announce_job(job, config, folder, say=progress.say)
     outcome = run_training(config, folder=folder, fork=fork, is_local=is_local, has_page=has_page, progress=progress)

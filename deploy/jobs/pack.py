@@ -44,7 +44,7 @@ def main() -> None:
         return
     sha = hashlib.sha256()
     with tempfile.TemporaryFile() as archive:
-        with tarfile.open(fileobj=archive, mode="w") as tar:
+        with tarfile.open(fileobj=archive, mode="w", dereference=True) as tar:
             for path in members(run):
                 tar.add(path, arcname=str(path.relative_to(run)))
         archive.seek(0)

@@ -81,7 +81,7 @@ class Submission:
             "excludes": [*EXCLUDES, *(base.get("excludes") or ())],
             "env_vars": variables | dict(self.variables),
         }
-        if not (self.working_dir / "deploy" / "cli").is_dir():
+        if not (self.working_dir / "flowcredit" / "start.py").is_file():
             made["py_modules"] = [str(ROOT / name) for name in PACKAGES] + list(base.get("py_modules") or ())
         return base | made
 

@@ -17,7 +17,6 @@ from rich.progress import Progress as RichProgress
 from deploy.monitor.journal import Listener, is_news
 from deploy.monitor.summary import TREND, eta_s, gains_of
 from learner.loop.evaluate import Evaluation
-from protocol.files import drop_output
 from protocol.status import Condition
 
 log = logging.getLogger(__name__)
@@ -26,10 +25,15 @@ STAGES = {"rollout_and_reward": "rollout+reward", "update": "update", "publish":
 
 
 class Output:
-    """Standard output of a run, which goes on when a pipe's reader ends, a terminal is closed or a disk is full."""
+    """Standard output of a run, which goes on when a pipe's reader ends or a disk is full.
 
-    def __init__(self) -> None:
-        self._is_lost = False
+    Args:
+        on_failure: is called once when the output cannot be written any more.
+    """
+
+    def __init__(self, on_failure: Callable[[], object] = lambda: None) -> None:
+        self._is_lost = sys.stdout is None
+        self._on_failure = on_failure
 
     def write(self, text: str) -> int:
         """Write a text unless the output is lost."""
@@ -55,7 +59,12 @@ class Output:
         except OSError as error:
             self._is_lost = True
             log.warning("the output of this run cannot be written any more (%s); it goes on", error.strerror)
-            drop_output()
+            self._on_failure()
+
+
+def terminal(on_failure: Callable[[], object] = lambda: None) -> Console:
+    """Make a console that writes to `Output`."""
+    return Console(file=cast(TextIO, Output(on_failure)), highlight=False, soft_wrap=True)
 
 
 class Progress(Listener):
@@ -63,7 +72,7 @@ class Progress(Listener):
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """Write to `console`, by default the terminal; measure with `clock`, in seconds."""
-        self._console = console or Console(file=cast(TextIO, Output()), highlight=False, soft_wrap=True)
+        self._console = console or terminal()
         self._bar: RichProgress | None = None
         self._task = TaskID(0)
         self._total = 0

@@ -65,7 +65,7 @@ def _check_model(config: RunConfig) -> None:
     if config.model.compile and not cluster_address(config.cluster):
         from flow.compiled import require_backend
 
-        require_backend(config.model.compile)
+        require_backend(config.model.compile, "cuda" if config.cluster.learner.gpus else "cpu")
 
 
 def reward_problems(config: RunConfig, prompts: Sequence[Prompt], *, is_local: bool) -> Iterator[InputError]:

@@ -1,4 +1,4 @@
-"""Stops a run from outside: Ctrl-C, SIGTERM, `ray job stop`.
+"""Stops a run from outside: Ctrl-C, SIGTERM, `ray job stop`, a terminal that is closed.
 
 | signal     | effect                                                                           | exit code |
 |------------|----------------------------------------------------------------------------------|-----------|
@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Result = TypeVar("Result")
 
 
@@ -116,7 +116,8 @@ def stop_on_signal(
         deadline.append(loop.call_later(within_s, on_deadline))
         stop.set()
 
-    signals = SIGNALS if threading.current_thread() is threading.main_thread() else ()  # others may not handle signals
+    is_main = threading.current_thread() is threading.main_thread()  # others may not handle signals
+    signals = [number for number in SIGNALS if is_main and not _is_ignored_hangup(number)]
     for number in signals:
         loop.add_signal_handler(number, on_signal)
     try:
@@ -131,3 +132,8 @@ def stop_on_signal(
             timer.cancel()
         for number in signals:
             loop.remove_signal_handler(number)
+
+
+def _is_ignored_hangup(number: signal.Signals) -> bool:
+    """Whether this is SIGHUP and the process was started with `nohup`."""
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN

@@ -308,7 +308,7 @@ class PipelineBackbone(ABC):
         """Let torch compile every block of the transformer."""
         from flow.compiled import CompiledBlocks
 
-        CompiledBlocks(self.transformer, backend)
+        CompiledBlocks(self.transformer, backend, device=self._device.type)
 
     def _require_known_schedule(self) -> None:
         settings = self._pipeline.scheduler.config

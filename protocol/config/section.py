@@ -39,9 +39,7 @@ class Section(BaseModel):
         if isinstance(value, bool):
             kinds = _kinds_of(cls.model_fields[info.field_name or ""].annotation)
             if kinds & {int, float} and not kinds & {bool, Any}:
-                raise PydanticCustomError(
-                    "number", "input should be a number, got {value}", {"value": str(value).lower()}
-                )
+                raise PydanticCustomError("number", "input should be a number")
         return value
 
 

@@ -19,7 +19,7 @@ BASES = {"reliability.md": [ROOT / "tests"]}
 """Further folders to which paths of a page are relative."""
 PACKAGES = "protocol|flow|rewards|toyworld|learner|actors|deploy|benchmarks|tests|docs|world|pretraining"
 METRIC = re.compile(
-    r"(?:reward|group|gain|credit|advantage|train|policy|seconds|evaluation|reward_server|ledger|probe|adapter)/[\w<>{},/]+"
+    r"(?:reward|group|gain|credit|advantage|train|policy|seconds|evaluation|reward_pool|ledger|probe|adapter)/[\w<>{},/]+"
 )
 
 pages = pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -53,7 +53,7 @@ def test_every_relative_link_and_anchor_leads_somewhere(page: Path) -> None:
 @pages
 def test_every_module_that_a_command_runs_exists(page: Path) -> None:
     for module in re.findall(
-        r"python -m ((?:benchmarks|toyworld|tests|deploy)[\w.]*\w)", page.read_text(encoding="utf-8")
+        r"python -m ((?:benchmarks|toyworld|tests|deploy|flowcredit)[\w.]*\w)", page.read_text(encoding="utf-8")
     ):
         assert importlib.util.find_spec(module), module
 

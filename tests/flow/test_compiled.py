@@ -1,5 +1,6 @@
 """Compiled blocks: calls with and without a gradient run the same graphs, for every family."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,13 @@ WRITERS = [write_sd3, write_sd35, write_flux, write_flux2_klein, write_qwen_imag
 @pytest.fixture
 def graphs() -> Iterator[list[Any]]:
     """What `COUNTING` compiled in the test, which finds no graph of another one."""
-    found = compiled_graphs()
+    found, limits = compiled_graphs(), torch._dynamo.config
+    before = limits.recompile_limit, limits.accumulated_recompile_limit
     torch.compiler.reset()
     found.clear()
     yield found
     torch.compiler.reset()
+    limits.recompile_limit, limits.accumulated_recompile_limit = before
 
 
 def loaded(folder: Path, **settings: Any) -> PipelineBackbone:
@@ -85,6 +88,12 @@ class Block(nn.Module):
         return rows * number
 
 
+class Alone(nn.Module):
+    """A transformer that lists no blocks."""
+
+    _no_split_modules = None
+
+
 class Pile(nn.Module):
     """A transformer of three blocks."""
 
@@ -102,7 +111,7 @@ class Pile(nn.Module):
 
 def test_blocks_of_one_kind_share_graphs_and_each_shape_has_its_own(graphs: list[Any]) -> None:
     pile = Pile()
-    CompiledBlocks(pile, COUNTING)
+    CompiledBlocks(pile, COUNTING, device="cpu")
     counts = []
     for size in (2, 3, 4, 2, 3, 4):
         assert torch.equal(pile(torch.ones(size), 2), torch.full((size,), 8.0))
@@ -115,7 +124,7 @@ def test_too_many_graphs_end_with_an_error_instead_of_uncompiled_blocks(
 ) -> None:
     monkeypatch.setattr("flow.compiled.MOST_GRAPHS", 3)
     pile = Pile()
-    CompiledBlocks(pile, COUNTING)
+    CompiledBlocks(pile, COUNTING, device="cpu")
     rows = torch.ones(2)
     for number in range(3):
         assert torch.equal(pile(rows, number), rows * number**3)
@@ -127,17 +136,27 @@ def test_too_many_graphs_end_with_an_error_instead_of_uncompiled_blocks(
 def test_a_torch_that_cannot_promise_equal_graphs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flow.compiled.SAME_BITS", {"eager": {"no_such_option": True}})
     with pytest.raises(ModelError, match="^model.compile=eager needs torch 2.10 or newer, got .*: no .* option$"):
-        CompiledBlocks(Pile(), "eager")
+        CompiledBlocks(Pile(), "eager", device="cpu")
 
 
-def test_inductor_needs_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    require_backend("inductor")
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(
-        ModelError, match="^model.compile=inductor needs a C compiler, got none: install gcc, or set CC"
-    ):
-        require_backend("inductor")
-    require_backend("eager")
+@pytest.mark.parametrize(("device", "variable", "program"), [("cpu", "CXX", "g++"), ("cuda", "CC", "gcc")])
+def test_inductor_needs_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, variable: str, program: str
+) -> None:
+    monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / program).write_text("")
+    (tmp_path / program).chmod(0o755)
+    require_backend("inductor", device)
+    monkeypatch.setenv(variable, "absent")
+    with pytest.raises(ModelError, match=r"got none of \['absent'\]"):
+        require_backend("inductor", device)
+    monkeypatch.delenv(variable)
+    (tmp_path / program).unlink()
+    remedy = f"needs a compiler, got none of .*: install {re.escape(program)}, or set {variable}"
+    with pytest.raises(ModelError, match=remedy):
+        require_backend("inductor", device)
+    require_backend("eager", device)
 
 
 def test_prompts_of_many_lengths_share_graphs(graphs: list[Any], tmp_path: Path) -> None:
@@ -151,3 +170,9 @@ def test_prompts_of_many_lengths_share_graphs(graphs: list[Any], tmp_path: Path)
         torch.testing.assert_close(drawn, compiled)
         counts.append(len(graphs))
     assert len(set(counts)) <= 3
+
+
+def test_a_transformer_without_blocks_is_refused(graphs: list[Any]) -> None:
+    with pytest.raises(ModelError, match="^model.compile must be null for Alone: it has no blocks to compile$"):
+        CompiledBlocks(Alone(), COUNTING, device="cpu")
+    assert not graphs

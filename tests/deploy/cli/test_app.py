@@ -263,10 +263,19 @@ def test_an_output_that_cannot_be_written_is_one_line(words: list[str]) -> None:
     assert done.stderr == "flowcredit: the output cannot be written: No space left on device\n"
 
 
-def test_a_terminal_without_arrows_shows_question_marks(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "flowcredit", "status", str(tmp_path / "grün → blau")]
+def test_a_terminal_without_arrows_shows_their_codes() -> None:
+    """As tables of the status have them."""
+    code = (
+        "import sys; from flowcredit.start import main; sys.argv = ['flowcredit', 'presets']\n"
+        "try:\n    main()\nexcept SystemExit:\n    print('\\u2192')"
+    )
     variables = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = subprocess.run(command, env=variables, capture_output=True)
-    assert done.returncode == 2
-    (line,) = done.stderr.decode("ascii").splitlines()
-    assert "? blau" in line
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, check=True)
+    assert done.stdout.decode("ascii").endswith("\\u2192\n")
+
+
+def test_a_program_without_an_output_runs() -> None:
+    """Some services close it."""
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "flowcredit", "presets"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

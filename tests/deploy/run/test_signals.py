@@ -9,11 +9,12 @@ import pytest
 from deploy.run.signals import stop_on_signal
 
 
-def test_the_first_signal_sets_the_event_and_leaves_the_work_alone():
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["stop", "closed terminal"])
+def test_the_first_signal_sets_the_event_and_leaves_the_work_alone(number):
     async def scene():
         said = []
         with stop_on_signal(said.append, within_s=30) as stop:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
             await asyncio.wait_for(stop.wait(), 60)
             await asyncio.sleep(0.05)
         return said
@@ -42,3 +43,18 @@ def test_the_second_signal_ends_at_once():
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(scene())
+
+
+def test_a_closed_terminal_stops_no_run_that_was_started_with_nohup():
+    async def scene():
+        with stop_on_signal(lambda text: None, within_s=30) as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.05)
+            return stop.is_set()
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert not asyncio.run(scene())
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
