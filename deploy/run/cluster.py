@@ -11,6 +11,7 @@ import ray
 from ray._private.label_utils import validate_label_selector  # Ray has no public function for this check
 
 from deploy.run.inputs import gpu_problems, require_connection
+from deploy.run.signals import outliving_the_terminal
 from flowcredit.start import HOOK, shadows
 from protocol.config.cluster import RoleConfig, cluster_address
 from protocol.config.run import RunConfig
@@ -77,15 +78,16 @@ def _connect(config: RunConfig, address: str | None, python: str | None) -> None
             require_connection(address, timeout_s=PROBE_TIMEOUT_S)
             ray.init(address=address, **quiet)
         else:
-            ray.init(
-                address="local",
-                num_cpus=_needed_cpus(config),
-                resources={name: need for name, need in config.reserved.items() if name not in ("CPU", "GPU")},
-                include_dashboard=False,
-                _system_config=NO_TASK_EVENTS | (NO_EARLY_WORKERS if python else {}),
-                _node_ip_address="127.0.0.1",
-                **quiet,
-            )
+            with outliving_the_terminal():
+                ray.init(
+                    address="local",
+                    num_cpus=_needed_cpus(config),
+                    resources={name: need for name, need in config.reserved.items() if name not in ("CPU", "GPU")},
+                    include_dashboard=False,
+                    _system_config=NO_TASK_EVENTS | (NO_EARLY_WORKERS if python else {}),
+                    _node_ip_address="127.0.0.1",
+                    **quiet,
+                )
     except (OSError, OverflowError, ValueError, RuntimeError) as error:
         if not address:
             raise

@@ -6,6 +6,8 @@
 | (timeout)  | after `cluster.stop_within_s` seconds the run ends with its newest checkpoint    | 0         |
 | the second | the run ends at once; files are whole, because each appears by a rename          | 130       |
 
+SIGHUP counts as a first signal only.
+
 A resumed run repeats the interrupted work bit for bit, so each of the three costs only time.
 """
 
@@ -100,7 +102,7 @@ def stop_on_signal(
     task = asyncio.current_task()
     assert task is not None
     deadline: list[asyncio.TimerHandle] = []
-    is_overdue = False
+    is_overdue = is_hung_up = False
 
     def on_deadline() -> None:
         nonlocal is_overdue
@@ -116,10 +118,16 @@ def stop_on_signal(
         deadline.append(loop.call_later(within_s, on_deadline))
         stop.set()
 
+    def on_hangup() -> None:
+        nonlocal is_hung_up
+        is_hung_up = True
+        if not stop.is_set():  # a shell and the system each send one for the same terminal
+            on_signal()
+
     is_main = threading.current_thread() is threading.main_thread()  # others may not handle signals
     signals = [number for number in SIGNALS if is_main and not _is_ignored_hangup(number)]
     for number in signals:
-        loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(number, on_hangup if number == signal.SIGHUP else on_signal)
     try:
         with (request or StopRequest()).handled_by(lambda: loop.call_soon_threadsafe(on_signal)):
             yield stop
@@ -132,6 +140,21 @@ def stop_on_signal(
             timer.cancel()
         for number in signals:
             loop.remove_signal_handler(number)
+        if is_hung_up:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+@contextmanager
+def outliving_the_terminal() -> Iterator[None]:
+    """Let processes that start in this context ignore SIGHUP: a run that it stops needs them for its checkpoint."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def _is_ignored_hangup(number: signal.Signals) -> bool:

@@ -19,7 +19,11 @@ def test_the_first_signal_sets_the_event_and_leaves_the_work_alone(number):
             await asyncio.sleep(0.05)
         return said
 
-    assert asyncio.run(scene()) == ["stopping with a checkpoint; a second signal stops at once"]
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        assert asyncio.run(scene()) == ["stopping with a checkpoint; a second signal stops at once"]
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_work_that_does_not_end_in_time_is_left_and_the_run_ends_in_order():
@@ -43,6 +47,23 @@ def test_the_second_signal_ends_at_once():
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(scene())
+
+
+def test_a_terminal_that_closes_for_shell_and_system_stops_a_run_with_a_checkpoint():
+    async def scene():
+        said = []
+        with stop_on_signal(said.append, within_s=30) as stop:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGHUP)
+                await asyncio.sleep(0.05)
+            return stop.is_set(), said
+
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        assert asyncio.run(scene()) == (True, ["stopping with a checkpoint; a second signal stops at once"])
+        os.kill(os.getpid(), signal.SIGHUP)  # the last of them may come late
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_closed_terminal_stops_no_run_that_was_started_with_nohup():
