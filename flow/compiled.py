@@ -36,12 +36,12 @@ def require_backend(backend: str, device: str) -> None:
         raise ModelError(
             f"model.compile={backend} needs torch 2.10 or newer, got {torch.__version__}: no {unknown[0]} option"
         )
-    variable, *usual = ("CC", "gcc", "clang") if device == "cuda" else ("CXX", "g++", "clang++")
-    wanted = [os.environ[variable]] if os.environ.get(variable) else usual
+    variable, *programs = ("CC", "gcc", "clang") if device == "cuda" else ("CXX", "g++", "clang++")
+    wanted = [os.environ[variable]] if os.environ.get(variable) else programs
     if backend == "inductor" and not any(map(shutil.which, wanted)):
         raise ModelError(
-            f"model.compile=inductor needs a compiler, got none of {wanted}: install {usual[0]}, or set {variable} to"
-            " its path"
+            f"model.compile=inductor needs a compiler, got none of {wanted}: install {programs[0]}, or set {variable}"
+            " to its path"
         )
 
 

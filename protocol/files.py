@@ -4,7 +4,6 @@ import hashlib
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -21,14 +20,6 @@ CODE = "flowcredit's code"
 """Name of `code_digest` among the facts that the processes of a role must share."""
 COMPUTING = ("protocol", "flow", "learner", "rewards", "toyworld")
 """Packages that decide what is generated, scored and learnt."""
-
-
-def drop_output() -> None:
-    """Let standard output lead nowhere from now on, so that Python does not fail when it flushes it at its end."""
-    with suppress(OSError, ValueError, AttributeError):  # there may be no standard output, or none with a number
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
 
 
 def iteration_name(iteration: int, suffix: str = "") -> str:

@@ -273,17 +273,16 @@ def _learner(config: RunConfig, policy: FlowPolicy, lora: Lora, setup: Setup) ->
 
 
 def _milliseconds_by_kind(work: Callable[[], Any], *, device: str) -> dict[str, float]:
-    """Run the work once to warm up and once under the profiler.
+    """Run the work under torch's profiler.
 
     Args:
-        work: what is measured.
+        work: what is measured; it must have run before.
         device: `cuda` for the time of its kernels there, `cpu` for that of its operations.
 
     Returns:
         Milliseconds by kind, with `the rest`: element-wise operations, copies and reductions.
     """
     on_gpu = device == "cuda"
-    work()
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
         work()
         if on_gpu:

@@ -5,24 +5,20 @@ once by a second Ctrl-C.
 """
 
 import asyncio
-import errno
-import os
 import sys
 import warnings
 from contextlib import suppress
-from io import TextIOWrapper, UnsupportedOperation
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from deploy.cli import checks, configs, jobs, models, reports, rewards, status, training
+from deploy.cli.output import LOST, output_problem
 from flowcredit.start import VERSION
 from protocol.errors import FlowcreditError, InputError
-from protocol.files import drop_output
 
-LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""Errors of an output that cannot be written."""
 STOPPED, CONTINUES = "stopped at once", "; `train` continues from the newest checkpoint"
 TRAINING = ("train", "demo")
 COMMANDS = {
@@ -104,7 +100,7 @@ def main() -> None:
         _end(_stopped(), 130)
     except OSError as error:
         if error.errno in LOST:
-            _require_output(b"\n")  # what did not fit is gone, so a flush alone would find nothing wrong
+            _require_output(b"\n")
         raise
     except SystemExit as ended:
         if ended.code == 130:  # typer ends so after Ctrl-C, without a message
@@ -114,20 +110,9 @@ def main() -> None:
 
 
 def _require_output(more: bytes = b"") -> None:
-    """End with one line if standard output cannot be written, for instance because its disk is full."""
-    if sys.stdout is None:
-        return
-    try:
-        sys.stdout.flush()
-        if more:
-            os.write(sys.stdout.fileno(), more)
-    except BrokenPipeError:
-        drop_output()  # nobody reads on
-    except UnsupportedOperation:
-        return  # it has no number: a program has replaced it
-    except OSError as error:
-        drop_output()
-        _end(f"the output cannot be written: {error.strerror}", 1)
+    """End with one line if standard output cannot be written."""
+    if problem := output_problem(more):
+        _end(f"the output cannot be written: {problem}", 1)
 
 
 def _stopped() -> str:

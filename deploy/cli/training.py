@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.cli.options import IsLocal, Overrides, complete_preset, source_and_words
+from deploy.cli.output import drop_output
 from deploy.folder.location import default_name, job_id, placed, runs_folder, stop_grace_s, stop_wait_s
 from deploy.folder.names import CONFIG
 from deploy.presets import find_preset, load_config
 from protocol.errors import ConfigError, RunFolderError
-from protocol.files import drop_output
 
 if TYPE_CHECKING:
     from protocol.config.run import RunConfig
@@ -141,13 +141,15 @@ def _dry_run(
     config, missing_model = completed_for_estimate(config)
     prompts, heldout = read_inputs(config)
     if run and run.exists() and not run.is_dir():
-        raise RunFolderError(f"--run must be a folder, or a name that does not exist yet, got the file {run}")
-    is_new = run is None or not (run / CONFIG).exists()
-    if fork:
-        _ = adapter_to_fork(fork, config) if is_new or run is None else require_fork_of(run, fork)
-    if run and not is_new and not missing_model:
-        require_same_run(run, config)
-        typer.echo(f"{run} holds a run of this config and would go on")
+        raise RunFolderError(f"--run must be a folder or a new name, got the file {run}: give another name")
+    held = run if run and (run / CONFIG).exists() else None
+    if fork and held:
+        require_fork_of(held, fork)
+    elif fork:
+        adapter_to_fork(fork, config)
+    if held and not missing_model:
+        require_same_run(held, config)
+        typer.echo(f"{held} holds a run of this config and would go on")
     typer.echo(f"{len(prompts)} prompts to train on, {len(heldout)} held out")
     for _, message in (*concerns(config, prompts, heldout), *(local_concerns(config) if is_local else ())):
         typer.echo(f"note: {message}")

@@ -6,7 +6,7 @@
 | (timeout)  | after `cluster.stop_within_s` seconds the run ends with its newest checkpoint    | 0         |
 | the second | the run ends at once; files are whole, because each appears by a rename          | 130       |
 
-SIGHUP counts as a first signal only.
+A closed terminal sends SIGHUP, perhaps several times: it counts as the first signal only, and `nohup` ignores it.
 
 A resumed run repeats the interrupted work bit for bit, so each of the three costs only time.
 """

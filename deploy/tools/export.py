@@ -7,7 +7,8 @@ from safetensors import safe_open
 
 from deploy.folder.read import average_of, checkpoint_of, config_of
 from flow.models.families import Family
-from flow.models.folder import INDEX, find_model, read_settings
+from flow.models.folder import find_model, read_settings
+from flow.models.hub import INDEX
 from flow.models.reading import quiet_libraries
 from learner.checkpoint import AVERAGE
 from protocol.errors import RunFolderError

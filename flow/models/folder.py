@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from flow.models.families import FAMILIES, Family
-from flow.models.hub import config_folder, index_file, known_configs, model_folder, tiny_decoder_folder
+from flow.models.hub import INDEX, config_folder, index_file, known_configs, model_folder, tiny_decoder_folder
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ModelError, one_line
 from protocol.hub import is_hub_id, stay_offline_if_unreachable
 from protocol.resources import SCHEME, resolve
-
-INDEX = "model_index.json"
-"""Names a pipeline's class and parts, in diffusers' format."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from torch import nn
 from flow.adapter.lora import inject
 from flow.models.contract import Conditioning
 from flow.models.embeddings import Embeddings
-from flow.models.folder import INDEX, find_configs, find_tiny_decoder, read_settings
+from flow.models.folder import find_configs, find_tiny_decoder, read_settings
+from flow.models.hub import INDEX
 from flow.models.load import backbone_class
 from flow.models.pipeline import PipelineBackbone
 from flow.models.reading import CLIP_TOKENS, clip_tokens, dtype_of, quantized, quiet_libraries, vae_dtype_of

@@ -7,6 +7,8 @@ from pathlib import Path
 from protocol.errors import ModelError
 from protocol.hub import explained, is_hub_id
 
+INDEX = "model_index.json"
+"""Names a pipeline's class and parts, in diffusers' format."""
 UNUSED_FILES = ["*.bin", "*.ckpt", "*.msgpack", "*.onnx", "*.onnx_data", "*.h5", "*.fp16.*", "*.fp16-*"]
 """Files that hold the same weights in other formats or precisions."""
 KNOWN = Path(__file__).parent / "known"
@@ -28,7 +30,7 @@ def index_file(repo: str, revision: str | None) -> Path:
     from huggingface_hub import hf_hub_download
 
     with _explained(repo, revision):
-        return Path(hf_hub_download(repo, "model_index.json", revision=revision))
+        return Path(hf_hub_download(repo, INDEX, revision=revision))
 
 
 def model_folder(repo: str, revision: str | None, parts: Sequence[str]) -> Path:
@@ -47,7 +49,7 @@ def model_folder(repo: str, revision: str | None, parts: Sequence[str]) -> Path:
     """
     from huggingface_hub import snapshot_download
 
-    wanted = ["model_index.json", *(f"{part}/*" for part in parts)]
+    wanted = [INDEX, *(f"{part}/*" for part in parts)]
     with _explained(repo, revision):
         return Path(
             snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=list(UNUSED_FILES))
@@ -63,7 +65,7 @@ def config_folder(repo: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     with _explained(repo, revision):
-        wanted = ["model_index.json", "*/config.json", "*/scheduler_config.json", "tokenizer*/*"]
+        wanted = [INDEX, "*/config.json", "*/scheduler_config.json", "tokenizer*/*"]
         return Path(snapshot_download(repo, revision=revision, allow_patterns=wanted))
 
 

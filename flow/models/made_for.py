@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flow.models.folder import INDEX, find_configs, read_settings
+from flow.models.folder import find_configs, read_settings
+from flow.models.hub import INDEX
 from protocol.config.model import ModelConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ModelError

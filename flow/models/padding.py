@@ -1,7 +1,7 @@
 """Prompts of different length in one shape: embeddings padded to `model.max_sequence_length`, with a mask.
 
-The padding reaches no transformer: `trimmed` cuts a batch to its longest prompt. Rollout and learner cut the same batch
-to the same length, so the ratio stays exactly 1.
+`trimmed` cuts a batch to its longest prompt, so the padding reaches no transformer, except one with compiled blocks,
+which masks it. Rollout and learner cut the same batch to the same length, so the ratio stays exactly 1.
 """
 
 import torch
@@ -23,12 +23,13 @@ def padded(embeds: Float[Tensor, "1 tokens D"], length: int) -> Conditioning:
     return {EMBEDS: whole, MASK: torch.arange(length, device=embeds.device)[None] < tokens}
 
 
-def trimmed(conditioning: Conditioning, *, has_few: bool = False) -> tuple[Float[Tensor, "B longest D"], list[int]]:
+def trimmed(conditioning: Conditioning, *, is_compiled: bool = False) -> tuple[Float[Tensor, "B longest D"], list[int]]:
     """Cut embeddings to the longest prompt of a batch.
 
     Args:
         conditioning: the embeddings [B, L, D] and their mask; without a mask, as in `example`, all tokens count.
-        has_few: whether to cut at powers of two only, at least `SHORTEST`: compiled blocks have graphs for each length.
+        is_compiled: whether the blocks are compiled. They have graphs for each length, so the length is then rounded up
+            to a power of two, at least `SHORTEST`.
 
     Returns:
         The embeddings, and how many tokens each row has.
@@ -36,6 +37,6 @@ def trimmed(conditioning: Conditioning, *, has_few: bool = False) -> tuple[Float
     embeds, mask = conditioning[EMBEDS], conditioning.get(MASK)
     lengths = [embeds.shape[1]] * len(embeds) if mask is None else mask.sum(1).tolist()
     longest = max(lengths)
-    if has_few:
+    if is_compiled:
         longest = max(SHORTEST, 1 << (longest - 1).bit_length())
     return embeds[:, :longest], lengths

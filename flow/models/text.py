@@ -9,7 +9,8 @@ import torch
 
 from flow.models.contract import Conditioning
 from flow.models.families import Family
-from flow.models.folder import INDEX, find_configs, read_settings
+from flow.models.folder import find_configs, read_settings
+from flow.models.hub import INDEX
 from flow.models.reading import UNREADABLE, dtype_of, quiet_libraries, unreadable
 from protocol.config.model import ModelConfig
 

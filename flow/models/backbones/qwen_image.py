@@ -83,7 +83,7 @@ class QwenImage(PackedBackbone):
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
     ) -> Float[Tensor, "B C H W"]:
         count, _, height, width = latents.shape
-        embeds, lengths = trimmed(conditioning, has_few=self._config.compile is not None)
+        embeds, lengths = trimmed(conditioning, is_compiled=self._config.compile is not None)
         mask = None
         if min(lengths) < embeds.shape[1]:
             positions = torch.arange(embeds.shape[1], device=latents.device)

@@ -352,7 +352,7 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(
     (file := tmp_path / "file").write_text("")
     told = {
         ("--fork", str(tmp_path / "nope")): "nope",
-        ("--run", str(file)): "--run must be a folder, or a name that does not exist yet, got the file",
+        ("--run", str(file)): "--run must be a folder or a new name, got the file",
         ("model.compile=nope",): "model.compile must be one of torch's backends",
     }
     for words, message in told.items():
@@ -372,6 +372,6 @@ def test_a_damaged_file_of_a_model_is_one_line(
 ) -> None:
     model = shutil.copytree(tiny_sd3, tmp_path / "model")
     (model / part).write_text("{")
-    assert run_cli(monkeypatch, "encode", str(preset), f"model.path={model}") in (1, 2)
+    assert run_cli(monkeypatch, "encode", str(preset), f"model.path={model}") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert str(model) in line
