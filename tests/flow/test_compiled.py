@@ -160,16 +160,18 @@ def test_inductor_needs_a_compiler(
 
 
 def test_prompts_of_many_lengths_share_graphs(graphs: list[Any], tmp_path: Path) -> None:
-    config = ModelConfig(path=str(write_qwen_image(tmp_path / "model")), max_sequence_length=192, height=16, width=16)
+    config = ModelConfig(path=str(write_qwen_image(tmp_path / "model")), max_sequence_length=512, height=16, width=16)
     plain, backbone = load_backbone(config), load_backbone(config.model_copy(update={"compile": COUNTING}))
     assert isinstance(plain, PipelineBackbone) and isinstance(backbone, PipelineBackbone)
-    counts = []
-    for words in (1, 2, 30, 70, 90):
-        text = "cat " * words
+    lengths, counts = [], []
+    for letters in (1, 20, 40, 60, 200):
+        text = "x" * letters
+        lengths.append(int(plain.encode(text)["mask"].sum()))
         drawn, compiled = (velocity(each, text=text).detach() for each in (plain, backbone))
         torch.testing.assert_close(drawn, compiled)
         counts.append(len(graphs))
-    assert len(set(counts)) <= 3
+    assert lengths == sorted({*lengths}) and 128 < lengths[0] < lengths[3] < 256 < lengths[4] < 512
+    assert counts == [counts[0]] * 4 + [2 * counts[0]]
 
 
 def test_a_transformer_without_blocks_is_refused(graphs: list[Any]) -> None:
