@@ -16,7 +16,8 @@ from torch import Tensor
 from flow.adapter.lora import Lora
 from flow.maths.schedule import linear_sigmas, shifted_sigmas
 from flow.maths.transition import Start, Transition, cps, dance_sde, ddim_sde, flow_sde, ode
-from flow.maths.windows import longest_window, require_trainable, window_period, window_steps
+from flow.maths.trees import splits_of, strides_of
+from flow.maths.windows import require_trainable, window_lengths, window_period, window_steps
 from flow.models.contract import Backbone, Conditioning, repeat
 from flow.models.folder import adapter_config
 from flow.models.hub import adapter_folder
@@ -61,15 +62,8 @@ class FlowPolicy:
                 " raise noise_level or steps, or lower std_min"
             )
         require_trainable(config.window, candidates=self.steps, total=config.steps)
-        if lacking := set(config.split_steps) - set(self.steps):
-            raise ConfigError(
-                f"sampling.splits must name stochastic steps, of {list(self.steps)}, got step {min(lacking)}:"
-                " trajectories cannot part without noise; take other shares or lower sampling.std_min"
-            )
-        self.strides: dict[int, int] = (
-            {k: 2 ** sum(split > k for split in config.split_steps) for k in self.steps} if config.splits else {}
-        )
-        """By stochastic step: how many neighbouring members of a shard share it. Empty if none do."""
+        for length in self._window_lengths:
+            splits_of(config.splits, self.steps[:length])
 
     @property
     def total_steps(self) -> int:
@@ -109,7 +103,19 @@ class FlowPolicy:
     @property
     def most_steps(self) -> int:
         """The largest number of stochastic steps that a shard can have."""
-        return longest_window(self._config.window, candidates=self.steps, total=self.total_steps)
+        return max(self._window_lengths)
+
+    @property
+    def _window_lengths(self) -> set[int]:
+        return window_lengths(self._config.window, candidates=self.steps, total=self.total_steps)
+
+    def strides(self, explored: Sequence[int]) -> dict[int, int]:
+        """Return, by stochastic step, how many neighbouring members of a shard share it; empty if none do.
+
+        Args:
+            explored: stochastic steps of the shard, ascending.
+        """
+        return strides_of(self._config.splits, explored)
 
     @property
     def window_period(self) -> int:
@@ -171,7 +177,7 @@ class FlowPolicy:
         """
         if self._config.shared_noise and k == explored[0]:
             return rows
-        return min(rows, 2) if k in self._config.split_steps else 1
+        return min(rows, 2) if k in splits_of(self._config.splits, explored) else 1
 
     def transition(
         self,

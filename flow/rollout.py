@@ -222,10 +222,11 @@ def rollout_shard(
     chosen = policy.steps_of(seed=config.seed, iteration=request.iteration, group=request.group, shard=shard)
     has_noise = config.sampling.kernel != "ode"
     explored = chosen if has_noise else ()
+    strides = policy.strides(explored)
     begun = policy.evaluations
 
     def branches(step: int) -> Float[Tensor, "N C H W"]:
-        return noise(step, members[:: policy.strides.get(step, 1)])
+        return noise(step, members[:: strides.get(step, 1)])
 
     until = chosen[-1] + policy.span(chosen[-1]) if config.sampling.has_tail else policy.total_steps
     with meter.timed("sampling"):

@@ -299,8 +299,9 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
 
 def _states(config: RunConfig, policy: FlowPolicy, explored: Sequence[int]) -> Iterator[int]:
     """Count the different states of a shard that the learner evaluates at each stochastic step."""
+    strides = policy.strides(explored)
     for k in explored:
-        rows = math.ceil(config.group.shard / policy.strides.get(k, 1))
+        rows = math.ceil(config.group.shard / strides.get(k, 1))
         yield rows if config.is_forward else math.ceil(rows / policy.alike(k, explored, rows))
 
 

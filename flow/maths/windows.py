@@ -58,8 +58,8 @@ def window_steps(
     return _inside(window, candidates, start, total=total)
 
 
-def longest_window(window: WindowConfig, *, candidates: Sequence[int], total: int) -> int:
-    """Count the stochastic steps of the longest window that a shard of any iteration can have.
+def window_lengths(window: WindowConfig, *, candidates: Sequence[int], total: int) -> set[int]:
+    """Return the numbers of stochastic steps that the windows of a run's shards can have.
 
     Args:
         window: the rule and its numbers.
@@ -67,13 +67,13 @@ def longest_window(window: WindowConfig, *, candidates: Sequence[int], total: in
         total: T.
 
     Returns:
-        Stochastic steps, at least 1 for a window that `require_trainable` accepts.
+        Numbers of at least 1 for a window that `require_trainable` accepts.
     """
     if window.rule == "all":
-        return len(candidates)
+        return {len(candidates)}
     if window.rule in ("branch", "spread"):
-        return 1 if window.rule == "branch" else window.size
-    return max(len(_inside(window, candidates, start, total=total)) for start in _starts(window, total))
+        return {1 if window.rule == "branch" else window.size}
+    return {len(_inside(window, candidates, start, total=total)) for start in _starts(window, total)}
 
 
 def window_period(window: WindowConfig, *, candidates: Sequence[int], total: int) -> int:

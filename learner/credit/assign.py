@@ -7,10 +7,9 @@ tables = reward_tables(groups, members=24, total=10)
 assignment = assign_credit(tables, config.credit, reward_weights={"geneval": 1.0}, step_weights=torch.ones(10))
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -26,6 +25,8 @@ from learner.credit.rules import (
     calibrated,
     gae,
     gains,
+    judged,
+    lineage,
     tree,
     uniform,
     updated_baseline,
@@ -35,6 +36,14 @@ from protocol.config.credit import CreditConfig
 from protocol.config.learning import KlConfig
 from protocol.errors import ContractError
 from protocol.messages import NO_IMAGE, ScoredGroup, Scores, ShardFacts
+
+Strides = Callable[[Sequence[int]], Mapping[int, int]]
+"""From a shard's stochastic steps to how many neighbouring members share each of them, by step; 1 for the others."""
+
+
+def no_strides(explored: Sequence[int]) -> Mapping[int, int]:  # noqa: ARG001
+    """Return what members that share no step have: nothing."""
+    return {}
 
 
 @dataclass(frozen=True)
@@ -51,12 +60,13 @@ class RewardTables:
     """Each scorer's numbers by its name, and its further readings by `<scorer>/<component>`."""
     explored: Bool[Tensor, "G N T"]
     """Which steps each trajectory took stochastically."""
+    branches: Int[Tensor, "G N T"]
+    """Each member's branch at each step: the members with the same number share the step's state and noise. It is the
+    index of the first of them."""
+    parents: Int[Tensor, "G N T"]
+    """Likewise the branch that it separated from last: the members with the same number were in one state then."""
     skipped: Bool[Tensor, "G N T"] | None = None
     """Which points before these steps are not completed, by `completion.every`; None for none."""
-    strides: Mapping[int, int] = field(default_factory=dict)
-    """By step: how many neighbouring members of a shard share it, for the rule `tree`."""
-    shard: int | None = None
-    """Members of one shard; None for the whole group."""
     further: tuple["RewardTables", ...] = ()
     """The same for the ends of each further granularity: a member that lacks the score of one of its ends has none."""
 
@@ -80,7 +90,7 @@ class Assignment:
 
 
 def reward_tables(
-    groups: Sequence[ScoredGroup], *, members: int, total: int, strides: Mapping[int, int] = MappingProxyType({})
+    groups: Sequence[ScoredGroup], *, members: int, total: int, strides: Strides = no_strides
 ) -> RewardTables:
     """Look up every point's scores. This is where `ShardFacts.image_index`, `COMMON_IMAGE` and `NO_IMAGE` are resolved.
 
@@ -88,7 +98,7 @@ def reward_tables(
         groups: G complete groups of one iteration.
         members: N, the size that every group must have.
         total: T, steps of the schedule.
-        strides: as in `RewardTables`.
+        strides: `FlowPolicy.strides` of the policy that rolled out.
 
     Returns:
         float32 tables [G, N, T+1].
@@ -102,6 +112,7 @@ def reward_tables(
     ends = max((1 + _further(shard.facts).shape[1] for group in groups for shard in group.shards), default=1)
     readings = [[torch.full(shape, torch.nan) for _ in range(1 + len(names))] for _ in range(ends)]
     explored, skipped = torch.zeros(2, len(groups), members, total, dtype=torch.bool)
+    branches, parents = torch.arange(members).view(1, -1, 1).repeat(2, len(groups), 1, total)
     for row, group in enumerate(groups):
         _require_members(group, members)
         for shard in group.shards:
@@ -111,6 +122,8 @@ def reward_tables(
             first = facts.request.first_member
             rows = slice(first, first + facts.request.members)
             explored[row][rows, list(facts.steps)] = True
+            own, above = lineage(strides(facts.steps), members=facts.request.members, total=total)
+            branches[row][rows], parents[row][rows] = first + own, first + above
             if (facts.image_index == NO_IMAGE).any():
                 skipped[row][rows, list(facts.steps)] = torch.from_numpy(facts.image_index[:, :-1] == NO_IMAGE)
             columns = (_readings(each, names) for each in (shard.scores, group.shards[0].scores))
@@ -130,8 +143,8 @@ def reward_tables(
                 scores=dict(zip(names, scores, strict=True)),
                 explored=explored,
                 skipped=skipped if skipped.any() else None,
-                strides=strides,
-                shard=groups[0].shards[0].facts.request.members if groups else None,
+                branches=branches,
+                parents=parents,
             )
         )
     return replace(tables[0], further=tuple(tables[1:]))
@@ -237,7 +250,12 @@ def _step_rewards(
         )
         return step_rewards, None, None
     if config.rule == "tree":
-        return tree(rewards[:, :, -1], tables.explored, strides=tables.strides, shard=tables.shard), None, None
+        finals, is_calibrated = rewards[..., -1], config.values == "calibrated"
+        means, others = tree(finals, tables.explored, branches=tables.branches, parents=tables.parents)
+        if not is_calibrated:
+            return means, None, None
+        step_rewards, slopes = judged(means, others, finals, before=earlier, decay=config.slopes_decay)
+        return step_rewards, slopes, None
     if config.values == "calibrated" and config.rule != "uniform":
         values, slopes = calibrated(rewards, before=earlier, decay=config.slopes_decay)
         rewards = values

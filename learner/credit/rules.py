@@ -14,7 +14,7 @@ all equal have nothing to compare: their advantages are exactly 0.
 from collections.abc import Callable, Mapping
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 CreditRule = Callable[[Float[Tensor, "M P"]], Float[Tensor, "M S"]]
@@ -86,36 +86,94 @@ def gae(rewards: Float[Tensor, "M P"], *, decay: float) -> Float[Tensor, "M S"]:
     return values
 
 
+def lineage(strides: Mapping[int, int], *, members: int, total: int) -> tuple[Int[Tensor, "N T"], Int[Tensor, "N T"]]:
+    """Return each member's branch and parent at each step, in a shard whose branches split into two.
+
+    All members are in one state at first, so the parent of a step before the second split is the whole shard.
+
+    Args:
+        strides: by step, how many neighbouring members share it; 1 for a step that is not named.
+        members: N, those of the shard.
+        total: T.
+
+    Returns:
+        Indices of the first members of branch and parent. The last ones may have fewer members.
+    """
+    widest = max(strides.values(), default=1)
+    widths = [strides.get(k, 1) for k in range(total)]
+    member = torch.arange(members).unsqueeze(1)
+    branch, parent = (
+        torch.tensor(each) for each in (widths, [members if width == widest else 2 * width for width in widths])
+    )
+    return member // branch * branch, member // parent * parent
+
+
 def tree(
     finals: Float[Tensor, "G N"],
     explored: Bool[Tensor, "G N T"],
     *,
-    strides: Mapping[int, int],
-    shard: int | None = None,
-) -> Float[Tensor, "G N T"]:
+    branches: Int[Tensor, "G N T"],
+    parents: Int[Tensor, "G N T"],
+) -> tuple[Float[Tensor, "G N T"], Float[Tensor, "G N T"]]:
     """BranchGRPO (arXiv 2509.06040): a step earns the mean final reward of all members that share it.
 
-    That mean is a Monte-Carlo value of the state after the step, without a completion.
+    That mean is a Monte-Carlo value of the state after the step, without a completion. The mean of its parent's other
+    members is one of the state in which the branch separated from them.
 
     Args:
         finals: rewards of the finished images; a missing one is in no mean.
         explored: which steps are stochastic.
-        strides: by step, how many neighbouring members share it; 1 for a step that is not named.
-        shard: members of one shard, whose trees are its own: its last branch may be smaller; by default the group.
+        branches: each member's branch at each step, the index of its first member.
+        parents: likewise the members that were in one state when the branch last separated from others.
 
     Returns:
-        Step rewards, NaN for all but the first of the members that share a step, and where no member has a score.
+        The mean of each branch, and that of its parent's other members. NaN for all but the branch's first member, and
+        where no member has a score.
     """
-    values = finals.new_full(explored.shape, torch.nan)
-    members = finals.shape[1]
-    size = shard or members
-    for k in range(explored.shape[2]):
-        stride = strides.get(k, 1)
-        for root in range(0, members, size):
-            end = min(root + size, members)
-            for first in range(root, end, stride):
-                values[:, first, k] = finals[:, first : min(first + stride, end)].nanmean(1)
-    return torch.where(explored, values, torch.nan)
+    means, others = (finals.new_full(explored.shape, torch.nan) for _ in range(2))
+    members = torch.arange(finals.shape[1])
+    for group, member, k in (explored & (branches == members.view(1, -1, 1))).nonzero().tolist():
+        own = branches[group, :, k] == member
+        rest = (parents[group, :, k] == parents[group, member, k]) & ~own
+        means[group, member, k] = finals[group, own].nanmean()
+        others[group, member, k] = finals[group, rest].nanmean()
+    return means, others
+
+
+def judged(
+    means: Float[Tensor, "G N T"],
+    others: Float[Tensor, "G N T"],
+    finals: Float[Tensor, "G N"],
+    *,
+    before: Float[Tensor, " T"] | None = None,
+    decay: float = 0.0,
+) -> tuple[Float[Tensor, "G N T"], Float[Tensor, " T"]]:
+    """Calibrated trees: a step earns its branch's mean less what the parent's other members predict of it; the slopes.
+
+        d_k = mean of the branch - m,   o_k = mean of its parent's other members - m,   m the mean of the group
+        b_k = clip(sum d_k o_k / sum o_k^2, 0, 1) over all branches of the iteration at step k
+        step k earns d_k - b_k o_k
+
+    Ours: the state in which a branch begins is not the step's merit. The other members that left this state say what it
+    was worth. They do not depend on the noise of the step, so the expected gradient is that of d_k alone, and the
+    least-squares slope leaves the smallest variance. Where the state says nothing, b_k is 0.
+
+    Args:
+        means: from `tree`.
+        others: from `tree`.
+        finals: rewards of the finished images.
+        before: as in `calibrated`.
+        decay: as in `calibrated`.
+
+    Returns:
+        Step rewards, NaN where the mean is; slopes, NaN for a step without a branch that has others.
+    """
+    centre = finals.double().nanmean(1).view(-1, 1, 1)
+    own, rest = means.double() - centre, others.double() - centre
+    both = ~(own.isnan() | rest.isnan())
+    above, below = (torch.where(both, product, 0.0).sum((0, 1)) for product in (own * rest, rest.square()))
+    slopes = _slopes(above, below, both.any(1).any(0), before=before, decay=decay)
+    return (own - slopes.nan_to_num() * rest.nan_to_num()).float(), slopes
 
 
 def calibrated(
@@ -153,13 +211,26 @@ def calibrated(
             above[k] += (own * deviations(table[both, -1])).sum()
             below[k] += own.square().sum()
             seen[k] |= both.any()
+    slopes = _slopes(above, below, seen, before=before, decay=decay)
+    differences = torch.stack([_column_deviations(table) for table in tables])
+    return (differences * torch.cat([slopes, slopes.new_ones(1)])).float(), slopes
+
+
+def _slopes(
+    above: Float[Tensor, " T"],
+    below: Float[Tensor, " T"],
+    seen: Bool[Tensor, " T"],
+    *,
+    before: Float[Tensor, " T"] | None,
+    decay: float,
+) -> Float[Tensor, " T"]:
+    """Return clip(above / below, 0, 1), NaN for a step that is not seen, with a share of the earlier slopes."""
     slopes = torch.where(below > 0, above / below.clamp(min=torch.finfo(below.dtype).tiny), 0.0).clamp(0, 1)
     slopes[~seen] = torch.nan
     if decay and before is not None:
         pooled = torch.where(before.isnan(), slopes, decay * before + (1 - decay) * slopes)
         slopes = torch.where(slopes.isnan(), before, pooled)
-    differences = torch.stack([_column_deviations(table) for table in tables])
-    return (differences * torch.cat([slopes, slopes.new_ones(1)])).float(), slopes
+    return slopes
 
 
 def present(values: Float[Tensor, "*B"]) -> Float[Tensor, " M"]:

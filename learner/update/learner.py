@@ -407,8 +407,9 @@ class Learner:
                 )
 
     def _assigned(self, groups: Sequence[ScoredGroup]) -> tuple[RewardTables, Assignment]:
+        policy = self._policy
         tables = reward_tables(
-            groups, members=self._config.group.size, total=self._policy.total_steps, strides=self._policy.strides
+            groups, members=self._config.group.size, total=policy.total_steps, strides=policy.strides
         )
         assignment = assign_credit(
             tables,

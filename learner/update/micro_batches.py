@@ -8,7 +8,6 @@ gradients add up.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from flow.maths.noise import SHARED, forward_noise
 from flow.pieces import even_pieces
+from learner.credit.assign import Strides, no_strides
 from protocol.errors import ContractError
 from protocol.messages import Credit, Prompt, Rollout, ScoredGroup, ScoredShard, ShardFacts
 
@@ -137,7 +137,7 @@ class ShardTask:
     columns: Sequence[int]
     """The trained steps, as columns of `Rollout.log_probs`."""
     strides: Mapping[int, int] = field(default_factory=dict)
-    """By step: how many neighbouring members share it, as in `FlowPolicy.strides`; only the first of them trains."""
+    """By step: how many neighbouring members share it, from `FlowPolicy.strides`; only the first of them trains."""
     factors: Mapping[int, float] = field(default_factory=dict)
     """By step: the factor of its loss if it is not 1; 0 leaves the micro-batch out."""
     doubtful: Bool[np.ndarray, " N"] | None = None
@@ -180,7 +180,7 @@ def shard_tasks(
     group_credits: Sequence[Credit],
     *,
     choice: StepChoice,
-    strides: Mapping[int, int] = MappingProxyType({}),
+    strides: Strides = no_strides,
 ) -> list[ShardTask]:
     """Make the tasks of a mini-batch's shards in their fixed order: group, then shard.
 
@@ -188,7 +188,7 @@ def shard_tasks(
         groups: the groups of the mini-batch.
         group_credits: one for each group.
         choice: which steps are trained.
-        strides: as in `ShardTask`.
+        strides: `FlowPolicy.strides` of the policy that rolled out.
 
     Returns:
         One task for each shard.
@@ -204,7 +204,7 @@ def shard_tasks(
                 advantages=credit.advantages[rows],
                 valid=~np.isnan(credit.step_rewards[rows]),
                 columns=choice.columns(shard.facts),
-                strides=strides,
+                strides=strides(shard.facts.steps),
                 doubtful=None if credit.doubtful is None else credit.doubtful[rows],
             )
             factors = choice.factors(shard.facts, task.sizes()) if choice.subsample_below else {}

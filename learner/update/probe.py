@@ -37,8 +37,9 @@ def probe_parity(policy: FlowPolicy, rollout: Rollout, *, bound: float, device: 
     prompt = rollout.request.prompt
     conditioning = policy.conditioning(prompt.text, prompt.negative)
     deviations: list[float] = []
+    strides = policy.strides(rollout.steps)
     for column, k in enumerate(rollout.steps):
-        rows = slice(None, None, policy.strides.get(k, 1))
+        rows = slice(None, None, strides.get(k, 1))
         replayed = (rollout.latents[rows, k], rollout.latents[rows, k + 1], rollout.log_probs[rows, column])
         latents, following, old = (torch.from_numpy(array.copy()).to(device) for array in replayed)
         alike = policy.alike(k, rollout.steps, len(latents))

@@ -82,7 +82,9 @@ class CreditConfig(Section):
     of the gains from this step on; `turning_point`: gains, and at turning points the sum of all gains from there on."""
     values: Literal["raw", "calibrated"] = "calibrated"
     """Value of a point for `gains` and `gae`. `raw`: its reward. `calibrated`: its reward minus the group's mean, times
-    the slope of a regression of final rewards on it over this iteration."""
+    the slope of a regression of final rewards on it over this iteration. For `tree`: `raw` compares each branch with
+    the group; `calibrated` subtracts what the other members of the state in which it split predict, likewise by the
+    slope of a regression."""
     slopes_decay: Decay = 0.0
     """`calibrated`: share of the earlier iterations' slopes that an iteration keeps, in [0, 1); 0 keeps none."""
     normalise: Literal["joint", "per_step", "centred", "ema"] = "per_step"

@@ -338,7 +338,7 @@ class RunConfig(Section):
             return False
         if credit.rule == "turning_point":
             return not credit.turning_point.is_balanced
-        return credit.rule in ("uniform", "tree") or credit.values == "raw"
+        return credit.rule == "uniform" or credit.values == "raw"
 
     @property
     def trains_early(self) -> bool:

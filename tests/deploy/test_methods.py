@@ -8,6 +8,7 @@ import yaml
 
 from deploy import presets
 from deploy.presets import load_config, merge, method_names, read_method
+from flow.maths.trees import splits_of
 from protocol.config.credit import CREDIT_RULES_OF_POINTS
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
@@ -17,7 +18,7 @@ PRESETS = sorted((ROOT / "deploy" / "presets").glob("*.yaml"))
 METHODS = {
     "awm", "branch_grpo", "dance_grpo", "dense_grpo", "dgpo", "diffusion_nft", "e_grpo", "flow_dppo", "flow_grpo",
     "flow_grpo_fast", "granular_grpo", "grpo_guard", "mix_grpo", "step_weights", "stepwise", "stepwise_calibrated",
-    "stepwise_fast", "stepwise_flow_sde", "temp_flow", "tp_grpo", "tp_grpo_plain",
+    "stepwise_fast", "stepwise_flow_sde", "stepwise_tree", "temp_flow", "tp_grpo", "tp_grpo_plain",
 }  # fmt: skip
 DECIDED = {
     "sampling": {
@@ -141,7 +142,7 @@ def test_a_preset_s_mixture_and_smallest_std_do_not_leak_into_a_method_that_has_
     path = bare(tmp_path, credit={"mixture": "advantages"}, sampling={"std_min": 0.0})
     found = {name: load_config(path, overrides=[f"method={name}"]) for name in METHODS}
     mixed = {name for name, config in found.items() if config.credit.mixture == "advantages"}
-    assert mixed == {"mix_grpo", "dance_grpo", "granular_grpo", "stepwise_calibrated", "stepwise_fast"}
+    assert mixed == {"mix_grpo", "dance_grpo", "granular_grpo", "stepwise_calibrated", "stepwise_fast", "stepwise_tree"}
     assert {name for name, config in found.items() if config.sampling.std_min == 0.0} == {"tp_grpo", "tp_grpo_plain"}
 
 
@@ -191,7 +192,8 @@ def test_the_published_numbers_stand_in_the_files(tmp_path: Path) -> None:
     assert (awm.sampling.steps, awm.learner.forward.power, awm.learner.kl.weight) == (14, 0.25, 0.001)
     assert (awm.learner.old.most, awm.learner.old.weight, awm.learner.average.decay) == (0.3, 1.0, 0.99)
     branch = laid("branch_grpo")
-    assert (branch.sampling.steps, branch.sampling.split_steps, branch.group.size) == (20, (0, 3, 6, 9), 16)
+    assert (branch.sampling.steps, branch.group.size) == (20, 16)
+    assert splits_of(branch.sampling.splits, range(19)) == (0, 3, 6, 9)
     assert (branch.sampling.noise_level, branch.learner.step_fraction, branch.learner.clip_range) == (0.3, 0.6, 1e-3)
     merged = laid("e_grpo")
     assert (merged.sampling.steps, merged.sampling.schedule, merged.sampling.merge_std) == (16, "shifted", 0.6)

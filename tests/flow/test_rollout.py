@@ -259,7 +259,7 @@ def test_members_of_a_branch_share_states_and_noise_until_it_splits(backbone: Ba
     )
     rollout, images = sample(backbone, config, members=6)
     policy = policy_of(backbone, config)
-    assert policy.strides == {0: 2, 1: 2, 2: 1, 3: 1, 4: 1}
+    assert policy.strides(rollout.steps) == {0: 2, 1: 2, 2: 1, 3: 1, 4: 1}
     assert (rollout.image_index.tolist(), len(images)) == ([[row] for row in range(6)], 6)
     different = [len({state.tobytes() for state in rollout.latents[:, point]}) for point in range(7)]
     assert different == [1, 3, 3, 6, 6, 6, 6]

@@ -238,7 +238,7 @@ def test_branches_of_a_group_are_compared_at_their_own_step() -> None:
 def test_the_trees_of_a_group_s_shards_are_separate() -> None:
     finals = np.array([[0.1], [0.3], [0.5], [0.9], [0.2], [0.7]], np.float32)
     group = group_of(shard(finals[:3], (0, 1)), shard(finals[3:], (0, 1), first=3))
-    tables = reward_tables([group], members=6, total=TOTAL, strides={0: 2, 1: 1})
+    tables = reward_tables([group], members=6, total=TOTAL, strides=lambda _: {0: 2, 1: 1})
     found = assign_credit(
         tables,
         CreditConfig(**(PLAIN | {"rule": "tree"})),

@@ -70,8 +70,13 @@ def test_credit_reads_the_named_scores_of_the_finished_images() -> None:
     rewards = torch.full((1, 4, 3), NAN)
     rewards[0, :, -1] = torch.tensor([4.0, 3.0, 2.0, 1.0])
     other, distance = rewards.flip(1), torch.zeros_like(rewards) + torch.tensor([1.0, 2.0, 3.0, 2.0])[None, :, None]
+    alone = torch.arange(4).view(1, 4, 1).expand(1, 4, 2)
     tables = RewardTables(
-        rewards=rewards, scores={"other": other, "far": distance}, explored=torch.ones(1, 4, 2, dtype=torch.bool)
+        rewards=rewards,
+        scores={"other": other, "far": distance},
+        explored=torch.ones(1, 4, 2, dtype=torch.bool),
+        branches=alone,
+        parents=alone,
     )
 
     def assigned(kl: KlConfig, **credit: str | None) -> tuple[list[float], list[bool] | None]:

@@ -13,6 +13,8 @@ from learner.credit.rules import (
     gae,
     gains,
     joint,
+    judged,
+    lineage,
     per_step,
     tree,
     uniform,
@@ -281,16 +283,28 @@ def test_equal_rewards_teach_nothing_whatever_the_baseline() -> None:
     assert not from_baseline(values, baseline=baseline, epsilon=EPSILON).any()
 
 
+def grown(finals: torch.Tensor, explored: torch.Tensor, strides: dict[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tree of groups of one shard."""
+    _, members, total = explored.shape
+    tables = (each.expand_as(explored) for each in lineage(strides, members=members, total=total))
+    return tree(finals, explored, **dict(zip(("branches", "parents"), tables, strict=True)))
+
+
 def test_a_step_of_a_tree_earns_the_mean_of_its_leaves_once() -> None:
     nan = torch.nan
     finals = torch.tensor([[0.1, 0.3, 0.5, 0.9], [0.2, nan, nan, nan]], dtype=torch.float64)
     explored = torch.tensor([True, True, True, False]).expand(2, 4, 4)
-    values = tree(finals, explored, strides={0: 2, 1: 2, 2: 1})
+    values, others = grown(finals, explored, {0: 2, 1: 2, 2: 1})
     expected = [
         [[0.2, 0.2, 0.1, nan], [nan, nan, 0.3, nan], [0.7, 0.7, 0.5, nan], [nan, nan, 0.9, nan]],
         [[0.2, 0.2, 0.2, nan], [nan, nan, nan, nan], [nan, nan, nan, nan], [nan, nan, nan, nan]],
     ]
     torch.testing.assert_close(values, torch.tensor(expected, dtype=torch.float64), equal_nan=True)
+    expected = [
+        [[0.7, 0.7, 0.3, nan], [nan, nan, 0.1, nan], [0.2, 0.2, 0.9, nan], [nan, nan, 0.5, nan]],
+        [[nan] * 4, [nan, nan, 0.2, nan], [0.2, 0.2, nan, nan], [nan] * 4],
+    ]
+    torch.testing.assert_close(others, torch.tensor(expected, dtype=torch.float64), equal_nan=True)
     # Each depth separately: two nodes .2 and .7 give -1 and 1; leaves .1 .3 .5 .9 have mean .45 and std .2958.
     close(
         NORMALISERS["per_step"](values[0], epsilon=0.0).double(),
@@ -303,15 +317,41 @@ def test_a_step_of_a_tree_earns_the_mean_of_its_leaves_once() -> None:
     )
 
 
+def test_a_calibrated_tree_judges_a_step_without_the_state_it_began_in() -> None:
+    """The worked number of docs/method/credit.md: two groups of four leaves, split once at step 1."""
+    finals = torch.tensor([[0.1, 0.3, 0.5, 0.9], [0.2, 0.6, 0.4, 0.4]], dtype=torch.float64)
+    explored = torch.ones(2, 4, 2, dtype=torch.bool)
+    means, others = grown(finals, explored, {0: 2, 1: 1})
+    step_rewards, slopes = judged(means, others, finals)
+    # Step 0: each branch's deviation is minus the other one's, so the state all share predicts nothing.
+    # Step 1: deviations -.35 -.15 .05 .45 and -.2 .2 0 0; sum d o = 2 (.0525 + .0225 - .04), sum o^2 = .43.
+    close(slopes, [0.0, 0.162791])
+    close(step_rewards[0, ::2, 0].double(), [-0.25, 0.25])
+    close(step_rewards[0, :, 1].double(), [-0.325581, -0.093023, -0.023256, 0.441860])
+    close(step_rewards[1, :, 1].double(), [-0.232558, 0.232558, 0.0, 0.0])
+    _, pooled = judged(means, others, finals, before=torch.tensor([torch.nan, 0.5], dtype=torch.float64), decay=0.5)
+    close(pooled, [0.0, 0.331395])
+
+
+def test_a_branch_without_scored_siblings_earns_its_own_deviation() -> None:
+    nan = torch.nan
+    finals = torch.tensor([[0.1, nan, 0.5, 0.9]], dtype=torch.float64)
+    explored = torch.ones(1, 4, 2, dtype=torch.bool)
+    step_rewards, slopes = judged(*grown(finals, explored, {0: 2, 1: 1}), finals)
+    # Deviations from .5: -.4, 0 and .4; only the last two have each other: sum d o = 0.
+    close(slopes, [0.0, 0.0])
+    torch.testing.assert_close(step_rewards[0, :, 1], torch.tensor([-0.4, nan, 0.0, 0.4]), equal_nan=True)
+    _, slopes = judged(*grown(finals, explored & (finals == 0.1).unsqueeze(-1), {0: 2, 1: 1}), finals)
+    assert slopes[1].isnan()
+
+
 def test_the_branches_of_a_shard_hold_no_member_of_another_one() -> None:
     """Two shards of three, shared in pairs: the last branch of each shard has one member."""
-    nan = torch.nan
-    finals = torch.tensor([[0.1, 0.3, 0.5, 0.9, 0.2, 0.7]], dtype=torch.float64)
-    values = tree(finals, torch.ones(1, 6, 1, dtype=torch.bool), strides={0: 2}, shard=3)
-    expected = torch.tensor([0.2, nan, 0.5, 0.55, nan, 0.7], dtype=torch.float64)
-    torch.testing.assert_close(values[0, :, 0], expected, equal_nan=True)
+    own, parent = lineage({0: 2, 1: 1}, members=3, total=3)
+    assert own.T.tolist() == [[0, 0, 2], [0, 1, 2], [0, 1, 2]]
+    assert parent.T.tolist() == [[0, 0, 0], [0, 0, 2], [0, 0, 2]]
 
 
 def test_without_shared_steps_a_tree_is_uniform_credit() -> None:
     explored = torch.ones(1, 3, 4, dtype=torch.bool)
-    assert torch.equal(tree(REWARDS[None, :, -1], explored, strides={})[0], uniform(REWARDS))
+    assert torch.equal(grown(REWARDS[None, :, -1], explored, {})[0][0], uniform(REWARDS))

@@ -64,6 +64,18 @@ def branch_grpo(group: ScoredGroup) -> Iterator[Pairs]:
         yield Pairs(shard.rollout, slice(None, None, stride), k, k + 1, standardised(nodes))
 
 
+def stepwise_tree(group: ScoredGroup) -> Iterator[Pairs]:
+    """Steps 0 to 2 have noise; pairs split at step 2, where each leaf is compared with what its twin predicts."""
+    (shard,) = group.shards
+    deviations = finals(shard) - finals(shard).mean()
+    pairs = deviations.reshape(-1, 2)
+    slope = np.clip(2 * (pairs[:, 0] * pairs[:, 1]).sum() / (pairs**2).sum(), 0, 1)
+    leaves = (pairs - slope * pairs[:, ::-1]).reshape(-1)
+    for k in shard.facts.steps:
+        earned = pairs.mean(1) if k < 2 else leaves
+        yield Pairs(shard.rollout, slice(None, None, 2 if k < 2 else 1), k, k + 1, standardised(earned, 1e-4))
+
+
 def granular_grpo(group: ScoredGroup) -> Iterator[Pairs]:
     """Each shard explores one step; the ends of both granularities are standardised alone and added."""
     for shard in group.shards:
@@ -90,6 +102,11 @@ ORACLES: Mapping[str, tuple[Callable[[ScoredGroup], Iterator[Pairs]], dict[str, 
             branch_grpo,
             {"sampling": {"steps": 6, "schedule": "linear"}, "group": {"size": 6, "shard": 6}},
             ["sampling.splits=[0.0,0.3]", "learner.step_fraction=1.0"],
+        ),
+        "stepwise_tree": (
+            stepwise_tree,
+            {"sampling": {"steps": 6, "schedule": "linear"}, "group": {"size": 6, "shard": 6}},
+            ["credit.step_weights.rule=none", "credit.scale=prompt", "group.per_iteration=1"],
         ),
     }
 )

@@ -137,6 +137,15 @@ UPDATES: Mapping[str, dict[str, Any]] = MappingProxyType(
             "group": {"size": 7, "shard": 7},
             "credit": {"rule": "tree", "normalise": "per_step"},
         },
+        "pairs that part in a window": {
+            "sampling": {
+                "steps": 6,
+                "splits": [0.6],
+                "window": {"rule": "random", "size": 3, "within": [0.0, 0.8]},
+            },
+            "group": {"size": 6, "shard": 6},
+            "credit": {"rule": "tree", "normalise": "per_step"},
+        },
         "guided turning points": {
             "model": {"guidance": 3.0},
             "credit": {"rule": "turning_point", "normalise": "per_step"},
