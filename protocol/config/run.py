@@ -209,6 +209,11 @@ class RunConfig(Section):
                 f"group.shard must be at least 2 with sampling.window.rule branch, got {self.group.shard}: the members"
                 " of a shard are the branches that are compared at its step; raise it"
             )
+        if self.sampling.splits and self.group.shard < 2:
+            raise ValueError(
+                f"group.shard must be at least 2 with sampling.splits, got {self.group.shard}: the members of a shard"
+                " are the branches that are compared; raise it"
+            )
         if self.credit.mixture == "advantages" and self.credit.slopes_decay:
             raise ValueError(
                 "credit.slopes_decay must be 0 with credit.mixture advantages, which calibrates each reward separately,"

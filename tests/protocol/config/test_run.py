@@ -126,6 +126,7 @@ def test_an_unknown_key_is_refused_with_a_suggestion(key: str, message: str) -> 
         ("sampling.window.within", [0.0, 1.5], "sampling.window.within.1: .*got 1.5"),
         ("data.tags", "x", r"data.tags must be a list such as \[x\], got 'x': put it in brackets"),
         ("completion.substeps", 0, "completion.substeps: .*equal to 1, got 0"),
+        ("sampling.splits", [0.5, 0.2], r"sampling.splits must ascend, got \[0.5, 0.2\]: sort them, each once"),
         ("sampling.tail.substeps", 0, "sampling.tail.substeps: .*equal to 1, got 0"),
         ("credit.rule", "gain", "credit.rule: .*got 'gain'"),
         ("credit.step_weights", {"rule": "table", "table": [1.0]}, "a weight for each of 10 steps, got 1"),
@@ -243,6 +244,10 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
         (
             {"learner": {"subsample_below": 0.5, "objective": "nft"}},
             "learner.subsample_below must be 0 for objectives and KL terms",
+        ),
+        (
+            {"sampling": {"splits": [0.5]}, "credit": {"rule": "tree"}, "group": {"size": 4, "shard": 1}},
+            "group.shard must be at least 2 with sampling.splits, got 1: the members of a shard are the branches",
         ),
         (
             {"sampling": {"window": {"rule": "branch"}}, "group": {"size": 4, "shard": 1}},
