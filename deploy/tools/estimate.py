@@ -229,6 +229,8 @@ class ShardCounts:
     explore different steps."""
     later_images: int
     """Images that every other shard decodes."""
+    pairs: tuple[int, ...]
+    """Pairs of the shard at each stochastic step: its members, or its branches in a tree."""
     states: tuple[int, ...]
     """Number of different states of the shard's members before each stochastic step; each needs one gradient."""
     gradient_rows: int
@@ -281,12 +283,14 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
     later = [rollout_shard(policy, replace(each, first_member=start), config) for each in requests for start in starts]
     branches = 2 if config.model.guidance > 1 else 1
     is_shared = config.sampling.shared_noise and not config.is_forward
+    counted = list(_pairs_and_states(config, policy, rollout.steps))
     return ShardCounts(
         rows=made / len(requests),
         images=len(images),
         later_rows=(policy.evaluations - made) / len(later),
         later_images=len(later[0][1]),
-        states=tuple(_states(config, policy, rollout.steps)),
+        pairs=tuple(pairs for pairs, _ in counted),
+        states=tuple(states for _, states in counted),
         gradient_rows=1 if is_shared and policy.most_steps == 1 else config.group.shard,
         largest_forward=counter.largest // branches,
         largest_decoding=len(images) - points,
@@ -297,12 +301,12 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
     )
 
 
-def _states(config: RunConfig, policy: FlowPolicy, explored: Sequence[int]) -> Iterator[int]:
-    """Count the different states of a shard that the learner evaluates at each stochastic step."""
+def _pairs_and_states(config: RunConfig, policy: FlowPolicy, explored: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Count a shard's pairs at each stochastic step, and the different states that the learner evaluates for them."""
     strides = policy.strides(explored)
     for k in explored:
         rows = math.ceil(config.group.shard / strides.get(k, 1))
-        yield rows if config.is_forward else math.ceil(rows / policy.alike(k, explored, rows))
+        yield rows, rows if config.is_forward else math.ceil(rows / policy.alike(k, explored, rows))
 
 
 def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, gradient: float) -> Evaluations:
@@ -320,8 +324,9 @@ def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, 
     groups = config.group.per_iteration
     shards = groups * config.group.size // config.group.shard
     trained = max(1, math.floor(config.learner.step_fraction * len(shard.states)))
-    pairs = config.learner.epochs * shards * config.group.shard * trained
-    states = config.learner.epochs * shards * sum(sorted(shard.states)[-trained:])
+    pairs, states = (
+        config.learner.epochs * shards * sum(sorted(counts)[-trained:]) for counts in (shard.pairs, shard.states)
+    )
     branches = 2 if config.model.guidance > 1 else 1
     compares_old = config.is_forward and (config.rolls_out_old or config.learner.old.weight > 0)
     weighs_groups = config.learner.objective == "dgpo"
