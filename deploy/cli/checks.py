@@ -1,9 +1,10 @@
 """The commands that check a machine or a run folder: `doctor` and `verify`."""
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -33,28 +34,24 @@ def doctor(
         raise ConfigError("--measure needs a preset whose model is measured, got none: name one, such as sd35_geneval")
     config = load_config(preset, overrides=overrides or []) if preset else None
     findings = examine(Question(config=config, run=run, measures=measures))
-    is_bad = False
-    if is_json:
-        findings = list(findings)
-        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
-        raise typer.Exit(1 if any(finding.verdict == "bad" for finding in findings) else 0)
-    for finding in findings:
-        is_bad |= finding.verdict == "bad"
-        remedy = f"\n      {'':18} -> {finding.remedy}" if finding.remedy else ""
-        typer.echo(f"{MARKS[finding.verdict]}  {finding.subject:18} {finding.found}{remedy}")
-    raise typer.Exit(1 if is_bad else 0)
+    _show(findings, lambda row: row["verdict"], is_json=is_json)
 
 
 def verify(run: RunFolder, is_json: IsJson = False) -> None:
     """Check the manifests, metrics and group ledger of a run folder; exit code 1 if something is damaged."""
     from deploy.tools.verify import verify as findings_of
 
+    _show(findings_of(run), lambda row: "ok" if row["is_whole"] else "bad", is_json=is_json)
+
+
+def _show(findings: Iterator[Any], verdict_of: Callable[[dict[str, Any]], str], *, is_json: bool) -> NoReturn:
+    """Print findings, as text one by one, and end with exit code 1 if one of them is bad."""
+    rows = []
+    for row in map(asdict, findings):
+        rows.append(row)
+        if not is_json:
+            remedy = f"\n      {'':18} -> {row['remedy']}" if row.get("remedy") else ""
+            typer.echo(f"{MARKS[verdict_of(row)]}  {row['subject']:18} {row['found']}{remedy}")
     if is_json:
-        findings = list(findings_of(run))
-        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
-        raise typer.Exit(0 if all(finding.is_whole for finding in findings) else 1)
-    is_whole = True
-    for finding in findings_of(run):
-        is_whole &= finding.is_whole
-        typer.echo(f"{MARKS['ok' if finding.is_whole else 'bad']}  {finding.subject:18} {finding.found}")
-    raise typer.Exit(0 if is_whole else 1)
+        typer.echo(json.dumps(rows, indent=1))
+    raise typer.Exit(1 if "bad" in map(verdict_of, rows) else 0)

@@ -1,6 +1,5 @@
 """The commands about configs: `config`, `presets`, `methods`, `init`, `calibrate-noise`."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -83,13 +82,12 @@ def _show_keys(preset: str | None, overrides: list[str], *, is_json: bool) -> No
 
     if preset is not None or overrides:
         raise ConfigError("--keys lists the keys of every config: leave preset and overrides out")
-    keys = [key for section in sections() for key in section.keys]
-    if is_json:
-        typer.echo(json.dumps([vars(key) for key in keys], indent=1, ensure_ascii=False))
-        return
-    for key in keys:
-        default = key.default if key.default == "required" else f"default {key.default}"
-        typer.echo(f"{key.key}  ({'; '.join(filter(None, (key.kind, key.limits, default)))})\n    {key.meaning}")
+
+    def line(row: dict[str, Any]) -> str:
+        default = row["default"] if row["default"] == "required" else f"default {row['default']}"
+        return f"{row['key']}  ({'; '.join(filter(None, (row['kind'], row['limits'], default)))})\n    {row['meaning']}"
+
+    show_rows([vars(key) for section in sections() for key in section.keys], line, is_json=is_json)
 
 
 def _show_names(about: dict[str, str], *, is_json: bool) -> None:
