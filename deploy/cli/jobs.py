@@ -78,13 +78,13 @@ def fetch(
     """Fetch a run's newest checkpoint, metrics and images to this machine."""
     from deploy.folder.location import runs_folder
     from deploy.jobs.fetch import fetch as fetch_run
-    from protocol.files import by_iteration
+    from protocol.files import ADAPTER_FILE, by_iteration
     from protocol.status import run_id_of
 
     folder = fetch_run(run, into or runs_folder() / run_id_of(run.rstrip("/").rsplit("/", 1)[-1]), address=address)
     for checkpoint in list(by_iteration(folder / "checkpoints").values())[-1:]:
-        typer.echo(f"LoRA      {checkpoint / 'pytorch_lora_weights.safetensors'}")
-    for image in [path for path in [folder / "gallery" / "before_after.png"] if path.exists()]:
+        typer.echo(f"LoRA      {checkpoint / ADAPTER_FILE}")
+    if (image := folder / "gallery" / "before_after.png").exists():
         typer.echo(f"images    {image}")
     typer.echo(f"page      flowcredit serve {folder}")
 

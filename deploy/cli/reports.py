@@ -193,7 +193,7 @@ def _evaluation_lines(results: Sequence["Assessed"], features: str | None) -> It
     def line(name: str, values: Sequence[float], kind: str = "") -> str:
         shown = f"{name:{width}} " + "  ".join(f"{value:>{7 if len(values) > 1 else 0}.3f}" for value in values)
         if each := between.get(kind):
-            shown += f"  {each.value:+.3f} [{each.low:+.3f}, {each.high:+.3f}]"
+            shown += f"  {each}"
         return shown
 
     for tag in found[0].by_tag:

@@ -9,11 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from deploy.monitor.summary import number
 from protocol.status import ENDED, RunStatus
 
 if TYPE_CHECKING:
     from deploy.report.compare import Comparison
-    from deploy.report.paired import Difference
 
 
 def show_runs(statuses: Sequence[RunStatus]) -> RenderableType:
@@ -26,8 +26,8 @@ def show_runs(statuses: Sequence[RunStatus]) -> RenderableType:
             status.run,
             _phase(status),
             f"{status.iteration}/{status.iterations}",
-            _number(status.rewards.now),
-            _number(status.rewards.heldout),
+            number(status.rewards.now),
+            number(status.rewards.heldout),
             _heard(status),
         )
     return table
@@ -44,15 +44,15 @@ def show_run(status: RunStatus) -> RenderableType:
     left = f", {_span(status.eta_s)} left" if status.eta_s else ""
     facts.add_row("iteration", f"{status.iteration}/{status.iterations}{left}")
     trend = "" if rewards.trend is None else f"  ({rewards.trend:+.3f} in 10 iterations)"
-    facts.add_row("reward", f"{_number(rewards.now)}{trend}")
+    facts.add_row("reward", f"{number(rewards.now)}{trend}")
     for name, value in rewards.components.items():
-        facts.add_row("", f"{name} {_number(value)}")
-    facts.add_row("held-out", f"{_number(rewards.heldout_first)} -> {_number(rewards.heldout)}")
-    facts.add_row("gain by step", "  ".join(f"{step}: {_number(value)}" for step, value in status.gains.items()))
+        facts.add_row("", f"{name} {number(value)}")
+    facts.add_row("held-out", f"{number(rewards.heldout_first)} -> {number(rewards.heldout)}")
+    facts.add_row("gain by step", "  ".join(f"{step}: {number(value)}" for step, value in status.gains.items()))
     facts.add_row(
         "update",
-        f"ratio {_number(diagnostics.ratio_mean, '.4f')}  clipped {_number(diagnostics.clip_fraction)}"
-        f"  kl {_number(diagnostics.approx_kl, '.2g')}  gradient {_number(diagnostics.grad_norm, '.2g')}",
+        f"ratio {number(diagnostics.ratio_mean, '.4f')}  clipped {number(diagnostics.clip_fraction)}"
+        f"  kl {number(diagnostics.approx_kl, '.2g')}  gradient {number(diagnostics.grad_norm, '.2g')}",
     )
     facts.add_row("seconds", "  ".join(f"{stage} {seconds:.1f}" for stage, seconds in status.stages.items()))
     if status.queues:
@@ -77,8 +77,8 @@ def show_comparison(found: "Comparison") -> RenderableType:
         newest = Table("held-out score", *_right(found.first, found.second, "difference"), box=None)
         changes = Table("since its start", *_right(found.first, found.second), box=None)
         for row in found.heldout:
-            newest.add_row(row.kind, _number(row.first), _number(row.second), _interval(row.difference))
-            changes.add_row(row.kind, _interval(row.first_change), _interval(row.second_change))
+            newest.add_row(row.kind, number(row.first), number(row.second), str(row.difference or "none"))
+            changes.add_row(row.kind, *(str(change or "none") for change in (row.first_change, row.second_change)))
         told = (
             f"[low, high]: {found.level:.0%} of {found.resamples:,} paired resamples of the held-out prompts (seed 0);"
             " other training seeds are not in them"
@@ -94,10 +94,6 @@ def show_comparison(found: "Comparison") -> RenderableType:
 
 def _right(*names: str) -> list[Column]:
     return [Column(name, justify="right") for name in names]
-
-
-def _interval(found: "Difference | None") -> str:
-    return "none" if found is None else f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
 
 
 def _plain(value: float | None) -> str:
@@ -127,10 +123,6 @@ def _phase(status: RunStatus) -> Text:
     if status.stale_since is not None:
         return Text(f"{status.phase}, silent for {_span(max(0.0, time.time() - status.stale_since))}", "red")
     return Text(status.phase, {"failed": "red", "paused": "yellow", "running": "green"}.get(status.phase, ""))
-
-
-def _number(value: float | None, form: str = ".3f") -> str:
-    return "none" if value is None else f"{value:{form}}"
 
 
 def _span(seconds: float) -> str:

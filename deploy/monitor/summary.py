@@ -93,6 +93,11 @@ def values_of(status: RunStatus) -> dict[str, float | None]:
     return held | {f"{STAGE}{stage}": value for stage, value in status.stages.items()}
 
 
+def number(value: float | None, form: str = ".3f") -> str:
+    """Write a number for people; `none` if it is missing or not finite."""
+    return "none" if value is None or not math.isfinite(value) else f"{value:{form}}"
+
+
 def eta_s(finished_at: Sequence[float], *, left: int) -> float | None:
     """Estimate the seconds to the end: the median time of an iteration, times the number of iterations `left`."""
     gaps = [later - earlier for earlier, later in pairwise(finished_at)]

@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from deploy.folder.heldout import rounded
+from deploy.monitor.summary import number
 from learner.loop.groups import Observer
 from learner.loop.stream import GroupStream
 from protocol.config.run import RunConfig
@@ -172,10 +173,10 @@ def sheet(record: TrajectoryRecord) -> bytes:
             tile = images.crop((*box, box[0] + record.width, box[1] + record.height))
             page.paste(tile.resize((cell, tall), Image.Resampling.NEAREST), (left, top))
             if column == columns - 1 or record.steps[column] not in record.skipped:
-                draw.text((left, top + tall), _shown(trajectory.rewards[column], ".3f"), fill="black")
+                draw.text((left, top + tall), number(trajectory.rewards[column]), fill="black")
             if column < len(trajectory.step_rewards) and columns > 1:
                 draw.text(
-                    (left + cell // 2, top + tall + 12), _shown(trajectory.step_rewards[column], "+.3f"), fill="#555555"
+                    (left + cell // 2, top + tall + 12), number(trajectory.step_rewards[column], "+.3f"), fill="#555555"
                 )
     return encoded(page, "PNG")
 
@@ -215,7 +216,3 @@ def _png(images: np.ndarray) -> bytes:
     members, points, height, width, _ = images.shape
     flat = images.transpose(0, 2, 1, 3, 4).reshape(members * height, points * width, 3)
     return encoded(Image.fromarray(flat), "PNG", optimize=True)
-
-
-def _shown(value: float | None, form: str) -> str:
-    return "none" if value is None else format(value, form)

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
 
 from deploy.folder.gallery import read_gallery
 from deploy.folder.names import GALLERY
-from deploy.monitor.summary import STAGE
+from deploy.monitor.summary import STAGE, number
 from deploy.report import charts
 from deploy.report.account import SIDES, Peak, rates_of
 from deploy.report.charts import Chart
@@ -153,7 +152,7 @@ def report_of(runs: Sequence[Run], peak: Peak | None = None) -> str:
     """Return the page of these runs; with a peak it also shows their mfu."""
     groups = groups_of(runs)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(number=number, signed=signed, span=span)
+    environment.filters.update(number=number, span=span)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         mark=MARK,
@@ -236,18 +235,6 @@ def pairs_of(group: Group) -> tuple[str, list[Pair]]:
         ]
         return f"{run.name}, iteration {ends[0]} and {ends[-1]}", pairs
     return "", []
-
-
-def number(value: Any, digits: int = 3) -> str:
-    """Format a number; `none` if it is missing or not finite."""
-    if value is None or (isinstance(value, float) and not np.isfinite(value)):
-        return "none"
-    return f"{value:.{digits}f}"
-
-
-def signed(value: float | None) -> str:
-    """Format a difference with its sign."""
-    return "none" if value is None else f"{value:+.3f}"
 
 
 def span(seconds: float) -> str:

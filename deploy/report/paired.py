@@ -27,6 +27,9 @@ class Difference(Document):
     high: float
     prompts: int
 
+    def __str__(self) -> str:
+        return f"{self.value:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+
     @property
     def is_clear(self) -> bool:
         """Return whether the interval excludes 0; for the report's template."""
