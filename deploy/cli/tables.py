@@ -2,14 +2,13 @@
 
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from deploy.monitor.summary import number
+from deploy.monitor.summary import number, span
 from protocol.status import ENDED, RunStatus
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def show_run(status: RunStatus) -> RenderableType:
     if status.job:
         facts.add_row("job", status.job)
     facts.add_row("health", status.health)
-    left = f", {_span(status.eta_s)} left" if status.eta_s else ""
+    left = f", {span(status.eta_s)} left" if status.eta_s else ""
     facts.add_row("iteration", f"{status.iteration}/{status.iterations}{left}")
     trend = "" if rewards.trend is None else f"  ({rewards.trend:+.3f} in 10 iterations)"
     facts.add_row("reward", f"{number(rewards.now)}{trend}")
@@ -105,7 +104,7 @@ def _plain(value: float | None) -> str:
 def _actors(status: RunStatus) -> Table:
     table = Table("actor", "state", "node", "version", "digest", "calls/min", "busy", "last seen", "restarts", box=None)
     for actor in status.actors:
-        seen = "never" if actor.last_seen is None else f"{_span(max(0.0, status.updated - actor.last_seen))} ago"
+        seen = "never" if actor.last_seen is None else f"{span(status.updated - actor.last_seen)} ago"
         version = "" if actor.adapter_version is None else str(actor.adapter_version)
         cells = (actor.name, actor.state, actor.node, version, actor.adapter_digest or "")
         busy = "" if actor.busy_share is None else f"{actor.busy_share:.0%}"
@@ -116,14 +115,10 @@ def _actors(status: RunStatus) -> Table:
 def _heard(status: RunStatus) -> str:
     if status.phase not in ENDED and status.stale_since is None:
         return "now"
-    return f"{_span(max(0.0, time.time() - (status.stale_since or status.updated)))} ago"
+    return f"{span(time.time() - (status.stale_since or status.updated))} ago"
 
 
 def _phase(status: RunStatus) -> Text:
     if status.stale_since is not None:
-        return Text(f"{status.phase}, silent for {_span(max(0.0, time.time() - status.stale_since))}", "red")
+        return Text(f"{status.phase}, silent for {span(time.time() - status.stale_since)}", "red")
     return Text(status.phase, {"failed": "red", "paused": "yellow", "running": "green"}.get(status.phase, ""))
-
-
-def _span(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))

@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
 from statistics import fmean
 from typing import Any, TextIO, cast
 
@@ -15,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as RichProgress
 
 from deploy.monitor.journal import Listener, is_news
-from deploy.monitor.summary import TREND, eta_s, gains_of
+from deploy.monitor.summary import TREND, eta_s, gains_of, span
 from learner.loop.evaluate import Evaluation
 from protocol.status import Condition
 
@@ -134,7 +133,7 @@ class Progress(Listener):
         self._finished_at.append(self._clock())
         left_s = eta_s(self._finished_at, left=self._total - iteration)
         if self._bar is None:
-            left = f", {timedelta(seconds=round(left_s))} left" if left_s else ""
+            left = f", {span(left_s)} left" if left_s else ""
             self.say(f"iteration {iteration}/{self._total}: {numbers}{left}")
         else:
             self._bar.update(self._task, completed=iteration, numbers=numbers)

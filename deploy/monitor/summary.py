@@ -4,6 +4,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from itertools import pairwise
 from statistics import linear_regression, median
 
@@ -96,6 +97,11 @@ def values_of(status: RunStatus) -> dict[str, float | None]:
 def number(value: float | None, form: str = ".3f") -> str:
     """Write a number for people; `none` if it is missing or not finite."""
     return "none" if value is None or not math.isfinite(value) else f"{value:{form}}"
+
+
+def span(seconds: float) -> str:
+    """Write a duration as hours, minutes and seconds; one below 0, from a clock that was set back, is 0."""
+    return str(timedelta(seconds=max(0, round(seconds))))
 
 
 def eta_s(finished_at: Sequence[float], *, left: int) -> float | None:

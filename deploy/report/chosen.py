@@ -12,6 +12,9 @@ from protocol.errors import ContractError
 from protocol.status import TrajectoryRecord
 from rewards.images import encoded
 
+LARGEST = 256
+"""Longest side of an image in pixels; larger images are scaled down."""
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -70,20 +73,14 @@ def chosen_of(group: Group) -> list[ShownTrajectory]:
     return trajectories
 
 
-def data_url(image: np.ndarray, *, kind: str = "PNG") -> str:
-    """Return an image as a `data:` address.
-
-    Args:
-        image: uint8 [H, W, 3].
-        kind: format, `PNG` or `JPEG`.
-
-    Returns:
-        The address.
-    """
+def data_url(image: np.ndarray) -> str:
+    """Return an image uint8 [H, W, 3] as a `data:` address: a PNG, or a JPEG of `LARGEST` pixels if it is larger."""
     from PIL import Image
 
-    data = encoded(Image.fromarray(image), kind, **({"optimize": True} if kind == "PNG" else {"quality": 88}))
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(data).decode()}"
+    shown = Image.fromarray(image)
+    kind, options = ("PNG", {"optimize": True}) if max(shown.size) <= LARGEST else ("JPEG", {"quality": 88})
+    shown.thumbnail((LARGEST, LARGEST))
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(encoded(shown, kind, **options)).decode()}"
 
 
 def _candidates(group: Group) -> Iterator[_Candidate]:

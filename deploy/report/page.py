@@ -40,8 +40,6 @@ DIAGNOSTICS = {
 }
 MOST_PAIRS = 12
 """Most pairs of images before and after of each group."""
-LARGEST = 256
-"""Longest side of an image in pixels; larger images are scaled down."""
 
 
 @dataclass(frozen=True)
@@ -206,8 +204,7 @@ def kinds_of(group: Group) -> Iterator[Kind]:
         if name in skipped or name.startswith("evaluation/reward/") or ends is None:
             continue
         tag = name.removeprefix("evaluation/")
-        has_tag = any(held.tags.count(tag) for run in group.runs for held in run.heldout[:1])
-        change = change_of(group, tag) if has_tag else ""
+        change = change_of(group, tag)
         yield Kind(group.name, tag, *ends, change if isinstance(change, Difference) else None)
 
 
@@ -230,7 +227,7 @@ def pairs_of(group: Group) -> tuple[str, list[Pair]]:
         both = [prompt for prompt in before if prompt in after]
         both.sort(key=lambda prompt: -abs(np.nan_to_num(after[prompt][1] - before[prompt][1])))
         pairs = [
-            Pair(prompt, _shown(before[prompt][0]), _shown(after[prompt][0]), before[prompt][1], after[prompt][1])
+            Pair(prompt, data_url(before[prompt][0]), data_url(after[prompt][0]), before[prompt][1], after[prompt][1])
             for prompt in both[:MOST_PAIRS]
         ]
         return f"{run.name}, iteration {ends[0]} and {ends[-1]}", pairs
@@ -274,13 +271,3 @@ def _stages(groups: Sequence[Group]) -> Chart | None:
         if seconds:
             rows.append((group.name, {stage: value or 0.0 for stage, value in seconds.items()}))
     return charts.stage_bars(rows) if rows else None
-
-
-def _shown(image: np.ndarray) -> str:
-    from PIL import Image
-
-    if max(image.shape[:2]) <= LARGEST:
-        return data_url(image)
-    small = Image.fromarray(image)
-    small.thumbnail((LARGEST, LARGEST))
-    return data_url(np.asarray(small), kind="JPEG")
