@@ -73,7 +73,7 @@ class Chart:
             figure = Figure(figsize=self.size, layout="constrained")
             FigureCanvasBase(figure)
             if how["format"] == "png":
-                figure.suptitle(_text(self.title), fontsize=10)
+                figure.suptitle(self.title, fontsize=10)
             self.draw(figure.subplots())
             out = io.BytesIO()
             figure.savefig(out, **how)
@@ -110,7 +110,8 @@ def metric_chart(groups: Sequence[Group], name: str, *, of: str = "iterations", 
         for index, group, runs in drawn:
             if runs:
                 series = [(run[0 if by == "iteration" else 1], run[2]) for run in runs]
-                _band(axes, series, index, label=_text(group.label), has_marks=of == "evaluations")
+                hidden = "\u200b" if group.label.startswith("_") else ""  # a legend leaves such labels out
+                _band(axes, series, index, label=hidden + group.label, has_marks=of == "evaluations")
         axes.set_xlabel("iteration" if by == "iteration" else "training seconds")
         _finish(axes, has_legend=len(drawn) > 1)
 
@@ -119,13 +120,13 @@ def metric_chart(groups: Sequence[Group], name: str, *, of: str = "iterations", 
 
 def gain_lines(group: Group) -> Chart | None:
     """Draw the mean absolute gain of each step by iteration; None if no run has gains."""
-    steps = gain_steps(group)
-    if not steps:
+    gains = _gains(group)
+    if not gains:
         return None
 
     def draw(axes: Axes) -> None:
-        for index, step in enumerate(steps):
-            x, mean, _, _ = banded([(run[0], run[2]) for run in group.values(_gain(step))])
+        for index, (step, runs) in enumerate(gains.items()):
+            x, mean, _, _ = banded(runs)
             axes.plot(x, mean, color=_cycled(index), linestyle=dash(index), linewidth=1.6, label=f"step {step}")
         axes.set_xlabel("iteration")
         _finish(axes, has_legend=True)
@@ -135,10 +136,10 @@ def gain_lines(group: Group) -> Chart | None:
 
 def gain_heat(group: Group) -> Chart | None:
     """Draw the mean absolute gains as a map, steps by iterations, brighter for more; None if no run has gains."""
-    steps = gain_steps(group)
-    if not steps:
+    gains = _gains(group)
+    if not gains:
         return None
-    rows = [banded([(run[0], run[2]) for run in group.values(_gain(step))], most=HEAT_COLUMNS)[:2] for step in steps]
+    steps, rows = list(gains), [banded(runs, most=HEAT_COLUMNS)[:2] for runs in gains.values()]
     ticks = np.unique(np.concatenate([x for x, _ in rows]))
     table = np.full((len(steps), len(ticks)), np.nan)
     for row, (x, mean) in zip(table, rows, strict=True):
@@ -168,7 +169,7 @@ def stage_bars(rows: Sequence[tuple[str, dict[str, float]]]) -> Chart:
             widths = np.array([seconds.get(stage, 0.0) for _, seconds in rows])
             axes.barh(np.arange(len(rows)), widths, left=left, color=_cycled(index), label=stage.replace("_", " "))
             left += widths
-        axes.set_yticks(np.arange(len(rows)), [_text(_short(label)) for label, _ in rows])
+        axes.set_yticks(np.arange(len(rows)), [_short(label) for label, _ in rows])
         axes.invert_yaxis()
         axes.set_xlabel("mean seconds per iteration")
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, handlelength=1.2)
@@ -220,10 +221,11 @@ def _means(runs: Sequence[Series], starts: np.ndarray, span: int) -> np.ndarray:
     return np.array([each.mean() if len(each) else 0.0 for each in inside])
 
 
-def gain_steps(group: Group) -> list[int]:
-    """List the denoising steps that have gains."""
-    found = (GAIN.fullmatch(name) for name in group.names("gain/step_"))
-    return sorted(int(match[1]) for match in found if match)
+def _gains(group: Group) -> dict[int, list[Series]]:
+    """Return iterations and mean absolute gains of each run, by the denoising steps that have gains."""
+    found = {int(match[1]): match[0] for name in group.names("gain/step_") if (match := GAIN.fullmatch(name))}
+    gains = {step: [(run[0], run[2]) for run in group.values(name)] for step, name in sorted(found.items())}
+    return {step: runs for step, runs in gains.items() if runs}
 
 
 def banded(runs: Sequence[Series], *, most: int = MOST_POINTS) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -286,6 +288,7 @@ def _rc(colours: Mapping[str, str]) -> dict[Any, Any]:
         "svg.hashsalt": "flowcredit",
         "font.size": 10,
         "text.color": ink,
+        "text.parse_math": False,
         "axes.edgecolor": line,
         "axes.labelcolor": ink,
         "axes.axisbelow": True,
@@ -324,15 +327,6 @@ def _heat() -> ListedColormap:
     stops = np.array([[45, 17, 96], [123, 31, 162], [208, 59, 109], [245, 138, 60], [251, 228, 113]]) / 255
     at = np.linspace(0, 1, 256)
     return ListedColormap(np.stack([np.interp(at, np.linspace(0, 1, len(stops)), row) for row in stops.T], 1))
-
-
-def _gain(step: int) -> str:
-    return f"gain/step_{step}_abs_mean"
-
-
-def _text(label: str) -> str:
-    """Escape a label: matplotlib reads `$` as a formula and hides labels that begin with `_`."""
-    return "\u200b" + label.replace("$", r"\$") if label.startswith("_") else label.replace("$", r"\$")
 
 
 def _short(text: str) -> str:
