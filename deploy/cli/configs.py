@@ -60,14 +60,16 @@ def calibrate_noise(
 ) -> None:
     """Calibrate a noise level for each step on the base model and write the config with these levels."""
     from deploy.run.inputs import check_inputs
-    from deploy.tools.noise_calibration import calibrated_config, require_writable, write_config
+    from deploy.tools.noise_calibration import calibrated_config, require_writable
+    from protocol.files import write_whole, writing
 
     require_writable(out)
     config = load_config(preset, overrides=overrides or [])
     found, _ = check_inputs(config, is_local=True)
     calibrated = calibrated_config(config, found, typer.echo, rounds=rounds, prompts_per_round=prompts)
     typer.echo(f"noise levels {list(calibrated.sampling.noise_levels)}")
-    write_config(calibrated, out)
+    with writing(out, "--out"):
+        write_whole(out, calibrated.to_yaml())
     typer.echo(f"written to {out}: flowcredit train {out} (naming a method there would replace the noise levels)")
 
 

@@ -10,13 +10,11 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from deploy.monitor.journal import IN_JOURNAL, Listener
 from deploy.monitor.tracker_kinds import MLflow, Shown, TensorBoard, Tracker, Values, WeightsAndBiases
@@ -78,7 +76,7 @@ class Trackers(Listener):
         """Pass an evaluation's numbers and images to every tracker."""
         self.recorded(iteration, evaluation.line(iteration))
         if evaluation.gallery:
-            self._show(iteration, lambda: shown_gallery(evaluation))
+            self._show(iteration, lambda: list(shown_gallery(evaluation)))
 
     def recorded_trajectories(self, record: TrajectoryRecord) -> None:
         """Pass recorded trajectories to every tracker, drawn as one sheet."""
@@ -168,16 +166,15 @@ class _Running:
         self._sink.condition(f"Tracker/{self._name}", holds, reason, message)
 
 
-def shown_gallery(evaluation: Evaluation) -> list[Shown]:
-    """Return the images of an evaluation, each with its prompt and its score."""
-    return [
-        _shown(
-            f"evaluation/image_{index:02d}",
-            f"{prompt.text} ({'no score' if score != score else f'{score:.3f}'})",
-            image,
-        )
-        for index, (prompt, image, score) in enumerate(evaluation.gallery)
-    ]
+def shown_gallery(evaluation: Evaluation) -> Iterator[Shown]:
+    """Yield the images of an evaluation, each with its prompt and its score."""
+    from PIL import Image
+
+    for index, (prompt, image, score) in enumerate(evaluation.gallery):
+        held = Image.fromarray(image)
+        held.thumbnail((LARGEST, LARGEST))
+        caption = f"{prompt.text} ({'no score' if score != score else f'{score:.3f}'})"
+        yield Shown(f"evaluation/image_{index:02d}", caption, encoded(held, "PNG"), held.size)
 
 
 def shown_record(record: TrajectoryRecord) -> Shown:
@@ -186,14 +183,6 @@ def shown_record(record: TrajectoryRecord) -> Shown:
 
     png = sheet(record)
     return Shown("trajectories/sheet", record.prompt, png, Image.open(io.BytesIO(png)).size)
-
-
-def _shown(name: str, caption: str, image: np.ndarray) -> Shown:
-    from PIL import Image
-
-    held = Image.fromarray(image)
-    held.thumbnail((LARGEST, LARGEST))
-    return Shown(name, caption, encoded(held, "PNG"), held.size)
 
 
 def find_tracker(name: str) -> Any:

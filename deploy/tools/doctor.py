@@ -1,7 +1,7 @@
 """`flowcredit doctor`: is this machine ready for a run? A list of checks; each line has a verdict and a remedy.
 
 A check is a function from a `Question` to findings; `CHECKS` lists all of them. No check starts anything, changes
-anything or takes longer than a few seconds, except `speed`, which runs only on request.
+anything or takes longer than a few seconds, except `costs` if it measures on request.
 """
 
 import asyncio
@@ -210,40 +210,30 @@ def inputs_may_mislead(question: Question) -> Iterator[Finding]:
 
 
 def costs(question: Question) -> Iterator[Finding]:
-    """Report velocity evaluations and memory of the preset, see `deploy.tools.estimate`."""
+    """Report velocity evaluations and memory of the preset (`deploy.tools.estimate`); on request, its measured speed.
+
+    `deploy.tools.measure` measures forwards, gradients and decoded images per second.
+    """
     if question.config is None:
         return
     from deploy.tools.estimate import estimate
+    from deploy.tools.measure import measure
     from deploy.tools.memory import fit_problems, roles_of
     from flow.models.folder import completed_for_estimate
 
     try:
-        found = estimate(completed_for_estimate(question.config)[0])
-    except InputError:
-        return  # `preset_can_run` reports it
-    for line in (*found.lines(), *(each.line() for each in roles_of(question.config, found))):
-        yield Finding("ok", "cost", line)
-    for problem in fit_problems(question.config, found):
-        what, _, remedy = str(problem).rpartition(": ")
-        yield Finding("bad", "gpu memory", what, remedy)
-
-
-def speed(question: Question) -> Iterator[Finding]:
-    """Measure forwards, gradients and decoded images per second, see `deploy.tools.measure`; only on request."""
-    if question.config is None or not question.measures:
-        return
-    from deploy.tools.estimate import estimate
-    from deploy.tools.measure import measure
-    from flow.models.folder import completed_for_estimate
-
-    try:
         config = completed_for_estimate(question.config)[0]
-        found = measure(config, estimate(config).evaluations)
-    except InputError as error:
-        yield Finding("bad", "speed", str(error), "see this line")
-        return
-    for line in found.lines():
-        yield Finding("ok", "speed", line)
+        found = estimate(config)
+        for line in (*found.lines(), *(each.line() for each in roles_of(config, found))):
+            yield Finding("ok", "cost", line)
+        for problem in fit_problems(config, found):
+            what, _, remedy = str(problem).rpartition(": ")
+            yield Finding("bad", "gpu memory", what, remedy)
+        for line in measure(config, found.evaluations).lines() if question.measures else ():
+            yield Finding("ok", "speed", line)
+    except InputError as error:  # `preset_can_run` reports a preset that cannot be estimated
+        if question.measures:
+            yield Finding("bad", "speed", str(error), "see this line")
 
 
 def layout(question: Question) -> Iterator[Finding]:
@@ -275,6 +265,5 @@ CHECKS: list[Check] = [
     inputs_may_mislead,
     layout,
     costs,
-    speed,
 ]
 """All checks, in the order of their output."""

@@ -106,9 +106,22 @@ async def assess(
     """
     if is_best and (run is None or iteration is not None):
         raise ConfigError("--best takes the best checkpoint of a run: name a run, and leave --iteration out")
-    config, heldout, adapter, diversity = await asyncio.to_thread(
-        _checked, config, run, iteration, features, is_best=is_best, is_local=is_local
-    )
+
+    def checked() -> tuple[RunConfig, list[Prompt], Adapter | None, Diversity | None]:
+        whole = completed(config)
+        if features and whole.evaluation.images_per_prompt < 2:
+            raise ConfigError(
+                "diversity needs at least 2 images per prompt, got evaluation.images_per_prompt 1: raise it"
+            )
+        heldout = check_heldout(whole, is_local=is_local)
+        adapter = None
+        if run:
+            require_same(run, config_of(run), whole, section="model.", remedy="give the run's own values")
+            state, _ = checkpoint_of(run, best_checkpoint(run) if is_best else iteration)
+            adapter = average_of(state, run) if whole.evaluation.adapter == "average" else state.adapter
+        return whole, heldout, adapter, Diversity(features) if features else None
+
+    config, heldout, adapter, diversity = await asyncio.to_thread(checked)
     settings, console = config.evaluation, Console(stderr=True)
     async with evaluators(config, heldout, is_local=is_local) as fleet:
         # The first adapter may be that of model.lora.start.
@@ -131,28 +144,6 @@ async def assess(
             measured = diversity.settle(settings.images_per_prompt) if diversity else None
             results.append(Assessed(name, each.version, found, heldout_of(each.version, found, settings), measured))
         return results
-
-
-def _checked(
-    config: RunConfig,
-    run: Path | None,
-    iteration: int | None,
-    features: str | None,
-    *,
-    is_best: bool,
-    is_local: bool,
-) -> tuple[RunConfig, list[Prompt], Adapter | None, Diversity | None]:
-    """Check the inputs; return the completed config, the held-out prompts, the run's adapter, and the diversity."""
-    config = completed(config)
-    if features and config.evaluation.images_per_prompt < 2:
-        raise ConfigError("diversity needs at least 2 images per prompt, got evaluation.images_per_prompt 1: raise it")
-    heldout = check_heldout(config, is_local=is_local)
-    adapter = None
-    if run:
-        require_same(run, config_of(run), config, section="model.", remedy="give the run's own values")
-        state, _ = checkpoint_of(run, best_checkpoint(run) if is_best else iteration)
-        adapter = average_of(state, run) if config.evaluation.adapter == "average" else state.adapter
-    return config, heldout, adapter, Diversity(features) if features else None
 
 
 def differences(results: Sequence[Assessed]) -> dict[str, Difference]:

@@ -23,7 +23,7 @@ from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
 from protocol.config.sampling import TOO_LOUD
 from protocol.errors import ConfigError, ContractError
-from protocol.files import require_folder_of, write_whole, writing
+from protocol.files import require_folder_of
 from protocol.messages import Prompt, ScoredGroup, ScoredShard, ShardRequest
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def first_levels(config: RunConfig, backbone: "Backbone") -> tuple[str, list[flo
 
 
 def require_writable(path: Path) -> None:
-    """Check before the calibration that `write_config` will be able to write a file that `train` can read.
+    """Check before the calibration that its config can be written to a file that `train` can read.
 
     Raises:
         ConfigError: the name does not end in .yaml or .yml.
@@ -164,16 +164,6 @@ def require_writable(path: Path) -> None:
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out must end in .yaml or .yml, got {path}: `train` reads no other file; rename it")
     require_folder_of(path, "--out")
-
-
-def write_config(config: RunConfig, path: Path) -> None:
-    """Write the whole config as a YAML file.
-
-    Raises:
-        RunFolderError: the file cannot be written.
-    """
-    with writing(path, "--out"):
-        write_whole(path, config.to_yaml())
 
 
 def _with_levels(config: RunConfig, kernel: str, levels: Sequence[float], **sampling: float) -> RunConfig:
