@@ -64,9 +64,8 @@ def balance_of(
         Forwards of the busiest actor of each side.
     """
     actors, workers = actors or config.cluster.rollout_actors, workers or config.cluster.learner.workers
-    shards = config.group.per_iteration * config.group.size // config.group.shard
-    updates = config.learner.updates_per_iteration
-    step = shards // updates
+    shards = config.group.shards
+    step = shards // config.learner.updates_per_iteration
     own = sum(1 for shard in range(step) if shard % config.learner.lanes % workers == 0)
     return Balance(
         rollout=-(-shards // actors) * counts.rollout / shards,

@@ -145,7 +145,7 @@ def estimate_of(
         keep_as_on_gpu(backbone.transformer)
     shard = count_shard(config, backbone)
     most = config.model.forward_batch or shard.largest_forward
-    rows = 2 if config.model.guidance > 1 else 1
+    rows = config.model.branches
     with fake:
         embedding = sum(each.numel() for each in backbone.example(1).values()) * dtype_of(config.model).itemsize
         forward = pass_cost(backbone, rows * min(most, shard.largest_forward), has_gradient=False)
@@ -281,7 +281,6 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
     others = range(1, config.group.size // config.group.shard if config.sampling.window.rule == "branch" else 2)
     starts = [shard * config.group.shard for shard in others] or [config.group.shard]
     later = [rollout_shard(policy, replace(each, first_member=start), config) for each in requests for start in starts]
-    branches = 2 if config.model.guidance > 1 else 1
     is_shared = config.sampling.shared_noise and not config.is_forward
     counted = list(_pairs_and_states(config, policy, rollout.steps))
     return ShardCounts(
@@ -292,7 +291,7 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
         pairs=tuple(pairs for pairs, _ in counted),
         states=tuple(states for _, states in counted),
         gradient_rows=1 if is_shared and policy.most_steps == 1 else config.group.shard,
-        largest_forward=counter.largest // branches,
+        largest_forward=counter.largest // config.model.branches,
         largest_decoding=len(images) - points,
         largest_points=points,
         held_forward=round(scale * counter.held_forward),
@@ -321,13 +320,11 @@ def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, 
     Returns:
         The counts of one iteration.
     """
-    groups = config.group.per_iteration
-    shards = groups * config.group.size // config.group.shard
+    groups, shards = config.group.per_iteration, config.group.shards
     trained = max(1, math.floor(config.learner.step_fraction * len(shard.states)))
     pairs, states = (
         config.learner.epochs * shards * sum(sorted(counts)[-trained:]) for counts in (shard.pairs, shard.states)
     )
-    branches = 2 if config.model.guidance > 1 else 1
     compares_old = config.is_forward and (config.rolls_out_old or config.learner.old.weight > 0)
     weighs_groups = config.learner.objective == "dgpo"
     each = gradient + (config.learner.kl.weight > 0) + (2 if weighs_groups else compares_old)
@@ -336,7 +333,7 @@ def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, 
         rollout=round(groups * shard.rows + (shards - groups) * shard.later_rows),
         images=groups * shard.images + (shards - groups) * shard.later_images,
         pairs=pairs,
-        learner=round(states * branches * each),
+        learner=round(states * config.model.branches * each),
         gradient_rows=min(config.model.forward_batch or shard.gradient_rows, shard.gradient_rows),
         forward_flops=forward,
         gradient_flops=forward * gradient,
@@ -405,8 +402,7 @@ class Counter:
 
 def lanes_of_a_worker(config: RunConfig) -> int:
     """Count the lanes of the first learner worker that get a shard in an optimizer step."""
-    groups = config.group.per_iteration // config.learner.updates_per_iteration
-    shards = groups * config.group.size // config.group.shard
+    shards = config.group.shards // config.learner.updates_per_iteration
     return math.ceil(min(config.learner.lanes, shards) / config.cluster.learner.workers)
 
 
@@ -473,8 +469,7 @@ def _evaluation_peaks(config: RunConfig, backbone: PipelineBackbone, shard: Shar
     if not config.evaluation.size and rows <= shard.largest_forward and images <= shard.largest_decoding:
         return []
     sized = backbone.sized(*config.evaluation.size) if config.evaluation.size else backbone
-    branches = 2 if model.guidance > 1 else 1
-    forward = pass_cost(sized, branches * rows, has_gradient=False)
+    forward = pass_cost(sized, model.branches * rows, has_gradient=False)
     return [forward.peak, _decoding_cost(config, sized, images).peak]
 
 

@@ -61,11 +61,10 @@ def roles_of(config: RunConfig, found: Estimate) -> list[RoleMemory]:
     adapter, counts = 4 * found.trained, found.evaluations
     means = sum([config.is_forward, config.learner.kl.moves, config.learner.average.decay > 0])
     state = {"adapters and optimizer": (3 + means) * adapter}
-    shards = config.group.per_iteration * config.group.size // config.group.shard
     rollout = {"adapters": (config.held_adapters + 1) * adapter, "images": found.images * found.image}
     learner = {**state, "trajectories": 2 * found.trajectories}
     driver = {**state, "older adapters": config.group.max_lag * adapter}
-    store = {"images": counts.images * found.image, "trajectories": shards * found.trajectories}
+    store = {"images": counts.images * found.image, "trajectories": config.group.shards * found.trajectories}
     rewards = [
         RoleMemory(
             role=f"reward actor {name}",

@@ -34,6 +34,11 @@ class GroupConfig(Section):
             raise ValueError(f"group.shard must divide group.size {self.size}, got {self.shard}: take a divisor of it")
         return self
 
+    @property
+    def shards(self) -> int:
+        """Number of shards of one iteration."""
+        return self.per_iteration * self.size // self.shard
+
 
 class KlConfig(Section):
     """The penalty on the distance between the policy and the base model, which is the model without the adapter."""

@@ -76,3 +76,8 @@ class ModelConfig(Section):
     def _both_sides(self) -> "ModelConfig":
         require_both_sides("model", self.height, self.width)
         return self
+
+    @property
+    def branches(self) -> int:
+        """Rows through the transformer for one velocity: guidance needs two."""
+        return 2 if self.guidance > 1 else 1
