@@ -158,10 +158,9 @@ def iterate(setup: Setup, run: Path, *, iterations: int, words: Sequence[str] = 
     (group,) = groups_of([read_run(run)])
     rates = rates_of(group, _run_peak(setup))
     assert rates is not None, "a run that has ended has iterations"
-    parts = {part: metric for parts in SIDES.values() for part, metric in parts.items()}
     found: dict[str, float | None] = {
         "iteration, s": rates.seconds,
-        **{f"{part}, s": group.mean(metric) for part, metric in parts.items()},
+        **{f"{part}, s": group.mean(f"work/{part}_seconds") for parts in SIDES.values() for part in parts},
         "images/s": rates.images,
         "images/GPU/s": rates.images_per_gpu,
         "images scored/s": rates.scored,

@@ -42,9 +42,9 @@ def line_of(seq: int, values: Mapping[str, object]) -> MetricLine:
 
 def rewards_of(lines: Sequence[MetricLine]) -> Rewards:
     """Summarise the training reward and the held-out score."""
-    steps = [line.values for line in lines if is_iteration(line)]
-    evaluations = [line.values for line in lines if is_evaluation(line)]
-    newest: Values = steps[-1] if steps else {}
+    steps: list[Values] = [line.values for line in lines if is_iteration(line)]
+    evaluations: list[Values] = [line.values for line in lines if is_evaluation(line)] or [{}]
+    newest = steps[-1] if steps else {}
     trend, error = _trend([values["reward/mean"] for values in steps[-TREND:]])
     skipped = {"reward/mean", "reward/group_std", "reward/missing"}
     return Rewards(
@@ -54,9 +54,9 @@ def rewards_of(lines: Sequence[MetricLine]) -> Rewards:
         components={
             k.removeprefix("reward/"): v for k, v in newest.items() if k.startswith("reward/") and k not in skipped
         },
-        heldout=evaluations[-1]["evaluation/score"] if evaluations else None,
-        heldout_first=evaluations[0]["evaluation/score"] if evaluations else None,
-        heldout_iteration=_whole(evaluations[-1].get("iteration")) if evaluations else None,
+        heldout=evaluations[-1].get("evaluation/score"),
+        heldout_first=evaluations[0].get("evaluation/score"),
+        heldout_iteration=_whole(evaluations[-1].get("iteration")),
     )
 
 

@@ -1,20 +1,17 @@
 """The account of a report: the work of each side, and the images and operations per second of an iteration."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from deploy.report.runs import SECONDS, Group
 from protocol.config.run import RunConfig
 
-SIDES: Mapping[str, Mapping[str, str]] = {
-    side: {part: f"work/{part}_seconds" for part in parts}
-    for side, parts in {
-        "rollout actors": ("sampling", "completing", "decoding"),
-        "reward actors": ("scoring",),
-        "learner workers": ("crediting", "fetching", "training"),
-    }.items()
+SIDES: Mapping[str, Sequence[str]] = {
+    "rollout actors": ("sampling", "completing", "decoding"),
+    "reward actors": ("scoring",),
+    "learner workers": ("crediting", "fetching", "training"),
 }
-"""The metric of each part of each side's work."""
+"""The parts of each side's work; the metric of a part is `work/PART_seconds`."""
 FORWARDS = ("main_evaluations", "completion_evaluations", "reference_evaluations")
 """Metrics that count rows through the transformer without a backward pass."""
 

@@ -178,21 +178,20 @@ def stage_bars(rows: Sequence[tuple[str, dict[str, float]]]) -> Chart:
     return Chart("where the time went", draw, (5.2, 1.5 + 0.45 * len(rows)))
 
 
-def side_bars(group: Group, sides: Mapping[str, Mapping[str, str]]) -> Chart | None:
+def side_bars(group: Group, sides: Mapping[str, Sequence[str]]) -> Chart | None:
     """Draw the seconds of each side's work over the iterations: one bar per side, its parts stacked.
 
     Args:
         group: the runs; seconds are means over them and, for a long run, over spans of iterations.
-        sides: the metric of each part, by side.
+        sides: the parts of each side, see `deploy.report.account.SIDES`.
 
     Returns:
         The chart; None if no run has the metrics.
     """
-    found = {
-        side: {part: group.values(metric) for part, metric in parts.items() if group.values(metric)}
-        for side, parts in sides.items()
-    }
-    columns = [run for parts in found.values() for runs in parts.values() for run in runs]
+    found = [
+        {part: runs for part in parts if (runs := group.values(f"work/{part}_seconds"))} for parts in sides.values()
+    ]
+    columns = [run for parts in found for runs in parts.values() for run in runs]
     if not columns:
         return None
     first, last = (int(which(run[0][at] for run in columns)) for which, at in ((min, 0), (max, -1)))
@@ -201,7 +200,7 @@ def side_bars(group: Group, sides: Mapping[str, Mapping[str, str]]) -> Chart | N
 
     def draw(axes: Axes) -> None:
         width, drawn = 0.9 * span / len(sides), 0
-        for side, parts in enumerate(found.values()):
+        for side, parts in enumerate(found):
             below = np.zeros(len(starts))
             for part, runs in parts.items():
                 seconds = _means([(run[0], run[2]) for run in runs], starts, span)

@@ -243,18 +243,20 @@ def span(seconds: float) -> str:
 
 
 def _curves(groups: Sequence[Group]) -> list[tuple[str, Chart]]:
-    drawn = [
-        (f"{title} by {words}", charts.metric_chart(groups, name, of=of, by=by))
+    return [
+        (f"{title} by {words}", chart)
         for title, name, of in (("Reward", REWARD, "iterations"), ("Held-out score", HELDOUT, "evaluations"))
         for by, words in (("iteration", "iteration"), ("seconds", "training seconds"))
+        if (chart := charts.metric_chart(groups, name, of=of, by=by))
     ]
-    return [(title, chart) for title, chart in drawn if chart]
 
 
 def _diagnostics(groups: Sequence[Group]) -> list[tuple[str, str, Chart]]:
-    shown = {name: text for name, text in DIAGNOSTICS.items() if not _is_zero(groups, name)}
-    drawn = [(name, text, charts.metric_chart(groups, name)) for name, text in shown.items()]
-    return [(name, text, chart) for name, text, chart in drawn if chart]
+    return [
+        (name, text, chart)
+        for name, text in DIAGNOSTICS.items()
+        if not _is_zero(groups, name) and (chart := charts.metric_chart(groups, name))
+    ]
 
 
 def _is_zero(groups: Sequence[Group], name: str) -> bool:

@@ -124,15 +124,13 @@ def generate_images(
             continue
         for (prompt, number), image in zip(batch, images, strict=True):
             own = {"prompt": prompt.text, "negative": prompt.negative, "image": str(number)}
-            with writing(out, "--out"):
-                yield _write_new(next(paths), _png(image, facts | own))
+            yield _write_new(next(paths), _png(image, facts | own))
     if has_grid:
         rows = np.concatenate(batches).reshape(len(prompts), count, *batches[0].shape[1:])
         cells = [(prompt.text, list(row), []) for prompt, row in zip(prompts, rows, strict=True)]
         own = {"prompts": json.dumps([prompt.text for prompt in prompts], ensure_ascii=False), "images": str(count)}
         title = f"{run.resolve().name}, iteration {facts['iteration']}, seed {seed}"
-        with writing(out, "--out"):
-            yield _write_new(next(paths), png_of_grid(cells, title, facts | own))
+        yield _write_new(next(paths), png_of_grid(cells, title, facts | own))
 
 
 def free_paths(out: Path, stem: str) -> Iterator[Path]:
@@ -143,7 +141,7 @@ def free_paths(out: Path, stem: str) -> Iterator[Path]:
 
 
 def _write_new(path: Path, content: bytes) -> Path:
-    with path.open("xb") as file:
+    with writing(path.parent, "--out"), path.open("xb") as file:
         file.write(content)
     return path
 
