@@ -8,7 +8,7 @@ import numpy as np
 
 from deploy.folder.heldout import HeldoutScores
 from deploy.monitor.summary import STAGE
-from deploy.report.paired import LEVEL, RESAMPLES, Difference, paired_difference, why_unpaired
+from deploy.report.paired import LEVEL, RESAMPLES, Difference, change_of, paired_difference, why_unpaired
 from deploy.report.runs import HELDOUT, REWARD, SECONDS, Group, Run, differences, read_runs
 from protocol.errors import RunFolderError
 from protocol.status import Document
@@ -127,8 +127,8 @@ def _heldout(one: Group, other: Group, notes: list[str]) -> list[Heldout]:
                 first=scores[0],
                 second=scores[1],
                 difference=None if reason else paired_difference([first], [second], tag=tag),
-                first_change=_change(one.runs[0], tag),
-                second_change=_change(other.runs[0], tag),
+                first_change=change_of(one, tag)[0],
+                second_change=change_of(other, tag)[0],
             )
         )
     return rows
@@ -148,10 +148,3 @@ def _score(held: HeldoutScores, tag: str | None) -> float | None:
     if any(not np.isfinite(table).any() for table in tables):
         return None
     return float(np.mean([np.nanmean(table) for table in tables]))
-
-
-def _change(run: Run, tag: str | None) -> Difference | None:
-    before, after = run.heldout[0], run.heldout[-1]
-    if before is after or why_unpaired(before, after):
-        return None
-    return paired_difference([before], [after], tag=tag)

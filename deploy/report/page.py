@@ -17,7 +17,7 @@ from deploy.report import charts
 from deploy.report.account import SIDES, Peak, rates_of
 from deploy.report.charts import Chart
 from deploy.report.chosen import chosen_of, data_url
-from deploy.report.paired import Difference, paired_difference, why_unpaired
+from deploy.report.paired import Difference, change_of
 from deploy.report.runs import HELDOUT, REWARD, Group, Run, differences, groups_of, read_runs
 from flowcredit.start import VERSION
 from protocol.errors import RunFolderError
@@ -162,7 +162,7 @@ def report_of(runs: Sequence[Run], peak: Peak | None = None) -> str:
         dark=charts.DARK,
         colours=[f"var(--{charts.colour(index)})" for index in range(len(groups))],
         rewards=[(group.first_and_last(REWARD), group.first_and_last(HELDOUT, of="evaluations")) for group in groups],
-        changes=[change_of(group) for group in groups],
+        changes=[found or reason for found, reason in map(change_of, groups)],
         drawn=drawn_of(groups),
         rates=[(group, rates) for group in groups if (rates := rates_of(group, peak))],
         has_peak=peak is not None,
@@ -175,27 +175,6 @@ def report_of(runs: Sequence[Run], peak: Peak | None = None) -> str:
     )
 
 
-def change_of(group: Group, tag: str | None = None) -> Difference | str:
-    """Compare a group's newest evaluations with its first ones, prompt by prompt.
-
-    Args:
-        group: the runs; their images are pooled.
-        tag: kind of prompts; None for all.
-
-    Returns:
-        The difference, or the reason why there is none.
-    """
-    ends = [(run.heldout[0], run.heldout[-1]) for run in group.runs if len(run.heldout) > 1]
-    if not ends:
-        return "no two evaluations with scores by prompt"
-    first = ends[0][0]
-    for held in (each for pair in ends for each in pair):
-        if reason := why_unpaired(first, held):
-            return reason
-    found = paired_difference([a for a, _ in ends], [b for _, b in ends], tag=tag)
-    return found or "a kind of prompts without a score"
-
-
 def kinds_of(group: Group) -> Iterator[Kind]:
     """Compare the first and the newest evaluation of a group for each kind of prompt."""
     skipped = (HELDOUT, "evaluation/missing")
@@ -204,8 +183,7 @@ def kinds_of(group: Group) -> Iterator[Kind]:
         if name in skipped or name.startswith("evaluation/reward/") or ends is None:
             continue
         tag = name.removeprefix("evaluation/")
-        change = change_of(group, tag)
-        yield Kind(group.name, tag, *ends, change if isinstance(change, Difference) else None)
+        yield Kind(group.name, tag, *ends, change_of(group, tag)[0])
 
 
 def pairs_of(group: Group) -> tuple[str, list[Pair]]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from deploy.folder.heldout import HeldoutScores
+from deploy.report.runs import Group
 from protocol.status import Document
 
 RESAMPLES = 10_000
@@ -84,6 +85,23 @@ def paired_difference(
     edges = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
     low, high = np.nanquantile(drawn[1] - drawn[0], edges)
     return Difference(value=points[1] - points[0], low=low, high=high, prompts=np.isin(tags, kinds).sum())
+
+
+def change_of(group: Group, tag: str | None = None) -> tuple[Difference | None, str]:
+    """Compare a group's newest evaluations with its first ones, prompt by prompt; the images of its runs are pooled.
+
+    Returns:
+        The difference for one kind of prompts, or for all; None, and the reason, if there is none.
+    """
+    ends = [(run.heldout[0], run.heldout[-1]) for run in group.runs if len(run.heldout) > 1]
+    if not ends:
+        return None, "no two evaluations with scores by prompt"
+    first = ends[0][0]
+    for held in (each for pair in ends for each in pair):
+        if reason := why_unpaired(first, held):
+            return None, reason
+    found = paired_difference([a for a, _ in ends], [b for _, b in ends], tag=tag)
+    return found, "" if found else "a kind of prompts without a score"
 
 
 def _sums(evaluations: Sequence[HeldoutScores]) -> tuple[np.ndarray, np.ndarray]:
