@@ -17,10 +17,10 @@ from typing import Any, ParamSpec, TypeVar
 
 from rich.console import Console
 
-from deploy.folder.location import default_name, found_run, job_id, placed, runs_folder
+from deploy.folder.location import default_folder, found_run, placed
 from deploy.folder.read import source_of
 from deploy.monitor.progress import Progress
-from deploy.presets import Overrides, find_preset, load_config
+from deploy.presets import Overrides, load_config
 from deploy.report import runs as report_runs
 from deploy.report.compare import Comparison
 from deploy.report.compare import compare as comparison_of
@@ -198,12 +198,10 @@ def _training(
     folder = placed(Path(run)) if run else None
     source = source_of(preset, folder, "or run= with a run")
     config = load_config(source, overrides=overrides)
-    if folder is None:
-        folder = runs_folder() / default_name(find_preset(source).stem, config, is_job=job_id() is not None)
     return partial(
         run_training,
         config,
-        folder=folder,
+        folder=folder or default_folder(source, config),
         fork=found_run(str(fork)) if fork else None,
         is_local=is_local,
         progress=Progress(Console(quiet=True)) if is_quiet else Progress(),

@@ -10,9 +10,9 @@ import typer
 
 from deploy.cli.options import IsLocal, Overrides, complete_preset, source_and_words
 from deploy.cli.output import drop_output
-from deploy.folder.location import default_name, job_id, placed, runs_folder, stop_grace_s, stop_wait_s
+from deploy.folder.location import default_folder, job_id, placed, runs_folder, stop_grace_s, stop_wait_s
 from deploy.folder.names import CONFIG
-from deploy.presets import find_preset, load_config
+from deploy.presets import load_config
 from protocol.errors import ConfigError, RunFolderError
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ def train(
         source_run = fork and placed(fork)
         _dry_run(config, folder, fork=source_run, is_local=is_local, tflops=_rate(tflops, card), card=card)
         return
-    if folder is None:
-        folder = runs_folder() / default_name(find_preset(source).stem, config, is_job=job_id() is not None)
+    folder = folder or default_folder(source, config)
     _train(config, folder, fork=fork and placed(fork), is_local=is_local, has_page=has_page)
 
 

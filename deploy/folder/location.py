@@ -17,6 +17,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deploy.presets import find_preset
 from protocol.addresses import shown_source
 from protocol.errors import RunFolderError
 
@@ -47,21 +48,16 @@ def runs_folder() -> Path:
     return Path.home() / "flowcredit" / RUNS if job_id() else Path(RUNS)
 
 
-def default_name(preset: str, config: "RunConfig", *, is_job: bool) -> str:
-    """Name the run folder for which no `--run` is given.
-
-    Args:
-        preset: name of the preset.
-        config: config of the run.
-        is_job: whether this process is the driver of a Ray job.
-
-    Returns:
-        The name.
-    """
-    if not is_job:
-        return preset
+def job_name(preset: str, config: "RunConfig") -> str:
+    """Name the run of a preset in a Ray job for which no `--run` is given."""
     deciding = json.dumps(config.outcome_fields(), sort_keys=True)
     return f"{preset}-{hashlib.sha256(deciding.encode()).hexdigest()[:8]}"
+
+
+def default_folder(preset: str | Path, config: "RunConfig") -> Path:
+    """Return the run folder of a preset for which no `--run` is given."""
+    name = find_preset(preset).stem
+    return runs_folder() / (job_name(name, config) if job_id() else name)
 
 
 def placed(run: Path) -> Path:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deploy.folder.location import STOP_VARIABLE, default_name, stop_wait_s
+from deploy.folder.location import STOP_VARIABLE, job_name, stop_wait_s
 from deploy.presets import PRESETS, find_preset, load_config, preset_files, read_tree
 from flowcredit.start import PACKAGES as OURS
 from protocol.addresses import BOARD_VARIABLE
@@ -54,7 +54,7 @@ class Submission:
         if self.run:
             return self.run
         config = load_config(self._local_preset(), overrides=self.overrides)
-        return default_name(find_preset(self.preset).stem, config, is_job=True)
+        return job_name(find_preset(self.preset).stem, config)
 
     def entrypoint(self) -> str:
         """Return the command that the cluster runs, in its copy of the working directory."""

@@ -13,7 +13,7 @@ from cycler import cycler
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import FigureCanvasBase
-from matplotlib.colors import ListedColormap
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -43,6 +43,8 @@ MOST_POINTS = 400
 """Most points of a line; a longer run is drawn as means of equal parts."""
 SIZE = (5.2, 3.1)
 """Width and height in inches; a text of 10 points is 10 pixels high in a chart that is 400 pixels wide."""
+HEAT = LinearSegmentedColormap.from_list("heat", ["#2d1160", "#7b1fa2", "#d03b6d", "#f58a3c", "#fbe471"])
+"""The colour map of the run's page: dark violet to bright yellow."""
 HEAT_COLUMNS = 120
 BARS = 20
 """Most bars of one side."""
@@ -147,7 +149,7 @@ def gain_heat(group: Group) -> Chart | None:
 
     def draw(axes: Axes) -> None:
         edges = [ticks[0] - 0.5, *((a + b) / 2 for a, b in pairwise(ticks)), ticks[-1] + 0.5]
-        mesh = axes.pcolormesh(edges, np.arange(len(steps) + 1), table, cmap=_heat(), vmin=0, rasterized=True)
+        mesh = axes.pcolormesh(edges, np.arange(len(steps) + 1), table, cmap=HEAT, vmin=0, rasterized=True)
         every = -(-len(steps) // 14)
         axes.set_yticks(np.arange(len(steps))[::every] + 0.5, [str(step) for step in steps[::every]])
         axes.invert_yaxis()
@@ -319,13 +321,6 @@ def _inline(svg: str, title: str) -> str:
     for name, drawn in THEMED.items():
         svg = svg.replace(drawn, f"var(--{name})")
     return svg
-
-
-def _heat() -> ListedColormap:
-    """Return the colour map of the run's page: dark violet to bright yellow."""
-    stops = np.array([[45, 17, 96], [123, 31, 162], [208, 59, 109], [245, 138, 60], [251, 228, 113]]) / 255
-    at = np.linspace(0, 1, 256)
-    return ListedColormap(np.stack([np.interp(at, np.linspace(0, 1, len(stops)), row) for row in stops.T], 1))
 
 
 def _short(text: str) -> str:

@@ -98,20 +98,15 @@ def measure(config: RunConfig, counts: Evaluations) -> Speed:
     backbone.transformer.to(device)
     most = config.model.forward_batch or config.group.shard
     rows, trained = (1, 1) if is_cut else (min(most, config.group.shard), counts.gradient_rows)
+    of_whole = counts.forward_flops, counts.gradient_flops, counts.image_flops
+    forward, gradient, image = of_whole if is_cut else (None, None, None)
     try:
         with computing(RoleConfig(threads=threads, gpus=float(device == "cuda"))):
-            forwards, gradients = (
-                _rate(
-                    pass_of(backbone, size, has_gradient=each, device=device), size, counted=counted if is_cut else None
-                )
-                for each, size, counted in (
-                    (False, rows, counts.forward_flops),
-                    (True, trained, counts.gradient_flops),
-                )
-            )
+            forwards = _rate(pass_of(backbone, rows, has_gradient=False, device=device), rows, counted=forward)
+            gradients = _rate(pass_of(backbone, trained, has_gradient=True, device=device), trained, counted=gradient)
             images = 1 if is_cut else min(config.model.decode_batch or rows, rows)
             latents = torch.zeros(images, *backbone.latent_shape, device=device)
-            decoded = _rate(lambda: backbone.decode(latents), images, counted=counts.image_flops if is_cut else None)
+            decoded = _rate(lambda: backbone.decode(latents), images, counted=image)
     except torch.OutOfMemoryError as error:
         raise InputError(
             f"a forward of {rows} rows and a forward and backward of {trained} must fit into the device, got"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.folder.location import default_name, job_id, placed, runs_folder, stop_grace_s, stop_wait_s
+from deploy.folder.location import default_folder, job_id, job_name, placed, runs_folder, stop_grace_s, stop_wait_s
 from deploy.presets import load_config
 from protocol.errors import RunFolderError
 
@@ -27,7 +27,7 @@ def test_outside_a_job_runs_are_in_the_current_folder(monkeypatch):
     assert job_id() is None
     assert runs_folder() == Path("runs")
     assert placed(Path("runs/mine")) == Path("runs/mine")
-    assert default_name("toy_geneval", load_config("toy_geneval"), is_job=False) == "toy_geneval"
+    assert default_folder("toy_geneval", load_config("toy_geneval")) == Path("runs/toy_geneval")
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     assert job_id() is None
 
@@ -37,6 +37,8 @@ def test_in_a_job_runs_are_in_the_home_of_its_drivers_node(job):
     assert runs_folder() == Path("/home/ray/flowcredit/runs")
     assert placed(Path("runs/mine")) == placed(Path("mine")) == Path("/home/ray/flowcredit/runs/mine")
     assert placed(Path("/disk/mine")) == Path("/disk/mine")
+    config = load_config("toy_geneval")
+    assert default_folder("toy_geneval", config) == runs_folder() / job_name("toy_geneval", config)
 
 
 def test_a_variable_names_the_folder_of_runs(job, monkeypatch):
@@ -53,7 +55,7 @@ def test_a_run_of_a_job_stays_in_the_folder_of_runs(job, run):
 
 def test_the_same_command_finds_its_run_and_another_config_gets_its_own():
     def name(*overrides: str) -> str:
-        return default_name("toy_geneval", load_config("toy_geneval", overrides=overrides), is_job=True)
+        return job_name("toy_geneval", load_config("toy_geneval", overrides=overrides))
 
     assert name() == name("iterations=99", "cluster.rollout_actors=5", "checkpoint.every=2") != name("seed=1")
     assert name().startswith("toy_geneval-") and len(name()) == len("toy_geneval-") + 8
