@@ -267,7 +267,7 @@ async def _run(config: RunConfig, run: RunFolder, times: Times, *, iterations: i
     journal = RunJournal(run, meter)
     fleet = SimulatedFleet(config, journal, times, seats=seats)
     try:
-        async with Observed(config, run, fleet, journal, stop) as observed:
+        async with Observed(run, fleet, journal, stop) as observed:
             await fleet.start()
             gc.freeze()
             observed.reporter.begin(0)

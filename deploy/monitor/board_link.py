@@ -1,18 +1,16 @@
 """The link between a run and its status board: an embedded server or a given address, and the publisher."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from deploy.board.board import Board
 from deploy.board.embedded import BoardServer
-from deploy.board.lease import BoardLease
 from deploy.board.publisher import Publisher
+from deploy.folder.run_folder import RunFolder
+from deploy.monitor.control import Control
 from deploy.monitor.journal import harmless
 from deploy.monitor.reporter import Reporter
 from protocol.addresses import EMBEDDED, OFF
-from protocol.commands import Command
-from protocol.config.run import RunConfig
 from protocol.config.status import board_address
 from protocol.errors import FlowcreditError
 from protocol.sink import StatusSink
@@ -24,50 +22,38 @@ STARTING_S = 5.0
 class BoardLink:
     """Publishes a run's status to its board; states the condition `BoardConnected`.
 
-    link = BoardLink(config, run_folder, lease, reporter, sink, on_command=control.take, on_leftover=control.refuse)
+    link = BoardLink(run, reporter, control, sink)
     await link.run()                  # until cancelled
     await link.publish_end()
     link.stop(is_taken_over=False)
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        run: Path,
-        lease: BoardLease | None,
-        reporter: Reporter,
-        sink: StatusSink,
-        *,
-        on_command: Callable[[Command], None],
-        on_leftover: Callable[[Command], None],
-    ) -> None:
+    def __init__(self, run: RunFolder, reporter: Reporter, control: Control, sink: StatusSink) -> None:
         """
         Args:
-            config: config of the run; it names the board.
-            run: the run folder; an embedded server has its socket there.
-            lease: lease on the board; nothing is published while another process holds it.
+            run: the run folder. Its config names the board, an embedded server has its socket there, and nothing is
+                published while another process holds its lease on the board.
             reporter: composes the status to publish.
+            control: takes each command.
             sink: takes the condition whether the board answers.
-            on_command: called with each command for this process.
-            on_leftover: called with each command that was meant for an earlier process.
         """
         self._sink = sink
         self.server: BoardServer | None = None
         self._publisher: Publisher | None = None
         self._patient_until = 0.0
-        self._address = board_address(config.status)
+        self._address = board_address(run.config.status)
         if self._address == OFF:
             return
         try:
             self._publisher = Publisher(
-                Board(self._start_server(run) if self._address == EMBEDDED else self._address),
+                Board(self._start_server(run.path) if self._address == EMBEDDED else self._address),
                 reporter.buffers,
                 compose=reporter.status,
-                on_command=on_command,
-                on_leftover=on_leftover,
+                on_command=control.take,
+                on_leftover=control.refuse,
                 on_contact=self._note_contact,
-                keep_s=config.status.keep_days * 86400,
-                lease=lease,
+                keep_s=run.config.status.keep_days * 86400,
+                lease=run.board_lease,
             )
         except (FlowcreditError, OSError) as error:
             sink.condition("BoardConnected", holds=False, reason="Unusable", message=str(error))

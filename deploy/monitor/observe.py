@@ -22,7 +22,6 @@ from learner.loop.groups import Observer
 from learner.loop.guards import guard_of
 from learner.loop.stopping import end_all
 from learner.loop.stream import GroupStream
-from protocol.config.run import RunConfig
 from protocol.errors import one_line
 from protocol.messages import ScoredGroup, ShardRequest
 from protocol.ports import Fleet, ImagesHandle
@@ -34,32 +33,28 @@ log = logging.getLogger(__name__)
 class Observed(Observer):
     """The monitoring of one run: an asynchronous context around the whole run.
 
-    async with Observed(config, run, fleet, journal, stop) as observed:
+    async with Observed(run, fleet, journal, stop) as observed:
         await fleet.start()
         observed.reporter.begin(start)
         await supervise(..., journal=journal, rest=observed.control.rest, observer=observed)
     """
 
-    def __init__(
-        self, config: RunConfig, run: RunFolder, fleet: Fleet, journal: RunJournal, stop: asyncio.Event
-    ) -> None:
+    def __init__(self, run: RunFolder, fleet: Fleet, journal: RunJournal, stop: asyncio.Event) -> None:
         """
         Args:
-            config: config of the run.
             run: folder of the run, held by this process.
             fleet: the run's actors.
             journal: the journal, which reporter and trackers join.
             stop: event that ends the run after the update in progress.
         """
-        self._config = config
         self._run = run
         self._stop = stop
         self._journal = journal
-        self._recorder = TrajectoryRecorder(config, fleet.ports, sink=self._write_record)
-        self.reporter = Reporter(config, name=run.path.resolve().name, lines=run.lines(), fleet=fleet)
+        self._recorder = TrajectoryRecorder(run.config, fleet.ports, sink=self._write_record)
+        self.reporter = Reporter(run.config, name=run.path.resolve().name, lines=run.lines(), fleet=fleet)
         self.reporter.staleness = lambda: self._recorder.staleness
         journal.join(self.reporter)
-        self._trackers = Trackers(config, run.path, journal)
+        self._trackers = Trackers(run.config, run.path, journal)
         journal.join(self._trackers)
         self.control = Control(fleet, self.reporter, journal, stop)
         self.heartbeat = Heartbeat(run, self.reporter, self.control, journal, stop)
@@ -75,15 +70,7 @@ class Observed(Observer):
             if (earlier := status_of(self._run.path)) and earlier.status.phase not in ENDED:
                 self.control.take_over(earlier.status)
         with harmless("the status is not shown"):
-            self.board = BoardLink(
-                self._config,
-                self._run.path,
-                self._run.board_lease,
-                self.reporter,
-                self._journal,
-                on_command=self.control.take,
-                on_leftover=self.control.refuse,
-            )
+            self.board = BoardLink(self._run, self.reporter, self.control, self._journal)
             self.run_beside(self.board.run)
         self.run_beside(self.heartbeat.run)
         return self
@@ -94,7 +81,7 @@ class Observed(Observer):
         reporter = self.reporter
         await self._recorder.finish()
         if error is None:
-            is_done = reporter.status().iteration >= self._config.iterations
+            is_done = reporter.status().iteration >= self._run.config.iterations
             reporter.phase = "stopped" if self._stop.is_set() and not is_done else "finished"
         elif isinstance(error, asyncio.CancelledError):
             reporter.phase = "stopped"

@@ -168,7 +168,7 @@ async def _train(prepared: PreparedRun, journal: RunJournal, resume_from: Learne
         await encode_ahead(config, prepared.all_prompts, is_local=prepared.is_local, say=progress.say)
         fleet = _fleet(config, journal, is_local=prepared.is_local)
         try:
-            async with Observed(config, run, fleet, journal, stop) as observed:
+            async with Observed(run, fleet, journal, stop) as observed:
                 if prepared.has_page and (address := observed.open_page()):
                     progress.say(f"page      {address}  (its controls ask for the token in {run.path / TOKEN})")
                 await unless_stopped(stop, fleet.start())

@@ -519,9 +519,7 @@ def test_a_resumed_run_counts_its_lines_on(config, tmp_path):
     run = open_run_folder(tmp_path / "run", settings)
 
     async def look() -> list[int]:
-        async with Observed(
-            settings, run, LocalFleet(settings), RunJournal(run, Progress()), asyncio.Event()
-        ) as observed:
+        async with Observed(run, LocalFleet(settings), RunJournal(run, Progress()), asyncio.Event()) as observed:
             return [line.seq for line in observed.reporter.buffers.lines]
 
     assert asyncio.run(look()) == [1, 2, 3, 4, 5]

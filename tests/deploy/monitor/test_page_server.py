@@ -98,7 +98,7 @@ def test_the_page_of_a_run_on_a_shared_board_is_the_board_s(tiny_config, tmp_pat
     run, stop = open_run_folder(tmp_path / "mine", config), asyncio.Event()
 
     async def steered() -> str:
-        async with Observed(config, run, LocalFleet(config), RunJournal(run, Progress()), stop) as observed:
+        async with Observed(run, LocalFleet(config), RunJournal(run, Progress()), stop) as observed:
             observed.reporter.begin(0)
             address = observed.open_page()
             assert address is not None

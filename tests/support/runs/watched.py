@@ -92,7 +92,7 @@ def go(
         journal, stop = RunJournal(run, Progress()), asyncio.Event()
         fleet = make_fleet(config, journal)
         try:
-            async with Observed(config, run, fleet, journal, stop) as observed:
+            async with Observed(run, fleet, journal, stop) as observed:
                 await fleet.start()
                 observed.reporter.begin(0)
                 scene = Scene(config, run, observed, stop)
