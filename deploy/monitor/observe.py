@@ -52,7 +52,6 @@ class Observed(Observer):
         self._journal = journal
         self._recorder = TrajectoryRecorder(run.config, fleet.ports, sink=self._write_record)
         self.reporter = Reporter(run.config, name=run.path.resolve().name, lines=run.lines(), fleet=fleet)
-        self.reporter.staleness = lambda: self._recorder.staleness
         journal.join(self.reporter)
         self._trackers = Trackers(run.config, run.path, journal)
         journal.join(self._trackers)
@@ -118,6 +117,7 @@ class Observed(Observer):
         """Pass the groups of an update to the recorder."""
         with harmless("an update is not recorded"):
             self._recorder.learned(iteration, batch)
+            self.reporter.staleness = self._recorder.staleness
 
     def open_page(self) -> str | None:
         """Serve the run's page on loopback until the run ends; return its address, or None if that fails."""

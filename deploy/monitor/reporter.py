@@ -45,7 +45,7 @@ class Reporter(logging.Handler, Listener):
         self.run = run_id_of(name)
         self.phase: Phase = "starting"
         self.buffers = Buffers()
-        self.staleness: Callable[[], int | None] = lambda: None
+        self.staleness: int | None = None
         self.groups: GroupStream | None = None
         self.desired_sizes: dict[str, int] = {}
         self.is_pause_requested = False
@@ -139,7 +139,7 @@ class Reporter(logging.Handler, Listener):
             checkpoint=self._checkpoint or None,
             rewards=overview.rewards_of([*self._first_evaluation, *lines]),
             gains=overview.gains_of(newest),
-            diagnostics=overview.diagnostics_of(newest, staleness=self.staleness()),
+            diagnostics=overview.diagnostics_of(newest, staleness=self.staleness),
             stages=stages,
             bottleneck=overview.bottleneck_of(stages, self._busy_share),
             queues=self._queues(),
