@@ -130,14 +130,19 @@ def tree(
         The mean of each branch, and that of its parent's other members. NaN for all but the branch's first member, and
         where no member has a score.
     """
-    means, others = (finals.new_full(explored.shape, torch.nan) for _ in range(2))
-    members = torch.arange(finals.shape[1])
-    for group, member, k in (explored & (branches == members.view(1, -1, 1))).nonzero().tolist():
-        own = branches[group, :, k] == member
-        rest = (parents[group, :, k] == parents[group, member, k]) & ~own
-        means[group, member, k] = finals[group, own].nanmean()
-        others[group, member, k] = finals[group, rest].nanmean()
-    return means, others
+    known, scores = ~finals.isnan(), finals.double().nan_to_num()
+
+    def mean_over(chosen: Bool[Tensor, "G N N"]) -> Float[Tensor, "G N"]:
+        scored = chosen & known.unsqueeze(1)
+        return (scored * scores.unsqueeze(1)).sum(-1) / scored.sum(-1)
+
+    means, others = finals.new_full((2, *explored.shape), torch.nan)
+    is_first = branches == torch.arange(finals.shape[1]).view(1, -1, 1)
+    for k in explored.flatten(0, 1).any(0).nonzero().flatten().tolist():
+        own, family = (each[:, :, None, k] == each[:, None, :, k] for each in (branches, parents))
+        means[..., k], others[..., k] = mean_over(own), mean_over(family & ~own)
+    trained = explored & is_first
+    return torch.where(trained, means, torch.nan), torch.where(trained, others, torch.nan)
 
 
 def judged(
