@@ -15,10 +15,10 @@ from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploy.board.embedded import is_board_of
+from deploy.board.embedded import BOARD_URL, is_board_of
 from deploy.folder.lease import STALE_S, beats_of, has_ended
 from deploy.folder.metric_file import Outline, last_line, outline_of, page_of
-from deploy.folder.names import BOARD_URL, CONFIG, METRICS, STATUS, TRAJECTORIES
+from deploy.folder.names import CONFIG, METRICS, STATUS, TRAJECTORIES
 from deploy.folder.read import StatusFile, config_of, earlier_sign, status_of
 from deploy.monitor import summary as overview
 from protocol.commands import Command

@@ -13,10 +13,11 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from deploy.board.child import Child
-from deploy.folder.names import BOARD_SOCKET, BOARD_URL
 from protocol.errors import BoardError
 from protocol.files import write_whole
 
+BOARD_URL, BOARD_SOCKET = "board.url", "board.sock"
+"""Files of the run folder while the run is in progress: the server's address and its socket."""
 LONGEST_SOCKET = 100
 """Longest path of a unix socket that every system takes, in bytes."""
 MEMORY = "256mb"

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from redis import Redis
 from redis.backoff import NoBackoff
@@ -30,7 +30,6 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from deploy.board.board import Fence
-from deploy.folder.lease import Lease
 from protocol.addresses import EMBEDDED, OFF, check_address, without_password
 from protocol.config.run import RunConfig
 from protocol.config.status import board_address
@@ -97,6 +96,19 @@ class Claim:
     left_ms: int = 0
 
 
+class FolderLease(Protocol):
+    """The lease of a run folder, held."""
+
+    @property
+    def identity(self) -> str:
+        """The folder's identity: the same for all its holders, but different for a copy of the folder."""
+        ...
+
+    def require(self) -> None:
+        """Raise LeaseLostError if another process has taken over."""
+        ...
+
+
 class BoardLease:
     """Held from `take` to `release`, by a thread that renews it.
 
@@ -109,7 +121,7 @@ class BoardLease:
     renew_s = 5.0
     """Seconds between two renewals."""
 
-    def __init__(self, url: str, *, run: str, copies: str = "", under: Lease, keep_s: float) -> None:
+    def __init__(self, url: str, *, run: str, copies: str = "", under: FolderLease, keep_s: float) -> None:
         """Prepare the request.
 
         Args:
@@ -269,7 +281,7 @@ class BoardLease:
         )
 
 
-def lease_on_board(config: RunConfig, run: Path, under: Lease, say: Callable[[str], None]) -> BoardLease | None:
+def lease_on_board(config: RunConfig, run: Path, under: FolderLease, say: Callable[[str], None]) -> BoardLease | None:
     """Take the lease of this run on its shared board; None without a shared board.
 
     An embedded board needs no lease: it is reached only through the run folder, which has a lease itself.

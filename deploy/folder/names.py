@@ -1,4 +1,4 @@
-"""The names of all files and folders in a run folder."""
+"""The names of all files and folders in a run folder, but those of its board (`deploy.board.embedded`)."""
 
 CONFIG = "config.yaml"
 """The whole config."""
@@ -32,8 +32,6 @@ FILLING = ".filling.partial"
 """Only while the folder is filled from `checkpoint.url` or with the adapter of a fork, up to its config."""
 COPIED = (INPUTS, ORIGIN, METRICS, WANDB, MLFLOW)
 """Files that are copied to `checkpoint.url` and back, besides the config and the checkpoints."""
-BOARD_URL, BOARD_SOCKET = "board.url", "board.sock"
-"""Address and socket of the embedded board while the run is in progress, see `deploy.board.embedded`."""
 TOKEN = "control.token"
 """The token that the controls of the run's page ask for, see `deploy.monitor.page_server`."""
 EARLIER = ("samples",)

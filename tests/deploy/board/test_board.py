@@ -15,9 +15,8 @@ from redis.asyncio import Redis
 
 from deploy.board.board import COMMANDS_KEPT, LINES_KEPT, Board, Update
 from deploy.board.child import Child
-from deploy.board.embedded import BoardServer
+from deploy.board.embedded import BOARD_SOCKET, BOARD_URL, BoardServer
 from deploy.board.publisher import Buffers, Publisher
-from deploy.folder.names import BOARD_SOCKET, BOARD_URL
 from learner.loop.stopping import end_all
 from protocol.commands import Command, new_command
 from protocol.errors import BoardError, DamagedError

@@ -17,7 +17,7 @@ from redis import Redis
 
 from deploy.api.folder_source import FolderSource
 from deploy.board.board import Board
-from deploy.folder.names import BOARD_URL
+from deploy.board.embedded import BOARD_URL
 from deploy.folder.run_folder import open_run_folder
 from deploy.monitor import trackers
 from deploy.monitor.journal import RunJournal

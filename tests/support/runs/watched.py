@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.board.board import Board
-from deploy.folder.names import BOARD_URL
+from deploy.board.embedded import BOARD_URL
 from deploy.folder.run_folder import RunFolder, open_run_folder
 from deploy.monitor.journal import RunJournal
 from deploy.monitor.observe import Observed
