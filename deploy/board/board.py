@@ -119,22 +119,11 @@ class Board:
     """
 
     def __init__(self, url: str, *, prefix: str = "flowcredit:", timeout_s: float = 2.0) -> None:
-        check_address(url)
         self.url = url
         self._prefix = prefix
-        try:
-            self._redis: Any = Redis.from_url(
-                url,
-                decode_responses=True,
-                encoding_errors="surrogateescape",  # foreign bytes are kept, and can be written back unchanged
-                socket_timeout=timeout_s,
-                socket_connect_timeout=timeout_s,
-                retry=Retry(NoBackoff(), 0),
-            )
-            self._redis.connection_pool.make_connection()
-        except (ValueError, TypeError, RedisError) as error:
-            reason = str(error).rpartition("__init__() ")[2]
-            raise ConfigError(f"the board's address {without_password(url)} is not usable: {reason}") from None
+        foreign = "surrogateescape"  # foreign bytes are kept, and can be written back unchanged
+        retry = Retry(NoBackoff(), 0)
+        self._redis = client_of(Redis, url, timeout_s=timeout_s, retry=retry, encoding_errors=foreign)
         for authority in parse_qs(url.partition("?")[2]).get("ssl_ca_certs", ()):
             if not Path(authority).is_file():
                 raise ConfigError(f"ssl_ca_certs in the board's address must be the CA's file, got {authority}")
@@ -358,6 +347,33 @@ class Board:
 
     def _key(self, run: str, part: str) -> str:
         return f"{self._prefix}run:{run}:{part}"
+
+
+def client_of(kind: Any, url: str, *, timeout_s: float, **options: Any) -> Any:
+    """Make a client of a board.
+
+    Args:
+        kind: the client library's class, for coroutines or for threads.
+        url: the board's address.
+        timeout_s: seconds for one request.
+        options: further options of that class.
+
+    Returns:
+        The client, which connects when it is used.
+
+    Raises:
+        ConfigError: no client can use this address.
+    """
+    check_address(url)
+    try:
+        client = kind.from_url(
+            url, decode_responses=True, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, **options
+        )
+        client.connection_pool.make_connection()
+    except (ValueError, TypeError, RedisError) as error:
+        reason = str(error).rpartition("__init__() ")[2]
+        raise ConfigError(f"the board's address {without_password(url)} is not usable: {reason}") from None
+    return client
 
 
 @contextmanager

@@ -29,8 +29,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from deploy.board.board import Fence
-from protocol.addresses import EMBEDDED, OFF, check_address, without_password
+from deploy.board.board import Fence, client_of
+from protocol.addresses import EMBEDDED, OFF, without_password
 from protocol.config.run import RunConfig
 from protocol.config.status import board_address
 from protocol.errors import ConfigError, LeaseLostError, RunFolderError, one_line
@@ -132,9 +132,8 @@ class BoardLease:
             keep_s: seconds for which the board keeps the tokens.
 
         Raises:
-            ConfigError, ValueError, TypeError, RedisError: no client can use this address.
+            ConfigError: no client can use this address.
         """
-        check_address(url)
         self._url = url
         self._names = {f"flowcredit:run:{run}:lease": f"run {run!r}"}
         if copies:
@@ -148,14 +147,7 @@ class BoardLease:
         }
         self.fence = Fence(key=next(iter(self._names)), owner=json.dumps(facts))
         self._under, self._folder, self._keep_s = under, under.identity, keep_s
-        self._redis: Any = Redis.from_url(
-            url,
-            decode_responses=True,
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-        )
-        self._redis.connection_pool.make_connection()
+        self._redis = client_of(Redis, url, timeout_s=TIMEOUT_S, retry=Retry(NoBackoff(), 0))
         self.tokens = (0,) * len(self._names)
         self.trouble = "not asked for yet"
         self._lost = ""
@@ -308,8 +300,6 @@ def lease_on_board(config: RunConfig, run: Path, under: FolderLease, say: Callab
         return lease.take(say)
     except ConfigError as error:
         log.warning("no lease on the board: %s", error)
-    except (ValueError, TypeError, RedisError) as error:
-        log.warning("no lease on the board: its address %s is not usable: %s", without_password(address), error)
     return None
 
 
