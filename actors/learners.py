@@ -120,12 +120,11 @@ class LearnerWorker(Alive):
     def _fetch(self, handles: Sequence[Any]) -> Iterator[Rollout]:
         """Fetch trajectories in order; the next ones are fetched while the caller works on the current ones."""
         with ThreadPoolExecutor(1, thread_name_prefix="fetch") as thread:
-            coming = thread.submit(ray.get, handles[0]) if handles else None
-            for following in [*handles[1:], None]:
-                if coming is None:
-                    return
+            fetches = (thread.submit(ray.get, handle) for handle in handles)
+            coming = next(fetches, None)
+            while coming:
                 rollout = cast(Rollout, coming.result())
-                coming = None if following is None else thread.submit(ray.get, following)
+                coming = next(fetches, None)
                 arrays = (rollout.latents, rollout.log_probs, rollout.means, rollout.targets)
                 self._fetched += sum(array.nbytes for array in arrays if array is not None)
                 yield rollout
@@ -325,7 +324,8 @@ class LearnerGroup:
 
     async def restore(self, state: LearnerState) -> None:
         """Resume from a saved state."""
-        await _restore(self._workers, ray.put(state))
+        held = ray.put(state)
+        await asyncio.gather(*_restoring(self._workers, held))
 
     def scale(self, size: int) -> None:
         """Ask for another number of workers, without waiting for it.
@@ -501,10 +501,6 @@ class LearnerGroup:
 def _share(groups: Sequence[ScoredGroup]) -> GroupsHandle:
     """Put the groups into the object store once, whatever the number of workers."""
     return cast(GroupsHandle, ray.put(groups))
-
-
-async def _restore(workers: Sequence[RemoteWorker], state: "ray.ObjectRef[Any]") -> None:
-    await asyncio.gather(*_restoring(workers, state))
 
 
 def _restoring(workers: Sequence[RemoteWorker], state: "ray.ObjectRef[Any]") -> list[Coroutine[Any, Any, None]]:

@@ -98,7 +98,7 @@ async def answer(
     except RayTaskError as error:
         if isinstance(error.cause, ObjectLostError):
             raise ShardLostError(one_line(error.cause)) from error
-        if _is_broken(error.cause):
+        if type(error.cause).__name__ in BROKEN or breaks_gpu(error.cause):
             remedy = f"; {memory_remedy}" if memory_remedy and "Memory" in type(error.cause).__name__ else ""
             raise ActorFailedError(f"{named_line(error.cause)}{remedy}") from error
         if isinstance(error.cause, Exception):
@@ -145,10 +145,6 @@ async def _require_beat(call: "asyncio.Future[Any]", actor: Any, heartbeat_s: fl
             ping.result()
     finally:
         ping.cancel()
-
-
-def _is_broken(cause: Any) -> bool:
-    return type(cause).__name__ in BROKEN or breaks_gpu(cause)
 
 
 def whereabouts(actor: object) -> tuple[str, str, int]:  # noqa: ARG001

@@ -15,7 +15,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from contextvars import copy_context
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -124,7 +123,7 @@ class ActorPool:
         failures, reason = 0, ""
         while failures < FAILURES_PER_CALL:
             call = await self._take()
-            task = call.task = _begin(work, call)
+            task = call.task = asyncio.create_task(_in_turn(work, call))
             try:
                 result = await asyncio.shield(task)
             except ActorFailedError as error:
@@ -339,8 +338,7 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _begin(work: Work[Result], call: Call) -> "asyncio.Task[Result]":
+async def _in_turn(work: Work[Result], call: Call) -> Result:
     """Run `work` in a task that knows its turn."""
-    context = copy_context()
-    context.run(TURN.set, call.turn)
-    return asyncio.get_running_loop().create_task(work(call.member.handle), context=context)
+    TURN.set(call.turn)
+    return await work(call.member.handle)

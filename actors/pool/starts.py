@@ -118,7 +118,7 @@ class Starts:
         for task in self._tasks:
             task.cancel()
 
-    async def _start_needed(self, member: Member, pause_s: float = 0.0) -> None:
+    async def _start_needed(self, member: Member, pause_s: float) -> None:
         while not self._pool.has_failed:
             await asyncio.sleep(pause_s)
             try:

@@ -20,6 +20,7 @@ the reward pool decides whether to try again. The pieces of a call that the acto
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 from actors.pool.calls import TURN, ActorFailedError, ActorHandle, Work
 from protocol.errors import PoolError, one_line
@@ -32,14 +33,14 @@ Ask = Callable[[ActorHandle, Sequence[Piece], Sequence[ImagesHandle]], Awaitable
 """One call to one actor; raises `ActorFailedError` if the actor died or overran its deadline."""
 
 
+@dataclass(eq=False)
 class Waiting:
     """A piece that waits: its images and the future of its scores."""
 
-    def __init__(self, piece: Piece, images: ImagesHandle, *, is_alone: bool) -> None:
-        self.piece = piece
-        self.images = images
-        self.is_alone = is_alone
-        self.answer: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
+    piece: Piece
+    images: ImagesHandle
+    is_alone: bool
+    answer: "asyncio.Future[Scores]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class RewardQueue:
