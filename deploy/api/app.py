@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from deploy.api.auth import Access
 from deploy.api.cache import StatusCache
@@ -54,17 +54,15 @@ Iteration = Annotated[int, Path(ge=1, le=10**9)]
 Since = Annotated[int, Query(ge=0, le=10**12, description="Return only entries after this number.")]
 
 
-class Size(BaseModel):
+class Size(BaseModel, extra="forbid"):
     """The desired size of a pool."""
 
-    model_config = ConfigDict(extra="forbid")
     count: Count
 
 
-class Order(BaseModel):
+class Order(BaseModel, extra="forbid"):
     """A command to a run."""
 
-    model_config = ConfigDict(extra="forbid")
     command: Literal["pause", "resume", "checkpoint", "stop"]
 
 

@@ -199,7 +199,11 @@ class Board:
             expected = {str(iteration) for iteration in update.status.trajectories[-RECORDS_KEPT:]}
             is_whole = is_whole and (lines > 0 or update.status.lines == 0) and expected <= set(records)
             held = await self._redis.hmget(self._key(run, "commands"), waiting) if waiting else []
-            asked = [command for name, text in zip(waiting, held, strict=True) if (command := _command(name, text))]
+            asked = [
+                command
+                for name, text in zip(waiting, held, strict=True)
+                if (command := _parsed(Command, text)) and command.id == name
+            ]
             for foreign in set(waiting) - {command.id for command in asked}:
                 await self._redis.lrem(self._key(run, "queue"), 0, foreign)
         return Written(asked, is_whole and (update.is_rewrite or session == update.status.session))
@@ -392,11 +396,6 @@ def _answering(url: str) -> Iterator[None]:
 
 def _top(entries: Sequence[tuple[str, Any]]) -> int:
     return int(entries[0][0].partition("-")[0]) if entries else 0
-
-
-def _command(name: str, text: str | None) -> Command | None:
-    command = _parsed(Command, text)
-    return command if command and command.id == name else None
 
 
 def _parsed(kind: type[Parsed], text: str | None) -> Parsed | None:

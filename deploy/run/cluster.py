@@ -81,7 +81,7 @@ def _connect(config: RunConfig, address: str | None, python: str | None) -> None
             with outliving_the_terminal():
                 ray.init(
                     address="local",
-                    num_cpus=_needed_cpus(config),
+                    num_cpus=max(os.cpu_count() or 1, int(config.reserved["CPU"]) + 1 + GROWTH),
                     resources={name: need for name, need in config.reserved.items() if name not in ("CPU", "GPU")},
                     include_dashboard=False,
                     _system_config=NO_TASK_EVENTS | (NO_EARLY_WORKERS if python else {}),
@@ -139,8 +139,3 @@ def _report_fit(config: RunConfig, sink: StatusSink) -> None:
         reason="TooSmall" if lacking else "Fits",
         message=message if lacking else "the cluster has room for all actors",
     )
-
-
-def _needed_cpus(config: RunConfig) -> int:
-    """Return the number of CPUs of a local cluster: at least what all actors reserve, and room for more actors."""
-    return max(os.cpu_count() or 1, int(config.reserved["CPU"]) + 1 + GROWTH)

@@ -62,44 +62,34 @@ def view(run: Path) -> RunConfigView:
 def compare(runs: Mapping[str, Path]) -> Differences:
     """Compare the configs of run folders, by name of the run."""
     read = {name: found for name, path in runs.items() if (found := _read(path, stamps_of(path, CONFIG)))}
-    fields = [each.fields for each in read.values()]
+    fields = [each.values for each, _ in read.values()]
     keys = [key for key in dict.fromkeys(key for each in fields for key in each) if key != SEED]
     differing = [key for key in keys if any(each.get(key) != fields[0].get(key) for each in fields[1:])]
-    free = {key for key in differing if not any(key in each.outcome for each in read.values())}
+    free = {key for key in differing if not any(key in outcome for _, outcome in read.values())}
     differing.sort(key=lambda key: key in free)
     shown = differing[:MOST_KEYS]
     return Differences(
         keys=shown,
         left_out=len(differing) - len(shown),
         runs={
-            name: ComparedConfig(
-                group=each.group,
-                seed=each.seed,
-                values={key: each.fields[key] for key in shown if key in each.fields},
-            )
-            for name, each in read.items()
+            name: each.model_copy(update={"values": {key: each.values[key] for key in shown if key in each.values}})
+            for name, (each, _) in read.items()
         },
     )
 
 
 @lru_cache(maxsize=RUNS_HELD)
-def _read(run: Path, _stamps: Stamps) -> "_Read | None":
-    """Read the file once as long as it stays the same."""
+def _read(run: Path, _stamps: Stamps) -> tuple[ComparedConfig, frozenset[str]] | None:
+    """Read the file once as long as it stays the same: all its values, and the keys that can change a result."""
     try:
-        return _Read(run)
+        config = config_of(run)
     except RunFolderError:
         return None
-
-
-class _Read:
-    def __init__(self, run: Path) -> None:
-        config = config_of(run)
-        outcome = {key: _text(value) for key, value in config.outcome_fields().items()}
-        self.fields = {key: _text(value) for key, value in config.flat_fields().items()}
-        self.outcome = frozenset(outcome)
-        self.seed = config.seed
-        alike = sorted((key, value) for key, value in outcome.items() if key != SEED)
-        self.group = hashlib.sha256(repr(alike).encode()).hexdigest()[:12]
+    outcome = {key: _text(value) for key, value in config.outcome_fields().items()}
+    alike = sorted((key, value) for key, value in outcome.items() if key != SEED)
+    group = hashlib.sha256(repr(alike).encode()).hexdigest()[:12]
+    values = {key: _text(value) for key, value in config.flat_fields().items()}
+    return ComparedConfig(group=group, seed=config.seed, values=values), frozenset(outcome)
 
 
 def _text(value: Any) -> str:

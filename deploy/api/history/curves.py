@@ -6,7 +6,7 @@ The server reads every line of a run once and keeps the numbers as columns, so a
 import asyncio
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -217,14 +217,8 @@ def _begins(at: np.ndarray, width: float) -> np.ndarray:
 
 def _width(span: float, points: int) -> float:
     """Return the least of 1, 2, 5, 10, 20 … that cuts a span into at most `points` parts; so two runs' parts align."""
-    return next(width for width in _round_numbers(span / points) if span / width <= points)
-
-
-def _round_numbers(least: float) -> Iterator[float]:
-    scale = 10.0 ** math.floor(math.log10(max(least, 1e-9)))
-    while True:
-        yield from (scale, 2 * scale, 5 * scale)
-        scale *= 10
+    scale = 10.0 ** math.floor(math.log10(max(span / points, 1e-9)))
+    return next(width for factor in (1, 2, 5, 10, 20) if span / (width := factor * scale) <= points)
 
 
 def _numbers(values: np.ndarray) -> list[float]:

@@ -69,7 +69,7 @@ def scores(run: Path, reading: str) -> Evaluations:
     """Return scores by prompt and evaluation; `reading` names them, and an unknown one has none."""
     found = _read(run, stamps_of(run, GALLERY))
     prompts, tags, held = (found[-1].prompts, found[-1].tags, found[-1].scores) if found else ([], [], {})
-    shown = _spread(found)
+    shown = [found[int(index)] for index in np.linspace(0, len(found) - 1, min(len(found), MOST_EVALUATIONS))]
     return Evaluations(
         readings=sorted(held, key=lambda name: (name != SCORE, name)),
         reading=reading,
@@ -119,10 +119,6 @@ def images_of(run: Path, iteration: int) -> GalleryImages | None:
         )
     except (OSError, ValueError, KeyError, IndexError, EOFError, TypeError, zipfile.BadZipFile):
         return None
-
-
-def _spread(found: list[HeldoutScores]) -> list[HeldoutScores]:
-    return [found[int(index)] for index in np.linspace(0, len(found) - 1, min(len(found), MOST_EVALUATIONS))]
 
 
 def _means(held: HeldoutScores, reading: str, prompts: list[str]) -> list[float | None]:
