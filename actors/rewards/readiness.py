@@ -7,6 +7,7 @@ import ray
 
 from actors.pool.calls import ActorFailedError, answer
 from actors.rewards.pool import reward_options, with_whole_path
+from protocol.config.cluster import cluster_address
 from protocol.config.reward import RewardConfig
 from protocol.config.run import RunConfig
 from rewards.scorer import require_ready
@@ -17,7 +18,8 @@ log = logging.getLogger(__name__)
 async def require_ready_on_ray(config: RunConfig) -> None:
     """Ask one node for each reward, with the resources, labels and environment of its actors; nothing is loaded.
 
-    If no node has room within the deadline of a call, the check is left to the reward's actors.
+    Rewards that the run's own machine can check are left to `deploy.run.inputs`: those without an own environment, if
+    no cluster is given. If no node has room within the deadline of a call, the check is left to the reward's actors.
 
     Raises:
         ScorerError: a library, the weights or the server of a reward are missing there.
@@ -32,7 +34,8 @@ async def require_ready_on_ray(config: RunConfig) -> None:
         except ActorFailedError as error:
             log.warning("scorer %s could not be asked before the run: %s", reward.scorer, error)
 
-    await asyncio.gather(*(ask(reward) for reward in config.rewards.values()))
+    is_given = cluster_address(config.cluster) is not None
+    await asyncio.gather(*(ask(reward) for reward in config.rewards.values() if is_given or reward.runtime_env))
 
 
 @ray.remote(max_retries=0)

@@ -120,13 +120,8 @@ class Lease:
             self._write(is_released=True)
         os.close(self._lock)
 
-    def discard(self) -> None:
-        """Remove all tokens and release the lease, before the folder itself is removed."""
-        self.clear()
-        self.release()
-
     def clear(self) -> None:
-        """Remove the tokens, while other processes are still kept out."""
+        """Remove the tokens before the folder itself is removed; other processes are kept out until `release`."""
         with suppress(OSError):
             for token in self._folder.glob("token_*"):
                 token.unlink()

@@ -181,7 +181,8 @@ class RunFolder:
             for name in RECORDS:
                 shutil.rmtree(self.path / name, ignore_errors=True)
             if self._lease:
-                self._lease.discard()
+                self._lease.clear()
+                self._lease.release()
                 self._lease = None
             if self._is_made:
                 self.path.rmdir()

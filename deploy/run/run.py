@@ -20,7 +20,6 @@ from deploy.run.supervise import supervise
 from deploy.run.warm.workers import warm_python
 from flow.models.folder import completed
 from learner.loop.stopping import unless_stopped
-from protocol.config.cluster import cluster_address
 from protocol.config.run import RunConfig
 from protocol.errors import InputError
 from protocol.files import ADAPTER_FILE, by_iteration
@@ -164,7 +163,9 @@ async def _train(prepared: PreparedRun, journal: RunJournal, resume_from: Learne
     config, run, progress = prepared.config, prepared.run, prepared.progress
     with stop_on_signal(progress.say, within_s=config.cluster.stop_within_s, request=prepared.stop) as stop:
         if not prepared.is_local:
-            await require_rewards(config)
+            from actors.rewards.readiness import require_ready_on_ray
+
+            await require_ready_on_ray(config)
         await encode_ahead(config, prepared.all_prompts, is_local=prepared.is_local, say=progress.say)
         fleet = _fleet(config, journal, is_local=prepared.is_local)
         try:
@@ -193,20 +194,6 @@ async def _train(prepared: PreparedRun, journal: RunJournal, resume_from: Learne
                     )
         finally:
             fleet.stop()
-
-
-async def require_rewards(config: RunConfig) -> None:
-    """Check on the cluster's nodes the rewards that `check_inputs` cannot check in this process.
-
-    Raises:
-        ScorerError: a reward is not ready.
-    """
-    from actors.rewards.readiness import require_ready_on_ray
-
-    is_given = cluster_address(config.cluster) is not None
-    rewards = {name: each for name, each in config.rewards.items() if is_given or each.runtime_env}
-    if rewards:
-        await require_ready_on_ray(config.model_copy(update={"rewards": rewards}))
 
 
 def _fleet(config: RunConfig, journal: RunJournal, *, is_local: bool) -> Fleet:

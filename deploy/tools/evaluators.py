@@ -9,7 +9,6 @@ from rich.console import Console
 
 from deploy.run.encode import encode_ahead
 from deploy.run.local import LocalFleet
-from deploy.run.run import require_rewards
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt
 
@@ -58,6 +57,7 @@ async def evaluators(
             fleet = LocalFleet(config, has_learner=False)
         else:
             from actors.fleet import RayEvaluators
+            from actors.rewards.readiness import require_ready_on_ray
             from deploy.run.cluster import ray_cluster
             from deploy.run.warm.workers import warm_python
 
@@ -70,7 +70,7 @@ async def evaluators(
             except asyncio.CancelledError:
                 await asyncio.wait([starting])  # leaving the stack then stops the cluster
                 raise
-            await require_rewards(config)
+            await require_ready_on_ray(config)
             fleet = RayEvaluators(config, sink)
         held.callback(fleet.stop)
         await encode_ahead(config, heldout, is_local=is_local, say=console.print)

@@ -66,6 +66,8 @@ def test_a_cluster_s_node_names_the_reward_whose_weights_it_lacks(cluster: None,
         "dark": {"scorer": "tests.support.rewards.dark:Dark"},
         "clip": {"scorer": "clipscore", "args": {"model": "/no/where"}},
     }
+    given = {"address": "127.0.0.1:1"}
     with pytest.raises(ScorerError, match="'/no/where' must be a folder or a hub id"):
-        asyncio.run(require_ready_on_ray(tiny_config(rewards=rewards)))
-    asyncio.run(require_ready_on_ray(tiny_config(rewards={"dark": rewards["dark"]})))
+        asyncio.run(require_ready_on_ray(tiny_config(rewards=rewards, cluster=given)))
+    asyncio.run(require_ready_on_ray(tiny_config(rewards={"dark": rewards["dark"]}, cluster=given)))
+    asyncio.run(require_ready_on_ray(tiny_config(rewards=rewards)))  # the run's own machine has checked it

@@ -38,11 +38,11 @@ def warm_python(config: RunConfig, *, is_local: bool = False) -> Iterator[str | 
     with ExitStack() as held:
         try:
             folder = held.enter_context(tempfile.TemporaryDirectory(prefix="flowcredit-", ignore_cleanup_errors=True))
-            process = start_process(Path(folder) / "warm", IMPORTED, _environment())
+            process = held.enter_context(start_process(Path(folder) / "warm", IMPORTED, _environment()))
         except OSError:  # a full disk or no more processes: Ray will say so, if it is in the way
             yield None
             return
-        held.callback(_end, process)
+        held.callback(process.kill)
         yield shlex.join([sys.executable, "-S", "-E", str(HERE / "start.py"), str(Path(folder) / "warm")])
 
 
@@ -74,11 +74,6 @@ def _environment() -> dict[str, str]:
     """Return the variables of this process, with our packages on Python's path."""
     path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     return os.environ | {"PYTHONPATH": os.pathsep.join([*path, str(ROOT)])}
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.kill()
-    process.communicate()
 
 
 def start_process(address: Path, modules: tuple[str, ...], environment: dict[str, str]) -> "subprocess.Popen[bytes]":

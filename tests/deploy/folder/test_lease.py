@@ -151,6 +151,8 @@ def test_a_token_whose_maker_died_before_it_wrote_is_taken_over_after_the_wait(t
     lease.release()
 
 
-def test_a_discarded_lease_leaves_nothing(tmp_path):
-    Lease.take(tmp_path).discard()
+def test_a_cleared_lease_leaves_nothing(tmp_path):
+    lease = Lease.take(tmp_path)
+    lease.clear()
+    lease.release()
     assert list(tmp_path.iterdir()) == []
