@@ -23,11 +23,13 @@ log = logging.getLogger(__name__)
 class RayEvaluators:
     """The rollout and reward actors, which are enough for an evaluation. `deploy` makes and stops them."""
 
-    def __init__(self, config: RunConfig, sink: StatusSink, *, bundles: Bundles | None = None) -> None:
+    _bundles: Bundles | None = None
+
+    def __init__(self, config: RunConfig, sink: StatusSink) -> None:
         self._config = config
         self._nodes = NodeFailures(within_s=config.cluster.restart_window_s)
         self.rewards = RewardPools(config, self._nodes, sink)
-        self.rollouts = RolloutPool(config, self._nodes, sink, bundles=bundles)
+        self.rollouts = RolloutPool(config, self._nodes, sink, bundles=self._bundles)
 
     @property
     def ports(self) -> EvaluationPorts:
@@ -60,11 +62,9 @@ class RayEvaluators:
 class RayFleet(RayEvaluators):
     """A `protocol.ports.Fleet` on Ray. `deploy` makes and stops it."""
 
-    _bundles: Bundles | None = None
-
     def __init__(self, config: RunConfig, sink: StatusSink) -> None:
         self._bundles = Bundles(config.cluster) if config.cluster.is_colocated else None
-        super().__init__(config, sink, bundles=self._bundles)
+        super().__init__(config, sink)
         make_room = self.rollouts.rest if config.cluster.offload else None
         self.learner = LearnerGroup(config, self._nodes, bundles=self._bundles, make_room=make_room)
 

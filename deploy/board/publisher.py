@@ -37,8 +37,8 @@ FINISH_S = 5.0
 class Buffers:
     """Everything that the board should hold about the run; written by the reporter, read by the publisher."""
 
-    def __init__(self, lines: Sequence[MetricLine] = ()) -> None:
-        self.lines = deque(lines, maxlen=LINES_KEPT)
+    def __init__(self) -> None:
+        self.lines: deque[MetricLine] = deque(maxlen=LINES_KEPT)
         self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self.trajectories: dict[int, TrajectoryRecord] = {}
         self.commands: dict[str, Command] = {}
@@ -137,7 +137,7 @@ class Publisher:
             self._is_damaged, self._is_lost = False, True
         if not self._has_written:
             await self._board.prune()
-        if self._held is None or self._held.session != status.session:
+        if self._held is None:
             held = await self._board.held(status.run)
             is_ahead = held.line > _last(buffers.lines, "seq") or held.event > _last(buffers.events, "number")
             is_rewrite = self._is_lost or is_ahead or held.session != status.session

@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 class PreparedRun:
     """A run whose inputs are checked and whose folder is open."""
 
-    config: RunConfig
     python: str | None
     """What starts the workers of a local cluster; see `deploy.run.warm.workers`."""
     run: RunFolder
@@ -111,7 +110,6 @@ def run_training(
         try:
             return _run(
                 PreparedRun(
-                    config=config,
                     python=python,
                     run=run,
                     prompts=prompts,
@@ -136,7 +134,7 @@ def run_training(
 
 def _run(prepared: PreparedRun) -> Outcome:
     """Start Ray outside the event loop, where Ctrl-C ends it at once, and train."""
-    config, run, say = prepared.config, prepared.run, prepared.progress.say
+    run, config, say = prepared.run, prepared.run.config, prepared.progress.say
     found = run.newest()
     start = found[0].iteration if found else 0
     run.rewind(start if found else -1)
@@ -156,11 +154,11 @@ def _run(prepared: PreparedRun) -> Outcome:
         with nullcontext() if prepared.is_local else _cluster(prepared, journal):
             run_to_end(_train(prepared, journal, found[0] if found else None))
         run.require_writer()
-    return _outcome(config, run, journal)
+    return _outcome(run, journal)
 
 
 async def _train(prepared: PreparedRun, journal: RunJournal, resume_from: LearnerState | None) -> None:
-    config, run, progress = prepared.config, prepared.run, prepared.progress
+    run, config, progress = prepared.run, prepared.run.config, prepared.progress
     with stop_on_signal(progress.say, within_s=config.cluster.stop_within_s, request=prepared.stop) as stop:
         if not prepared.is_local:
             from actors.rewards.readiness import require_ready_on_ray
@@ -209,15 +207,15 @@ def _fleet(config: RunConfig, journal: RunJournal, *, is_local: bool) -> Fleet:
 def _cluster(prepared: PreparedRun, journal: RunJournal) -> AbstractContextManager[None]:
     from deploy.run.cluster import ray_cluster
 
-    return ray_cluster(prepared.config, journal, prepared.python)
+    return ray_cluster(prepared.run.config, journal, prepared.python)
 
 
-def _outcome(config: RunConfig, run: RunFolder, journal: RunJournal) -> Outcome:
+def _outcome(run: RunFolder, journal: RunJournal) -> Outcome:
     newest = run.newest()
     scores = run.evaluation_scores()
     last = max(scores, default=0)
     return Outcome(
-        finished=journal.iteration >= config.iterations,
+        finished=journal.iteration >= run.config.iterations,
         iteration=journal.iteration,
         lora=newest[1] / ADAPTER_FILE if newest else None,
         image=_before_after(run, last) if last else None,

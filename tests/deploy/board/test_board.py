@@ -299,7 +299,8 @@ class Story:
     """A run as the publisher sees it."""
 
     def __init__(self, lines: int = 0) -> None:
-        self.buffers = Buffers([line(seq) for seq in range(1, lines + 1)])
+        self.buffers = Buffers()
+        self.buffers.lines.extend(line(seq) for seq in range(1, lines + 1))
         self.session = "s1"
         self.asked: list[Command] = []
         self.on_command: Callable[[Command], None] = self.asked.append
