@@ -43,7 +43,18 @@ class BoardServer:
             BoardError: there is no server program for this system.
             OSError: it cannot be started.
         """
-        self._child = Child([server_program(), *self._arguments()])
+        settings = {
+            "port": "0",
+            "unixsocket": str(self._socket),
+            "unixsocketperm": "700",
+            "save": "",
+            "appendonly": "no",
+            "maxmemory": MEMORY,
+            "maxmemory-policy": "noeviction",
+            "dir": str(self._own),
+        }
+        words = [word for name, value in settings.items() for word in (f"--{name}", value)]
+        self._child = Child([server_program(), *words])
         write_whole(self._url_file, self.url)
 
     def is_running(self) -> bool:
@@ -60,19 +71,6 @@ class BoardServer:
             self._url_file.unlink(missing_ok=True)
             self._socket.unlink(missing_ok=True)
         shutil.rmtree(self._own, ignore_errors=True)
-
-    def _arguments(self) -> list[str]:
-        settings = {
-            "port": "0",
-            "unixsocket": str(self._socket),
-            "unixsocketperm": "700",
-            "save": "",
-            "appendonly": "no",
-            "maxmemory": MEMORY,
-            "maxmemory-policy": "noeviction",
-            "dir": str(self._own),
-        }
-        return [word for name, value in settings.items() for word in (f"--{name}", value)]
 
 
 def is_board_of(url: str, run_folder: Path) -> bool:
