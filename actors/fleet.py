@@ -122,18 +122,11 @@ class RayFleet(RayEvaluators):
 
     def shortage(self, pool: str) -> str:
         """Say why actors of this pool wait for a node; empty if one has room. Takes time: call it in a thread."""
-        free = list(free_resources().values())
-        if self._bundles and pool in (self.rollouts.pool.name, self.learner.name):
-            return self._bundles.shortage(free)
-        return shortage_of(self._needs(pool), free)
-
-    def _needs(self, pool: str) -> dict[str, float]:
-        cluster = self._config.cluster
-        if pool == "rollout":
-            return cluster.rollout.reserved
-        if pool == self.learner.name:
-            return cluster.learner.reserved
-        return self._config.rewards[pool.removeprefix("reward/")].reserved(cluster.reward)
+        cluster, free = self._config.cluster, list(free_resources().values())
+        role = {self.rollouts.pool.name: cluster.rollout, self.learner.name: cluster.learner}.get(pool)
+        if role is None:
+            return shortage_of(self._config.rewards[pool.removeprefix("reward/")].reserved(cluster.reward), free)
+        return self._bundles.shortage(free) if self._bundles else shortage_of(role.reserved, free)
 
 
 def shortage_of(needs: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
