@@ -222,7 +222,7 @@ def test_stepwise_fast_judges_a_step_by_what_the_point_before_it_had_not_shown()
 
 
 def test_stepwise_tree_judges_a_step_without_what_the_twin_predicts() -> None:
-    """The worked number of docs/method/stepwise_tree.md: four members at the window's three steps."""
+    """The worked number of docs/method/stepwise_tree.md: four members, whose pairs part at the third step."""
     method = read_method("stepwise_tree")["identity"]
     credit = method["credit"] | {"epsilon": 0.0, "step_weights": {"rule": "none"}}
     group = group_of(shard(np.array([[0.8], [0.6], [0.3], [0.3]], np.float32), (1, 2, 3)))
@@ -230,14 +230,13 @@ def test_stepwise_tree_judges_a_step_without_what_the_twin_predicts() -> None:
     config = CreditConfig(**(PLAIN | credit))
     found = assign_credit(tables, config, reward_weights={}, step_weights=torch.ones(TOTAL))
     assert found.slopes is not None
-    slopes = torch.tensor([torch.nan, 0.0, 7 / 9], dtype=torch.float64)
-    torch.testing.assert_close(found.slopes[1:4], slopes, equal_nan=True)
+    torch.testing.assert_close(found.slopes[1:4], torch.tensor([0.0, 0.0, 7 / 9], dtype=torch.float64))
     nan = torch.nan
-    third = [2 / 9, -2 / 15, -2 / 45, -2 / 45]
-    expected = torch.tensor([[0.0, nan, nan, nan], [0.2, nan, -0.2, nan], third])
+    first, last = [0.2, nan, -0.2, nan], [2 / 9, -2 / 15, -2 / 45, -2 / 45]
+    expected = torch.tensor([first, first, last])
     torch.testing.assert_close(found.step_rewards[0, :, 1:4].T, expected, rtol=0, atol=1e-6, equal_nan=True)
-    expected = torch.tensor([[0.0] * 4, [1.0, 0.0, -1.0, 0.0], [5 / 3, -1.0, -1 / 3, -1 / 3]])
-    torch.testing.assert_close(found.advantages[0, :, 1:4].T, expected, rtol=0, atol=1e-5)
+    first, last = [1.0, 0.0, -1.0, 0.0], [5 / 3, -1.0, -1 / 3, -1 / 3]
+    torch.testing.assert_close(found.advantages[0, :, 1:4].T, torch.tensor([first, first, last]), rtol=0, atol=1e-5)
 
 
 def test_a_missing_score_voids_the_steps_on_both_sides_of_its_point() -> None:

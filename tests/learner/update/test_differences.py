@@ -65,16 +65,15 @@ def branch_grpo(group: ScoredGroup) -> Iterator[Pairs]:
 
 
 def stepwise_tree(group: ScoredGroup) -> Iterator[Pairs]:
-    """Steps 0 to 2 have noise; branches split at 1 and 2, and are compared with what the next one predicts."""
+    """Steps 0 to 2 have noise; pairs split at step 2, where each leaf is compared with what its twin predicts."""
     (shard,) = group.shards
     deviations = finals(shard) - finals(shard).mean()
-    for k, stride in zip(shard.facts.steps, (4, 2, 1), strict=True):
-        earned = deviations.reshape(-1, stride).mean(1)
-        if stride < 4:
-            both = earned.reshape(-1, 2)
-            slope = np.clip(2 * (both[:, 0] * both[:, 1]).sum() / (both**2).sum(), 0, 1)
-            earned = (both - slope * both[:, ::-1]).reshape(-1)
-        yield Pairs(shard.rollout, slice(None, None, stride), k, k + 1, standardised(earned, 1e-4))
+    pairs = deviations.reshape(-1, 2)
+    slope = np.clip(2 * (pairs[:, 0] * pairs[:, 1]).sum() / (pairs**2).sum(), 0, 1)
+    leaves = (pairs - slope * pairs[:, ::-1]).reshape(-1)
+    for k in shard.facts.steps:
+        earned = pairs.mean(1) if k < 2 else leaves
+        yield Pairs(shard.rollout, slice(None, None, 2 if k < 2 else 1), k, k + 1, standardised(earned, 1e-4))
 
 
 def granular_grpo(group: ScoredGroup) -> Iterator[Pairs]:
@@ -106,7 +105,7 @@ ORACLES: Mapping[str, tuple[Callable[[ScoredGroup], Iterator[Pairs]], dict[str, 
         ),
         "stepwise_tree": (
             stepwise_tree,
-            {"sampling": {"steps": 6, "schedule": "linear"}, "group": {"size": 8, "shard": 8}},
+            {"sampling": {"steps": 6, "schedule": "linear"}, "group": {"size": 6, "shard": 6}},
             ["credit.step_weights.rule=none", "credit.scale=prompt", "group.per_iteration=1"],
         ),
     }
