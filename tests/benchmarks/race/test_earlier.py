@@ -13,7 +13,9 @@ WEIGHTS = torch.tensor([1.0, 2.0, 0.5])
 
 def table(seed: int, scale: float = 1.0) -> RewardTables:
     rewards = scale * torch.rand(3, 5, 4, generator=torch.Generator().manual_seed(seed))
-    return RewardTables(rewards=rewards, scores={}, explored=torch.ones(3, 5, 3, dtype=torch.bool))
+    alone = torch.arange(5).view(1, 5, 1).expand(3, 5, 3)
+    explored = torch.ones(3, 5, 3, dtype=torch.bool)
+    return RewardTables(rewards=rewards, scores={}, explored=explored, branches=alone, parents=alone)
 
 
 def default(tables: RewardTables) -> Assignment:
