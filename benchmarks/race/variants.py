@@ -59,7 +59,7 @@ TINY = ("model.tiny_decoder=pkg://toyworld/tiny_decoder",)
 TWO_STEPS = ("sampling.window={rule: random, size: 2, within: [0.0, 0.5]}",)
 SHORT_TAIL = ("sampling.tail={rule: ode, substeps: 2, spacing: schedule, solver: adams}",)
 """Two steps of second order behind the window, where with six steps the schedule has three or four."""
-TWO_SPLITS = ("sampling.splits=[0.3,0.6]",)
+OWN_STD = ("credit.normalise=per_step",)
 SINGLE = ("sampling.window={rule: random, size: 1, within: [0.0, 0.5]}", "sampling.shared_noise=true")
 WEIGHTS = ("credit.step_weights={rule: noise, noise_power: 2.0}",)
 MEAN = ("learner.average={decay: 0.8, every: 1, repeats: 1}", "evaluation.adapter=average")
@@ -139,10 +139,10 @@ VARIANTS: Mapping[str, Variant] = {
     "stepwise_fast, two steps": Variant("stepwise_fast", (*TWO_STEPS, "completion.every=1")),
     "stepwise_fast, two steps, short tail": Variant("stepwise_fast", (*TWO_STEPS, *SHORT_TAIL, "completion.every=1")),
     "stepwise_fast, short tail": Variant("stepwise_fast", SHORT_TAIL),
-    # With a short tail; trees of four, which split at the last two steps; branches judged by the group alone.
-    "stepwise_tree, short tail": Variant("stepwise_tree", SHORT_TAIL),
-    "stepwise_tree, two splits": Variant("stepwise_tree", TWO_SPLITS),
-    "stepwise_tree, raw": Variant("stepwise_tree", ("credit.values=raw",)),
+    # Each step divided by its own std; with that, a short tail, and trees of four, which split at the last two steps.
+    "stepwise_tree, per step": Variant("stepwise_tree", OWN_STD),
+    "stepwise_tree, per step, short tail": Variant("stepwise_tree", (*OWN_STD, *SHORT_TAIL)),
+    "stepwise_tree, per step, two splits": Variant("stepwise_tree", (*OWN_STD, "sampling.splits=[0.3,0.6]")),
     # Windows that reach every step: in each update, or one after the other.
     "stepwise_fast, spread": Variant("stepwise_fast", SPREAD),
     "stepwise_fast, sliding": Variant("stepwise_fast", SLIDING),

@@ -235,7 +235,7 @@ def test_stepwise_tree_judges_a_step_without_what_the_twin_predicts() -> None:
     first, last = [0.2, nan, -0.2, nan], [2 / 9, -2 / 15, -2 / 45, -2 / 45]
     expected = torch.tensor([first, first, last])
     torch.testing.assert_close(found.step_rewards[0, :, 1:4].T, expected, rtol=0, atol=1e-6, equal_nan=True)
-    first, last = [1.0, 0.0, -1.0, 0.0], [5 / 3, -1.0, -1 / 3, -1 / 3]
+    first, last = [1.176697, 0.0, -1.176697, 0.0], [1.307441, -0.784465, -0.261488, -0.261488]
     torch.testing.assert_close(found.advantages[0, :, 1:4].T, torch.tensor([first, first, last]), rtol=0, atol=1e-5)
 
 

@@ -67,13 +67,13 @@ def branch_grpo(group: ScoredGroup) -> Iterator[Pairs]:
 def stepwise_tree(group: ScoredGroup) -> Iterator[Pairs]:
     """Steps 0 to 2 have noise; pairs split at step 2, where each leaf is compared with what its twin predicts."""
     (shard,) = group.shards
-    deviations = finals(shard) - finals(shard).mean()
-    pairs = deviations.reshape(-1, 2)
+    pairs = (finals(shard) - finals(shard).mean()).reshape(-1, 2)
     slope = np.clip(2 * (pairs[:, 0] * pairs[:, 1]).sum() / (pairs**2).sum(), 0, 1)
     leaves = (pairs - slope * pairs[:, ::-1]).reshape(-1)
-    for k in shard.facts.steps:
-        earned = pairs.mean(1) if k < 2 else leaves
-        yield Pairs(shard.rollout, slice(None, None, 2 if k < 2 else 1), k, k + 1, standardised(earned, 1e-4))
+    earned = {k: pairs.mean(1) if k < 2 else leaves for k in shard.facts.steps}
+    std = np.concatenate(list(earned.values())).std()
+    for k, values in earned.items():
+        yield Pairs(shard.rollout, slice(None, None, 2 if k < 2 else 1), k, k + 1, values / (std + 1e-4))
 
 
 def granular_grpo(group: ScoredGroup) -> Iterator[Pairs]:
