@@ -26,6 +26,10 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
         "stepwise_fast, two steps, short tail",
     ),
     "windows": ("flow_grpo", "stepwise_fast", "stepwise_fast, spread", "stepwise_fast, sliding"),
+    "trees": (
+        "flow_grpo", "flow_grpo_fast", "stepwise_fast", "diffusion_nft", "stepwise_tree", "stepwise_tree, per step",
+        "stepwise_tree, per step, short tail",
+    ),
     "families": (
         "flow_grpo", "flow_grpo_fast", "stepwise_fast", "stepwise_calibrated", "diffusion_nft",
         "diffusion_nft, step credit", "dgpo", "grpo_guard", "flow_dppo", "e_grpo", "granular_grpo", "branch_grpo",
