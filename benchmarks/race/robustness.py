@@ -25,7 +25,7 @@ from benchmarks.race.variants import REWARDS
 RUNS = Path("runs/robustness")
 PUBLISHED = Path(__file__).parents[2] / "docs" / "results" / "robustness.json"
 MOST_SEEDS = 9
-LANES = ("flow_grpo", "flow_grpo_fast", "stepwise_fast, tiny")
+LANES = ("flow_grpo", "flow_grpo_fast", "stepwise_fast, tiny", "stepwise_tree")
 SETTINGS: Mapping[str, tuple[str, ...]] = {
     "preset": (),
     "T = 10": ("sampling.steps=10",),
@@ -115,7 +115,7 @@ def draw(tables: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
         for number, lane in enumerate(LANES):
             points = [(row[lane], height) for row, height in zip(rows, heights, strict=True) if row[lane] is not None]
             scores, rows_at = [score for score, _ in points], [height for _, height in points]
-            panel.plot(scores, rows_at, "osD"[number], color=f"C{number}", ms=7, alpha=0.85, label=lane)
+            panel.plot(scores, rows_at, "osDv"[number], color=f"C{number}", ms=7, alpha=0.85, label=lane)
         labels = [f"{row['setting']} ({row['iteration']})" for row in rows]
         panel.set(xlabel=f"held-out score ({reward})", yticks=list(heights), yticklabels=labels)
         panel.grid(axis="y", alpha=0.3)

@@ -1,9 +1,11 @@
 // A trajectory record: one row per trajectory; below each image its reward and calibrated value, between two images the
-// step reward and the advantage.
+// step reward and the advantage. If only the finished image was scored, its steps stand before it.
 
 const signed = (value, digits) => `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(digits)}`;
 
 export function explanation(record) {
+  if (hasOnlyFinished(record))
+    return "A reward is the score of the finished image; a step reward, before it, is the credit of the step. Members of a tree share a step: the first of them has its step reward.";
   const isCalibrated = record.trajectories.some((trajectory) => trajectory.values);
   const reward = "A reward is the score of the clean-image estimate before a step";
   const value = "a calibrated value is the final reward that it predicts, relative to the group's mean";
@@ -19,16 +21,21 @@ export async function drawTrajectories(holder, record) {
   holder.replaceChildren(...record.trajectories.map((trajectory, row) => drawn(record, trajectory, row, sheet, largest)));
 }
 
+const hasOnlyFinished = (record) => record.trajectories.every((trajectory) => trajectory.rewards.length === 1);
+
 function drawn(record, trajectory, row, sheet, largest) {
   const list = document.createElement("ol");
   list.className = "trajectory";
   list.setAttribute("aria-label", `Trajectory ${trajectory.member}`);
   const points = sheet.naturalWidth / record.width;
+  const hasScore = hasOnlyFinished(record) && trajectory.rewards[0] != null; // then a step without a reward is another member's
+  const creditOf = (index) => credit(record.steps[index], trajectory.step_rewards[index], trajectory.advantages[index], largest, hasScore ? "shared" : "none");
+  if (hasOnlyFinished(record)) list.append(...record.steps.map((_, index) => creditOf(index)));
   for (let point = 0; point < points; point++) {
     const isFinal = point === points - 1;
     const name = isFinal ? "finished" : `before step ${record.steps[point]}`;
     list.append(tile(record, trajectory, row, point, sheet, name));
-    if (points > 1 && !isFinal) list.append(credit(record.steps[point], trajectory.step_rewards[point], trajectory.advantages[point], largest));
+    if (!isFinal) list.append(creditOf(point));
   }
   return list;
 }
@@ -49,14 +56,14 @@ function tile(record, trajectory, row, point, sheet, name) {
   return item;
 }
 
-function credit(step, earned, advantage, largest) {
+function credit(step, earned, advantage, largest, nothing) {
   const item = document.createElement("li");
   item.className = "step";
-  const value = text("b", earned == null ? "none" : signed(earned, 3));
+  const value = text("b", earned == null ? nothing : signed(earned, 3));
   value.className = earned == null ? "" : earned > 0 ? "up" : earned < 0 ? "down" : "";
   value.style.setProperty("--w", `${(100 * Math.abs(earned ?? 0)) / largest}%`);
-  const weight = advantage == null ? "none" : signed(advantage, 2);
-  item.append(text("span", `step ${step} →`), text("span", "step reward"), value, text("span", `advantage ${weight}`));
+  item.append(text("span", `step ${step} →`), text("span", "step reward"), value);
+  if (earned != null || nothing === "none") item.append(text("span", `advantage ${advantage == null ? "none" : signed(advantage, 2)}`));
   return item;
 }
 

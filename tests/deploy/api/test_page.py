@@ -319,6 +319,31 @@ def test_the_heat_map_of_a_long_run_of_many_steps_is_drawn_and_its_labels_stand_
     assert min(distances) >= 12, "labels do not overlap"
 
 
+TREE = """
+const [record, done] = arguments;
+import("/static/trajectories.js").then(async ({ drawTrajectories, explanation }) => {
+  const holder = document.body.appendChild(document.createElement("div"));
+  await drawTrajectories(holder, record);
+  const shown = [explanation(record), ...[...holder.children].map((row) => row.innerText)];
+  holder.remove();
+  done(shown);
+});
+"""
+
+
+def test_steps_of_a_tree_stand_before_the_only_image(page):
+    """Twins that share step 0: its step reward is the first one's."""
+    record = a_record()
+    first, second = (each.model_dump() for each in record.trajectories)
+    first |= {"rewards": [0.4], "values": None, "step_rewards": [0.1, -0.2], "advantages": [1.0, -2.0]}
+    second |= {"rewards": [0.9], "values": None, "step_rewards": [None, 0.3], "advantages": [0.0, 3.0]}
+    alone = record.model_dump() | {"trajectories": [first, second], "width": 3 * record.width}
+    explained, *shown = page.execute_async_script(TREE, alone)
+    assert "Members of a tree share a step" in explained
+    assert "step 0 →\nstep reward\n+0.100\nadvantage +1.00\nstep 1 →\nstep reward\n−0.200" in shown[0]
+    assert "step 0 →\nstep reward\nshared\nstep 1 →\nstep reward\n+0.300\nadvantage +3.00" in shown[1]
+
+
 @pytest.mark.parametrize("width", [400, 1200])
 def test_nothing_stands_out_of_the_page_sideways(page, width):
     resize(page, width)
