@@ -16,8 +16,14 @@ from torch import Tensor
 from flow.adapter.lora import Lora
 from flow.maths.schedule import linear_sigmas, shifted_sigmas
 from flow.maths.transition import Start, Transition, cps, dance_sde, ddim_sde, flow_sde, ode
-from flow.maths.trees import splits_of, strides_of
-from flow.maths.windows import require_trainable, window_lengths, window_period, window_steps
+from flow.maths.windows import (
+    require_trainable,
+    splits_of,
+    strides_of,
+    window_lengths,
+    window_period,
+    window_steps,
+)
 from flow.models.contract import Backbone, Conditioning, repeat
 from flow.models.folder import adapter_config
 from flow.models.hub import adapter_folder

@@ -1,9 +1,10 @@
-"""Windows: which eligible steps of a trajectory are stochastic and trained.
+"""Windows: which eligible steps of a trajectory are stochastic and trained, and at which of them branches split.
 
 Steps outside the window are plain ODE steps. A window depends only on the run's seed, the iteration, the group's index
 in it and the shard's index in its group, so every process finds the same one.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 from flow.maths.noise import generator
@@ -113,6 +114,47 @@ def require_trainable(window: WindowConfig, *, candidates: Sequence[int], total:
                 f"sampling.window must always hold a stochastic step, one of {list(candidates)},"
                 f" got steps {start} to {_end(window, start, total) - 1}: move it or enlarge size"
             )
+
+
+def splits_of(shares: Sequence[float], explored: Sequence[int]) -> tuple[int, ...]:
+    """Return the stochastic steps at which each branch splits into two.
+
+    Args:
+        shares: `sampling.splits`, shares of the shard's stochastic steps in [0, 1), ascending.
+        explored: S stochastic steps of the shard, ascending.
+
+    Returns:
+        Steps k: share s names the stochastic step with ceil(s S) others before it.
+
+    Raises:
+        ConfigError: the shares do not name different steps.
+    """
+    # The small number keeps a share such as 0.3 of ten steps, 3.0000000000000004 in floats, at three.
+    indices = [math.ceil(share * len(explored) - 1e-9) for share in shares]
+    if len(set(indices)) < len(indices) or max(indices, default=0) >= len(explored) > 0:
+        raise ConfigError(
+            f"sampling.splits must name different ones of the {len(explored)} stochastic steps {list(explored)}, got"
+            f" {list(shares)}, the steps with {indices} others before them: take other shares, more sampling.steps or a"
+            " larger window, or lower sampling.std_min"
+        )
+    return tuple(explored[index] for index in indices)
+
+
+def strides_of(shares: Sequence[float], explored: Sequence[int]) -> dict[int, int]:
+    """Return, by stochastic step, how many neighbouring members share the step's state and noise.
+
+    Args:
+        shares: as in `splits_of`.
+        explored: as in `splits_of`.
+
+    Returns:
+        2 to the number of splits after the step; empty without splits.
+
+    Raises:
+        ConfigError: as in `splits_of`.
+    """
+    splits = splits_of(shares, explored)
+    return {k: 2 ** sum(split > k for split in splits) for k in explored} if splits else {}
 
 
 def _within(window: WindowConfig, candidates: Sequence[int], *, total: int) -> list[int]:

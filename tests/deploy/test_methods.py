@@ -8,7 +8,7 @@ import yaml
 
 from deploy import presets
 from deploy.presets import load_config, merge, method_names, read_method
-from flow.maths.trees import splits_of
+from flow.maths.windows import splits_of
 from protocol.config.credit import CREDIT_RULES_OF_POINTS
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError

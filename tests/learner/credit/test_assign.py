@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from deploy.presets import read_method
-from flow.maths.trees import strides_of
+from flow.maths.windows import strides_of
 from learner.credit.assign import Assignment, assign_credit, reward_tables
 from learner.credit.rules import gains, joint, per_step
 from learner.update.metrics import group_metrics
