@@ -206,8 +206,8 @@ def test_a_lost_connection_is_shown_and_heals(page, scene):
     server.start()
     wait_for(page, lambda: text(page, "#link") == "live")
     wait_for(page, lambda: shown_iteration(page) > before + 1)
-    seqs = page.execute_script("return document.querySelector('#reward-chart').getAttribute('aria-label')")
-    assert "reward now 0.5" in seqs
+    label = "return document.querySelector('#reward-chart').getAttribute('aria-label') ?? ''"
+    wait_for(page, lambda: "reward now 0.5" in page.execute_script(label))
 
 
 def test_enter_in_the_token_dialog_takes_the_token(page):
