@@ -365,7 +365,9 @@ def report(
     if 0 < here < len(cells):
         typer.echo(f"{here} cells of {runs}, {len(cells) - here} published: seconds compare on one machine only")
     tables = {
-        reward if until is None else f"{reward}, Flow-GRPO until iteration {until}": summarise(cells, reward, until)
+        reward if until is None else f"{reward}, Flow-GRPO until iteration {until}": rounded(
+            summarise(cells, reward, until)
+        )
         for reward in REWARDS
         for until in (*EARLIER.get(reward, ()), None)
     }

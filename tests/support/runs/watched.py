@@ -41,13 +41,18 @@ class Scene:
     stop: asyncio.Event
 
     async def ask(self, kind: str, **facts: Any) -> str:
-        """Leave a command on the board; its id."""
+        """Leave a command on the board; its id. A command from before the run's first contact is an earlier process's."""
+        await until(self._is_connected)
         board = Board((self.run.path / BOARD_URL).read_text())
         command = new_command(kind, **facts)  # pyright: ignore[reportArgumentType]
         await until(lambda: reaches(board))
         await board.ask(self.observed.reporter.run, command)
         await board.close()
         return command.id
+
+    def _is_connected(self) -> bool:
+        conditions = self.observed.reporter.status().conditions
+        return any(each.type == "BoardConnected" and each.status == "True" for each in conditions)
 
     async def outcome(self, command: str) -> tuple[str, str]:
         """State and message once it is no longer open."""
