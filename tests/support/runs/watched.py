@@ -41,7 +41,7 @@ class Scene:
     stop: asyncio.Event
 
     async def ask(self, kind: str, **facts: Any) -> str:
-        """Leave a command on the board; its id. A command from before the run's first contact is an earlier process's."""
+        """Leave a command on the board; its id. Before the run's first contact it would be an earlier process's."""
         await until(self._is_connected)
         board = Board((self.run.path / BOARD_URL).read_text())
         command = new_command(kind, **facts)  # pyright: ignore[reportArgumentType]
