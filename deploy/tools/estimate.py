@@ -145,7 +145,7 @@ def estimate_of(
         keep_as_on_gpu(backbone.transformer)
     shard = count_shard(config, backbone)
     most = config.model.forward_batch or shard.largest_forward
-    rows = config.model.branches
+    rows = config.model.rows
     with fake:
         embedding = sum(each.numel() for each in backbone.example(1).values()) * dtype_of(config.model).itemsize
         forward = pass_cost(backbone, rows * min(most, shard.largest_forward), has_gradient=False)
@@ -291,7 +291,7 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
         pairs=tuple(pairs for pairs, _ in counted),
         states=tuple(states for _, states in counted),
         gradient_rows=1 if is_shared and policy.most_steps == 1 else config.group.shard,
-        largest_forward=counter.largest // config.model.branches,
+        largest_forward=counter.largest // config.model.rows,
         largest_decoding=len(images) - points,
         largest_points=points,
         held_forward=round(scale * counter.held_forward),
@@ -333,7 +333,7 @@ def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, 
         rollout=round(groups * shard.rows + (shards - groups) * shard.later_rows),
         images=groups * shard.images + (shards - groups) * shard.later_images,
         pairs=pairs,
-        learner=round(states * config.model.branches * each),
+        learner=round(states * config.model.rows * each),
         gradient_rows=min(config.model.forward_batch or shard.gradient_rows, shard.gradient_rows),
         forward_flops=forward,
         gradient_flops=forward * gradient,
@@ -469,7 +469,7 @@ def _evaluation_peaks(config: RunConfig, backbone: PipelineBackbone, shard: Shar
     if not config.evaluation.size and rows <= shard.largest_forward and images <= shard.largest_decoding:
         return []
     sized = backbone.sized(*config.evaluation.size) if config.evaluation.size else backbone
-    forward = pass_cost(sized, model.branches * rows, has_gradient=False)
+    forward = pass_cost(sized, model.rows * rows, has_gradient=False)
     return [forward.peak, _decoding_cost(config, sized, images).peak]
 
 

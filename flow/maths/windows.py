@@ -131,7 +131,7 @@ def splits_of(shares: Sequence[float], explored: Sequence[int]) -> tuple[int, ..
     """
     # The small number keeps a share such as 0.3 of ten steps, 3.0000000000000004 in floats, at three.
     indices = [math.ceil(share * len(explored) - 1e-9) for share in shares]
-    if len(set(indices)) < len(indices) or max(indices, default=0) >= len(explored) > 0:
+    if len(set(indices)) < len(indices) or (indices and max(indices) >= len(explored)):
         raise ConfigError(
             f"sampling.splits must name different ones of the {len(explored)} stochastic steps {list(explored)}, got"
             f" {list(shares)}, the steps with {indices} others before them: take other shares, more sampling.steps or a"

@@ -89,7 +89,7 @@ def gae(rewards: Float[Tensor, "M P"], *, decay: float) -> Float[Tensor, "M S"]:
 def lineage(strides: Mapping[int, int], *, members: int, total: int) -> tuple[Int[Tensor, "N T"], Int[Tensor, "N T"]]:
     """Return each member's branch and parent at each step, in a shard whose branches split into two.
 
-    All members are in one state at first, so the parent of a step before the second split is the whole shard.
+    All members are in one state at first, so the parent of the widest branches is the whole shard.
 
     Args:
         strides: by step, how many neighbouring members share it; 1 for a step that is not named.

@@ -78,6 +78,6 @@ class ModelConfig(Section):
         return self
 
     @property
-    def branches(self) -> int:
+    def rows(self) -> int:
         """Rows through the transformer for one velocity: guidance needs two."""
         return 2 if self.guidance > 1 else 1

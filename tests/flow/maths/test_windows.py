@@ -150,7 +150,7 @@ def test_splits_are_shares_of_the_steps_that_have_noise(
     assert found.keys() == (set(explored) if splits else set())
 
 
-@pytest.mark.parametrize(("shares", "explored"), [((0.9,), (0, 1)), ((0.3, 0.5), (0, 1)), ((0.6,), (3,))])
+@pytest.mark.parametrize(("shares", "explored"), [((0.9,), (0, 1)), ((0.3, 0.5), (0, 1)), ((0.6,), (3,)), ((0.6,), ())])
 def test_shares_that_name_no_different_steps_are_refused(shares: tuple[float, ...], explored: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match="must name different ones of the . stochastic steps .*: take other shares"):
         splits_of(shares, explored)
