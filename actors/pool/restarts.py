@@ -4,6 +4,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from tenacity import RetryCallState, Retrying, wait_exponential
+
 from protocol.errors import PoolError
 
 PAUSE_S = (0.5, 30.0)
@@ -13,7 +15,9 @@ PAUSE_S = (0.5, 30.0)
 def backoff_s(failures: int, bounds_s: tuple[float, float]) -> float:
     """Return the seconds to wait after this many failures in a row: the lower bound, then twice as long each time."""
     shortest, longest = bounds_s
-    return min(longest, shortest * 2.0 ** min(failures - 1, 32))
+    state = RetryCallState(Retrying(), fn=None, args=(), kwargs={})
+    state.attempt_number = failures
+    return wait_exponential(multiplier=shortest, max=longest)(state)
 
 
 class RestartBudget:
