@@ -18,16 +18,23 @@ LARGEST = 256
 
 @dataclass(frozen=True)
 class Tile:
-    """One point of a trajectory, and the step after it."""
+    """One point of a trajectory."""
 
     image: str
     """The clean-image estimate as a `data:` address."""
     name: str
     reward: float | None
-    step: int | None
-    """The denoising step after this point; None at the last point."""
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What one denoising step earned."""
+
+    step: int
     step_reward: float | None
     advantage: float | None
+    is_shared: bool
+    """Another member of a tree has this step's credit."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,8 @@ class ShownTrajectory:
     iteration: int
     prompt: str
     member: int
-    tiles: Sequence[Tile]
+    items: Sequence[Tile | Credit]
+    """Points and the steps between them, in order; steps stand before the finished image if only that was scored."""
 
 
 @dataclass(frozen=True)
@@ -98,20 +106,23 @@ def _shown(title: str, chosen: _Candidate) -> ShownTrajectory:
     record, row = chosen.record, chosen.row
     sheet, trajectory = np.asarray(images_of(record)), record.trajectories[row]
     points = sheet.shape[1] // record.width
-    top, tiles = row * record.height, []
+    top, items = row * record.height, []
+    has_only_finished = points == 1
+
+    def credit(index: int) -> Credit:
+        earned = trajectory.step_rewards[index]
+        return Credit(record.steps[index], earned, trajectory.advantages[index], has_only_finished and earned is None)
+
+    if has_only_finished:
+        items += map(credit, range(len(record.steps)))
     for point in range(points):
         left, is_last = point * record.width, point == points - 1
-        tiles.append(
-            Tile(
-                image=data_url(sheet[top : top + record.height, left : left + record.width]),
-                name="finished" if is_last else _named(record, record.steps[point]),
-                reward=trajectory.rewards[point],
-                step=None if is_last else record.steps[point],
-                step_reward=None if is_last else trajectory.step_rewards[point],
-                advantage=None if is_last else trajectory.advantages[point],
-            )
-        )
-    return ShownTrajectory(title, chosen.run, record.iteration, record.prompt, trajectory.member, tiles)
+        image = data_url(sheet[top : top + record.height, left : left + record.width])
+        name = "finished" if is_last else _named(record, record.steps[point])
+        items.append(Tile(image, name, trajectory.rewards[point]))
+        if not is_last:
+            items.append(credit(point))
+    return ShownTrajectory(title, chosen.run, record.iteration, record.prompt, trajectory.member, items)
 
 
 def _named(record: TrajectoryRecord, step: int) -> str:

@@ -183,11 +183,17 @@ def test_a_run_with_the_finished_image_only_has_trajectories_of_one_image(tmp_pa
     held = json.loads(path.read_text())
     for each in held["trajectories"]:
         each["rewards"], each["values"] = each["rewards"][-1:], None
+        each["step_rewards"], each["advantages"] = [0.125, None], [1.5, None]
     held["width"] *= 3
     path.write_text(json.dumps(held))
     page = report_of([read_run(run)])
     assert "Best: the highest reward" in page
     assert "Turned around" not in page
+    start = page.index('<ol class="trajectory"')
+    shown = Page(page[start : page.index("</ol>", start) + len("</ol>")]).text
+    steps = [f"step {step} →" for step in held["steps"]]
+    assert "+0.125advantage +1.500" in shown
+    assert shown.index(steps[0]) < shown.index("+0.125") < shown.index(f"{steps[1]}shared") < shown.index("finished")
 
 
 def test_damaged_lines_and_files_are_left_out_and_counted(tmp_path, tiny_config):
