@@ -148,6 +148,35 @@ def test_where_the_clip_binds_finite_differences_see_no_slope_either() -> None:
     assert (gradient != 0).any(1).tolist() == [False, True, False, True]
 
 
+def test_where_the_mask_binds_a_pair_has_no_gradient_and_the_others_have_their_own() -> None:
+    """Two pairs are too far and would move on, for either sign of the advantage; one comes back; one is within tau.
+
+    A masked pair keeps its value, so differences of the loss itself would see a slope that training must not see.
+    """
+    value = torch.tensor([[0.3, -0.2], [-0.1, 0.4], [0.2, 0.2], [-0.3, 0.1]], dtype=torch.float64)
+    std = torch.tensor([0.2, 0.4, 0.6, 0.8], dtype=torch.float64)
+    before = Transition(mean=torch.zeros_like(value), std=std)
+    old = before.log_prob(value)
+    mean = (torch.tensor([[0.1], [-0.1], [0.2], [0.05]], dtype=torch.float64) * value).requires_grad_()
+    advantages = torch.tensor([1.5, -0.7, -0.3, 2.0], dtype=torch.float64)
+
+    def masked(at: torch.Tensor) -> torch.Tensor:
+        new = Transition(mean=at, std=std)
+        distance = before.kl(new)
+        return masked_surrogate(new.log_prob(value) - old, advantages=advantages, divergence=distance, bound=0.001)[0]
+
+    distances = before.kl(Transition(mean=mean, std=std)).tolist()
+    assert distances == pytest.approx([0.008125, 0.00265625, 0.00222222, 0.00009766], abs=1e-8)
+    (gradient,) = torch.autograd.grad(masked(mean).sum(), mean)
+    assert gradient[:2].tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert (gradient[2:] != 0).all()
+
+    def trained(rows: torch.Tensor) -> torch.Tensor:
+        return masked(torch.cat([mean[:2].detach(), rows]))[2:]
+
+    assert torch.autograd.gradcheck(trained, (mean[2:].detach().requires_grad_(),), eps=1e-6, atol=1e-6)
+
+
 def test_the_guarded_log_ratio_is_the_mean_of_drift_times_noise() -> None:
     """What remains of the log-ratio once its negative bias and its 1 / std are taken out."""
     generator = torch.Generator().manual_seed(5)
@@ -163,12 +192,26 @@ def test_the_guarded_log_ratio_is_the_mean_of_drift_times_noise() -> None:
     torch.testing.assert_close(log_ratio, (0.01 * drift * noise).mean(1))
 
 
-def test_the_guarded_loss_is_divided_by_the_step_size() -> None:
+def test_the_guarded_loss_is_the_clipped_one_of_its_ratio_divided_by_the_step_size() -> None:
+    """The worked number of docs/method/objectives.md: d = 2, q = .5, noise (.5, -1), A = 2, c = .01, h = .25; the mean
+    has not moved yet, and has moved by (.04, -.02)."""
+    old_mean, noise = torch.zeros(2, 2, dtype=torch.float64), torch.tensor([0.5, -1.0], dtype=torch.float64)
+    drift = torch.tensor([[0.0, 0.0], [0.04, -0.02]], dtype=torch.float64)
+    std = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    value = old_mean + 0.5 * noise
+    log_prob = Transition(mean=old_mean + drift, std=std).log_prob(value).requires_grad_()
+    plain = log_prob - Transition(mean=old_mean, std=std).log_prob(value)
+    assert plain.tolist() == pytest.approx([0.0, 0.038])
+    log_ratio = guarded_log_ratio(plain, mean=old_mean + drift, old_mean=old_mean, std=std)
+    assert log_ratio.tolist() == pytest.approx([0.0, 0.02])
     loss, ratio = guarded_surrogate(
-        torch.tensor([0.0, 0.02]), advantages=torch.tensor([2.0, 2.0]), clip_range=0.01, step_size=0.25
+        log_ratio, advantages=torch.tensor([2.0, 2.0], dtype=torch.float64), clip_range=0.01, step_size=0.25
     )
-    assert ratio.tolist() == [1.0, pytest.approx(math.exp(0.02))]
-    assert loss.tolist() == pytest.approx([-8.0, -2.0 * 1.01 / 0.25])
+    assert ratio.tolist() == pytest.approx([1.0, 1.020201])
+    assert loss.tolist() == pytest.approx([-8.0, -8.08])
+    loss.sum().backward()
+    assert log_prob.grad is not None
+    assert log_prob.grad.tolist() == pytest.approx([-4.0, 0.0])
 
 
 def test_a_small_drift_moves_the_log_ratio_as_theory_says() -> None:
