@@ -12,7 +12,7 @@ import torch
 from deploy.presets import read_method
 from flow.maths.windows import strides_of
 from learner.credit.assign import Assignment, assign_credit, reward_tables
-from learner.credit.rules import gains, joint, per_step
+from learner.credit.rules import gae, gains, joint, per_step
 from learner.update.metrics import group_metrics
 from learner.update.micro_batches import StepChoice, micro_batches, shard_tasks
 from protocol.config.credit import CreditConfig
@@ -195,6 +195,18 @@ def test_skipped_points_have_neither_slope_nor_value() -> None:
     for step, gain in enumerate(two):
         torch.testing.assert_close(found.step_rewards[0, :, 2 * step], gain / 2)
         assert torch.equal(found.step_rewards[0, :, 2 * step], found.step_rewards[0, :, 2 * step + 1])
+
+
+def test_equal_shares_are_gains_of_values_interpolated_between_scored_points() -> None:
+    """So says docs/method/completions.md of `gains`; GAE sums over the scored points alone."""
+    found = assigned(group_of(sparse()), values="calibrated")
+    assert found.values is not None
+    scored = found.values[0][:, [0, 2, TOTAL]].numpy()
+    every = torch.from_numpy(np.array([np.interp(range(5), [0, 2, 4], row) for row in scored], np.float32))
+    torch.testing.assert_close(found.step_rewards[0, :, :4], gains(every), rtol=0, atol=1e-6)
+    assert gains(every).abs().max() > 0.01
+    shares = assigned(group_of(sparse()), values="calibrated", rule="gae", gae_lambda=0.5).step_rewards[0, :, :4]
+    assert (shares - gae(every, decay=0.5)).abs().max() > 0.01
 
 
 def test_each_reward_of_a_mixture_has_gains_between_skipped_points_too() -> None:
