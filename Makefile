@@ -31,6 +31,11 @@ $(VENV)/documented: $(VENV)/installed
 	$(call install,.[docs])
 	touch $@
 
+# Beside the environment: diffusers imports torchao wherever it finds it, and most users do not have it.
+$(VENV)/quantize: $(VENV)/installed
+	$(VENV)/bin/python -m pip install --quiet --no-deps --upgrade --constraint constraints.txt --target $@ torchao
+	touch $@
+
 # uv installs in seconds what takes pip minutes. It does not read pip's settings, so pip goes on where uv finds no index.
 define install
 $(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python --constraint constraints.txt --editable '$(1)' || \
