@@ -118,6 +118,7 @@ async def evaluate_async(
     iteration: int | None = None,
     is_best: bool = False,
     has_base: bool = False,
+    adapter_share: float = 1.0,
     features: str | None = None,
     is_local: bool = False,
 ) -> list[Assessed]:
@@ -132,6 +133,7 @@ async def evaluate_async(
         iteration: iteration of the checkpoint; None takes the newest.
         is_best: take the checkpoint with the highest held-out score instead.
         has_base: score the base model too.
+        adapter_share: share of the steps that the adapter takes, from the first; the base model takes the others.
         features: a CLIP whose image features measure diversity.
         is_local: evaluate in this process without Ray; the results are the same.
 
@@ -149,6 +151,7 @@ async def evaluate_async(
         iteration=iteration,
         is_best=is_best,
         has_base=has_base,
+        adapter_share=adapter_share,
         features=features,
         is_local=is_local,
     )

@@ -285,6 +285,8 @@ class GenerateRequest:
     adapter_digest: str
     size: tuple[int, int] | None = None
     """Height and width of an image in pixels; None for those of training."""
+    adapter_steps: int | None = None
+    """The adapter takes this many steps, from the first, and the base model the others; None for all steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.options import IsAverage, IsBest, Iteration, Overrides, Preset, RunFolder
+from deploy.cli.options import AdapterShare, IsAverage, IsBest, Iteration, Overrides, Preset, RunFolder
 from deploy.presets import load_config
 from protocol.errors import ConfigError
 
@@ -29,6 +29,7 @@ def generate(
     is_best: IsBest = False,
     is_base: Annotated[bool, typer.Option("--base", help="Use the base model, without the adapter.")] = False,
     is_average: IsAverage = False,
+    adapter_share: AdapterShare = 1.0,
     out: Annotated[Path, typer.Option(help="Folder to write the images to.")] = Path("images"),
     has_grid: Annotated[
         bool, typer.Option("--grid", help="Write one PNG with all images instead of one for each.")
@@ -61,6 +62,7 @@ def generate(
         is_best=is_best,
         is_base=is_base,
         is_average=is_average,
+        adapter_share=adapter_share,
         has_grid=has_grid,
         device=device,
     ):

@@ -23,6 +23,14 @@ Iteration = Annotated[int | None, typer.Option(min=0, help="Iteration of the che
 IsBest = Annotated[bool, typer.Option("--best", help="Take the checkpoint with the highest held-out score.")]
 IsLocal = Annotated[bool, typer.Option("--local", help="Run in one process without Ray; the results are the same.")]
 IsAverage = Annotated[bool, typer.Option("--average", help="Use the running mean of the adapter (learner.average).")]
+AdapterShare = Annotated[
+    float,
+    typer.Option(
+        metavar="S",
+        help="Share of the steps, above 0 and up to 1, that the adapter takes, from the first; the base model takes the"
+        " others.",
+    ),
+]
 IsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Host = Annotated[str, typer.Option(help="Address to listen on; any other than loopback needs a token.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.cli.options import IsBest, IsJson, IsLocal, Iteration, Overrides, complete_preset, source_and_words
+from deploy.cli.options import (
+    AdapterShare,
+    IsBest,
+    IsJson,
+    IsLocal,
+    Iteration,
+    Overrides,
+    complete_preset,
+    source_and_words,
+)
 from deploy.folder.location import found_run, placed, runs_folder
 from deploy.folder.names import CONFIG
 from deploy.presets import load_config, preset_names
@@ -90,6 +99,7 @@ def evaluate(
     iteration: Iteration = None,
     is_best: IsBest = False,
     has_base: Annotated[bool, typer.Option("--base", help="Score the base model too, at the same noise.")] = False,
+    adapter_share: AdapterShare = 1.0,
     prompts: Annotated[
         Path | None, typer.Option(help="File with the prompts, instead of data.heldout; all of its kinds count.")
     ] = None,
@@ -136,6 +146,7 @@ def evaluate(
             iteration=iteration,
             is_best=is_best,
             has_base=has_base,
+            adapter_share=adapter_share,
             features=diversity,
             is_local=is_local,
         )
@@ -206,3 +217,6 @@ def _evaluation_lines(results: Sequence["Assessed"], features: str | None) -> It
     size = f" of {scores.height} x {scores.width}" if scores.height and scores.width else ""
     counts = ", ".join(f"{each.images} images{size}, {each.missing} without a score" for each in found)
     yield line("overall", [each.score for each in found], "all kinds") + f"  ({counts})"
+    share, first = results[-1].adapter_share, results[-1].adapter_steps
+    if share is not None and share != 1:
+        yield f"{'adapter share':{width}} {share:g}: the first {first} of {scores.steps} steps, the base model after"

@@ -18,6 +18,7 @@ from deploy.folder.read import average_of, best_checkpoint, checkpoint_of, confi
 from deploy.report.paired import Difference, paired_difference
 from deploy.run.inputs import check_heldout
 from deploy.tools.evaluators import evaluators
+from flow.maths.hybrid import first_steps
 from flow.models.folder import completed
 from learner.loop.evaluate import Evaluation, evaluate
 from learner.update.ema import without
@@ -41,6 +42,10 @@ class Assessed:
     scores: HeldoutScores
     diversity: float | None
     """Diversity of the images, see `Diversity`; None if it was not measured."""
+    adapter_share: float | None
+    """Share of the steps that the adapter takes, from the first (`flow.maths.hybrid`); None for the base model."""
+    adapter_steps: int | None
+    """The number of these steps."""
 
 
 class Diversity:
@@ -81,6 +86,7 @@ async def assess(
     iteration: int | None = None,
     is_best: bool = False,
     has_base: bool = False,
+    adapter_share: float = 1.0,
     features: str | None = None,
     is_local: bool = False,
 ) -> list[Assessed]:
@@ -94,6 +100,8 @@ async def assess(
         iteration: iteration of the checkpoint; None takes the newest.
         is_best: take the checkpoint with the highest held-out score instead.
         has_base: evaluate the base model too.
+        adapter_share: share of the steps that the adapter takes, from the first; the base model takes the others
+            (`flow.maths.hybrid`).
         features: a CLIP whose image features measure diversity; None leaves it out.
         is_local: evaluate in this process instead of on Ray; the results are the same.
 
@@ -106,6 +114,9 @@ async def assess(
     """
     if is_best and (run is None or iteration is not None):
         raise ConfigError("--best takes the best checkpoint of a run: name a run, and leave --iteration out")
+    if run is None and adapter_share != 1:
+        raise ConfigError("--adapter-share is the share of a run's adapter: name a run, or leave the option out")
+    first = first_steps(adapter_share, config.evaluation.steps)
 
     def checked() -> tuple[RunConfig, list[Prompt], Adapter | None, Diversity | None]:
         whole = completed(config)
@@ -131,6 +142,7 @@ async def assess(
         results = []
         for name, each in adapters.items():
             await fleet.ports.adapters.publish(each)
+            share, taken = (adapter_share, first) if name == ADAPTER else (None, None)
             with Progress(console=console, disable=not console.is_terminal) as bar:
                 task = bar.add_task(name, total=len(heldout) * settings.images_per_prompt)
                 found = await evaluate(
@@ -138,11 +150,13 @@ async def assess(
                     prompts=heldout,
                     ports=fleet.ports,
                     adapter=each,
+                    adapter_steps=taken,
                     watch=diversity.take if diversity else None,
                     tell=partial(bar.advance, task),
                 )
             measured = diversity.settle(settings.images_per_prompt) if diversity else None
-            results.append(Assessed(name, each.version, found, heldout_of(each.version, found, settings), measured))
+            scores = heldout_of(each.version, found, settings)
+            results.append(Assessed(name, each.version, found, scores, measured, share, taken))
         return results
 
 
@@ -164,6 +178,8 @@ def document(results: Sequence[Assessed], features: str | None = None) -> dict[s
             {
                 "name": each.name,
                 "iteration": each.iteration,
+                "adapter_share": each.adapter_share,
+                "adapter_steps": each.adapter_steps,
                 "score": each.evaluation.score,
                 "by_tag": dict(each.evaluation.by_tag),
                 "readings": {

@@ -45,6 +45,7 @@ def generate_images(
     is_best: bool = False,
     is_base: bool = False,
     is_average: bool = False,
+    adapter_share: float = 1.0,
     has_grid: bool = False,
     device: str | None = None,
 ) -> Iterator[Path]:
@@ -64,6 +65,8 @@ def generate_images(
         is_best: take the checkpoint with the highest held-out score instead.
         is_base: generate without the adapter.
         is_average: use the running mean of the adapter.
+        adapter_share: share of the steps that the adapter takes, from the first; the base model takes the others
+            (`flow.maths.hybrid`).
         has_grid: write one `grid_NNN.png` with all images instead.
         device: torch's name of the device; None takes a GPU if there is one.
 
@@ -76,6 +79,7 @@ def generate_images(
         ModelError: the model cannot be loaded, or it cannot generate images of this size.
     """
     from flow.device import best_device
+    from flow.maths.hybrid import first_steps
     from flow.models.made_for import require_size
     from flow.policy import build_policy
     from flow.rollout import generate
@@ -84,7 +88,11 @@ def generate_images(
         raise ConfigError("--best, --iteration and --base each name an adapter: give one of them")
     if is_base and is_average:
         raise ConfigError("--average is the running mean of an adapter, and --base has none: give one of them")
+    if is_base and adapter_share != 1:
+        raise ConfigError("--adapter-share is the share of an adapter, and --base has none: give one of them")
     config = config_of(run)
+    steps = steps or config.evaluation.steps
+    first = first_steps(adapter_share, steps)
     if size:
         require_size(config.model, *size, names=("--height", "--width"))
     state = None if is_base else checkpoint_of(run, best_checkpoint(run) if is_best else iteration)[0]
@@ -93,10 +101,12 @@ def generate_images(
         lora.load(average_of(state, run) if is_average else state.adapter)
     facts = {
         "seed": str(seed),
-        "steps": str(steps or config.evaluation.steps),
+        "steps": str(steps),
         "run": str(run.resolve()),
         "iteration": "none" if state is None else str(state.iteration),
         "adapter": "base" if state is None else "average" if is_average else state.adapter.digest,
+        "adapter_share": "none" if state is None else f"{adapter_share:g}",
+        "adapter_steps": "none" if state is None else str(first),
         "flowcredit": VERSION,
     }
     wanted = [(prompt, number) for prompt in prompts for number in range(count)]
@@ -113,12 +123,13 @@ def generate_images(
             prompts=tuple(prompt for prompt, _ in batch),
             numbers=tuple(number for _, number in batch),
             seed=seed,
-            steps=steps or config.evaluation.steps,
+            steps=steps,
             adapter_version=0,
             adapter_digest="",
             size=size or config.evaluation.size,
+            adapter_steps=first,
         )
-        images = generate(policy, request)
+        images = generate(policy, request, lora)
         if has_grid:
             batches.append(images)
             continue
@@ -130,6 +141,8 @@ def generate_images(
         cells = [(prompt.text, list(row), []) for prompt, row in zip(prompts, rows, strict=True)]
         own = {"prompts": json.dumps([prompt.text for prompt in prompts], ensure_ascii=False), "images": str(count)}
         title = f"{run.resolve().name}, iteration {facts['iteration']}, seed {seed}"
+        if first < steps:
+            title += f", adapter in the first {first} of {steps} steps"
         yield _write_new(next(paths), png_of_grid(cells, title, facts | own))
 
 

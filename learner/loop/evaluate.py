@@ -54,6 +54,7 @@ async def evaluate(
     prompts: Sequence[Prompt],
     ports: EvaluationPorts,
     adapter: Adapter,
+    adapter_steps: int | None = None,
     watch: Callable[[int, np.ndarray], None] | None = None,
     tell: Callable[[int], object] | None = None,
 ) -> Evaluation:
@@ -64,6 +65,7 @@ async def evaluate(
         prompts: the held-out prompts.
         ports: generate and score the images.
         adapter: an adapter that has been published, so the rollout actors hold it.
+        adapter_steps: how many steps it takes, from the first; the base model takes the others. None for all steps.
         watch: called for each batch with the index of its first image, and its images, uint8 [B, H, W, 3]. The images
             of the first prompt have the first indices; batches come in any order. Without it only the images to show
             are fetched.
@@ -90,6 +92,7 @@ async def evaluate(
             adapter_version=adapter.version,
             adapter_digest=adapter.digest,
             size=settings.size,
+            adapter_steps=adapter_steps,
         )
         receipt, handle = await ports.rollouts.generate(request)
         receipt.require_adapter_of(request)

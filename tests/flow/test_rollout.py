@@ -1,6 +1,7 @@
 """Shards: how images are laid out, that trajectories chain, and that nothing depends on who else is drawn."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from flow.adapter.lora import Lora
 from flow.maths.completion import complete, stack_grids, substep_grid
-from flow.maths.noise import INITIAL, SHARED, trajectory_noise
+from flow.maths.noise import INITIAL, SHARED, normal, trajectory_noise
 from flow.maths.transition import clean_estimate
 from flow.models.contract import Backbone
 from flow.models.load import load_backbone
@@ -19,8 +20,17 @@ from flow.policy import FlowPolicy, policy_of
 from flow.rollout import RolloutPolicy, excerpt_of, generate, rollout_shard
 from protocol.config.model import ModelConfig
 from protocol.config.run import RunConfig
-from protocol.errors import NonFiniteError, StaleAdapterError
-from protocol.messages import COMMON_IMAGE, NO_IMAGE, Adapter, GenerateRequest, Prompt, Rollout, ShardRequest
+from protocol.errors import ContractError, NonFiniteError, StaleAdapterError
+from protocol.messages import (
+    COMMON_IMAGE,
+    NO_IMAGE,
+    Adapter,
+    GenerateRequest,
+    Prompt,
+    Rollout,
+    ShardRequest,
+    digest_of,
+)
 
 PROMPT = Prompt(index=0, text="a red circle")
 Config = Callable[..., RunConfig]
@@ -339,6 +349,76 @@ def test_a_rollout_policy_draws_only_with_the_weights_that_a_request_names(tiny_
         policy.rollout(request(adapter_version=0, adapter_digest=versions[0].digest))
     with pytest.raises(StaleAdapterError, match="version 2"):
         policy.rollout(request(adapter_version=2, adapter_digest=versions[1].digest))
+
+
+def changed(lora: Lora) -> Adapter:
+    """An adapter that changes every velocity."""
+    arrays = {name: 0.3 * normal(name, shape=tuple(p.shape)).numpy() for name, p in lora.parameters.items()}
+    return Adapter(version=4, arrays=arrays, digest=digest_of(arrays))
+
+
+class Watched(FlowPolicy):
+    """A policy that keeps what it was asked for and what it answered."""
+
+    def velocity(self, latents: Any, sigma: Any, conditioning: Any) -> Any:
+        answer = super().velocity(latents, sigma, conditioning)
+        self.asked = [*getattr(self, "asked", []), (latents, sigma, conditioning, answer)]
+        return answer
+
+
+@pytest.mark.parametrize("guidance", [1.0, 4.5])
+@pytest.mark.parametrize("first", [1, 3, 4])
+def test_the_adapter_takes_the_first_steps_and_the_base_model_the_others(
+    backbone: Backbone, tiny_config: Config, guidance: float, first: int
+) -> None:
+    config = tiny_config()
+    adapted = load_backbone(config.model)
+    lora = Lora(adapted.transformer, config.model.lora, seed=1)
+    lora.load(changed(lora))
+    base, trained = (FlowPolicy(each, config.sampling, guidance=guidance) for each in (backbone, adapted))
+    mixed = Watched(adapted, config.sampling, guidance=guidance)
+    request = GenerateRequest(
+        prompts=(PROMPT,) * 2,
+        numbers=(0, 1),
+        seed=3,
+        steps=5,
+        adapter_version=4,
+        adapter_digest="",
+        adapter_steps=first,
+    )
+    images = generate(mixed, request, lora)
+    assert len(mixed.asked) == 5
+    with torch.inference_mode():
+        for k, (latents, sigma, conditioning, velocity) in enumerate(mixed.asked):
+            by_base, by_adapter = (each.velocity(latents, sigma, conditioning) for each in (base, trained))
+            assert not torch.equal(by_base, by_adapter)
+            assert torch.equal(velocity, by_adapter if k < first else by_base)
+    everywhere, nowhere = (generate(each, replace(request, adapter_steps=None)) for each in (trained, base))
+    assert not np.array_equal(images, everywhere)
+    assert not np.array_equal(images, nowhere)
+    assert np.array_equal(generate(trained, replace(request, adapter_steps=5), lora), everywhere)
+
+
+def test_an_actor_s_next_request_has_its_adapter_again(tiny_config: Config) -> None:
+    config = tiny_config()
+    policy = RolloutPolicy(config)
+    weights = changed(Lora(load_backbone(config.model).transformer, config.model.lora, seed=1))
+    policy.receive(weights)
+    whole = GenerateRequest(
+        prompts=(PROMPT,), numbers=(0,), seed=3, steps=4, adapter_version=4, adapter_digest=weights.digest
+    )
+    _, before = policy.generate(whole)
+    _, mixed = policy.generate(replace(whole, adapter_steps=2))
+    assert not np.array_equal(mixed, before)
+    assert np.array_equal(policy.generate(whole)[1], before)
+
+
+def test_steps_of_the_base_model_need_the_adapter_that_is_switched_off(backbone: Backbone, tiny_config: Config) -> None:
+    request = GenerateRequest(
+        prompts=(PROMPT,), numbers=(0,), seed=3, steps=4, adapter_version=0, adapter_digest="", adapter_steps=2
+    )
+    with pytest.raises(ContractError, match="a request whose steps from 2 are the base model's needs `lora`, got none"):
+        generate(policy_of(backbone, tiny_config()), request)
 
 
 @pytest.mark.parametrize(

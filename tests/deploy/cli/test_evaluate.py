@@ -81,7 +81,7 @@ def test_a_run_that_rolls_out_another_adapter_than_it_trains_is_scored_with_the_
 
 @pytest.mark.ray
 def test_on_ray_two_actors_give_the_same(run: Path, tmp_path: Path) -> None:
-    words = ("evaluation.batch=2", "evaluation.height=12", "evaluation.width=8", "--base")
+    words = ("evaluation.batch=2", "evaluation.height=12", "evaluation.width=8", "--base", "--adapter-share", "0.5")
     out = tmp_path / "out"
     command = start_python("-m", "flowcredit", "eval", str(run), "cluster.rollout_actors=2", *words, "--out", str(out))
     assert command.wait(280) == 0, command.stdout.read()
@@ -122,6 +122,18 @@ def test_the_table_has_both_and_an_interval(run: Path) -> None:
     overall = next(line for line in lines if line.startswith("overall"))
     assert "[" in overall
     assert "6 images of 16 x 16, 0 without a score" in overall
+
+
+def test_the_adapter_takes_a_share_of_the_steps_and_the_results_say_so(run: Path) -> None:
+    whole = json.loads(said("eval", run, "--base", "--json"))["results"]
+    base, mixed = json.loads(said("eval", run, "--base", "--adapter-share", "0.5", "--json"))["results"]
+    assert [(each["adapter_share"], each["adapter_steps"]) for each in whole] == [(None, None), (1.0, 2)]
+    assert [(each["adapter_share"], each["adapter_steps"]) for each in (base, mixed)] == [(None, None), (0.5, 1)]
+    assert base == whole[0], "the base model takes all its steps"
+    assert mixed["scores"]["scores"] not in [each["scores"]["scores"] for each in whole]
+    (last,) = (line for line in said("eval", run, "--adapter-share", "0.5").splitlines() if "share" in line)
+    assert last == "adapter share  0.5: the first 1 of 2 steps, the base model after"
+    assert "share" not in said("eval", run)
 
 
 def test_an_evaluation_has_its_own_size_and_training_does_not_notice(run: Path) -> None:
@@ -173,6 +185,8 @@ def test_genevals_protocol_takes_four_images_of_every_kind(run: Path, tmp_path: 
         (["eval", "toy_geneval", "--best"], "--best takes the best checkpoint of a run: name a run"),
         (["eval", "RUN", "--best", "--iteration", "1"], "leave --iteration out"),
         (["eval", "--run", "nothing"], "must hold config.yaml"),
+        (["eval", "RUN", "--adapter-share", "0"], "--adapter-share must be above 0 and at most 1, got 0: give 1 for"),
+        (["eval", "toy_geneval", "--adapter-share", "0.5"], "--adapter-share is the share of a run's adapter: name a"),
         (["eval", "RUN", "--geneval"], "--geneval needs a reward with the scorer geneval, got ..redness"),
         (["eval", "RUN", "--scorer", "redness=x.y:Z"], "--scorer must have a new name, got 'redness'"),
         (["eval", "RUN", "--prompts", "nothing.txt"], "prompt file nothing.txt does not exist"),

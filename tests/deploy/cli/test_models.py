@@ -119,6 +119,31 @@ def test_generate_overwrites_nothing_and_an_image_says_how_it_was_made(
     assert len(facts["adapter"]) == 64
 
 
+def test_the_adapter_takes_a_share_of_the_steps_and_an_image_says_so(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drawn(name: str, *words: str) -> tuple[np.ndarray, tuple[str, str]]:
+        out = tmp_path / name
+        assert run_cli(monkeypatch, "generate", str(run), "a cat", "--count", "2", "--out", str(out), *words) == 0
+        with Image.open(out / "001.png") as image:
+            return images(out), (image.info["adapter_share"], image.info["adapter_steps"])
+
+    (whole, all_steps), (same, _), (mixed, some), (base, none) = (
+        drawn("whole"),
+        drawn("same", "--adapter-share", "1"),
+        drawn("mixed", "--adapter-share", "0.67"),
+        drawn("base", "--base"),
+    )
+    assert (all_steps, some, none) == (("1", "3"), ("0.67", "2"), ("none", "none"))
+    assert np.array_equal(same, whole)
+    assert not np.array_equal(mixed, whole)
+    assert not np.array_equal(mixed, base)
+    words = ("generate", str(run), "a cat", "--grid", "--adapter-share", "0.67", "--out", str(tmp_path / "grid"))
+    assert run_cli(monkeypatch, *words) == 0
+    with Image.open(tmp_path / "grid" / "grid_000.png") as grid:
+        assert (grid.info["adapter_share"], grid.info["adapter_steps"]) == ("0.67", "2")
+
+
 def test_a_prompt_file_gives_images_of_each_prompt_or_a_grid(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -251,6 +276,14 @@ def test_export_in_half_precision_halves_the_weights(
         (["generate", "{run}", "--prompts", "x.txt", "--negative", "x"], "--negative belongs to a single prompt"),
         (["generate", "{run}", "a cat", "--best", "--base"], "--best, --iteration and --base each name an adapter"),
         (["generate", "{run}", "a cat", "--base", "--average"], "--average is the running mean of an adapter"),
+        (
+            ["generate", "{run}", "a cat", "--base", "--adapter-share", "0.5"],
+            "--adapter-share is the share of an adapter, and --base has none: give one of them",
+        ),
+        (
+            ["generate", "{run}", "a cat", "--adapter-share", "1.5"],
+            "must be above 0 and at most 1, got 1.5: give 1 for",
+        ),
         (["export", "{run}", "{tmp}"], "must not exist yet: name a new one"),
         (["export", "{run}", "{tmp}/file/model"], "cannot be written"),
         (["export", "{run}", "{tmp}/new", "--dtype", "int8"], "--dtype must be float32, bfloat16 or float16"),

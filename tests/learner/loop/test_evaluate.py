@@ -62,10 +62,10 @@ class ReadingScorer:
         )
 
 
-def assess(config: RunConfig, source: Any = None, scorer: Any = None) -> Evaluation:
+def assess(config: RunConfig, source: Any = None, scorer: Any = None, **options: Any) -> Evaluation:
     ports = Ports(rollouts=source or PaintedSource(), rewards=scorer or ReadingScorer(), learner=None, adapters=None)  # type: ignore[arg-type]
     return asyncio.run(
-        evaluate(config, prompts=PROMPTS, ports=ports, adapter=Adapter(version=5, arrays={}, digest="abc"))
+        evaluate(config, prompts=PROMPTS, ports=ports, adapter=Adapter(version=5, arrays={}, digest="abc"), **options)
     )
 
 
@@ -126,7 +126,13 @@ def test_requests_have_the_configured_batch_seed_and_steps(tiny_config: Config) 
     drawn = [(p.index, n) for r in source.requests for p, n in zip(r.prompts, r.numbers, strict=True)]
     assert drawn == [(index, number) for index in range(4) for number in range(2)]
     assert {(r.seed, r.steps, r.adapter_version, r.adapter_digest) for r in source.requests} == {(77, 6, 5, "abc")}
-    assert {r.size for r in source.requests} == {None}
+    assert {(r.size, r.adapter_steps) for r in source.requests} == {(None, None)}
+
+
+def test_requests_say_how_many_steps_the_adapter_takes(tiny_config: Config) -> None:
+    source = PaintedSource()
+    assess(tiny_config(evaluation={"steps": 6}), source=source, adapter_steps=4)
+    assert {(r.steps, r.adapter_steps) for r in source.requests} == {(6, 4)}
 
 
 def test_requests_have_the_evaluation_s_own_size(tiny_config: Config) -> None:

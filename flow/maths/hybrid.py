@@ -1,0 +1,25 @@
+"""Hybrid drawing: the trained adapter takes the first steps, the base model the last ones.
+
+The first steps decide what an image shows, the last ones its texture, where reward hacking often shows. MixGRPO (arXiv
+2507.21802) draws so against reward hacking and calls the share of the trained model p_mix.
+"""
+
+import math
+
+from protocol.errors import ConfigError
+
+
+def first_steps(share: float, steps: int) -> int:
+    """Return how many of `steps` the adapter takes, from the first: the nearest whole number, but at least 1.
+
+    A half goes to the adapter: a share of 0.5 of 5 steps is 3 of them. A share of 1 is all steps.
+
+    Raises:
+        ConfigError: the share is outside (0, 1].
+    """
+    if not 0 < share <= 1:
+        raise ConfigError(
+            f"--adapter-share must be above 0 and at most 1, got {share:g}: give 1 for the adapter in all steps, or"
+            " the share of the steps that it takes, such as 0.6"
+        )
+    return max(1, math.floor(share * steps + 0.5))
