@@ -1,7 +1,7 @@
 """Hybrid drawing: the trained adapter takes the first steps, the base model the last ones.
 
-The first steps decide what an image shows, the last ones its texture, where reward hacking often shows. MixGRPO (arXiv
-2507.21802) draws so against reward hacking and calls the share of the trained model p_mix.
+MixGRPO (arXiv 2507.21802) draws so against reward hacking and calls the share of the trained model p_mix. The script of
+its release gives the number of steps itself, 30 of 50.
 """
 
 import math
