@@ -25,7 +25,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ def write_checkpoint(
     keep: int,
     keep_hours: float = 0.0,
     best: int | None = None,
+    peaks: Collection[int] = (),
     facts: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write `root/iteration_NNNNNN` atomically, and delete old checkpoints.
@@ -76,6 +77,7 @@ def write_checkpoint(
         keep: number of checkpoints up to this iteration that are kept.
         keep_hours: checkpoints younger than this are kept too, in hours.
         best: iteration of the checkpoint that is kept too, and that `best` points to.
+        peaks: iterations of further checkpoints that are kept too.
         facts: further JSON values for `state.json`.
 
     Returns:
@@ -98,7 +100,7 @@ def write_checkpoint(
         _point_to(held[best], BEST)
     youngest = time.time() - 3600 * keep_hours
     for iteration in sorted((number for number in held if number <= state.iteration), reverse=True)[keep:]:
-        if held[iteration].stat().st_mtime <= youngest and iteration != best:
+        if held[iteration].stat().st_mtime <= youngest and iteration not in {best, *peaks}:
             dropped = root / f".{held[iteration].name}.dropped.partial"
             os.rename(held[iteration], dropped)
             shutil.rmtree(dropped)

@@ -2,7 +2,7 @@
 
 A copy is complete only with its manifest, which is written last. A failed copy is a line in the log, not an exception
 in the run; the next checkpoint is copied again. A run that starts in an empty folder begins with the newest whole copy;
-the one with the best held-out score comes with it.
+the one with the best held-out score comes with it, and those at the peaks of scorers that `guards.hacking` watches.
 """
 
 import logging
@@ -16,7 +16,7 @@ import fsspec
 from fsspec.core import url_to_fs
 
 from deploy.folder.names import CHECKPOINTS, CONFIG, COPIED, EARLIER_CHECKPOINT
-from deploy.folder.read import best_of, evaluation_scores
+from deploy.folder.read import best_of, evaluation_scores, parsed_config, peaks_of
 from learner.checkpoint import MANIFEST, checkpoint_folders, read_checkpoint
 from protocol.errors import CheckpointError, RunFolderError, one_line
 from protocol.files import iteration_name, whole
@@ -66,7 +66,7 @@ class Mirror:
             raise self._unreadable(error) from error
 
     def pull(self, run: Path) -> None:
-        """Fill an empty run folder with the newest whole copy, and with that of the best held-out score.
+        """Fill an empty run folder with the newest whole copy, and with those that pruning keeps.
 
         A store without copies fills nothing; damaged copies are reported and skipped.
 
@@ -88,7 +88,7 @@ class Mirror:
             for name in COPIED:
                 if self._store.exists(f"{self._root}/{name}"):
                     self._store.get_file(f"{self._root}/{name}", str(run / name))
-            self._take_best([name for name in listed if _age(name) <= _age(taken)], run)
+            self._take_kept([name for name in listed if _age(name) <= _age(taken)], run)
         except (CheckpointError, RunFolderError):
             raise
         except Exception as error:  # each store raises its own exceptions
@@ -108,15 +108,24 @@ class Mirror:
                 return name
         raise CheckpointError(f"no checkpoint at {self._url} is whole; the newest: {reasons[0]}")
 
-    def _take_best(self, names: Sequence[str], run: Path) -> None:
-        """Fetch the copy with the best held-out score; the next push removes all copies that the folder lacks."""
+    def _take_kept(self, names: Sequence[str], run: Path) -> None:
+        """Fetch the copies with the best held-out score and at the peaks of watched scorers.
+
+        The next push removes all copies that the folder lacks.
+        """
         try:
-            scores = evaluation_scores(run)
-            best = best_of(scores, [iteration for iteration in scores if iteration_name(iteration) in names])
-            if best is not None and iteration_name(best) != names[-1]:
-                self._take(iteration_name(best), run / CHECKPOINTS)
-        except (CheckpointError, RunFolderError) as error:
+            scores, text = evaluation_scores(run), self.config()
+            listed = [iteration for iteration in scores if iteration_name(iteration) in names]
+            kept = peaks_of(run, parsed_config(self._url, text), listed) if text else set()
+        except RunFolderError as error:
             log.warning("checkpoint refused: %s", error)
+            return
+        best = best_of(scores, listed)
+        for name in {iteration_name(each) for each in kept | ({best} if best is not None else set())} - {names[-1]}:
+            try:
+                self._take(name, run / CHECKPOINTS)
+            except CheckpointError as error:
+                log.warning("checkpoint refused: %s", error)
 
     def _take(self, name: str, checkpoints: Path) -> None:
         """Fetch a copy; raise CheckpointError if it is damaged."""

@@ -191,6 +191,40 @@ def evaluation_scores(run: Path) -> dict[int, float]:
     return {line["iteration"]: line["evaluation/score"] for line in each_line_of(run) if "evaluation/score" in line}
 
 
+def evaluation_means(run: Path) -> dict[int, dict[str, float | None]]:
+    """Read each scorer's held-out mean by iteration and name (RunFolderError: the metrics are damaged)."""
+    start = "evaluation/reward/"
+    return {
+        line["iteration"]: {key.removeprefix(start): line[key] for key in line if key.startswith(start)}
+        for line in each_line_of(run)
+        if "evaluation/score" in line
+    }
+
+
+def peaks_of(run: Path, config: RunConfig, held: Collection[int]) -> set[int]:
+    """Find the iterations of `held` at which scorers that `guards.hacking` watches were highest.
+
+    Args:
+        run: the run folder.
+        config: config of the run.
+        held: iterations with a checkpoint.
+
+    Returns:
+        At most one iteration for each watched scorer.
+
+    Raises:
+        RunFolderError: the metrics are damaged.
+    """
+    if not config.watched_rewards:
+        return set()
+    means = evaluation_means(run)
+    peaks = [
+        best_of({iteration: each.get(name) for iteration, each in means.items()}, held)
+        for name in config.watched_rewards
+    ]
+    return {peak for peak in peaks if peak is not None}
+
+
 def best_of(scores: Mapping[int, float | None], held: Collection[int]) -> int | None:
     """Return the iteration of `held` with the highest score, the earliest of equals; None if none has a score."""
     found = {iteration: score for iteration, score in scores.items() if iteration in held and score is not None}

@@ -47,6 +47,7 @@ from deploy.folder.read import (
     evaluation_scores,
     lines_of,
     parsed_config,
+    peaks_of,
     require_fork_of,
     require_same,
 )
@@ -217,13 +218,15 @@ class RunFolder:
 
     def _write(self, state: LearnerState) -> Path:
         settings = self.config.checkpoint
+        held = {*by_iteration(self.checkpoints), state.iteration}
         return write_checkpoint(
             self.checkpoints,
             state,
             self.config.model.lora,
             keep=settings.keep,
             keep_hours=settings.keep_hours,
-            best=best_of(self.evaluation_scores(), {*by_iteration(self.checkpoints), state.iteration}),
+            best=best_of(self.evaluation_scores(), held),
+            peaks=peaks_of(self.path, self.config, held),
             facts={"versions": library_versions(), "config": self.config.model_dump(mode="json")},
         )
 

@@ -19,13 +19,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from deploy.folder.names import EVENTS
 from deploy.folder.run_folder import RunFolder
 from learner.loop.evaluate import Evaluation
 from protocol.errors import FlowcreditError, LeaseLostError, RunFolderError, one_line
-from protocol.files import append_whole
+from protocol.files import append_whole, by_iteration
 from protocol.messages import LearnerState
 from protocol.ports import Metrics
 from protocol.status import Condition
@@ -111,6 +112,10 @@ class RunJournal:
         path = await asyncio.to_thread(self._run.save, state)
         log.info("checkpoint %s, adapter %s", path, state.adapter.digest)
         self._pass_on(lambda listener: listener.saved(state.iteration))
+
+    def checkpoint(self, iteration: int) -> Path | None:
+        """Return the folder of an iteration's checkpoint; None if there is none."""
+        return by_iteration(self._run.checkpoints).get(iteration)
 
     def _pass_on(self, call: Callable[[Listener], None]) -> None:
         for listener in self._listeners:

@@ -5,13 +5,16 @@ actors are not restarted: they hold no state that a repetition depends on.
 """
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Sequence
 
 from actors.pool.restarts import RestartBudget
 from deploy.folder.heldout import read_heldout
+from deploy.folder.read import evaluation_means
 from deploy.folder.run_folder import RunFolder
 from learner.loop.groups import Observer
+from learner.loop.hacking import Measured
 from learner.loop.loop import Journal, Rest, no_rest, train
 from learner.loop.stopping import unless_stopped
 from protocol.config.run import RunConfig
@@ -65,7 +68,7 @@ async def supervise(
             if resume_from:
                 await fleet.ports.learner.restore(resume_from)
             done = resume_from.iteration if resume_from else 0
-            scores = run.evaluation_scores()
+            means = evaluation_means(run.path)
             return await train(
                 config,
                 prompts=prompts,
@@ -76,11 +79,15 @@ async def supervise(
                 rest=rest,
                 observer=observer,
                 resume_from=resume_from,
-                is_evaluated=done in scores,
+                is_evaluated=done in means,
                 evaluated=[
-                    (held.iteration, {name: held.table(name) for name in held.scores})
+                    Measured(
+                        held.iteration,
+                        {name: held.table(name) for name in held.scores},
+                        {name: math.nan if mean is None else mean for name, mean in means[held.iteration].items()},
+                    )
                     for held in read_heldout(run.path)
-                    if held.iteration <= done and held.iteration in scores  # others are made again, and told again
+                    if held.iteration <= done and held.iteration in means  # others are made again, and told again
                 ],
             )
         except LearnerFailedError as error:

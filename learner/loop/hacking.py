@@ -4,12 +4,13 @@ Every evaluation makes its images from the same noise, so two of them are compar
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from learner.loop.evaluate import mean_of
 from protocol.config.run import RunConfig
 from protocol.errors import GuardError
 from protocol.sink import StatusSink
@@ -20,6 +21,18 @@ SURE = 2.0
 
 Readings = Mapping[str, np.ndarray]
 """Each scorer's readings of the held-out images, [P, images per prompt], NaN where there is none."""
+Find = Callable[[int], Path | None]
+"""Returns the folder of an iteration's checkpoint; None if there is none."""
+
+
+class Measured(NamedTuple):
+    """What the guard compares of one evaluation."""
+
+    iteration: int
+    readings: Readings
+    means: Mapping[str, float]
+    """Each scorer's mean as the metrics hold it, so that after a resume the same evaluation is the peak; NaN if there
+    is none."""
 
 
 @dataclass
@@ -37,34 +50,37 @@ class HackingGuard:
     """Compares every evaluation with the one at which a watched scorer was highest.
 
     The rule is broken while that scorer is lower and the trained reward higher than at that evaluation, both by more
-    than `SURE` standard errors. Scorers with `use: evaluate` are watched.
+    than `SURE` standard errors. `RunConfig.watched_rewards` are watched.
     """
 
-    def __init__(self, config: RunConfig, sink: StatusSink, *, earlier: Sequence[tuple[int, Readings]] = ()) -> None:
+    def __init__(self, config: RunConfig, sink: StatusSink, *, find: Find, earlier: Sequence[Measured] = ()) -> None:
         """
         Args:
             config: its `guards.hacking` decides what happens.
             sink: receives the condition.
-            earlier: readings of the evaluations before a resume, oldest first.
+            find: finds the checkpoint of a peak, to name it.
+            earlier: the evaluations before a resume, oldest first.
         """
         self._mode, self._patience = config.guards.hacking, config.guards.hacking_evaluations
-        self._weights = config.evaluated_weights
-        self._watched = [name for name, reward in config.rewards.items() if reward.use == "evaluate"]
-        self._sink = sink
+        self._weights, self._watched = config.evaluated_weights, config.watched_rewards
+        self._sink, self._find = sink, find
         self._peaks: dict[str, Peak] = {}
-        for iteration, readings in earlier:
-            self._compare(iteration, readings)
+        for measured in earlier:
+            self._compare(measured)
         self._was_broken = any(self._over_patience())
 
-    def check(self, iteration: int, readings: Readings) -> None:
+    @property
+    def peaks(self) -> frozenset[int]:
+        """Iterations at which a watched scorer was highest so far; their checkpoints are kept."""
+        return frozenset(peak.iteration for peak in self._peaks.values())
+
+    def check(self, measured: Measured) -> None:
         """Check the next evaluation.
 
         Raises:
             GuardError: the rule is broken in `guards.hacking_evaluations` evaluations in a row, and the mode is `stop`.
         """
-        if self._mode == "off":
-            return
-        self._compare(iteration, readings)
+        self._compare(measured)
         hacked = self._over_patience()
         if not hacked:
             if self._was_broken:
@@ -76,29 +92,38 @@ class HackingGuard:
         name, peak = next(iter(hacked.items()))
         message = (
             f"guard hacking: scorer {name!r}, which never trains, must not fall while the trained reward rises, got"
-            f" {mean_of(self._newest[name]):.4f} at iteration {iteration} after {peak.mean:.4f} at iteration"
-            f" {peak.iteration} (in {peak.broken} evaluations in a row); the adapter of iteration {peak.iteration} is"
-            " the better one: raise learner.kl.weight, or mix several rewards"
+            f" {measured.means[name]:.4f} at iteration {measured.iteration} after {peak.mean:.4f} at iteration"
+            f" {peak.iteration} (in {peak.broken} evaluations in a row); {self._better(peak.iteration)}; for the next"
+            " run raise learner.kl.weight, or mix several rewards"
         )
         self._sink.condition(CONDITION, holds=False, reason="Broken", message=message)
         if self._mode == "stop":
             raise GuardError(message)
 
+    def _better(self, iteration: int) -> str:
+        folder = self._find(iteration)
+        if folder is None:
+            return f"the adapter of iteration {iteration} was better, but its checkpoint is not on disk"
+        return (
+            f"the better checkpoint is kept: {folder}; `flowcredit generate`, `eval` and `export` take it with"
+            f" --iteration {iteration}, and a new run goes on from it with model.lora.start={folder}"
+        )
+
     def _over_patience(self) -> dict[str, Peak]:
         return {name: peak for name, peak in self._peaks.items() if peak.broken >= self._patience}
 
-    def _compare(self, iteration: int, readings: Readings) -> None:
-        self._newest = readings
+    def _compare(self, measured: Measured) -> None:
+        readings = measured.readings
         if not all(name in readings for name in self._weights):
             return
         trained = sum((weight * readings[name] for name, weight in self._weights.items()), np.zeros(1))
         for name in self._watched:
             if name not in readings or not np.isfinite(readings[name]).any():
                 continue
-            own, mean = readings[name], mean_of(readings[name])
+            own, mean = readings[name], measured.means[name]
             peak = self._peaks.get(name)
             if peak is None or mean > peak.mean or peak.watched.shape != own.shape:
-                self._peaks[name] = Peak(iteration=iteration, mean=mean, watched=own, trained=trained)
+                self._peaks[name] = Peak(iteration=measured.iteration, mean=mean, watched=own, trained=trained)
             elif rose(peak.watched, own) <= -SURE and rose(peak.trained, trained) >= SURE:
                 peak.broken += 1
             else:

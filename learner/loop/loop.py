@@ -15,13 +15,14 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol
 
 from learner.loop.evaluate import Evaluation, evaluate
 from learner.loop.groups import Groups, Observer
 from learner.loop.guards import Guards
-from learner.loop.hacking import HackingGuard, Readings
+from learner.loop.hacking import HackingGuard, Measured
 from learner.loop.stopping import end, unless_failed, unless_stopped
 from protocol.config.run import RunConfig
 from protocol.errors import RunFolderError
@@ -50,6 +51,10 @@ class Journal(StatusSink, Protocol):
         """Write a checkpoint, whole or not at all (RunFolderError: it cannot be written)."""
         ...
 
+    def checkpoint(self, iteration: int) -> Path | None:
+        """Return the folder of an iteration's checkpoint; None if there is none."""
+        ...
+
 
 async def no_rest(_: Save) -> None:
     """Return at once."""
@@ -67,7 +72,7 @@ async def train(
     observer: Observer | None = None,
     resume_from: LearnerState | None = None,
     is_evaluated: bool = False,
-    evaluated: Sequence[tuple[int, Readings]] = (),
+    evaluated: Sequence[Measured] = (),
 ) -> None:
     """Run the iterations after `resume_from`, or all, up to `config.iterations`.
 
@@ -85,17 +90,19 @@ async def train(
         observer: is told about the groups in flight; it must not change them.
         resume_from: the checkpoint from which the run resumes; the learner holds it already.
         is_evaluated: whether its evaluation is done already.
-        evaluated: readings of the evaluations before the checkpoint, by iteration, oldest first.
+        evaluated: the evaluations before the checkpoint, oldest first.
     """
     done = resume_from.iteration if resume_from else 0
     groups = Groups(config, prompts, ports, observer)
     await groups.begin(resume_from.recent if resume_from else ())
     guards = Guards(config, journal, broken=resume_from.broken if resume_from else {})
-    hacking = HackingGuard(config, journal, earlier=evaluated)
+    hacking = HackingGuard(config, journal, find=journal.checkpoint, earlier=evaluated)
     evaluator = Evaluator(config, heldout, ports, journal, stop, hacking)
-    saver = Saver(groups, guards, journal, every=config.checkpoint.every, saved=done)
+    saver = Saver(groups, guards, hacking, journal, every=config.checkpoint.every, saved=done)
     if not is_evaluated:
         await evaluator.assess_if_due(done, groups.adapter)
+    if resume_from is None:
+        await saver.save_if_peak(done)
     per_iteration = config.group.per_iteration
     async with groups.stream(done) as stream:
         while done < config.iterations and not stop.is_set():
@@ -128,23 +135,32 @@ class Saver:
 
     groups: Groups
     guards: Guards
+    hacking: HackingGuard
     journal: Journal
     every: int
     saved: int
     """Newest iteration whose checkpoint was due and has been written."""
     is_overdue: bool = False
+    peaks: list[LearnerState] = field(default_factory=list)
+    """States at peaks of watched scorers whose checkpoints could not be written yet."""
 
     async def save_if_due(self, done: int) -> None:
-        """Save after every `every` iterations, and when the last write failed."""
+        """Save after every `every` iterations, at a peak of a watched scorer, and when the last write failed."""
         if done % self.every == 0 or self.is_overdue:
-            self.is_overdue = not await self.save()
-            self.saved = self.saved if self.is_overdue else done
+            await self._save_now(done)
+        else:
+            await self.save_if_peak(done)
+
+    async def save_if_peak(self, done: int) -> None:
+        """Save if a watched scorer is now at its highest, so that its best checkpoint is always on disk."""
+        if done in self.hacking.peaks:
+            await self._save_now(done)
 
     async def save(self) -> bool:
         """Write a checkpoint and return whether it is on disk; if not, the older ones remain."""
         kind = "CheckpointsWritten"
         try:
-            await self.journal.save(await self._state())
+            await self._write()
         except RunFolderError as error:
             self.journal.condition(kind, holds=False, reason="WriteFailed", message=str(error))
             return False
@@ -158,10 +174,20 @@ class Saver:
             RunFolderError: it cannot be written.
         """
         if self.saved != done:
-            await self.journal.save(await self._state())
+            await self._write()
 
-    async def _state(self) -> LearnerState:
-        return replace(await self.groups.state(), broken=self.guards.broken)
+    async def _save_now(self, done: int) -> None:
+        self.is_overdue = not await self.save()
+        self.saved = self.saved if self.is_overdue else done
+
+    async def _write(self) -> None:
+        """Write the state, and before it those at peaks that could not be written: they cannot be made again."""
+        state, peaks = replace(await self.groups.state(), broken=self.guards.broken), self.hacking.peaks
+        waiting = [*(each for each in self.peaks if each.iteration in peaks - {state.iteration}), state]
+        self.peaks = [each for each in waiting if each.iteration in peaks]
+        for each in waiting:
+            await self.journal.save(each)
+            self.peaks = [other for other in self.peaks if other is not each]
 
 
 @dataclass(frozen=True)
@@ -184,7 +210,7 @@ class Evaluator:
         result = await unless_stopped(self.stop, self._assess(adapter))
         if result is not None:
             await self.journal.evaluated(iteration, replace(result, seconds=time.monotonic() - began))
-            self.hacking.check(iteration, result.by_image)
+            self.hacking.check(Measured(iteration, result.by_image, result.readings))
 
     async def _assess(self, adapter: Adapter) -> Evaluation:
         if self.config.evaluates_another_adapter:

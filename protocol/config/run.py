@@ -69,10 +69,11 @@ class CheckpointConfig(Section):
     """When checkpoints are written, and how many are kept."""
 
     every: Positive = 10
-    """Iterations between checkpoints, at least 1; one is also written at the end and at a stop."""
+    """Iterations between checkpoints, at least 1; one is also written at the end, at a stop, and where a scorer that
+    `guards.hacking` watches is at its highest."""
     keep: Positive = 3
     """How many of the newest checkpoints are kept, at least 1. Of those with an evaluation, the one with the best
-    held-out score stays too."""
+    held-out score stays too, and the one at which a scorer that `guards.hacking` watches was highest."""
     keep_hours: float = Field(default=0.0, ge=0.0)
     """Hours for which older checkpoints are kept too; 0 keeps none of them."""
     url: str | None = None
@@ -322,6 +323,13 @@ class RunConfig(Section):
         """Weight of each reward in the mixture of an evaluation, by name: of those that train and need no group."""
         names = self.evaluation_rewards
         return {name: weight for name, weight in self.reward_weights.items() if name in names}
+
+    @property
+    def watched_rewards(self) -> list[str]:
+        """Names of the rewards that `guards.hacking` watches: those that never train and judge single images."""
+        if self.guards.hacking == "off":
+            return []
+        return [name for name, reward in self.rewards.items() if (reward.use, reward.sees) == ("evaluate", "image")]
 
     @property
     def scores_points(self) -> bool:

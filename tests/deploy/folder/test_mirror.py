@@ -74,6 +74,24 @@ def test_the_checkpoint_with_the_best_held_out_score_comes_back_too(config, tmp_
         assert (again.checkpoints / "best").resolve().name == "iteration_000002"
 
 
+def test_the_checkpoint_at_a_watched_scorer_s_peak_comes_back_too(tiny_config, tmp_path):
+    url = f"file://{tmp_path}/store/run"
+    rewards = {"red": {"scorer": "geneval"}, "eyes": {"scorer": "geneval", "use": "evaluate"}}
+    config = tiny_config(checkpoint={"url": url, "keep": 1}, rewards=rewards)
+    run = open_run_folder(tmp_path / "first", config)
+    for step, score, eyes in ((1, 0.5, 0.9), (2, 0.9, 0.5), (3, 0.7, 0.4)):
+        run.append({"iteration": step, "evaluation/score": score, "evaluation/reward/eyes": eyes})
+        run.save(state(step))
+    run.close()
+    again = open_run_folder(tmp_path / "second", config)
+    assert list(by_iteration(again.checkpoints)) == [1, 2, 3]
+    again.save(state(4))
+    again.close()
+    assert list(by_iteration(tmp_path / "store/run/checkpoints")) == [1, 2, 4]
+    fetched = fetch(url, tmp_path / "fetched", address=None)
+    assert list(by_iteration(fetched / "checkpoints")) == [1, 2, 4]
+
+
 def killed_while_it_fills(path: Path, config) -> None:
     """Open a run folder in a process that dies as soon as it has fetched the newest copy."""
     child = os.fork()

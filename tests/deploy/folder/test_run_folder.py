@@ -14,6 +14,7 @@ import pytest
 from deploy.folder.names import METRICS
 from deploy.folder.run_folder import RunFolder, open_run_folder
 from protocol.errors import LeaseLostError, RunFolderError
+from protocol.files import by_iteration
 from protocol.messages import Adapter, LearnerState, digest_of
 
 
@@ -183,3 +184,25 @@ def test_the_checkpoint_with_the_best_held_out_score_stays(tmp_path, tiny_config
     assert held == ["iteration_000002", "iteration_000005"]
     assert (folder.checkpoints / "best").resolve().name == "iteration_000002"
     assert (folder.checkpoints / "latest").resolve().name == "iteration_000005"
+
+
+def watched(tiny_config, hacking="warn", **sections):
+    rewards = {"red": {"scorer": "geneval"}, "eyes": {"scorer": "geneval", "use": "evaluate"}}
+    return tiny_config(rewards=rewards, guards={"hacking": hacking}, **sections)
+
+
+@pytest.mark.parametrize(("hacking", "steps"), [("stop", [2, 3, 6]), ("warn", [2, 3, 6]), ("off", [2, 6])])
+def test_the_checkpoint_at_a_watched_scorer_s_peak_stays(tmp_path, tiny_config, hacking, steps):
+    folder = open_run_folder(tmp_path / "run", watched(tiny_config, hacking, checkpoint={"keep": 1}))
+    for step, score, eyes in (
+        (1, 0.5, 0.3),
+        (2, 0.9, 0.5),
+        (3, 0.7, 0.8),
+        (4, 0.7, None),
+        (5, 0.7, 0.8),
+        (6, 0.1, 0.1),
+    ):
+        folder.append({"iteration": step, "evaluation/score": score, "evaluation/reward/eyes": eyes})
+        folder.save(state(step))
+    folder.close()
+    assert list(by_iteration(folder.checkpoints)) == steps

@@ -18,9 +18,10 @@ from deploy.run.local import LocalFleet
 from deploy.run.supervise import supervise
 from deploy.tools.verify import ledger_faults
 from learner.checkpoint import newest_checkpoint, read_checkpoint
-from learner.loop.hacking import HackingGuard, Readings
+from learner.loop.hacking import HackingGuard, Measured
 from protocol.config.run import RunConfig
 from protocol.errors import LearnerFailedError, PoolError
+from protocol.files import by_iteration, iteration_name
 from protocol.messages import LearnerState, Prompt
 from protocol.ports import Ports
 
@@ -168,13 +169,13 @@ def each_compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     compared: list[int] = []
     begin, check = HackingGuard.__init__, HackingGuard.check
 
-    def begun(guard: HackingGuard, *args: Any, earlier: Sequence[tuple[int, Readings]] = ()) -> None:
-        compared[:] = [iteration for iteration, _ in earlier]
-        begin(guard, *args, earlier=earlier)
+    def begun(guard: HackingGuard, *args: Any, earlier: Sequence[Measured] = (), **named: Any) -> None:
+        compared[:] = [each.iteration for each in earlier]
+        begin(guard, *args, earlier=earlier, **named)
 
-    def noted(guard: HackingGuard, iteration: int, readings: Readings) -> None:
-        compared.append(iteration)
-        check(guard, iteration, readings)
+    def noted(guard: HackingGuard, measured: Measured) -> None:
+        compared.append(measured.iteration)
+        check(guard, measured)
 
     monkeypatch.setattr(HackingGuard, "__init__", begun)
     monkeypatch.setattr(HackingGuard, "check", noted)
@@ -191,3 +192,59 @@ def test_the_guard_against_hacking_gets_every_evaluation_once(config, tmp_path, 
     (path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in kept))
     trained(config, path, resume_from=read_checkpoint(path / "checkpoints" / "iteration_000004"))
     assert compared == [0, 2, 4, 5], "one that a stop kept out of the metrics is made again, and counts once"
+
+
+@pytest.fixture(scope="module")
+def watching(config: RunConfig) -> RunConfig:
+    """The config with a scorer that never trains, an evaluation after every iteration, and only one checkpoint kept."""
+    eyes = config.rewards["redness"].model_copy(update={"use": "evaluate"})
+    return config.model_copy(
+        update={
+            "rewards": config.rewards | {"eyes": eyes},
+            "evaluation": config.evaluation.model_copy(update={"every": 1}),
+            "checkpoint": config.checkpoint.model_copy(update={"every": 9, "keep": 1}),
+        }
+    )
+
+
+def peak_of(path: Path) -> int:
+    """The iteration at which the watched scorer was highest, the first of equals."""
+    means = {line["iteration"]: line["evaluation/reward/eyes"] for line in lines_of(path) if "evaluation/score" in line}
+    return max(means, key=lambda iteration: means[iteration])
+
+
+def kept(path: Path) -> set[int]:
+    return set(by_iteration(path / "checkpoints"))
+
+
+@pytest.fixture(scope="module")
+def watched(watching: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(watching, tmp_path_factory.mktemp("watched") / "run")[0]
+
+
+def test_the_checkpoint_of_a_watched_scorer_s_peak_is_kept(watched):
+    assert kept(watched) == {peak_of(watched), 5}
+    state = read_checkpoint(watched / "checkpoints" / iteration_name(peak_of(watched)))
+    assert state.adapter.version == peak_of(watched)
+
+
+@pytest.mark.parametrize("deaths", [{"update": {1}}, {"state": {1}}, {"update": {3}}, {"state": {2}}, {"adapter": {5}}])
+def test_a_failed_learner_changes_neither_the_peak_nor_a_bit(watching, watched, tmp_path, deaths):
+    path, fleet = trained(watching, tmp_path / "run", deaths)
+    assert fleet.restarts == 1
+    assert story(path) == story(watched)
+    assert kept(path) == kept(watched)
+
+
+def test_a_resumed_run_knows_its_peak_and_keeps_it(watching, watched, tmp_path):
+    path, peak = tmp_path / "run", peak_of(watched)
+    for until in (1, 2, 4):
+        state = newest_checkpoint(path / "checkpoints") if until > 1 else None
+        part = watching.model_copy(update={"iterations": until})
+        trained(part, path, resume_from=state[0] if state else None)
+        assert kept(path) == {peak_of(path), until}
+    state = newest_checkpoint(path / "checkpoints")
+    assert state is not None
+    trained(watching, path, resume_from=state[0])
+    assert story(path) == story(watched)
+    assert kept(path) == {peak, 5}

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from learner.loop.hacking import HackingGuard, Readings, rose
+from learner.loop.hacking import HackingGuard, Measured, Readings, rose
 from protocol.config.run import RunConfig
 from protocol.errors import GuardError
 
@@ -36,12 +37,20 @@ def readings(red: float, eyes: float) -> Readings:
     return {"score": np.zeros((8, 4)), "red": red + NOISE, "eyes": eyes + NOISE[::-1]}
 
 
+def measured(iteration: int, found: Readings) -> Measured:
+    return Measured(iteration, found, {name: float(table.mean()) for name, table in found.items()})
+
+
+def in_folder(iteration: int) -> Path | None:
+    return Path(f"runs/a/checkpoints/{iteration}") if iteration else None
+
+
 def seen(config: RunConfig, *values: tuple[float, float], earlier: int = 0) -> Said:
     said = Said()
-    found = [(10 * index, readings(*each)) for index, each in enumerate(values)]
-    guard = HackingGuard(config, said, earlier=found[:earlier])
-    for iteration, each in found[earlier:]:
-        guard.check(iteration, each)
+    found = [measured(10 * index, readings(*each)) for index, each in enumerate(values)]
+    guard = HackingGuard(config, said, find=in_folder, earlier=found[:earlier])
+    for each in found[earlier:]:
+        guard.check(each)
     return said
 
 
@@ -62,6 +71,26 @@ def test_a_fall_beside_a_rise_is_told_after_two_evaluations_and_taken_back(tiny_
     assert (kind, holds, again) == ("Guard/hacking", False, True)
     assert "'eyes'" in message
     assert f"{0.4 + NOISE.mean():.4f} at iteration 30 after {0.6 + NOISE.mean():.4f} at iteration 10" in message
+    assert "the better checkpoint is kept: runs/a/checkpoints/10; `flowcredit generate`" in message
+    assert "take it with --iteration 10, and a new run goes on from it with model.lora.start=runs/a/ch" in message
+
+
+def test_the_peak_is_the_first_of_the_highest_also_after_a_resume(tiny_config: Config) -> None:
+    found = [measured(10 * index, readings(0.1, eyes)) for index, eyes in enumerate((0.5, 0.6, 0.6, 0.4))]
+    for mode, peaks in (("warn", {10}), ("stop", {10}), ("off", set())):
+        for earlier in range(5):
+            guard = HackingGuard(watched(tiny_config, hacking=mode), Said(), find=in_folder, earlier=found[:earlier])
+            for each in found[earlier:]:
+                guard.check(each)
+            assert guard.peaks == peaks
+
+
+def test_a_mean_of_the_metrics_decides_not_one_of_rounded_readings(tiny_config: Config) -> None:
+    guard, table = HackingGuard(watched(tiny_config), Said(), find=in_folder), readings(0.1, 0.5)
+    guard.check(Measured(0, table, {"eyes": 0.50000001}))
+    guard.check(Measured(10, table, {"eyes": 0.50000002}))
+    guard.check(Measured(20, table, {"eyes": math.nan}))
+    assert guard.peaks == {10}
 
 
 @pytest.mark.parametrize(
@@ -79,10 +108,10 @@ def test_other_courses_say_nothing(tiny_config: Config, values: list[tuple[float
 
 def test_a_difference_within_the_noise_says_nothing(tiny_config: Config) -> None:
     said, config = Said(), watched(tiny_config, hacking_evaluations=1)
-    guard = HackingGuard(config, said)
-    guard.check(0, {"red": NOISE, "eyes": NOISE})
+    guard = HackingGuard(config, said, find=in_folder)
+    guard.check(measured(0, {"red": NOISE, "eyes": NOISE}))
     other = np.random.default_rng(1).normal(-0.01, 0.1, NOISE.shape)
-    guard.check(1, {"red": NOISE + 0.5, "eyes": other})
+    guard.check(measured(1, {"red": NOISE + 0.5, "eyes": other}))
     assert said.conditions == []
 
 
@@ -90,5 +119,5 @@ def test_stop_ends_the_run_also_after_a_resume_and_off_is_silent(tiny_config: Co
     values = [(0.1, 0.6), (0.3, 0.5), (0.4, 0.4)]
     assert seen(watched(tiny_config, hacking="off"), *values).conditions == []
     for earlier in (0, 1, 2):
-        with pytest.raises(GuardError, match="guard hacking: .* at iteration 20 after .* at iteration 0"):
+        with pytest.raises(GuardError, match="iteration 20 after .* at iteration 0 .* is not on disk; "):
             seen(watched(tiny_config, hacking="stop"), *values, earlier=earlier)

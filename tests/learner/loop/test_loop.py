@@ -61,6 +61,9 @@ class Story:
     async def save(self, state: LearnerState) -> None:
         self.saved.append(state)
 
+    def checkpoint(self, iteration: int) -> Path | None:
+        return Path(str(iteration)) if iteration in [state.iteration for state in self.saved] else None
+
     def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002
         self.conditions.append((type, holds))
 
@@ -382,7 +385,7 @@ def test_what_is_lost_every_time_ends_the_run(tiny_config: Config) -> None:
 
 
 class FullDisk(Story):
-    """A journal that cannot save at some steps."""
+    """A journal that cannot save after some iterations."""
 
     def __init__(self, *full_at: int) -> None:
         super().__init__()
@@ -391,9 +394,37 @@ class FullDisk(Story):
 
     async def save(self, state: LearnerState) -> None:
         self.tried.append(state.iteration)
-        if state.iteration in self.full_at:
+        if len(self.records) in self.full_at:
             raise RunFolderError("no space left")
         await super().save(state)
+
+
+def test_a_peak_is_saved_at_once_and_one_that_cannot_be_written_is_not_forgotten(tiny_config: Config) -> None:
+    config = red(tiny_config, iterations=5, evaluation={"every": 1}, checkpoint={"every": 9})
+    watched = config.rewards | {"eyes": config.rewards["redness"].model_copy(update={"use": "evaluate"})}
+    whole = Story()
+    run(config.model_copy(update={"rewards": watched}), whole)
+    means = [evaluation.readings["eyes"] for _, evaluation in whole.evaluations]
+    peaks = [index for index in range(6) if index == 0 or means[index] > max(means[:index])]
+    assert [state.iteration for state in whole.saved] == sorted({*peaks, 5})
+    best = means.index(max(means))
+    assert 0 < best < 5, "the scene has a peak in the middle"
+
+    full = FullDisk(0, best, best + 1)
+    run(config.model_copy(update={"rewards": watched}), full)
+    digests = {state.iteration: state.adapter.digest for state in whole.saved}
+    held = {state.iteration: state.adapter.digest for state in full.saved}
+    assert held[best] == digests[best], "it is written as soon as the disk takes it"
+    assert held[5] == digests[5]
+
+    plain = Story()
+    guards = config.guards.model_copy(update={"hacking": "off"})
+    run(config.model_copy(update={"rewards": watched, "guards": guards}), plain)
+    assert [state.iteration for state in plain.saved] == [5], "without the guard there are no peaks"
+    assert plain.saved[-1].adapter.digest == whole.saved[-1].adapter.digest, "saving more often changes no bit"
+    assert [evaluation.score for _, evaluation in plain.evaluations] == [
+        evaluation.score for _, evaluation in whole.evaluations
+    ]
 
 
 def test_a_checkpoint_that_cannot_be_written_is_tried_again_with_each_iteration(tiny_config: Config) -> None:

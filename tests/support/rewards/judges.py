@@ -21,3 +21,19 @@ class Redness:
         """Values in [0, 1]."""
         values = (images[..., 0].mean((1, 2)) / 255).astype(np.float32)
         return Scores(values=values, valid=np.ones(len(values), bool), reasons=("",) * len(values))
+
+
+class Mild(Redness):
+    """The redness of an image up to `at`; what is redder loses two for one."""
+
+    name = "mild"
+    low = -2.0
+
+    def __init__(self, at: float) -> None:
+        self._at = at
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """Values in [-2, at]; redness is red minus the mean of green and blue."""
+        red = images[..., 0].mean((1, 2)) / 255 - images[..., 1:].mean((1, 2, 3)) / 255
+        values = np.where(red < self._at, red, self._at - 2 * (red - self._at)).astype(np.float32)
+        return Scores(values=values, valid=np.ones(len(values), bool), reasons=("",) * len(values))
