@@ -92,10 +92,10 @@ class RewardSource(Protocol):
     ) -> Scores:
         """Score as for training, and add the readings of the scorers that only evaluate to `components`.
 
-        Scorers that compare a group are left out.
+        Scorers that train and compare a group are left out; those that only evaluate compare the images of a prompt.
 
         Args:
-            images: B images.
+            images: B images, `evaluation.images_per_prompt` of each prompt, one prompt after the other.
             prompts: B texts, one for each image.
             metadata: B mappings, one for each image.
 

@@ -72,6 +72,21 @@ def _rows_of(scores: Scores, rows: Sequence[int]) -> Scores:
     )
 
 
+def groups_of(reward: RewardConfig, images: int, size: int | None) -> list[range]:
+    """Cut a request into the groups that a scorer compares; one that sees single images gets all of them at once.
+
+    Args:
+        reward: the scorer's config.
+        images: B, the number of images of the request.
+        size: images of one group; None if the request is one group.
+
+    Returns:
+        The indices of each group's images.
+    """
+    step = size if size and reward.sees == "group" else images
+    return [range(start, start + step) for start in range(0, images, step)]
+
+
 def patched(scores: Scores, rows: Sequence[int], answer: Scores) -> Scores:
     """Replace the scores of some images.
 

@@ -32,7 +32,7 @@ from protocol.ports import ImagesHandle, Metrics
 from protocol.sink import StatusSink
 from protocol.status import PoolStatus
 from rewards.scorer import Piece, score_pieces, scorer_of
-from rewards.scores import Tally, mix, mix_observed, patched, settle
+from rewards.scores import Tally, groups_of, joined, mix, mix_observed, patched, settle
 
 
 @ray.remote(**HEARTBEAT)
@@ -120,13 +120,16 @@ class RewardPool:
         """Raise InputError for a prompt that the scorer cannot score; an actor checks, since it has the libraries."""
         await self.pool.call(lambda actor: self._answer(actor.check.remote(prompts)))
 
-    async def score(self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    async def score(
+        self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata], *, group: int | None = None
+    ) -> Scores:
         """Score all images, retrying failures; `on_failure` decides about the rest.
 
         Args:
             images: B images.
             prompts: B texts.
             metadata: B mappings.
+            group: images of one group, for a scorer that compares a group; None if all are one group.
 
         Returns:
             Scores of B images; a missing one has a reason.
@@ -135,8 +138,13 @@ class RewardPool:
             RewardError: a score is missing and `on_failure` is `fail`.
             ContractError: the scorer broke its contract.
         """
+        whole = Piece(rows=tuple(range(len(prompts))), prompts=tuple(prompts), metadata=tuple(metadata))
+        pieces = [_part(whole, rows) for rows in groups_of(self._config, len(prompts), group)]
+        return joined(await asyncio.gather(*(self._score(images, piece) for piece in pieces)))
+
+    async def _score(self, images: ImagesHandle, piece: Piece) -> Scores:
         asked = time.monotonic()
-        scores = await self._tried(images, prompts, metadata)
+        scores = await self._tried(images, piece)
         failed, pauses = time.monotonic(), 0
         while self._config.on_failure == "pause" and not scores.valid.any():
             if failed < self._worked < asked:
@@ -144,7 +152,7 @@ class RewardPool:
             pauses += 1
             await self._pause(scores.reasons[0], backoff_s(pauses, PAUSE_S))
             asked = time.monotonic()
-            scores = await self._tried(images, prompts, metadata)
+            scores = await self._tried(images, piece)
         if scores.valid.any():
             self._worked = time.monotonic()
         self._resume()
@@ -178,20 +186,20 @@ class RewardPool:
     async def _ask(self, actor: ActorHandle, pieces: Sequence[Piece], images: Sequence[ImagesHandle]) -> Scores:
         return await self._answer(actor.score.remote(pieces, *images), actor=actor)
 
-    async def _tried(self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    async def _tried(self, images: ImagesHandle, piece: Piece) -> Scores:
         """Score up to `tries` times; from the second time on only the missing images, in a separate call.
 
         A group is always scored as a whole and in a separate call.
         """
-        every, is_group = tuple(range(len(prompts))), self._config.sees == "group"
-        scores = await self.queue.score(images, _piece(every, prompts, metadata), is_alone=is_group)
+        is_group = self._config.sees == "group"
+        scores = await self.queue.score(images, piece, is_alone=is_group)
         for _ in range(1, self._config.tries):
-            missing = tuple(np.flatnonzero(~scores.valid).tolist())
+            missing: list[int] = np.flatnonzero(~scores.valid).tolist()
             if not missing:
                 break
-            rows = every if is_group else missing
+            rows = range(len(piece.rows)) if is_group else missing
             self.retried += len(rows)
-            again = await self.queue.score(images, _piece(rows, prompts, metadata), is_alone=True)
+            again = await self.queue.score(images, _part(piece, rows), is_alone=True)
             scores = patched(scores, rows, again)
         return scores
 
@@ -222,8 +230,13 @@ class RewardPool:
         self._paused_since, self.paused_because = None, ""
 
 
-def _piece(rows: tuple[int, ...], prompts: Sequence[str], metadata: Sequence[Metadata]) -> Piece:
-    return Piece(rows=rows, prompts=tuple(prompts[row] for row in rows), metadata=tuple(metadata[row] for row in rows))
+def _part(piece: Piece, chosen: Sequence[int]) -> Piece:
+    """Return some of a piece's images, by their indices in it."""
+    return Piece(
+        rows=tuple(piece.rows[index] for index in chosen),
+        prompts=tuple(piece.prompts[index] for index in chosen),
+        metadata=tuple(piece.metadata[index] for index in chosen),
+    )
 
 
 class RewardPools:
@@ -263,7 +276,8 @@ class RewardPools:
         self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> Scores:
         """Mix the scores that train, and add the readings of the scorers that only evaluate."""
-        answers = await self._ask(self._config.evaluation_rewards, images, prompts, metadata)
+        count = self._config.evaluation.images_per_prompt
+        answers = await self._ask(self._config.evaluation_rewards, images, prompts, metadata, group=count)
         return mix_observed(answers, self._config.evaluated_weights)
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
@@ -285,10 +299,18 @@ class RewardPools:
         }
 
     async def _ask(
-        self, names: Iterable[str], images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
+        self,
+        names: Iterable[str],
+        images: ImagesHandle,
+        prompts: Sequence[str],
+        metadata: Sequence[Metadata],
+        *,
+        group: int | None = None,
     ) -> dict[str, Scores]:
         asked = list(names)
-        answers = await asyncio.gather(*(self.rewards[name].score(images, prompts, metadata) for name in asked))
+        answers = await asyncio.gather(
+            *(self.rewards[name].score(images, prompts, metadata, group=group) for name in asked)
+        )
         return dict(zip(asked, answers, strict=True))
 
     def _make_reward(self, name: str, reward: RewardConfig) -> RewardPool:

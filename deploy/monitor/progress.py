@@ -141,8 +141,10 @@ class Progress(Listener):
     def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
         """Show the result of an evaluation."""
         by_tag = ", ".join(f"{tag} {value:.2f}" for tag, value in evaluation.by_tag.items())
+        scorers = {name: mean for name, mean in evaluation.readings.items() if "/" not in name}
+        readings = "; " + ", ".join(f"{name} {mean:.2f}" for name, mean in scorers.items()) if len(scorers) > 1 else ""
         missing = f", {evaluation.missing} without a score" if evaluation.missing else ""
         self.say(
             f"held-out score at iteration {iteration}: {evaluation.score:.3f}"
-            f" ({by_tag}; {evaluation.images} images{missing}, {evaluation.seconds:.0f} s)"
+            f" ({by_tag}{readings}; {evaluation.images} images{missing}, {evaluation.seconds:.0f} s)"
         )

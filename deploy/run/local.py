@@ -38,8 +38,8 @@ from protocol.messages import (
 from protocol.ports import ImagesHandle, Metrics, Ports, RolloutHandle
 from protocol.sink import StatusSink
 from protocol.status import ActorStatus, PoolStatus
-from rewards.scorer import scorer_of
-from rewards.scores import Tally, mix, mix_observed, settle
+from rewards.scorer import CheckedScorer, scorer_of
+from rewards.scores import Tally, groups_of, joined, mix, mix_observed, settle
 
 Result = TypeVar("Result")
 
@@ -118,7 +118,8 @@ class LocalFleet:
         self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> Scores:
         """Mix the scores that train, and add the readings of the scorers that only evaluate."""
-        answers = await self._ask(self._config.evaluation_rewards, images, prompts, metadata)
+        count = self._config.evaluation.images_per_prompt
+        answers = await self._ask(self._config.evaluation_rewards, images, prompts, metadata, group=count)
         return mix_observed(answers, self._config.evaluated_weights)
 
     def failures(self) -> Metrics:
@@ -197,7 +198,13 @@ class LocalFleet:
         return ""
 
     async def _ask(
-        self, names: Iterable[str], images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]
+        self,
+        names: Iterable[str],
+        images: np.ndarray,
+        prompts: Sequence[str],
+        metadata: Sequence[Metadata],
+        *,
+        group: int | None = None,
     ) -> dict[str, Scores]:
         """Score once with each scorer; `pause` ends the run here, because no other process can replace the scorer."""
         answers = {}
@@ -205,7 +212,12 @@ class LocalFleet:
             config = self._config.rewards[name]
             if config.on_failure == "pause":
                 config = config.model_copy(update={"on_failure": "fail"})
-            scores = await self._run(f"reward/{name}", lambda s=self._scorers[name]: s.score(images, prompts, metadata))
+            cuts = [slice(rows.start, rows.stop) for rows in groups_of(config, len(prompts), group)]
+
+            def score(scorer: CheckedScorer = self._scorers[name], cuts: Sequence[slice] = cuts) -> Scores:
+                return joined([scorer.score(images[cut], prompts[cut], metadata[cut]) for cut in cuts])
+
+            scores = await self._run(f"reward/{name}", score)
             if name in self._tallies:
                 self._tallies[name].add(scores)
             answers[name] = settle(name, config, scores)

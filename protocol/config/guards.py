@@ -19,8 +19,8 @@ class GuardsConfig(Section):
     max_ratio_deviation: float = Field(default=0.5, gt=0.0)
     """Upper bound of |`train/ratio_mean` - 1|; above it the run stops."""
     hacking: Literal["off", "warn", "stop"] = "warn"
-    """What happens when a scorer with `use: evaluate` falls on held-out images while the trained reward rises: nothing,
-    a condition, or the end of the run. With `warn` and `stop` the checkpoint at which the scorer was highest is written
-    and kept."""
+    """What happens when a scorer with `use: evaluate` and `sees: image` falls on held-out images while the trained
+    reward rises: nothing, a condition, or the end of the run. With `warn` and `stop` the checkpoint at which the scorer
+    was highest is written and kept."""
     hacking_evaluations: Positive = 2
     """Evaluations in a row, at least 1, in which that must be seen; see `evaluation.every`."""

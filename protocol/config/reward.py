@@ -20,8 +20,8 @@ class RewardConfig(Section):
     use: Literal["train", "evaluate"] = "train"
     """`train`: its score is part of the reward; `evaluate`: it scores held-out images only and never trains."""
     sees: Literal["image", "group"] = "image"
-    """What the scorer gets in one call: `image`, any images; `group`, the finished images of one whole group, which it
-    compares. It must match what the scorer declares."""
+    """What the scorer gets in one call: `image`, any images; `group`, the finished images of one whole group, or, with
+    `use: evaluate`, the held-out images of one prompt, which it compares. It must match what the scorer declares."""
     actors: Positive = 1
     """Reward actors that score in parallel, at least 1."""
     batch: Positive = 64

@@ -151,11 +151,6 @@ class RunConfig(Section):
                 raise ValueError(f"a reward's name must be letters, digits, _ and -, got {name!r}: it names metrics")
         if not self.reward_weights:
             raise ValueError("at least one of rewards must have use=train, got only scorers that evaluate")
-        for name, reward in self.rewards.items():
-            if reward.sees == "group" and reward.use != "train":
-                raise ValueError(
-                    f"rewards.{name}.use must be train with sees=group: an evaluation has no group to compare"
-                )
         if not self.evaluated_weights:
             raise ValueError(
                 "at least one of rewards must have use=train and sees=image, for the evaluations: add one, with"
@@ -166,6 +161,9 @@ class RunConfig(Section):
         """Check that scorers which compare a group get all its finished images and no other image."""
         for name, reward in self.rewards.items():
             if reward.sees != "group":
+                continue
+            if reward.use == "evaluate":
+                self._require_whole_prompts(name)
                 continue
             if self.group.shard != self.group.size:
                 raise ValueError(
@@ -178,6 +176,20 @@ class RunConfig(Section):
                     f" {self.credit.rule!r} and sampling.granularities {list(self.sampling.granularities)}: take"
                     " uniform or tree, and [1]"
                 )
+
+    def _require_whole_prompts(self, name: str) -> None:
+        """Check that one request of an evaluation holds all images of a prompt, and that there are some to compare."""
+        count, batch = self.evaluation.images_per_prompt, self.evaluation.batch
+        if count < 2:
+            raise ValueError(
+                f"evaluation.images_per_prompt must be at least 2, got {count}: rewards.{name} compares the images of a"
+                " prompt; raise it"
+            )
+        if batch % count:
+            raise ValueError(
+                f"evaluation.batch must be a multiple of evaluation.images_per_prompt {count}, got {batch}:"
+                f" rewards.{name} sees all images of a prompt; take {max(1, batch // count) * count}"
+            )
 
     def _require_one_method(self) -> None:
         """Check that sampling, credit and objective fit each other."""
@@ -315,8 +327,8 @@ class RunConfig(Section):
 
     @property
     def evaluation_rewards(self) -> list[str]:
-        """Names of the rewards that score an evaluation: those that need no group."""
-        return [name for name, reward in self.rewards.items() if reward.sees == "image"]
+        """Names of the rewards that score an evaluation: those that see single images, and those that never train."""
+        return [name for name, reward in self.rewards.items() if reward.use == "evaluate" or reward.sees == "image"]
 
     @property
     def evaluated_weights(self) -> dict[str, float]:

@@ -126,7 +126,21 @@ OTHER = {"scorer": "geneval"}
     ("sections", "message"),
     [
         ({"rewards": {"wins": WINS}}, "at least one of rewards must have use=train and sees=image"),
-        ({"rewards": {"wins": WINS | {"use": "evaluate"}, "o": OTHER}}, "rewards.wins.use must be train"),
+        (
+            {"rewards": {"wins": WINS | {"use": "evaluate"}, "o": OTHER}, "evaluation": {"images_per_prompt": 1}},
+            "evaluation.images_per_prompt must be at least 2, got 1: rewards.wins compares",
+        ),
+        (
+            {"rewards": {"wins": WINS | {"use": "evaluate"}, "o": OTHER}, "evaluation": {"images_per_prompt": 5}},
+            "evaluation.batch must be a multiple of evaluation.images_per_prompt 5, got 48: .*; take 45",
+        ),
+        (
+            {
+                "rewards": {"wins": WINS | {"use": "evaluate"}, "o": OTHER},
+                "evaluation": {"images_per_prompt": 8, "batch": 4},
+            },
+            "got 4: rewards.wins sees all images of a prompt; take 8",
+        ),
         (
             {"group": {"size": 4, "shard": 2}},
             "group.shard must be group.size 4, got 2: rewards.wins sees a whole group",
@@ -145,6 +159,22 @@ def test_a_config_that_has_no_whole_groups_is_refused(sections: dict[str, Any], 
     assert parse_config(tree).evaluated_weights == {"o": 0.0}
     with pytest.raises(ConfigError, match=message):
         parse_config(tree | sections)
+
+
+def test_a_scorer_that_only_evaluates_needs_no_training_groups() -> None:
+    """It compares held-out images, so shards, credit and granularities are free; and the guard does not watch it."""
+    tree = {
+        "iterations": 1,
+        "model": {"path": "m"},
+        "data": {"train": "a", "heldout": "b"},
+        "group": {"size": 4, "shard": 2},
+        "credit": {"rule": "gains"},
+        "rewards": {"wins": WINS | {"use": "evaluate"}, "o": OTHER, "eyes": OTHER | {"use": "evaluate"}},
+    }
+    config = parse_config(tree)
+    assert config.evaluation_rewards == ["wins", "o", "eyes"]
+    assert (config.evaluated_weights, config.reward_weights) == ({"o": 1.0}, {"o": 1.0})
+    assert config.watched_rewards == ["eyes"]
 
 
 def test_a_vision_language_model_compares_two_images() -> None:

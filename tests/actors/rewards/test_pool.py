@@ -165,6 +165,32 @@ def test_groups_are_scored_whole_whatever_the_batch_and_whatever_dies(tiny_confi
     assert source.rewards["crowd"].retried == 10, "whole groups"
 
 
+def test_an_evaluation_s_images_are_compared_prompt_by_prompt_on_several_actors(
+    tiny_config: Any, tmp_path: Path
+) -> None:
+    """Three prompts of two images: at the second an actor dies, and of the third an image never has a score."""
+    settings = {"scorer": f"{__name__}:Moody", "cpus": 0}
+    crowd = settings | {"scorer": f"{__name__}:Crowd", "sees": "group", "use": "evaluate", "actors": 2}
+    config = tiny_config(rewards={"crowd": crowd | {"timeout_s": 20.0}, "moody": settings}, evaluation={"batch": 6})
+    source = RewardPools(config, NODES, Silent())
+    images = np.zeros((6, 2, 2, 3), np.uint8)
+    images[:, 0, 0, 0] = [1, 0, 0, 1, 1, 0]
+    marks = [{}, {}, {"once": str(tmp_path / "die"), "does": "die"}, {}, {"never": "blurred"}, {}]
+
+    async def scenario() -> Scores:
+        reward, prompts = source.rewards["crowd"], ["p", "p", "q", "q", "r", "r"]
+        await reward.pool.start()
+        try:
+            return await reward.score(ray.put(images), prompts, marks, group=2)  # type: ignore[arg-type]
+        finally:
+            reward.pool.stop()
+
+    answer = asyncio.run(asyncio.wait_for(scenario(), 120))
+    np.testing.assert_array_equal(answer.values, np.array([1, 0, 0, 1, np.nan, 0], np.float32))
+    np.testing.assert_array_equal(answer.components["size"], np.array([2, 2, 2, 2, np.nan, 2], np.float32))
+    assert source.rewards["crowd"].retried == 2 + 2 * 2, "the images of a prompt are tried again together"
+
+
 def test_what_stays_missing_is_masked_drops_its_group_or_ends_the_run(tiny_config: Any) -> None:
     request = ([1, 2], [{}, {"never": "blurred"}])
     told = Told()

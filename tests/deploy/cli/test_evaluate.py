@@ -229,6 +229,35 @@ def test_train_without_a_preset_goes_on_with_the_runs_own_config(run: Path) -> N
     assert [line["iteration"] for line in lines_of(run) if "reward/mean" in line] == [1, 2]
 
 
+DIVERSITY = "rewards.diversity={scorer: diversity, sees: group, use: evaluate, args: {model: pkg://toyworld/clip}}"
+
+
+def test_a_run_records_the_diversity_that_a_separate_evaluation_measures(run: Path) -> None:
+    other = run.parent / "diverse"
+    shown = said("train", run.parent / "preset.yaml", "--no-page", "--run", other, "seed=3", DIVERSITY)
+    assert checkpoint_of(other)[0].adapter.digest == checkpoint_of(run)[0].adapter.digest
+    told = [line["evaluation/reward/diversity"] for line in lines_of(other) if "evaluation/score" in line]
+    assert (
+        f"; redness {lines_of(other)[0]['evaluation/reward/redness']:.2f}, diversity {told[0]:.2f}; 6 images" in shown
+    )
+    found = json.loads(said("eval", other, "--base", "--diversity", "pkg://toyworld/clip", "--json"))["results"]
+    assert told == pytest.approx([each["diversity"] for each in found], abs=1e-6)
+    assert told == pytest.approx([each["readings"]["diversity"] for each in found])
+    assert [each["score"] for each in found] == [
+        line["evaluation/score"] for line in lines_of(run) if "evaluation/score" in line
+    ]
+    table = np.array(found[0]["scores"]["scores"]["diversity"])
+    assert np.shape(table) == (3, 2)
+    np.testing.assert_allclose(table[:, 0], table[:, 1], atol=2e-6)  # of two images each is as far from the other
+
+
+def test_an_evaluation_in_which_no_image_can_be_compared_has_no_diversity(run: Path) -> None:
+    broken = "rewards.diversity={scorer: 'tests.support.rewards.judges:Mute', sees: group, use: evaluate}"
+    (only,) = json.loads(said("eval", run, broken, "--json"))["results"]
+    assert only["readings"]["diversity"] is None, "never 0"
+    assert only["score"] == lines_of(run)[-1]["evaluation/score"]
+
+
 def test_diversity_by_hand() -> None:
     alike, across = np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([[1.0, 0.0], [0.0, 1.0]])
     assert diversity_of(np.stack([alike])) == pytest.approx(0.0)

@@ -114,3 +114,23 @@ def test_a_group_s_scorer_trains_and_is_left_out_of_evaluations(tiny_config: Any
     assert trained.values.tolist() == [10, 120, 230] and set(trained.components) == {"a", "rank"}
     shown = asked(LocalFleet(config), "score_for_evaluation")
     assert shown.values.tolist() == [10, 20, 30] and set(shown.components) == {"a"}
+
+
+def test_a_group_s_scorer_that_only_evaluates_compares_the_images_of_each_prompt(tiny_config: Any) -> None:
+    """Levels 10, 30 of one prompt and 20, 5 of the next: the brighter of each has rank 1, whatever the others are."""
+    rank = {"scorer": f"{__name__}:Rank", "sees": "group", "use": "evaluate"}
+    config = tiny_config(rewards={"a": {"scorer": f"{__name__}:Level"}, "rank": rank}, evaluation={"batch": 4})
+    fleet, images = LocalFleet(config), np.stack([np.full((4, 4, 3), level, np.uint8) for level in (10, 30, 20, 5)])
+
+    async def scenario() -> tuple[Scores, Scores]:
+        await fleet.start()
+        try:
+            shown = await fleet.score_for_evaluation(images, ["p", "p", "q", "q"], [{}] * 4)  # type: ignore[arg-type]
+            return shown, await fleet.score_for_training(images, ["p"] * 4, [{}] * 4)  # type: ignore[arg-type]
+        finally:
+            fleet.stop()
+
+    shown, trained = asyncio.run(scenario())
+    assert shown.values.tolist() == [10, 30, 20, 5]
+    assert shown.components["rank"].tolist() == [0, 1, 1, 0]
+    assert set(trained.components) == {"a"}

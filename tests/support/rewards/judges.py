@@ -37,3 +37,14 @@ class Mild(Redness):
         red = images[..., 0].mean((1, 2)) / 255 - images[..., 1:].mean((1, 2, 3)) / 255
         values = np.where(red < self._at, red, self._at - 2 * (red - self._at)).astype(np.float32)
         return Scores(values=values, valid=np.ones(len(values), bool), reasons=("",) * len(values))
+
+
+class Mute(Redness):
+    """A group's scorer that always raises."""
+
+    name = "mute"
+    sees = "group"
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        """Raise."""
+        raise OSError("no disk")
