@@ -1,4 +1,4 @@
-"""The account of an iteration: its parts add up to the whole, and its counts are those of the estimate."""
+"""The account of an iteration: its parts leave little over, and its counts are those of the estimate."""
 
 from pathlib import Path
 
@@ -10,13 +10,14 @@ from deploy.tools.estimate import estimate
 from tests.support.runs.scene import preset
 
 
-def test_the_parts_of_an_iteration_add_up(tmp_path: Path, tiny_sd3: Path) -> None:
-    config = load_config(str(preset(tmp_path, tiny_sd3, iterations=2)), overrides=[])
+def test_the_parts_of_an_iteration_are_most_of_it_and_none_counts_twice(tmp_path: Path, tiny_sd3: Path) -> None:
+    in_turn = {"max_lag": 0}  # with a lag, rollouts and updates share their seconds
+    config = load_config(str(preset(tmp_path, tiny_sd3, iterations=2, group=in_turn)), overrides=[])
     parts, held, cost = account(config, is_local=True)
     by_name = {part.name: part for part in parts}
     assert cost.forward == min(cost.forwards.values()) and set(cost.forwards) >= {1, config.group.shard}
     counts = estimate(config).evaluations
-    assert sum(part.seconds for part in parts) == pytest.approx(held["seconds/iteration"])
+    assert 0 <= by_name["everything else"].seconds < 0.5 * held["seconds/iteration"]
     assert (by_name["sampling"].count or 0) + (by_name["completing"].count or 0) == counts.rollout
     assert by_name["scoring"].count == by_name["decoding"].count == counts.images
     assert 0 < (by_name["training"].count or 0) <= counts.pairs
