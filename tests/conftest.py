@@ -14,6 +14,8 @@ from protocol.config.run import RunConfig
 from tests.support.warm.ray_workers import variables
 from tests.support.worlds.devices import NEEDS_GPU, has_gpu
 
+WARM = pytest.StashKey[pytest.MonkeyPatch]()
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,7 +43,19 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Ray's workers start warm, but not beside a GPU."""
     if (item.get_closest_marker("ray") or item.get_closest_marker("chaos")) and not item.get_closest_marker("gpu"):
-        os.environ.update(variables())
+        item.stash[WARM] = pytest.MonkeyPatch()
+        for name, value in variables().items():
+            item.stash[WARM].setenv(name, value)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """The variables of the warm workers end with the test, after its fixtures."""
+    try:
+        yield
+    finally:
+        if WARM in item.stash:
+            item.stash[WARM].undo()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
