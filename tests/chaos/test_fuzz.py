@@ -4,7 +4,6 @@ import copy
 import json
 import random
 import shutil
-import sys
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from deploy.cli.app import main
 from deploy.folder.read import lines_of
 from deploy.presets import load_config
 from learner.checkpoint import FILES, MANIFEST, RECENT, newest_checkpoint, write_checkpoint
@@ -24,6 +22,7 @@ from protocol.config.run import DataConfig, RunConfig
 from protocol.errors import CheckpointError, ConfigError, ContractError, PromptError, RunFolderError
 from protocol.messages import Adapter, LearnerState, Prompt, Rollout, Scores, ShardRequest, digest_of
 from protocol.prompts import read_prompts
+from tests.support.commands import run_cli
 from tests.support.faults.fuzz import ODD, damage, mutated
 
 pytestmark = pytest.mark.chaos
@@ -80,11 +79,9 @@ def test_odd_overrides_on_the_command_line_are_one_line_and_leave_no_folder(tmp_
         word = numbers.choice(
             (f"{numbers.choice(keys)}={numbers.choice(ODD)}", "=", "seed", "group.size=1", "x=[", "--")
         )
-        monkeypatch.setattr(sys, "argv", ["flowcredit", "train", "toy_geneval", "iterations=0", word, "--local"])
-        with pytest.raises(SystemExit) as ended:
-            main()
+        code = run_cli(monkeypatch, "train", "toy_geneval", "iterations=0", word, "--local")
         said = capsys.readouterr().err
-        assert ended.value.code == 2, (word, said)
+        assert code == 2, (word, said)
         assert "Traceback" not in said
         assert list(tmp_path.iterdir()) == []
 

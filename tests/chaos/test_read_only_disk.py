@@ -1,13 +1,12 @@
 """Disks that cannot be written: at the start one clear line, in the middle of a run a condition that heals."""
 
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from deploy.cli.app import main
+from tests.support.commands import run_cli
 from tests.support.faults.disks import fill, read_only
 from tests.support.runs.scene import Driver, events, preset, require_undisturbed
 
@@ -23,10 +22,7 @@ def refused(tmp_path: Path, tiny_sd3: Path, monkeypatch, capsys) -> Refused:
     path = preset(tmp_path, tiny_sd3)
 
     def start(run: Path) -> str:
-        monkeypatch.setattr(sys, "argv", ["flowcredit", "train", str(path), "--run", str(run), "--local"])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 2
+        assert run_cli(monkeypatch, "train", str(path), "--run", str(run), "--local") == 2
         (line,) = capsys.readouterr().err.splitlines()
         return line
 

@@ -11,18 +11,11 @@ import numpy as np
 import pytest
 import yaml
 
-from deploy.cli.app import main
 from deploy.folder.run_folder import open_run_folder
 from flow.models.folder import completed
 from protocol.config.parse import parse_config
 from protocol.messages import Adapter, LearnerState, digest_of
-
-
-def run_cli(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["flowcredit", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code or 0
+from tests.support.commands import run_cli
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,8 @@ import torch
 import yaml
 from PIL import Image
 
-from deploy.cli.app import main
 from flow.maths.noise import normal
-
-
-def run_cli(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["flowcredit", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code or 0
+from tests.support.commands import run_cli
 
 
 def write_preset(folder: Path, model: Path) -> Path:

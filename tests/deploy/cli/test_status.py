@@ -1,16 +1,15 @@
 """The commands that look and steer: they say what is, and refuse in one line what cannot be."""
 
 import json
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from deploy.cli.app import main
 from deploy.folder.names import CONFIG, STATUS
 from deploy.folder.read import StatusFile
 from protocol.status import ActorStatus, Condition, Event, RunStatus
+from tests.support.commands import run_cli
 
 
 @pytest.fixture
@@ -39,12 +38,9 @@ def ended(tmp_path: Path, tiny_config) -> Path:
 
 
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["flowcredit", *words])
     monkeypatch.setenv("COLUMNS", "160")
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    said = capsys.readouterr()
-    return stopped.value.code or 0, said.out, said.err
+    code, said = run_cli(monkeypatch, *words), capsys.readouterr()
+    return code, said.out, said.err
 
 
 def test_status_shows_a_run_by_its_folder_and_all_runs_by_default(ended, monkeypatch, capsys):

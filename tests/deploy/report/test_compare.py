@@ -1,13 +1,12 @@
 """Two runs side by side, as a table and as JSON."""
 
 import json
-import sys
 
 import pytest
 
-from deploy.cli.app import main
 from deploy.report.compare import compare
 from protocol.errors import RunFolderError
+from tests.support.commands import run_cli
 from tests.support.runs.ended import an_ended_run
 
 
@@ -65,10 +64,7 @@ def test_the_commands_find_runs_by_name_and_write_json(tmp_path, tiny_config, mo
         an_ended_run(tmp_path / "runs" / name, tiny_config(), lift=lift)
 
     def run(*words: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["flowcredit", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert not ended.value.code, capsys.readouterr().err
+        assert run_cli(monkeypatch, *words) == 0, capsys.readouterr().err
         return capsys.readouterr().out
 
     assert json.loads(run("compare", "one", "runs/other", "--json"))["heldout"][0]["difference"]["low"] > 0.09
@@ -81,10 +77,7 @@ def test_the_commands_find_runs_by_name_and_write_json(tmp_path, tiny_config, mo
 
 def test_a_run_that_is_not_there_is_one_line(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["flowcredit", "report", "nothing"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
+    assert run_cli(monkeypatch, "report", "nothing") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "there is no run folder nothing and no runs/nothing" in line
     assert list(tmp_path.iterdir()) == []

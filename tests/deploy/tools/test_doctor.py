@@ -2,14 +2,12 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from deploy.cli.app import main
 from deploy.folder.names import METRICS
 from deploy.folder.run_folder import open_run_folder
 from deploy.presets import load_config
@@ -18,6 +16,7 @@ from deploy.tools.doctor import Finding, Question, examine
 from deploy.tools.verify import ledger_faults, verify
 from protocol.errors import RunFolderError
 from protocol.messages import Adapter, LearnerState, digest_of
+from tests.support.commands import run_cli
 
 
 def found(question: Question) -> dict[str, Finding]:
@@ -99,13 +98,6 @@ def test_a_check_that_fails_itself_is_a_line(monkeypatch, tmp_path):
     (finding,) = examine(Question(config=None, run=tmp_path))
     assert finding.verdict == "bad"
     assert "a disk on fire" in finding.found
-
-
-def run_cli(monkeypatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["flowcredit", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code or 0
 
 
 def test_the_command_s_exit_code_tells_whether_a_run_can_start(monkeypatch, capsys):

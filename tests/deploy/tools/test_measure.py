@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
-from deploy.cli.app import main
 from deploy.tools import measure as measuring
 from deploy.tools.estimate import estimate
 from deploy.tools.measure import CARDS, assumed_tflops, find_card, measure
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
+from tests.support.commands import run_cli
 
 Config = Callable[..., RunConfig]
 
@@ -80,9 +80,6 @@ def test_a_card_reaches_a_share_of_its_peak_and_an_unknown_one_is_refused() -> N
 def test_words_that_do_not_fit_are_one_line(
     words: list[str], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["flowcredit", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
+    assert run_cli(monkeypatch, *words) == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert line in said

@@ -1,7 +1,6 @@
 """Noise calibration: which way a level moves, when it stops, and what is written."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +8,12 @@ import numpy as np
 import pytest
 import yaml
 
-from deploy.cli.app import main
 from deploy.presets import load_config
 from deploy.tools.noise_calibration import calibrate, first_levels, is_balanced
 from flow.models.load import load_backbone
 from flow.policy import policy_of
 from protocol.errors import ContractError
+from tests.support.commands import run_cli
 from tests.support.paths import ROOT
 
 
@@ -116,13 +115,6 @@ def preset(tmp_path: Path, tiny_sd3: Path) -> Path:
     path = tmp_path / "preset.yaml"
     path.write_text(yaml.safe_dump(tree))
     return path
-
-
-def run_cli(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["flowcredit", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code or 0
 
 
 @pytest.mark.parametrize("merge_std", [0.0, 0.75])
