@@ -10,20 +10,9 @@ from protocol.errors import ScorerError
 from protocol.messages import Metadata, Prompt, Scores
 from rewards.scorer import build_scorer
 from rewards.scores import HEALED, Tally, partly
+from tests.support.runs.sinks import Said
 
 IMAGES = np.zeros((2, 4, 4, 3), np.uint8)
-
-
-class Told:
-    def __init__(self) -> None:
-        self.conditions: list[tuple[bool | None, str]] = []
-
-    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002
-        assert type == "ScoresComplete/mine"
-        self.conditions.append((holds, message))
-
-    def event(self, message: str, kind: str = "info") -> None:
-        raise AssertionError
 
 
 class Failing:
@@ -45,20 +34,21 @@ class Failing:
 
 
 def test_the_first_reason_and_the_count_are_told_until_scores_are_complete_again() -> None:
-    told = Told()
-    tally = Tally("mine", told)
+    said, kind = Said(), "ScoresComplete/mine"
+    tally = Tally("mine", said)
     good: dict[str, Any] = {"values": [0.5] * HEALED, "reasons": [""] * HEALED}
     tally.add(partly(**good))
-    assert told.conditions == []
+    assert said.conditions == []
     tally.add(partly([0.0, 0.5], ["mine: RuntimeError: out of ideas", ""]))
     tally.add(partly([0.0, 0.0], ["another", "another"]))
     tally.add(partly([0.5], [""]))
-    assert told.conditions == [
-        (False, "reward mine has no score for 1 of 502 images; the first: mine: RuntimeError: out of ideas"),
-        (False, "reward mine has no score for 3 of 504 images; the first: mine: RuntimeError: out of ideas"),
+    assert [(each.type, each.holds, each.message) for each in said.conditions] == [
+        (kind, False, "reward mine has no score for 1 of 502 images; the first: mine: RuntimeError: out of ideas"),
+        (kind, False, "reward mine has no score for 3 of 504 images; the first: mine: RuntimeError: out of ideas"),
     ]
     tally.add(partly(**good))
-    assert told.conditions[2][0] is True and "scores again; 3 images had no score" in told.conditions[2][1]
+    last = said.conditions[2]
+    assert (last.type, last.holds) == (kind, True) and "scores again; 3 images had no score" in last.message
 
 
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit])

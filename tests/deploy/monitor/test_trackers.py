@@ -19,24 +19,9 @@ from deploy.monitor.trackers import Trackers, WeightsAndBiases, check_trackers
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, RunFolderError
 from tests.support.runs.ended import an_evaluation
+from tests.support.runs.sinks import Told
 from tests.support.runs.statuses import a_record
 from tests.support.waiting import wait_until
-
-
-class Status:
-    """A `StatusSink` in memory."""
-
-    def __init__(self) -> None:
-        self.held: dict[str, tuple[str, str]] = {}
-
-    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002
-        self.held[type] = (reason, message)
-
-    def event(self, message: str, kind: str = "info") -> None:
-        """Not looked at."""
-
-    def of(self, type: str) -> tuple[str, str]:  # noqa: A002
-        return self.held.get(type, ("", ""))
 
 
 class Failing:
@@ -92,7 +77,7 @@ def test_tensorboard_holds_every_finite_number_the_images_and_the_config(tiny_co
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
     config = tiny_config(status={"trackers": ["tensorboard"]})
-    running = Trackers(config, tmp_path, Status())
+    running = Trackers(config, tmp_path, Told())
     for iteration in (1, 2):
         running.recorded(iteration, {"iteration": iteration, "reward/mean": iteration / 4, **NOT_FINITE})
     running.evaluated(2, an_evaluation(SCORES))
@@ -120,7 +105,7 @@ def test_weights_and_biases_hold_every_finite_number_and_the_images_offline(tiny
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setattr(trackers, "CLOSING_S", 120.0)
     (tmp_path / "mine").mkdir()
-    status = Status()
+    status = Told()
     running = Trackers(tiny_config(status={"trackers": ["wandb"]}), tmp_path / "mine", status)
     for iteration in (1, 2):
         running.recorded(iteration, {"iteration": iteration, "reward/mean": iteration / 4, "train/loss": float("nan")})
@@ -155,7 +140,7 @@ def test_mlflow_holds_every_finite_number_the_images_and_the_config_and_a_resume
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     (folder := tmp_path / "mine").mkdir()
     for iteration in (1, 2):  # the second is the resumed run
-        status = Status()
+        status = Told()
         running = Trackers(tiny_config(status={"trackers": ["mlflow"]}), folder, status)
         running.recorded(iteration, {"iteration": iteration, "reward/mean": iteration / 4, **NOT_FINITE})
         running.evaluated(iteration, an_evaluation(SCORES))
@@ -194,7 +179,7 @@ class Album:
 
 def test_a_slow_tracker_holds_few_images(tiny_config, tmp_path, monkeypatch):
     monkeypatch.setattr(trackers, "IMAGES_WAITING", 2)
-    status, name = Status(), f"{__name__}:Album"
+    status, name = Told(), f"{__name__}:Album"
     running = Trackers(tiny_config(status={"trackers": [name]}), tmp_path, status)
     for iteration in (1, 2, 3):
         running.evaluated(iteration, an_evaluation(SCORES))
@@ -206,7 +191,7 @@ def test_a_slow_tracker_holds_few_images(tiny_config, tmp_path, monkeypatch):
 
 def test_a_record_that_is_damaged_is_left_out_and_the_tracker_goes_on(tiny_config, tmp_path):
     (tmp_path / "gate").touch()
-    status, name = Status(), f"{__name__}:Album"
+    status, name = Told(), f"{__name__}:Album"
     running = Trackers(tiny_config(status={"trackers": [name]}), tmp_path, status)
     running.recorded_trajectories(a_record(4).model_copy(update={"width": 5}))
     running.recorded_trajectories(a_record(5))
@@ -236,7 +221,7 @@ def test_each_run_folder_has_its_own_run_at_weights_and_biases_and_a_resumed_one
 
 
 def test_a_failing_tracker_is_left_out_and_says_why(tiny_config, tmp_path):
-    status = Status()
+    status = Told()
     running = Trackers(tiny_config(status={"trackers": [f"{__name__}:Failing"]}), tmp_path, status)
     running.recorded(1, {"reward/mean": 0.5})
     wait_until(lambda: status.of(f"Tracker/{__name__}:Failing")[0] == "Failed")
@@ -247,7 +232,7 @@ def test_a_failing_tracker_is_left_out_and_says_why(tiny_config, tmp_path):
 
 def test_a_slow_tracker_loses_lines_and_never_holds_the_run_up(tiny_config, tmp_path, monkeypatch):
     monkeypatch.setattr(trackers, "LINES_WAITING", 3)
-    status = Status()
+    status = Told()
     running = Trackers(tiny_config(status={"trackers": [f"{__name__}:Slow"]}), tmp_path, status)
     for iteration in range(10):  # would wait at the fifth line, since nothing is taken before the gate opens
         running.recorded(iteration, {"reward/mean": 0.5})
@@ -279,14 +264,14 @@ class Refused:
 
 
 def test_a_tracker_that_cannot_start_is_one_line_before_the_run(tiny_config, tmp_path):
-    running = Trackers(tiny_config(status={"trackers": [f"{__name__}:Refused"]}), tmp_path, Status())
+    running = Trackers(tiny_config(status={"trackers": [f"{__name__}:Refused"]}), tmp_path, Told())
     with pytest.raises(ConfigError, match="Refused cannot start: not logged in at all; fix that or leave it out"):
         running.wait_for_start()
     running.close()
 
 
 def test_a_tracker_that_starts_is_waited_for_and_one_that_does_not_is_slow(tiny_config, tmp_path, monkeypatch):
-    fast = Trackers(tiny_config(status={"trackers": [f"{__name__}:Failing"]}), tmp_path, Status())
+    fast = Trackers(tiny_config(status={"trackers": [f"{__name__}:Failing"]}), tmp_path, Told())
     fast.wait_for_start()
     fast.close()
 
@@ -299,7 +284,7 @@ def test_a_tracker_that_starts_is_waited_for_and_one_that_does_not_is_slow(tiny_
 
     monkeypatch.setattr(trackers, "STARTING_S", 0.05)
     monkeypatch.setattr(trackers, "find_tracker", lambda name: Stuck)
-    status = Status()
+    status = Told()
     stuck = Trackers(tiny_config(status={"trackers": ["stuck"]}), tmp_path, status)
     stuck.wait_for_start()
     assert status.of("Tracker/stuck") == ("Slow", "stuck has not started within 0.05 s")

@@ -8,6 +8,7 @@ import pytest
 from learner.loop.guards import Guards, adapter_metrics, guards_of
 from protocol.errors import GuardError
 from protocol.messages import Adapter
+from tests.support.runs.sinks import Said
 
 GOOD = {
     "group/zero_variance": 0.2,
@@ -18,20 +19,7 @@ GOOD = {
 }
 
 
-class Said:
-    """A status sink that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.conditions: list[tuple[str, bool | None, str]] = []
-
-    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002
-        self.conditions.append((type, holds, message))
-
-    def event(self, message: str, kind: str = "info") -> None:
-        raise AssertionError("guards state conditions")
-
-
-def adapter(b: float = 0.1) -> Adapter:
+def an_adapter(b: float = 0.1) -> Adapter:
     arrays = {"q.lora_A.weight": np.ones((2, 3), np.float32), "q.lora_B.weight": np.full((3, 2), b, np.float32)}
     return Adapter(version=1, arrays=arrays, digest="d")
 
@@ -39,53 +27,53 @@ def adapter(b: float = 0.1) -> Adapter:
 def run(config: Any, *iterations: tuple[dict[str, float], Adapter]) -> Said:
     said = Said()
     guards = Guards(config, said)
-    for number, (metrics, weights) in enumerate(iterations, 1):
-        guards.check(number, GOOD | metrics, weights)
+    for number, (metrics, adapter) in enumerate(iterations, 1):
+        guards.check(number, GOOD | metrics, adapter)
     return said
 
 
 def test_a_healthy_run_is_left_alone(tiny_config):
-    assert run(tiny_config(), *[({}, adapter())] * 30).conditions == []
+    assert run(tiny_config(), *[({}, an_adapter())] * 30).conditions == []
 
 
 @pytest.mark.parametrize(
-    ("metrics", "weights", "name"),
+    ("metrics", "adapter", "name"),
     [
-        ({"group/duplicates": 1.0}, adapter(), "distinct_members"),
-        ({"train/first_ratio_deviation": 2e-4}, adapter(), "exact_replay"),
-        ({"train/first_ratio_deviation": float("nan")}, adapter(), "exact_replay"),
-        ({"train/approx_kl": 0.2}, adapter(), "approx_kl"),
-        ({"train/approx_kl": float("nan")}, adapter(), "approx_kl"),
-        ({"train/ratio_mean": 1.6}, adapter(), "ratio"),
-        ({"train/ratio_mean": 0.4}, adapter(), "ratio"),
-        ({}, adapter(float("nan")), "finite_adapter"),
-        ({}, adapter(float("inf")), "finite_adapter"),
+        ({"group/duplicates": 1.0}, an_adapter(), "distinct_members"),
+        ({"train/first_ratio_deviation": 2e-4}, an_adapter(), "exact_replay"),
+        ({"train/first_ratio_deviation": float("nan")}, an_adapter(), "exact_replay"),
+        ({"train/approx_kl": 0.2}, an_adapter(), "approx_kl"),
+        ({"train/approx_kl": float("nan")}, an_adapter(), "approx_kl"),
+        ({"train/ratio_mean": 1.6}, an_adapter(), "ratio"),
+        ({"train/ratio_mean": 0.4}, an_adapter(), "ratio"),
+        ({}, an_adapter(float("nan")), "finite_adapter"),
+        ({}, an_adapter(float("inf")), "finite_adapter"),
     ],
 )
-def test_a_broken_rule_stops_the_run_with_the_guard_s_name(tiny_config, metrics, weights, name):
+def test_a_broken_rule_stops_the_run_with_the_guard_s_name(tiny_config, metrics, adapter, name):
     said = Said()
     guards = Guards(tiny_config(), said)
-    guards.check(1, GOOD, adapter())
+    guards.check(1, GOOD, an_adapter())
     with pytest.raises(GuardError, match=f"guard {name}: .* at iteration 2.*; "):
-        guards.check(2, GOOD | metrics, weights)
-    ((kind, holds, _),) = said.conditions
+        guards.check(2, GOOD | metrics, adapter)
+    ((kind, holds, _, _),) = said.conditions
     assert (kind, holds) == (f"Guard/{name}", False)
 
 
 def test_an_adapter_whose_b_stays_zero_stops_the_run_after_its_patience(tiny_config):
     config = tiny_config(guards={"idle_iterations": 3})
-    idle = ({}, adapter(0.0))
+    idle = ({}, an_adapter(0.0))
     with pytest.raises(GuardError, match=r"guard adapter_learns: .*at iteration 3 \(in 3 of 3 iterations in a row\)"):
         run(config, idle, idle, idle)
-    nothing_to_learn = ({"group/zero_variance": 1.0}, adapter(0.0))
-    assert run(config, *[nothing_to_learn] * 5).conditions[0][0] == "Guard/contrast"
+    nothing_to_learn = ({"group/zero_variance": 1.0}, an_adapter(0.0))
+    assert run(config, *[nothing_to_learn] * 5).conditions[0].type == "Guard/contrast"
 
 
 def test_iterations_without_contrast_stop_the_run_only_in_a_row(tiny_config):
     config = tiny_config(guards={"zero_variance_iterations": 3})
-    flat, good = ({"group/zero_variance": 1.0}, adapter()), ({}, adapter())
+    flat, good = ({"group/zero_variance": 1.0}, an_adapter()), ({}, an_adapter())
     said = run(config, flat, flat, good, flat, flat, good)
-    assert [holds for _, holds, _ in said.conditions] == [False, False, True, False, False, True]
+    assert [each.holds for each in said.conditions] == [False, False, True, False, False, True]
     with pytest.raises(GuardError, match="guard contrast"):
         run(config, flat, good, flat, flat, flat)
 
@@ -97,10 +85,10 @@ def test_with_lag_the_first_ratio_may_differ_from_one(tiny_config):
 
 
 def test_numbers_of_the_adapter():
-    weights = adapter(0.0)
-    assert adapter_metrics(weights, had_contrast=True) == {"adapter/not_finite": 0.0, "adapter/idle": 1.0}
-    assert adapter_metrics(weights, had_contrast=False) == {"adapter/not_finite": 0.0}
-    assert adapter_metrics(adapter(float("nan")), had_contrast=True)["adapter/not_finite"] == 6.0
+    adapter = an_adapter(0.0)
+    assert adapter_metrics(adapter, had_contrast=True) == {"adapter/not_finite": 0.0, "adapter/idle": 1.0}
+    assert adapter_metrics(adapter, had_contrast=False) == {"adapter/not_finite": 0.0}
+    assert adapter_metrics(an_adapter(float("nan")), had_contrast=True)["adapter/not_finite"] == 6.0
 
 
 def test_the_remedy_for_equal_members_names_noise_only_where_there_is_some(tiny_config):

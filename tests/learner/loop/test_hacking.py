@@ -11,20 +11,10 @@ import pytest
 from learner.loop.hacking import HackingGuard, Measured, Readings, rose
 from protocol.config.run import RunConfig
 from protocol.errors import GuardError
+from tests.support.runs.sinks import Said
 
 Config = Callable[..., RunConfig]
 NOISE = np.random.default_rng(0).normal(0, 0.1, (8, 4))
-
-
-class Said:
-    def __init__(self) -> None:
-        self.conditions: list[tuple[str, bool | None, str]] = []
-
-    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002
-        self.conditions.append((type, holds, message))
-
-    def event(self, message: str, kind: str = "info") -> None:
-        raise AssertionError("guards state conditions")
 
 
 def watched(tiny_config: Config, **guards: Any) -> RunConfig:
@@ -67,7 +57,7 @@ def test_differences_are_measured_in_their_own_standard_errors() -> None:
 def test_a_fall_beside_a_rise_is_told_after_two_evaluations_and_taken_back(tiny_config: Config) -> None:
     values = [(0.1, 0.5), (0.3, 0.6), (0.4, 0.5), (0.5, 0.4), (0.6, 0.7)]
     said = seen(watched(tiny_config), *values)
-    (kind, holds, message), (_, again, _) = said.conditions
+    (kind, holds, _, message), (_, again, _, _) = said.conditions
     assert (kind, holds, again) == ("Guard/hacking", False, True)
     assert "'eyes'" in message
     assert f"{0.4 + NOISE.mean():.4f} at iteration 30 after {0.6 + NOISE.mean():.4f} at iteration 10" in message
