@@ -89,15 +89,15 @@ def test_odd_overrides_on_the_command_line_are_one_line_and_leave_no_folder(tmp_
 LORA = LoraConfig(rank=2, alpha=4)
 
 
-def learner_state(step: int) -> LearnerState:
-    numbers = np.random.default_rng(step)
+def learner_state(iteration: int) -> LearnerState:
+    numbers = np.random.default_rng(iteration)
     held = {f"transformer.q.lora_{x}.weight": numbers.normal(size=(2, 3)).astype(np.float32) for x in "AB"}
     older = {name: array * 0.5 for name, array in held.items()}
     return LearnerState(
-        iteration=step,
-        adapter=Adapter(version=step, arrays=held, digest=digest_of(held)),
+        iteration=iteration,
+        adapter=Adapter(version=iteration, arrays=held, digest=digest_of(held)),
         optimizer={f"{name}/exp_avg": array + 1 for name, array in held.items()},
-        recent=(Adapter(version=step - 1, arrays=older, digest=digest_of(older)),),
+        recent=(Adapter(version=iteration - 1, arrays=older, digest=digest_of(older)),),
     )
 
 

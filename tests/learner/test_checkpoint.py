@@ -33,20 +33,20 @@ from protocol.messages import Adapter, LearnerState, digest_of
 LORA = LoraConfig(rank=2, alpha=4)
 
 
-def state(step: int) -> LearnerState:
-    numbers = np.random.default_rng(step)
+def state(iteration: int) -> LearnerState:
+    numbers = np.random.default_rng(iteration)
     arrays = {f"transformer.q.lora_{x}.weight": numbers.normal(size=(2, 3)).astype(np.float32) for x in "AB"}
     optimizer = {f"{name}/{slot}": numbers.normal(size=(2, 3)).astype(np.float32) for name in arrays for slot in "mv"}
-    optimizer |= {f"{name}/step": np.array(float(step), np.float32) for name in arrays}
+    optimizer |= {f"{name}/step": np.array(float(iteration), np.float32) for name in arrays}
     return LearnerState(
-        iteration=step,
-        adapter=Adapter(version=step, arrays=arrays, digest=digest_of(arrays)),
+        iteration=iteration,
+        adapter=Adapter(version=iteration, arrays=arrays, digest=digest_of(arrays)),
         optimizer=optimizer,
     )
 
 
-def write(root: Path, step: int, keep: int = 3) -> Path:
-    return write_checkpoint(root, state(step), LORA, keep=keep)
+def write(root: Path, iteration: int, keep: int = 3) -> Path:
+    return write_checkpoint(root, state(iteration), LORA, keep=keep)
 
 
 def held(root: Path) -> list[str]:
@@ -90,8 +90,8 @@ def test_guards_that_are_broken_come_back_and_a_checkpoint_that_names_none_loads
 def test_the_newest_whole_checkpoint_is_taken(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path) is None
     assert newest_checkpoint(tmp_path / "absent") is None
-    for step in (1, 2, 10):
-        write(tmp_path, step)
+    for iteration in (1, 2, 10):
+        write(tmp_path, iteration)
     newest = newest_checkpoint(tmp_path)
     assert newest is not None
     assert newest[1].name == "iteration_000010"
@@ -155,8 +155,8 @@ def test_files_of_two_checkpoints_cannot_be_mixed(tmp_path: Path) -> None:
 def test_a_checkpoint_on_a_bad_sector_is_refused_and_the_one_before_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for step in (1, 2):
-        write(tmp_path, step)
+    for iteration in (1, 2):
+        write(tmp_path, iteration)
 
     def read(path: Path) -> str:
         if path.parent.name == "iteration_000002":
@@ -171,15 +171,15 @@ def test_a_checkpoint_on_a_bad_sector_is_refused_and_the_one_before_is_taken(
 
 
 def test_when_none_is_whole_the_run_stops(tmp_path: Path) -> None:
-    for step in (1, 2):
-        truncate(write(tmp_path, step) / OPTIMIZER)
+    for iteration in (1, 2):
+        truncate(write(tmp_path, iteration) / OPTIMIZER)
     with pytest.raises(CheckpointError, match="no checkpoint under .* is whole; the newest: .*iteration_000002"):
         newest_checkpoint(tmp_path)
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
-    for step in (1, 2, 3, 4):
-        write(tmp_path, step, keep=2)
+    for iteration in (1, 2, 3, 4):
+        write(tmp_path, iteration, keep=2)
     assert held(tmp_path) == ["iteration_000003", "iteration_000004"]
 
 
@@ -274,9 +274,9 @@ def test_a_checkpoint_that_was_about_to_be_replaced_when_its_process_was_killed_
     assert held(tmp_path) == ["iteration_000001", "iteration_000002"]
 
 
-def with_average(step: int) -> LearnerState:
-    means = {"average": state(step + 100).adapter, "old": state(step + 200).adapter}
-    return replace(state(step), **means, baseline=(0.1, None, -0.25))
+def with_average(iteration: int) -> LearnerState:
+    means = {"average": state(iteration + 100).adapter, "old": state(iteration + 200).adapter}
+    return replace(state(iteration), **means, baseline=(0.1, None, -0.25))
 
 
 def test_a_running_mean_and_a_baseline_come_back_bit_for_bit(tmp_path: Path) -> None:
@@ -305,8 +305,8 @@ def test_older_adapters_that_groups_in_flight_need_come_back(tmp_path: Path) -> 
     recent = (state(5).adapter, state(6).adapter)
     folder = write_checkpoint(tmp_path, replace(state(7), recent=recent), LORA, keep=1)
     back = read_checkpoint(folder).recent
-    assert [(weights.version, weights.digest) for weights in back] == [(w.version, w.digest) for w in recent]
-    assert [digest_of(weights.arrays) for weights in back] == [w.digest for w in recent]
+    assert [(each.version, each.digest) for each in back] == [(each.version, each.digest) for each in recent]
+    assert [digest_of(each.arrays) for each in back] == [each.digest for each in recent]
     alter(folder / RECENT)
     with pytest.raises(CheckpointError, match=f"altered {RECENT}"):
         read_checkpoint(folder)
@@ -320,15 +320,15 @@ def test_latest_leads_to_the_newest(tmp_path: Path) -> None:
 
 
 def test_young_checkpoints_are_kept_beyond_the_count(tmp_path: Path) -> None:
-    for step in (1, 2, 3, 4, 5):
-        folder = write_checkpoint(tmp_path, state(step), LORA, keep=2, keep_hours=1.0)
-        if step <= 2:
+    for iteration in (1, 2, 3, 4, 5):
+        folder = write_checkpoint(tmp_path, state(iteration), LORA, keep=2, keep_hours=1.0)
+        if iteration <= 2:
             hours_ago = time.time() - 2 * 3600
             os.utime(folder, (hours_ago, hours_ago))
     assert held(tmp_path) == ["iteration_000003", "iteration_000004", "iteration_000005"]
 
 
-def test_facts_stand_beside_the_step(tmp_path: Path) -> None:
+def test_facts_stand_beside_the_state(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, state(3), LORA, keep=1, facts={"versions": {"torch": "2.9"}, "iteration": 77})
     assert read_facts(folder)["versions"] == {"torch": "2.9"}
     assert read_checkpoint(folder).iteration == 3

@@ -21,10 +21,10 @@ from protocol.files import by_iteration
 from protocol.messages import Adapter, LearnerState, digest_of
 
 
-def state(step: int) -> LearnerState:
-    arrays = {"transformer.q.lora_A.weight": np.full((2, 4), step, np.float32)}
-    weights = Adapter(version=step, arrays=arrays, digest=digest_of(arrays))
-    return LearnerState(iteration=step, adapter=weights, optimizer={})
+def state(iteration: int) -> LearnerState:
+    arrays = {"transformer.q.lora_A.weight": np.full((2, 4), iteration, np.float32)}
+    adapter = Adapter(version=iteration, arrays=arrays, digest=digest_of(arrays))
+    return LearnerState(iteration=iteration, adapter=adapter, optimizer={})
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def config(tiny_config, tmp_path: Path):
 
 def test_an_empty_folder_is_filled_with_the_newest_copy(config, tmp_path):
     run = open_run_folder(tmp_path / "first", config)
-    for step in (1, 2, 3):
-        run.append({"iteration": step})
-        run.save(state(step))
+    for iteration in (1, 2, 3):
+        run.append({"iteration": iteration})
+        run.save(state(iteration))
     run.close()
     copies = sorted(path.name for path in (tmp_path / "store/run/checkpoints").iterdir())
     assert copies == ["iteration_000002", "iteration_000003"]
@@ -56,9 +56,9 @@ def test_an_empty_folder_is_filled_with_the_newest_copy(config, tmp_path):
 @pytest.mark.parametrize("damage", [False, True], ids=["whole", "damaged"])
 def test_the_checkpoint_with_the_best_held_out_score_comes_back_too(config, tmp_path, damage, caplog):
     run = open_run_folder(tmp_path / "first", config)
-    for step, score in ((1, 0.5), (2, 0.9), (3, 0.7), (4, 0.6), (5, 0.8)):
-        run.append({"iteration": step, "evaluation/score": score})
-        run.save(state(step))
+    for iteration, score in ((1, 0.5), (2, 0.9), (3, 0.7), (4, 0.6), (5, 0.8)):
+        run.append({"iteration": iteration, "evaluation/score": score})
+        run.save(state(iteration))
     run.close()
     store = tmp_path / "store/run/checkpoints"
     if damage:
@@ -152,8 +152,8 @@ def test_the_origin_of_a_run_and_its_ids_at_trackers_come_back(config, tmp_path)
 
 def test_fetch_brings_the_newest_copy_of_a_run(config, tmp_path):
     run = open_run_folder(tmp_path / "first", config)
-    for step in (1, 2):
-        run.save(state(step))
+    for iteration in (1, 2):
+        run.save(state(iteration))
     run.close()
     fetched = fetch(config.checkpoint.url, tmp_path / "fetched", address=None)
     found = newest_checkpoint(fetched / "checkpoints")
@@ -176,8 +176,8 @@ def test_a_running_mean_is_copied_with_its_checkpoint(config, tmp_path):
 
 def test_of_damaged_copies_the_one_before_is_taken_and_when_none_is_whole_the_run_stops(config, tmp_path, caplog):
     run = open_run_folder(tmp_path / "first", config)
-    for step in (1, 2):
-        run.save(state(step))
+    for iteration in (1, 2):
+        run.save(state(iteration))
     run.close()
     store = tmp_path / "store/run/checkpoints"
     (store / "iteration_000002/optimizer.safetensors").write_bytes(b"")
@@ -195,8 +195,8 @@ def test_of_damaged_copies_the_one_before_is_taken_and_when_none_is_whole_the_ru
 
 def test_a_copy_without_its_manifest_does_not_count(config, tmp_path):
     run = open_run_folder(tmp_path / "first", config)
-    for step in (1, 2):
-        run.save(state(step))
+    for iteration in (1, 2):
+        run.save(state(iteration))
     run.close()
     (tmp_path / "store/run/checkpoints/iteration_000002/manifest.json").unlink()
     again = open_run_folder(tmp_path / "second", config)

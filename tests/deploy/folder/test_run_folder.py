@@ -43,10 +43,10 @@ def test_damaged_metrics_are_named_and_a_cut_off_last_line_is_dropped(folder):
         folder.lines()
 
 
-def state(step: int, size: int = 4) -> LearnerState:
+def state(iteration: int, size: int = 4) -> LearnerState:
     arrays = {"transformer.q.lora_A.weight": np.zeros((size, 4), np.float32)}
-    weights = Adapter(version=step, arrays=arrays, digest=digest_of(arrays))
-    return LearnerState(iteration=step, adapter=weights, optimizer={})
+    adapter = Adapter(version=iteration, arrays=arrays, digest=digest_of(arrays))
+    return LearnerState(iteration=iteration, adapter=adapter, optimizer={})
 
 
 def test_a_full_disk_is_one_line_and_keeps_the_checkpoint_before(folder):
@@ -77,9 +77,9 @@ def test_a_folder_in_which_nothing_was_drawn_is_discarded_and_another_is_kept(tm
     run.close()
     assert len(run.lines()) == 1
     run = open_run_folder(tmp_path / "learned", tiny_config())
-    for step in (0, 1):
-        run.save(state(step))
-        run.discard_if_unused(is_forked=step == 1)
+    for iteration in (0, 1):
+        run.save(state(iteration))
+        run.discard_if_unused(is_forked=iteration == 1)
         assert run.newest() is not None
     run.close()
 
@@ -175,10 +175,10 @@ def test_a_run_that_was_killed_before_its_config_begins_again_with_other_prompts
 
 def test_the_checkpoint_with_the_best_held_out_score_stays(tmp_path, tiny_config):
     folder = open_run_folder(tmp_path / "best", tiny_config(checkpoint={"keep": 1}))
-    for step, score in ((1, 0.5), (2, 0.9), (3, None), (4, 0.9), (5, 0.7)):
+    for iteration, score in ((1, 0.5), (2, 0.9), (3, None), (4, 0.9), (5, 0.7)):
         if score is not None:
-            folder.append({"iteration": step, "evaluation/score": score})
-        folder.save(state(step))
+            folder.append({"iteration": iteration, "evaluation/score": score})
+        folder.save(state(iteration))
     folder.close()
     held = sorted(path.name for path in folder.checkpoints.iterdir() if not path.is_symlink())
     assert held == ["iteration_000002", "iteration_000005"]

@@ -108,10 +108,10 @@ def test_the_command_s_exit_code_tells_whether_a_run_can_start(monkeypatch, caps
     assert "BAD   preset" in capsys.readouterr().out
 
 
-def state(step: int) -> LearnerState:
-    arrays = {"transformer.q.lora_A.weight": np.full((2, 4), step, np.float32)}
-    weights = Adapter(version=step, arrays=arrays, digest=digest_of(arrays))
-    return LearnerState(iteration=step, adapter=weights, optimizer={})
+def state(iteration: int) -> LearnerState:
+    arrays = {"transformer.q.lora_A.weight": np.full((2, 4), iteration, np.float32)}
+    adapter = Adapter(version=iteration, arrays=arrays, digest=digest_of(arrays))
+    return LearnerState(iteration=iteration, adapter=adapter, optimizer={})
 
 
 @pytest.fixture
@@ -119,9 +119,9 @@ def folder(tiny_config, tmp_path: Path) -> Path:
     (tmp_path / "prompts.txt").write_text("a\n")
     prompts = str(tmp_path / "prompts.txt")
     run = open_run_folder(tmp_path / "run", tiny_config(data={"train": prompts, "heldout": prompts}))
-    for step in (1, 2):
-        run.append({"iteration": step, "ledger/first": 2.0 * step - 2, "ledger/last": 2.0 * step - 1})
-        run.save(state(step))
+    for iteration in (1, 2):
+        run.append({"iteration": iteration, "ledger/first": 2.0 * iteration - 2, "ledger/last": 2.0 * iteration - 1})
+        run.save(state(iteration))
     run.close()
     return tmp_path / "run"
 

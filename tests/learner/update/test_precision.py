@@ -35,16 +35,16 @@ def model(tiny_config: Config, **settings: Any) -> RunConfig:
 
 
 def draw_groups(policy: RolloutPolicy, config: RunConfig, learner: Learner) -> list[ScoredGroup]:
-    weights = learner.adapter()
-    policy.receive(weights)
+    adapter = learner.adapter()
+    policy.receive(adapter)
     request = ShardRequest(
         iteration=learner.iteration,
         group=0,
         prompt=PROMPT,
         first_member=0,
         members=config.group.shard,
-        adapter_version=weights.version,
-        adapter_digest=weights.digest,
+        adapter_version=adapter.version,
+        adapter_digest=adapter.digest,
     )
     _, rollout, images = policy.rollout(request)
     values = images[..., 0].mean((1, 2)).astype(np.float32) / 255
@@ -119,7 +119,7 @@ def test_checkpointed_gradients_compute_each_block_twice(tiny_config: Config, mo
     assert counts == [blocks * (probes + steps), blocks * (probes + 2 * steps)]
 
 
-def test_forwards_hold_no_more_samples_than_allowed(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forwards_hold_no_more_states_than_allowed(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     config = model(tiny_config, forward_batch=3, guidance=2.0)
     config = config.model_copy(update={"completion": CompletionConfig(tapers=False)})
     learner, policy = pair(config)

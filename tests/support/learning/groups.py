@@ -32,7 +32,7 @@ def redness(_: Rollout, images: np.ndarray) -> np.ndarray:
 
 
 def draw_groups(
-    policy: RolloutPolicy, config: RunConfig, weights: Adapter, *, iteration: int, judge: Judge = redness
+    policy: RolloutPolicy, config: RunConfig, adapter: Adapter, *, iteration: int, judge: Judge = redness
 ) -> list[ScoredGroup]:
     groups = []
     for group in range(config.group.per_iteration):
@@ -44,8 +44,8 @@ def draw_groups(
                 prompt=prompt,
                 first_member=first,
                 members=config.group.shard,
-                adapter_version=weights.version,
-                adapter_digest=weights.digest,
+                adapter_version=adapter.version,
+                adapter_digest=adapter.digest,
             )
             _, rollout, images = policy.rollout(request)
             shards.append(ScoredShard(rollout=rollout, facts=rollout.facts(), scores=scored(judge(rollout, images))))
@@ -54,9 +54,9 @@ def draw_groups(
 
 
 def iterate(learner: Learner, policy: RolloutPolicy, config: RunConfig, **how: Any) -> dict[str, float]:
-    weights = learner.adapter()
-    assert policy.receive(weights) == (weights.version, weights.digest)
-    return learn(config, draw_groups(policy, config, weights, iteration=learner.iteration, **how), learner)
+    adapter = learner.adapter()
+    assert policy.receive(adapter) == (adapter.version, adapter.digest)
+    return learn(config, draw_groups(policy, config, adapter, iteration=learner.iteration, **how), learner)
 
 
 def learn(config: RunConfig, groups: Sequence[ScoredGroup], *learners: Learner) -> dict[str, float]:
