@@ -24,8 +24,7 @@ from deploy.run.local import LocalFleet
 from flowcredit.start import PACKAGES
 from protocol.config.run import RunConfig
 from protocol.status import Condition
-
-ROOT = Path(__file__).parents[3]
+from tests.support.paths import ROOT
 
 
 class Broken:

@@ -20,11 +20,12 @@ from flow.models.backbones.flux import pack, unpack
 from flow.models.contract import Backbone
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy
-from flow.rollout import generate, trajectory
+from flow.rollout import generate
 from protocol.config.model import ModelConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.errors import ModelError
 from protocol.messages import GenerateRequest, Prompt
+from tests.support.worlds.drawn import ode_latents
 from tests.support.worlds.tiny_models import frozen, write_flux, write_sd35
 
 STEPS, TOKENS = 3, 6
@@ -64,16 +65,7 @@ def backbone_of(folder: Path, *, height: int = 16, width: int = 16, **settings: 
 
 
 def ours(backbone: Backbone, initial: torch.Tensor, guidance: float) -> list[torch.Tensor]:
-    policy = FlowPolicy(backbone, SamplingConfig(steps=STEPS), guidance=guidance)
-    drawn = trajectory(
-        policy,
-        initial=initial,
-        conditioning=policy.conditioning(TEXT, NEGATIVE),
-        noise=lambda k: torch.zeros_like(initial),
-        stochastic=(),
-    )
-    with torch.no_grad():
-        return [step.next_latents for step in drawn]
+    return ode_latents(backbone, initial, steps=STEPS, guidance=guidance, text=TEXT, negative=NEGATIVE)
 
 
 def theirs(

@@ -20,11 +20,9 @@ from flow.maths.noise import normal
 from flow.models.backbones.flux import pack, unpack
 from flow.models.contract import Backbone
 from flow.models.load import load_backbone
-from flow.policy import FlowPolicy
-from flow.rollout import trajectory
 from protocol.config.model import ModelConfig
-from protocol.config.sampling import SamplingConfig
 from protocol.errors import ModelError
+from tests.support.worlds.drawn import ode_latents
 from tests.support.worlds.tiny_models import frozen
 from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_z_image
 
@@ -108,16 +106,7 @@ def backbone_of(folder: Path, *, height: int = 16, width: int = 16) -> Backbone:
 
 
 def ours(backbone: Backbone, initial: torch.Tensor, guidance: float) -> list[torch.Tensor]:
-    policy = FlowPolicy(backbone, SamplingConfig(steps=STEPS), guidance=guidance)
-    drawn = trajectory(
-        policy,
-        initial=initial,
-        conditioning=policy.conditioning(TEXT, NEGATIVE),
-        noise=lambda k: torch.zeros_like(initial),
-        stochastic=(),
-    )
-    with torch.no_grad():
-        return [step.next_latents for step in drawn]
+    return ode_latents(backbone, initial, steps=STEPS, guidance=guidance, text=TEXT, negative=NEGATIVE)
 
 
 @torch.no_grad()

@@ -20,10 +20,8 @@ from learner.credit.rules import (
     uniform,
     updated_baseline,
 )
+from tests.support.learning.worked_group import REWARDS
 
-TABLE = [[0.50, 0.62, 0.58, 0.66, 0.70], [0.50, 0.46, 0.55, 0.53, 0.60], [0.50, 0.57, 0.49, 0.44, 0.40]]
-REWARDS = torch.tensor(TABLE, dtype=torch.float64)
-"""In float64, so that nothing but the worked numbers' own rounding to six decimals remains."""
 EPSILON = 1e-4
 RULES = {"uniform": uniform, "gains": gains, "gae": partial(gae, decay=0.9)}
 

@@ -9,9 +9,7 @@ from learner.credit.rules import gains, joint, per_step, uniform
 from learner.credit.step_weights import step_weights
 from protocol.config.credit import CreditConfig, StepWeightConfig
 from protocol.errors import ConfigError
-
-TABLE = [[0.50, 0.62, 0.58, 0.66, 0.70], [0.50, 0.46, 0.55, 0.53, 0.60], [0.50, 0.57, 0.49, 0.44, 0.40]]
-REWARDS = torch.tensor(TABLE, dtype=torch.float64)
+from tests.support.learning.worked_group import REWARDS
 
 
 def piecewise(total: int, **choice: object) -> torch.Tensor:

@@ -6,9 +6,8 @@ import torch
 from learner.credit.rules import gains, per_step
 from learner.credit.turning_point import aggregates, balanced, turning_point
 from protocol.config.credit import TurningPointConfig
+from tests.support.learning.worked_group import REWARDS
 
-TABLE = [[0.50, 0.62, 0.58, 0.66, 0.70], [0.50, 0.46, 0.55, 0.53, 0.60], [0.50, 0.57, 0.49, 0.44, 0.40]]
-REWARDS = torch.tensor(TABLE, dtype=torch.float64)
 MEMBERS = "ABC"
 
 

@@ -26,21 +26,6 @@ TRAIN = tuple(Prompt(index=index, text=text) for index, text in enumerate(("a re
 HELDOUT = (Prompt(index=0, text="one"),)
 
 
-class Redness:
-    """Mean of the red channel."""
-
-    name = "redness"
-    low = 0.0
-    high = 1.0
-
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        """Any prompt will do."""
-
-    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        values = (images[..., 0].mean((1, 2)) / 255).astype(np.float32)
-        return Scores(values=values, valid=np.ones(len(values), bool), reasons=("",) * len(values))
-
-
 @dataclass
 class Story:
     """A journal in memory; `after` is called with each finished iteration."""
@@ -70,7 +55,7 @@ class Story:
 
 def red(tiny_config: Config, **sections: Any) -> RunConfig:
     group = {"size": 2} | sections.pop("group", {})
-    return tiny_config(rewards={"redness": {"scorer": f"{__name__}:Redness"}}, group=group, **sections)
+    return tiny_config(rewards={"redness": {"scorer": "tests.support.rewards.judges:Redness"}}, group=group, **sections)
 
 
 def run(
