@@ -13,6 +13,7 @@ from protocol.errors import ContractError, PoolError
 from protocol.messages import Scores
 from rewards.scorer import Piece
 from rewards.scores import judged
+from tests.support.virtual_time import run_at_once
 
 
 class Desk:
@@ -88,18 +89,20 @@ def test_two_actors_work_at_once_and_none_waits_while_there_is_work() -> None:
 def test_an_idle_actor_waits_for_a_full_batch_no_longer_than_the_delay() -> None:
     async def scenario() -> None:
         desk = Desk(size=2)
-        queue = desk.queue(delay_s=1.0)
+        queue = desk.queue(delay_s=5.0)
 
-        async def later() -> None:
-            await asyncio.sleep(0.03)
-            await queue.score(*request(2))
+        async def later(seconds: float, *numbers: int) -> None:
+            await asyncio.sleep(seconds)
+            await queue.score(*request(*numbers))
 
-        await asyncio.gather(queue.score(*request(1)), later())
-        assert desk.asked == [[1, 2]]
-        patient = desk.queue(delay_s=600.0)
-        await asyncio.wait_for(patient.score(*request(1, 2, 3, 4)), 120)  # a full batch does not wait
+        await asyncio.gather(later(0.0, 1), later(4.9, 2), later(5.1, 3))
+        assert desk.asked == [[1, 2], [3]]
+        patient, now = desk.queue(delay_s=600.0), asyncio.get_running_loop().time
+        before = now()
+        await patient.score(*request(1, 2, 3, 4))
+        assert now() - before < 1, "a full batch does not wait"
 
-    asyncio.run(scenario())
+    run_at_once(scenario())
 
 
 def test_a_failed_call_is_missing_for_its_askers_and_the_others_are_answered() -> None:

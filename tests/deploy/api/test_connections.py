@@ -6,93 +6,122 @@ import resource
 import socket
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import httpx2
 import pytest
-from fastapi import FastAPI, Request
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from uvicorn.server import ServerState
 
 from deploy.api.connections import BoundedConnection, Sparing
 from tests.support.paths import ROOT
-from tests.support.rewards.reward_servers import uvicorn_of
+from tests.support.virtual_time import run_at_once
 
 FILES = 128
 """Files that the server of these tests may open."""
 
 
-@contextmanager
-def app_with(**bounds: float) -> Iterator[tuple[str, int]]:
-    """Host and port of a service with these bounds; it answers with the length of a body."""
-    app = FastAPI()
+class Wire(asyncio.Transport):
+    """The transport of a connection in memory: what the server said on it, and whether the server closed it."""
 
-    @app.post("/")
-    async def length(request: Request) -> int:
-        return len(await request.body())
+    def __init__(self) -> None:
+        super().__init__()
+        self.said, self.is_gone = b"", False
 
-    with uvicorn_of(app, http=type("Quick", (BoundedConnection,), bounds)) as url:
-        host, port = url.removeprefix("http://").split(":")
-        yield host, int(port)
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.said += data
+
+    def abort(self) -> None:
+        self.is_gone = True
+
+    def close(self) -> None:
+        self.abort()
+
+    def is_closing(self) -> bool:
+        return self.is_gone
+
+    def pause_reading(self) -> None:
+        """Nothing comes but what a test sends."""
+
+    def resume_reading(self) -> None:
+        """The same."""
 
 
-def drip(connection: socket.socket, piece: bytes, ends: Callable[[], bool]) -> None:
-    while not ends():
-        try:
-            connection.sendall(piece)
-        except OSError:
-            return
-        time.sleep(0.05)
+def connected(app: object) -> tuple[BoundedConnection, Wire]:
+    """A connection to an ASGI app, in the running loop."""
+    config = uvicorn.Config(app, log_level="error", lifespan="off")  # type: ignore[arg-type]
+    connection, wire = BoundedConnection(config, ServerState(), {}), Wire()
+    connection.connection_made(wire)
+    return connection, wire
 
 
-def is_closed(connection: socket.socket) -> bool:
-    """Whether the other side closes the connection; waits for it."""
-    connection.settimeout(30)
-    try:
-        return connection.recv(1) == b""
-    except ConnectionResetError:
-        return True
+async def seconds_until_closed(connection: BoundedConnection, wire: Wire, piece: bytes) -> float:
+    """How long the server keeps the connection although a piece of a request comes every second."""
+    now = asyncio.get_running_loop().time
+    began = now()
+    while not wire.is_gone:
+        assert now() - began < 1000
+        if piece:
+            connection.data_received(piece)
+        await asyncio.sleep(1.0)
+    return now() - began
+
+
+async def length_of_body(request: Request) -> PlainTextResponse:
+    return PlainTextResponse(str(len(await request.body())))
+
+
+APP = Starlette(routes=[Route("/", length_of_body, methods=["POST"])])
 
 
 @pytest.mark.parametrize(
-    "begun",
-    [b"", b"POST / HTTP/1.1\r\nX: ", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n"],
+    ("begun", "seconds"),
+    [
+        (b"", BoundedConnection.head_s),
+        (b"POST / HTTP/1.1\r\nX: ", BoundedConnection.head_s),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n", BoundedConnection.body_s),
+    ],
     ids=["nothing", "head", "body"],
 )
-def test_a_request_that_does_not_arrive_is_given_up_although_it_drips(begun: bytes) -> None:
-    with app_with(head_s=0.5, body_s=0.5) as address, socket.create_connection(address) as connection:
-        connection.sendall(begun)
-        over = threading.Event()
+def test_a_request_that_does_not_arrive_is_given_up_although_it_drips(begun: bytes, seconds: float) -> None:
+    async def scenario() -> float:
+        connection, wire = connected(APP)
         if begun:
-            threading.Thread(target=drip, args=(connection, b"x", over.is_set), daemon=True).start()
-        assert is_closed(connection)
-        over.set()
+            connection.data_received(begun)
+        return await seconds_until_closed(connection, wire, b"x" if begun else b"")
+
+    assert run_at_once(scenario()) == pytest.approx(seconds, abs=1.5)
 
 
 def test_a_second_request_must_arrive_in_time_too() -> None:
-    head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n"
-    with app_with(head_s=0.5) as address, socket.create_connection(address) as connection:
-        connection.sendall(head + b"ab")
-        said = b""
-        while not said.endswith(b"\r\n\r\n2"):
-            said += connection.recv(1000)
-        over = threading.Event()
-        threading.Thread(target=drip, args=(connection, b"P", over.is_set), daemon=True).start()
-        assert is_closed(connection)
-        over.set()
+    async def scenario() -> float:
+        connection, wire = connected(APP)
+        connection.data_received(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nab")
+        await asyncio.sleep(1.0)
+        assert wire.said.endswith(b"\r\n\r\n2")
+        return await seconds_until_closed(connection, wire, b"P")
+
+    assert run_at_once(scenario()) == pytest.approx(BoundedConnection.head_s, abs=1.5)
 
 
 def test_a_slow_answer_is_waited_for() -> None:
-    app = FastAPI()
+    async def slow(_: Request) -> PlainTextResponse:
+        await asyncio.sleep(3600.0)
+        return PlainTextResponse("done")
 
-    @app.get("/")
-    def slow() -> str:
-        time.sleep(1.0)
-        return "done"
+    async def scenario() -> bytes:
+        connection, wire = connected(Starlette(routes=[Route("/", slow)]))
+        connection.data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        await asyncio.sleep(3599.0)
+        assert not wire.is_gone and not wire.said
+        await asyncio.sleep(2.0)
+        return wire.said
 
-    with uvicorn_of(app, http=type("Quick", (BoundedConnection,), {"head_s": 0.2, "body_s": 0.2})) as url:
-        assert httpx2.get(url, timeout=30).json() == "done"
+    assert run_at_once(scenario()).endswith(b"done")
 
 
 def test_silent_connections_keep_nobody_away_and_the_log_short(tmp_path) -> None:

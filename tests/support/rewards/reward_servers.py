@@ -4,9 +4,9 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Asked(NamedTuple):
@@ -76,17 +76,12 @@ def raw_server(parts: Callable[[], Iterator[bytes]]) -> Iterator[str]:
         server.shutdown()
 
 
-def reward_service(app: object) -> AbstractContextManager[str]:
-    """The address of a FastAPI app served by uvicorn."""
-    return uvicorn_of(app)
-
-
 @contextmanager
-def uvicorn_of(app: object, **settings: Any) -> Iterator[str]:
-    """The address of a FastAPI app served by uvicorn with these settings."""
+def reward_service(app: object) -> Iterator[str]:
+    """The address of a FastAPI app served by uvicorn."""
     import uvicorn
 
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", **settings)  # type: ignore[arg-type]
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error")  # type: ignore[arg-type]
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
