@@ -23,6 +23,7 @@ from deploy.folder.run_folder import open_run_folder
 from protocol.errors import LeaseLostError, RunFolderError
 from protocol.status import MetricLine, RunStatus
 from tests.support.paths import ROOT
+from tests.support.services.boards import answers
 from tests.support.waiting import wait_until
 
 KEEP_S = 3600.0
@@ -42,8 +43,8 @@ def status(iteration: int) -> RunStatus:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lease that lives two seconds and is renewed twenty times in that time."""
-    monkeypatch.setattr(leases, "TTL_S", 2.0)
+    """A lease that lives for a minute and is renewed all the time; a test ends it sooner on the board itself."""
+    monkeypatch.setattr(leases, "TTL_S", 60.0)
     monkeypatch.setattr(BoardLease, "renew_s", 0.1)
     monkeypatch.setattr(leases, "POLL_S", 0.1)
 
@@ -58,6 +59,13 @@ def redis(board_url: str) -> Iterator[Any]:
     client.close()
 
 
+@pytest.fixture
+def a_minute_later(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Put this process's clock ahead by more than a lease lives."""
+    clock = time.monotonic
+    return lambda: monkeypatch.setattr(leases.time, "monotonic", lambda: clock() + 61)
+
+
 class Asleep(BoardLease):
     """The lease of a process that is stopped."""
 
@@ -69,19 +77,27 @@ Take = Callable[..., BoardLease]
 
 @pytest.fixture
 def take(board_url: str, tmp_path: Path) -> Iterator[Take]:
-    """`take("a")`: the lease of a run that works in folder `a`; with `is_asleep`, of a process that is stopped."""
+    """`take("a")`: the lease of a run that works in folder `a`.
+
+    With `is_asleep`, it is the lease of a process that is stopped; with `say`, what the wait for another holder calls.
+    """
     held: list[BoardLease] = []
     under: dict[str, Lease] = {}
 
     def make(
-        folder: str, *, url: str = board_url, run: str = "mine", is_asleep: bool = False, **how: Any
+        folder: str,
+        *,
+        url: str = board_url,
+        run: str = "mine",
+        is_asleep: bool = False,
+        say: Callable[[str], None] = lambda _: None,
+        **how: Any,
     ) -> BoardLease:
         if folder not in under:
             (tmp_path / folder).mkdir()
             under[folder] = Lease.take(tmp_path / folder)
-        said: list[str] = []
         lease = (Asleep if is_asleep else BoardLease)(url, run=run, under=under[folder], keep_s=KEEP_S, **how)
-        lease.take(said.append)
+        lease.take(say)
         held.append(lease)
         return lease
 
@@ -92,11 +108,13 @@ def take(board_url: str, tmp_path: Path) -> Iterator[Take]:
         folder.release()
 
 
-def answers(client: Any) -> bool:
-    try:
-        return bool(client.ping())
-    except Exception:  # noqa: BLE001  whatever a server says while it starts
-        return False
+def ending(redis: Any, lease: BoardLease) -> Callable[[str], None]:
+    """For `say`: the board ends this lease as soon as somebody waits for it, as it does when its time is over."""
+
+    def end(_: str) -> None:
+        redis.pexpire(lease.fence.key, 1)
+
+    return end
 
 
 def test_a_lease_lives_a_while_is_renewed_and_is_gone_when_it_is_released(redis, take):
@@ -104,18 +122,17 @@ def test_a_lease_lives_a_while_is_renewed_and_is_gone_when_it_is_released(redis,
     assert (lease.tokens, lease.trouble) == ((1,), "")
     holder = json.loads(redis.get("flowcredit:run:mine:lease"))
     assert holder["pid"] == os.getpid()
-    assert 0 < redis.pttl("flowcredit:run:mine:lease") <= 2000
+    assert 0 < redis.pttl("flowcredit:run:mine:lease") <= 60_000
     assert 0 < redis.ttl("flowcredit:run:mine:lease:token") <= KEEP_S
-    time.sleep(1.2 * leases.TTL_S)
+    redis.pexpire("flowcredit:run:mine:lease", 30_000)
+    wait_until(lambda: redis.pttl("flowcredit:run:mine:lease") > 30_000)
     lease.require()
-    assert redis.pttl("flowcredit:run:mine:lease") > 0
     lease.release()
     assert redis.get("flowcredit:run:mine:lease") is None
     assert take("b").tokens == (2,)
 
 
-def test_a_second_driver_of_the_name_is_refused_although_it_has_a_folder_of_its_own(redis, take, monkeypatch):
-    monkeypatch.setattr(leases, "TTL_S", 60.0)
+def test_a_second_driver_of_the_name_is_refused_although_it_has_a_folder_of_its_own(redis, take):
     first = take("a")
     began = time.monotonic()
     with pytest.raises(
@@ -139,12 +156,18 @@ def test_a_second_driver_with_the_same_checkpoint_url_is_refused_under_any_name(
     first.require()
 
 
-def test_the_lease_of_a_dead_driver_is_taken_over_when_its_time_is_over_and_the_token_grows(redis, take):
-    began = time.monotonic()
-    dead = take("a", is_asleep=True)
-    taker = take("b")
-    assert time.monotonic() - began > 0.9 * leases.TTL_S, "the lease lives on"
+def test_a_dead_driver_s_lease_is_taken_over_when_its_time_is_over_and_the_token_grows(redis, take, a_minute_later):
+    dead, waits = take("a", is_asleep=True), []
+
+    def time_is_over(text: str) -> None:
+        waits.append((text, redis.pttl(dead.fence.key)))
+        ending(redis, dead)(text)
+
+    taker = take("b", say=time_is_over)
+    ((text, left_ms),) = waits
+    assert "waiting up to 60 s for a sign of life" in text and 0 < left_ms <= 60_000
     assert taker.tokens == (2,)
+    a_minute_later()
     with pytest.raises(LeaseLostError, match="run 'mine' was taken over by process .*must not write any more"):
         dead.require()
     taker.require()
@@ -152,8 +175,7 @@ def test_the_lease_of_a_dead_driver_is_taken_over_when_its_time_is_over_and_the_
     assert json.loads(redis.get("flowcredit:run:mine:lease"))["id"] == json.loads(taker.fence.owner)["id"]
 
 
-def test_who_goes_on_in_the_folder_of_a_dead_driver_need_not_wait(redis, take, monkeypatch):
-    monkeypatch.setattr(leases, "TTL_S", 60.0)
+def test_who_goes_on_in_the_folder_of_a_dead_driver_need_not_wait(redis, take):
     dead = take("a", is_asleep=True)
     began = time.monotonic()
     taker = take("a")
@@ -164,11 +186,12 @@ def test_who_goes_on_in_the_folder_of_a_dead_driver_need_not_wait(redis, take, m
         dead.require()
 
 
-def test_a_driver_that_slept_while_another_came_and_went_must_not_go_on(redis, take):
+def test_a_driver_that_slept_while_another_came_and_went_must_not_go_on(redis, take, a_minute_later):
     sleeper = take("a", is_asleep=True)
-    taker = take("b")
+    taker = take("b", say=ending(redis, sleeper))
     taker.release()
     assert redis.get("flowcredit:run:mine:lease") is None
+    a_minute_later()
     with pytest.raises(LeaseLostError, match="taken over by another process"):
         sleeper.require()
     assert redis.get("flowcredit:run:mine:lease") is None
@@ -186,7 +209,7 @@ def test_who_lost_the_folder_claims_nothing_on_the_board(redis, take, tmp_path):
 
 def test_a_driver_whose_lease_is_lost_cannot_publish_over_the_new_one(redis, take, board_url):
     sleeper = take("a", is_asleep=True)
-    taker = take("b")
+    taker = take("b", say=ending(redis, sleeper))
 
     async def scenario() -> int:
         board = Board(board_url)
@@ -324,6 +347,7 @@ def test_a_board_that_lost_its_memory_is_taken_again_with_a_token_that_still_gro
 
 def test_a_board_that_hangs_delays_no_write_for_long(server, take, monkeypatch):
     monkeypatch.setattr(leases, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(leases, "TTL_S", 2.0)
     lease = take("a", url=server.url)
     server.process.send_signal(signal.SIGSTOP)
     wait_until(lambda: bool(lease.trouble))

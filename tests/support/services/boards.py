@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import trustme
-from redis.asyncio import Redis
+from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
 from tenacity import retry, stop_after_delay, wait_fixed
 
 from deploy.board.embedded import BoardServer
@@ -71,8 +72,16 @@ def redis_over_tls(folder: Path) -> Iterator[str]:
         process.wait()
 
 
+def answers(client: Redis) -> bool:
+    """Whether a board answers already."""
+    try:
+        return bool(client.ping())
+    except Exception:  # noqa: BLE001  whatever a server says while it starts
+        return False
+
+
 async def end_server(url: str) -> None:
     """End the server of a board; returns when it is gone."""
-    client = Redis.from_url(url)
+    client = AsyncRedis.from_url(url)
     await client.shutdown(nosave=True)
     await client.aclose()
