@@ -26,8 +26,8 @@ def test_versions_grow_by_one_and_the_digest_follows_the_weights(tiny_config: Co
     for _ in range(2):
         iterate(learner, policy, config)
         seen.append(learner.adapter())
-    assert [weights.version for weights in seen] == [0, 1, 2]
-    assert len({weights.digest for weights in seen}) == 3
+    assert [adapter.version for adapter in seen] == [0, 1, 2]
+    assert len({adapter.digest for adapter in seen}) == 3
 
 
 def test_step_weights_count_the_steps_of_the_schedule_and_not_of_the_window(tiny_config: Config) -> None:
@@ -69,8 +69,8 @@ def test_an_update_makes_the_better_member_more_likely_and_the_worse_less(tiny_c
         learner={"learning_rate": 1e-3},
     )
     learner, policy = Learner(config), RolloutPolicy(config)
-    weights = learner.adapter()
-    policy.receive(weights)
+    adapter = learner.adapter()
+    policy.receive(adapter)
 
     def first_is_better(rollout: Rollout, images: np.ndarray) -> np.ndarray:
         points = rollout.image_index.shape[1]
@@ -80,7 +80,7 @@ def test_an_update_makes_the_better_member_more_likely_and_the_worse_less(tiny_c
             rewards[rollout.image_index[1, point]] = -point / 10
         return rewards if points > 1 else np.array([1.0, 0.0])
 
-    groups = draw_groups(policy, config, weights, iteration=0, judge=first_is_better)
+    groups = draw_groups(policy, config, adapter, iteration=0, judge=first_is_better)
     rollout = groups[0].shards[0].rollout
     learn(config, groups, learner)
     updated, lora = build_policy(config, device="cpu")
@@ -147,16 +147,14 @@ def test_an_adapter_is_copied_and_its_digest_computed_once_for_its_version(tiny_
     assert learner.adapter().digest == start.adapter.digest
 
 
-def test_only_the_first_of_several_updates_has_ratio_one(tiny_config: Config) -> None:
+def test_the_later_ones_of_several_updates_move_the_ratio(tiny_config: Config) -> None:
     config = tiny_config(learner={"updates_per_iteration": 2, "learning_rate": 1e-2})
     learner, policy = Learner(config), RolloutPolicy(config)
     iterate(learner, policy, config)
     steps = {name: value for name, value in learner.state().optimizer.items() if name.endswith("/step")}
     assert {float(value) for value in steps.values()} == {2.0}
     assert learner.iteration == 1
-    metrics = iterate(learner, policy, config)
-    assert metrics["train/first_ratio_deviation"] == 0.0
-    assert metrics["train/ratio_mean"] != 1.0
+    assert iterate(learner, policy, config)["train/ratio_mean"] != 1.0
 
 
 def test_an_iteration_without_one_valid_score_is_refused_with_the_first_reason(tiny_config: Config) -> None:

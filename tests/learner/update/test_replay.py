@@ -151,6 +151,13 @@ UPDATES: Mapping[str, dict[str, Any]] = MappingProxyType(
             "credit": {"rule": "turning_point", "normalise": "per_step"},
             "completion": {"rule": "schedule"},
         },
+        "one step, the state of all": {
+            "sampling": {"window": {"rule": "random", "size": 1, "within": [0.0, 0.75]}},
+            "group": {"shard": 4},
+            "learner": {"probe_every": 0},
+        },
+        "several updates and epochs": {"learner": {"updates_per_iteration": 2, "epochs": 3, "learning_rate": 1e-2}},
+        "subsampled micro-batches": {"learner": {"subsample_below": 1.0}},
         "guarded": {"learner": {"objective": "guarded"}},
         "masked": {"learner": {"objective": "masked"}, "sampling": {"kernel": "cps"}},
         "with kl": {"learner": {"kl": {"weight": 0.1}}},
