@@ -9,10 +9,10 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from actors import learners
 from actors.learners import LearnerGroup
 from actors.pool.nodes import NodeFailures
 from flow.device import library_facts
+from learner.update.learner import Finished
 from protocol.config.run import RunConfig
 from tests.support.waiting import until
 
@@ -24,17 +24,18 @@ class Call:
         self._actor, self._method = actor, method
         self._answer: Future[Any] = Future()
 
-    def remote(self, *args: Any) -> "Call":
+    def remote(self, *args: Any) -> "Call | tuple[Call, None]":
         if self._method == "take_seat":
             self._actor.seat = args[0]
         if self._method == self._actor.holds:
             self._actor.held.append(self)
         else:
             self.end()
-        return self
+        return (self, None) if self._method == "findings" else self
 
     def end(self) -> None:
-        answers = {"__ray_call__": ("host", "node", 1), "prepare": library_facts()}
+        finished = Finished(metrics={}, digest="")
+        answers = {"__ray_call__": ("host", "node", 1), "prepare": library_facts(), "findings": 0, "finish": finished}
         if self._actor.is_dead:
             self._answer.set_exception(RayActorError())
         else:
@@ -98,13 +99,8 @@ def require_seats(actors: Sequence[Fake]) -> None:
 
 @pytest.mark.parametrize(("before", "then", "meanwhile"), [(2, 4, 1), (4, 8, 2), (1, 2, 8)])
 def test_a_size_that_is_asked_for_while_workers_join_waits_for_the_next_update(
-    tiny_config, fakes, monkeypatch, before, then, meanwhile
+    tiny_config, fakes, before, then, meanwhile
 ):
-    async def nothing(*_: Any, **__: Any) -> dict[str, float]:
-        return {}
-
-    monkeypatch.setattr(learners, "update", nothing)
-
     async def scenario() -> None:
         group = group_of(tiny_config, fakes, before)
         await group.start()
@@ -129,12 +125,7 @@ def test_a_size_that_is_asked_for_while_workers_join_waits_for_the_next_update(
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
-def test_a_worker_that_dies_before_it_joins_costs_the_others_nothing(tiny_config, fakes, monkeypatch, caplog):
-    async def nothing(*_: Any, **__: Any) -> dict[str, float]:
-        return {}
-
-    monkeypatch.setattr(learners, "update", nothing)
-
+def test_a_worker_that_dies_before_it_joins_costs_the_others_nothing(tiny_config, fakes, caplog):
     async def scenario() -> None:
         group = group_of(tiny_config, fakes, 1)
         await group.start()

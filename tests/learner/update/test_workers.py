@@ -264,12 +264,13 @@ EARLY: Mapping[str, Any] = MappingProxyType({**PLAIN, "values": "raw", "scale": 
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_groups_train_while_later_ones_are_made_and_give_the_same_bits(
-    tiny_config: Config, monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
+def test_groups_train_while_later_ones_are_made_and_give_the_same_bits(tiny_config: Config, workers: int) -> None:
     settings = {"updates_per_iteration": 3, "epochs": 2}
     config = tiny_config(group=PAIRED, learner=settings, credit=EARLY)
-    assert config.credits_groups_alone
+    late = tiny_config(
+        group=PAIRED, learner=settings, credit=EARLY, cluster={"layout": "colocated", "rollout_actors": 1}
+    )
+    assert config.trains_early and not late.trains_early
     group, whole, policy = seats(config, workers), Learner(config), RolloutPolicy(config)
     policy.receive(whole.adapter())
     groups = draw_groups(policy, config, whole.adapter(), iteration=0, judge=blind_to_one)
@@ -294,8 +295,7 @@ def test_groups_train_while_later_ones_are_made_and_give_the_same_bits(
 
     told = asyncio.run(asyncio.wait_for(scenario(), 120))
     require_equal(group[0].state(), group[-1].state())
-    monkeypatch.setattr(RunConfig, "credits_groups_alone", False)
-    assert told == learn(config, groups, whole)
+    assert told == learn(late, groups, whole)
     require_equal(group[0].state(), whole.state())
 
 
@@ -306,10 +306,22 @@ def test_an_early_update_that_is_given_up_leaves_the_state_before(tiny_config: C
     policy.receive(before.adapter)
     groups = draw_groups(policy, config, before.adapter, iteration=0)
 
+    class Watched(NearWorker):
+        """Ends the update after its second step."""
+
+        updating: "asyncio.Future[Any]"
+
+        async def step(self, gradient: Any, *, first: int, epoch: int) -> None:
+            await super().step(gradient, first=first, epoch=epoch)
+            if first == 2:
+                self.updating.cancel()
+
     async def scenario() -> None:
         coming = complete(groups[:4]) + [asyncio.get_running_loop().create_future() for _ in groups[4:]]
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(update(config, [NearWorker(learner)], coming), 0.01)
+        worker = Watched(learner)
+        worker.updating = asyncio.ensure_future(update(config, [worker], coming))
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(worker.updating, 120)
 
     asyncio.run(scenario())
     require_equal(learner.state(), before)
