@@ -1,18 +1,18 @@
 """Two machines that share a board and a store of copies, but no disk: one trains, and the other takes over its run."""
 
 import asyncio
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from redis import Redis
-from redis.exceptions import RedisError
 
 from deploy.board.board import Board
 from deploy.board.embedded import BoardServer
 from protocol.commands import new_command
 from tests.support.runs.scene import Driver, preset, require_undisturbed
+from tests.support.services.boards import answers
+from tests.support.waiting import until, wait_until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 PROGRAM = (
@@ -27,15 +27,9 @@ PROGRAM = (
 def board(tmp_path: Path) -> Iterator[str]:
     server = BoardServer(tmp_path)
     server.start()
-    client = Redis.from_url(server.url)
-    for _ in range(200):
-        try:
-            client.ping()
-            break
-        except RedisError:
-            time.sleep(0.1)
+    with Redis.from_url(server.url) as client:
+        wait_until(lambda: answers(client))
     yield server.url
-    client.close()
     server.stop()
 
 
@@ -43,11 +37,14 @@ async def paused(url: str) -> None:
     """Returns when the run rests between two iterations."""
     board = Board(url)
     await board.ask("run", new_command("pause"))
-    until = time.monotonic() + 60
-    while (status := await board.status("run")) is None or status.phase != "paused":
-        assert time.monotonic() < until
-        await asyncio.sleep(0.1)
-    assert status.iteration < 20
+
+    async def rests() -> bool:
+        status = await board.status("run")
+        return status is not None and status.phase == "paused"
+
+    await until(rests)
+    status = await board.status("run")
+    assert status is not None and status.iteration < 20
     await board.close()
 
 

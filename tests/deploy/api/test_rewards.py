@@ -29,7 +29,7 @@ from rewards.images import ImageError, decode_image, encode_png
 from rewards.scorer import build_scorer
 from rewards.scores import partly
 from tests.support.rewards.reward_servers import http_server, reward_service
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 OPEN = Access(host="127.0.0.1", token=None)
 TOKEN = "a-token-of-this-test-0123"
@@ -171,7 +171,6 @@ def test_malformed_requests_are_refused_in_one_line(
 def test_a_full_queue_sends_away_and_the_client_comes_again() -> None:
     class Slow(Redness):
         def score(self, images, prompts, metadata):
-            import time
 
             time.sleep(0.3)
             return super().score(images, prompts, metadata)
@@ -260,20 +259,20 @@ def test_bodies_in_progress_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> Non
     """A client that has announced a body and not sent it holds the room for it."""
     monkeypatch.setattr("deploy.api.rewards.BODY_BYTES", 1024 * 1024)
     with reward_service(make_app({"red": build_scorer(f"{__name__}:Redness")}, OPEN)) as url:
+
+        def answer() -> httpx2.Response:
+            return posted(url, [(encode_png(IMAGES[0]), "a")])
+
         host, port = url.removeprefix("http://").split(":")
         head = f"POST /v1/score HTTP/1.1\r\nHost: {host}\r\nContent-Length: {1024 * 1024}\r\n\r\n".encode()
         with ExitStack() as held:
             for _ in range(BODIES_HELD):
                 held.enter_context(socket.create_connection((host, int(port)))).sendall(head + b"{")
-            until = time.monotonic() + 30
-            while (answer := posted(url, [(encode_png(IMAGES[0]), "a")])).status_code == 200:
-                assert time.monotonic() < until
-                time.sleep(0.05)
-            assert answer.status_code == 503 and f"already hold {BODIES_HELD} MiB" in answer.json()["detail"]
-        while (answer := posted(url, [(encode_png(IMAGES[0]), "a")])).status_code == 503:
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        assert answer.status_code == 200, "the room is free again"
+            wait_until(lambda: answer().status_code != 200)
+            refused = answer()
+            assert refused.status_code == 503 and f"already hold {BODIES_HELD} MiB" in refused.json()["detail"]
+        wait_until(lambda: answer().status_code != 503)
+        assert answer().status_code == 200, "the room is free again"
 
 
 def test_a_token_is_asked_for_and_a_body_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

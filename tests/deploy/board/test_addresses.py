@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from protocol.addresses import SCHEMES, check_address, without_password
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, FlowcreditError
 from tests.support.runs.watched import REDNESS, go
+from tests.support.waiting import wait_until
 
 HALVES = ("alphaword", "omegaword")
 USABLE = (
@@ -123,18 +123,26 @@ def test_a_run_with_such_an_address_writes_it_nowhere(
 
 
 def test_no_child_of_a_run_has_the_password_among_its_arguments(tmp_path):
+    said: list[str] = []
+
+    def is_there() -> bool:
+        said.append(words_of_children())
+        return "serve" in said[-1]
+
     server = PageServer(tmp_path, board=USABLE[0])
     try:
-        until, words = time.monotonic() + 20, ""
-        while "serve" not in words and time.monotonic() < until:
-            words = " ".join(word for child in psutil.Process().children(recursive=True) for word in _words(child))
-        assert "serve" in words
-        assert not is_told(words)
+        wait_until(is_there)
+        assert not is_told(" ".join(said))
     finally:
         server.stop()
 
 
-def _words(process: psutil.Process) -> list[str]:
+def words_of_children() -> str:
+    """The command lines of this process's children."""
+    return " ".join(word for child in psutil.Process().children(recursive=True) for word in words_of(child))
+
+
+def words_of(process: psutil.Process) -> list[str]:
     try:
         return process.cmdline()
     except psutil.Error:

@@ -17,6 +17,7 @@ from deploy.folder import lease as leases
 from deploy.folder.lease import Lease
 from deploy.folder.names import LEASE
 from protocol.errors import LeaseLostError, RunFolderError
+from tests.support.waiting import wait_until
 
 
 def token_of(run: Path) -> tuple[str, dict]:
@@ -134,10 +135,7 @@ def test_of_two_who_want_the_same_token_one_gets_it(tmp_path, monkeypatch):
 def test_the_beats_count_up_without_a_new_file(tmp_path, monkeypatch):
     monkeypatch.setattr(leases, "BEAT_S", 0.02)
     lease = Lease.take(tmp_path)
-    deadline = time.monotonic() + 10
-    while token_of(tmp_path)[1]["beats"] < 3 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert token_of(tmp_path)[1]["beats"] >= 3
+    wait_until(lambda: token_of(tmp_path)[1]["beats"] >= 3)
     assert next((tmp_path / LEASE).iterdir()).stat().st_size == leases.WIDTH
     lease.release()
 

@@ -1,7 +1,6 @@
 """The page's server: a token of its own, started again when it is killed, gone with the run."""
 
 import asyncio
-import time
 import urllib.error
 import urllib.request
 from itertools import groupby
@@ -19,18 +18,8 @@ from deploy.monitor.observe import Observed
 from deploy.monitor.page_server import PageServer
 from deploy.monitor.progress import Progress
 from deploy.run.local import LocalFleet
+from tests.support.runs.sinks import Said
 from tests.support.waiting import wait_until
-
-
-class Said:
-    def __init__(self) -> None:
-        self.conditions: list[tuple[str, bool | None, str]] = []
-
-    def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002
-        self.conditions.append((type, holds, reason))
-
-    def event(self, message: str, kind: str = "info") -> None:
-        raise AssertionError("the page's server states conditions")
 
 
 def serves(address: str) -> bool:
@@ -56,14 +45,15 @@ def test_a_page_s_server_that_is_killed_is_started_again_at_the_same_address(tmp
     page.restart_if_ended(said)
     for process in watcher.children(recursive=True):
         process.kill()
-    end = time.monotonic() + 60
-    while ("PageServed", False, "Ended") not in said.conditions:
-        assert time.monotonic() < end, "its end is not seen"
+
+    def is_seen() -> bool:
         page.restart_if_ended(said)
-        time.sleep(0.05)
+        return ("PageServed", False, "Ended") in [stated[:3] for stated in said.conditions]
+
+    wait_until(is_seen, why="its end is not seen")
     until_served(page.address)
     page.restart_if_ended(said)
-    assert [condition for condition, _ in groupby(said.conditions)] == [
+    assert [condition for condition, _ in groupby(stated[:3] for stated in said.conditions)] == [
         ("PageServed", True, "Serving"),
         ("PageServed", False, "Ended"),
         ("PageServed", True, "Serving"),
