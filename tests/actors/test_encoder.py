@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import ray
 
 from actors.rewards.readiness import require_ready_on_ray
 from deploy.run.encode import encode_ahead, texts_of
@@ -13,6 +12,7 @@ from flow.models.load import load_backbone
 from protocol.config.run import RunConfig
 from protocol.errors import ModelError, ScorerError
 from protocol.messages import Prompt
+from tests.support.services.local_ray import local_ray
 
 Config = Callable[..., RunConfig]
 PROMPTS = [
@@ -29,9 +29,8 @@ def configured(tiny_config: Config, cache: Path, **settings: object) -> RunConfi
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
-    yield
-    ray.shutdown()
+    with local_ray(cpus=2):
+        yield
 
 
 def test_negatives_are_wanted_only_where_guidance_asks(tiny_config: Config, tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ from protocol.errors import LearnerFailedError, NonFiniteError, PoolError
 from protocol.messages import Adapter, LearnerState, Rollout, ScoredGroup
 from tests.support.learning.groups import complete, draw_groups, learn
 from tests.support.runs.metrics import untimed
+from tests.support.services.local_ray import local_ray
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 Config = Callable[..., RunConfig]
@@ -33,9 +35,8 @@ Config = Callable[..., RunConfig]
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=4, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
-    yield
-    ray.shutdown()
+    with local_ray(cpus=4):
+        yield
 
 
 @ray.remote(num_cpus=0)
@@ -125,13 +126,6 @@ async def group_of(config: RunConfig, actor_class: Any = LearnerWorker) -> Async
         yield group
     finally:
         group.stop()
-
-
-async def until(holds: Callable[[], bool], seconds: float = 400.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come about"
-        await asyncio.sleep(0.02)
 
 
 def run(scenario: Awaitable[None]) -> None:
@@ -243,7 +237,7 @@ def test_the_driver_keeps_no_entry_of_trajectories_that_were_learnt_from(tiny_co
                 drawn = reference.draw()
                 await learn_from(drawn, group)
                 await reference.learn(drawn)
-            await until(lambda: entries() < before + 4, seconds=60)  # calls come and go; 24 trajectories were drawn
+            await until(lambda: entries() < before + 4)  # calls come and go; 24 trajectories were drawn
 
     run(scenario())
 

@@ -14,6 +14,7 @@ from actors.pool.calls import Member, answer
 from actors.pool.pool import ActorPool
 from actors.pool.starts import Starts
 from protocol.errors import ContractError, PoolError
+from tests.support.services.local_ray import local_ray
 from tests.support.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.ray
@@ -68,9 +69,8 @@ async def answered(_: object) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
-    yield
-    ray.shutdown()
+    with local_ray(cpus=2):
+        yield
 
 
 def make_pool(

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import ray
 
 from actors.learners import LearnerGroup, LearnerWorker
 from actors.pool.nodes import NodeFailures
@@ -20,6 +19,7 @@ from protocol.ports import Ports
 from tests.support.learning.groups import PROMPTS
 from tests.support.paths import ROOT
 from tests.support.runs.sinks import Silent
+from tests.support.services.local_ray import local_ray
 from tests.support.tracing import Trace, TracedClass
 
 IN_ONE_PROCESS = "deploy/run/local.py"
@@ -98,9 +98,8 @@ def test_the_table_and_its_list_hold_the_files_that_a_trajectory_passes_in_one_p
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PYTHONPATH", os.fspath(ROOT))
-    ray.init(address="local", num_cpus=4, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
-    yield
-    ray.shutdown()
+    with local_ray(cpus=4):
+        yield
 
 
 @pytest.mark.ray

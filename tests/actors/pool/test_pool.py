@@ -20,6 +20,7 @@ from actors.rewards.pool import RewardPools
 from protocol.config.cluster import ClusterConfig
 from protocol.errors import ConfigError, ContractError, PoolError
 from tests.support.runs.sinks import Silent
+from tests.support.services.local_ray import local_ray
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.ray
@@ -87,9 +88,8 @@ class Counter(Alive):
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
-    yield
-    ray.shutdown()
+    with local_ray(cpus=2):
+        yield
 
 
 @ray.remote(num_cpus=0, **HEARTBEAT)

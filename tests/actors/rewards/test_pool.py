@@ -20,6 +20,7 @@ from protocol.messages import Metadata, Prompt, Scores
 from protocol.sink import StatusSink
 from rewards.scores import partly
 from tests.support.runs.sinks import Silent, Told
+from tests.support.services.local_ray import local_ray
 
 pytestmark = pytest.mark.ray
 NODES = NodeFailures(within_s=60)
@@ -67,16 +68,8 @@ class Moody:
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    ray.init(
-        address="local",
-        num_cpus=4,
-        resources={"ocr_node": 1},
-        include_dashboard=False,
-        _node_ip_address="127.0.0.1",
-        log_to_driver=False,
-    )
-    yield
-    ray.shutdown()
+    with local_ray(cpus=4, resources={"ocr_node": 1}):
+        yield
 
 
 def pools(tiny_config: Any, sink: StatusSink | None = None, **reward: Any) -> RewardPools:

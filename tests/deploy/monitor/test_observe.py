@@ -529,9 +529,8 @@ def test_a_resumed_run_counts_its_lines_on(config, tmp_path):
 @pytest.mark.whole
 @pytest.mark.ray
 def test_a_run_whose_pools_and_learner_are_scaled_ends_in_the_weights_of_one_that_never_was(config, tmp_path):
-    import ray
-
     from actors.fleet import RayFleet
+    from tests.support.services.local_ray import local_ray
 
     async def steer(scene: Scene) -> None:
         for pool, count in (("rollout", 3), ("rollout", 2), ("learner", 2)):
@@ -549,11 +548,8 @@ def test_a_run_whose_pools_and_learner_are_scaled_ends_in_the_weights_of_one_tha
         assert kinds == ["learner", "learner", "rollout", "rollout", "reward/redness"]
 
     settings = config(iterations=16, cluster={"rollout_actors": 1})
-    ray.init(address="local", num_cpus=8, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
-    try:
+    with local_ray(cpus=8):
         scaled = go(settings, tmp_path / "scaled", beside=steer, slow_s=0.3, make_fleet=RayFleet)
-    finally:
-        ray.shutdown()
     assert scaled == go(settings, tmp_path / "plain")
     status = left_behind(tmp_path / "scaled")
     assert [(pool.name, pool.desired, pool.restarts) for pool in status.pools] == [
