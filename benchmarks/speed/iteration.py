@@ -128,7 +128,7 @@ def account(config: RunConfig, *, is_local: bool) -> tuple[list[Part], Mapping[s
         Part(name="reducing", seconds=held.get("update/reduction_seconds", 0.0)),
         Part(name="publishing", seconds=held["seconds/publish"]),
     ]
-    if is_local:
+    if is_local and not config.group.max_lag:  # with a lag, rollouts and updates share their seconds
         parts.append(Part(name="everything else", seconds=held[SPENT] - sum(part.seconds for part in parts)))
     return parts, held, cost
 
