@@ -128,21 +128,19 @@ class Groups:
     async def learn(self, iteration: int, coming: Sequence["asyncio.Future[ScoredGroup]"]) -> Metrics:
         """Update the learner with the groups of one iteration; groups that were lost with a node are made again."""
         first = iteration * self._config.group.per_iteration
-        made: list[asyncio.Future[ScoredGroup]] = []
+        tries: list[Sequence[asyncio.Future[ScoredGroup]]] = []
+
+        async def update() -> Metrics:
+            made = (asyncio.ensure_future(self.produce(first + group)) for group in range(len(coming)))
+            tries.append(list(made) if tries else coming)
+            return await self._ports.learner.update(tries[-1])
+
         try:
-            for _ in range(TRIES - 1):
-                try:
-                    metrics = await self._ports.learner.update(coming)
-                    break
-                except ShardLostError:
-                    coming = [asyncio.ensure_future(self.produce(first + group)) for group in range(len(coming))]
-                    made += coming
-            else:
-                metrics = await self._ports.learner.update(coming)
+            metrics = await again_if_lost(update)
         finally:
-            for group in made:
+            for group in (group for made in tries[1:] for group in made):
                 group.cancel()
-        batch = [group.result() for group in coming]
+        batch = [group.result() for group in tries[-1]]
         self._observer.learned(iteration, batch)
         return {**metrics, **work_of(batch)}
 
