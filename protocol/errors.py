@@ -26,6 +26,11 @@ def named_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(error)}"
 
 
+def reason_of(error: Exception) -> str:
+    """Return the system's reason of an OSError, such as `No space left on device`; the line of any other exception."""
+    return getattr(error, "strerror", None) or one_line(error)
+
+
 def breaks_gpu(error: BaseException) -> bool:
     """Tell whether an exception leaves its process without a GPU: CUDA keeps an error until the process ends."""
     return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
@@ -107,9 +112,14 @@ class StaleAdapterError(FlowcreditError):
     """A rollout actor holds another adapter version than the request asks for."""
 
 
+def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known word closest to `word`; None if none is as similar as `cutoff`, a number from 0 to 1."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """Name the closest known word, if one is close, then all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    close = closest(word, names)
+    hint = f"did you mean {close!r}? " if close else ""
     return f"{hint}known: {', '.join(names) or 'none'}"

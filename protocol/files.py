@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
-from protocol.errors import RunFolderError
+from protocol.errors import RunFolderError, reason_of
 
 ADAPTER_FILE = "pytorch_lora_weights.safetensors"
 """An adapter's tensors in a checkpoint or a folder, by diffusers' name."""
@@ -63,8 +63,7 @@ def writing(path: Path, option: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or error
-        raise RunFolderError(f"{path} cannot be written: {reason}; fix that or set {option}") from error
+        raise RunFolderError(f"{path} cannot be written: {reason_of(error)}; fix that or set {option}") from error
 
 
 def require_folder_of(path: Path, option: str) -> None:

@@ -36,6 +36,12 @@ def file_of(path: str) -> Path | None:
     return resolve(source).absolute() if source.endswith(".py") and class_name.isidentifier() else None
 
 
+def whole_path(path: str) -> str:
+    """Make a file in `path` absolute, for a process with another working folder; other forms stay."""
+    file = file_of(path)
+    return f"{file}:{path.rpartition(':')[2]}" if file else path
+
+
 def _load(file: Path) -> ModuleType:
     name = f"file {file}"
     if name in sys.modules:

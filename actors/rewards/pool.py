@@ -26,7 +26,7 @@ from protocol.config.reward import RewardConfig
 from protocol.config.run import RunConfig
 from protocol.errors import FlowcreditError
 from protocol.files import CODE, code_digest, sha256_of
-from protocol.import_path import file_of
+from protocol.import_path import file_of, whole_path
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.ports import ImagesHandle, Metrics
 from protocol.sink import StatusSink
@@ -350,8 +350,7 @@ class RewardPools:
 
 def with_whole_path(reward: RewardConfig) -> RewardConfig:
     """Make the path of a scorer's file absolute, since an actor has another working folder."""
-    file = file_of(reward.scorer)
-    return reward.model_copy(update={"scorer": f"{file}:{reward.scorer.rpartition(':')[2]}"}) if file else reward
+    return reward.model_copy(update={"scorer": whole_path(reward.scorer)})
 
 
 def reward_options(reward: RewardConfig, config: RunConfig) -> dict[str, Any]:

@@ -14,13 +14,15 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from deploy.api import problems
+
 log = logging.getLogger(__name__)
 MOST_CONNECTIONS = 512
 """Largest number of connections at one time, or half of the files that the process may open, if that is less."""
 BACKLOG = 64
 """Connections that may wait to be accepted; all of them are accepted at once."""
 LOG_EVERY_S = 10.0
-LIMITED_LOGS = ("uvicorn.error", "asyncio", "deploy.api.problems", __name__)
+LIMITED_LOGS = ("uvicorn.error", "asyncio", problems.log.name, __name__)
 """Loggers of messages that a client can cause as often as it likes."""
 
 

@@ -6,6 +6,8 @@ import sys
 from contextlib import suppress
 from io import UnsupportedOperation
 
+from protocol.errors import reason_of
+
 LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 """Errors of an output that cannot be written."""
 
@@ -39,5 +41,5 @@ def output_problem(more: bytes = b"") -> str | None:
         drop_output()
     except OSError as error:
         drop_output()
-        return error.strerror
+        return reason_of(error)
     return None

@@ -53,7 +53,7 @@ from deploy.folder.read import (
 )
 from learner.checkpoint import BEST, LATEST, newest_checkpoint, put_back, read_facts, write_checkpoint
 from protocol.config.run import RunConfig
-from protocol.errors import LeaseLostError, RunFolderError, one_line
+from protocol.errors import LeaseLostError, RunFolderError, reason_of
 from protocol.files import append_whole, by_iteration, iteration_name, write_whole
 from protocol.messages import LearnerState
 
@@ -199,9 +199,8 @@ class RunFolder:
         try:
             yield
         except (OSError, SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or one_line(error)
             raise RunFolderError(
-                f"run folder {self.path} cannot be written: {reason}; fix that or set --run"
+                f"run folder {self.path} cannot be written: {reason_of(error)}; fix that or set --run"
             ) from error
 
     def newest(self) -> tuple[LearnerState, Path] | None:

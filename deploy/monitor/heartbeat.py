@@ -8,7 +8,7 @@ from deploy.monitor.control import Control
 from deploy.monitor.journal import harmless
 from deploy.monitor.page_server import PageServer
 from deploy.monitor.reporter import Reporter
-from protocol.errors import LeaseLostError
+from protocol.errors import LeaseLostError, reason_of
 from protocol.files import write_whole
 from protocol.sink import StatusSink
 
@@ -72,7 +72,7 @@ class Heartbeat:
         except LeaseLostError:
             return
         except OSError as error:
-            self._sink.condition(kind, holds=False, reason="WriteFailed", message=f"{STATUS}: {error.strerror}")
+            self._sink.condition(kind, holds=False, reason="WriteFailed", message=f"{STATUS}: {reason_of(error)}")
         else:
             self._sink.condition(kind, holds=True, reason="Written", message=f"{STATUS} is written")
 

@@ -16,6 +16,7 @@ from rich.progress import Progress as RichProgress
 from deploy.monitor.journal import Listener, is_news
 from deploy.monitor.summary import TREND, eta_s, gains_of, span
 from learner.loop.evaluate import Evaluation
+from protocol.errors import reason_of
 from protocol.status import Condition
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class Output:
             work(self._stream)
         except OSError as error:
             self._is_lost = True
-            log.warning("the output of this run cannot be written any more (%s); it goes on", error.strerror)
+            log.warning("the output of this run cannot be written any more (%s); it goes on", reason_of(error))
             self._on_failure()
 
 

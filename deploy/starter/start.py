@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from string import Template
 
-from protocol.errors import InputError
+from protocol.errors import InputError, reason_of
 from protocol.files import write_whole
 
 HERE = Path(__file__).parent
@@ -45,5 +45,5 @@ def write_starter(folder: Path) -> list[Path]:
     except OSError as error:
         for path in done:
             path.unlink(missing_ok=True)
-        raise InputError(f"{folder} cannot be written: {error.strerror}; fix that or choose another folder") from None
+        raise InputError(f"{folder} cannot be written: {reason_of(error)}; fix that or choose another folder") from None
     return paths

@@ -1,6 +1,5 @@
 """Validate a tree of keys and values as a RunConfig; the first broken rule becomes one line (`ConfigError`)."""
 
-import difflib
 from functools import cache
 from typing import Any
 
@@ -9,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from protocol.config.reference import sections
 from protocol.config.reward import RewardConfig
 from protocol.config.run import RunConfig
-from protocol.errors import ConfigError, suggest
+from protocol.errors import ConfigError, closest, suggest
 
 TEXTS = (str, str | None, tuple[str, ...], tuple[str, ...] | None)
 """Annotations of keys whose values are texts, even where a text looks like a number."""
@@ -66,9 +65,9 @@ def _suggest_key(word: str, parents: list[str]) -> str:
     here = list(section.model_fields) if section else []
     last = {key.key: key.key.rpartition(".")[2] for each in sections() for key in each.keys}
     elsewhere = [key for key, name in last.items() if name == word]
-    if not elsewhere and not difflib.get_close_matches(word, here, n=1):
-        close = difflib.get_close_matches(word, set(last.values()), n=1, cutoff=0.8)
-        elsewhere = [key for key, name in last.items() if name in close]
+    if not elsewhere and not closest(word, here):
+        close = closest(word, last.values(), cutoff=0.8)
+        elsewhere = [key for key, name in last.items() if name == close]
     if elsewhere:
         return f"did you mean {' or '.join(map(repr, elsewhere))}?"
     return suggest(word, here)
