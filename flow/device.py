@@ -8,9 +8,9 @@ from importlib.metadata import version
 
 import torch
 
+from flowcredit.code import CODE, code_digest
 from protocol.config.cluster import RoleConfig
 from protocol.errors import ConfigError
-from protocol.files import CODE, code_digest
 
 
 def device_of(role: RoleConfig) -> str:

@@ -1,4 +1,4 @@
-"""Write files whole, so that neither a full disk nor a crash leaves half of one; and digests of files."""
+"""The files of a run: named by iteration, and written whole, so that no full disk and no crash leaves half of one."""
 
 import hashlib
 import os
@@ -6,7 +6,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
@@ -16,10 +15,6 @@ ADAPTER_FILE = "pytorch_lora_weights.safetensors"
 """An adapter's tensors in a checkpoint or a folder, by diffusers' name."""
 MANIFEST = "manifest.json"
 """sha256 of a checkpoint's files; written last, so a checkpoint without it is not whole."""
-CODE = "flowcredit's code"
-"""Name of `code_digest` among the facts that the processes of a role must share."""
-COMPUTING = ("protocol", "flow", "learner", "rewards", "toyworld")
-"""Packages that decide what is generated, scored and learnt."""
 
 
 def iteration_name(iteration: int, suffix: str = "") -> str:
@@ -76,16 +71,6 @@ def sha256_of(path: Path) -> str:
     """Compute a file's sha256, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@cache
-def code_digest() -> str:
-    """Compute the first 12 digits of the sha256 of all files of the packages `COMPUTING`, once for each process."""
-    home, sha = Path(__file__).parents[1], hashlib.sha256()
-    for name in COMPUTING:
-        for path in sorted((home / name).rglob("*.py")):
-            sha.update(path.relative_to(home).as_posix().encode() + path.read_bytes())
-    return sha.hexdigest()[:12]
 
 
 def _remove(path: Path) -> None:

@@ -22,10 +22,11 @@ from actors.pool.nodes import NodeFailures, failure_reporter, ray_options
 from actors.pool.pool import AHEAD, ActorPool
 from actors.pool.restarts import backoff_s
 from actors.rewards.queue import RewardQueue
+from flowcredit.code import CODE, code_digest
 from protocol.config.reward import RewardConfig
 from protocol.config.run import RunConfig
 from protocol.errors import FlowcreditError
-from protocol.files import CODE, code_digest, sha256_of
+from protocol.files import sha256_of
 from protocol.import_path import file_of, whole_path
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.ports import ImagesHandle, Metrics

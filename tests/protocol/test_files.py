@@ -4,7 +4,6 @@ import os
 
 import pytest
 
-from protocol import files
 from protocol.files import append_whole, by_iteration, iteration_name, whole, write_whole
 
 
@@ -90,17 +89,3 @@ def test_what_belongs_to_an_iteration_is_listed_by_its_number(tmp_path):
     assert list(by_iteration(tmp_path)) == [40, 999999, 1000000], "not in the order of the names"
     assert list(by_iteration(tmp_path, ".npz")) == [7]
     assert by_iteration(tmp_path / "none") == {}
-
-
-@pytest.mark.parametrize("package", files.COMPUTING)
-def test_the_digest_of_the_code_changes_with_every_package_that_computes(package, tmp_path, monkeypatch):
-    for name in (*files.COMPUTING, "deploy"):
-        (tmp_path / name / "deep").mkdir(parents=True)
-        (tmp_path / name / "deep" / "module.py").write_text("a = 1\n")
-    monkeypatch.setattr(files, "__file__", str(tmp_path / "protocol" / "files.py"))
-    digest = files.code_digest.__wrapped__
-    before = digest()
-    (tmp_path / "deploy" / "deep" / "module.py").write_text("a = 2\n")
-    assert digest() == before
-    (tmp_path / package / "deep" / "module.py").write_text("a = 2\n")
-    assert digest() != before
