@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from protocol.messages import Prompt
-from rewards.clip.pretrained import WEIGHTS, load_pretrained, require_pretrained
+from rewards.pretrained import WEIGHTS, load_pretrained, require_pretrained
 
 VIT_L = "openai/clip-vit-large-patch14"
 ROUNDING = 1e-4

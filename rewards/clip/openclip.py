@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from protocol.errors import InputError, ScorerError, one_line
-from rewards.clip.pretrained import load_pretrained
+from rewards.pretrained import load_pretrained
 
 LIKE = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 PLAIN = {

@@ -12,7 +12,7 @@ import numpy as np
 from protocol.errors import ScorerError
 from protocol.messages import Metadata, Scores
 from rewards.clip.features import ROUNDING, VIT_L, ClipFeatures, ClipScorer
-from rewards.clip.pretrained import load_pretrained, require_pretrained
+from rewards.pretrained import load_pretrained, require_pretrained
 from rewards.scores import judged, partly
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from protocol.messages import Detection
 from rewards.clip.features import VIT_L, ClipFeatures
-from rewards.clip.pretrained import WEIGHTS, load_pretrained, require_pretrained
+from rewards.pretrained import WEIGHTS, load_pretrained, require_pretrained
 
 MODEL = "facebook/mask2former-swin-small-coco-instance"
 COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")

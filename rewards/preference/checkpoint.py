@@ -4,11 +4,13 @@ tensors = load_pretrained(read_tensors, "zai-org/ImageReward", file="ImageReward
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rewards.clip.pretrained import require_pretrained
+from protocol.errors import ScorerError, one_line
+from rewards.pretrained import require_pretrained
 
 
 def read_tensors(source: str, *, file: str) -> dict[str, Any]:
@@ -41,6 +43,37 @@ def require_tensors(source: str, *, file: str) -> None:
 
 def _is_file(source: str, file: str) -> bool:
     return source.endswith(Path(file).suffix)
+
+
+@contextmanager
+def holds_tensors(source: str, scorer: str, remedy: str) -> Iterator[Callable[[Iterable[str], Iterable[str]], None]]:
+    """Turn what the block finds wrong with a checkpoint's tensors into a ScorerError.
+
+    Args:
+        source: names the checkpoint.
+        scorer: whose tensors it must hold.
+        remedy: what to do about it.
+
+    Yields:
+        A function of the names that the checkpoint lacks and of those that the scorer does not have; it refuses both.
+
+    Raises:
+        ScorerError: a tensor is missing (KeyError), shapes do not fit (RuntimeError), or names are refused.
+    """
+    must = f"{source} must hold {scorer}'s tensors"
+
+    def require_names(lacking: Iterable[str], foreign: Iterable[str]) -> None:
+        missing, unknown = sorted(lacking), sorted(foreign)
+        if missing or unknown:
+            got = f"{len(missing)} missing {missing[:3]} and {len(unknown)} unknown {unknown[:3]}"
+            raise ScorerError(f"{must}, got {got}: {remedy}")
+
+    try:
+        yield require_names
+    except KeyError as error:
+        raise ScorerError(f"{must}, got none named {error}: {remedy}") from None
+    except RuntimeError as error:
+        raise ScorerError(f"{must} in shapes that fit each other, got {one_line(error)}: {remedy}") from None
 
 
 def numbers(names: Iterable[str], prefix: str) -> list[int]:

@@ -18,8 +18,8 @@ from protocol.errors import PromptError, ScorerError, one_line
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.prompts import check_each
 from protocol.resources import resolve
-from rewards.clip.pretrained import load_pretrained, require_pretrained
-from rewards.preference.checkpoint import linear_head, read_tensors, require_tensors
+from rewards.preference.checkpoint import holds_tensors, linear_head, read_tensors, require_tensors
+from rewards.pretrained import load_pretrained, require_pretrained
 from rewards.scores import judged
 
 MODEL = "MizzenAI/HPSv3"
@@ -202,23 +202,14 @@ def _network_of(tensors: dict[str, Any], config: Any, source: str, dtype: str) -
     from torch import nn
     from transformers import Qwen2VLForConditionalGeneration
 
-    must, remedy = f"{source} must hold HPSv3's tensors", f"give {FILE} of {MODEL} and the Qwen2-VL of its size"
     ours = {name: tensor for name, tensor in tensors.items() if name.startswith("rm_head.")}
     shapes = {name: tuple(tensor.shape) for name, tensor in ours.items()}
     rest = {name: tensor for name, tensor in tensors.items() if name not in ours}
-    try:
+    with holds_tensors(source, "HPSv3", f"give {FILE} of {MODEL} and the Qwen2-VL of its size") as require_names:
         head = linear_head(shapes, "rm_head", inputs=config.text_config.hidden_size, outputs=2, activation=nn.ReLU)
         head.load_state_dict({name.removeprefix("rm_head."): tensor.float() for name, tensor in ours.items()})
         options = {"config": config, "state_dict": rest, "dtype": getattr(torch, dtype), "output_loading_info": True}
         load: Any = Qwen2VLForConditionalGeneration.from_pretrained
         backbone, found = load_pretrained(lambda _: load(None, **options), source)
-    except KeyError as error:
-        raise ScorerError(f"{must}, got none named {error}: {remedy}") from None
-    except RuntimeError as error:
-        raise ScorerError(f"{must} in shapes that fit each other, got {one_line(error)}: {remedy}") from None
-    missing, foreign = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
-    if missing or foreign:
-        raise ScorerError(
-            f"{must}, got {len(missing)} missing {missing[:3]} and {len(foreign)} unknown {foreign[:3]}: {remedy}"
-        )
+        require_names(found["missing_keys"], found["unexpected_keys"])
     return backbone, head

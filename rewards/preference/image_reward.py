@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from protocol.errors import ScorerError, one_line
+from protocol.errors import ScorerError
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.clip.pretrained import load_pretrained, require_pretrained
-from rewards.preference.checkpoint import linear_head, numbers, read_tensors, require_tensors
+from rewards.preference.checkpoint import holds_tensors, linear_head, numbers, read_tensors, require_tensors
+from rewards.pretrained import load_pretrained, require_pretrained
 from rewards.scores import judged
 
 MODEL = "zai-org/ImageReward"
@@ -143,23 +143,12 @@ def _network_of(saved: Mapping[str, Any], source: str) -> tuple[Any, int]:
     Raises:
         ScorerError: a tensor is missing, is of another shape, or has a name that ImageReward does not have.
     """
-    must = f"{source} must hold ImageReward's tensors"
-    remedy = f"give {FILE} of {MODEL}"
-    try:
+    with holds_tensors(source, "ImageReward", f"give {FILE} of {MODEL}") as require_names:
         network, side = _empty_network({name: tuple(tensor.shape) for name, tensor in saved.items()})
-    except KeyError as error:
-        raise ScorerError(f"{must}, got none named {error}: {remedy}") from None
-    names = {ours: _published(ours) for ours in network.state_dict()}
-    missing = sorted(set(names.values()) - set(saved))
-    foreign = sorted(name for name in set(saved) - set(names.values()) if not UNUSED.fullmatch(name))
-    if missing or foreign:
-        raise ScorerError(
-            f"{must}, got {len(missing)} missing {missing[:3]} and {len(foreign)} unknown {foreign[:3]}: {remedy}"
-        )
-    try:
+        names = {ours: _published(ours) for ours in network.state_dict()}
+        foreign = set(saved) - set(names.values())
+        require_names(set(names.values()) - set(saved), (name for name in foreign if not UNUSED.fullmatch(name)))
         network.load_state_dict({ours: saved[name].float() for ours, name in names.items()})
-    except RuntimeError as error:
-        raise ScorerError(f"{must} in shapes that fit each other, got {one_line(error)}: {remedy}") from None
     return network, side
 
 
