@@ -7,15 +7,18 @@ shown = mix_observed({"ocr": a, "aesthetic": c}, {"ocr": 1.0})        # aestheti
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
 
 from protocol.config.reward import RewardConfig
+from protocol.config.run import RunConfig
 from protocol.errors import ContractError, RewardError
-from protocol.messages import Scores
+from protocol.messages import Metadata, Scores
+from protocol.ports import ImagesHandle
 from protocol.sink import StatusSink
 
 log = logging.getLogger(__name__)
@@ -180,6 +183,39 @@ def _require_one_length(scores: Mapping[str, Scores]) -> None:
 
 def _where_valid(valid: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     return np.where(valid, numbers, np.nan).astype(np.float32)
+
+
+class Mixture(ABC):
+    """The scores of a run's scorers, mixed; a subclass asks them."""
+
+    _config: RunConfig
+
+    async def score_for_training(
+        self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
+    ) -> Scores:
+        """Mix the scores of the scorers that train."""
+        answers = await self._ask(self._config.reward_weights, images, prompts, metadata)
+        return mix(answers, self._config.reward_weights)
+
+    async def score_for_evaluation(
+        self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
+    ) -> Scores:
+        """Mix the scores that train, and add the readings of the scorers that only evaluate."""
+        count = self._config.evaluation.images_per_prompt
+        answers = await self._ask(self._config.evaluation_rewards, images, prompts, metadata, group=count)
+        return mix_observed(answers, self._config.evaluated_weights)
+
+    @abstractmethod
+    async def _ask(
+        self,
+        names: Iterable[str],
+        images: ImagesHandle,
+        prompts: Sequence[str],
+        metadata: Sequence[Metadata],
+        *,
+        group: int | None = None,
+    ) -> dict[str, Scores]:
+        """Return the scores of B images by each of these scorers; `group` images are one group, None: all of them."""
 
 
 def settle(name: str, config: RewardConfig, scores: Scores) -> Scores:

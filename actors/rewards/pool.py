@@ -33,7 +33,7 @@ from protocol.ports import ImagesHandle, Metrics
 from protocol.sink import StatusSink
 from protocol.status import PoolStatus
 from rewards.scorer import Piece, score_pieces, scorer_of
-from rewards.scores import Tally, groups_of, joined, mix, mix_observed, patched, settle
+from rewards.scores import Mixture, Tally, groups_of, joined, patched, settle
 
 
 @ray.remote(**HEARTBEAT)
@@ -240,7 +240,7 @@ def _part(piece: Piece, chosen: Sequence[int]) -> Piece:
     )
 
 
-class RewardPools:
+class RewardPools(Mixture):
     """The reward port: one pool of reward actors for each scorer, their scores mixed."""
 
     def __init__(
@@ -265,21 +265,6 @@ class RewardPools:
     def pools(self) -> dict[str, ActorPool]:
         """The actors of each reward by name; a pause may replace a pool that used up its restarts."""
         return {name: reward.pool for name, reward in self.rewards.items()}
-
-    async def score_for_training(
-        self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
-    ) -> Scores:
-        """Mix the scores of the scorers that train."""
-        answers = await self._ask(self._config.reward_weights, images, prompts, metadata)
-        return mix(answers, self._config.reward_weights)
-
-    async def score_for_evaluation(
-        self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
-    ) -> Scores:
-        """Mix the scores that train, and add the readings of the scorers that only evaluate."""
-        count = self._config.evaluation.images_per_prompt
-        answers = await self._ask(self._config.evaluation_rewards, images, prompts, metadata, group=count)
-        return mix_observed(answers, self._config.evaluated_weights)
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
         """Check the prompts with the scorers that can only be built in their own runtime environment."""

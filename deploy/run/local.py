@@ -39,12 +39,12 @@ from protocol.ports import ImagesHandle, Metrics, Ports, RolloutHandle
 from protocol.sink import StatusSink
 from protocol.status import ActorStatus, PoolStatus
 from rewards.scorer import CheckedScorer, scorer_of
-from rewards.scores import Tally, groups_of, joined, mix, mix_observed, settle
+from rewards.scores import Mixture, Tally, groups_of, joined, settle
 
 Result = TypeVar("Result")
 
 
-class LocalFleet:
+class LocalFleet(Mixture):
     """A `protocol.ports.Fleet` in this process; a handle is the message itself."""
 
     def __init__(self, config: RunConfig, sink: StatusSink | None = None, *, has_learner: bool = True) -> None:
@@ -107,20 +107,6 @@ class LocalFleet:
         for name, reward in self._config.rewards.items():
             if reward.runtime_env:
                 self._scorers[name].check(prompts)
-
-    async def score_for_training(
-        self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
-    ) -> Scores:
-        """Mix the scores of the scorers that train."""
-        return mix(await self._ask(self._config.reward_weights, images, prompts, metadata), self._config.reward_weights)
-
-    async def score_for_evaluation(
-        self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
-    ) -> Scores:
-        """Mix the scores that train, and add the readings of the scorers that only evaluate."""
-        count = self._config.evaluation.images_per_prompt
-        answers = await self._ask(self._config.evaluation_rewards, images, prompts, metadata, group=count)
-        return mix_observed(answers, self._config.evaluated_weights)
 
     def failures(self) -> Metrics:
         """Return no metrics: scorers in this process are not retried, and `reward/missing` counts missing scores."""
