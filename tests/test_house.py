@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from flowcredit.start import PACKAGES
 from tests.support.paths import ROOT
 
-PRODUCT = ("flowcredit", "protocol", "flow", "toyworld", "rewards", "learner", "actors", "deploy", "benchmarks")
+PRODUCT = ("flowcredit", *PACKAGES, "benchmarks")
 MOST_MODULES = 12
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "misc", "common", "shared", "stuff"}
 ROUTES = ("deploy/cli/", "deploy/api/app.py", "deploy/api/history/routes.py")

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from flowcredit.start import PACKAGES
 from protocol.config.run import RunConfig
 from tests.support.pages import PAGES, metric_patterns, name_of
 from tests.support.paths import ROOT
 
 BASES = {"reliability.md": [ROOT / "tests"]}
 """Further folders to which paths of a page are relative."""
-PACKAGES = "protocol|flow|rewards|toyworld|learner|actors|deploy|benchmarks|tests|docs|world|pretraining"
+FOLDERS = "|".join((*PACKAGES, "flowcredit", "benchmarks", "tests", "docs", "world", "pretraining"))
 METRIC = re.compile(
     r"(?:reward|group|gain|credit|advantage|train|policy|seconds|evaluation|reward_pool|ledger|probe|adapter)/[\w<>{},/]+"
 )
@@ -60,7 +61,7 @@ def test_every_module_that_a_command_runs_exists(page: Path) -> None:
 
 @pages
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
-    for path in re.findall(rf"`((?:{PACKAGES})/[\w./*-]*)`", page.read_text(encoding="utf-8")):
+    for path in re.findall(rf"`((?:{FOLDERS})/[\w./*-]*)`", page.read_text(encoding="utf-8")):
         bases = [ROOT, page.parent, *BASES.get(page.name, [])]
         assert any(next(base.glob(path.rstrip("/")), None) for base in bases), path
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import ray
 
+from flowcredit.start import PACKAGES
 from tests.support.paths import ROOT
-
-PRODUCT = ("protocol", "flow", "toyworld", "rewards", "learner", "actors", "deploy")
 
 
 class Trace:
@@ -33,7 +32,7 @@ class Trace:
         path = Path(frame.f_code.co_filename)
         if event == "call" and frame.f_code.co_name != "<module>" and path.is_relative_to(ROOT):
             name = str(path.relative_to(ROOT))
-            if name.startswith(PRODUCT):
+            if name.startswith(PACKAGES):
                 self.found.add(name)
 
 
