@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.folder import names
+from deploy.folder import location, names
 from deploy.jobs import pack
 from deploy.jobs.fetch import Received, fetch
 from protocol.errors import ConfigError, RunFolderError
@@ -67,6 +67,13 @@ def test_a_name_is_looked_up_in_the_folder_of_runs(run):
     received.take(printed("other", FLOWCREDIT_RUNS=str(run.parent)))
     with pytest.raises(RunFolderError, match=r"^there is no run .*/runs/other; .*/runs holds mine$"):
         received.require_whole("other", 0)
+
+
+def test_without_a_variable_the_folder_of_runs_is_that_of_a_job(tmp_path, monkeypatch):
+    monkeypatch.delenv(location.RUNS_VARIABLE, raising=False)
+    monkeypatch.setenv(location.JOB_VARIABLE, '{"metadata": {"job_submission_id": "mine"}}')
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert f"there is no run {location.runs_folder() / 'mine'};" in printed("mine", HOME=str(tmp_path))
 
 
 @pytest.mark.parametrize("harm", [lambda text: text[: len(text) // 2], lambda text: text.replace("A", "B", 1)])

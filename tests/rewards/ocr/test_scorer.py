@@ -1,5 +1,8 @@
 """The text reward: its formula on hand-made readings, and real reading of real images with RapidOCR."""
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
@@ -120,3 +123,21 @@ def test_an_image_is_read_the_same_alone_and_in_company() -> None:
 def test_an_engine_that_is_not_installed_says_how_to_install_it() -> None:
     with pytest.raises(ScorerError, match=r"pip install -e '\.\[paddleocr\]'"):
         build_scorer("ocr", engine="paddleocr")
+
+
+class Pages:
+    """Stands for `paddleocr.PaddleOCR`, which is not installed here; reads one page of two lines, one without trust."""
+
+    def __init__(self, *, lang: str, cpu_threads: int, **switches: bool) -> None:
+        assert (lang, cpu_threads, set(switches.values())) == ("en", 3, {False})
+
+    def predict(self, image: np.ndarray) -> list[dict[str, list[object]]]:
+        assert image[0, 0].tolist() == [235, 240, 240], "not blue, green, red"
+        return [{"rec_texts": ["Hello", "noise"], "rec_scores": [0.9, 0.0]}]
+
+
+def test_paddleocr_reads_lines_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "paddleocr", SimpleNamespace(PaddleOCR=Pages))
+    scorer = build_scorer("ocr", engine="paddleocr", threads=3)
+    scores = scorer.score(np.stack([drawn("Hello")] * 2), ['"Hello"', '"noise"'], [{}] * 2)
+    assert scores.values.tolist() == [1.0, 0.0]
