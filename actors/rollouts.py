@@ -83,7 +83,16 @@ class RolloutActor(Alive):
         self._policy.rest()
 
     def excerpt(self, rollout: Rollout, images: np.ndarray, members: int) -> Excerpt:
-        """Cut out the first members of a shard of any actor, with small images."""
+        """Cut out the first members of a shard of any actor, with small images.
+
+        Args:
+            rollout: the shard.
+            images: its images uint8 [I, H, W, 3].
+            members: M, how many trajectories; all if there are fewer.
+
+        Returns:
+            M trajectories.
+        """
         return excerpt_of(rollout, images, members=members)
 
 

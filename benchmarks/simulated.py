@@ -242,6 +242,12 @@ class Seats:
     """Takes the part of an actor class: `Seats(...).options(...).remote(...)` gives one more seat."""
 
     def __init__(self, config: RunConfig, times: Times, *, per_process: int) -> None:
+        """
+        Args:
+            config: of the run.
+            times: seconds that the simulated work takes.
+            per_process: seats of one process.
+        """
         host_class: Any = Host
         self._make = lambda: host_class.remote(config, times)
         self._per_process = per_process
@@ -270,6 +276,13 @@ class SimulatedFleet(RayFleet):
     """The fleet of a run with the real pools, queues and calls over simulated actors."""
 
     def __init__(self, config: RunConfig, sink: StatusSink, times: Times, *, seats: int) -> None:
+        """
+        Args:
+            config: of the run.
+            sink: takes events.
+            times: seconds that the simulated work takes.
+            seats: actors of one process.
+        """
         nodes = NodeFailures(within_s=config.cluster.restart_window_s)
         self._config = config
         rollouts, rewards, workers = self.seats = [Seats(config, times, per_process=seats) for _ in range(3)]

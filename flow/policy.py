@@ -53,6 +53,13 @@ class FlowPolicy:
     def __init__(
         self, backbone: Backbone, config: SamplingConfig, *, guidance: float, forward_batch: int | None = None
     ) -> None:
+        """
+        Args:
+            backbone: computes velocities.
+            config: sets kernel, schedule, noise, window and splits.
+            guidance: weight w of classifier-free guidance; 1 takes one forward, more take two.
+            forward_batch: most states of one forward; None takes all at once.
+        """
         self.backbone = backbone
         self.guidance = guidance
         self.forward_batch = forward_batch

@@ -113,7 +113,16 @@ class StaleAdapterError(FlowcreditError):
 
 
 def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known word closest to `word`; None if none is as similar as `cutoff`, a number from 0 to 1."""
+    """Return the known word that is closest to a misspelt one.
+
+    Args:
+        word: the misspelt word.
+        known: the known words.
+        cutoff: least similarity, from 0 to 1.
+
+    Returns:
+        The closest word; None if none is that similar.
+    """
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
 
 

@@ -7,7 +7,7 @@ shown = mix_observed({"ocr": a, "aesthetic": c}, {"ocr": 1.0})        # aestheti
 """
 
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -18,7 +18,7 @@ from protocol.config.reward import RewardConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, RewardError
 from protocol.messages import Metadata, Scores
-from protocol.ports import ImagesHandle
+from protocol.ports import ImagesHandle, RewardSource
 from protocol.sink import StatusSink
 
 log = logging.getLogger(__name__)
@@ -185,8 +185,8 @@ def _where_valid(valid: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     return np.where(valid, numbers, np.nan).astype(np.float32)
 
 
-class Mixture(ABC):
-    """The scores of a run's scorers, mixed; a subclass asks them."""
+class Mixture(RewardSource):
+    """A reward source that mixes the scores of a run's scorers; a subclass asks them."""
 
     _config: RunConfig
 

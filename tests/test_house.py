@@ -90,43 +90,60 @@ def test_no_test_reaches_into_private_names() -> None:
     assert found == []
 
 
-def public_functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Path with line, and definition, of every public function and method of the product."""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    """Path and syntax tree of every module of the product."""
     for package in PRODUCT:
         for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                body = node.body if isinstance(node, ast.Module | ast.ClassDef) else []
-                if isinstance(node, ast.ClassDef) and node.name.startswith("_"):
-                    continue
-                for each in body:
-                    if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not each.name.startswith("_"):
-                        yield f"{path.relative_to(ROOT)}:{each.lineno} {each.name}", each
+            yield name_of(path), ast.parse(path.read_text(encoding="utf-8"))
 
 
-def of_protocols() -> set[str]:
-    """Names of the methods that a Protocol documents for all who serve it."""
-    names = set()
-    for package in PRODUCT:
-        for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Protocol" for base in node.bases):
-                    names |= {
-                        each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
-                    }
-    return names
+def functions_in(node: ast.AST) -> dict[str, Function]:
+    """The public functions of a module or class, and a class's constructor."""
+    body = node.body if isinstance(node, ast.Module | ast.ClassDef) else []
+    found = {each.name: each for each in body if isinstance(each, Function)}
+    return {name: each for name, each in found.items() if not name.startswith("_") or name == "__init__"}
+
+
+def given_to(function: Function) -> list[str]:
+    """The parameters that a caller gives."""
+    return [a.arg for a in (*function.args.args, *function.args.kwonlyargs) if a.arg not in ("self", "cls")]
+
+
+def methods_of(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> set[str]:
+    """Names of the public methods of a class, its own and those of its bases among `classes`."""
+    bases = (classes[base] for base in names_of_bases(node) if base in classes)
+    return set(functions_in(node)).union(*(methods_of(base, classes) for base in bases))
+
+
+def names_of_bases(node: ast.ClassDef) -> list[str]:
+    return [ast.unparse(base) for base in node.bases]
 
 
 def test_functions_of_three_or_more_parameters_document_them_and_their_result() -> None:
     """Commands and routes describe their parameters in annotations, and a Protocol those of all who serve it."""
-    served, lacking = of_protocols(), []
-    for where, function in public_functions():
-        given = [a.arg for a in (*function.args.args, *function.args.kwonlyargs) if a.arg not in ("self", "cls")]
-        is_described = function.name in served | {"main"} or where.startswith(ROUTES)
-        is_command = any("command" in ast.unparse(each) for each in function.decorator_list)
-        if len(given) < 3 or is_described or is_command:
-            continue
-        text = ast.get_docstring(function) or ""
-        has_result = function.returns is not None and ast.unparse(function.returns) != "None"
-        if "Args:" not in text or (has_result and "Returns:" not in text and "Yields:" not in text):
-            lacking.append(where)
+    modules, lacking = dict(trees()), []
+    classes = {
+        node.name: node for tree in modules.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    }
+    protocols = [methods_of(node, classes) for node in classes.values() if "Protocol" in names_of_bases(node)]
+    for path, tree in modules.items():
+        for node in ast.walk(tree):
+            exempt = {"main"}
+            if isinstance(node, ast.ClassDef) and "Protocol" not in names_of_bases(node):
+                own = methods_of(node, classes)
+                exempt = exempt.union(*(protocol for protocol in protocols if protocol <= own))
+            for name, function in functions_in(node).items():
+                is_command = any("command" in ast.unparse(each) for each in function.decorator_list)
+                is_hidden = getattr(node, "name", "").startswith("_") or path.startswith(ROUTES)
+                if len(given_to(function)) < 3 or name in exempt or is_command or is_hidden:
+                    continue
+                text = ast.get_docstring(function) or ""
+                if isinstance(node, ast.ClassDef) and name == "__init__":
+                    text += ast.get_docstring(node) or ""
+                has_result = function.returns is not None and ast.unparse(function.returns) != "None"
+                if "Args:" not in text or (has_result and "Returns:" not in text and "Yields:" not in text):
+                    lacking.append(f"{path}:{function.lineno} {name}")
     assert not lacking, "\n".join(lacking)

@@ -28,6 +28,13 @@ class RestartBudget:
     """
 
     def __init__(self, name: str, *, limit: int, within_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """
+        Args:
+            name: whose failures, for the error.
+            limit: most failures within the window.
+            within_s: seconds of the window.
+            clock: returns seconds.
+        """
         self.total = 0
         self._name = name
         self._limit = limit

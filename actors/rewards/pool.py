@@ -92,6 +92,15 @@ class RewardPool:
         heartbeat_s: float,
         tally: Tally,
     ) -> None:
+        """
+        Args:
+            name: the reward's name.
+            config: sets batches, tries and the failure policy.
+            make: makes a pool of that many actors; a pause may call it again.
+            timeout_s: deadline of a call.
+            heartbeat_s: longest silence of an actor that works.
+            tally: counts the missing scores.
+        """
         self.name = name
         self.pool = make(config.actors)
         self.retried = 0

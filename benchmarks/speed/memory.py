@@ -238,7 +238,13 @@ def learn(config: RunConfig, folder: Path) -> None:
 
 
 def score(config: RunConfig, folder: Path, name: str) -> None:
-    """Score the images that `roll_out` left with one scorer, in its batches."""
+    """Score the images that `roll_out` left with one scorer, in its batches.
+
+    Args:
+        config: of the run.
+        folder: holds the images.
+        name: the reward's name.
+    """
     reward = config.rewards[name]
     scorer = scorer_of(reward)
     for path in sorted(folder.glob("*.images")):

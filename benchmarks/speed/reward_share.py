@@ -25,7 +25,16 @@ class Watched:
     async def score_for_training(
         self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> Scores:
-        """Score with the inner source and record the CPU time; nothing else may run in the meantime."""
+        """Score with the inner source and record the CPU time; nothing else may run in the meantime.
+
+        Args:
+            images: B images.
+            prompts: B texts.
+            metadata: B mappings.
+
+        Returns:
+            Scores of B images.
+        """
         began = time.process_time()
         scores = await self.inner.score_for_training(images, prompts, metadata)
         self.seconds += time.process_time() - began

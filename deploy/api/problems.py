@@ -30,6 +30,12 @@ class Problem(Exception):  # noqa: N818
     """An error that a client sees, with its HTTP status."""
 
     def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
+        """
+        Args:
+            status: HTTP status.
+            detail: one sentence on what is wrong.
+            headers: further headers of the response.
+        """
         super().__init__(detail)
         self.status, self.detail, self.headers = status, detail, headers
 

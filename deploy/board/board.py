@@ -119,6 +119,12 @@ class Board:
     """
 
     def __init__(self, url: str, *, prefix: str = "flowcredit:", timeout_s: float = 2.0) -> None:
+        """
+        Args:
+            url: address, as in `status.board`.
+            prefix: begins all keys.
+            timeout_s: seconds within which it must answer.
+        """
         self.url = url
         self._prefix = prefix
         foreign = "surrogateescape"  # foreign bytes are kept, and can be written back unchanged

@@ -42,6 +42,13 @@ class Lease:
     """
 
     def __init__(self, folder: Path, lock: int, token: int, run: str) -> None:
+        """
+        Args:
+            folder: the run folder.
+            lock: number of the open file that is locked.
+            token: counts the leases of this folder so far.
+            run: identifies the run on the board, for good.
+        """
         self._folder = folder
         self._lock = lock
         self._token = token

@@ -65,6 +65,12 @@ class RunFolder:
     """The folder of one run; `open_run_folder` makes it, and only the process that holds it open writes."""
 
     def __init__(self, path: Path, config: RunConfig, fork: Fork | None = None) -> None:
+        """
+        Args:
+            path: the folder.
+            config: of the run.
+            fork: the run that this one begins from; None for a run of its own.
+        """
         self.path = path
         self.fork = fork
         self.config = config

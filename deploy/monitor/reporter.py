@@ -38,6 +38,13 @@ class Reporter(logging.Handler, Listener):
     """
 
     def __init__(self, config: RunConfig, *, name: str, lines: Sequence[Mapping[str, Any]], fleet: Fleet) -> None:
+        """
+        Args:
+            config: of the run.
+            name: the run's name.
+            lines: its lines of metrics so far.
+            fleet: its actors, pools and queues are shown.
+        """
         super().__init__(logging.WARNING)
         self._config = config
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()

@@ -48,7 +48,12 @@ class LocalFleet(Mixture):
     """A `protocol.ports.Fleet` in this process; a handle is the message itself."""
 
     def __init__(self, config: RunConfig, sink: StatusSink | None = None, *, has_learner: bool = True) -> None:
-        """Make a fleet; `has_learner` is False for one that only evaluates."""
+        """
+        Args:
+            config: of the run.
+            sink: receives conditions about missing scores; None counts none.
+            has_learner: False for a fleet that only evaluates.
+        """
         self._config = config
         self._has_learner = has_learner
         self._tallies = {name: Tally(name, sink) for name in config.rewards} if sink else {}

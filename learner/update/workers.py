@@ -50,7 +50,13 @@ class Worker(Protocol):
         ...
 
     async def train(self, first: int, count: int, *, epoch: int) -> None:
-        """Add the gradients of this worker's shards to its lanes."""
+        """Add the gradients of this worker's shards to its lanes.
+
+        Args:
+            first: the first of the fed groups to train on.
+            count: how many groups.
+            epoch: pass over the iteration, from 0.
+        """
         ...
 
     async def lane_sum(self) -> GradientHandle:
@@ -62,7 +68,13 @@ class Worker(Protocol):
         ...
 
     async def step(self, gradient: GradientHandle, *, first: int, epoch: int) -> None:
-        """Take an optimizer step."""
+        """Take an optimizer step.
+
+        Args:
+            gradient: sum of all lanes.
+            first: the mini-batch's first group.
+            epoch: pass over the iteration, from 0.
+        """
         ...
 
     async def findings(self) -> FindingsHandle:
