@@ -4,8 +4,8 @@
 def even_pieces(count: int, most: int | None) -> list[slice]:
     """Cut `count` rows into as few pieces of at most `most` rows as possible, whose sizes differ by at most one.
 
-    A small remainder would be expensive: on a CPU, a forward of one sample of the toy model takes nearly as long as six
-    samples do in a forward of 24.
+    A small remainder would be expensive: on a CPU, a forward of one state of the toy model takes nearly as long as six
+    states do in a forward of 24.
 
     Args:
         count: number of rows.

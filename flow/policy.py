@@ -58,7 +58,7 @@ class FlowPolicy:
             backbone: computes velocities.
             config: sets kernel, schedule, noise, window and splits.
             guidance: weight w of classifier-free guidance; 1 takes one forward, more take two.
-            forward_batch: most states of one forward; None takes all at once.
+            forward_batch: most states in one forward; None takes all at once.
         """
         self.backbone = backbone
         self.guidance = guidance

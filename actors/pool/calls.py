@@ -162,7 +162,7 @@ class Call:
     task: "asyncio.Task[Any] | None" = None
     is_blamed: bool = False
     """Whether the member failed while it worked on this call."""
-    is_lost: bool = False
+    has_failed: bool = False
     """Whether the member failed before this call was answered."""
 
 

@@ -130,7 +130,7 @@ class ActorPool:
                 reason = one_line(error)
                 self._replace(call.member.handle, error)
             except asyncio.CancelledError:
-                if not call.is_lost or _is_cancelled():
+                if not call.has_failed or _is_cancelled():
                     self._abandon(call, task)
                     raise
             except BaseException:
@@ -303,7 +303,7 @@ class ActorPool:
         if member is None:
             return
         for position, call in enumerate(member.line):
-            call.is_blamed, call.is_lost = position == 0, True
+            call.is_blamed, call.has_failed = position == 0, True
             if call.task and position:
                 call.task.cancel()
         self._dismiss(handle)

@@ -42,10 +42,10 @@ def line_of(seq: int, values: Mapping[str, object]) -> MetricLine:
 
 def rewards_of(lines: Sequence[MetricLine]) -> Rewards:
     """Summarise the training reward and the held-out score."""
-    steps: list[Values] = [line.values for line in lines if is_iteration(line)]
+    iterations: list[Values] = [line.values for line in lines if is_iteration(line)]
     evaluations: list[Values] = [line.values for line in lines if is_evaluation(line)] or [{}]
-    newest = steps[-1] if steps else {}
-    trend, error = _trend([values["reward/mean"] for values in steps[-TREND:]])
+    newest = iterations[-1] if iterations else {}
+    trend, error = _trend([values["reward/mean"] for values in iterations[-TREND:]])
     skipped = {"reward/mean", "reward/group_std", "reward/missing"}
     return Rewards(
         now=newest.get("reward/mean"),

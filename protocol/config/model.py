@@ -59,7 +59,7 @@ class ModelConfig(Section):
     """Folder for prompt embeddings. With it the text encoders are loaded once, before the run, and then freed. null:
     the actors hold the text encoders."""
     forward_batch: Positive | None = None
-    """Maximum number of samples in one transformer forward; null takes all at once. Rollout and learner use the same
+    """Maximum number of states in one transformer forward; null takes all at once. Rollout and learner use the same
     number, so the ratio stays exactly 1."""
     decode_batch: Positive | None = None
     """Maximum number of images that the VAE decodes at once; null decodes all."""
