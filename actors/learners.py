@@ -455,7 +455,7 @@ class LearnerGroup:
         await self._assign_seats()
 
     async def _restored(self, joining: Sequence[RemoteWorker]) -> bool:
-        """Give further workers the group's state; if one has died while it waited, another one starts in its stead.
+        """Give further workers the group's state; a worker that died while it waited is replaced.
 
         Args:
             joining: the further workers.

@@ -64,7 +64,11 @@ class ServedScorer:
         self._turn = asyncio.Lock()
 
     async def score(self, call: ScoreCall) -> Scores:
-        """Score the images of a call once the calls before it are done (Problem 503: too many images wait)."""
+        """Score the images of a call once the calls before it are done.
+
+        Raises:
+            Problem: 413, the call has more images than may wait; 503, too many images wait already.
+        """
         size = len(call.items)
         if size > self._max_waiting:
             raise Problem(413, f"a request may have {self._max_waiting} images, got {size}: send fewer at once")

@@ -92,7 +92,7 @@ class Assignment:
 def reward_tables(
     groups: Sequence[ScoredGroup], *, members: int, total: int, strides: Strides = no_strides
 ) -> RewardTables:
-    """Look up every point's scores. This is where `ShardFacts.image_index`, `COMMON_IMAGE` and `NO_IMAGE` are resolved.
+    """Look up every point's scores; credit resolves `ShardFacts.image_index`, `COMMON_IMAGE` and `NO_IMAGE` only here.
 
     Args:
         groups: G complete groups of one iteration.

@@ -75,7 +75,11 @@ def gae(rewards: Float[Tensor, "M P"], *, decay: float) -> Float[Tensor, "M S"]:
     k on. The decay of Stepwise-Flow-GRPO's variant is not public.
 
     Args:
+        rewards: rewards of M trajectories at P points.
         decay: lambda in [0, 1].
+
+    Returns:
+        Step rewards [M, S] with S = P - 1; NaN where a reward that they need is missing.
     """
     if decay == 1:
         return rewards[:, -1:] - rewards[:, :-1]
@@ -153,15 +157,15 @@ def judged(
     before: Float[Tensor, " T"] | None = None,
     decay: float = 0.0,
 ) -> tuple[Float[Tensor, "G N T"], Float[Tensor, " T"]]:
-    """Calibrated trees: a step earns its branch's mean less what the parent's other members predict of it; the slopes.
+    """Calibrated trees: a step earns its branch's mean minus the part of it that the parent's other members predict.
 
         d_k = mean of the branch - m,   o_k = mean of its parent's other members - m,   m the mean of the group
         b_k = clip(sum d_k o_k / sum o_k^2, 0, 1) over all branches of the iteration at step k
         step k earns d_k - b_k o_k
 
-    Ours: the state in which a branch begins is not the step's merit. The other members that left this state say what it
-    was worth. They do not depend on the noise of the step, so the expected gradient is that of d_k alone, and the
-    least-squares slope leaves the smallest variance. Where the state says nothing, b_k is 0.
+    This method is ours. A step should not earn the quality of the state in which its branch begins. The other members
+    that left this state show that quality. They do not depend on the noise of the step, so the expected gradient is
+    that of d_k alone, and the least-squares slope makes its variance smallest. b_k is 0 if the state predicts nothing.
 
     Args:
         means: from `tree`.

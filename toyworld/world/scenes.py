@@ -71,12 +71,12 @@ def signed_distance(label: str, dx: np.ndarray, dy: np.ndarray, radius: float) -
 
     Args:
         label: the shape's class.
-        dx: x of the points, in pixels.
-        dy: y of the points, in pixels, downwards; it broadcasts with dx.
+        dx: x of the points, in pixels; of any shape, such as [1, W].
+        dy: y of the points, in pixels, downwards; its shape broadcasts with that of dx, such as [H, 1].
         radius: the shape's radius in pixels.
 
     Returns:
-        Distances in pixels, negative inside, in the broadcast shape of dx and dy.
+        Distances in pixels, negative inside, in the shape to which dx and dy broadcast, such as [H, W].
     """
     if label == "circle":
         return np.hypot(dx, dy) - radius

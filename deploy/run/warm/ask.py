@@ -7,7 +7,7 @@ import socket
 from array import array
 
 PATIENCE_S = 30.0
-"""Seconds after which the caller starts the process itself. Ray gives up a worker that is not there after 60."""
+"""Seconds after which the caller starts the process itself. Ray gives a worker up that has not started after 60."""
 
 
 def ask(
@@ -32,7 +32,7 @@ def ask(
         The number of its process, and the socket from which `number_from` reads its exit code when it has ended.
 
     Raises:
-        OSError: there is no warm process, or it was not done with its imports in time.
+        OSError: there is no warm process, or its imports took too long.
     """
     with open("/proc/self/oom_score_adj") as file:
         inherited = {

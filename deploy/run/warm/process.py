@@ -25,7 +25,7 @@ from typing import Any
 
 PATH = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
 PATIENCE_S = 5.0
-"""Seconds within which an asker must have said everything; others wait for it."""
+"""Seconds within which an asker must have sent everything, because other askers wait meanwhile."""
 
 
 def serve(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -55,7 +55,7 @@ def serve(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
                 asker, _ = door.accept()
                 try:
                     command, streams = _received(asker)
-                except (OSError, OverflowError, ValueError):  # it was killed before it had said all
+                except (OSError, OverflowError, ValueError):  # the asker was killed before it had sent everything
                     asker.close()
                     continue
                 if _is_gone(asker):
@@ -95,7 +95,7 @@ def _received(asker: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _is_gone(asker: socket.socket) -> bool:
-    """Say whether the asker has ended, or does without a fork: it waits for a while only, and Ray may kill it."""
+    """Say whether the asker no longer waits: it starts the command itself after some time, and Ray may kill it."""
     try:
         return not asker.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -146,7 +146,7 @@ def run(command: dict[str, Any], streams: list[int]) -> None:
 
 def _inherit(*, oom_score: str, files: list[int], blocked: list[int]) -> None:
     """Take what the asker has inherited from Ray."""
-    with suppress(OSError):  # only the system's owner may lower it
+    with suppress(OSError):  # only root may lower it
         Path("/proc/self/oom_score_adj").write_text(oom_score)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (files[0], files[1]))
@@ -165,20 +165,20 @@ def is_forkable() -> bool:
 
 def main(address: Path, modules: list[str]) -> tuple[dict[str, Any], list[int]] | None:
     """Import the modules and serve; return as `serve` does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run decides when it ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which then ends this process
     door = socket.socket(socket.AF_UNIX)
     door.bind(f"{address}.new")
     door.listen(64)
-    os.rename(f"{address}.new", address)  # whoever finds it can connect
+    os.rename(f"{address}.new", address)  # once the path exists, connections are accepted
     try:
         for name in modules:
             import_module(name)
         is_ready = is_forkable()
-    except Exception:  # noqa: BLE001  whatever a library raises, workers without a fork say it
+    except Exception:  # noqa: BLE001  whatever a library raises, workers that are no forks report it
         is_ready = False
     if is_ready:
         gc.collect()
-        gc.freeze()  # in the forks too: at its end each would spend a second on a search for garbage in all modules
+        gc.freeze()  # also for the forks: each would search all modules for garbage at its end, which takes a second
         found = serve(door)
     else:
         door.close()

@@ -23,14 +23,15 @@ IMPORTED = ("flow.rollout", "learner.update.learner", "diffusers.models.transfor
 def warm_python(config: RunConfig, *, is_local: bool = False) -> Iterator[str | None]:
     """Start a process that imports what actors import, and end it with the block.
 
-    The imports go on beside what the caller does. The actors, forks of this process, outlive it.
+    It imports while the caller works. The actors are forks of it and may live longer.
 
     Args:
         config: of the run.
         is_local: the run needs no Ray.
 
     Yields:
-        What starts a worker instead of `python`; None where `has_forks` says so, or the process cannot start.
+        The command that starts a worker instead of `python`; None if workers cannot be forks (`has_forks`), or if the
+        process cannot start.
     """
     if is_local or not has_forks(config):
         yield None
@@ -39,7 +40,7 @@ def warm_python(config: RunConfig, *, is_local: bool = False) -> Iterator[str | 
         try:
             folder = held.enter_context(tempfile.TemporaryDirectory(prefix="flowcredit-", ignore_cleanup_errors=True))
             process = held.enter_context(start_process(Path(folder) / "warm", IMPORTED, _environment()))
-        except OSError:  # a full disk or no more processes: Ray will say so, if it is in the way
+        except OSError:  # a full disk, or too many processes: if this stops Ray too, Ray reports it
             yield None
             return
         held.callback(process.kill)
@@ -47,11 +48,14 @@ def warm_python(config: RunConfig, *, is_local: bool = False) -> Iterator[str | 
 
 
 def has_forks(config: RunConfig) -> bool:
-    """Say whether the workers of a run on Ray can be forks, and do what other workers would do, to the last bit.
+    """Say whether the workers of a run on Ray can be forks that give the same bits as other workers.
 
-    Not on a given cluster, and on Linux only. Not where an actor has a GPU, which a library may open before the fork.
-    Not where somebody else decides what a worker is: a reward's own environment, a hook, `uv run`. Not where packages
-    of our names stand in the way. And not where OpenBLAS would have several threads: it reads their number once.
+    They can on Linux, on a cluster that the run starts itself, unless one of these holds:
+
+    - an actor has a GPU, which a library may open before the fork;
+    - a reward's `runtime_env`, a hook of Ray or `uv run` decides how workers start;
+    - other packages have the names of ours;
+    - OpenBLAS would have several threads, since it reads their number only once.
     """
     reserved = (
         config.cluster.rollout.reserved,
@@ -85,13 +89,13 @@ def start_process(address: Path, modules: tuple[str, ...], environment: dict[str
         environment: its variables.
 
     Returns:
-        The process. It says nothing: what fails in it fails again, and is heard, in the workers without it.
+        The process. Its output is discarded: after a failure workers start without it, and report what fails there too.
     """
     return subprocess.Popen(
         [sys.executable, HERE / "process.py", address, *modules],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env=environment | {"OPENBLAS_NUM_THREADS": "1"},  # it is to have no threads when it forks
-        start_new_session=True,  # Ctrl-C in a terminal is for the run alone
+        env=environment | {"OPENBLAS_NUM_THREADS": "1"},  # it must have no threads when it forks
+        start_new_session=True,  # so that Ctrl-C in a terminal reaches only the run
     )
