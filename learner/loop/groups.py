@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TypeVar
@@ -190,10 +191,8 @@ async def again_if_lost(make: Callable[[], Awaitable[Result]]) -> Result:
         ShardLostError: they were lost `TRIES` times.
     """
     for _ in range(TRIES - 1):
-        try:
+        with suppress(ShardLostError):
             return await make()
-        except ShardLostError:
-            continue
     return await make()
 
 
