@@ -57,6 +57,13 @@ def without_the_list(found: set[str]) -> set[str]:
     return {name for name in found if not name.startswith(folders) and name not in others}
 
 
+def total(pattern: str) -> int:
+    """A number of files that the page gives for a whole trace."""
+    found = re.search(pattern, section())
+    assert found is not None
+    return int(found[1])
+
+
 def config_of(tiny_config: Callable[..., RunConfig], **sections: Any) -> RunConfig:
     return tiny_config(group={"size": 2, "shard": 2, "per_iteration": 1}, **REDNESS, **sections)
 
@@ -90,7 +97,9 @@ def test_the_table_and_its_list_hold_the_files_that_a_trajectory_passes_in_one_p
         fleet.stop()
         return found
 
-    counted = without_the_list(asyncio.run(scene())) - {IN_ONE_PROCESS}
+    found = asyncio.run(scene())
+    assert len(found | {LOOP}) == total(r"In one process it\s+shows (\d+) files")
+    counted = without_the_list(found) - {IN_ONE_PROCESS}
     assert counted - in_table() == set(), "a file on the way that the page leaves out"
     assert in_table() - counted == {name for name in in_table() if name.startswith("actors/")} | {LOOP}
 
@@ -124,6 +133,8 @@ def test_the_table_and_its_list_hold_the_files_that_a_trajectory_passes_on_ray(
             for pool in (*pools, learner):
                 pool.stop()
 
-    counted = without_the_list(asyncio.run(scene()))
+    found = asyncio.run(scene())
+    assert len(found | {LOOP}) == total(r"shows (\d+) files on Ray")
+    counted = without_the_list(found)
     assert counted - in_table() == set(), "a file on the way that the page leaves out"
     assert in_table() - counted == {LOOP}
