@@ -8,7 +8,7 @@ shown = mix_observed({"ocr": a, "aesthetic": c}, {"ocr": 1.0})        # aestheti
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -208,7 +208,7 @@ class Mixture(RewardSource):
     @abstractmethod
     async def _ask(
         self,
-        names: Iterable[str],
+        names: Collection[str],
         images: ImagesHandle,
         prompts: Sequence[str],
         metadata: Sequence[Metadata],

@@ -9,7 +9,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -295,18 +295,17 @@ class RewardPools(Mixture):
 
     async def _ask(
         self,
-        names: Iterable[str],
+        names: Collection[str],
         images: ImagesHandle,
         prompts: Sequence[str],
         metadata: Sequence[Metadata],
         *,
         group: int | None = None,
     ) -> dict[str, Scores]:
-        asked = list(names)
         answers = await asyncio.gather(
-            *(self.rewards[name].score(images, prompts, metadata, group=group) for name in asked)
+            *(self.rewards[name].score(images, prompts, metadata, group=group) for name in names)
         )
-        return dict(zip(asked, answers, strict=True))
+        return dict(zip(names, answers, strict=True))
 
     def _make_reward(self, name: str, reward: RewardConfig) -> RewardPool:
         timeout_s = reward.timeout_s or self._role.timeout_s

@@ -8,7 +8,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -190,7 +190,7 @@ class LocalFleet(Mixture):
 
     async def _ask(
         self,
-        names: Iterable[str],
+        names: Collection[str],
         images: np.ndarray,
         prompts: Sequence[str],
         metadata: Sequence[Metadata],

@@ -64,11 +64,9 @@ def _suggest_key(word: str, parents: list[str]) -> str:
     section = _section(parents)
     here = list(section.model_fields) if section else []
     last = {key.key: key.key.rpartition(".")[2] for each in sections() for key in each.keys}
-    elsewhere = [key for key, name in last.items() if name == word]
-    if not elsewhere and not closest(word, here):
-        close = closest(word, last.values(), cutoff=0.8)
-        elsewhere = [key for key, name in last.items() if name == close]
-    if elsewhere:
+    is_word = word in last.values() or closest(word, here)
+    meant = word if is_word else closest(word, last.values(), cutoff=0.8)
+    if elsewhere := [key for key, name in last.items() if name == meant]:
         return f"did you mean {' or '.join(map(repr, elsewhere))}?"
     return suggest(word, here)
 
