@@ -194,7 +194,7 @@ class Mixture(RewardSource):
         self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> Scores:
         """Mix the scores of the scorers that train."""
-        answers = await self._ask(self._config.reward_weights, images, prompts, metadata)
+        answers = await self._ask(self._config.reward_weights, images, prompts, metadata, None)
         return mix(answers, self._config.reward_weights)
 
     async def score_for_evaluation(
@@ -202,7 +202,7 @@ class Mixture(RewardSource):
     ) -> Scores:
         """Mix the scores that train, and add the readings of the scorers that only evaluate."""
         count = self._config.evaluation.images_per_prompt
-        answers = await self._ask(self._config.evaluation_rewards, images, prompts, metadata, group=count)
+        answers = await self._ask(self._config.evaluation_rewards, images, prompts, metadata, count)
         return mix_observed(answers, self._config.evaluated_weights)
 
     @abstractmethod
@@ -212,8 +212,7 @@ class Mixture(RewardSource):
         images: ImagesHandle,
         prompts: Sequence[str],
         metadata: Sequence[Metadata],
-        *,
-        group: int | None = None,
+        group: int | None,
     ) -> dict[str, Scores]:
         """Return the scores of B images by each of these scorers; `group` images are one group, None: all of them."""
 

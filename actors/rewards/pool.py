@@ -299,8 +299,7 @@ class RewardPools(Mixture):
         images: ImagesHandle,
         prompts: Sequence[str],
         metadata: Sequence[Metadata],
-        *,
-        group: int | None = None,
+        group: int | None,
     ) -> dict[str, Scores]:
         answers = await asyncio.gather(
             *(self.rewards[name].score(images, prompts, metadata, group=group) for name in names)
@@ -309,8 +308,7 @@ class RewardPools(Mixture):
 
     def _make_reward(self, name: str, reward: RewardConfig) -> RewardPool:
         timeout_s = reward.timeout_s or self._role.timeout_s
-        reward = with_whole_path(reward)
-        cluster, options = self._config.cluster, reward_options(reward, self._config)
+        cluster, (reward, options) = self._config.cluster, for_actors(reward, self._config)
 
         def spawn(_: int) -> ActorHandle:
             return self._actor_class.options(**options, **self._nodes.options(self._role)).remote(
@@ -342,12 +340,11 @@ class RewardPools(Mixture):
         require_same_facts(first, facts, joining=f"one on node {member.node}", role=f"actors of reward {name}")
 
 
-def with_whole_path(reward: RewardConfig) -> RewardConfig:
-    """Make the path of a scorer's file absolute, since an actor has another working folder."""
-    return reward.model_copy(update={"scorer": whole_path(reward.scorer)})
+def for_actors(reward: RewardConfig, config: RunConfig) -> tuple[RewardConfig, dict[str, Any]]:
+    """Return what one reward's actors need: its config, and their Ray options (resources, runtime environment).
 
-
-def reward_options(reward: RewardConfig, config: RunConfig) -> dict[str, Any]:
-    """Return the Ray options of one reward's actors: resources and runtime environment."""
+    The path of a scorer's file is absolute there, since an actor has another working folder.
+    """
     options = ray_options(reward.reserved(config.cluster.reward))
-    return options | ({"runtime_env": reward.runtime_env} if reward.runtime_env else {})
+    there = reward.model_copy(update={"scorer": whole_path(reward.scorer)})
+    return there, options | ({"runtime_env": reward.runtime_env} if reward.runtime_env else {})

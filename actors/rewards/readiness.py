@@ -6,7 +6,7 @@ import logging
 import ray
 
 from actors.pool.calls import ActorFailedError, answer
-from actors.rewards.pool import reward_options, with_whole_path
+from actors.rewards.pool import for_actors
 from protocol.config.cluster import cluster_address
 from protocol.config.reward import RewardConfig
 from protocol.config.run import RunConfig
@@ -26,11 +26,11 @@ async def require_ready_on_ray(config: RunConfig) -> None:
     """
 
     async def ask(reward: RewardConfig) -> None:
-        labels = config.cluster.reward.labels
-        options = reward_options(reward, config) | ({"label_selector": labels} if labels else {})
+        (there, options), labels = for_actors(reward, config), config.cluster.reward.labels
+        options |= {"label_selector": labels} if labels else {}
         timeout_s = reward.timeout_s or config.cluster.reward.timeout_s
         try:
-            await answer(_require_ready.options(**options).remote(with_whole_path(reward)), timeout_s=timeout_s)
+            await answer(_require_ready.options(**options).remote(there), timeout_s=timeout_s)
         except ActorFailedError as error:
             log.warning("scorer %s could not be asked before the run: %s", reward.scorer, error)
 

@@ -194,8 +194,7 @@ class LocalFleet(Mixture):
         images: np.ndarray,
         prompts: Sequence[str],
         metadata: Sequence[Metadata],
-        *,
-        group: int | None = None,
+        group: int | None,
     ) -> dict[str, Scores]:
         """Score once with each scorer; `pause` ends the run here, because no other process can replace the scorer."""
         answers = {}
