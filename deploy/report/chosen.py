@@ -33,8 +33,6 @@ class Credit:
     step: int
     step_reward: float | None
     advantage: float | None
-    is_shared: bool
-    """Another member of a tree has this step's credit."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +108,11 @@ def _shown(title: str, chosen: _Candidate) -> ShownTrajectory:
     has_only_finished = points == 1
 
     def credit(index: int) -> Credit:
-        earned = trajectory.step_rewards[index]
-        return Credit(record.steps[index], earned, trajectory.advantages[index], has_only_finished and earned is None)
+        holder = trajectory
+        if has_only_finished:  # of the members of a tree that share a step, the first has its credit
+            own = record.trajectories[: row + 1]
+            holder = next((each for each in reversed(own) if each.step_rewards[index] is not None), trajectory)
+        return Credit(record.steps[index], holder.step_rewards[index], holder.advantages[index])
 
     if has_only_finished:
         items += map(credit, range(len(record.steps)))

@@ -5,7 +5,7 @@ const signed = (value, digits) => `${value >= 0 ? "+" : "−"}${Math.abs(value).
 
 export function explanation(record) {
   if (hasOnlyFinished(record))
-    return "A reward is the score of the finished image; a step reward, before it, is the credit of the step. Members of a tree share a step: the first of them has its step reward.";
+    return "A reward is the score of the finished image; a step reward, before it, is the credit of the step. Members of a tree that share a step have the same step reward.";
   const isCalibrated = record.trajectories.some((trajectory) => trajectory.values);
   const reward = "A reward is the score of the clean-image estimate before a step";
   const value = "a calibrated value is the final reward that it predicts, relative to the group's mean";
@@ -28,8 +28,12 @@ function drawn(record, trajectory, row, sheet, largest) {
   list.className = "trajectory";
   list.setAttribute("aria-label", `Trajectory ${trajectory.member}`);
   const points = sheet.naturalWidth / record.width;
-  const hasScore = hasOnlyFinished(record) && trajectory.rewards[0] != null; // then a step without a reward is another member's
-  const creditOf = (index) => credit(record.steps[index], trajectory.step_rewards[index], trajectory.advantages[index], largest, hasScore ? "shared" : "none");
+  const hasScore = hasOnlyFinished(record) && trajectory.rewards[0] != null;
+  const creditOf = (index) => {
+    const own = record.trajectories.slice(0, row + 1).reverse(); // of the members of a tree that share a step, the first has its credit
+    const holder = (hasScore && own.find((each) => each.step_rewards[index] != null)) || trajectory;
+    return credit(record.steps[index], holder.step_rewards[index], holder.advantages[index], largest);
+  };
   if (hasOnlyFinished(record)) list.append(...record.steps.map((_, index) => creditOf(index)));
   for (let point = 0; point < points; point++) {
     const isFinal = point === points - 1;
@@ -56,14 +60,14 @@ function tile(record, trajectory, row, point, sheet, name) {
   return item;
 }
 
-function credit(step, earned, advantage, largest, nothing) {
+function credit(step, earned, advantage, largest) {
   const item = document.createElement("li");
   item.className = "step";
-  const value = text("b", earned == null ? nothing : signed(earned, 3));
+  const value = text("b", earned == null ? "none" : signed(earned, 3));
   value.className = earned == null ? "" : earned > 0 ? "up" : earned < 0 ? "down" : "";
   value.style.setProperty("--w", `${(100 * Math.abs(earned ?? 0)) / largest}%`);
   item.append(text("span", `step ${step} →`), text("span", "step reward"), value);
-  if (earned != null || nothing === "none") item.append(text("span", `advantage ${advantage == null ? "none" : signed(advantage, 2)}`));
+  item.append(text("span", `advantage ${advantage == null ? "none" : signed(advantage, 2)}`));
   return item;
 }
 

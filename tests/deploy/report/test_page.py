@@ -181,19 +181,22 @@ def test_a_run_with_the_finished_image_only_has_trajectories_of_one_image(tmp_pa
     run = an_ended_run(tmp_path / "run", tiny_config())
     path = next((run / "trajectories").glob("*.json"))
     held = json.loads(path.read_text())
-    for each in held["trajectories"]:
-        each["rewards"], each["values"] = each["rewards"][-1:], None
-        each["step_rewards"], each["advantages"] = [0.125, None], [1.5, None]
+    for row, each in enumerate(held["trajectories"]):  # two members share step 0 and part at step 1
+        each["rewards"], each["values"] = [0.25 + row / 4], None
+        each["step_rewards"], each["advantages"] = (
+            ([0.125, -0.5], [1.5, -2.0]) if row == 0 else ([None, 0.5], [None, 2.0])
+        )
     held["width"] *= 3
     path.write_text(json.dumps(held))
     page = report_of([read_run(run)])
     assert "Best: the highest reward" in page
     assert "Turned around" not in page
-    start = page.index('<ol class="trajectory"')
-    shown = Page(page[start : page.index("</ol>", start) + len("</ol>")]).text
-    steps = [f"step {step} →" for step in held["steps"]]
-    assert "+0.125advantage +1.500" in shown
-    assert shown.index(steps[0]) < shown.index("+0.125") < shown.index(f"{steps[1]}shared") < shown.index("finished")
+    shown = [Page(part.partition("</ol>")[0] + "</ol>").text for part in page.split('<div class="scroll">')[1:]]
+    first, second = (f"step {step} →" for step in held["steps"])
+    shared = f"{first}+0.125advantage +1.500"
+    assert shared in shown[0] and f"{second}+0.500advantage +2.000" in shown[0]
+    assert shared in shown[1] and f"{second}-0.500advantage -2.000" in shown[1]
+    assert all(each.index(second) < each.index("finished") for each in shown)
 
 
 def test_damaged_lines_and_files_are_left_out_and_counted(tmp_path, tiny_config):
