@@ -1,6 +1,7 @@
 """`flowcredit eval`: base and adapter at the same noise, other prompts and scorers; and `train` without a preset."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -222,11 +223,12 @@ def test_a_quantised_run_resumes_exactly_and_exports_the_whole_model(run: Path, 
     assert load_backbone(ModelConfig(path=str(merged))).transformer.proj_out.weight.dtype == torch.float32
 
 
-def test_train_without_a_preset_goes_on_with_the_runs_own_config(run: Path) -> None:
+def test_train_without_a_preset_goes_on_with_the_runs_own_config(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run", symlinks=True)
     with pytest.raises(InputError, match=r"seed \(there 3, now 0\).*leave preset and overrides out to go on"):
-        said("train", run.parent / "preset.yaml", "--no-page", "--run", run)
-    said("train", "--no-page", "--run", run, "iterations=2")
-    assert [line["iteration"] for line in lines_of(run) if "reward/mean" in line] == [1, 2]
+        said("train", run.parent / "preset.yaml", "--no-page", "--run", copy)
+    said("train", "--no-page", "--run", copy, "iterations=2")
+    assert [line["iteration"] for line in lines_of(copy) if "reward/mean" in line] == [1, 2]
 
 
 DIVERSITY = "rewards.diversity={scorer: diversity, sees: group, use: evaluate, args: {model: pkg://toyworld/clip}}"
