@@ -5,6 +5,7 @@ its release gives the number of steps itself, 30 of 50.
 """
 
 import math
+from fractions import Fraction
 
 from protocol.errors import ConfigError
 
@@ -22,4 +23,5 @@ def first_steps(share: float, steps: int) -> int:
             f"--adapter-share must be above 0 and at most 1, got {share:g}: give 1 for the adapter in all steps, or"
             " the share of the steps that it takes, such as 0.6"
         )
-    return max(1, math.floor(share * steps + 0.5))
+    exact = Fraction(str(share)) * steps  # as floats, 0.7 * 45 is less than 31.5
+    return max(1, math.floor(exact + Fraction(1, 2)))
