@@ -150,11 +150,8 @@ class RewardPool:
         """
         whole = Piece(rows=tuple(range(len(prompts))), prompts=tuple(prompts), metadata=tuple(metadata))
         pieces = [_part(whole, rows) for rows in groups_of(self._config, len(prompts), group)]
-        return joined(await asyncio.gather(*(self._score(images, piece) for piece in pieces)))
-
-    async def _score(self, images: ImagesHandle, piece: Piece) -> Scores:
         asked = time.monotonic()
-        scores = await self._tried(images, piece)
+        scores = await self._tried(images, pieces)
         failed, pauses = time.monotonic(), 0
         while self._config.on_failure == "pause" and not scores.valid.any():
             if failed < self._worked < asked:
@@ -162,7 +159,7 @@ class RewardPool:
             pauses += 1
             await self._pause(scores.reasons[0], backoff_s(pauses, PAUSE_S))
             asked = time.monotonic()
-            scores = await self._tried(images, piece)
+            scores = await self._tried(images, pieces)
         if scores.valid.any():
             self._worked = time.monotonic()
         self._resume()
@@ -196,7 +193,11 @@ class RewardPool:
     async def _ask(self, actor: ActorHandle, pieces: Sequence[Piece], images: Sequence[ImagesHandle]) -> Scores:
         return await self._answer(actor.score.remote(pieces, *images), actor=actor)
 
-    async def _tried(self, images: ImagesHandle, piece: Piece) -> Scores:
+    async def _tried(self, images: ImagesHandle, pieces: Sequence[Piece]) -> Scores:
+        """Score all pieces at once, each up to `tries` times, and join the scores."""
+        return joined(await asyncio.gather(*(self._piece_tried(images, piece) for piece in pieces)))
+
+    async def _piece_tried(self, images: ImagesHandle, piece: Piece) -> Scores:
         """Score up to `tries` times; from the second time on only the missing images, in a separate call.
 
         A group is always scored as a whole and in a separate call.

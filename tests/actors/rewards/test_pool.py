@@ -184,6 +184,40 @@ def test_an_evaluation_s_images_are_compared_prompt_by_prompt_on_several_actors(
     assert source.rewards["crowd"].retried == 2 + 2 * 2, "the images of a prompt are tried again together"
 
 
+@pytest.mark.parametrize("on_failure", ["missing", "pause"])
+def test_a_prompt_that_a_group_s_scorer_cannot_judge_is_missing_from_the_evaluation(
+    tiny_config: Any, monkeypatch: pytest.MonkeyPatch, on_failure: str
+) -> None:
+    """Four prompts of two images through the port; the third always fails. Its retries wait behind all other groups."""
+    monkeypatch.setattr(reward_pool, "PAUSE_S", (0.2, 0.2))
+    settings = {"scorer": f"{__name__}:Moody", "cpus": 0}
+    crowd = settings | {"scorer": f"{__name__}:Crowd", "sees": "group", "use": "evaluate", "on_failure": on_failure}
+    config = tiny_config(
+        rewards={"crowd": crowd | {"timeout_s": 20.0}, "moody": settings},
+        evaluation={"images_per_prompt": 2, "batch": 8},
+    )
+    source = RewardPools(config, NODES, Silent())
+    images = np.zeros((8, 2, 2, 3), np.uint8)
+    images[:, 0, 0, 0] = [1, 0] * 4
+    marks: list[dict[str, Any]] = [{"never": "blurred"} if row in (4, 5) else {} for row in range(8)]
+
+    async def scenario() -> Scores:
+        for pool in source.pools.values():
+            await pool.start()
+        try:
+            asked = source.score_for_evaluation(ray.put(images), list("ppqqrrss"), marks)
+            return await asyncio.wait_for(asked, 60)
+        finally:
+            for pool in source.pools.values():
+                pool.stop()
+
+    answer = asyncio.run(scenario())
+    np.testing.assert_array_equal(answer.components["crowd"], np.array([1, 0, 1, 0, np.nan, np.nan, 1, 0], np.float32))
+    np.testing.assert_array_equal(answer.components["crowd/size"], np.array([2] * 4 + [np.nan] * 2 + [2] * 2))
+    reward = source.rewards["crowd"]
+    assert (reward.missing, reward.paused_s, reward.retried) == (2, 0, 2 * 2), "the scorer works for other prompts"
+
+
 def test_what_stays_missing_is_masked_drops_its_group_or_ends_the_run(tiny_config: Any) -> None:
     request = ([1, 2], [{}, {"never": "blurred"}])
     told = Told()
