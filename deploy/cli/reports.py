@@ -22,7 +22,7 @@ from deploy.cli.options import (
 )
 from deploy.folder.location import found_run, placed, runs_folder
 from deploy.folder.names import CONFIG
-from deploy.presets import load_config, preset_names
+from deploy.presets import load_config, preset_names, sources
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -137,7 +137,8 @@ def evaluate(
         require_out(out)
     preset, folder = _preset_and_run(what, run)
     source, words = source_and_words(preset, overrides, folder, "or a run")
-    added = _added(load_config(source, overrides=words), prompts, scorer or [], is_geneval=is_geneval)
+    words = [*_scorers(scorer or [], source, words), *words]
+    added = _added(load_config(source, overrides=words), prompts, is_geneval=is_geneval)
     config = load_config(source, overrides=[*added, *words])
     results = run_to_end(
         assess(
@@ -172,16 +173,23 @@ def _preset_and_run(what: str | None, run: Path | None) -> tuple[str | None, Pat
     return (None, found_run(what)) if is_run else (what, None)
 
 
-def _added(config: "RunConfig", prompts: Path | None, scorers: list[str], *, is_geneval: bool) -> list[str]:
+def _scorers(entries: list[str], source: str | Path, words: list[str]) -> list[str]:
+    """Return the overrides that stand for --scorer; they go before the words, which may set more of such a scorer."""
+    named = {name: path or name for name, _, path in (entry.partition("=") for entry in entries)}
+    others = [word for word in words if not word.startswith(tuple(f"rewards.{name}." for name in named))]
+    held = sources(source, overrides=others)
+    for name in named:
+        if f"rewards.{name}" not in held and any(key.startswith(f"rewards.{name}.") for key in held):
+            raise ConfigError(f"--scorer must have a new name, got {name!r}, a reward of this config: rename it")
+    given = [f"rewards.{name}.scorer={json.dumps(path)}" for name, path in named.items()]
+    return given + [f"rewards.{name}.use=evaluate" for name in named]
+
+
+def _added(config: "RunConfig", prompts: Path | None, *, is_geneval: bool) -> list[str]:
     """Return the overrides that stand for these options."""
     added = []
     if prompts:
         added += [f"data.heldout={json.dumps(str(prompts))}", "data.tags=[]"]
-    for entry in scorers:
-        name, _, path = entry.partition("=")
-        if name in config.rewards:
-            raise ConfigError(f"--scorer must have a new name, got {name!r}, a reward of this config: rename it")
-        added += [f"rewards.{name}.scorer={json.dumps(path or name)}", f"rewards.{name}.use=evaluate"]
     if is_geneval:
         named = [name for name, reward in config.rewards.items() if reward.scorer == "geneval"]
         if not named:
@@ -218,5 +226,5 @@ def _evaluation_lines(results: Sequence["Assessed"], features: str | None) -> It
     counts = ", ".join(f"{each.images} images{size}, {each.missing} without a score" for each in found)
     yield line("overall", [each.score for each in found], "all kinds") + f"  ({counts})"
     share, first = results[-1].adapter_share, results[-1].adapter_steps
-    if share is not None and share != 1:
+    if share is not None and first is not None and first < scores.steps:
         yield f"{'adapter share':{width}} {share:g}: the first {first} of {scores.steps} steps, the base model after"

@@ -135,6 +135,7 @@ def test_the_adapter_takes_a_share_of_the_steps_and_the_results_say_so(run: Path
     (last,) = (line for line in said("eval", run, "--adapter-share", "0.5").splitlines() if "share" in line)
     assert last == "adapter share  0.5: the first 1 of 2 steps, the base model after"
     assert "share" not in said("eval", run)
+    assert "share" not in said("eval", run, "--adapter-share", "0.95"), "these are both steps, none is the base model's"
 
 
 def test_an_evaluation_has_its_own_size_and_training_does_not_notice(run: Path) -> None:
@@ -160,6 +161,17 @@ def test_other_prompts_and_further_scorers(run: Path, tmp_path: Path) -> None:
     (only,) = json.loads(said("eval", "--run", run, *words, "--json"))["results"]
     assert only["scores"]["prompts"] == ["a green star", "a yellow moon"]
     assert only["readings"]["second"] == only["readings"]["redness"]
+
+
+def test_words_may_set_more_of_a_further_scorer(run: Path) -> None:
+    scorer = ("--scorer", "m=tests.support.rewards.judges:Mute", "--scorer", "n=tests.support.rewards.judges:Redness")
+    words = ("rewards.m.sees=group", "evaluation.component=n")
+    (only,) = json.loads(said("eval", run, *words, *scorer, "--json"))["results"]
+    assert only["readings"]["m"] is None
+    assert only["scores"]["component"] == "n"
+    assert only["score"] == lines_of(run)[-1]["evaluation/score"]
+    with pytest.raises(InputError, match="--scorer must have a new name, got 'm'"):
+        said("eval", run, "rewards.m={scorer: 'tests.support.rewards.judges:Redness', use: evaluate}", *scorer)
 
 
 def test_genevals_protocol_takes_four_images_of_every_kind(run: Path, tmp_path: Path) -> None:
