@@ -25,7 +25,7 @@ from learner.loop.guards import Guards
 from learner.loop.hacking import HackingGuard, Measured
 from learner.loop.stopping import end, unless_failed, unless_stopped
 from protocol.config.run import RunConfig
-from protocol.errors import RunFolderError
+from protocol.errors import GuardError, RunFolderError
 from protocol.messages import Adapter, LearnerState, Prompt
 from protocol.ports import Metrics, Ports
 from protocol.sink import StatusSink
@@ -122,7 +122,11 @@ async def train(
             done += 1
             await journal.record(done, metrics | dict(ports.rewards.failures()) | clock.seconds())
             guards.check(done, metrics, groups.adapter)
-            await evaluator.assess_if_due(done, groups.adapter)
+            try:
+                await evaluator.assess_if_due(done, groups.adapter)
+            except GuardError:
+                await saver.save_if_peak(done)  # of another watched scorer than the one that fell
+                raise
             if done < config.iterations:
                 await saver.save_if_due(done)
                 await rest(saver.save)

@@ -20,6 +20,7 @@ from protocol.config.run import RunConfig
 from protocol.errors import CheckpointError, ContractError, GuardError, RunFolderError, ShardLostError
 from protocol.messages import LearnerState, Metadata, Prompt, Receipt, ScoredGroup, Scores, ShardRequest
 from protocol.ports import Ports
+from rewards.scores import judged
 
 Config = Callable[..., RunConfig]
 TRAIN = tuple(Prompt(index=index, text=text) for index, text in enumerate(("a red circle", "a blue square", "two")))
@@ -410,6 +411,38 @@ def test_a_peak_is_saved_at_once_and_one_that_cannot_be_written_is_not_forgotten
     assert [evaluation.score for _, evaluation in plain.evaluations] == [
         evaluation.score for _, evaluation in whole.evaluations
     ]
+
+
+class Scripted:
+    """Rewards whose evaluations read prepared values, one mapping for each."""
+
+    def __init__(self, inner: Any, readings: Sequence[Mapping[str, float]]) -> None:
+        self._inner, self._readings = inner, list(readings)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def score_for_evaluation(self, images: Any, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        values = {name: np.full(len(prompts), value) for name, value in self._readings.pop(0).items()}
+        return judged(values["redness"], values)
+
+
+def test_a_peak_in_the_evaluation_that_ends_the_run_is_saved(tiny_config: Config) -> None:
+    """One scorer falls while the trained reward rises; in the same evaluation another one is at its highest."""
+    config = red(
+        tiny_config,
+        iterations=3,
+        evaluation={"every": 1},
+        checkpoint={"every": 9},
+        guards={"hacking": "stop", "hacking_evaluations": 1},
+    )
+    watched = config.rewards["redness"].model_copy(update={"use": "evaluate"})
+    config = config.model_copy(update={"rewards": config.rewards | {"falls": watched, "peaks": watched}})
+    told = [{"redness": 0.1, "falls": 0.5, "peaks": 0.1}, {"redness": 0.2, "falls": 0.4, "peaks": 0.3}]
+    story = Story()
+    with pytest.raises(GuardError, match="scorer 'falls'.* at iteration 1 after 0.5000 at iteration 0"):
+        run(config, story, wrap=lambda ports: replace(ports, rewards=Scripted(ports.rewards, told)))
+    assert [state.iteration for state in story.saved] == [0, 1]
 
 
 def test_a_checkpoint_that_cannot_be_written_is_tried_again_with_each_iteration(tiny_config: Config) -> None:
