@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.speed.iteration import account
+from benchmarks.clock import cpu_clock
+from benchmarks.speed import iteration
 from deploy.presets import load_config
 from deploy.tools.estimate import estimate
 from tests.support.runs.scene import preset
@@ -13,11 +14,13 @@ from tests.support.runs.scene import preset
 def test_the_parts_of_an_iteration_are_most_of_it_and_none_counts_twice(tmp_path: Path, tiny_sd3: Path) -> None:
     in_turn = {"max_lag": 0}  # with a lag, rollouts and updates share their seconds
     config = load_config(str(preset(tmp_path, tiny_sd3, iterations=2, group=in_turn)), overrides=[])
-    parts, held, cost = account(config, is_local=True)
+    with cpu_clock(iteration):  # a stall takes no CPU seconds
+        parts, held, cost = iteration.account(config, is_local=True)
     by_name = {part.name: part for part in parts}
     assert cost.forward == min(cost.forwards.values()) and set(cost.forwards) >= {1, config.group.shard}
     counts = estimate(config).evaluations
-    assert 0 <= by_name["everything else"].seconds < 0.5 * held["seconds/iteration"]
+    left = by_name["everything else"].seconds / held["seconds/iteration"]
+    assert -0.1 < left < 0.5, "far below 0 if a large part counts twice; a little below where two threads work at once"
     assert (by_name["sampling"].count or 0) + (by_name["completing"].count or 0) == counts.rollout
     assert by_name["scoring"].count == by_name["decoding"].count == counts.images
     assert 0 < (by_name["training"].count or 0) <= counts.pairs
