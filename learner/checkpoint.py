@@ -37,7 +37,7 @@ from safetensors.numpy import load_file, save_file
 from flow.adapter.lora_file import read_lora, write_lora
 from protocol.config.model import LoraConfig
 from protocol.errors import CheckpointError
-from protocol.files import ADAPTER_FILE, MANIFEST, by_iteration, iteration_name, sha256_of, whole
+from protocol.files import ADAPTER_FILE, AVERAGE, MANIFEST, by_iteration, iteration_name, sha256_of, whole
 from protocol.messages import Adapter, LearnerState, digest_of
 
 log = logging.getLogger(__name__)
@@ -45,8 +45,6 @@ log = logging.getLogger(__name__)
 OPTIMIZER, STATE, RECENT = "optimizer.safetensors", "state.json", "recent.safetensors"
 FILES = (ADAPTER_FILE, OPTIMIZER, STATE)
 """Files of every checkpoint, besides its manifest."""
-AVERAGE = "average"
-"""In checkpoints of a run with `learner.average`; `pipeline.load_lora_weights` takes the folder."""
 MEANS = {name: f"{name}/{ADAPTER_FILE}" for name in (AVERAGE, "old", "reference")}
 """Files of the further adapters that a run may have, by the field of `LearnerState`, which is also the folder."""
 LATEST, BEST = "latest", "best"

@@ -13,6 +13,8 @@ from protocol.errors import RunFolderError, reason_of
 
 ADAPTER_FILE = "pytorch_lora_weights.safetensors"
 """An adapter's tensors in a checkpoint or a folder, by diffusers' name."""
+AVERAGE = "average"
+"""The folder in a checkpoint with the running mean of the adapter, in a run with `learner.average`."""
 MANIFEST = "manifest.json"
 """sha256 of a checkpoint's files; written last, so a checkpoint without it is not whole."""
 

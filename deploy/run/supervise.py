@@ -69,6 +69,9 @@ async def supervise(
                 await fleet.ports.learner.restore(resume_from)
             done = resume_from.iteration if resume_from else 0
             means = evaluation_means(run.path)
+            readings = {
+                held.iteration: {name: held.table(name) for name in held.scores} for held in read_heldout(run.path)
+            }
             return await train(
                 config,
                 prompts=prompts,
@@ -82,12 +85,12 @@ async def supervise(
                 is_evaluated=done in means,
                 evaluated=[
                     Measured(
-                        held.iteration,
-                        {name: held.table(name) for name in held.scores},
-                        {name: math.nan if mean is None else mean for name, mean in means[held.iteration].items()},
+                        iteration,
+                        readings.get(iteration, {}),
+                        {name: math.nan if mean is None else mean for name, mean in each.items()},
                     )
-                    for held in read_heldout(run.path)
-                    if held.iteration <= done and held.iteration in means  # others are made again, and told again
+                    for iteration, each in means.items()
+                    if iteration <= done  # others are made again, and told again
                 ],
             )
         except LearnerFailedError as error:

@@ -10,9 +10,8 @@ from flow.models.families import Family
 from flow.models.folder import find_model, read_settings
 from flow.models.hub import INDEX
 from flow.models.reading import quiet_libraries
-from learner.checkpoint import AVERAGE
 from protocol.errors import RunFolderError
-from protocol.files import whole, writing
+from protocol.files import AVERAGE, whole, writing
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """torch's name of a dtype by safetensors' name."""

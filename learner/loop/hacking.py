@@ -13,6 +13,7 @@ import numpy as np
 
 from protocol.config.run import RunConfig
 from protocol.errors import GuardError
+from protocol.files import AVERAGE
 from protocol.sink import StatusSink
 
 CONDITION = "Guard/hacking"
@@ -30,6 +31,7 @@ class Measured(NamedTuple):
 
     iteration: int
     readings: Readings
+    """Empty if they are lost, as those of the gallery that did not come back with a copy of the run."""
     means: Mapping[str, float]
     """Each scorer's mean as the metrics hold it, so that after a resume the same evaluation is the peak; NaN if there
     is none."""
@@ -58,12 +60,14 @@ class HackingGuard:
         Args:
             config: its `guards.hacking` decides what happens.
             sink: receives the condition.
-            find: finds the checkpoint of a peak, to name it.
+            find: finds the checkpoint of an earlier evaluation, to name it.
             earlier: the evaluations before a resume, oldest first.
         """
         self._mode, self._patience = config.guards.hacking, config.guards.hacking_evaluations
         self._weights, self._watched = config.evaluated_weights, config.watched_rewards
+        self._is_average = config.evaluation.adapter == "average"
         self._sink, self._find = sink, find
+        self._means: dict[int, Mapping[str, float]] = {}
         self._peaks: dict[str, Peak] = {}
         for measured in earlier:
             self._compare(measured)
@@ -93,26 +97,39 @@ class HackingGuard:
         message = (
             f"guard hacking: scorer {name!r}, which never trains, must not fall while the trained reward rises, got"
             f" {measured.means[name]:.4f} at iteration {measured.iteration} after {peak.mean:.4f} at iteration"
-            f" {peak.iteration} (in {peak.broken} evaluations in a row); {self._better(peak.iteration)}; for the next"
-            " run raise learner.kl.weight, or mix several rewards"
+            f" {peak.iteration} (in {peak.broken} evaluations in a row); {self._better(name, measured, peak)}; for"
+            " the next run raise learner.kl.weight, or mix several rewards"
         )
         self._sink.condition(CONDITION, holds=False, reason="Broken", message=message)
         if self._mode == "stop":
             raise GuardError(message)
 
-    def _better(self, iteration: int) -> str:
-        folder = self._find(iteration)
-        if folder is None:
-            return f"the adapter of iteration {iteration} was better, but its checkpoint is not on disk"
+    def _better(self, name: str, measured: Measured, peak: Peak) -> str:
+        """Name the best checkpoint on disk; after a resume it may be of an evaluation without readings."""
+        means = {iteration: means.get(name, math.nan) for iteration, means in self._means.items()}
+        higher = [iteration for iteration, mean in means.items() if mean > measured.means[name]]
+        for iteration in sorted(higher, key=lambda each: (-means[each], each)):
+            if folder := self._find(iteration):
+                return self._use_of(iteration, folder)
+        return f"the adapter of iteration {peak.iteration} was better, but its checkpoint is not on disk"
+
+    def _use_of(self, iteration: int, folder: Path) -> str:
+        words = f"--iteration {iteration}"
+        if self._is_average:
+            folder = folder / AVERAGE
+            commands = f"`flowcredit generate` and `export` take it with {words} --average, `eval` with {words}"
+        else:
+            commands = f"`flowcredit generate`, `eval` and `export` take it with {words}"
         return (
-            f"the better checkpoint is kept: {folder}; `flowcredit generate`, `eval` and `export` take it with"
-            f" --iteration {iteration}, and a new run goes on from it with model.lora.start={folder}"
+            f"the better checkpoint is kept: {folder}; {commands}, and a new run goes on from it with"
+            f" model.lora.start={folder}"
         )
 
     def _over_patience(self) -> dict[str, Peak]:
         return {name: peak for name, peak in self._peaks.items() if peak.broken >= self._patience}
 
     def _compare(self, measured: Measured) -> None:
+        self._means[measured.iteration] = measured.means
         readings = measured.readings
         if not all(name in readings for name in self._weights):
             return

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deploy.folder.names import METRICS
+from deploy.folder.names import GALLERY, METRICS
 from deploy.folder.read import lines_of
 from deploy.folder.run_folder import open_run_folder
 from deploy.monitor.journal import RunJournal
@@ -192,6 +192,12 @@ def test_the_guard_against_hacking_gets_every_evaluation_once(config, tmp_path, 
     (path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in kept))
     trained(config, path, resume_from=read_checkpoint(path / "checkpoints" / "iteration_000004"))
     assert compared == [0, 2, 4, 5], "one that a stop kept out of the metrics is made again, and counts once"
+
+    (path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in kept))
+    for file in (path / GALLERY).glob("*.json"):
+        file.unlink()
+    trained(config, path, resume_from=read_checkpoint(path / "checkpoints" / "iteration_000004"))
+    assert compared == [0, 2, 4, 5], "without the readings of the images, the means of the metrics count"
 
 
 @pytest.fixture(scope="module")

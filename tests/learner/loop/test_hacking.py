@@ -8,9 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flow.adapter.lora_file import read_lora
+from learner.checkpoint import write_checkpoint
 from learner.loop.hacking import HackingGuard, Measured, Readings, rose
-from protocol.config.run import RunConfig
+from protocol.config.model import LoraConfig
+from protocol.config.run import EvaluationConfig, RunConfig
 from protocol.errors import GuardError
+from protocol.messages import Adapter, LearnerState, digest_of
 from tests.support.runs.sinks import Said
 
 Config = Callable[..., RunConfig]
@@ -65,6 +69,27 @@ def test_a_fall_beside_a_rise_is_told_after_two_evaluations_and_taken_back(tiny_
     assert "take it with --iteration 10, and a new run goes on from it with model.lora.start=runs/a/ch" in message
 
 
+def test_where_the_running_mean_is_evaluated_the_advice_takes_the_running_mean(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    zeros = np.zeros((4, 4), np.float32)
+    pairs = {f"transformer.blocks.0.to_q.lora_{each}.weight": zeros for each in "AB"}
+    lora = LoraConfig(rank=4, alpha=8)
+    config = watched(tiny_config).model_copy(update={"evaluation": EvaluationConfig(adapter="average")})
+    adapter, average = (Adapter(arrays=pairs, version=0, digest=digest_of(pairs)) for _ in range(2))
+    state = LearnerState(iteration=0, adapter=adapter, average=average, optimizer={})
+    folder = write_checkpoint(tmp_path, state, lora, keep=1)
+    said = Said()
+    guard = HackingGuard(config, said, find=lambda iteration: None if iteration else folder)
+    for index, each in enumerate([(0.1, 0.6), (0.3, 0.5), (0.4, 0.4)]):
+        guard.check(measured(10 * index, readings(*each)))
+    (message,) = (each.message for each in said.conditions)
+    assert "`flowcredit generate` and `export` take it with --iteration 0 --average, `eval` with --iter" in message
+    start = message.partition("model.lora.start=")[2].partition(";")[0]
+    assert Path(start) != folder
+    assert read_lora(Path(start), version=0).digest == average.digest
+
+
 def test_the_peak_is_the_first_of_the_highest_also_after_a_resume(tiny_config: Config) -> None:
     found = [measured(10 * index, readings(0.1, eyes)) for index, eyes in enumerate((0.5, 0.6, 0.6, 0.4))]
     for mode, peaks in (("warn", {10}), ("stop", {10}), ("off", set())):
@@ -81,6 +106,28 @@ def test_a_mean_of_the_metrics_decides_not_one_of_rounded_readings(tiny_config: 
     guard.check(Measured(10, table, {"eyes": 0.50000002}))
     guard.check(Measured(20, table, {"eyes": math.nan}))
     assert guard.peaks == {10}
+
+
+def test_a_checkpoint_is_named_that_is_better_than_now_also_one_whose_readings_are_lost(tiny_config: Config) -> None:
+    """A run that began again from copies has the metrics of all evaluations, but not the images' readings."""
+    means = (0.5, 0.9, 0.6, 0.7, 0.5, 0.4)  # the readings of the first three are lost; the peak since then is at 30
+    found = [measured(10 * index, readings(0.1 * index, eyes)) for index, eyes in enumerate(means)]
+    lost = [Measured(each.iteration, {}, each.means) for each in found[:3]]
+    for held, best in (({10, 20, 50}, 10), ({0, 20, 50}, 20), ({20, 30, 50}, 30), ({50}, None)):
+        said = Said()
+        folders = {iteration: Path(f"checkpoints/{iteration}") for iteration in held}
+        guard = HackingGuard(watched(tiny_config), said, find=folders.get, earlier=lost)
+        for each in found[3:]:
+            guard.check(each)
+        (message,) = (each.message for each in said.conditions)
+        assert "at iteration 30 (in 2 evaluations in a row)" in message
+        named = "the adapter of iteration 30 was better, but its checkpoint is not on disk"
+        if best is not None:
+            named = f"the better checkpoint is kept: checkpoints/{best}; "
+            assert (
+                f"--iteration {best}, and a new run goes on from it with model.lora.start=checkpoints/{best}" in message
+            )
+        assert named in message
 
 
 @pytest.mark.parametrize(
@@ -109,5 +156,5 @@ def test_stop_ends_the_run_also_after_a_resume_and_off_is_silent(tiny_config: Co
     values = [(0.1, 0.6), (0.3, 0.5), (0.4, 0.4)]
     assert seen(watched(tiny_config, hacking="off"), *values).conditions == []
     for earlier in (0, 1, 2):
-        with pytest.raises(GuardError, match="iteration 20 after .* at iteration 0 .* is not on disk; "):
+        with pytest.raises(GuardError, match="iteration 20 after .* at iteration 0 .* kept: runs/a/checkpoints/10; "):
             seen(watched(tiny_config, hacking="stop"), *values, earlier=earlier)
