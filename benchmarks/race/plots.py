@@ -18,7 +18,7 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
         "flow_grpo_fast", "dance_grpo", "mix_grpo", "temp_flow", "step_weights", "diffusion_nft", "awm",
     ),
     "clock": (
-        "flow_grpo", "flow_grpo_fast", "stepwise_calibrated", "stepwise_fast, tiny", "stepwise_fast",
+        "flow_grpo", "flow_grpo_fast", "stepwise_calibrated", "stepwise_fast, tiny", "stepwise_fast", "stepwise_tree",
         "diffusion_nft", "awm",
     ),
     "tails": (
@@ -27,8 +27,8 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
     ),
     "windows": ("flow_grpo", "stepwise_fast", "stepwise_fast, spread", "stepwise_fast, sliding"),
     "trees": (
-        "flow_grpo", "flow_grpo_fast", "stepwise_fast", "diffusion_nft", "stepwise_tree", "stepwise_tree, per step",
-        "stepwise_tree, per step, short tail",
+        "flow_grpo", "flow_grpo_fast", "stepwise_fast", "diffusion_nft", "stepwise_tree", "stepwise_tree, groups of 32",
+        "stepwise_tree, spread", "stepwise_tree, per step, short tail",
     ),
     "families": (
         "flow_grpo", "flow_grpo_fast", "stepwise_fast", "stepwise_calibrated", "diffusion_nft",
