@@ -247,7 +247,7 @@ class RecordedTrajectory(Document):
     """[P] calibrated values: what each reward predicts of the final one, relative to the group's mean; null if the
     credit rule takes the rewards themselves."""
     step_rewards: list[float | None]
-    """[S] what the credit rule gave to each step."""
+    """[S] what the credit rule gave to each step; the same for members of a tree that share a step."""
     advantages: list[float | None]
     """[S] the weight of each step in the learner's loss."""
 

@@ -100,6 +100,8 @@ class TrajectoryRecorder(Observer):
 def record_of(iteration: int, excerpt: Excerpt, credit: Credit) -> TrajectoryRecord:
     """Put an excerpt and its credit into one document.
 
+    Of the members of a tree that share a step, the learner gives the first its credit. Here each of them has it.
+
     Args:
         iteration: iteration, counted from 1.
         excerpt: M trajectories with small images uint8 [M, P, h, w, 3].
@@ -109,11 +111,20 @@ def record_of(iteration: int, excerpt: Excerpt, credit: Credit) -> TrajectoryRec
         The record, with its images as one PNG.
     """
     members, points, height, width, _ = excerpt.images.shape
-    columns = [*excerpt.steps, credit.rewards.shape[1] - 1][-points:]
+    steps, columns = list(excerpt.steps), [*excerpt.steps, credit.rewards.shape[1] - 1][-points:]
+    step_rewards, advantages = credit.step_rewards[:members, steps], credit.advantages[:members, steps]
+    if points == 1:  # only finished images were scored, so a scored member without a step reward shares the step
+        is_shared = np.isnan(step_rewards) & ~np.isnan(credit.rewards[:members, columns])
+        for member, column in np.argwhere(is_shared):
+            first = np.flatnonzero(~np.isnan(step_rewards[:member, column]))[-1]
+            step_rewards[member, column], advantages[member, column] = (
+                step_rewards[first, column],
+                advantages[first, column],
+            )
     return TrajectoryRecord(
         iteration=iteration,
         prompt=excerpt.request.prompt.text,
-        steps=list(excerpt.steps),
+        steps=steps,
         skipped=list(excerpt.skipped),
         width=width,
         height=height,
@@ -123,8 +134,8 @@ def record_of(iteration: int, excerpt: Excerpt, credit: Credit) -> TrajectoryRec
                 member=member,
                 rewards=list(map(rounded, credit.rewards[member, columns])),
                 values=None if credit.values is None else list(map(rounded, credit.values[member, columns])),
-                step_rewards=list(map(rounded, credit.step_rewards[member, list(excerpt.steps)])),
-                advantages=list(map(rounded, credit.advantages[member, list(excerpt.steps)])),
+                step_rewards=list(map(rounded, step_rewards[member])),
+                advantages=list(map(rounded, advantages[member])),
             )
             for member in range(members)
         ],

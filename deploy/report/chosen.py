@@ -105,24 +105,16 @@ def _shown(title: str, chosen: _Candidate) -> ShownTrajectory:
     sheet, trajectory = np.asarray(images_of(record)), record.trajectories[row]
     points = sheet.shape[1] // record.width
     top, items = row * record.height, []
-    has_only_finished = points == 1
-
-    def credit(index: int) -> Credit:
-        holder = trajectory
-        if has_only_finished:  # of the members of a tree that share a step, the first has its credit
-            own = record.trajectories[: row + 1]
-            holder = next((each for each in reversed(own) if each.step_rewards[index] is not None), trajectory)
-        return Credit(record.steps[index], holder.step_rewards[index], holder.advantages[index])
-
-    if has_only_finished:
-        items += map(credit, range(len(record.steps)))
+    earned = list(map(Credit, record.steps, trajectory.step_rewards, trajectory.advantages))
+    if points == 1:
+        items += earned
     for point in range(points):
         left, is_last = point * record.width, point == points - 1
         image = data_url(sheet[top : top + record.height, left : left + record.width])
         name = "finished" if is_last else _named(record, record.steps[point])
         items.append(Tile(image, name, trajectory.rewards[point]))
         if not is_last:
-            items.append(credit(point))
+            items.append(earned[point])
     return ShownTrajectory(title, chosen.run, record.iteration, record.prompt, trajectory.member, items)
 
 

@@ -20,8 +20,8 @@ def first_steps(share: float, steps: int) -> int:
     """
     if not 0 < share <= 1:
         raise ConfigError(
-            f"--adapter-share must be above 0 and at most 1, got {share:g}: give 1 for the adapter in all steps, or"
-            " the share of the steps that it takes, such as 0.6"
+            f"the adapter's share of the steps must be above 0 and at most 1, got {share:g}: give 1 for the adapter in"
+            " all steps, or less, such as 0.6"
         )
     exact = Fraction(str(share)) * steps  # as floats, 0.7 * 45 is less than 31.5
     return max(1, math.floor(exact + Fraction(1, 2)))

@@ -132,8 +132,10 @@ class Groups:
         tries: list[Sequence[asyncio.Future[ScoredGroup]]] = []
 
         async def update() -> Metrics:
-            made = (asyncio.ensure_future(self.produce(first + group)) for group in range(len(coming)))
-            tries.append(list(made) if tries else coming)
+            if tries:
+                tries.append([asyncio.ensure_future(self.produce(first + group)) for group in range(len(coming))])
+            else:
+                tries.append(coming)
             return await self._ports.learner.update(tries[-1])
 
         try:

@@ -28,12 +28,7 @@ function drawn(record, trajectory, row, sheet, largest) {
   list.className = "trajectory";
   list.setAttribute("aria-label", `Trajectory ${trajectory.member}`);
   const points = sheet.naturalWidth / record.width;
-  const hasScore = hasOnlyFinished(record) && trajectory.rewards[0] != null;
-  const creditOf = (index) => {
-    const own = record.trajectories.slice(0, row + 1).reverse(); // of the members of a tree that share a step, the first has its credit
-    const holder = (hasScore && own.find((each) => each.step_rewards[index] != null)) || trajectory;
-    return credit(record.steps[index], holder.step_rewards[index], holder.advantages[index], largest);
-  };
+  const creditOf = (index) => credit(record.steps[index], trajectory.step_rewards[index], trajectory.advantages[index], largest);
   if (hasOnlyFinished(record)) list.append(...record.steps.map((_, index) => creditOf(index)));
   for (let point = 0; point < points; point++) {
     const isFinal = point === points - 1;

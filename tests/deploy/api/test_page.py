@@ -332,11 +332,11 @@ import("/static/trajectories.js").then(async ({ drawTrajectories, explanation })
 
 
 def test_steps_of_a_tree_stand_before_the_only_image(page):
-    """Twins that share step 0: both show its step reward, which is recorded with the first one."""
+    """Twins that share step 0: both have its step reward."""
     record = a_record()
     first, second = (each.model_dump() for each in record.trajectories)
     first |= {"rewards": [0.4], "values": None, "step_rewards": [0.1, -0.2], "advantages": [1.0, -2.0]}
-    second |= {"rewards": [0.9], "values": None, "step_rewards": [None, 0.3], "advantages": [0.0, 3.0]}
+    second |= {"rewards": [0.9], "values": None, "step_rewards": [0.1, 0.3], "advantages": [1.0, 3.0]}
     alone = record.model_dump() | {"trajectories": [first, second], "width": 3 * record.width}
     explained, *shown = page.execute_async_script(TREE, alone)
     assert "Members of a tree that share a step have the same step reward" in explained

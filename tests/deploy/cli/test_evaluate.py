@@ -198,7 +198,10 @@ def test_genevals_protocol_takes_four_images_of_every_kind(run: Path, tmp_path: 
         (["eval", "toy_geneval", "--best"], "--best takes the best checkpoint of a run: name a run"),
         (["eval", "RUN", "--best", "--iteration", "1"], "leave --iteration out"),
         (["eval", "--run", "nothing"], "must hold config.yaml"),
-        (["eval", "RUN", "--adapter-share", "0"], "--adapter-share must be above 0 and at most 1, got 0: give 1 for"),
+        (
+            ["eval", "RUN", "--adapter-share", "0"],
+            "the adapter's share of the steps must be above 0 and at most 1, got 0: give 1 for",
+        ),
         (["eval", "toy_geneval", "--adapter-share", "0.5"], "--adapter-share is the share of a run's adapter: name a"),
         (["eval", "RUN", "--geneval"], "--geneval needs a reward with the scorer geneval, got ..redness"),
         (["eval", "RUN", "--scorer", "redness=x.y:Z"], "--scorer must have a new name, got 'redness'"),

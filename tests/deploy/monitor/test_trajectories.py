@@ -40,3 +40,29 @@ def test_rewards_and_values_stand_under_their_own_images(
     assert trajectory.rewards == shown
     assert trajectory.values == (pytest.approx([2 * reward for reward in shown]) if is_calibrated else None)
     assert (trajectory.step_rewards, trajectory.advantages) == ([0.3, 0.2], [1.0, -1.0])
+
+
+def test_members_of_a_tree_that_share_a_step_have_its_credit_and_a_missing_score_has_none() -> None:
+    """Members 0 to 2 share step 0, and each has its own step 1; member 1 has no score, nor has member 3, alone."""
+    request = ShardRequest(
+        iteration=0,
+        group=0,
+        prompt=Prompt(index=0, text="a"),
+        first_member=0,
+        members=4,
+        adapter_version=0,
+        adapter_digest="",
+    )
+    excerpt = Excerpt(request=request, steps=(0, 1), images=np.zeros((4, 1, 2, 2, 3), np.uint8))
+    step_rewards = np.array([[0.5, 0.1], [NAN, NAN], [NAN, 0.3], [NAN, NAN]])
+    credit = Credit(
+        adapter_version=1,
+        rewards=np.array([[NAN, NAN, final] for final in (0.4, NAN, 0.6, NAN)]),
+        values=None,
+        step_rewards=step_rewards,
+        advantages=np.array([[2.0, 1.0], [0.0, 0.0], [0.0, 3.0], [0.0, 0.0]]),
+    )
+    shown = record_of(1, excerpt, credit).trajectories
+    assert [each.step_rewards for each in shown] == [[0.5, 0.1], [None, None], [0.5, 0.3], [None, None]]
+    assert [each.advantages for each in shown] == [[2.0, 1.0], [0.0, 0.0], [2.0, 3.0], [0.0, 0.0]]
+    assert np.isnan(step_rewards[2, 0]), "the learner's credit stays as it is"

@@ -183,9 +183,7 @@ def test_a_run_with_the_finished_image_only_has_trajectories_of_one_image(tmp_pa
     held = json.loads(path.read_text())
     for row, each in enumerate(held["trajectories"]):  # two members share step 0 and part at step 1
         each["rewards"], each["values"] = [0.25 + row / 4], None
-        each["step_rewards"], each["advantages"] = (
-            ([0.125, -0.5], [1.5, -2.0]) if row == 0 else ([None, 0.5], [None, 2.0])
-        )
+        each["step_rewards"], each["advantages"] = [0.125, row - 0.5], [1.5, 4 * row - 2]
     held["width"] *= 3
     path.write_text(json.dumps(held))
     page = report_of([read_run(run)])
