@@ -6,10 +6,11 @@ Both run in torch's inference mode, which has a little less overhead for each op
 never be part of a gradient, so the results are numpy arrays.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from threading import Lock
 
@@ -21,7 +22,7 @@ from torch import Tensor
 from flow.adapter.lora import Lora
 from flow.maths.completion import complete, granular_grid, stack_grids, substep_grid
 from flow.maths.noise import INITIAL, SHARED, normal, trajectory_noise
-from flow.maths.transition import Start, Transition, ode
+from flow.maths.transition import Start, Transition, clean_estimate, ode
 from flow.meter import Meter
 from flow.models.contract import Conditioning, stack
 from flow.policy import FlowPolicy, build_policy, start_adapter
@@ -40,6 +41,8 @@ from protocol.messages import (
     ShardRequest,
     digest_of,
 )
+
+log = logging.getLogger(__name__)
 
 
 class RolloutPolicy:
@@ -276,6 +279,10 @@ def rollout_shard(
     )
     with meter.timed("decoding"):
         images = policy.backbone.decode(clean, points=len(clean) - len(final))
+        if has_noise and config.records(
+            iteration=request.iteration, group=request.group, first_member=request.first_member
+        ):
+            rollout = replace(rollout, previews=_previews(policy, stochastic, len(members), config.status.trajectories))
     meter.count("images", len(images))
     meter.count("images_mb", images.nbytes / 1e6)
     return rollout, images
@@ -412,25 +419,68 @@ def _require_finite(latents: Tensor, what: str) -> None:
         raise NonFiniteError(f"{what} must be finite, got NaN or infinity")
 
 
+def _previews(
+    policy: FlowPolicy, stochastic: list[Step], members: int, most: int
+) -> UInt8[np.ndarray, "M S height width 3"] | None:
+    """Decode Tweedie's estimates before the stochastic steps; they need no forward.
+
+    Args:
+        policy: gives the sigmas and the decoder.
+        stochastic: the stochastic steps, with rows for members or branches.
+        members: N, members of the shard.
+        most: decode those of so many members only.
+
+    Returns:
+        Small images; None if the VAE overflows, for an image that nobody scores must not end a run.
+    """
+    columns = []
+    for step in stochastic:
+        sigma = policy.sigmas[step.k].expand(len(step.latents)).to(step.latents.device)
+        clean = clean_estimate(latents=step.latents, velocity=step.velocity, sigma=sigma)
+        columns.append(_of_members(clean, members)[:most])
+    estimates = torch.stack(columns, dim=1)
+    try:
+        images = policy.backbone.decode(estimates.flatten(0, 1), points=estimates.shape[:2].numel())
+    except NonFiniteError as error:
+        log.warning("estimates of trajectories that would be shown cannot be decoded: %s", error)
+        return None
+    return _small(images.reshape(*estimates.shape[:2], *images.shape[1:]))
+
+
 LONGEST = 128
 """Pixels of an excerpt's longer side; of larger images, only every n-th pixel is kept."""
-BLANK = 255
-"""Value of the pixels of a point that was not completed."""
 
 
 def excerpt_of(rollout: Rollout, images: UInt8[np.ndarray, "I H W 3"], *, members: int) -> Excerpt:
     """Cut out the first `members` trajectories of a group's first shard.
 
+    An image before a step is that of the completed point; where there is none, it is the preview.
+
     Args:
-        rollout: the shard.
+        rollout: the shard, with previews unless no step has noise.
         images: its images, uint8 [I, H, W, 3].
         members: M, how many trajectories; all if there are fewer.
 
     Returns:
         M trajectories with images of at most `LONGEST` pixels.
+
+    Raises:
+        ContractError: the shard has no previews.
     """
-    stride, index = -(-max(images.shape[1:3]) // LONGEST), rollout.image_index[:members]
-    small = np.ascontiguousarray(images[:, ::stride, ::stride][index.clip(min=COMMON_IMAGE)])
-    small[index == NO_IMAGE] = BLANK
-    skipped = tuple(k for k, own in zip(rollout.steps, index[0], strict=False) if own == NO_IMAGE)
-    return Excerpt(request=rollout.request, steps=rollout.steps, images=small, skipped=skipped)
+    index, steps = rollout.image_index[:members], rollout.steps
+    if rollout.log_probs is None:
+        return Excerpt(request=rollout.request, steps=steps, images=_small(images[index]))
+    if rollout.previews is None:
+        raise ContractError(f"a recorded shard must have previews, got none in iteration {rollout.request.iteration}")
+    finished = _small(images[index[:, -1:]])
+    shown = np.concatenate([rollout.previews[:members], finished], axis=1)
+    completed = index[:, :-1] if index.shape[1] > 1 else np.full((len(index), len(steps)), NO_IMAGE)
+    rows, columns = np.nonzero(completed != NO_IMAGE)
+    shown[rows, columns] = _small(images[completed[rows, columns]])
+    skipped = tuple(k for k, own in zip(steps, completed[0], strict=True) if own == NO_IMAGE)
+    return Excerpt(request=rollout.request, steps=steps, images=shown, skipped=skipped)
+
+
+def _small(images: UInt8[np.ndarray, "... H W 3"]) -> UInt8[np.ndarray, "... h w 3"]:
+    stride = -(-max(images.shape[-3:-1]) // LONGEST)
+    return np.ascontiguousarray(images[..., ::stride, ::stride, :])

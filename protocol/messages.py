@@ -129,6 +129,9 @@ class Rollout:
     """float32 [N, S, C, H, W]: means of the stochastic steps, for objectives that compare means."""
     targets: np.ndarray | None = None
     """float32 [N, S, C, H, W]: clean latents after each stochastic step, for objectives that regress on them."""
+    previews: np.ndarray | None = None
+    """uint8 [M, S, h, w, 3]: Tweedie's estimates before the stochastic steps of the first M members, to be shown and
+    not scored; None in a shard that is not recorded, and where no step has noise."""
 
     def __post_init__(self) -> None:
         members = self.request.members
@@ -261,14 +264,15 @@ class Credit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excerpt:
-    """The first M members of a shard with small images. A rollout actor cuts it out, the recorder reads it."""
+    """The first M members of a recorded shard with small images. A rollout actor cuts it out, the recorder reads it."""
 
     request: ShardRequest
     steps: tuple[int, ...]
     images: np.ndarray
-    """uint8 [M, P, h, w, 3], the longer side at most 128; white where there is no image"""
+    """uint8 [M, S+1, h, w, 3], the longer side at most 128: before each step, and finished. Only [M, 1, h, w, 3], the
+    finished images, where no step has noise."""
     skipped: tuple[int, ...] = ()
-    """The steps whose points are not completed, by `completion.every`."""
+    """The steps before which the image is a preview: nobody scored it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -237,12 +237,12 @@ class MetricLine(Document):
 class RecordedTrajectory(Document):
     """One trajectory: the rewards of its clean-image estimates and the credit of its steps.
 
-    With S trained steps it has P = S + 1 points, or 1 (the finished image) if the credit rule needs no others.
+    With S trained steps it has P = S + 1 points, or 1 (the finished image) where no step has noise.
     """
 
     member: int
     rewards: list[float | None]
-    """[P]"""
+    """[P]; null where an image is not scored, or its score is missing."""
     values: list[float | None] | None = None
     """[P] calibrated values: what each reward predicts of the final one, relative to the group's mean; null if the
     credit rule takes the rewards themselves."""
@@ -260,7 +260,7 @@ class TrajectoryRecord(Document):
     steps: list[int]
     """The trained denoising steps k, [S]."""
     skipped: list[int] = []
-    """Those whose points are not completed, by `completion.every`: they have no image and no reward."""
+    """Those before which the image is Tweedie's estimate, which nobody scored: there is no reward."""
     width: int
     """Of one image, pixels."""
     height: int

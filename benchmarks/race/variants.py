@@ -144,11 +144,17 @@ VARIANTS: Mapping[str, Variant] = {
     "stepwise_tree, per step, short tail": Variant("stepwise_tree", (*OWN_STD, *SHORT_TAIL)),
     "stepwise_tree, per step, two splits": Variant("stepwise_tree", (*OWN_STD, "sampling.splits=[0.3,0.6]")),
     "stepwise_tree, groups of 32": Variant("stepwise_tree", ("group.size=32",)),
+    # About as many images as twelve groups of 24, from fewer prompts.
+    "stepwise_tree, 8 groups of 32": Variant("stepwise_tree", ("group.size=32", "group.per_iteration=8")),
+    "stepwise_tree, 6 groups of 48": Variant("stepwise_tree", ("group.size=48", "group.per_iteration=6")),
     "stepwise_tree, average": Variant("stepwise_tree", MEAN),
     # Slopes pooled over iterations.
     "stepwise_fast, slopes .8": Variant("stepwise_fast", ("credit.slopes_decay=0.8",)),
     # Windows that reach every step: in each update, or one after the other.
     "stepwise_tree, spread": Variant("stepwise_tree", (SPREAD[0], "sampling.splits=[0.5]")),
+    "stepwise_tree, spread, short tail": Variant(
+        "stepwise_tree", (SPREAD[0], *SHORT_TAIL, "sampling.splits=[0.5]")
+    ),
     "stepwise_fast, spread": Variant("stepwise_fast", SPREAD),
     "stepwise_fast, sliding": Variant("stepwise_fast", SLIDING),
     # More noise; other windows; a running mean, which allows a higher learning rate.

@@ -45,7 +45,7 @@ class TrajectoryRecorder(Observer):
             ports: the actors that give the credit and the small images.
             sink: called with each record.
         """
-        self._settings = config.status
+        self._config = config
         self._sink = sink
         self._ports = ports
         self._images: dict[int, ImagesHandle] = {}
@@ -62,7 +62,8 @@ class TrajectoryRecorder(Observer):
     def rolled_out(self, request: ShardRequest, images: ImagesHandle) -> None:
         """Remember the shard's adapter version, and the images of a shard that will be recorded."""
         self._versions.setdefault(request.iteration, []).append(request.adapter_version)
-        if self._is_recorded(request.iteration) and request.group == 0 and request.first_member == 0:
+        iteration, group, first_member = request.iteration, request.group, request.first_member
+        if self._config.records(iteration=iteration, group=group, first_member=first_member):
             self._images[request.iteration] = images
 
     def learned(self, iteration: int, batch: Sequence[ScoredGroup]) -> None:
@@ -79,11 +80,6 @@ class TrajectoryRecorder(Observer):
             await asyncio.wait({self._task}, timeout=timeout_s)
             self._task.cancel()
 
-    def _is_recorded(self, iteration: int) -> bool:
-        """Select the first iteration (counted from 0) and every `trajectories_every`-th one."""
-        every = self._settings.trajectories_every
-        return self._settings.trajectories > 0 and (iteration == 0 or (iteration + 1) % every == 0)
-
     async def _record(self, iteration: int, shard: ScoredShard, images: ImagesHandle) -> None:
         """Record one shard. If that fails, only this record is missing: the loop does not wait for it."""
         try:
@@ -91,7 +87,7 @@ class TrajectoryRecorder(Observer):
             if credit.adapter_version != iteration + 1:
                 raise ContractError(f"the learner holds the credit of iteration {credit.adapter_version} by now")
             rollout = cast(RolloutHandle, shard.rollout)
-            excerpt = await self._ports.rollouts.excerpt(rollout, images, members=self._settings.trajectories)
+            excerpt = await self._ports.rollouts.excerpt(rollout, images, members=self._config.status.trajectories)
             await self._sink(await asyncio.to_thread(record_of, iteration + 1, excerpt, credit))
         except Exception as error:  # noqa: BLE001  a failure here may cost only this record
             log.warning("the trajectories of iteration %d were not recorded: %s", iteration + 1, error)
@@ -104,7 +100,7 @@ def record_of(iteration: int, excerpt: Excerpt, credit: Credit) -> TrajectoryRec
 
     Args:
         iteration: iteration, counted from 1.
-        excerpt: M trajectories with small images uint8 [M, P, h, w, 3].
+        excerpt: M trajectories with small images uint8 [M, P, h, w, 3]; P is S + 1, or 1 where no step has noise.
         credit: credit of their group.
 
     Returns:
@@ -113,8 +109,8 @@ def record_of(iteration: int, excerpt: Excerpt, credit: Credit) -> TrajectoryRec
     members, points, height, width, _ = excerpt.images.shape
     steps, columns = list(excerpt.steps), [*excerpt.steps, credit.rewards.shape[1] - 1][-points:]
     step_rewards, advantages = credit.step_rewards[:members, steps], credit.advantages[:members, steps]
-    if points == 1:  # only finished images were scored, so a scored member without a step reward shares the step
-        is_shared = np.isnan(step_rewards) & ~np.isnan(credit.rewards[:members, columns])
+    if len(excerpt.skipped) == len(steps):  # only finished images are scored: who has no step reward shares the step
+        is_shared = np.isnan(step_rewards) & ~np.isnan(credit.rewards[:members, -1:])
         for member, column in np.argwhere(is_shared):
             first = np.flatnonzero(~np.isnan(step_rewards[:member, column]))[-1]
             step_rewards[member, column], advantages[member, column] = (

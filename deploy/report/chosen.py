@@ -119,4 +119,4 @@ def _shown(title: str, chosen: _Candidate) -> ShownTrajectory:
 
 
 def _named(record: TrajectoryRecord, step: int) -> str:
-    return f"before step {step}" + (", not completed" if step in record.skipped else "")
+    return f"before step {step}" + (", not scored" if step in record.skipped else "")

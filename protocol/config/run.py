@@ -310,6 +310,20 @@ class RunConfig(Section):
                 " none, piecewise or table"
             )
 
+    def records(self, *, iteration: int, group: int, first_member: int) -> bool:
+        """Say whether a shard is recorded: the first one of the first group, in the iterations that are recorded.
+
+        Args:
+            iteration: counted from 0; the first one is recorded, and every `status.trajectories_every`-th.
+            group: number of the shard's group in the iteration.
+            first_member: number of the shard's first member in the group.
+
+        Returns:
+            True if it is.
+        """
+        is_due = iteration == 0 or (iteration + 1) % self.status.trajectories_every == 0
+        return self.status.trajectories > 0 and is_due and group == first_member == 0
+
     @property
     def is_forward(self) -> bool:
         """Whether the objective is one of the forward process."""

@@ -473,15 +473,73 @@ def test_every_second_point_is_completed(backbone: Backbone, tiny_config: Config
     assert own.image_index.tolist() == [[k, NO_IMAGE, NO_IMAGE, k + 3] for k in range(3)]
 
 
-def test_an_excerpt_is_white_where_a_point_is_skipped(backbone: Backbone, tiny_config: Config) -> None:
-    rollout, images = sample(backbone, tiny_config(completion={"every": 2}))
+@pytest.mark.parametrize(
+    ("changes", "scored"),
+    [
+        ({"completion": {"every": 2}}, [0, 2]),
+        ({"credit": {"rule": "uniform"}}, []),
+        ({"credit": {"rule": "tree"}, "sampling": {"splits": [0.5]}}, []),
+    ],
+    ids=["every second point", "finished images", "pairs"],
+)
+def test_an_excerpt_shows_tweedies_estimate_where_a_point_is_not_scored(
+    backbone: Backbone, tiny_config: Config, changes: dict[str, Any], scored: list[int]
+) -> None:
+    config = tiny_config(**changes)
+    rollout, images = sample(backbone, config, iteration=0, group=0, members=4)
     excerpt = excerpt_of(rollout, images, members=2)
-    assert (excerpt.skipped, excerpt.images.shape) == ((1,), (2, 4, 16, 16, 3))
-    assert (excerpt.images[:, 1] == 255).all()
-    for column in (0, 2, 3):
-        assert np.array_equal(excerpt.images[:, column], images[rollout.image_index[:2, column]])
-    lonely, image = sample(backbone, tiny_config(completion={"every": 9}), first_member=1, members=1)
-    assert (excerpt_of(lonely, image, members=1).images[:, 1:3] == 255).all()
+    assert excerpt.images.shape == (2, 4, 16, 16, 3)
+    assert excerpt.skipped == tuple(k for column, k in enumerate(rollout.steps) if column not in scored)
+    assert np.array_equal(excerpt.images[:, -1], images[rollout.image_index[:2, -1]])
+    policy = policy_of(backbone, config)
+    conditioning = policy.conditioning("a red circle", "")
+    for column, k in enumerate(rollout.steps):
+        if column in scored:
+            expected = images[rollout.image_index[:2, column]]
+        else:
+            latents, sigma = torch.from_numpy(rollout.latents[:2, k].copy()), policy.sigmas[k]
+            velocity = policy.velocity(latents, sigma.expand(2), conditioning)
+            expected = backbone.decode(latents - sigma * velocity)
+        assert np.abs(np.subtract(excerpt.images[:, column], expected, dtype=np.int64)).max() <= 1
+    estimates = excerpt.images[:, [column for column in range(3) if column not in scored]]
+    assert len(np.unique(estimates)) > 10, "the images are not blank"
+
+
+def test_previews_are_made_for_recorded_shards_only_and_change_nothing_else(
+    backbone: Backbone, tiny_config: Config
+) -> None:
+    on, off = (tiny_config(status={"trajectories": count, "trajectories_every": 3}) for count in (2, 0))
+    first = {"iteration": 0, "group": 0}
+    recorded, images = sample(backbone, on, **first)
+    plain, others = sample(backbone, off, **first)
+    assert recorded.previews is not None and recorded.previews.shape == (2, 3, 16, 16, 3)
+    assert plain.previews is None
+    assert np.array_equal(images, others) and np.array_equal(recorded.latents, plain.latents)
+    assert recorded.facts().finals == plain.facts().finals
+    elsewhere = ({"iteration": 2}, {"iteration": 1}, {"group": 1}, {"first_member": 3})
+    made = [sample(backbone, on, **first | changes)[0].previews is not None for changes in elsewhere]
+    assert made == [True, False, False, False]
+    with pytest.raises(ContractError, match="must have previews, got none"):
+        excerpt_of(plain, others, members=2)
+
+
+def test_a_preview_that_overflows_the_vae_costs_the_record_and_not_the_shard(
+    backbone: Backbone, tiny_config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Overflows:
+        """A backbone that decodes finished images and no other estimates."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(backbone, name)
+
+        def decode(self, latents: torch.Tensor, *, points: int = 0) -> np.ndarray:
+            if points == len(latents):
+                raise NonFiniteError("the VAE overflows")
+            return backbone.decode(latents, points=points)
+
+    shard, images = sample(Overflows(), tiny_config(credit={"rule": "uniform"}), iteration=0, group=0)
+    assert (shard.previews, len(images)) == (None, 3)
+    assert "cannot be decoded: the VAE overflows" in caplog.text
 
 
 def test_a_shard_of_one_step_that_shares_its_point_shows_the_finished_images_only(

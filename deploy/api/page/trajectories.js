@@ -1,16 +1,21 @@
 // A trajectory record: one row per trajectory; below each image its reward and calibrated value, between two images the
-// step reward and the advantage. If only the finished image was scored, its steps stand before it.
+// step reward and the advantage. Images that nobody scored are estimates to look at. If a record has finished images only,
+// the steps stand before them.
 
 const signed = (value, digits) => `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(digits)}`;
 
 export function explanation(record) {
-  if (hasOnlyFinished(record))
-    return "A reward is the score of the finished image; a step reward, before it, is the credit of the step. Members of a tree that share a step have the same step reward.";
+  const isEstimate = "is the policy's estimate, at that step, of the finished image. It is not scored";
+  if (record.trajectories.every((trajectory) => trajectory.rewards.length - record.skipped.length === 1)) {
+    const before = record.skipped.length ? ` An image before a step ${isEstimate}.` : "";
+    return `A reward is the score of the finished image; a step reward is the credit of the step. Members of a tree that share a step have the same step reward.${before}`;
+  }
   const isCalibrated = record.trajectories.some((trajectory) => trajectory.values);
   const reward = "A reward is the score of the clean-image estimate before a step";
   const value = "a calibrated value is the final reward that it predicts, relative to the group's mean";
   const step = `a step reward, between two images, is the credit of the step, computed from the ${isCalibrated ? "values" : "rewards"}`;
-  return `${[reward, ...(isCalibrated ? [value] : []), step].join("; ")}.`;
+  const others = record.skipped.length ? ` An image without a reward ${isEstimate}.` : "";
+  return `${[reward, ...(isCalibrated ? [value] : []), step].join("; ")}.${others}`;
 }
 
 export async function drawTrajectories(holder, record) {
@@ -21,15 +26,13 @@ export async function drawTrajectories(holder, record) {
   holder.replaceChildren(...record.trajectories.map((trajectory, row) => drawn(record, trajectory, row, sheet, largest)));
 }
 
-const hasOnlyFinished = (record) => record.trajectories.every((trajectory) => trajectory.rewards.length === 1);
-
 function drawn(record, trajectory, row, sheet, largest) {
   const list = document.createElement("ol");
   list.className = "trajectory";
   list.setAttribute("aria-label", `Trajectory ${trajectory.member}`);
   const points = sheet.naturalWidth / record.width;
   const creditOf = (index) => credit(record.steps[index], trajectory.step_rewards[index], trajectory.advantages[index], largest);
-  if (hasOnlyFinished(record)) list.append(...record.steps.map((_, index) => creditOf(index)));
+  if (points === 1) list.append(...record.steps.map((_, index) => creditOf(index)));
   for (let point = 0; point < points; point++) {
     const isFinal = point === points - 1;
     const name = isFinal ? "finished" : `before step ${record.steps[point]}`;
@@ -49,7 +52,7 @@ function tile(record, trajectory, row, point, sheet, name) {
   canvas.setAttribute("role", "img");
   canvas.setAttribute("aria-label", `clean-image estimate, ${name}`);
   const isSkipped = record.skipped.includes(record.steps[point]);
-  item.append(canvas, text("b", isSkipped ? "not completed" : reward == null ? "no score" : `reward ${reward.toFixed(3)}`));
+  item.append(canvas, text("b", isSkipped ? "not scored" : reward == null ? "no score" : `reward ${reward.toFixed(3)}`));
   if (trajectory.values && !isSkipped) item.append(text("span", value == null ? "no value" : `value ${signed(value, 3)}`));
   item.append(text("span", name));
   return item;

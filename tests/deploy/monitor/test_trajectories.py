@@ -53,7 +53,7 @@ def test_members_of_a_tree_that_share_a_step_have_its_credit_and_a_missing_score
         adapter_version=0,
         adapter_digest="",
     )
-    excerpt = Excerpt(request=request, steps=(0, 1), images=np.zeros((4, 1, 2, 2, 3), np.uint8))
+    excerpt = Excerpt(request=request, steps=(0, 1), images=np.zeros((4, 3, 2, 2, 3), np.uint8), skipped=(0, 1))
     step_rewards = np.array([[0.5, 0.1], [NAN, NAN], [NAN, 0.3], [NAN, NAN]])
     credit = Credit(
         adapter_version=1,
@@ -63,6 +63,7 @@ def test_members_of_a_tree_that_share_a_step_have_its_credit_and_a_missing_score
         advantages=np.array([[2.0, 1.0], [0.0, 0.0], [0.0, 3.0], [0.0, 0.0]]),
     )
     shown = record_of(1, excerpt, credit).trajectories
+    assert [each.rewards for each in shown] == [[None, None, final] for final in (0.4, None, 0.6, None)]
     assert [each.step_rewards for each in shown] == [[0.5, 0.1], [None, None], [0.5, 0.3], [None, None]]
     assert [each.advantages for each in shown] == [[2.0, 1.0], [0.0, 0.0], [2.0, 3.0], [0.0, 0.0]]
     assert np.isnan(step_rewards[2, 0]), "the learner's credit stays as it is"
