@@ -71,17 +71,27 @@ def generate(
 
 def export(
     run: RunFolder,
-    folder: Annotated[Path, typer.Argument(help="Folder to write the whole model to; it must not exist.")],
+    target: Annotated[
+        Path,
+        typer.Argument(help="New folder for the whole model, or a new file NAME.safetensors for the LoRA alone."),
+    ],
     iteration: Iteration = None,
     is_average: IsAverage = False,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: the model's own.")] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="float32, bfloat16 or float16; default: the model's own, float32 for the LoRA alone."),
+    ] = None,
 ) -> None:
-    """Merge the adapter of a run into its model and write a full folder in diffusers' format."""
-    from deploy.tools.export import export_model
+    """Merge the adapter of a run into its model and write a full folder in diffusers' format; or write the LoRA alone.
+
+    The LoRA's file has its scale inside: programs that do not read alpha, such as ComfyUI, apply it at full strength.
+    """
+    from deploy.tools.export import LORA_SUFFIX, export_lora, export_model
 
     if dtype not in (None, "float32", "bfloat16", "float16"):
         raise ConfigError(f"--dtype must be float32, bfloat16 or float16, got {dtype!r}")
-    typer.echo(export_model(run, folder, iteration=iteration, dtype=dtype, is_average=is_average))
+    write = export_lora if target.suffix == LORA_SUFFIX else export_model
+    typer.echo(write(run, target, iteration=iteration, dtype=dtype, is_average=is_average))
 
 
 def encode(preset: Preset, overrides: Overrides = None) -> None:

@@ -1,4 +1,4 @@
-"""Merges a run's adapter into its model: a full folder in diffusers' format, for tools without LoRA support."""
+"""Writes what a run has learned for other programs: a full model folder, or the LoRA alone with its scale inside."""
 
 from pathlib import Path
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 from safetensors import safe_open
 
 from deploy.folder.read import average_of, checkpoint_of, config_of
+from flow.adapter.lora_file import write_scaled_lora
 from flow.models.families import Family
 from flow.models.folder import find_model, read_settings
 from flow.models.hub import INDEX
@@ -13,8 +14,39 @@ from flow.models.reading import quiet_libraries
 from protocol.errors import RunFolderError
 from protocol.files import AVERAGE, whole, writing
 
+LORA_SUFFIX = ".safetensors"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """torch's name of a dtype by safetensors' name."""
+
+
+def export_lora(
+    run: Path, file: Path, *, iteration: int | None = None, dtype: str | None = None, is_average: bool = False
+) -> Path:
+    """Write the LoRA of `run` to `file`, with the scale alpha / rank multiplied into it.
+
+    A checkpoint's own file states alpha in its header, as diffusers does. A program that does not read the header would
+    apply the LoRA too weakly or too strongly, without a word. This file has the right strength there too.
+
+    Args:
+        run: the run folder.
+        file: file to write; it must not exist.
+        iteration: iteration of the checkpoint; None takes the newest.
+        dtype: dtype of the written tensors; None takes float32.
+        is_average: take the running mean of the adapter instead.
+
+    Returns:
+        `file`.
+
+    Raises:
+        RunFolderError: there is no such run or checkpoint, or `file` exists or cannot be written.
+    """
+    _require_new(file)
+    state, _ = checkpoint_of(run, iteration)
+    adapter = average_of(state, run) if is_average else state.adapter
+    with writing(file, "another file"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_scaled_lora(file, adapter, config_of(run).model.lora, dtype=dtype or "float32")
+    return file
 
 
 def export_model(
@@ -36,8 +68,7 @@ def export_model(
         RunFolderError: there is no such run or checkpoint, or `folder` exists or cannot be written.
         ModelError: the model cannot be loaded.
     """
-    if folder.exists():
-        raise RunFolderError(f"folder {folder} must not exist yet: name a new one")
+    _require_new(folder)
     state, checkpoint = checkpoint_of(run, iteration)
     if is_average:
         average_of(state, run)
@@ -53,6 +84,11 @@ def export_model(
             with whole(folder) as partial:
                 pipeline.save_pretrained(partial)
     return folder
+
+
+def _require_new(path: Path) -> None:
+    if path.exists():
+        raise RunFolderError(f"{path} must not exist yet: name a new one")
 
 
 def _load(model: Path, family: Family, dtype: str) -> Any:

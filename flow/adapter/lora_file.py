@@ -5,6 +5,7 @@ pipeline.load_lora_weights("runs/demo/checkpoints/iteration_000040")
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from safetensors.numpy import save_file
 
 from protocol.config.model import LoraConfig
 from protocol.errors import CheckpointError, ContractError, ModelError, one_line
-from protocol.files import ADAPTER_FILE
+from protocol.files import ADAPTER_FILE, write_whole
 from protocol.messages import Adapter, digest_of
 
 PEFT_NAME, PEFT_CONFIG, PEFT_PREFIX = "adapter_model.safetensors", "adapter_config.json", "base_model.model."
@@ -40,18 +41,54 @@ def write_lora(folder: Path, adapter: Adapter, config: LoraConfig) -> Path:
     Raises:
         ContractError: the config has no rank or no alpha.
     """
-    if config.rank is None or config.alpha is None:
-        raise ContractError(f"a LoRA file must state rank and alpha, got {config.rank} and {config.alpha}")
-    modules = sorted({name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in adapter.arrays})
-    metadata = {
-        "transformer.r": config.rank,
-        "transformer.lora_alpha": config.alpha,
-        "transformer.target_modules": list(config.targets or modules),
-    }
+    rank, alpha = _scale_of(config)
     path = folder / ADAPTER_FILE
     arrays = {name: np.ascontiguousarray(array) for name, array in adapter.arrays.items()}
-    save_file(arrays, path, metadata={METADATA_KEY: json.dumps(metadata, sort_keys=True)})
+    save_file(arrays, path, metadata=_header(arrays, config, rank=rank, alpha=alpha))
     return path
+
+
+def write_scaled_lora(path: Path, adapter: Adapter, config: LoraConfig, *, dtype: str = "float32") -> None:
+    """Write an adapter for programs that do not read alpha: `lora_B` has the factor alpha / rank, alpha is the rank.
+
+    Programs that find no alpha take the rank, so all apply the adapter at the strength at which it was trained.
+
+    Args:
+        path: the file, which appears whole or not at all.
+        adapter: the tensors by diffusers' names.
+        config: rank, alpha and targets of the adapter.
+        dtype: torch's name of the dtype of the written tensors.
+
+    Raises:
+        ContractError: the config has no rank or no alpha.
+        OSError: the file cannot be written.
+    """
+    import torch
+    from safetensors.torch import save
+
+    rank, alpha = _scale_of(config)
+    factors = {"A": np.float32(1), "B": np.float32(alpha / rank)}
+    tensors = {
+        name: torch.from_numpy(array * factors[name.rpartition(".lora_")[2][0]]).to(getattr(torch, dtype))
+        for name, array in adapter.arrays.items()
+    }
+    write_whole(path, save(tensors, metadata=_header(tensors, config, rank=rank, alpha=rank)))
+
+
+def _scale_of(config: LoraConfig) -> tuple[int, float]:
+    if config.rank is None or config.alpha is None:
+        raise ContractError(f"a LoRA file must state rank and alpha, got {config.rank} and {config.alpha}")
+    return config.rank, config.alpha
+
+
+def _header(names: Iterable[str], config: LoraConfig, *, rank: int, alpha: float) -> dict[str, str]:
+    modules = sorted({name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in names})
+    metadata = {
+        "transformer.r": rank,
+        "transformer.lora_alpha": alpha,
+        "transformer.target_modules": list(config.targets or modules),
+    }
+    return {METADATA_KEY: json.dumps(metadata, sort_keys=True)}
 
 
 def read_lora(folder: Path, *, version: int) -> Adapter:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from flow.maths.noise import normal
 from tests.support.commands import run_cli
@@ -252,6 +253,35 @@ def test_export_in_half_precision_halves_the_weights(
     assert sizes["bfloat16"] < 0.7 * sizes["float32"]
 
 
+def test_an_exported_lora_has_its_strength_in_programs_that_read_no_alpha(
+    run: Path, tiny_sd3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's alpha is twice its rank, so a program that takes the rank for alpha would apply half of it."""
+    file, half = tmp_path / "new" / "mine.safetensors", tmp_path / "half.safetensors"
+    assert run_cli(monkeypatch, "export", str(run), str(file)) == 0
+    assert run_cli(monkeypatch, "export", str(run), str(half), "--dtype", "bfloat16") == 0
+    held = load_file(file)
+    without_header = tmp_path / "bare" / "pytorch_lora_weights.safetensors"
+    without_header.parent.mkdir()
+    save_file(held, without_header)
+    checkpoint = run / "checkpoints" / "iteration_000001"
+    stored = load_file(checkpoint / "pytorch_lora_weights.safetensors")
+    assert held.keys() == stored.keys()
+    for name, tensor in held.items():
+        assert torch.equal(tensor, 2 * stored[name] if ".lora_B." in name else stored[name])
+        assert torch.equal(load_file(half)[name], tensor.bfloat16())
+    deltas = []
+    for source in (file, without_header.parent, checkpoint):
+        absent: dict[str, Any] = {"text_encoder_3": None, "tokenizer_3": None}
+        pipeline = diffusers.StableDiffusion3Pipeline.from_pretrained(tiny_sd3, **absent)
+        pipeline.load_lora_weights(source)
+        layer = pipeline.transformer.transformer_blocks[0].attn.to_q
+        deltas.append(layer.get_delta_weight("default_0"))
+    assert deltas[2].abs().max() > 1e-3
+    torch.testing.assert_close(deltas[0], deltas[2])
+    assert torch.equal(deltas[0], deltas[1]), "with and without a header the strength is the same"
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -278,6 +308,8 @@ def test_export_in_half_precision_halves_the_weights(
         ),
         (["export", "{run}", "{tmp}"], "must not exist yet: name a new one"),
         (["export", "{run}", "{tmp}/file/model"], "cannot be written"),
+        (["export", "{run}", "{tmp}/file/a.safetensors"], "cannot be written"),
+        (["export", "{run}", "{run}/checkpoints/iteration_000001/pytorch_lora_weights.safetensors"], "must not exist"),
         (["export", "{run}", "{tmp}/new", "--dtype", "int8"], "--dtype must be float32, bfloat16 or float16"),
         (["generate", "{run}", "a cat", "--out", "{tmp}/file"], "cannot be written"),
     ],
