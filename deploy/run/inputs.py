@@ -59,7 +59,7 @@ def _check_model(config: RunConfig) -> None:
     read_index(config.model)
     require_sizes(config)
     if config.model.quantize and not cluster_address(config.cluster):
-        from flow.models.reading import require_quantizer
+        from flow.quantized.transformer import require_quantizer
 
         require_quantizer(config.model)
     if config.model.compile and not cluster_address(config.cluster):

@@ -15,7 +15,8 @@ from flow.models.folder import find_configs, find_tiny_decoder, read_settings
 from flow.models.hub import INDEX
 from flow.models.load import backbone_class
 from flow.models.pipeline import PipelineBackbone
-from flow.models.reading import CLIP_TOKENS, clip_tokens, dtype_of, quantized, quiet_libraries, vae_dtype_of
+from flow.models.reading import CLIP_TOKENS, clip_tokens, dtype_of, quiet_libraries, vae_dtype_of
+from flow.quantized.transformer import quantized
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.errors import ModelError
 

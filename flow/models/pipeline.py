@@ -23,13 +23,13 @@ from flow.models.reading import (
     UNREADABLE,
     clip_tokens,
     dtype_of,
-    quantization_of,
     quiet_libraries,
     unreadable,
     vae_dtype_of,
 )
 from flow.models.text import TextEncoders
 from flow.pieces import even_pieces
+from flow.quantized.transformer import quantization_of
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError, NonFiniteError, one_line, suggest
 

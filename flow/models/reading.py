@@ -1,18 +1,15 @@
 """Read a model folder with diffusers and transformers: dtype, log level, and one line for every error."""
 
 import gc
-import importlib.util
 import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
 
 from flow.models.families import Family
 from protocol.config.model import ModelConfig
@@ -32,47 +29,6 @@ def dtype_of(config: ModelConfig) -> torch.dtype:
 def vae_dtype_of(config: ModelConfig) -> torch.dtype:
     """Return torch's dtype for the VAE."""
     return getattr(torch, config.vae_dtype or config.dtype)
-
-
-def require_quantizer(config: ModelConfig) -> None:
-    """Check that the package that `model.quantize` needs is installed.
-
-    Raises:
-        ModelError: it is not.
-    """
-    if config.quantize and importlib.util.find_spec("torchao") is None:
-        raise ModelError(
-            f"model.quantize={config.quantize} needs the package torchao: pip install 'flowcredit[quantize]'"
-        )
-
-
-def quantization_of(config: ModelConfig) -> Any:
-    """Return the config by which diffusers quantises the transformer, and nothing else, as it reads it; or None.
-
-    Raises:
-        ModelError: the package that `model.quantize` needs is not installed.
-    """
-    require_quantizer(config)
-    if config.quantize is None:
-        return None
-    from diffusers import PipelineQuantizationConfig, TorchAoConfig
-    from torchao.quantization import Int8WeightOnlyConfig
-
-    return PipelineQuantizationConfig(quant_mapping={"transformer": TorchAoConfig(Int8WeightOnlyConfig())})
-
-
-def quantized(transformer: nn.Module, config: ModelConfig) -> nn.Module:
-    """Quantise a transformer that was not read from a folder, as diffusers would; returns it.
-
-    Raises:
-        ModelError: the package that `model.quantize` needs is not installed.
-    """
-    require_quantizer(config)
-    if config.quantize:
-        from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-        quantize_(transformer, Int8WeightOnlyConfig())
-    return transformer
 
 
 def unreadable(folder: Path, family: Family, error: Exception) -> ModelError:

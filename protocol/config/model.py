@@ -32,9 +32,9 @@ class ModelConfig(Section):
     """Branch, tag or commit of a hub id; only a commit guarantees that the model never changes."""
     dtype: Dtype = "float32"
     """Dtype of the transformer's weights and activations and of the text encoders; the LoRA is float32."""
-    quantize: Literal["int8"] | None = None
-    """`int8` keeps the frozen transformer's linear layers in 8 bits per weight, through torchao; null keeps them in
-    `dtype`. The LoRA is float32 in both cases."""
+    quantize: Literal["int8", "nf4"] | None = None
+    """How the frozen transformer keeps its linear layers: `int8` in 8 bits per weight, `nf4` in 4 (QLoRA's
+    NormalFloat), both through torchao; null keeps them in `dtype`. The LoRA is float32 in every case."""
     vae_dtype: Dtype | None = None
     """Dtype in which the VAE decodes; null takes `dtype`, as diffusers' pipelines do. If images are not finite, the run
     ends: then set float32."""

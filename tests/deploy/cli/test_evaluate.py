@@ -222,20 +222,28 @@ def test_wrong_words_are_one_line(words: list[str], rule: str, run: Path) -> Non
         said(*words)
 
 
-def test_a_quantised_run_resumes_exactly_and_exports_the_whole_model(run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("setting", ["int8", "nf4"])
+def test_a_quantised_run_resumes_exactly_and_exports_the_whole_model(setting: str, run: Path, tmp_path: Path) -> None:
     pytest.importorskip("torchao", reason="torchao is not installed: pip install 'flowcredit[quantize]'")
-    preset, words = run.parent / "preset.yaml", ("model.quantize=int8", "--no-page")
+    preset, words = run.parent / "preset.yaml", (f"model.quantize={setting}", "--no-page")
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     said("train", preset, *words, "--run", whole, "iterations=2")
     said("train", preset, *words, "--run", parted, "iterations=1")
-    with pytest.raises(InputError, match=r"model.quantize \(there 'int8', now None\)"):
+    with pytest.raises(InputError, match=rf"model.quantize \(there '{setting}', now None\)"):
         said("train", preset, "--no-page", "--run", parted, "iterations=2")
     said("train", preset, *words, "--run", parted, "iterations=2")
     digests = [checkpoint_of(each, 2)[0].adapter.digest for each in (whole, parted)]
     assert digests[0] == digests[1]
     assert [line["train/first_ratio_deviation"] for line in lines_of(whole) if "reward/mean" in line] == [0, 0]
     merged = Path(export_model(whole, tmp_path / "merged"))
-    assert load_backbone(ModelConfig(path=str(merged))).transformer.proj_out.weight.dtype == torch.float32
+    path, trained = yaml.safe_load(preset.read_text())["model"]["path"], checkpoint_of(whole, 2)[0].adapter.arrays
+    low = next(name for name in trained if "lora_A" in name)
+    added = torch.from_numpy(2 * trained[low.replace("lora_A", "lora_B")] @ trained[low])  # alpha / rank
+    layer = low.removeprefix("transformer.").removesuffix(".lora_A.weight")
+    own, whole_again = (
+        load_backbone(ModelConfig(path=str(each))).transformer.get_submodule(layer).weight for each in (path, merged)
+    )
+    torch.testing.assert_close(whole_again, own + added)
 
 
 def test_train_without_a_preset_goes_on_with_the_runs_own_config(run: Path, tmp_path: Path) -> None:
