@@ -213,6 +213,20 @@ def test_nf4_keeps_the_nearest_of_16_values_times_the_largest_of_each_64_weights
     assert held.qdata.nbytes + held.scale.nbytes == 16 * (32 + 4), "16 blocks of 64 weights"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nf4_holds_and_restores_the_same_bits_as_bitsandbytes(dtype: torch.dtype) -> None:
+    pytest.importorskip("torchao", reason=REASON)
+    theirs = pytest.importorskip("bitsandbytes", reason="only this comparison needs bitsandbytes").functional
+    from flow.quantized.nf4 import Nf4Tensor
+
+    weight = torch.randn(3072, 3072, generator=torch.Generator().manual_seed(0)).to(dtype)
+    packed, state = theirs.quantize_4bit(weight, quant_type="nf4")
+    held = Nf4Tensor.of(weight)
+    assert torch.equal(held.qdata.flatten(), packed.flatten())
+    assert torch.equal(held.scale.flatten(), state.absmax)
+    assert torch.equal(held.dequantize(), theirs.dequantize_4bit(packed, state))
+
+
 def test_a_layer_in_nf4_computes_with_its_restored_weight_and_keeps_no_copy_of_it() -> None:
     pytest.importorskip("torchao", reason=REASON)
     from torchao.quantization import quantize_
