@@ -155,6 +155,12 @@ VARIANTS: Mapping[str, Variant] = {
     "stepwise_tree, spread, short tail": Variant(
         "stepwise_tree", (SPREAD[0], *SHORT_TAIL, "sampling.splits=[0.5]")
     ),
+    "stepwise_tree, spread, lr=0.004": Variant(
+        "stepwise_tree", (SPREAD[0], "sampling.splits=[0.5]", "learner.learning_rate=4e-3")
+    ),
+    "stepwise_tree, spread, lr=0.004, average": Variant(
+        "stepwise_tree", (SPREAD[0], "sampling.splits=[0.5]", "learner.learning_rate=4e-3", *MEAN)
+    ),
     "stepwise_fast, spread": Variant("stepwise_fast", SPREAD),
     "stepwise_fast, sliding": Variant("stepwise_fast", SLIDING),
     # More noise; other windows; a running mean, which allows a higher learning rate.
