@@ -45,6 +45,18 @@ def check_each(prompts: Iterable[Prompt], check: Callable[[Prompt], object]) -> 
             raise PromptError(f"prompt line {prompt.index + 1} ({prompt.text!r}): {error}") from None
 
 
+def require_unicode(text: str, what: str) -> None:
+    """Check that a text holds no half of a surrogate pair, as an argument in another encoding than the locale's does.
+
+    Raises:
+        PromptError: it does; `what` names the text.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PromptError(f"{what} must be Unicode text, got half a surrogate pair in {text[:60]!r}") from None
+
+
 def overlap(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> str | None:
     """Say how many held-out prompts are trained on too; their scores measure memory. None if there are none."""
     trained = {prompt.text for prompt in train}
@@ -117,9 +129,6 @@ def _json_line(line: str, index: int, where: str) -> Prompt:
     negative = fields.get("negative_prompt", "")
     if not isinstance(negative, str):
         raise PromptError(f"{where}: `negative_prompt` must be a text, got {negative!r}")
-    try:
-        json.dumps(fields, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise PromptError(f"{where}: a line must be Unicode text, got half a surrogate pair in {line[:60]!r}") from None
+    require_unicode(json.dumps(fields, ensure_ascii=False), f"{where}: a line")
     metadata = {key: value for key, value in fields.items() if key not in ("prompt", "negative_prompt")}
     return Prompt(index=index, text=fields["prompt"], negative=negative, metadata=metadata)

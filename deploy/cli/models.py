@@ -42,6 +42,7 @@ def generate(
     """
     from deploy.tools.generate import generate_images, read_texts
     from protocol.messages import Prompt
+    from protocol.prompts import require_unicode
 
     if (prompt is None) == (prompts is None):
         raise ConfigError('give either a prompt or --prompts FILE, such as: generate RUN "a red circle"')
@@ -49,6 +50,8 @@ def generate(
         raise ConfigError("--negative belongs to a single prompt: put `negative_prompt` into the lines of --prompts")
     if (height is None) != (width is None):
         raise ConfigError(f"--height and --width must be given together, got {height} and {width}")
+    require_unicode(prompt or "", "the prompt")
+    require_unicode(negative, "--negative")
     wanted = [Prompt(index=0, text=prompt, negative=negative)] if prompt is not None else read_texts(prompts or Path())
     for path in generate_images(
         run,

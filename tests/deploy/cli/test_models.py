@@ -291,6 +291,8 @@ def test_an_exported_lora_has_its_strength_in_programs_that_read_no_alpha(
         ),
         (["generate", "{tmp}/nothing", "a cat"], "must hold config.yaml, got none"),
         (["generate", "{run}"], "give either a prompt or --prompts FILE"),
+        (["generate", "{run}", "caf\udce9"], "the prompt must be Unicode text, got half a surrogate pair in"),
+        (["generate", "{run}", "a cat", "--negative", "\udce9"], "--negative must be Unicode text"),
         (["generate", "{run}", "a cat", "--height", "32"], "--height and --width must be given together"),
         (["generate", "{run}", "a cat", "--height", "64", "--width", "64"], "--height and --width must be at most 32"),
         (["generate", "{run}", "a cat", "--prompts", "x.txt"], "give either a prompt or --prompts FILE"),
