@@ -161,12 +161,13 @@ class UniqueKeys(yaml.SafeLoader):
         """Construct a section whose keys are all different."""
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue  # a list or a section as a key: PyYAML refuses it
             if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key.value!r} is repeated in one section: join the two", key.start_mark
                 )
-            if isinstance(key, yaml.ScalarNode):
-                seen.add(key.value)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 

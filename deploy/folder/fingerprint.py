@@ -33,7 +33,7 @@ def input_digests(config: RunConfig) -> dict[str, str]:
     """
     prompts = {f"data.{name}": resolve(getattr(config.data, name)) for name in ("train", "heldout")}
     scorers = {f"rewards.{name}.scorer": file_of(reward.scorer) for name, reward in config.rewards.items()}
-    lora = Path(config.model.lora.start) if config.model.lora.start else None
+    lora = resolve(config.model.lora.start) if config.model.lora.start else None
     files = (prompts | scorers | {"model.lora.start": lora}).items()
     digests = {name: file_digest(path) for name, path in files if path and path.is_file()}
     tiny = resolve(config.model.tiny_decoder) if config.model.tiny_decoder else None

@@ -119,7 +119,7 @@ def read_foreign_lora(path: str) -> tuple[dict[str, np.ndarray], float | None]:
     """
     from safetensors.torch import load_file
 
-    file = Path(path).expanduser()
+    file = resolve(path)
     if file.is_dir():
         file = file / (ADAPTER_FILE if (file / ADAPTER_FILE).exists() or not (file / PEFT_NAME).exists() else PEFT_NAME)
     try:

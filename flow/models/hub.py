@@ -6,6 +6,7 @@ from pathlib import Path
 
 from protocol.errors import ModelError
 from protocol.hub import explained, is_hub_id
+from protocol.resources import resolve
 
 INDEX = "model_index.json"
 """Names a pipeline's class and parts, in diffusers' format."""
@@ -96,7 +97,7 @@ def adapter_folder(path: str) -> str:
     Raises:
         ModelError: the repository is gated or unknown, or it is neither cached nor reachable.
     """
-    if not is_hub_id(path) or Path(path).exists():
+    if not is_hub_id(path) or resolve(path).exists():
         return path
     from huggingface_hub import snapshot_download
 

@@ -156,6 +156,12 @@ def test_a_section_that_stands_twice_is_refused(tmp_path: Path) -> None:
         load_config(path)
 
 
+@pytest.mark.parametrize("key", ["[a, b]", "{a: b}"])
+def test_a_key_that_is_no_text_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match="found unhashable key"):
+        load_config(written(tmp_path, f"{yaml.safe_dump(TREE)}{key}: 2\n"))
+
+
 def test_every_preset_takes_another_group_size() -> None:
     for name in preset_names():
         assert load_config(name, overrides=["group.size=16"]).group.shard == 16

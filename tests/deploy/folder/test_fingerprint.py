@@ -57,13 +57,15 @@ def test_a_run_with_a_changed_model_is_refused(config, tmp_path, tiny_sd3):
         open_run_folder(tmp_path / "run", config)
 
 
+@pytest.mark.parametrize("where", ["{home}", "~"])
 @pytest.mark.parametrize("name", ["lora.safetensors", "folder/pytorch_lora_weights.safetensors"])
-def test_a_run_with_another_lora_to_start_from_is_refused(config, tmp_path, name):
+def test_a_run_with_another_lora_to_start_from_is_refused(config, tmp_path, monkeypatch, name, where):
+    monkeypatch.setenv("HOME", str(tmp_path))
     file = tmp_path / name
     file.parent.mkdir(exist_ok=True)
     file.write_bytes(b"one")
-    start = tmp_path / name.split("/")[0]
-    lora = config.model.lora.model_copy(update={"start": str(start)})
+    start = f"{where.format(home=tmp_path)}/{name.split('/')[0]}"
+    lora = config.model.lora.model_copy(update={"start": start})
     config = config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
     open_run_folder(tmp_path / "run", config).close()
     file.write_bytes(b"two")
