@@ -5,6 +5,7 @@ once by a second Ctrl-C.
 """
 
 import asyncio
+import errno
 import sys
 import warnings
 from contextlib import suppress
@@ -17,10 +18,12 @@ from typer.core import TyperCommand
 from deploy.cli import checks, configs, jobs, models, reports, rewards, status, training
 from deploy.cli.output import LOST, output_problem
 from flowcredit.start import VERSION
-from protocol.errors import FlowcreditError, InputError
+from protocol.errors import FlowcreditError, InputError, reason_of
 
 STOPPED, CONTINUES = "stopped at once", "; `train` continues from the newest checkpoint"
 TRAINING = ("train", "demo")
+CLOSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
+"""Errors of a path that this user cannot use, such as a run in another user's private folder."""
 COMMANDS = {
     "demo": (training.demo, ""),
     "train": (training.train, "toy_geneval --run runs/mine seed=3 group.size=16"),
@@ -101,6 +104,8 @@ def main() -> None:
     except OSError as error:
         if error.errno in LOST:
             _require_output(b"\n")
+        if error.errno in CLOSED and error.filename is not None:
+            _end(f"{str(error.filename)[:200]!r} cannot be used: {reason_of(error)}; name another path", 2)
         raise
     except SystemExit as ended:
         if ended.code == 130:  # typer ends so after Ctrl-C, without a message

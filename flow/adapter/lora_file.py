@@ -16,6 +16,7 @@ from protocol.config.model import LoraConfig
 from protocol.errors import CheckpointError, ContractError, ModelError, one_line
 from protocol.files import ADAPTER_FILE, write_whole
 from protocol.messages import Adapter, digest_of
+from protocol.resources import resolve
 
 PEFT_NAME, PEFT_CONFIG, PEFT_PREFIX = "adapter_model.safetensors", "adapter_config.json", "base_model.model."
 """Files of `PeftModel.save_pretrained`, and the prefix of its tensors' names."""

@@ -210,6 +210,15 @@ def test_unwritable_run_folder_is_refused(preset, tmp_path, monkeypatch, capsys)
     assert line.endswith("cannot be written: Not a directory; fix that or set --run")
 
 
+@pytest.mark.parametrize("words", ["train {preset} --local --run", "status", "verify", "report", "serve", "stop"])
+def test_a_folder_that_the_system_refuses_to_look_for_is_one_line(words, preset, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "preset.yaml"
+    path.write_text(yaml.safe_dump(preset))
+    assert run_cli(monkeypatch, *words.format(preset=path).split(), str(tmp_path / ("x" * 256))) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot be used: File name too long; name another path" in line
+
+
 def test_folder_with_other_files_is_not_taken_for_a_run(preset, tmp_path, monkeypatch, capsys):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
