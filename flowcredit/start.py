@@ -62,12 +62,16 @@ def shadows() -> list[Path]:
         for name in PACKAGES
         for ending in (f"{name}/__init__.py", f"{name}.py")
     )
-    return [path for path in found if path.is_file()]
+    return [path for path in found if os.access(path, os.R_OK) and path.is_file()]
 
 
 def main() -> None:
     """Run the command line."""
-    here = os.getcwd()
+    try:
+        here = os.getcwd()
+    except OSError as error:
+        sys.stderr.write(f"flowcredit: the working folder cannot be used: {error.strerror}; change to another one\n")
+        sys.exit(2)
     if sys.path[0] in ("", here):
         del sys.path[0]  # `python -m` puts the working folder first
     if here not in sys.path:

@@ -6,6 +6,7 @@ from typing import Protocol
 from protocol.addresses import SCHEMES, shown_source
 from protocol.commands import Command
 from protocol.errors import ConfigError
+from protocol.resources import resolve
 from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
 
 
@@ -83,7 +84,7 @@ def open_source(where: str) -> Source:
         return Board(where)
     from deploy.api.folder_source import FolderSource
 
-    folder = Path(where).expanduser()
+    folder = resolve(where)
     if not folder.is_dir():
         raise ConfigError(
             f"{shown_source(where)} is not a folder: give a run folder, a folder of runs or a board's address"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from deploy.presets import find_preset
 from protocol.addresses import shown_source
 from protocol.errors import RunFolderError
+from protocol.resources import resolve
 
 if TYPE_CHECKING:
     from protocol.config.run import RunConfig
@@ -42,10 +43,14 @@ def job_id() -> str | None:
 
 
 def runs_folder() -> Path:
-    """Return the folder of runs: FLOWCREDIT_RUNS, in a Ray job `~/flowcredit/runs`, anywhere else `runs`."""
+    """Return the folder of runs: FLOWCREDIT_RUNS, in a Ray job `~/flowcredit/runs`, anywhere else `runs`.
+
+    Raises:
+        ConfigError: this user has no such home folder, or may not look there.
+    """
     if given := os.environ.get(RUNS_VARIABLE):
-        return Path(given).expanduser()
-    return Path.home() / "flowcredit" / RUNS if job_id() else Path(RUNS)
+        return resolve(given)
+    return resolve(f"~/flowcredit/{RUNS}") if job_id() else Path(RUNS)
 
 
 def job_name(preset: str, config: "RunConfig") -> str:

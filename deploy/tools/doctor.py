@@ -21,6 +21,7 @@ from protocol.config.run import RunConfig
 from protocol.config.status import StatusConfig, board_address
 from protocol.errors import FlowcreditError, InputError, one_line
 from protocol.prompts import read_prompts
+from protocol.resources import resolve
 
 if TYPE_CHECKING:
     from deploy.board.board import Board
@@ -141,7 +142,7 @@ def ray_cluster_answers(question: Question) -> Iterator[Finding]:
         yield Finding("ok", "ray", f"{address} accepts connections")
     except (OSError, ValueError, OverflowError) as error:
         yield Finding("bad", "ray", f"{address} does not answer: {error}", "check cluster.address or RAY_ADDRESS")
-    token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
+    token = resolve(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token"))
     has_token = bool(os.environ.get("RAY_AUTH_TOKEN")) or token.exists()
     if os.environ.get("RAY_AUTH_MODE") == "token" and not has_token:
         yield Finding("bad", "ray token", f"none at {token}", "ray get-auth-token --generate, the same on all nodes")

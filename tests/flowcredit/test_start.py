@@ -102,6 +102,37 @@ def test_only_packages_and_modules_shadow(tmp_path: Path, monkeypatch: pytest.Mo
     assert shadows() == [tmp_path / "learner.py"]
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may look everywhere")
+def test_a_working_folder_in_which_this_user_may_not_look_shadows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "learner.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0)
+    try:
+        assert shadows() == []
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_a_folder_of_the_path_in_which_the_system_cannot_look_shadows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend("/" + "x" * 256)
+    assert not [path for path in shadows() if "xxx" in str(path)]
+
+
+def test_a_working_folder_that_was_removed_is_one_line(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    words = [sys.executable, "-m", "flowcredit", "presets"]
+    code = f"import os; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); os.execv({words[0]!r}, {words!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "the working folder cannot be used: No such file or directory; change to another one" in line
+
+
 def test_packages_that_ray_keeps_apart_are_all_ours(tmp_path: Path) -> None:
     """`flowcredit submit` sends each package by itself, and Ray keeps each in a folder of its own."""
     copies = tmp_path / "py_modules_files"

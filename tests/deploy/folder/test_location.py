@@ -7,7 +7,7 @@ import pytest
 
 from deploy.folder.location import default_folder, job_id, job_name, placed, runs_folder, stop_grace_s, stop_wait_s
 from deploy.presets import load_config
-from protocol.errors import RunFolderError
+from protocol.errors import ConfigError, RunFolderError
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,9 @@ def test_a_variable_names_the_folder_of_runs(job, monkeypatch):
     monkeypatch.setenv("FLOWCREDIT_RUNS", "/disk/runs")
     assert runs_folder() == Path("/disk/runs")
     assert placed(Path("runs/mine")) == Path("/disk/runs/mine")
+    monkeypatch.setenv("FLOWCREDIT_RUNS", "~nobody_of_this_name/runs")
+    with pytest.raises(ConfigError, match="cannot be resolved"):
+        runs_folder()
 
 
 @pytest.mark.parametrize("run", ["../mine", "runs/../../mine", "runs", "."])
