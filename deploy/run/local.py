@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from typing import TypeVar
 
 import numpy as np
@@ -203,9 +204,14 @@ class LocalFleet(Mixture):
             if config.on_failure == "pause":
                 config = config.model_copy(update={"on_failure": "fail"})
             cuts = [slice(rows.start, rows.stop) for rows in groups_of(config, len(prompts), group)]
+            own = deepcopy(metadata)  # as in a process of its own: what a scorer changes there, no other call sees
 
-            def score(scorer: CheckedScorer = self._scorers[name], cuts: Sequence[slice] = cuts) -> Scores:
-                return joined([scorer.score(images[cut], prompts[cut], metadata[cut]) for cut in cuts])
+            def score(
+                scorer: CheckedScorer = self._scorers[name],
+                cuts: Sequence[slice] = cuts,
+                own: Sequence[Metadata] = own,
+            ) -> Scores:
+                return joined([scorer.score(images[cut], prompts[cut], own[cut]) for cut in cuts])
 
             scores = await self._run(f"reward/{name}", score)
             if name in self._tallies:

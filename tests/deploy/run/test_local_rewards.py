@@ -93,6 +93,30 @@ def test_a_scorer_with_an_environment_of_its_own_checks_prompts_after_the_start(
     asyncio.run(scenario())
 
 
+class Taker(Level):
+    """Takes the tag out of the metadata that it gets, and scores whether there was one."""
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        return partly([float(each.pop("tag", 0)) for each in metadata], [""] * len(images))  # type: ignore[attr-defined]
+
+
+def test_what_a_scorer_changes_in_the_metadata_no_other_call_sees(tiny_config: Any) -> None:
+    """On Ray each call gets a copy of its own, so a scorer that changes it must not have other scores here."""
+    taker = {"scorer": f"{__name__}:Taker"}
+    fleet, metadata = fleet_of(tiny_config, a=taker, b=taker), [{"tag": 1.0}, {"tag": 2.0}, {"tag": 3.0}]
+
+    async def scenario() -> list[Scores]:
+        await fleet.start()
+        try:
+            return [await fleet.score_for_training(IMAGES, ["p"] * 3, metadata) for _ in range(2)]  # type: ignore[arg-type]
+        finally:
+            fleet.stop()
+
+    for scores in asyncio.run(scenario()):
+        assert scores.values.tolist() == [2, 4, 6]
+    assert metadata[0] == {"tag": 1.0}
+
+
 class Rank(Level):
     """A group's scorer: how many of the others are darker."""
 
