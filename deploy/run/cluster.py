@@ -15,7 +15,7 @@ from deploy.run.signals import outliving_the_terminal
 from flowcredit.start import HOOK, shadows
 from protocol.config.cluster import RoleConfig, cluster_address
 from protocol.config.run import RunConfig
-from protocol.errors import ConfigError, one_line
+from protocol.errors import ConfigError, named_line, one_line
 from protocol.sink import StatusSink
 
 PROBE_TIMEOUT_S = 10.0
@@ -50,8 +50,8 @@ def ray_cluster(config: RunConfig, sink: StatusSink, python: str | None = None) 
         Nothing, when this process is connected.
 
     Raises:
-        ConfigError: no cluster answers at the given address, the actors reserve more GPUs than this machine has, or
-            Ray does not accept the labels.
+        ConfigError: no cluster answers at the given address, Ray does not start on this machine, the actors reserve
+            more GPUs than it has, or Ray does not accept the labels.
     """
     address = cluster_address(config.cluster)
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -73,28 +73,36 @@ def _connect(config: RunConfig, address: str | None, python: str | None) -> None
     environment |= {"py_executable": python} if python else {}
     if environment:
         quiet["runtime_env"] = environment
+    if not address:
+        _start(config, quiet, is_forking=bool(python))
+        return
     try:
-        if address:
-            require_connection(address, timeout_s=PROBE_TIMEOUT_S)
-            ray.init(address=address, **quiet)
-        else:
-            with outliving_the_terminal():
-                ray.init(
-                    address="local",
-                    num_cpus=max(os.cpu_count() or 1, int(config.reserved["CPU"]) + 1 + GROWTH),
-                    resources={name: need for name, need in config.reserved.items() if name not in ("CPU", "GPU")},
-                    include_dashboard=False,
-                    _system_config=NO_TASK_EVENTS | (NO_EARLY_WORKERS if python else {}),
-                    _node_ip_address="127.0.0.1",
-                    **quiet,
-                )
+        require_connection(address, timeout_s=PROBE_TIMEOUT_S)
+        ray.init(address=address, **quiet)
     except (OSError, OverflowError, ValueError, RuntimeError) as error:
-        if not address:
-            raise
         reason = one_line(error)
         raise ConfigError(
             f"no Ray cluster answers at {address}: {reason}; check cluster.address or RAY_ADDRESS"
         ) from None
+
+
+def _start(config: RunConfig, quiet: dict[str, Any], *, is_forking: bool) -> None:
+    try:
+        with outliving_the_terminal():
+            ray.init(
+                address="local",
+                num_cpus=max(os.cpu_count() or 1, int(config.reserved["CPU"]) + 1 + GROWTH),
+                resources={name: need for name, need in config.reserved.items() if name not in ("CPU", "GPU")},
+                include_dashboard=False,
+                _system_config=NO_TASK_EVENTS | (NO_EARLY_WORKERS if is_forking else {}),
+                _node_ip_address="127.0.0.1",
+                **quiet,
+            )
+    except Exception as error:  # Ray raises a plain Exception if its processes do not start in time
+        raise ConfigError(
+            f"Ray does not start on this machine: {named_line(error)}; its folders, RAY_TMPDIR (/tmp) and HOME, must be"
+            " writable, have room and short names; --local does without Ray"
+        ) from error
 
 
 def _roles(config: RunConfig) -> dict[str, RoleConfig]:

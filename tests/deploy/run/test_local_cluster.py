@@ -1,6 +1,7 @@
 """The Ray cluster that a run starts for itself: closed to everyone without its token."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import grpc
 import pytest
@@ -9,9 +10,21 @@ from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
 from deploy.run.cluster import ray_cluster
 from protocol.config.run import RunConfig
+from protocol.errors import ConfigError
 from tests.support.runs.sinks import Silent
 
 pytestmark = pytest.mark.ray
+
+
+def test_a_machine_on_which_ray_cannot_start_is_one_line(
+    tiny_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The names of Ray's sockets are limited to 107 bytes."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / ("x" * 90)))
+    with pytest.raises(ConfigError, match="Ray does not start on this machine: OSError: .* cannot exceed 107 bytes"):
+        ray_cluster(tiny_config(), Silent()).__enter__()
+    assert not ray.is_initialized()
 
 
 def test_a_local_cluster_refuses_a_caller_without_its_token(
