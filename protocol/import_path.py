@@ -56,7 +56,7 @@ def _load(file: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[name]
-        if isinstance(error, ImportError) or not isinstance(error, Exception):
+        if isinstance(error, ImportError) or not isinstance(error, Exception | SystemExit):
             raise
         raise ConfigError(f"file {file} cannot be run: {named_line(error)}") from error
     return module

@@ -29,15 +29,11 @@ def build_from_path(path: str, *, args: Mapping[str, Any], extra: str | None = N
         ScorerError: a library is not installed, or the constructor raises.
     """
     cls = load_class(path, args=args, extra=extra)
-    try:
-        with _explained_imports(path, extra):
+    with explained(f"{path} cannot be built with the arguments {dict(args)}", path, extra):
+        try:
             return cls(**args)
-    except FlowcreditError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise ScorerError(f"{path} does not accept the arguments {dict(args)}: {error}") from error
-    except Exception as error:
-        raise ScorerError(f"{path} cannot be built with the arguments {dict(args)}: {named_line(error)}") from error
+        except (TypeError, ValueError) as error:
+            raise ScorerError(f"{path} does not accept the arguments {dict(args)}: {error}") from error
 
 
 def load_class(path: str, *, args: Mapping[str, Any], extra: str | None = None) -> type:
@@ -51,13 +47,8 @@ def load_class(path: str, *, args: Mapping[str, Any], extra: str | None = None) 
     Returns:
         The class.
     """
-    try:
-        with _explained_imports(path, extra):
-            cls = find_class(path)
-    except FlowcreditError:
-        raise
-    except Exception as error:
-        raise ScorerError(f"{path} cannot be imported: {named_line(error)}") from error
+    with explained(f"{path} cannot be imported", path, extra):
+        cls = find_class(path)
     parameters = inspect.signature(cls).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -84,7 +75,7 @@ def require_ready(path: str, args: Mapping[str, Any], extra: str | None = None) 
     """
     ready = getattr(load_class(path, args=args, extra=extra), "ready", None)
     if ready is not None:
-        with _explained_imports(path, extra):
+        with explained(f"{path} is not ready", path, extra):
             ready(**args)
 
 
@@ -95,9 +86,23 @@ def require_library(name: str) -> None:
 
 
 @contextmanager
-def _explained_imports(path: str, extra: str | None) -> Iterator[None]:
+def explained(failure: str, path: str, extra: str | None = None) -> Iterator[None]:
+    """Turn all that foreign code raises in the block, and its exit, into one line.
+
+    Args:
+        failure: begins the line.
+        path: `package.module:Class` of the foreign code.
+        extra: the optional dependency group that installs what it needs.
+
+    Raises:
+        ScorerError: the code raised, exited, or needs a library that is not installed.
+    """
     try:
         yield
+    except FlowcreditError:
+        raise
     except ImportError as error:
         remedy = f"pip install -e '.[{extra}]'" if extra else "install the library it needs"
         raise ScorerError(f"{path} cannot be loaded: {error}; {remedy}") from error
+    except (Exception, SystemExit) as error:
+        raise ScorerError(f"{failure}: {named_line(error)}") from error

@@ -19,7 +19,7 @@ from protocol.config.reward import RewardConfig
 from protocol.errors import ContractError, ScorerError, breaks_gpu, named_line, suggest
 from protocol.messages import Metadata, Prompt, Scores
 from rewards import loading
-from rewards.loading import build_from_path, load_class
+from rewards.loading import build_from_path, explained, load_class
 from rewards.scores import joined, split
 
 logger = logging.getLogger(__name__)
@@ -135,15 +135,15 @@ def check_prompts(spec: str, args: Mapping[str, Any], prompts: Sequence[Prompt])
         prompts: the prompts of the run.
 
     Raises:
-        ScorerError: see `build_scorer`.
+        ScorerError: see `build_scorer`; or its `check` raises something else.
         InputError: a prompt cannot be scored.
     """
     path, extra = _registered(spec)
     cls = load_class(path, args=args, extra=extra)
-    if isinstance(inspect.getattr_static(cls, "check", None), staticmethod):
-        cls.check(prompts)
-    else:
-        build_scorer(spec, **args).check(prompts)
+    is_static = isinstance(inspect.getattr_static(cls, "check", None), staticmethod)
+    checker = cls if is_static else build_scorer(spec, **args)
+    with explained(f"{path} cannot check the prompts", path, extra):
+        checker.check(prompts)
 
 
 def require_ready(spec: str, args: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from protocol.errors import ContractError, InputError, PromptError, ScorerError
 from protocol.messages import Metadata, Prompt, Scores
 from rewards import scorer as scorer_module
-from rewards.scorer import CheckedScorer, Registered, build_scorer
+from rewards.scorer import CheckedScorer, Registered, build_scorer, check_prompts, require_ready
 from rewards.scores import mix
 
 IMAGES = np.zeros((2, 4, 4, 3), np.uint8)
@@ -248,6 +248,31 @@ def test_any_import_path_builds_with_its_arguments() -> None:
 def test_what_cannot_be_built_is_explained(spec: str, args: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         build_scorer(spec, **args)
+
+
+class Ending(BrightnessScorer):
+    """Ends the whole program with exit code 0 when it is built or asked whether it is ready; its check raises."""
+
+    def __init__(self, ends_in: str = "__init__") -> None:
+        if ends_in == "__init__":
+            raise SystemExit(0)
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        raise KeyError(prompts[0].text)
+
+    @staticmethod
+    def ready(ends_in: str = "") -> None:
+        raise SystemExit(0)
+
+
+def test_a_scorer_that_ends_the_program_or_raises_is_one_line_and_never_exit_code_0() -> None:
+    path, prompts = f"{__name__}:Ending", [Prompt(index=0, text="a")]
+    with pytest.raises(ScorerError, match=r"cannot be built with the arguments \{\}: SystemExit: 0"):
+        build_scorer(path)
+    with pytest.raises(ScorerError, match="Ending is not ready: SystemExit: 0"):
+        require_ready(path, {})
+    with pytest.raises(ScorerError, match="Ending cannot check the prompts: KeyError: 'a'"):
+        check_prompts(path, {"ends_in": "check"}, prompts)
 
 
 def test_a_missing_library_of_a_built_in_scorer_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
