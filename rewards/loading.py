@@ -94,6 +94,9 @@ def explained(failure: str, path: str, extra: str | None = None) -> Iterator[Non
         path: `package.module:Class` of the foreign code.
         extra: the optional dependency group that installs what it needs.
 
+    Yields:
+        Nothing.
+
     Raises:
         ScorerError: the code raised, exited, or needs a library that is not installed.
     """
