@@ -216,7 +216,7 @@ def test_a_folder_that_the_system_refuses_to_look_for_is_one_line(words, preset,
     path.write_text(yaml.safe_dump(preset))
     assert run_cli(monkeypatch, *words.format(preset=path).split(), str(tmp_path / ("x" * 256))) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "cannot be used: File name too long; name another path" in line
+    assert ": File name too long" in line and len(line) < 400
 
 
 def test_folder_with_other_files_is_not_taken_for_a_run(preset, tmp_path, monkeypatch, capsys):
