@@ -5,7 +5,7 @@ export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
 # Bytecode is written by the first import. If nothing may write it, each process compiles its libraries for many seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test gpu-test docs
+.PHONY: demo test lowest gpu-test docs
 
 demo: $(VENV)/installed
 	$(VENV)/bin/flowcredit demo
@@ -13,6 +13,10 @@ demo: $(VENV)/installed
 # Three at a time on two cores: tests wait for a quarter of their time.
 test: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -m "not whole and not chaos and not cluster and not gpu" -n 3 --dist loadgroup
+
+# The libraries' lowest versions, in an environment of their own. A bound that is too low breaks an installation in silence.
+lowest: $(VENV)-lowest/installed
+	$(VENV)-lowest/bin/python -m pytest -m "not whole and not chaos and not cluster and not gpu" -n 3 --dist loadgroup
 
 gpu-test: $(VENV)/installed
 	@$(VENV)/bin/python -m tests.support.worlds.devices
@@ -29,6 +33,12 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 $(VENV)/documented: $(VENV)/installed
 	$(call install,.[docs])
+	touch $@
+
+$(VENV)-lowest/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-lowest
+	$(VENV)-lowest/bin/python -m tests.support.lowest $(VENV)-lowest/constraints.txt
+	$(VENV)-lowest/bin/python -m pip install --quiet --constraint $(VENV)-lowest/constraints.txt --editable '.[dev]'
 	touch $@
 
 # Beside the environment: diffusers imports torchao wherever it finds it, and most users do not have it.

@@ -66,6 +66,8 @@ def overlap(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> str | None:
 
 def _read(path: Path) -> list[Prompt]:
     try:
+        if path.exists() and not path.is_file():
+            raise PromptError(f"prompt file {path} must be a regular file, which is read more than once: write one")
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
         raise PromptError(

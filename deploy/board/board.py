@@ -53,10 +53,12 @@ KINDS = {
     "queue": "list",
 }
 """Redis' type of each of a run's keys that `write` makes."""
+PASSWORD = "it wants a password: write redis://:PASSWORD@HOST"
 REMEDIES = {
     "used memory > 'maxmemory'": "its memory is full: raise its maxmemory or remove old runs",
     "CERTIFICATE_VERIFY_FAILED": "name the host as its certificate does, and the CA's file with ?ssl_ca_certs=FILE",
-    "HELLO must be called": "it wants a password: write redis://:PASSWORD@HOST",
+    "HELLO must be called": PASSWORD,  # redis-py 8
+    "Authentication required": PASSWORD,  # before
 }
 """Remedies by a part of the client library's message."""
 Parsed = TypeVar("Parsed", bound=Document)

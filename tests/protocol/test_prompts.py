@@ -1,5 +1,6 @@
 """Prompt files: what a line may be, and which line is named when it is broken."""
 
+import os
 import re
 from pathlib import Path
 
@@ -82,14 +83,16 @@ def test_an_empty_file_is_refused(tmp_path: Path, text: str) -> None:
         read(written(tmp_path, "a.txt", text))
 
 
-def test_a_missing_a_binary_and_a_folder_are_refused(tmp_path: Path) -> None:
+def test_a_missing_a_binary_and_what_is_no_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match="does not exist: name another one in data.train, data.heldout or --prompts"):
         read(tmp_path / "absent.txt")
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(PromptError, match="cannot be read"):
         read(tmp_path / "binary.txt")
-    with pytest.raises(PromptError, match="cannot be read"):
-        read(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", Path(os.devnull)):
+        with pytest.raises(PromptError, match="must be a regular file, which is read more than once: write one"):
+            read(path)
 
 
 def test_package_paths_lead_into_installed_packages(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
-"""Prints constraints for pip: the lowest versions that pyproject.toml allows, and torch as constraints.txt has it.
+"""Writes constraints for pip: the lowest versions that pyproject.toml allows, and torch as constraints.txt has it.
 
-    python -m tests.support.lowest > lowest.txt
+    python -m tests.support.lowest lowest.txt
 
 torch is left out because its lowest version exists with CUDA only, which is gigabytes.
 """
 
 import re
+import sys
 import tomllib
+from pathlib import Path
 
 from tests.support.paths import ROOT
 
@@ -25,4 +27,4 @@ def lowest() -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(lowest()))
+    Path(sys.argv[1]).write_text("\n".join([*lowest(), ""]), encoding="utf-8")
