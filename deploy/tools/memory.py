@@ -135,12 +135,13 @@ def _remedies(config: RunConfig, parts: Mapping[str, int]) -> str:
     model, batch = config.model, "a lower model.forward_batch"
     if model.forward_batch is None:
         batch = "model.forward_batch=8"
+    smaller = {None: "model.quantize=int8 or nf4", "int8": "model.quantize=nf4"}
     keys = {
         "forward and backward": batch if model.gradient_checkpointing else "model.gradient_checkpointing=true",
         "largest step": f"{batch} and model.decode_batch",
         "text encoders": "model.embedding_cache=FOLDER",
         "gradients of its lanes": "fewer learner.lanes or more cluster.learner.workers",
-        "transformer": "model.dtype=bfloat16" if model.dtype == "float32" else "",
+        "transformer": "model.dtype=bfloat16" if model.dtype == "float32" else smaller.get(model.quantize, ""),
     }
     by_size = sorted(parts, key=lambda part: -parts[part])
     helping = [keys[part] for part in by_size if parts[part] and keys.get(part)]

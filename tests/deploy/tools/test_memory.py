@@ -202,6 +202,12 @@ def test_a_role_that_a_card_cannot_hold_is_named_with_the_keys_that_help(tiny_co
         " model.dtype=bfloat16, model.embedding_cache=FOLDER, or use a larger card"
     )
     assert not list(fit_problems(config, replace(found, learner=parts), card="H200"))
+    for quantize, remedy in ((None, "model.quantize=int8 or nf4, "), ("int8", "model.quantize=nf4, "), ("nf4", "")):
+        half = config.model_copy(
+            update={"model": config.model.model_copy(update={"dtype": "bfloat16", "quantize": quantize})}
+        )
+        (problem,) = fit_problems(half, replace(found, learner=parts), card="H100")
+        assert f"checkpointing=true, {remedy}model.embedding_cache=FOLDER" in str(problem)
     (problem,) = fit_problems(config, replace(found, rollout={"largest step": 40 * GIB}), card="h100")
     assert str(problem).startswith("2 rollout actors on one GPU take about 80.0 GiB, but one h100 has 74.5: set")
     on_cpu = tiny_config()
