@@ -67,7 +67,7 @@ def overlap(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> str | None:
 def _read(path: Path) -> list[Prompt]:
     try:
         if path.exists() and not path.is_file():
-            raise PromptError(f"prompt file {path} must be a regular file, which is read more than once: write one")
+            raise PromptError(f"prompt file {path} must be a regular file, since a run reads it more than once")
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
         raise PromptError(

@@ -91,7 +91,7 @@ def test_a_missing_a_binary_and_what_is_no_file_are_refused(tmp_path: Path) -> N
         read(tmp_path / "binary.txt")
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe", Path(os.devnull)):
-        with pytest.raises(PromptError, match="must be a regular file, which is read more than once: write one"):
+        with pytest.raises(PromptError, match="must be a regular file, since a run reads it more than once"):
             read(path)
 
 

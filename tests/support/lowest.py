@@ -22,8 +22,14 @@ def lowest() -> list[str]:
     wanted = [*project["dependencies"], *(each for name in GROUPS for each in project["optional-dependencies"][name])]
     pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     (torch,) = re.findall(r"^torch==.*$", pinned, re.MULTILINE)
-    bounds = (re.fullmatch(r"([\w.-]+)(?:\[\w+\])?>=([\d.]+)(?:;.*)?", each.replace(" ", "")) for each in wanted)
-    return [torch, *(f"{found[1]}=={found[2]}.*" for found in bounds if found and found[1] != "torch")]
+    return [torch, *(_lowest_of(each) for each in wanted if not each.startswith("torch>"))]
+
+
+def _lowest_of(dependency: str) -> str:
+    found = re.fullmatch(r"([\w.-]+)(?:\[\w+\])?>=([\d.]+)(?:;.*)?", dependency.replace(" ", ""))
+    if not found:
+        raise ValueError(f"a dependency must have a lowest version and no other bound, got {dependency!r}")
+    return f"{found[1]}=={found[2]}.*"
 
 
 if __name__ == "__main__":

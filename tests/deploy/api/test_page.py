@@ -344,6 +344,18 @@ def test_steps_of_a_tree_stand_before_the_only_image(page):
     assert "step 0 →\nstep reward\n+0.100\nadvantage +1.00\nstep 1 →\nstep reward\n+0.300\nadvantage +3.00" in shown[1]
 
 
+@pytest.mark.parametrize(("skipped", "which"), [([0, 1], "An image before a step"), ([1], "An image without a reward")])
+def test_an_image_that_nobody_scored_is_shown_as_an_estimate(page, skipped, which):
+    record = a_record().model_dump() | {"skipped": skipped}
+    for trajectory in record["trajectories"]:
+        trajectory["rewards"] = [None if k in skipped else 0.5 for k in range(3)]
+    explained, *shown = page.execute_async_script(TREE, record)
+    assert explained.endswith(
+        f" {which} is the policy's estimate, at that step, of the finished image. It is not scored."
+    )
+    assert [row.count("not scored") for row in shown] == [len(skipped)] * len(record["trajectories"])
+
+
 @pytest.mark.parametrize("width", [400, 1200])
 def test_nothing_stands_out_of_the_page_sideways(page, width):
     resize(page, width)
