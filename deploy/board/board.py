@@ -58,7 +58,7 @@ REMEDIES = {
     "used memory > 'maxmemory'": "its memory is full: raise its maxmemory or remove old runs",
     "CERTIFICATE_VERIFY_FAILED": "name the host as its certificate does, and the CA's file with ?ssl_ca_certs=FILE",
     "HELLO must be called": PASSWORD,  # redis-py 8
-    "Authentication required": PASSWORD,  # before
+    "Authentication required": PASSWORD,  # redis-py 7
 }
 """Remedies by a part of the client library's message."""
 Parsed = TypeVar("Parsed", bound=Document)

@@ -1,0 +1,40 @@
+"""The benchmark of measures against reward hacking: every lane is a valid config, and its report reads their runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.race.hacking import LANES, METHOD, REWARDS, TRAINED, WATCHED, app
+from benchmarks.race.race import Cell, cell_config
+
+CELL = Cell(variant=METHOD, seed=0, reward="redness")
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_a_lane_trains_redness_and_watches_the_other_scores(lane: str) -> None:
+    config = cell_config("toy_geneval", CELL, iterations=1, every=1, extra=(REWARDS, *LANES[lane]))
+    weights = {name: reward.weight for name, reward in config.rewards.items()}
+    is_mixed = lane == "GenEval is half of the reward"
+    assert weights == {"redness": 0.5 if is_mixed else 1.0, "geneval": 0.5 if is_mixed else 0.0, "diversity": 0.0}
+    assert ("KL" in lane and "no" not in lane) + ("doubtful" in lane) == (config.learner.kl.weight > 0)
+    assert bool(config.learner.kl.auxiliary) == ("doubtful" in lane)
+
+
+def test_the_report_has_a_row_and_a_curve_for_each_lane(tmp_path: Path) -> None:
+    for number in range(len(LANES)):
+        folder = tmp_path / "runs" / str(number) / CELL.folder
+        folder.mkdir(parents=True)
+        lines = [{"iteration": at, TRAINED: at / 10, WATCHED: number / 10} for at in (0, 5)]
+        lines.insert(1, {"iteration": 1, "reward/mean": 0.5})
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out = tmp_path / "hacking.json"
+    result = CliRunner().invoke(app, ["report", "--out", str(out), "--runs", str(tmp_path / "runs")])
+    assert result.exit_code == 0, result.output
+    curves = json.loads(out.read_text())
+    assert list(curves) == list(LANES)
+    assert [curve["watched"] for curve in curves.values()] == [[n / 10, n / 10] for n in range(len(LANES))]
+    assert all((curve["iteration"], curve["trained"]) == ([0, 5], [0.0, 0.5]) for curve in curves.values())
+    assert "0.500 / 0.700" in result.output
+    assert out.with_suffix(".png").stat().st_size > 10_000
