@@ -100,7 +100,8 @@ class Nf4Tensor(TorchAOBaseTensor):
 @Nf4Tensor.implements_torch_function(linear)
 def _linear(func: Any, types: Any, args: Any, kwargs: Any) -> Float[Tensor, "... outputs"]:
     del func, types
-    return _Linear.apply(*args, **kwargs)
+    named = dict(zip(("input", "weight", "bias"), args, strict=False)) | (kwargs or {})
+    return _Linear.apply(named["input"], named["weight"], named.get("bias"))
 
 
 class _Linear(torch.autograd.Function):

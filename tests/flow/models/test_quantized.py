@@ -243,6 +243,7 @@ def test_a_layer_in_nf4_computes_with_its_restored_weight_and_keeps_no_copy_of_i
     assert kept == [Nf4Tensor]
     expected = linear(inputs, whole, layer.bias)
     assert torch.equal(made, expected)
+    assert torch.equal(linear(inputs, layer.weight, bias=layer.bias), expected), "by name too"
     given = torch.randn_like(made)
     gradients = [torch.autograd.grad(each, inputs, given)[0] for each in (made, expected)]
     torch.testing.assert_close(*gradients)
