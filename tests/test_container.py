@@ -72,4 +72,4 @@ def test_rays_floor_has_the_token_authentication_of_every_recipe() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     (ray,) = [each for each in project["project"]["dependencies"] if each.startswith("ray[")]
     floor = tuple(int(part) for part in ray.partition(">=")[2].split("."))
-    assert floor >= (2, 59), "a local cluster of Ray 2.53 to 2.58 answers callers without a token"
+    assert floor >= (2, 59), "a local cluster of Ray 2.52 to 2.58 answers callers without a token"

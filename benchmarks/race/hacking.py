@@ -56,13 +56,8 @@ def run(
     """Train the lanes one after the other; run the command again to continue."""
     cell = Cell(variant=METHOD, seed=0, reward="redness")
     for number, keys in enumerate(LANES.values()):
-        run_cell(
-            *("toy_geneval", cell, runs / str(number)),
-            iterations=iterations,
-            seconds=0.0,
-            every=every,
-            extra=(REWARDS, *keys),
-        )
+        folder, extra = runs / str(number), (REWARDS, *keys)
+        run_cell("toy_geneval", cell, folder, iterations=iterations, seconds=0.0, every=every, extra=extra)
 
 
 @app.command()

@@ -68,9 +68,9 @@ def write_scaled_lora(path: Path, adapter: Adapter, config: LoraConfig, *, dtype
     from safetensors.torch import save
 
     rank, alpha = _scale_of(config)
-    factors = {"A": np.float32(1), "B": np.float32(alpha / rank)}
+    scale = np.float32(alpha / rank)
     tensors = {
-        name: torch.from_numpy(array * factors[name.rpartition(".lora_")[2][0]]).to(getattr(torch, dtype))
+        name: torch.from_numpy(array * scale if ".lora_B." in name else array).to(getattr(torch, dtype))
         for name, array in adapter.arrays.items()
     }
     write_whole(path, save(tensors, metadata=_header(tensors, config, rank=rank, alpha=rank)))
