@@ -320,8 +320,9 @@ def start_adapter(lora: Lora, config: RunConfig) -> None:
     Raises:
         ModelError: the saved LoRA cannot be read or belongs to another model.
     """
-    if config.model.lora.start:
-        lora.start_from(adapter_folder(config.model.lora.start), adapter_config(config.model))
+    start = config.model.lora.start
+    if start:
+        lora.start_from(adapter_folder(start, config.model.lora.revision), adapter_config(config.model))
 
 
 def policy_of(backbone: Backbone, config: RunConfig) -> FlowPolicy:

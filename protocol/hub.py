@@ -73,7 +73,15 @@ def require_on_hub(repo: str, patterns: Sequence[str], *, what: str, error: type
 
 
 @contextmanager
-def explained(what: str, repo: str, *, error: type[InputError], remedy: str, key: str = "the name") -> Iterator[None]:
+def explained(
+    what: str,
+    repo: str,
+    *,
+    error: type[InputError],
+    remedy: str,
+    key: str = "the name",
+    revision_key: str = "model.revision",
+) -> Iterator[None]:
     """Turn the hub's errors into one line with a remedy, and hide the notices of its retries.
 
     Args:
@@ -82,6 +90,7 @@ def explained(what: str, repo: str, *, error: type[InputError], remedy: str, key
         error: the exception to raise.
         remedy: what to do without a network, other than to download elsewhere.
         key: the config key that holds the hub id.
+        revision_key: the config key that holds its branch, tag or commit.
 
     Returns:
         The context in which the hub is asked.
@@ -106,7 +115,7 @@ def explained(what: str, repo: str, *, error: type[InputError], remedy: str, key
             f"{what} is neither a folder here nor on the hub: check {key}, and HF_TOKEN if it is private"
         ) from None
     except errors.RevisionNotFoundError:
-        raise error(f"{what} is not on the hub: set model.revision to a branch, tag or commit of it") from None
+        raise error(f"{what} is not on the hub: set {revision_key} to a branch, tag or commit of it") from None
     except errors.LocalEntryNotFoundError:
         is_asked = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE")
         reason = "HF_HUB_OFFLINE is set" if is_asked else "the hub cannot be reached"

@@ -7,12 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from flow.models.families import FAMILIES, Family
-from flow.models.hub import INDEX, config_folder, index_file, known_configs, model_folder, tiny_decoder_folder
+from flow.models.hub import (
+    INDEX,
+    adapter_folder,
+    config_folder,
+    index_file,
+    is_on_hub,
+    known_configs,
+    model_folder,
+    tiny_decoder_folder,
+)
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ModelError, one_line
-from protocol.hub import is_hub_id, stay_offline_if_unreachable
-from protocol.resources import SCHEME, resolve
+from protocol.hub import stay_offline_if_unreachable
+from protocol.resources import resolve
 
 
 @dataclass(frozen=True)
@@ -31,8 +40,8 @@ def read_index(model: ModelConfig) -> ModelIndex:
         ModelError: the model does not exist, its `model_index.json` is not readable, its family is not supported, or
             the folder lacks a part that the index names.
     """
-    is_on_hub = _is_on_hub(model)
-    file = index_file(model.path, model.revision) if is_on_hub else _folder(model) / INDEX
+    is_remote = is_on_hub(model.path)
+    file = index_file(model.path, model.revision) if is_remote else _folder(model) / INDEX
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
         pipeline = str(entries["_class_name"])
@@ -44,7 +53,7 @@ def read_index(model: ModelConfig) -> ModelIndex:
     if pipeline not in FAMILIES:
         raise ModelError(f"model folder {model.path} must hold one of {sorted(FAMILIES)}, got {pipeline}")
     parts = tuple(name for name, entry in entries.items() if isinstance(entry, list) and all(entry))
-    if not is_on_hub:
+    if not is_remote:
         _require_parts(model, file.parent, parts)
     return ModelIndex(family=FAMILIES[pipeline], parts=parts)
 
@@ -71,7 +80,7 @@ def find_model(model: ModelConfig) -> tuple[ModelIndex, Path]:
         ModelError: see `read_index`; or the downloaded folder lacks a part that the index names.
     """
     index = read_index(model)
-    folder = model_folder(model.path, model.revision, index.parts) if _is_on_hub(model) else _folder(model)
+    folder = model_folder(model.path, model.revision, index.parts) if is_on_hub(model.path) else _folder(model)
     _require_parts(model, folder, index.parts)
     return index, folder
 
@@ -83,7 +92,7 @@ def find_configs(model: ModelConfig) -> tuple[ModelIndex, Path]:
         ModelError: see `read_index`.
     """
     index = read_index(model)
-    return index, config_folder(model.path, model.revision) if _is_on_hub(model) else _folder(model)
+    return index, config_folder(model.path, model.revision) if is_on_hub(model.path) else _folder(model)
 
 
 IMAGE_VAES = "AutoencoderKL", "AutoencoderTiny"
@@ -107,7 +116,7 @@ def find_tiny_decoder(model: ModelConfig, folder: Path, *, is_whole: bool = True
     if model.tiny_decoder is None:
         return None
     found = resolve(model.tiny_decoder)
-    if not found.is_dir() and is_hub_id(model.tiny_decoder):
+    if is_on_hub(model.tiny_decoder):
         found = tiny_decoder_folder(model.tiny_decoder, is_whole=is_whole)
     tiny, vae = _decoder_facts(found / "config.json"), _decoder_facts(folder / "vae" / "config.json")
     if tiny is None or tiny.kind != "AutoencoderTiny":
@@ -157,22 +166,24 @@ def completed(config: RunConfig) -> RunConfig:
     """Fill in what the model decides; a run folder keeps the result.
 
     - The adapter's config gets the family's defaults.
-    - The revision of a hub id becomes a commit. So every actor loads the same files, and a resumed run notices that the
-      model has changed on the hub.
+    - The revision of a hub id becomes a commit, for the model and for the LoRA to start from. So every actor loads the
+      same files, and a resumed run notices that they have changed on the hub.
     - The embedding cache becomes an absolute path, since actors may run in another working folder.
 
     If the hub does not answer, this process reads only its cache from here on.
 
     Raises:
-        ModelError: see `read_index` and `find_tiny_decoder`.
+        ModelError: see `read_index` and `find_tiny_decoder`; or the LoRA to start from is not on the hub.
     """
     model = config.model
-    if _is_on_hub(model) or (model.tiny_decoder and is_hub_id(model.tiny_decoder)):
+    if any(path and is_on_hub(path) for path in (model.path, model.tiny_decoder, model.lora.start)):
         stay_offline_if_unreachable()
     if model.tiny_decoder:
         find_tiny_decoder(model, find_configs(model)[1], is_whole=False)
     cache = str(resolve(model.embedding_cache).absolute()) if model.embedding_cache else None
-    found = {"lora": adapter_config(model), "revision": _pinned(model), "embedding_cache": cache}
+    lora = adapter_config(model)
+    lora = lora.model_copy(update={"revision": _pinned_lora(lora)})
+    found = {"lora": lora, "revision": _pinned(model), "embedding_cache": cache}
     model = model.model_copy(update=found)
     return config.model_copy(update={"model": model})
 
@@ -180,11 +191,13 @@ def completed(config: RunConfig) -> RunConfig:
 def completed_for_estimate(config: RunConfig) -> tuple[RunConfig, ModelError | None]:
     """Complete a config like `completed`; if its model is missing, use the config files that we ship for its hub id.
 
+    A LoRA to start from is left out then if it is on the hub: it changes no size.
+
     Returns:
-        The config, and why its model is missing; None if it is there.
+        The config, and why its model or LoRA is missing; None if both are there.
 
     Raises:
-        ModelError: the model is missing, and we ship nothing for it.
+        ModelError: the model or LoRA is missing, and we ship nothing for the model.
     """
     try:
         return completed(config), None
@@ -193,22 +206,30 @@ def completed_for_estimate(config: RunConfig) -> tuple[RunConfig, ModelError | N
         known = {key: str(folder) for key, path in parts.items() if path and (folder := known_configs(path))}
         if not known:
             raise
-        model = config.model.model_copy(update=known)
+        lora = config.model.lora
+        if lora.start and is_on_hub(lora.start):
+            lora = lora.model_copy(update={"start": None})
+        model = config.model.model_copy(update=known | {"lora": lora})
         return completed(config.model_copy(update={"model": model})), error
 
 
 def _pinned(model: ModelConfig) -> str | None:
-    """Return the commit of a hub id, which is a folder name in the hub cache; for a folder, the revision as it is."""
-    if not _is_on_hub(model):
+    """Return the commit of a hub id; for a folder, the revision as it is."""
+    if not is_on_hub(model.path):
         return model.revision
-    commit = index_file(model.path, model.revision).parent.name
-    return commit if re.fullmatch("[0-9a-f]{40}", commit) else model.revision
+    return _commit_of(index_file(model.path, model.revision).parent, model.revision)
 
 
-def _is_on_hub(model: ModelConfig) -> bool:
-    if model.path.startswith(SCHEME) or not is_hub_id(model.path):
-        return False
-    return not resolve(model.path).is_dir()
+def _pinned_lora(lora: LoraConfig) -> str | None:
+    """Return the commit of the LoRA to start from, as `_pinned` does for the model."""
+    if lora.start is None or not is_on_hub(lora.start):
+        return lora.revision
+    return _commit_of(Path(adapter_folder(lora.start, lora.revision, is_whole=False)), lora.revision)
+
+
+def _commit_of(folder: Path, revision: str | None) -> str | None:
+    """Return the commit after which a folder of the hub's cache is named; the revision if it has another name."""
+    return folder.name if re.fullmatch("[0-9a-f]{40}", folder.name) else revision
 
 
 def _folder(model: ModelConfig) -> Path:

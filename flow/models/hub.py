@@ -6,7 +6,7 @@ from pathlib import Path
 
 from protocol.errors import ModelError
 from protocol.hub import explained, is_hub_id
-from protocol.resources import resolve
+from protocol.resources import SCHEME, resolve
 
 INDEX = "model_index.json"
 """Names a pipeline's class and parts, in diffusers' format."""
@@ -20,6 +20,11 @@ def known_configs(repo: str) -> Path | None:
     """Return the folder of config files that we ship for a hub id; None if there is none."""
     folder = KNOWN / repo
     return folder if is_hub_id(repo) and folder.is_dir() else None
+
+
+def is_on_hub(path: str) -> bool:
+    """Tell whether a path of the config is a hub id; a folder or file of that name on this machine comes first."""
+    return not path.startswith(SCHEME) and is_hub_id(path) and not resolve(path).exists()
 
 
 def index_file(repo: str, revision: str | None) -> Path:
@@ -91,22 +96,41 @@ def tiny_decoder_folder(path: str, *, is_whole: bool) -> Path:
         return Path(snapshot_download(path, allow_patterns=wanted))
 
 
-def adapter_folder(path: str) -> str:
+def adapter_folder(path: str, revision: str | None, *, is_whole: bool = True) -> str:
     """Return the local path of a LoRA: `path` itself, or the downloaded files of a hub id that is not a folder here.
+
+    Args:
+        path: a folder, a file or a hub id.
+        revision: branch, tag or commit of a hub id; None for the default branch.
+        is_whole: with its weights; otherwise only a config, if it has one.
+
+    Returns:
+        The path; for a hub id, the folder in the hub's cache.
 
     Raises:
         ModelError: the repository is gated or unknown, or it is neither cached nor reachable.
     """
-    if not is_hub_id(path) or resolve(path).exists():
+    if not is_on_hub(path):
         return path
     from huggingface_hub import snapshot_download
 
+    wanted = ["adapter_config.json", *(["pytorch_lora_weights.safetensors", "adapter_*"] if is_whole else [])]
     key = "model.lora.start"
-    with explained(f"the LoRA {path}", path, error=ModelError, key=key, remedy=f"set {key} to a folder or file"):
-        return snapshot_download(path, allow_patterns=["pytorch_lora_weights.safetensors", "adapter_*"])
+    with explained(
+        f"the LoRA {path}{_at(revision)}",
+        path,
+        error=ModelError,
+        key=key,
+        revision_key="model.lora.revision",
+        remedy=f"set {key} to a folder or file",
+    ):
+        return snapshot_download(path, revision=revision, allow_patterns=wanted)
 
 
 def _explained(repo: str, revision: str | None) -> AbstractContextManager[None]:
-    what = f"model {repo}" + (f" at revision {revision}" if revision else "")
     remedy = "set model.path to a folder in diffusers' format"
-    return explained(what, repo, error=ModelError, key="model.path", remedy=remedy)
+    return explained(f"model {repo}{_at(revision)}", repo, error=ModelError, key="model.path", remedy=remedy)
+
+
+def _at(revision: str | None) -> str:
+    return f" at revision {revision}" if revision else ""

@@ -21,6 +21,8 @@ class LoraConfig(Section):
     start: str | None = None
     """Folder, file or hub id of a LoRA in diffusers' or PEFT's format that training starts from; the reference stays
     the base model."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id in `start`; only a commit guarantees that the LoRA never changes."""
 
 
 class ModelConfig(Section):

@@ -4,23 +4,26 @@ import logging
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from huggingface_hub import errors
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flow.models.folder import completed, find_model, read_index
+from deploy.folder.read import require_same
+from flow.models.folder import completed, completed_for_estimate, find_model, read_index
 from flow.models.hollow import hollow_backbone
-from flow.models.hub import known_configs
+from flow.models.hub import adapter_folder, known_configs
 from flow.models.load import load_backbone
 from protocol.config.model import ModelConfig
-from protocol.errors import ModelError
+from protocol.config.run import RunConfig
+from protocol.errors import ModelError, RunFolderError
 from protocol.hub import is_hub_id
 
 NOTICES = logging.getLogger("huggingface_hub.utils._http")
 REPO, COMMIT, OTHER = "example/tiny-sd3", "1" * 40, "2" * 40
+LORA, SD35 = "example/lora", "stabilityai/stable-diffusion-3.5-medium"
 
 
 @pytest.fixture
@@ -44,7 +47,7 @@ def model(**settings: Any) -> ModelConfig:
 @pytest.mark.parametrize(
     ("path", "is_id"),
     [
-        ("stabilityai/stable-diffusion-3.5-medium", True),
+        (SD35, True),
         ("black-forest-labs/FLUX.1-dev", True),
         ("/data/model", False),
         ("./model", False),
@@ -73,6 +76,39 @@ def test_a_run_pins_the_commit_of_its_model(cache: Path, tiny_config: Any) -> No
     assert find_model(pinned)[1] == cache / "snapshots" / OTHER
     local = tiny_config()
     assert completed(local).model.revision is None
+
+
+def test_a_run_pins_the_commit_of_the_lora_that_it_starts_from(cache: Path, tiny_config: Any, tmp_path: Path) -> None:
+    repo = tmp_path / "models--example--lora"
+    for commit, branch in ((COMMIT, "main"), (OTHER, "next")):
+        (repo / "snapshots" / commit).mkdir(parents=True)
+        (repo / "refs").mkdir(exist_ok=True)
+        (repo / "refs" / branch).write_text(commit)
+
+    def started(**lora: Any) -> RunConfig:
+        return tiny_config(model={"lora": {"rank": 4, "alpha": 8, "start": LORA, **lora}})
+
+    first = completed(started())
+    assert first.model.lora.revision == COMMIT
+    assert completed(started(revision="next")).model.lora.revision == OTHER
+    (repo / "refs" / "main").write_text(OTHER)
+    assert completed(first) == first, "an actor, or the resumed run's own config, keeps the commit"
+    assert adapter_folder(LORA, first.model.lora.revision) == str(repo / "snapshots" / COMMIT)
+    with pytest.raises(RunFolderError, match=rf"model.lora.revision \(there '{COMMIT}', now '{OTHER}'\)"):
+        require_same("runs/mine", first, completed(started()), remedy="give the run's own")
+    with pytest.raises(ModelError, match=f"the LoRA {LORA} at revision v9 is not complete in the hub"):
+        completed(started(revision="v9"))
+    local = started(start=str(repo / "snapshots" / COMMIT))
+    assert completed(local).model.lora.revision is None
+
+
+def test_an_estimate_without_a_network_leaves_out_a_lora_of_the_hub(cache: Path, tiny_config: Any) -> None:
+    lora = {"rank": 4, "alpha": 8, "start": LORA}
+    config, missing = completed_for_estimate(tiny_config(model={"path": SD35, "lora": lora}))
+    assert (config.model.lora.start, config.model.path) == (None, str(known_configs(SD35)))
+    assert f"model {SD35} is not complete in the hub" in str(missing)
+    with pytest.raises(ModelError, match=f"the LoRA {LORA} is not complete in the hub"):
+        completed_for_estimate(tiny_config(model={"lora": lora}))
 
 
 def test_a_cached_model_draws_as_its_folder_does(cache: Path, tiny_sd3: Path) -> None:
@@ -133,6 +169,15 @@ def test_what_the_hub_refuses_is_explained(error: Any, message: str, monkeypatch
         read_index(model())
 
 
+def test_a_revision_that_a_lora_lacks_is_named_by_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise errors.RevisionNotFoundError("404", response=cast("Any", SimpleNamespace(headers={}, request=None)))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(ModelError, match=f"the LoRA {LORA} at revision v9 .*: set model.lora.revision to a branch"):
+        adapter_folder(LORA, "v9")
+
+
 def test_the_hubs_notices_of_its_tries_stay_out(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = []
 
@@ -151,7 +196,7 @@ def test_the_hubs_notices_of_its_tries_stay_out(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("repo", "numbers"),
     [
-        ("stabilityai/stable-diffusion-3.5-medium", 2_243_171_520),
+        (SD35, 2_243_171_520),
         ("black-forest-labs/FLUX.1-dev", 11_901_408_320),
         ("black-forest-labs/FLUX.2-klein-base-4B", 3_875_544_576),
         ("Tongyi-MAI/Z-Image", 6_154_908_736),

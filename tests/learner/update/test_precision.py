@@ -244,10 +244,12 @@ def test_a_learner_starts_from_an_adapter_on_the_hub(
     saved = Adapter(version=0, arrays=arrays, digest=digest_of(arrays))
     write_lora(repo / "snapshots" / ("1" * 40), saved, plain.model.lora)
 
-    def started(start: str) -> Learner:
-        return Learner(model(tiny_config, lora={**plain.model.lora.model_dump(), "start": start}))
+    def started(start: str, **more: str) -> Learner:
+        return Learner(model(tiny_config, lora={**plain.model.lora.model_dump(), "start": start, **more}))
 
     assert started("example/lora").adapter().digest == saved.digest != held.digest
+    (repo / "refs" / "main").write_text("2" * 40)
+    assert started("example/lora", revision="1" * 40).adapter().digest == saved.digest
     with pytest.raises(
         ModelError, match="the LoRA example/other .*set model.lora.start to a folder or file"
     ) as refused:
