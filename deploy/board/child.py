@@ -64,6 +64,7 @@ class Child:
 
     def kill(self) -> None:
         """Kill it at once; it cannot clean up."""
-        with suppress(ProcessLookupError):  # it has ended already
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if self.is_running():  # otherwise the number may be that of another group by now
+            with suppress(ProcessLookupError):  # it has just ended
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -23,7 +23,7 @@ from protocol.errors import BoardError, DamagedError
 from protocol.status import Event, MetricLine, Pulse, RunStatus, TrajectoryRecord
 from tests.support.paths import ROOT
 from tests.support.services.boards import KINDS, board_of, end_server, redis_over_tls
-from tests.support.waiting import PATIENCE_S, until
+from tests.support.waiting import PATIENCE_S, until, wait_until
 
 KEEP_S = 3600.0
 
@@ -532,6 +532,15 @@ def test_a_child_that_is_stopped_while_it_starts_has_ended_when_stop_returns(tmp
         assert not [
             each for each in psutil.process_iter(["cmdline"]) if (each.info["cmdline"] or [""])[0] == str(program)
         ]
+
+
+def test_the_group_of_a_child_that_has_ended_is_not_killed(monkeypatch):
+    """Its number may be that of another group by now."""
+    child, killed = Child(["true"]), []
+    wait_until(lambda: not child.is_running())
+    monkeypatch.setattr("os.killpg", lambda *group: killed.append(group))
+    child.kill()
+    assert not killed
 
 
 def test_a_board_whose_memory_is_full_says_so_and_holds_everything_once_there_is_room(tmp_path):

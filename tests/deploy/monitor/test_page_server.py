@@ -1,6 +1,7 @@
 """The page's server: a token of its own, started again when it is killed, gone with the run."""
 
 import asyncio
+import os
 import urllib.error
 import urllib.request
 from itertools import groupby
@@ -43,8 +44,9 @@ def test_a_page_s_server_that_is_killed_is_started_again_at_the_same_address(tmp
     assert ((tmp_path / TOKEN).stat().st_mode & 0o777) == 0o600
     until_served(page.address)
     page.restart_if_ended(said)
-    for process in watcher.children(recursive=True):
-        process.kill()
+    (server,) = (each for each in watcher.children() if each.exe() == psutil.Process().exe())
+    assert os.getpgid(server.pid) == watcher.pid, "a group of its own, not that of the tests"
+    server.kill()
 
     def is_seen() -> bool:
         page.restart_if_ended(said)
