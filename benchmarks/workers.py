@@ -76,7 +76,10 @@ ENOUGH = "sampling.steps=6"
 FEW = (
     "sampling.steps=4",
     "sampling.window.rule=all",
+    "sampling.splits=[]",
     "completion={rule: ode, substeps: 2, spacing: even, solver: euler}",
+    "credit.rule=gae",
+    "credit.normalise=per_step",
 )
 """Of the other cells: fewer steps, each trained and completed."""
 WHOLE = "group.shard=null"

@@ -1,6 +1,6 @@
 """How well cheap completions rank points: the rank correlation of their scores with those of an expensive completion.
 
-    python -m benchmarks.fidelity.completion toy_geneval method=stepwise_calibrated --prompts 12
+    python -m benchmarks.fidelity.completion toy_geneval group.size=24 method=stepwise_calibrated --prompts 12
 
 The base model generates one group for each prompt, and every point is completed in every way. Spearman's correlation is
 computed over the members at one point of one prompt, and averaged over points and prompts. A point whose reference

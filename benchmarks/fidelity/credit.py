@@ -1,6 +1,6 @@
 """The accuracy of a credit rule: the correlation of its advantages with the true advantages, found by brute force.
 
-    python -m benchmarks.fidelity.credit toy_geneval method=stepwise_calibrated --prompts 12
+    python -m benchmarks.fidelity.credit toy_geneval group.size=24 method=stepwise_calibrated --prompts 12
 
 The true advantage of step k is V(x_{k+1}) - V(x_k). V is the mean final reward if the policy continues from a point;
 here it is the mean over `--continuations` stochastic continuations of every point of every trajectory. The part of the

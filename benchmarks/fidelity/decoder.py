@@ -1,6 +1,6 @@
 """What a tiny decoder costs and saves: the rank correlation of scores with those of the VAE's images, and the seconds.
 
-    python -m benchmarks.fidelity.decoder toy_geneval method=stepwise_calibrated \
+    python -m benchmarks.fidelity.decoder toy_geneval group.size=24 method=stepwise_calibrated \
         model.tiny_decoder=pkg://toyworld/tiny_decoder --prompts 12
 
 The base model generates one group for each prompt, and every point is completed as the config says, once. Both decoders

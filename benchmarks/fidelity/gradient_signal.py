@@ -1,6 +1,6 @@
 """The signal in a credit rule's gradient, for every rule and step weighting, measured without training.
 
-    python -m benchmarks.fidelity.gradient_signal toy_geneval --groups 400
+    python -m benchmarks.fidelity.gradient_signal toy_geneval group.size=24 --groups 400
 
 If a rule is linear in the points' rewards (uniform, gains, calibrated values, any lambda), its gradient is a sum of a
 few parts v[k, j] = mean over the members of (lead over the group at point j) * gradient of step k's log_prob. These

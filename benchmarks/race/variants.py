@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 COMMON = (
+    "group.size=24",
     "learner.kl.weight=0",
     "learner.average.decay=0",
     "evaluation.adapter=trained",

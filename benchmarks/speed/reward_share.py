@@ -46,7 +46,7 @@ def share(preset: str, groups: int = 2) -> str:
     """Generate, score and learn from some groups of a preset in turn, in this process, with every point scored."""
     every_point = [
         *("sampling.window.rule=all", "completion={rule: ode, substeps: 2, spacing: even, solver: euler}"),
-        *("sampling.splits=[]", "credit.rule=gae", "credit.normalise=per_step"),
+        *("group.size=24", "sampling.splits=[]", "credit.rule=gae", "credit.normalise=per_step"),
     ]
     overrides = [f"group.per_iteration={groups}", "learner.updates_per_iteration=1", "cluster.learner.threads=1"]
     config = load_config(preset, overrides=[*overrides, *every_point])

@@ -61,4 +61,4 @@ def test_the_sections_of_yaml_that_pages_show_are_ones_that_a_config_takes() -> 
     shown = [override for page in PAGES for override in sections(page)]
     assert len(shown) >= 6
     for override in shown:
-        load_config("toy_geneval", overrides=[override, "evaluation.component=reward"])
+        load_config("toy_geneval", overrides=["method=stepwise_fast", override, "evaluation.component=reward"])

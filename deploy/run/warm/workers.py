@@ -17,6 +17,9 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 IMPORTED = ("flow.rollout", "learner.update.learner", "diffusers.models.transformers", "peft")
 """What rollout actors and learner workers import."""
+ARENAS = {"MALLOC_ARENA_MAX": "2"}
+"""glibc gives almost every thread a heap of its own, and keeps what is freed there. With two heaps for all threads, which a
+process chooses when it starts, actors keep less (docs/performance.md). Forks inherit them."""
 
 
 @contextmanager
@@ -96,6 +99,6 @@ def start_process(address: Path, modules: tuple[str, ...], environment: dict[str
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env=environment | {"OPENBLAS_NUM_THREADS": "1"},  # it must have no threads when it forks
+        env=ARENAS | environment | {"OPENBLAS_NUM_THREADS": "1"},  # it must have no threads when it forks
         start_new_session=True,  # so that Ctrl-C in a terminal reaches only the run
     )

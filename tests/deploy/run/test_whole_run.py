@@ -29,6 +29,13 @@ SMALL = [
     "checkpoint.every=1",
     "cluster.learner.threads=1",  # two threads spin when other programs want the cores
 ]
+POINTS = [
+    "sampling.splits=[]",
+    "completion={rule: tweedie, every: 2}",
+    "credit.rule=gae",
+    "credit.normalise=per_step",
+]
+"""Points between the steps are completed and scored, which the preset's trees leave out."""
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +43,12 @@ def start(gpus: float) -> Callable[..., Driver]:
     """Begin a run on the test's device."""
     where = (f"cluster.rollout.gpus={gpus}", f"cluster.learner.gpus={gpus}")
     return lambda folder, *words: Driver(Path("toy_geneval"), folder, *SMALL, *where, *words)
+
+
+@pytest.fixture(scope="module")
+def start_with_points(start) -> Callable[..., Driver]:
+    """Begin a run on the test's device whose points are scored."""
+    return lambda folder, *words: start(folder, *POINTS, *words)
 
 
 def sha(folder: Path, name: str, iteration: int = 3) -> str:
@@ -53,9 +66,9 @@ def curve(folder: Path) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def local_run(start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def local_run(start_with_points, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("local") / "run"
-    return folder, start(folder, "--local").finish()
+    return folder, start_with_points(folder, "--local").finish()
 
 
 def test_run_leaves_its_story_behind(local_run):
@@ -89,7 +102,7 @@ def test_learner_and_rollout_agree_exactly_and_the_adapter_moves(local_run):
 
 def test_the_run_counts_what_the_estimate_counts(local_run):
     folder, _ = local_run
-    counts = estimate(load_config("toy_geneval", overrides=SMALL)).evaluations
+    counts = estimate(load_config("toy_geneval", overrides=[*SMALL, *POINTS])).evaluations
     for line in (line for line in curve(folder) if "train/loss" in line):
         assert line["work/main_evaluations"] + line["work/completion_evaluations"] == counts.rollout
         assert line["work/images"] == counts.images
@@ -100,36 +113,36 @@ def test_the_run_counts_what_the_estimate_counts(local_run):
     assert all(told[f"work/{part}_seconds"] > 0 for part in parts)
 
 
-def test_other_seed_gives_another_adapter(start, local_run, tmp_path):
-    start(tmp_path / "run", "--local", "seed=1").finish()
+def test_other_seed_gives_another_adapter(start_with_points, local_run, tmp_path):
+    start_with_points(tmp_path / "run", "--local", "seed=1").finish()
     assert adapter_sha(tmp_path / "run") != adapter_sha(local_run[0])
 
 
-def test_interrupted_run_stops_with_a_checkpoint_and_goes_on_to_the_same_end(start, local_run, tmp_path):
+def test_interrupted_run_stops_with_a_checkpoint_and_goes_on_to_the_same_end(start_with_points, local_run, tmp_path):
     folder = tmp_path / "run"
-    driver = start(folder, "--local")
+    driver = start_with_points(folder, "--local")
     driver.wait_for_iteration(1)
     driver.process.send_signal(signal.SIGINT)
     assert "stopping with a checkpoint" in driver.finish()
     stopped_at = max(line["iteration"] for line in curve(folder))
     assert stopped_at < 3
     assert (folder / "checkpoints" / f"iteration_{stopped_at:06d}" / "manifest.json").exists()
-    assert "continuing from" in start(folder, "--local").finish()
+    assert "continuing from" in start_with_points(folder, "--local").finish()
     assert adapter_sha(folder) == adapter_sha(local_run[0])
     assert curve(folder) == curve(local_run[0])
 
 
-def test_finished_run_is_not_run_again(start, local_run):
+def test_finished_run_is_not_run_again(start_with_points, local_run):
     before = adapter_sha(local_run[0])
-    said = start(local_run[0], "--local").finish()
+    said = start_with_points(local_run[0], "--local").finish()
     assert "iteration 1/3" not in said
     assert "held-out score before" in said
     assert adapter_sha(local_run[0]) == before
 
 
 @pytest.mark.ray
-def test_run_on_ray_gives_the_same_bits_with_several_actors_and_workers(start, local_run, tmp_path):
-    start(tmp_path / "run", "cluster.rollout_actors=2", "cluster.learner.workers=4").finish()
+def test_run_on_ray_gives_the_same_bits_with_several_actors_and_workers(start_with_points, local_run, tmp_path):
+    start_with_points(tmp_path / "run", "cluster.rollout_actors=2", "cluster.learner.workers=4").finish()
     for name in (ADAPTER_FILE, OPTIMIZER):
         assert sha(tmp_path / "run", name) == sha(local_run[0], name)
     assert curve(tmp_path / "run") == curve(local_run[0])

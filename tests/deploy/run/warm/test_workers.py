@@ -55,6 +55,20 @@ def test_workers_of_a_local_cluster_are_forks_until_the_process_is_gone(tiny_con
     assert not folder.exists()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="forks after imports are for Linux")
+@pytest.mark.parametrize("own", [None, "8"])
+def test_the_threads_of_a_warm_process_share_two_heaps_unless_the_user_says_otherwise(
+    own: str | None, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    if own:
+        monkeypatch.setenv("MALLOC_ARENA_MAX", own)
+    before = psutil.Process().children()
+    with warm_python(tiny_config()):
+        (process,) = [child for child in psutil.Process().children() if child not in before]
+        assert process.environ()["MALLOC_ARENA_MAX"] == (own or "2")
+
+
 @pytest.mark.parametrize(
     ("sections", "variables", "is_local"),
     [
