@@ -1,8 +1,9 @@
-"""The image of the README: the reward of the demo's seeds, and images of the first one before and after.
+"""The image of the README: the reward of the demo's seeds, and images of the median one before and after.
 
 python -m benchmarks.figures.demo runs/demo_gain/seed_*
 """
 
+import statistics
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,7 @@ ROWS = 3
 
 
 def draw(runs: list[Path]) -> Figure:
-    """Draw rewards and held-out scores of runs, and images of the first run that changed from wrong to right first."""
+    """Draw rewards and held-out scores of runs, and the first images of the run with the median last score."""
     figure = Figure(figsize=(11, 3.9), layout="constrained")
     left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=[1, 1.15]).flat
     axes = left.subplots()
@@ -35,10 +36,12 @@ def draw(runs: list[Path]) -> Figure:
     axes.set(xlabel="iteration", title=f"the demo, {len(held)} seeds")
     axes.grid(axis="y", alpha=0.3)
     axes.legend(loc="lower right", frameon=False)
-    first, last = (int(held[0].evaluations[end]["iteration"]) for end in (0, -1))
-    before, after = (read_gallery(runs[0] / GALLERY, each) for each in (first, last))
+    ends = [run.values(HELDOUT, of="evaluations")[2][-1] for run in held]
+    middle = ends.index(statistics.median_low(ends))
+    first, last = (int(held[middle].evaluations[end]["iteration"]) for end in (0, -1))
+    before, after = (read_gallery(runs[middle] / GALLERY, each) for each in (first, last))
     prompts = [prompt for prompt in before if prompt in after][: 2 * ROWS]
-    right.suptitle("before and after, same noise (green: right, red: wrong)", fontsize=11)
+    right.suptitle("seed with the median score before and after, same noise (green: right, red: wrong)", fontsize=10)
     for part, prompt in zip(right.subfigures(ROWS, 2).flat, prompts, strict=False):
         part.suptitle(prompt, fontsize=8)
         for panel, (image, score) in zip(part.subplots(1, 2), (before[prompt], after[prompt]), strict=True):
