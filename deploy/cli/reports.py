@@ -133,6 +133,7 @@ def evaluate(
     from deploy.run.signals import run_to_end
     from deploy.tools.evaluate import assess, document, require_out, write_results
 
+    home = out and out.absolute()  # before a scorer changes the working folder
     if out:
         require_out(out)
     preset, folder = _preset_and_run(what, run)
@@ -157,9 +158,9 @@ def evaluate(
     else:
         for line in _evaluation_lines(results, diversity):
             typer.echo(line)
-    if out:
-        for path in write_results(results, out, diversity):
-            typer.echo(f"written   {path}", err=is_json)
+    if out and home:
+        for path in write_results(results, home, diversity):
+            typer.echo(f"written   {out / path.name}", err=is_json)
 
 
 def _preset_and_run(what: str | None, run: Path | None) -> tuple[str | None, Path | None]:

@@ -82,18 +82,19 @@ def _train(config: "RunConfig", folder: Path, *, fork: Path | None = None, is_lo
     from deploy.run.run import run_training
 
     progress = Progress(terminal(drop_output))
+    home = folder.absolute()
     if job := job_id():
         _announce_job(job, config, folder, say=progress.say)
     outcome = run_training(config, folder=folder, fork=fork, is_local=is_local, has_page=has_page, progress=progress)
     if outcome.before is not None and outcome.after is not None:
         progress.say(f"held-out score before {outcome.before:.3f}, after {outcome.after:.3f}")
     if outcome.lora is not None:
-        progress.say(f"LoRA      {outcome.lora}")
+        progress.say(f"LoRA      {folder / outcome.lora.relative_to(home)}")
     if outcome.image is not None:
-        progress.say(f"images    {outcome.image}")
+        progress.say(f"images    {folder / outcome.image.relative_to(home)}")
     progress.say(f"page      flowcredit serve {folder}")
     if job_id():
-        progress.say(f"fetch     flowcredit fetch {folder.absolute()}  (on your machine, with the job's --address)")
+        progress.say(f"fetch     flowcredit fetch {home}  (on your machine, with the job's --address)")
     if not outcome.finished:
         progress.say(f"stopped at iteration {outcome.iteration} of {config.iterations}; the same command continues")
 

@@ -36,6 +36,8 @@ class PreparedRun:
     python: str | None
     """What starts the workers of a local cluster; see `deploy.run.warm.workers`."""
     run: RunFolder
+    named: Path
+    """The run folder as the user named it; `run` has its absolute path."""
     prompts: Sequence[Prompt]
     heldout: Sequence[Prompt]
     progress: Progress
@@ -50,6 +52,10 @@ class PreparedRun:
         """Return train and held-out prompts."""
         return [*self.prompts, *self.heldout]
 
+    def shown(self, path: Path) -> Path:
+        """Return a path in the run folder as the user would name it."""
+        return self.named / path.relative_to(self.run.path)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -59,6 +65,7 @@ class Outcome:
     """False if the run was stopped before its last iteration."""
     iteration: int
     lora: Path | None
+    """Absolute, as `image`: a scorer of a run in this process may have changed the working folder."""
     image: Path | None
     before: float | None
     """Held-out score before the first iteration."""
@@ -94,6 +101,8 @@ def run_training(
         InputError: a mistake that the user can correct.
         LeaseLostError: another process has taken the run over.
     """
+    named, folder = folder, folder.absolute()  # a scorer in this process may change the working folder
+    fork = fork and fork.absolute()
     with warm_python(config, is_local=is_local) as python:
         config = completed(config)
         prompts, heldout = check_inputs(config, is_local=is_local)
@@ -102,7 +111,7 @@ def run_training(
         adapter, origin = adapter_to_fork(fork, config) if fork and is_new else (None, None)
         if fork and not is_new:
             held = require_fork_of(folder, fork)
-            progress.say(f"{folder} already is a fork of {held.run} at iteration {held.iteration} and continues")
+            progress.say(f"{named} already is a fork of {held.run} at iteration {held.iteration} and continues")
         if origin:
             progress.say(f"fork of {origin.run} at iteration {origin.iteration}")
         start = LearnerState(iteration=0, adapter=adapter, optimizer={}) if adapter else None
@@ -112,6 +121,7 @@ def run_training(
                 PreparedRun(
                     python=python,
                     run=run,
+                    named=named,
                     prompts=prompts,
                     heldout=heldout,
                     progress=progress,
@@ -141,7 +151,7 @@ def _run(prepared: PreparedRun) -> Outcome:
     journal = RunJournal(run, prepared.progress)
     journal.iteration = start
     if found:
-        say(f"continuing from {found[1]}")
+        say(f"continuing from {prepared.shown(found[1])}")
         if changes := run.version_changes(found[1]):
             message = f"the run may round differently from here on: {', '.join(changes)}"
             journal.condition("SameVersions", holds=False, reason="Changed", message=message)
@@ -169,7 +179,7 @@ async def _train(prepared: PreparedRun, journal: RunJournal, resume_from: Learne
         try:
             async with Observed(run, fleet, journal, stop) as observed:
                 if prepared.has_page and (address := observed.open_page()):
-                    progress.say(f"page      {address}  (its controls ask for the token in {run.path / TOKEN})")
+                    progress.say(f"page      {address}  (its controls ask for the token in {prepared.named / TOKEN})")
                 await unless_stopped(stop, fleet.start())
                 if stop.is_set():
                     return

@@ -1,0 +1,61 @@
+"""The folder from which a run is started: a scorer may leave it, and results are still where the user named them."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from protocol.messages import Metadata, Scores
+from rewards.scores import judged
+from tests.support.commands import run_cli
+
+
+class Wanderer:
+    """Brightness, from another working folder."""
+
+    name, low, high = "wanderer", 0.0, 1.0
+
+    def check(self, prompts: Sequence[object]) -> None:
+        """Every prompt can be scored."""
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        os.chdir("/")
+        return judged(images.mean((1, 2, 3)) / 255)
+
+
+@pytest.fixture
+def started(tmp_path: Path, tiny_sd3: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, which holds a preset."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.txt").write_text("red circle\nblue square\n")
+    tree = {
+        "iterations": 1,
+        "model": {"path": str(tiny_sd3), "max_sequence_length": 2},
+        "data": {"train": str(tmp_path / "prompts.txt"), "heldout": str(tmp_path / "prompts.txt")},
+        "sampling": {"steps": 3},
+        "group": {"size": 2, "per_iteration": 2},
+        "rewards": {"wanderer": {"scorer": f"{__name__}:Wanderer"}},
+        "evaluation": {"component": "reward", "images_per_prompt": 1, "steps": 2},
+        "status": {"board": "off", "trajectories": 0},
+    }
+    (tmp_path / "preset.yaml").write_text(yaml.safe_dump(tree))
+    return tmp_path
+
+
+def test_a_scorer_that_changes_the_working_folder_moves_no_results(
+    started: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli(monkeypatch, "train", "preset.yaml", "--local", "--run", "runs/mine") == 0
+    said = capsys.readouterr().out
+    lora = "runs/mine/checkpoints/iteration_000001/pytorch_lora_weights.safetensors"
+    assert f"LoRA      {lora}\n" in said and "images    runs/mine/gallery/before_after.png\n" in said
+    assert (started / lora).is_file()
+    monkeypatch.chdir(started)
+    assert run_cli(monkeypatch, "train", "--local", "--run", "runs/mine") == 0
+    assert "continuing from runs/mine/checkpoints/iteration_000001\n" in capsys.readouterr().out
+    assert run_cli(monkeypatch, "eval", "runs/mine", "--local", "--out", "scored") == 0
+    assert "written   scored/evaluation.json\n" in capsys.readouterr().out
+    assert (started / "scored" / "evaluation.json").is_file()
