@@ -36,18 +36,35 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _is_no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool):
-            kinds = _kinds_of(cls.model_fields[info.field_name or ""].annotation)
-            if kinds & {int, float} and not kinds & {bool, Any}:
-                raise PydanticCustomError("number", "input should be a number")
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        if _has_wrong_truth_value(value, annotation):
+            many = isinstance(value, list | tuple | dict)
+            raise PydanticCustomError("number", "input should hold numbers" if many else "input should be a number")
         return value
 
 
+def _has_wrong_truth_value(value: Any, annotation: Any) -> bool:
+    """Tell whether a number of this annotation is given as a truth value, also one in a list or a mapping."""
+    held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    kinds = _kinds_of(annotation)
+    if isinstance(value, bool):
+        return bool(kinds & {int, float}) and not kinds & {bool, Any}
+    return any(
+        _has_wrong_truth_value(each, inner)
+        for each in held
+        for kind in kinds
+        if get_origin(kind) in (tuple, dict)
+        for inner in get_args(kind)
+        if inner is not Ellipsis
+    )
+
+
 def _kinds_of(annotation: Any) -> set[Any]:
-    """Return the types of a field's annotation, without those inside a list or a mapping."""
+    """Return the types of a field's annotation; those inside a list or a mapping stay in theirs."""
     if get_origin(annotation) in (Annotated, Union, UnionType):
         return set().union(*map(_kinds_of, get_args(annotation)))
-    return {annotation} if isinstance(annotation, type) or annotation is Any else set()
+    is_kind = isinstance(annotation, type) or annotation is Any or get_origin(annotation) in (tuple, dict)
+    return {annotation} if is_kind else set()
 
 
 def require_both_sides(what: str, height: int | None, width: int | None) -> None:

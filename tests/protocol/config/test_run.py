@@ -415,3 +415,18 @@ def test_a_truth_value_is_no_number(key: str) -> None:
         parse_config(with_value(key, True))
     for switch in ("model.gradient_checkpointing", "cluster.offload"):
         parse_config(with_value(switch, False))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("learner.betas", [0.9, False]),
+        ("sampling.window.within", [False, True]),
+        ("sampling.granularities", [True]),
+        ("cluster.rollout.resources", {"slot": True}),
+    ],
+)
+def test_a_truth_value_is_no_number_in_a_list_or_a_mapping_either(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^{re.escape(f'{key}: input should hold numbers, got {value}')}$"):
+        parse_config(with_value(key, value))
+    parse_config(with_value("rewards.geneval.args", {"switch": True, "switches": [True]}))
