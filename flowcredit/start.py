@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from pkgutil import iter_modules
 from types import ModuleType
 
 VERSION = "0.1.0"
@@ -17,8 +18,10 @@ PACKAGES = ("protocol", "flow", "toyworld", "rewards", "learner", "actors", "dep
 ROOT = Path(__file__).resolve().parents[1]
 RAY_COPY = "_ray_pkg_"
 """Prefix of the folders in which Ray keeps the files of a job."""
-HOOK = f"{__name__}.ours_first"
+HOOK = f"{__name__}.begin_worker"
 """Import path of the function that Ray calls in every worker process."""
+FOLDER_VARIABLE = "FLOWCREDIT_WORKING_FOLDER"
+"""Names the driver's working folder to the worker processes whose hook is `begin_worker`."""
 
 
 class Ours:
@@ -38,6 +41,18 @@ class Ours:
         return PathFinder.find_spec(name, homes()) if path is None and name in PACKAGES else None
 
 
+class FolderLast:
+    """A finder of `sys.meta_path` that finds nothing, but keeps a folder from being the first of `sys.path`."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def find_spec(self, *_: object) -> None:
+        """Move the folder to the end of the path, before the finders after this one search there."""
+        if sys.path[:1] == [self._folder]:
+            sys.path.append(sys.path.pop(0))
+
+
 def homes() -> list[str]:
     """List the folders of our packages: one, or several in a Ray job, since `flowcredit submit` uploads each alone."""
     beside = (Path(entry) for entry in sys.path if ROOT.name.startswith(RAY_COPY))
@@ -49,6 +64,28 @@ def ours_first() -> None:
     """Make this process find our packages before others of the same name."""
     if Ours not in sys.meta_path:
         sys.meta_path.insert(0, Ours)
+
+
+def begin_worker() -> None:
+    """Make a worker process of Ray find modules where its driver does: our packages first, the working folder last.
+
+    Ray calls this in every worker process, and afterwards puts the driver's working folder first.
+    """
+    sys.meta_path.insert(0, FolderLast(os.environ.get(FOLDER_VARIABLE, "")))
+    ours_first()
+
+
+def hidden() -> list[str]:
+    """List the modules that Ray's workers would take from the working folder, but this process takes from elsewhere."""
+    here = os.getcwd()
+    names = [each.name for each in iter_modules([here]) if each.name not in ("flowcredit", *PACKAGES)]
+    return [name for name in names if (file := _file_of(name, sys.path)) and file != _file_of(name, [here])]
+
+
+def _file_of(name: str, path: Sequence[str]) -> str:
+    """Return the file of a top-level module or package on this path; an empty text if there is none."""
+    spec = PathFinder.find_spec(name, path)
+    return os.path.realpath(spec.origin) if spec and spec.origin else ""
 
 
 def shadows() -> list[Path]:

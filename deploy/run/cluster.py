@@ -12,7 +12,7 @@ from ray._private.label_utils import validate_label_selector  # Ray has no publi
 
 from deploy.run.inputs import gpu_problems, require_connection
 from deploy.run.signals import outliving_the_terminal
-from flowcredit.start import HOOK, shadows
+from flowcredit.start import FOLDER_VARIABLE, HOOK, hidden, shadows
 from protocol.config.cluster import RoleConfig, cluster_address
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, named_line, one_line
@@ -69,7 +69,9 @@ def ray_cluster(config: RunConfig, sink: StatusSink, python: str | None = None) 
 
 def _connect(config: RunConfig, address: str | None, python: str | None) -> None:
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
-    environment = {"worker_process_setup_hook": HOOK} if shadows() else {}  # Ray puts the working folder first
+    environment: dict[str, Any] = {}
+    if shadows() or hidden():  # Ray puts the working folder first
+        environment = {"worker_process_setup_hook": HOOK, "env_vars": {FOLDER_VARIABLE: os.getcwd()}}
     environment |= {"py_executable": python} if python else {}
     if environment:
         quiet["runtime_env"] = environment

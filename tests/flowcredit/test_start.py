@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flowcredit.start import PACKAGES, shadows
+from flowcredit.start import PACKAGES, hidden, shadows
 from tests.support.paths import ROOT
 
 SCORER = """
@@ -100,6 +100,21 @@ def test_only_packages_and_modules_shadow(tmp_path: Path, monkeypatch: pytest.Mo
     assert shadows() == []
     (tmp_path / "learner.py").write_text("")
     assert shadows() == [tmp_path / "learner.py"]
+
+
+def test_only_what_is_found_elsewhere_too_is_hidden_by_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver finds the working folder last, and Ray's workers would find it first."""
+    for name in ("torch.py", "sched/__init__.py", "numpy/notes.txt", "rewards/__init__.py", "mine.py", "sys.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert hidden() == ["sched", "torch"]
+    monkeypatch.syspath_prepend(tmp_path)
+    assert hidden() == [], "as a script of this folder, the driver takes its modules too"
+    monkeypatch.chdir(ROOT)
+    assert hidden() == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may look everywhere")
