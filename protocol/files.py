@@ -63,6 +63,11 @@ def writing(path: Path, option: str) -> Iterator[None]:
         raise RunFolderError(f"{path} cannot be written: {reason_of(error)}; fix that or set {option}") from error
 
 
+def text_of(path: Path | str) -> str:
+    """Return a path as text that a file can hold: what is not UTF-8 in it becomes an escape such as `\\xff`."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
 def require_folder_of(path: Path, option: str) -> None:
     """Check early that the file `path` has a folder to write to (RunFolderError); `option` sets another path."""
     if not os.access(path.parent, os.W_OK):

@@ -1,7 +1,7 @@
 """The embedded board: the run's own Valkey server on a unix socket, started and stopped with the run.
 
-The socket is in the run folder or, if its path would be too long there, in a temporary folder; `board.url` in the run
-folder holds its address. Only this user can open it.
+The socket is in the run folder or, if its path would be too long or is not UTF-8, in a temporary folder; `board.url` in
+the run folder holds its address. Only this user can open it.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 
 from deploy.board.child import Child
 from protocol.errors import BoardError
-from protocol.files import write_whole
+from protocol.files import text_of, write_whole
 
 BOARD_URL, BOARD_SOCKET = "board.url", "board.sock"
 """Files of the run folder while the run is in progress: the server's address and its socket."""
@@ -30,7 +30,7 @@ class BoardServer:
         self._url_file = run_folder / BOARD_URL
         path = run_folder.resolve() / BOARD_SOCKET
         self._own = Path(tempfile.mkdtemp(prefix=_prefix(path.parent)))
-        if len(os.fsencode(path)) > LONGEST_SOCKET:
+        if len(os.fsencode(path)) > LONGEST_SOCKET or text_of(path) != str(path):
             path = self._own / BOARD_SOCKET
         self._socket = path
         self._child: Child | None = None

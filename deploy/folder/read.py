@@ -19,7 +19,7 @@ from protocol.commands import Command
 from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
 from protocol.errors import CheckpointError, ConfigError, RunFolderError, one_line
-from protocol.files import by_iteration, iteration_name
+from protocol.files import by_iteration, iteration_name, text_of
 from protocol.status import Document, Event, RunStatus
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ def adapter_to_fork(source: Path, config: RunConfig) -> "tuple[Adapter, Fork]":
         state, _ = checkpoint_of(source)
     except CheckpointError as error:
         raise RunFolderError(f"run folder {source} cannot be forked: {error}") from None
-    fork = Fork(run=str(source.resolve()), iteration=state.iteration, digest=state.adapter.digest)
+    fork = Fork(run=text_of(source.resolve()), iteration=state.iteration, digest=state.adapter.digest)
     return replace(state.adapter, version=0), fork
 
 
@@ -317,7 +317,7 @@ def require_fork_of(run: Path, source: Path) -> Fork:
         RunFolderError: it is not a fork, or one of another run.
     """
     origin = origin_of(run)
-    if origin is None or origin.fork is None or origin.fork.run != str(source.resolve()):
+    if origin is None or origin.fork is None or origin.fork.run != text_of(source.resolve()):
         began = f"it is a fork of {origin.fork.run}" if origin and origin.fork else "it is not a fork"
         raise RunFolderError(
             f"--fork {source} must name the run that {run} began with, but {run} exists and {began}: set --run to a new"

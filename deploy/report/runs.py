@@ -18,6 +18,7 @@ from deploy.folder.read import config_of, status_of
 from deploy.monitor.trajectories import read_records
 from protocol.config.run import RunConfig
 from protocol.errors import RunFolderError
+from protocol.files import text_of
 from protocol.status import TrajectoryRecord
 
 REWARD, HELDOUT, SECONDS, SPENT = "reward/mean", "evaluation/score", "seconds/iteration", "seconds"
@@ -131,7 +132,7 @@ def read_run(path: Path, name: str | None = None) -> Run:
             evaluations.append({**line, SPENT: spent})
     status = status_of(path)
     return Run(
-        name=name or path.resolve().name,
+        name=name or text_of(path.resolve().name),
         path=path,
         config=config,
         phase=status.status.phase if status else "unknown",
@@ -150,7 +151,8 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     folders = list({path.resolve(): path for path in paths}.values())
     names = [path.resolve().name for path in folders]
     runs = [
-        read_run(path, str(path) if names.count(name) > 1 else name) for path, name in zip(folders, names, strict=True)
+        read_run(path, text_of(path if names.count(name) > 1 else name))
+        for path, name in zip(folders, names, strict=True)
     ]
     if not any(run.iterations or run.evaluations for run in runs):
         shown = ", ".join(str(run.path) for run in runs)

@@ -12,7 +12,7 @@ from flow.models.folder import find_model, read_settings
 from flow.models.hub import INDEX
 from flow.models.reading import quiet_libraries
 from protocol.errors import RunFolderError
-from protocol.files import AVERAGE, whole, writing
+from protocol.files import AVERAGE, text_of, whole, writing
 
 LORA_SUFFIX = ".safetensors"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -65,10 +65,13 @@ def export_model(
         `folder`.
 
     Raises:
-        RunFolderError: there is no such run or checkpoint, or `folder` exists or cannot be written.
+        RunFolderError: there is no such run or checkpoint, `folder` exists or cannot be written, or one of the two
+            paths is not UTF-8.
         ModelError: the model cannot be loaded.
     """
     _require_new(folder)
+    for path in (run, folder):
+        _require_utf8(path)
     state, checkpoint = checkpoint_of(run, iteration)
     if is_average:
         average_of(state, run)
@@ -89,6 +92,11 @@ def export_model(
 def _require_new(path: Path) -> None:
     if path.exists():
         raise RunFolderError(f"{path} must not exist yet: name a new one")
+
+
+def _require_utf8(path: Path) -> None:
+    if (shown := text_of(path)) != str(path):
+        raise RunFolderError(f"{shown} must be a UTF-8 path, since diffusers takes no other: rename it")
 
 
 def _load(model: Path, family: Family, dtype: str) -> Any:

@@ -15,7 +15,7 @@ from deploy.folder.read import average_of, best_checkpoint, checkpoint_of, confi
 from flowcredit.start import VERSION
 from protocol.config.run import DataConfig
 from protocol.errors import ConfigError, one_line
-from protocol.files import writing
+from protocol.files import text_of, writing
 from protocol.messages import GenerateRequest, Prompt
 from protocol.prompts import read_prompts
 from rewards.images import encoded
@@ -102,7 +102,7 @@ def generate_images(
     facts = {
         "seed": str(seed),
         "steps": str(steps),
-        "run": str(run.resolve()),
+        "run": text_of(run.resolve()),
         "iteration": "none" if state is None else str(state.iteration),
         "adapter": "base" if state is None else "average" if is_average else state.adapter.digest,
         "adapter_share": "none" if state is None else f"{adapter_share:g}",
@@ -140,7 +140,7 @@ def generate_images(
         rows = np.concatenate(batches).reshape(len(prompts), count, *batches[0].shape[1:])
         cells = [(prompt.text, list(row), []) for prompt, row in zip(prompts, rows, strict=True)]
         own = {"prompts": json.dumps([prompt.text for prompt in prompts], ensure_ascii=False), "images": str(count)}
-        title = f"{run.resolve().name}, iteration {facts['iteration']}, seed {seed}"
+        title = f"{text_of(run.resolve().name)}, iteration {facts['iteration']}, seed {seed}"
         if first < steps:
             title += f", adapter in the first {first} of {steps} steps"
         yield _write_new(next(paths), png_of_grid(cells, title, facts | own))
