@@ -18,12 +18,21 @@ LONGEST_LINE = 400
 
 def one_line(error: object) -> str:
     """Return the message of an exception (or a text) as one bounded line; its type's name if there is no message."""
-    return " ".join(str(error).split())[:LONGEST_LINE] or type(error).__name__
+    return " ".join(_message(error).split())[:LONGEST_LINE] or type(error).__name__
+
+
+def _message(error: object) -> str:
+    """Return an empty message for an exception of foreign code that fails to give its own."""
+    try:
+        return str(error)
+    except (Exception, SystemExit):  # noqa: BLE001  whatever it raises, there is no message
+        return ""
 
 
 def named_line(error: BaseException) -> str:
     """Return an exception of foreign code as one bounded line that begins with its type's name."""
-    return f"{type(error).__name__}: {one_line(error)}"
+    name, line = type(error).__name__, one_line(error)
+    return name if line == name else f"{name}: {line}"
 
 
 def reason_of(error: Exception) -> str:
@@ -33,7 +42,7 @@ def reason_of(error: Exception) -> str:
 
 def breaks_gpu(error: BaseException) -> bool:
     """Tell whether an exception leaves its process without a GPU: CUDA keeps an error until the process ends."""
-    return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
+    return type(error).__name__ == "AcceleratorError" or "CUDA error" in _message(error)
 
 
 class InputError(FlowcreditError):

@@ -61,3 +61,17 @@ def test_a_scorer_that_raises_or_exits_gives_missing_scores_with_the_reason(erro
 def test_a_constructor_that_raises_is_one_line() -> None:
     with pytest.raises(ScorerError, match="cannot be built with .*: RuntimeError: no such GPU in this machine$"):
         build_scorer(f"{__name__}:Failing", when="built")
+
+
+class Wordless(Exception):
+    """It fails to give its message."""
+
+    def __str__(self) -> str:
+        raise self
+
+
+def test_an_exception_without_a_message_that_can_be_shown_is_named_by_its_class() -> None:
+    scores = build_scorer(f"{__name__}:Failing", when="scoring", error=Wordless).score(IMAGES, ["", ""], [{}, {}])
+    assert scores.reasons == ("failing: Wordless",) * 2
+    with pytest.raises(ScorerError, match="cannot be built with the arguments .*: Wordless$"):
+        build_scorer(f"{__name__}:Failing", when="built", error=Wordless)
