@@ -10,8 +10,10 @@ Each function works in a script and in a notebook, where an event loop is alread
 """
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -29,6 +31,7 @@ from deploy.run.run import Outcome, run_training
 from deploy.run.signals import StopRequest, run_to_end
 from deploy.tools.evaluate import Assessed, assess
 from protocol.config.run import RunConfig
+from protocol.errors import ConfigError, RunFolderError
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -143,7 +146,9 @@ async def evaluate_async(
     Raises:
         InputError: a mistake that you can correct, described in one line.
     """
-    folder = found_run(str(run)) if run else None
+    folder = found_run(_path("run", run)) if run else None
+    _require_number("iteration", iteration, Integral)
+    _require_number("adapter_share", adapter_share, Real)
     config = load_config(source_of(preset, folder, "or run= with a run"), overrides=overrides)
     return await assess(
         config,
@@ -177,7 +182,7 @@ def read_run(run: str | Path) -> Run:
     Raises:
         RunFolderError: this is not a run folder, or this version cannot read it.
     """
-    return report_runs.read_run(found_run(str(run)))
+    return report_runs.read_run(found_run(_path("run", run)))
 
 
 def compare(first: str | Path, second: str | Path) -> Comparison:
@@ -186,7 +191,21 @@ def compare(first: str | Path, second: str | Path) -> Comparison:
     Raises:
         RunFolderError: one of them is not a run folder, or has no line of metrics.
     """
-    return comparison_of(found_run(str(first)), found_run(str(second)))
+    return comparison_of(found_run(_path("first", first)), found_run(_path("second", second)))
+
+
+def _path(argument: str, value: object) -> str:
+    """Return the text of an argument that names a path."""
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(path, str):
+        raise RunFolderError(f"{argument} must be a path, got {value!r}: give a text or a pathlib.Path")
+    return path
+
+
+def _require_number(argument: str, value: object, kind: type) -> None:
+    if value is not None and not isinstance(value, kind):
+        what = "a whole number" if kind is Integral else "a number"
+        raise ConfigError(f"{argument} must be {what}, got {value!r}: give one, or leave it out")
 
 
 def _training(
@@ -198,14 +217,14 @@ def _training(
     is_local: bool,
     is_quiet: bool,
 ) -> "partial[Outcome]":
-    folder = placed(Path(run)) if run else None
+    folder = placed(Path(_path("run", run))) if run else None
     source = source_of(preset, folder, "or run= with a run")
     config = load_config(source, overrides=overrides)
     return partial(
         run_training,
         config,
         folder=folder or default_folder(source, config),
-        fork=found_run(str(fork)) if fork else None,
+        fork=found_run(_path("fork", fork)) if fork else None,
         is_local=is_local,
         progress=Progress(Console(quiet=True)) if is_quiet else Progress(),
     )

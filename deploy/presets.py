@@ -18,7 +18,7 @@ its paper ran it (steps, group sizes, learning rate), which applies only to keys
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +141,10 @@ def _layers(preset: str | Path, overrides: Overrides) -> tuple[list[tuple[str, d
 
 def _assignments(overrides: Overrides) -> Iterator[tuple[str, Any]]:
     """Yield each override's dotted key and value."""
+    if isinstance(overrides, str) or not isinstance(overrides, Iterable):
+        raise ConfigError(
+            f'overrides must be texts or values by key, got {overrides!r}: write ["seed=3"] or {{"seed": 3}}'
+        )
     pairs = overrides.items() if isinstance(overrides, Mapping) else ((override, None) for override in overrides)
     for override, value in pairs:
         if not isinstance(override, str):

@@ -5,6 +5,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import yaml
 import flowcredit
 from deploy import library
 from deploy.run.signals import StopRequest, stop_on_signal
-from protocol.errors import ConfigError, RunFolderError
+from protocol.errors import ConfigError, InputError, RunFolderError
 from tests.support.paths import ROOT
 
 
@@ -129,6 +130,29 @@ def test_wrong_input_is_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
     with pytest.raises(AttributeError, match="flowcredit has no 'tarin', it has "):
         flowcredit.tarin  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: flowcredit.train("toy_geneval", run=3), "run must be a path, got 3: give a text or a pathlib.Path"),
+        (lambda: flowcredit.train("toy_geneval", fork=[1]), "fork must be a path, got [1]: give"),
+        (lambda: flowcredit.read_run(b"mine"), "run must be a path, got b'mine': give"),
+        (lambda: flowcredit.compare("mine", 4), "second must be a path, got 4: give"),
+        (lambda: flowcredit.evaluate(preset="toy_geneval", iteration="x"), "iteration must be a whole number, got 'x'"),
+        (lambda: flowcredit.evaluate(preset="toy_geneval", adapter_share="x"), "adapter_share must be a number, got"),
+        (lambda: flowcredit.train("toy_geneval", "seed=3"), "overrides must be texts or values by key, got 'seed=3'"),
+        (lambda: flowcredit.train("toy_geneval", None), "overrides must be texts or values by key, got None: write"),
+    ],
+)
+def test_an_argument_of_another_type_is_one_line_with_its_name(
+    call: Callable[[], object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as refused:
+        call()
+    assert str(refused.value).startswith(message)
 
 
 def test_importing_costs_nothing_and_the_stub_names_what_there_is(tmp_path: Path) -> None:
