@@ -70,7 +70,7 @@ def test_a_scorer_that_changes_the_working_folder_moves_no_results(
 def test_workers_find_a_library_before_a_module_of_the_working_folder_with_its_name(
     tmp_path: Path, tiny_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray puts the working folder first; a user's own torch.py there took the place of torch in every worker."""
+    """Ray puts the working folder first; a user's own torch.py there hid torch from every worker."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.chdir(tmp_path)
     for name in ("sched", "of_my_own"):
