@@ -9,13 +9,15 @@ from typing import Any
 
 import ray
 from ray._private.label_utils import validate_label_selector  # Ray has no public function for this check
+from ray.exceptions import AuthenticationError
 
 from deploy.run.inputs import gpu_problems, require_connection
+from deploy.run.ray_errors import not_connected, not_started
 from deploy.run.signals import outliving_the_terminal
 from flowcredit.start import FOLDER_VARIABLE, HOOK, hidden, shadows
 from protocol.config.cluster import RoleConfig, cluster_address
 from protocol.config.run import RunConfig
-from protocol.errors import ConfigError, named_line, one_line
+from protocol.errors import ConfigError
 from protocol.sink import StatusSink
 
 PROBE_TIMEOUT_S = 10.0
@@ -50,11 +52,14 @@ def ray_cluster(config: RunConfig, sink: StatusSink, python: str | None = None) 
         Nothing, when this process is connected.
 
     Raises:
-        ConfigError: no cluster answers at the given address, Ray does not start on this machine, the actors reserve
-            more GPUs than it has, or Ray does not accept the labels.
+        ConfigError: this process already uses Ray, no cluster answers at the given address or it does not take this
+            process, Ray does not start on this machine, the actors reserve more GPUs than it has, or Ray does not
+            accept the labels.
     """
     address = cluster_address(config.cluster)
     logging.getLogger("ray").setLevel(logging.ERROR)
+    if ray.is_initialized():  # the end of this context would end that connection
+        raise ConfigError("this process must not use Ray yet, got a connection to a cluster: call ray.shutdown() first")
     for problem in gpu_problems(config):
         raise problem
     _require_labels(config, address)
@@ -81,11 +86,8 @@ def _connect(config: RunConfig, address: str | None, python: str | None) -> None
     try:
         require_connection(address, timeout_s=PROBE_TIMEOUT_S)
         ray.init(address=address, **quiet)
-    except (OSError, OverflowError, ValueError, RuntimeError) as error:
-        reason = one_line(error)
-        raise ConfigError(
-            f"no Ray cluster answers at {address}: {reason}; check cluster.address or RAY_ADDRESS"
-        ) from None
+    except (OSError, OverflowError, ValueError, RuntimeError, AuthenticationError) as error:
+        raise not_connected(error, address) from None
 
 
 def _start(config: RunConfig, quiet: dict[str, Any], *, is_forking: bool) -> None:
@@ -101,10 +103,7 @@ def _start(config: RunConfig, quiet: dict[str, Any], *, is_forking: bool) -> Non
                 **quiet,
             )
     except Exception as error:  # Ray raises a plain Exception if its processes do not start in time
-        raise ConfigError(
-            f"Ray does not start on this machine: {named_line(error)}; its folders, RAY_TMPDIR (/tmp) and HOME, must be"
-            " writable, have room and short names; --local does without Ray"
-        ) from error
+        raise not_started(error) from error
 
 
 def _roles(config: RunConfig) -> dict[str, RoleConfig]:

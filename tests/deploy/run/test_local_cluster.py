@@ -27,6 +27,17 @@ def test_a_machine_on_which_ray_cannot_start_is_one_line(
     assert not ray.is_initialized()
 
 
+def test_a_process_that_already_uses_ray_keeps_its_connection(
+    tiny_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a notebook that has called ray.init: the end of the run would have ended its cluster."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with ray_cluster(tiny_config(), Silent()):
+        with pytest.raises(ConfigError, match="must not use Ray yet, got a connection"):
+            ray_cluster(tiny_config(), Silent()).__enter__()
+        assert ray.is_initialized()
+
+
 def test_a_local_cluster_refuses_a_caller_without_its_token(
     tiny_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,119 @@
+"""What Ray's exceptions at the start of a run mean, and what helps: one line for each cause that can be recognised.
+
+Ray raises few types of exceptions. So a cause is recognised by a sentence in the messages of the exception and of those
+that led to it, and by the state of the machine where Ray only says that it waited in vain.
+"""
+
+import errno
+import os
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+
+from protocol.errors import ConfigError, named_line, one_line
+
+LOOPBACK = "127.0.0.1"
+LEAST_ROOM = 2**20
+"""Free bytes without which Ray's processes cannot write their logs."""
+LEAST_PORTS = 32
+"""Free ports that the processes of a small local cluster need."""
+
+ROOM = "free some space there, or set RAY_TMPDIR to a folder with room"
+PORTS = "end programs that keep ports open, or widen net.ipv4.ip_local_port_range"
+STARTS = (
+    (r"cannot exceed \d+ bytes|File name too long", "set RAY_TMPDIR to a folder with a short path"),
+    (r"No space left on device|Disk quota exceeded", ROOM),
+    (
+        r"Permission denied|Operation not permitted|Read-only file system",
+        "Ray writes to RAY_TMPDIR (/tmp) and HOME: make them writable, or set RAY_TMPDIR to another folder",
+    ),
+    (r"Not a directory|File exists", "set RAY_TMPDIR to a folder"),
+    (r"[Aa]ddress already in use|Cannot assign requested address|[Ff]ailed to bind", PORTS),
+    (r"Too many open files", "raise the limit of open files, `ulimit -n`"),
+    (
+        r"can't start new thread|Resource temporarily unavailable|Cannot allocate memory",
+        "end other programs, or raise the limit of processes, `ulimit -u`",
+    ),
+    (r"codec can't encode", "Ray takes only UTF-8: name the working folder and the words of this command so"),
+)
+"""What a line about a start holds, and the remedy; the first that fits counts."""
+WAITED = r"timed out|Timed out|Failed to start GCS"
+VERSIONS = re.compile(r"Version mismatch.*?Ray: (\S+)\s+Python: (\S+).*?Ray: (\S+)\s+Python: (\S+)", re.DOTALL)
+TOKEN = r"Unauthenticated|InvalidAuthToken|[Aa]uthentication token"
+ENVIRONMENT = r"Failed to merge the Job's runtime env"
+
+
+def not_started(error: Exception) -> ConfigError:
+    """Explain why Ray does not start on this machine, with the remedy."""
+    line, remedy = _recognised(error) or (named_line(error), None)
+    if remedy is None and re.search(WAITED, line):
+        remedy = _state_of_machine() or (
+            f"the machine may have been too busy: try again, or look at the logs in {_folder()}/ray/session_latest/logs"
+        )
+    remedy = remedy or "its folders, RAY_TMPDIR (/tmp) and HOME, must be writable, have room and short names"
+    return ConfigError(f"Ray does not start on this machine: {one_line(line)}; {remedy}; --local does without Ray")
+
+
+def not_connected(error: Exception, address: str) -> ConfigError:
+    """Explain why this process cannot use the cluster at an address, with the remedy."""
+    said = _said(error)
+    if found := VERSIONS.search(said):
+        theirs, ours = f"Ray {found[1]} with Python {found[2]}", f"Ray {found[3]} with Python {found[4]}"
+        return ConfigError(
+            f"this process must have the versions of the Ray cluster at {address}, {theirs}, got {ours}: install the"
+            " cluster's"
+        )
+    if re.search(TOKEN, said):
+        return ConfigError(
+            f"the Ray cluster at {address} asks for its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or"
+            " ~/.ray/auth_token to the cluster's"
+        )
+    if re.search(ENVIRONMENT, said):
+        return ConfigError(
+            f"the runtime_env of the Ray job sets what flowcredit sets too: {one_line(error)}; leave that out"
+        )
+    return ConfigError(f"no Ray cluster answers at {address}: {one_line(error)}; check cluster.address or RAY_ADDRESS")
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and those that led to it, newest first."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        seen.append(error)
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _said(error: Exception) -> str:
+    return "\n".join(f"{type(each).__name__}: {each}" for each in _chain(error))
+
+
+def _recognised(error: Exception) -> tuple[str, str] | None:
+    """Return the first line that names a known cause, and its remedy; None if no line does."""
+    lines = (line for each in _chain(error) for line in (named_line(each), *str(each).splitlines()))
+    found = ((line, remedy) for line in lines for sign, remedy in STARTS if re.search(sign, line))
+    return next(found, None)
+
+
+def _folder() -> str:
+    """Return the folder in which Ray keeps its own, as Ray chooses it."""
+    variables = ("RAY_TMPDIR", "TMPDIR") if sys.platform == "linux" else ("RAY_TMPDIR",)
+    return next((os.environ[name] for name in variables if name in os.environ), "/tmp")
+
+
+def _state_of_machine() -> str | None:
+    """Find what a start waited for in vain; None if nothing is lacking now."""
+    with suppress(OSError):
+        if shutil.disk_usage(_folder()).free < LEAST_ROOM:
+            return f"no space is left in {_folder()}: {ROOM}"
+    try:
+        with ExitStack() as held:
+            for _ in range(LEAST_PORTS):
+                held.enter_context(socket.create_server((LOOPBACK, 0)))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return f"fewer than {LEAST_PORTS} ports are free: {PORTS}"
+    return None

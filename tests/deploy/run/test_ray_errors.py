@@ -1,0 +1,117 @@
+"""Why Ray does not start, or does not take this process: each cause that can be recognised has its own remedy."""
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from ray._private.utils import check_version_info
+from ray.exceptions import AuthenticationError
+
+from deploy.run.ray_errors import not_connected, not_started
+from protocol.errors import LONGEST_LINE
+from tests.support.faults.disks import NoRightToMountError, fill, small_disk
+
+WAITED = (
+    "The current node timed out during startup. This could happen because some of the raylet failed to startup or the"
+    " GCS has become overloaded."
+)
+GCS = (
+    "Failed to start GCS.  Last 2 lines of error files:\n"
+    + "[2026-01-01 00:00:00,000 E 1 1] (gcs_server) gcs_server.cc:99: the table of nodes is empty\n" * 6
+    + "[2026-01-01 00:00:00,000 C 1 1] (gcs_server) grpc_server.cc:129: Failed to bind: Address already in use\n"
+    ".Please check /tmp/ray/session_1/logs/gcs_server.out for details. Last connection error: None"
+)
+
+
+def system(number: int, path: str = "/tmp/ray") -> OSError:
+    return OSError(number, os.strerror(number), path)
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (
+            OSError("AF_UNIX path length cannot exceed 107 bytes: /x"),
+            "set RAY_TMPDIR to a folder with a short path",
+        ),
+        (system(errno.ENOSPC), "set RAY_TMPDIR to a folder with room"),
+        (system(errno.EDQUOT), "set RAY_TMPDIR to a folder with room"),
+        (system(errno.EACCES), "make them writable, or set RAY_TMPDIR to another folder"),
+        (system(errno.EROFS), "make them writable, or set RAY_TMPDIR to another folder"),
+        (system(errno.ENOTDIR), "set RAY_TMPDIR to a folder"),
+        (system(errno.EADDRINUSE), "widen net.ipv4.ip_local_port_range"),
+        (system(errno.EMFILE), "`ulimit -n`"),
+        (system(errno.EAGAIN), "`ulimit -u`"),
+        (RuntimeError("can't start new thread"), "`ulimit -u`"),
+        (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed"), "Ray takes only UTF-8"),
+        (ValueError("something new"), "must be writable, have room and short names"),
+    ],
+    ids=str,
+)
+def test_a_start_that_fails_has_the_remedy_for_its_cause(error: Exception, remedy: str) -> None:
+    line = str(not_started(error))
+    assert line.startswith(f"Ray does not start on this machine: {type(error).__name__}: ")
+    assert remedy in line and line.endswith("; --local does without Ray")
+
+
+def test_of_a_long_message_the_line_with_the_cause_is_kept() -> None:
+    assert len(GCS[: GCS.index("Address")]) > LONGEST_LINE
+    line = str(not_started(RuntimeError(GCS)))
+    assert "Failed to bind: Address already in use; end programs that keep ports open" in line
+    assert "\n" not in line and "table of nodes" not in line
+
+
+def test_the_cause_may_be_an_exception_before_the_last() -> None:
+    error = RuntimeError("the node is gone")
+    error.__cause__ = system(errno.ENOSPC, "/tmp/ray/session")
+    assert "No space left on device: '/tmp/ray/session'; free some space there" in str(not_started(error))
+
+
+def test_a_start_that_waited_in_vain_names_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        with small_disk(tmp_path / "disk") as disk:
+            fill(disk)
+            monkeypatch.setenv("RAY_TMPDIR", str(disk))
+            line = str(not_started(Exception(WAITED)))
+    except NoRightToMountError as error:
+        pytest.skip(f"no right to mount: {error}")
+    assert f"no space is left in {tmp_path / 'disk'}: free some space there" in line
+
+
+def test_a_start_that_waited_on_a_machine_that_lacks_nothing_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    line = str(not_started(Exception(WAITED)))
+    assert "overloaded.; the machine may have been too busy: try again" in line
+    assert f"{tmp_path}/ray/session_latest/logs" in line
+
+
+def test_a_cluster_of_another_version_names_both(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError) as raised:
+        check_version_info({"ray_version": "2.1.0", "python_version": "3.9.1"}, "node 10.0.0.1:6379")
+    line = str(not_connected(raised.value, "10.0.0.1:6379"))
+    here = ".".join(map(str, sys.version_info[:3]))
+    assert line.startswith(
+        "this process must have the versions of the Ray cluster at 10.0.0.1:6379, Ray 2.1.0 with Python 3.9.1, got Ray "
+    )
+    assert line.endswith(f"with Python {here}: install the cluster's")
+
+
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_a_cluster_that_asks_for_its_token_names_the_variables(is_wrapped: bool) -> None:
+    error: Exception = AuthenticationError("RPC error: InvalidAuthToken: Authentication token is missing or incorrect.")
+    if is_wrapped:  # as Ray does it while it connects
+        last = RuntimeError(f"Failed to connect to GCS. Last connection error: Traceback:\n{error}")
+        error = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
+        error.__cause__ = last
+    line = str(not_connected(error, "10.0.0.1:6379"))
+    assert line.startswith("the Ray cluster at 10.0.0.1:6379 asks for its token: set RAY_AUTH_MODE=token")
+
+
+def test_a_job_whose_environment_contradicts_ours_is_not_called_unreachable() -> None:
+    said = "Failed to merge the Job's runtime env {} with a ray.init's runtime env {} because of a conflict."
+    line = str(not_connected(ValueError(said), "auto"))
+    assert line.startswith("the runtime_env of the Ray job sets what flowcredit sets too: Failed to merge")
