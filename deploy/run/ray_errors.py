@@ -16,6 +16,8 @@ from contextlib import ExitStack, suppress
 from protocol.errors import ConfigError, named_line, one_line
 
 LOOPBACK = "127.0.0.1"
+LOOPBACK_S = 5.0
+"""Seconds in which this machine must reach itself; Ray itself would try for many minutes."""
 LEAST_ROOM = 2**20
 """Free bytes without which Ray's processes cannot write their logs."""
 LEAST_PORTS = 32
@@ -76,6 +78,20 @@ def not_connected(error: Exception, address: str) -> ConfigError:
             f"the runtime_env of the Ray job sets what flowcredit sets too: {one_line(error)}; leave that out"
         )
     return ConfigError(f"no Ray cluster answers at {address}: {one_line(error)}; check cluster.address or RAY_ADDRESS")
+
+
+def require_loopback() -> None:
+    """Check that this machine reaches itself, as the processes of a local cluster must (ConfigError: it does not)."""
+    try:
+        with socket.create_server((LOOPBACK, 0)) as door:
+            socket.create_connection(door.getsockname(), timeout=LOOPBACK_S).close()
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EMFILE, errno.ENFILE):
+            raise not_started(error) from None
+        raise ConfigError(
+            f"this machine must reach itself at {LOOPBACK} for a Ray of its own: {one_line(error)}; start the loopback"
+            " interface (ip link set lo up) and let no firewall close it; --local does without Ray"
+        ) from None
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

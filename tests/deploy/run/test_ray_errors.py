@@ -2,6 +2,8 @@
 
 import errno
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from ray.exceptions import AuthenticationError
 from deploy.run.ray_errors import not_connected, not_started
 from protocol.errors import LONGEST_LINE
 from tests.support.faults.disks import NoRightToMountError, fill, small_disk
+from tests.support.paths import ROOT
 
 WAITED = (
     "The current node timed out during startup. This could happen because some of the raylet failed to startup or the"
@@ -115,3 +118,20 @@ def test_a_job_whose_environment_contradicts_ours_is_not_called_unreachable() ->
     said = "Failed to merge the Job's runtime env {} with a ray.init's runtime env {} because of a conflict."
     line = str(not_connected(ValueError(said), "auto"))
     assert line.startswith("the runtime_env of the Ray job sets what flowcredit sets too: Failed to merge")
+
+
+def test_a_machine_that_cannot_reach_itself_is_one_line_within_seconds(tmp_path: Path) -> None:
+    """In a new network namespace the loopback interface is down; Ray would wait for many minutes."""
+    apart = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--net", "--map-root-user"]
+    if not shutil.which("unshare") or subprocess.run([*apart, "true"], capture_output=True).returncode:
+        pytest.skip("no right to make a network namespace")
+    words = [sys.executable, "-m", "flowcredit", "train", "toy_geneval", "--run", str(tmp_path / "run")]
+    variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run(
+        [*apart, *words], env=variables | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("flowcredit: this machine must reach itself at 127.0.0.1 for a Ray of its own: ")
+    assert line.endswith("(ip link set lo up) and let no firewall close it; --local does without Ray")
+    assert not (tmp_path / "run").exists()
