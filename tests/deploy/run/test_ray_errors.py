@@ -92,7 +92,7 @@ def test_a_start_that_waited_on_a_machine_that_lacks_nothing_is_tried_again(
     assert f"{tmp_path}/ray/session_latest/logs" in line
 
 
-def test_a_cluster_of_another_version_names_both(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cluster_of_another_version_names_both() -> None:
     with pytest.raises(RuntimeError) as raised:
         check_version_info({"ray_version": "2.1.0", "python_version": "3.9.1"}, "node 10.0.0.1:6379")
     line = str(not_connected(raised.value, "10.0.0.1:6379"))
