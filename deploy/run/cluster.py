@@ -12,7 +12,7 @@ from ray._private.label_utils import validate_label_selector  # Ray has no publi
 from ray.exceptions import AuthenticationError
 
 from deploy.run.inputs import gpu_problems, require_connection
-from deploy.run.ray_errors import not_connected, not_started, require_loopback
+from deploy.run.ray_errors import not_connected, not_started, require_head, require_loopback
 from deploy.run.signals import outliving_the_terminal
 from flowcredit.start import FOLDER_VARIABLE, HOOK, hidden, shadows
 from protocol.config.cluster import RoleConfig, cluster_address
@@ -85,6 +85,7 @@ def _connect(config: RunConfig, address: str | None, python: str | None) -> None
         return
     try:
         require_connection(address, timeout_s=PROBE_TIMEOUT_S)
+        require_head(address)
         ray.init(address=address, **quiet)
     except (OSError, OverflowError, ValueError, RuntimeError, AuthenticationError) as error:
         raise not_connected(error, address) from None

@@ -18,6 +18,12 @@ from protocol.errors import ConfigError, named_line, one_line
 LOOPBACK = "127.0.0.1"
 LOOPBACK_S = 5.0
 """Seconds in which this machine must reach itself; Ray itself would try for many minutes."""
+ANSWER_S = 30.0
+"""Seconds in which a cluster's head must greet; Ray itself waits for minutes for a program that never will."""
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""How a client of gRPC, which the head of a cluster speaks, begins: HTTP/2's preface and an empty frame of settings."""
+SETTINGS = 4
+"""Type of the frame with which a server of gRPC begins, the fourth byte of its answer."""
 LEAST_ROOM = 2**20
 """Free bytes without which Ray's processes cannot write their logs."""
 LEAST_PORTS = 32
@@ -92,6 +98,30 @@ def require_loopback() -> None:
             f"this machine must reach itself at {LOOPBACK} for a Ray of its own: {one_line(error)}; start the loopback"
             " interface (ip link set lo up) and let no firewall close it; --local does without Ray"
         ) from None
+
+
+def require_head(address: str) -> None:
+    """Check that what listens at `host:port` speaks gRPC, as the head of a cluster does.
+
+    Other forms of addresses are not tried, nor is a cluster with TLS.
+
+    Raises:
+        OSError: another program listens there, or it does not answer within `ANSWER_S` seconds.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or "://" in address or os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S) as line:
+        line.sendall(GREETING)
+        try:
+            answer = line.recv(9)
+        except TimeoutError:
+            answer = b""
+    if answer[3:4] != bytes([SETTINGS]):
+        raise ConnectionError(
+            "another program listens there; the head of a cluster has port 6379 unless `ray start` gave it another, and"
+            " 8265 is its dashboard"
+        )
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

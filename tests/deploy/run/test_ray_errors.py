@@ -3,14 +3,17 @@
 import errno
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from ray._private.utils import check_version_info
 from ray.exceptions import AuthenticationError
 
+from deploy.run import ray_errors
 from deploy.run.ray_errors import not_connected, not_started
 from protocol.errors import LONGEST_LINE
 from tests.support.faults.disks import NoRightToMountError, fill, small_disk
@@ -135,3 +138,49 @@ def test_a_machine_that_cannot_reach_itself_is_one_line_within_seconds(tmp_path:
     assert line.startswith("flowcredit: this machine must reach itself at 127.0.0.1 for a Ray of its own: ")
     assert line.endswith("(ip link set lo up) and let no firewall close it; --local does without Ray")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("greeting", "is_head"),
+    [
+        (bytes([0, 0, 18, 4, 0, 0, 0, 0, 0]), True),
+        (b"HTTP/1.0 400 Bad request syntax", False),
+        (b"-ERR unknown command", False),
+        (b"", False),
+        (None, False),
+    ],
+    ids=["gRPC", "HTTP", "Redis", "closes", "is silent"],
+)
+def test_a_port_of_another_program_is_not_taken_for_the_head_of_a_cluster(
+    greeting: bytes | None, is_head: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray itself would wait for minutes."""
+    monkeypatch.setattr(ray_errors, "ANSWER_S", 10.0 if greeting is not None else 0.2)
+    monkeypatch.delenv("RAY_USE_TLS", raising=False)
+    is_over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def serve() -> None:
+            line, _ = door.accept()
+            with line:
+                line.recv(100)
+                if greeting is None:
+                    is_over.wait(30)
+                else:
+                    line.sendall(greeting)
+
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        address = f"127.0.0.1:{door.getsockname()[1]}"
+        if is_head:
+            ray_errors.require_head(address)
+        else:
+            with pytest.raises(ConnectionError, match="another program listens there; the head .* port 6379"):
+                ray_errors.require_head(address)
+        is_over.set()
+        server.join(30)
+
+
+@pytest.mark.parametrize("address", ["auto", "ray://127.0.0.1:1"])
+def test_other_forms_of_an_address_are_left_to_ray(address: str) -> None:
+    ray_errors.require_head(address)
