@@ -18,8 +18,8 @@ ROOT = HERE.parents[2]
 IMPORTED = ("flow.rollout", "learner.update.learner", "diffusers.models.transformers", "peft")
 """What rollout actors and learner workers import."""
 ARENAS = {"MALLOC_ARENA_MAX": "2"}
-"""glibc gives almost every thread a heap of its own, and keeps what is freed there. A process chooses when it starts, and
-forks inherit its choice: with two heaps for all threads actors keep less (docs/performance.md)."""
+"""glibc gives almost every thread a heap of its own, and keeps what is freed there. A process chooses when it starts,
+and forks inherit its choice: with two heaps for all threads actors keep less (docs/performance.md)."""
 
 
 @contextmanager
