@@ -203,7 +203,7 @@ def _path(argument: str, value: object) -> str:
 
 
 def _require_number(argument: str, value: object, kind: type) -> None:
-    if value is not None and not isinstance(value, kind):
+    if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
         what = "a whole number" if kind is Integral else "a number"
         raise ConfigError(f"{argument} must be {what}, got {value!r}: give one, or leave it out")
 

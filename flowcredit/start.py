@@ -49,7 +49,7 @@ class FolderLast:
 
     def find_spec(self, *_: object) -> None:
         """Move the folder to the end of the path, before the finders after this one search there."""
-        if sys.path[:1] == [self._folder]:
+        while sys.path[:1] == [self._folder] and set(sys.path) != {self._folder}:
             sys.path.append(sys.path.pop(0))
 
 
@@ -67,11 +67,13 @@ def ours_first() -> None:
 
 
 def begin_worker() -> None:
-    """Make a worker process of Ray find modules where its driver does: our packages first, the working folder last.
+    """Make a worker process of Ray find modules where its driver does: our packages first, and the working folder last
+    if its driver says so.
 
     Ray calls this in every worker process, and afterwards puts the driver's working folder first.
     """
-    sys.meta_path.insert(0, FolderLast(os.environ.get(FOLDER_VARIABLE, "")))
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        sys.meta_path.insert(0, FolderLast(folder))
     ours_first()
 
 

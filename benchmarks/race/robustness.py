@@ -37,7 +37,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     "twice the learning rate": ("learner.learning_rate=4e-3",),
     "other kinds of prompts": (),
 }
-"""Overrides of each setting. The preset has T = 6, a linear schedule, no guidance, 12 groups of 24 and rate 2e-3."""
+"""Overrides of each setting. The race has T = 6, a linear schedule, no guidance, 12 groups of 24 and rate 2e-3."""
 OTHER_KINDS = "other kinds of prompts"
 HELD_OUT = ("colors", "position")
 """Tags of the held-out prompts of `OTHER_KINDS`; no training prompt has them."""

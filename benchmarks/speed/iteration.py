@@ -1,7 +1,7 @@
 """Where the seconds of an iteration go, and the least that each part could take: the account of one preset.
 
     python -m benchmarks.speed.iteration                                   # toy_geneval in this process
-    python -m benchmarks.speed.iteration toy_geneval method=flow_grpo sampling.steps=10 --iterations 3
+    python -m benchmarks.speed.iteration toy_geneval group.size=24 method=flow_grpo sampling.steps=10 --iterations 3
     python -m benchmarks.speed.iteration toy_geneval --ray                 # seconds summed over the actors
     python -m benchmarks.speed.iteration toy_geneval --cpu                 # CPU seconds, where other programs run too
 

@@ -1,7 +1,7 @@
 """The memory of each role at its highest, predicted and measured: real work on a CPU, a process for each role.
 
     python -m benchmarks.speed.memory                                       # toy_geneval
-    python -m benchmarks.speed.memory toy_geneval method=flow_grpo --vary   # also small batches and checkpointing
+    python -m benchmarks.speed.memory toy_geneval group.size=24 method=flow_grpo --vary   # also small batches
     python -m benchmarks.speed.memory toy_geneval --blocks 8 --width 512    # a larger transformer with random weights
 
 A process has the libraries of all roles, and does a small iteration first, so that they load what they load at their

@@ -1,6 +1,6 @@
 """The sampler against a loop as released generators have it: one image at a time, and nothing reused.
 
-    python -m benchmarks.speed.released toy_geneval method=tp_grpo sampling.steps=10
+    python -m benchmarks.speed.released toy_geneval group.size=24 method=tp_grpo sampling.steps=10
 
 The loop follows the description of TurningPoint-GRPO's generator (arXiv 2602.06422): for every trajectory alone, each
 stochastic step, and before it the ODE from its point along the rest of the schedule to an image, which is decoded

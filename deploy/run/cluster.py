@@ -75,8 +75,11 @@ def ray_cluster(config: RunConfig, sink: StatusSink, python: str | None = None) 
 def _connect(config: RunConfig, address: str | None, python: str | None) -> None:
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
     environment: dict[str, Any] = {}
-    if shadows() or hidden():  # Ray puts the working folder first
-        environment = {"worker_process_setup_hook": HOOK, "env_vars": {FOLDER_VARIABLE: os.getcwd()}}
+    is_hiding = hidden()  # Ray puts the working folder first
+    if shadows() or is_hiding:
+        environment = {"worker_process_setup_hook": HOOK}
+    if is_hiding:
+        environment["env_vars"] = {FOLDER_VARIABLE: os.getcwd()}
     environment |= {"py_executable": python} if python else {}
     if environment:
         quiet["runtime_env"] = environment

@@ -24,6 +24,8 @@ GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 
 """How a client of gRPC, which the head of a cluster speaks, begins: HTTP/2's preface and an empty frame of settings."""
 SETTINGS = 4
 """Type of the frame with which a server of gRPC begins, the fourth byte of its answer."""
+HEAD = 4
+"""Bytes of an answer that hold the type."""
 LEAST_ROOM = 2**20
 """Free bytes without which Ray's processes cannot write their logs."""
 LEAST_PORTS = 32
@@ -38,14 +40,14 @@ STARTS = (
         r"Permission denied|Operation not permitted|Read-only file system",
         "Ray writes to RAY_TMPDIR (/tmp) and HOME: make them writable, or set RAY_TMPDIR to another folder",
     ),
-    (r"Not a directory|File exists", "set RAY_TMPDIR to a folder"),
+    (r"Not a directory|File exists", "RAY_TMPDIR must be a folder: set it to one"),
     (r"[Aa]ddress already in use|Cannot assign requested address|[Ff]ailed to bind", PORTS),
     (r"Too many open files", "raise the limit of open files, `ulimit -n`"),
     (
         r"can't start new thread|Resource temporarily unavailable|Cannot allocate memory",
         "end other programs, or raise the limit of processes, `ulimit -u`",
     ),
-    (r"codec can't encode", "Ray takes only UTF-8: name the working folder and the words of this command so"),
+    (r"codec can't encode", "Ray takes only UTF-8: rename the working folder, and use only UTF-8 in the command"),
 )
 """What a line about a start holds, and the remedy; the first that fits counts."""
 WAITED = r"timed out|Timed out|Failed to start GCS"
@@ -113,10 +115,12 @@ def require_head(address: str) -> None:
         return
     with socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S) as line:
         line.sendall(GREETING)
+        answer = b""
         try:
-            answer = line.recv(9)
+            while len(answer) < HEAD and (more := line.recv(HEAD)):
+                answer += more
         except TimeoutError:
-            answer = b""
+            raise TimeoutError(f"what listens there says nothing for {ANSWER_S:g} s") from None
     if answer[3:4] != bytes([SETTINGS]):
         raise ConnectionError(
             "another program listens there; the head of a cluster has port 6379 unless `ray start` gave it another, and"

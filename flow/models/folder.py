@@ -95,6 +95,8 @@ def find_configs(model: ModelConfig) -> tuple[ModelIndex, Path]:
     return index, config_folder(model.path, model.revision) if is_on_hub(model.path) else _folder(model)
 
 
+COMMIT = re.compile("[0-9a-f]{40}")
+"""The name of a commit of the hub."""
 IMAGE_VAES = "AutoencoderKL", "AutoencoderTiny"
 """VAEs that a tiny decoder can replace: others pack their latents or decode them as the frames of a video."""
 
@@ -197,18 +199,18 @@ def completed_for_estimate(config: RunConfig) -> tuple[RunConfig, ModelError | N
         The config, and why its model or LoRA is missing; None if both are there.
 
     Raises:
-        ModelError: the model or LoRA is missing, and we ship nothing for the model.
+        ModelError: the model is missing, and we ship nothing for it; or the LoRA is a file or folder that is missing.
     """
     try:
         return completed(config), None
     except ModelError as error:
         parts = {"path": config.model.path, "tiny_decoder": config.model.tiny_decoder}
         known = {key: str(folder) for key, path in parts.items() if path and (folder := known_configs(path))}
-        if not known:
-            raise
         lora = config.model.lora
         if lora.start and is_on_hub(lora.start):
             lora = lora.model_copy(update={"start": None})
+        if not known and lora is config.model.lora:
+            raise
         model = config.model.model_copy(update=known | {"lora": lora})
         return completed(config.model_copy(update={"model": model})), error
 
@@ -224,12 +226,14 @@ def _pinned_lora(lora: LoraConfig) -> str | None:
     """Return the commit of the LoRA to start from, as `_pinned` does for the model."""
     if lora.start is None or not is_on_hub(lora.start):
         return lora.revision
+    if lora.revision and COMMIT.fullmatch(lora.revision):
+        return lora.revision  # a process that needs no LoRA itself also resumes where the hub cannot be reached
     return _commit_of(Path(adapter_folder(lora.start, lora.revision, is_whole=False)), lora.revision)
 
 
 def _commit_of(folder: Path, revision: str | None) -> str | None:
     """Return the commit after which a folder of the hub's cache is named; the revision if it has another name."""
-    return folder.name if re.fullmatch("[0-9a-f]{40}", folder.name) else revision
+    return folder.name if COMMIT.fullmatch(folder.name) else revision
 
 
 def _folder(model: ModelConfig) -> Path:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,9 @@ GCS = (
 )
 
 
+OTHER = "another program listens there; the head .* port 6379"
+
+
 def system(number: int, path: str = "/tmp/ray") -> OSError:
     return OSError(number, os.strerror(number), path)
 
@@ -46,7 +50,7 @@ def system(number: int, path: str = "/tmp/ray") -> OSError:
         (system(errno.EDQUOT), "set RAY_TMPDIR to a folder with room"),
         (system(errno.EACCES), "make them writable, or set RAY_TMPDIR to another folder"),
         (system(errno.EROFS), "make them writable, or set RAY_TMPDIR to another folder"),
-        (system(errno.ENOTDIR), "set RAY_TMPDIR to a folder"),
+        (system(errno.ENOTDIR), "RAY_TMPDIR must be a folder"),
         (system(errno.EADDRINUSE), "widen net.ipv4.ip_local_port_range"),
         (system(errno.EMFILE), "`ulimit -n`"),
         (system(errno.EAGAIN), "`ulimit -u`"),
@@ -141,18 +145,18 @@ def test_a_machine_that_cannot_reach_itself_is_one_line_within_seconds(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("greeting", "is_head"),
+    ("greeting", "problem"),
     [
-        (bytes([0, 0, 18, 4, 0, 0, 0, 0, 0]), True),
-        (b"HTTP/1.0 400 Bad request syntax", False),
-        (b"-ERR unknown command", False),
-        (b"", False),
-        (None, False),
+        ([bytes([0, 0]), bytes([18, 4, 0, 0, 0, 0, 0])], None),
+        ([b"HTTP/1.0 400 Bad request syntax"], OTHER),
+        ([b"-ERR unknown command"], OTHER),
+        ([], OTHER),
+        (None, "what listens there says nothing for 0.2 s"),
     ],
     ids=["gRPC", "HTTP", "Redis", "closes", "is silent"],
 )
 def test_a_port_of_another_program_is_not_taken_for_the_head_of_a_cluster(
-    greeting: bytes | None, is_head: bool, monkeypatch: pytest.MonkeyPatch
+    greeting: list[bytes] | None, problem: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray itself would wait for minutes."""
     monkeypatch.setattr(ray_errors, "ANSWER_S", 10.0 if greeting is not None else 0.2)
@@ -163,20 +167,22 @@ def test_a_port_of_another_program_is_not_taken_for_the_head_of_a_cluster(
         def serve() -> None:
             line, _ = door.accept()
             with line:
+                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 line.recv(100)
                 if greeting is None:
                     is_over.wait(30)
-                else:
-                    line.sendall(greeting)
+                for part in greeting or []:
+                    line.sendall(part)
+                    time.sleep(0.05)
 
         server = threading.Thread(target=serve, daemon=True)
         server.start()
         address = f"127.0.0.1:{door.getsockname()[1]}"
-        if is_head:
-            ray_errors.require_head(address)
-        else:
-            with pytest.raises(ConnectionError, match="another program listens there; the head .* port 6379"):
+        if problem:
+            with pytest.raises(OSError, match=problem):
                 ray_errors.require_head(address)
+        else:
+            ray_errors.require_head(address)
         is_over.set()
         server.join(30)
 

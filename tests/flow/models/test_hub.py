@@ -107,8 +107,10 @@ def test_an_estimate_without_a_network_leaves_out_a_lora_of_the_hub(cache: Path,
     config, missing = completed_for_estimate(tiny_config(model={"path": SD35, "lora": lora}))
     assert (config.model.lora.start, config.model.path) == (None, str(known_configs(SD35)))
     assert f"model {SD35} is not complete in the hub" in str(missing)
-    with pytest.raises(ModelError, match=f"the LoRA {LORA} is not complete in the hub"):
-        completed_for_estimate(tiny_config(model={"lora": lora}))
+    config, missing = completed_for_estimate(tiny_config(model={"lora": lora}))
+    assert config.model.lora.start is None and f"the LoRA {LORA} is not complete in the hub" in str(missing)
+    with pytest.raises(ModelError, match="model example/other is not complete in the hub"):
+        completed_for_estimate(tiny_config(model={"path": "example/other", "lora": lora}))
 
 
 def test_a_cached_model_draws_as_its_folder_does(cache: Path, tiny_sd3: Path) -> None:
