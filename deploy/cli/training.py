@@ -138,6 +138,7 @@ def _dry_run(
     from deploy.tools.memory import fit_problems, roles_of
     from flow.models.folder import completed_for_estimate
 
+    asked = config.model.path, config.model.tiny_decoder
     config, missing_model = completed_for_estimate(config)
     prompts, heldout = read_inputs(config)
     if run and run.exists() and not run.is_dir():
@@ -153,7 +154,7 @@ def _dry_run(
     typer.echo(f"{len(prompts)} prompts to train on, {len(heldout)} held out")
     for _, message in (*concerns(config, prompts, heldout), *(local_concerns(config) if is_local else ())):
         typer.echo(f"note: {message}")
-    if missing_model:
+    if (config.model.path, config.model.tiny_decoder) != asked:
         typer.echo("note: this estimate takes the model's config files that flowcredit ships")
     found = estimate(config, prompts=len(prompts) + len(heldout))
     memory = (each.line() for each in roles_of(config, found))
