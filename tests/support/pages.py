@@ -26,6 +26,7 @@ NOT_RUN = {
     r"-m benchmarks\.race\.(race run|allocation run|earlier|hacking|robustness)": "takes hours; tests/benchmarks/race",
     r"-m benchmarks\.race\.race report": "draws for seconds; tests/benchmarks/race/test_race.py reports every file",
     r"-m benchmarks\.same_bits": "takes minutes and starts Ray; tests/benchmarks/test_workers.py",
+    r"-m benchmarks\.toy\.demo_gain": "takes ten minutes: five runs of the demo",
     r"-m benchmarks\.toy\.growth": "takes twenty minutes; tests/benchmarks/toy/test_growth.py",
     r"-m benchmarks\.speed": "takes minutes on idle cores; tests/benchmarks/speed",
     r"-m toyworld\.pretraining": "takes hours; tests/toyworld",
