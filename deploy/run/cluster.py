@@ -58,11 +58,11 @@ def ray_cluster(config: RunConfig, sink: StatusSink, python: str | None = None) 
     """
     address = cluster_address(config.cluster)
     logging.getLogger("ray").setLevel(logging.ERROR)
-    if ray.is_initialized():  # the end of this context would end that connection
-        raise ConfigError("this process must not use Ray yet, got a connection to a cluster: call ray.shutdown() first")
     for problem in gpu_problems(config):
         raise problem
     _require_labels(config, address)
+    if ray.is_initialized():  # the end of this context would end that connection
+        raise ConfigError("this process must not use Ray yet, got a connection to a cluster: call ray.shutdown() first")
     try:
         _connect(config, address, python)
         if address:

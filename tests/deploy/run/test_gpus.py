@@ -18,6 +18,7 @@ def test_more_learner_workers_than_gpus_are_refused(
     started: list[bool] = []
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray, "init", lambda **_: started.append(True))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # an earlier test's connection is not asked for
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     config = tiny_config(
         cluster={"rollout_actors": 1, "rollout": {"gpus": 1}, "learner": {"gpus": 1, "workers": workers}}
