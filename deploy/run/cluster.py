@@ -11,7 +11,7 @@ import ray
 from ray._private.label_utils import validate_label_selector  # Ray has no public function for this check
 from ray.exceptions import AuthenticationError
 
-from deploy.run.inputs import gpu_problems, require_connection
+from deploy.run.inputs import gpu_problems
 from deploy.run.ray_errors import not_connected, not_started, require_head, require_loopback
 from deploy.run.signals import outliving_the_terminal
 from flowcredit.start import FOLDER_VARIABLE, HOOK, hidden, shadows
@@ -87,8 +87,7 @@ def _connect(config: RunConfig, address: str | None, python: str | None) -> None
         _start(config, quiet, is_forking=bool(python))
         return
     try:
-        require_connection(address, timeout_s=PROBE_TIMEOUT_S)
-        require_head(address)
+        require_head(address, timeout_s=PROBE_TIMEOUT_S)
         ray.init(address=address, **quiet)
     except (OSError, OverflowError, ValueError, RuntimeError, AuthenticationError) as error:
         raise not_connected(error, address) from None

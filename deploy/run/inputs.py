@@ -1,6 +1,5 @@
 """Checks a run's inputs before anything starts: model folder, trackers, prompt files, scorers, GPUs."""
 
-import socket
 from collections.abc import Iterator, Sequence
 
 from deploy.monitor.trackers import check_trackers
@@ -150,19 +149,6 @@ def concerns(config: RunConfig, prompts: Sequence[Prompt], heldout: Sequence[Pro
             f"{len(longer)} prompts are longer than the text encoder's {limit} tokens and are cut off, such as"
             f" {shown}: shorten them, or raise model.max_sequence_length if the model uses it",
         )
-
-
-def require_connection(address: str, *, timeout_s: float) -> None:
-    """Check that `host:port` or `SCHEME://host:port` accepts connections; an address without a port is not tried.
-
-    Raises:
-        OSError: no connection within `timeout_s` seconds.
-        ValueError: the port is not a number.
-        OverflowError: the number is not a port.
-    """
-    host, colon, port = address.rpartition("://")[2].rpartition(":")
-    if colon:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
 
 
 def gpu_problems(config: RunConfig) -> Iterator[InputError]:

@@ -102,18 +102,28 @@ def require_loopback() -> None:
         ) from None
 
 
-def require_head(address: str) -> None:
-    """Check that what listens at `host:port` speaks gRPC, as the head of a cluster does.
+def require_head(address: str, *, timeout_s: float) -> None:
+    """Check that `host:port` or `SCHEME://host:port` accepts connections, and that `host:port` greets as gRPC does.
 
-    Other forms of addresses are not tried, nor is a cluster with TLS.
+    The head of a cluster speaks gRPC. With TLS, or if a scheme is named, only the connection is tried; an address
+    without a port is not tried.
+
+    Args:
+        address: of the cluster.
+        timeout_s: seconds in which a connection must be there; an answer may take `ANSWER_S`.
 
     Raises:
-        OSError: another program listens there, or it does not answer within `ANSWER_S` seconds.
+        OSError: no connection in time, no answer in time, or another program listens there.
+        ValueError: the port is not a number.
+        OverflowError: the number is not a port.
     """
-    host, colon, port = address.rpartition(":")
-    if not colon or "://" in address or os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if not colon:
         return
-    with socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S) as line:
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as line:
+        if "://" in address or os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+            return
+        line.settimeout(ANSWER_S)
         line.sendall(GREETING)
         answer = b""
         try:

@@ -135,10 +135,10 @@ def ray_cluster_answers(question: Question) -> Iterator[Finding]:
     if not address:
         yield Finding("ok", "ray", "no address given: a run starts its own cluster on loopback")
         return
-    from deploy.run.inputs import require_connection
+    from deploy.run.ray_errors import require_head
 
     try:
-        require_connection(address, timeout_s=CONNECT_S)
+        require_head(address, timeout_s=CONNECT_S)
         yield Finding("ok", "ray", f"{address} accepts connections")
     except (OSError, ValueError, OverflowError) as error:
         yield Finding("bad", "ray", f"{address} does not answer: {error}", "check cluster.address or RAY_ADDRESS")

@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.support.commands import run_cli
+from tests.support.runs.presets import small_preset
 
 NAME = os.fsdecode(b"caf\xe9")
 """As a Latin-1 system wrote it."""
@@ -16,18 +16,7 @@ SHOWN = "caf\\xe9"
 
 @pytest.fixture
 def preset(tmp_path: Path, tiny_sd3: Path) -> str:
-    (tmp_path / "prompts.txt").write_text("red circle\nblue square\n")
-    tree = {
-        "iterations": 1,
-        "model": {"path": str(tiny_sd3), "max_sequence_length": 2},
-        "data": {"train": str(tmp_path / "prompts.txt"), "heldout": str(tmp_path / "prompts.txt")},
-        "sampling": {"steps": 3},
-        "group": {"size": 2, "per_iteration": 2},
-        "rewards": {"dark": {"scorer": "tests.support.rewards.dark:Dark"}},
-        "evaluation": {"component": "reward", "images_per_prompt": 1, "steps": 2},
-    }
-    (tmp_path / "preset.yaml").write_text(yaml.safe_dump(tree))
-    return str(tmp_path / "preset.yaml")
+    return str(small_preset(tmp_path, tiny_sd3, scorer="tests.support.rewards.dark:Dark"))
 
 
 def test_a_run_whose_name_is_not_utf_8_is_trained_shown_drawn_from_and_forked(

@@ -180,13 +180,12 @@ def test_a_port_of_another_program_is_not_taken_for_the_head_of_a_cluster(
         address = f"127.0.0.1:{door.getsockname()[1]}"
         if problem:
             with pytest.raises(OSError, match=problem):
-                ray_errors.require_head(address)
+                ray_errors.require_head(address, timeout_s=10)
         else:
-            ray_errors.require_head(address)
+            ray_errors.require_head(address, timeout_s=10)
         is_over.set()
         server.join(30)
 
 
-@pytest.mark.parametrize("address", ["auto", "ray://127.0.0.1:1"])
-def test_other_forms_of_an_address_are_left_to_ray(address: str) -> None:
-    ray_errors.require_head(address)
+def test_an_address_without_a_port_is_left_to_ray() -> None:
+    ray_errors.require_head("auto", timeout_s=10)

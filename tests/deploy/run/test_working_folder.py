@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
-import yaml
 
 from deploy.run.cluster import ray_cluster
 from protocol.config.run import RunConfig
 from protocol.messages import Metadata, Scores
 from rewards.scores import judged
 from tests.support.commands import run_cli
+from tests.support.runs.presets import small_preset
 from tests.support.runs.sinks import Silent
 
 
@@ -35,18 +35,8 @@ class Wanderer:
 def started(tmp_path: Path, tiny_sd3: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, which holds a preset."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "prompts.txt").write_text("red circle\nblue square\n")
-    tree = {
-        "iterations": 1,
-        "model": {"path": str(tiny_sd3), "max_sequence_length": 2},
-        "data": {"train": str(tmp_path / "prompts.txt"), "heldout": str(tmp_path / "prompts.txt")},
-        "sampling": {"steps": 3},
-        "group": {"size": 2, "per_iteration": 2},
-        "rewards": {"wanderer": {"scorer": f"{__name__}:Wanderer"}},
-        "evaluation": {"component": "reward", "images_per_prompt": 1, "steps": 2},
-        "status": {"board": "off", "trajectories": 0},
-    }
-    (tmp_path / "preset.yaml").write_text(yaml.safe_dump(tree))
+    status = {"board": "off", "trajectories": 0}
+    small_preset(tmp_path, tiny_sd3, scorer=f"{__name__}:Wanderer", status=status)
     return tmp_path
 
 
