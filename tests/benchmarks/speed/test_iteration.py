@@ -17,7 +17,7 @@ from tests.support.runs.scene import preset
 
 @pytest.fixture
 def nested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Parts that a thread began while it was in another part: their seconds would count twice."""
+    """What a thread began to time inside another timed part: its seconds would count twice."""
     inside: dict[int, str] = {}
     found: list[str] = []
     timed = Meter.timed

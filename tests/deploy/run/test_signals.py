@@ -3,10 +3,19 @@
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from deploy.run.signals import stop_on_signal
+
+
+@pytest.fixture(autouse=True)
+def _terminal() -> Iterator[None]:
+    """The tests may themselves have been started with nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["stop", "closed terminal"])
@@ -19,11 +28,7 @@ def test_the_first_signal_sets_the_event_and_leaves_the_work_alone(number):
             await asyncio.sleep(0.05)
         return said
 
-    before = signal.getsignal(signal.SIGHUP)
-    try:
-        assert asyncio.run(scene()) == ["stopping with a checkpoint; a second signal stops at once"]
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    assert asyncio.run(scene()) == ["stopping with a checkpoint; a second signal stops at once"]
 
 
 def test_work_that_does_not_end_in_time_is_left_and_the_run_ends_in_order():
@@ -58,12 +63,8 @@ def test_a_terminal_that_closes_for_shell_and_system_stops_a_run_with_a_checkpoi
                 await asyncio.sleep(0.05)
             return stop.is_set(), said
 
-    before = signal.getsignal(signal.SIGHUP)
-    try:
-        assert asyncio.run(scene()) == (True, ["stopping with a checkpoint; a second signal stops at once"])
-        os.kill(os.getpid(), signal.SIGHUP)  # the last of them may come late
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    assert asyncio.run(scene()) == (True, ["stopping with a checkpoint; a second signal stops at once"])
+    os.kill(os.getpid(), signal.SIGHUP)  # the last of them may come late
 
 
 def test_a_closed_terminal_stops_no_run_that_was_started_with_nohup():
@@ -73,9 +74,6 @@ def test_a_closed_terminal_stops_no_run_that_was_started_with_nohup():
             await asyncio.sleep(0.05)
             return stop.is_set()
 
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert not asyncio.run(scene())
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert not asyncio.run(scene())
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
