@@ -1,7 +1,8 @@
 """Publishes a run's status on its board, in a separate task: the run never waits for it or fails with it.
 
-While the board does not answer, bounded buffers keep the newest `LINES_KEPT` metric lines, `EVENTS_KEPT` events,
-`RECORDS_KEPT` trajectory records and `COMMANDS_KEPT` outcomes; they are written when it answers again.
+While the board does not answer, bounded buffers keep the newest `LINES_BUFFERED` metric lines, `EVENTS_KEPT` events,
+`RECORDS_KEPT` trajectory records and `COMMANDS_KEPT` outcomes; they are written when it answers again. Earlier lines
+are read from the run folder.
 """
 
 import asyncio
@@ -30,6 +31,8 @@ from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
 log = logging.getLogger(__name__)
 LONGEST_PAUSE_S = 5.0
 """Longest pause between two tries to reach the board; the pauses double up to this."""
+LINES_BUFFERED = 100
+"""Newest metric lines in memory. The board keeps `LINES_KEPT`; each takes some KiB as a Python object."""
 FINISH_S = 5.0
 """Seconds that the last write may take, at the end of the run."""
 
@@ -37,11 +40,25 @@ FINISH_S = 5.0
 class Buffers:
     """Everything that the board should hold about the run; written by the reporter, read by the publisher."""
 
-    def __init__(self) -> None:
-        self.lines: deque[MetricLine] = deque(maxlen=LINES_KEPT)
+    def __init__(self, earlier: Callable[[int, int], Sequence[MetricLine]] = lambda *_: ()) -> None:
+        """
+        Args:
+            earlier: reads metric lines that are no longer in memory. It takes a number and a limit, and returns at most
+                so many lines after the number, oldest first.
+        """
+        self._earlier = earlier
+        self.lines: deque[MetricLine] = deque(maxlen=LINES_BUFFERED)
         self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self.trajectories: dict[int, TrajectoryRecord] = {}
         self.commands: dict[str, Command] = {}
+
+    async def lines_after(self, seq: int) -> list[MetricLine]:
+        """Return the metric lines after this number, oldest first, at most the newest `LINES_KEPT`."""
+        newest = [line for line in self.lines if line.seq > seq]
+        if not newest or newest[0].seq == seq + 1:
+            return newest
+        limit = min(newest[0].seq - 1 - seq, LINES_KEPT - len(newest))
+        return [*await asyncio.to_thread(self._earlier, newest[0].seq - 1 - limit, limit), *newest]
 
     def add_record(self, record: TrajectoryRecord) -> None:
         """Add a record; only the newest `RECORDS_KEPT` are kept."""
@@ -146,7 +163,7 @@ class Publisher:
         held = self._held
         update = Update(
             status,
-            lines=[line for line in buffers.lines if line.seq > held.line],
+            lines=await buffers.lines_after(held.line),
             events=[event for event in buffers.events if event.number > held.event],
             trajectories=[
                 record for iteration, record in buffers.trajectories.items() if iteration not in held.trajectories

@@ -8,6 +8,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 
+from deploy.folder.metric_file import outline_of, page_of
+from deploy.folder.names import METRICS
 from deploy.folder.read import status_of
 from deploy.folder.run_folder import RunFolder
 from deploy.monitor.board_link import BoardLink
@@ -16,6 +18,7 @@ from deploy.monitor.heartbeat import Heartbeat
 from deploy.monitor.journal import RunJournal, harmless
 from deploy.monitor.page_server import PageServer
 from deploy.monitor.reporter import Reporter
+from deploy.monitor.summary import line_of
 from deploy.monitor.trackers import Trackers
 from deploy.monitor.trajectories import TrajectoryRecorder, read_records, write_record
 from learner.loop.groups import Observer
@@ -25,7 +28,7 @@ from learner.loop.stream import GroupStream
 from protocol.errors import one_line
 from protocol.messages import ScoredGroup, ShardRequest
 from protocol.ports import Fleet, ImagesHandle
-from protocol.status import ENDED, TrajectoryRecord
+from protocol.status import ENDED, MetricLine, TrajectoryRecord
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +54,8 @@ class Observed(Observer):
         self._stop = stop
         self._journal = journal
         self._recorder = TrajectoryRecorder(run.config, fleet.ports, sink=self._write_record)
-        self.reporter = Reporter(run.config, name=run.path.resolve().name, lines=run.lines(), fleet=fleet)
+        name = run.path.resolve().name
+        self.reporter = Reporter(run.config, name=name, lines=run.lines(), fleet=fleet, earlier=self._earlier)
         journal.join(self.reporter)
         self._trackers = Trackers(run.config, run.path, journal)
         journal.join(self._trackers)
@@ -99,6 +103,10 @@ class Observed(Observer):
                 await self.board.publish_end()
             await asyncio.to_thread(self._close)
         logging.getLogger().removeHandler(reporter)
+
+    def _earlier(self, since: int, limit: int) -> list[MetricLine]:
+        path = self._run.path / METRICS
+        return [line_of(number, values) for number, values in page_of(path, outline_of(path), since=since, limit=limit)]
 
     def begins(self, groups: GroupStream) -> None:
         """Show how many groups wait; after a restart, drop the metrics of the iterations that are repeated."""

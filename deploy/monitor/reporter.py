@@ -37,13 +37,22 @@ class Reporter(logging.Handler, Listener):
     status = reporter.status()
     """
 
-    def __init__(self, config: RunConfig, *, name: str, lines: Sequence[Mapping[str, Any]], fleet: Fleet) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        name: str,
+        lines: Sequence[Mapping[str, Any]],
+        fleet: Fleet,
+        earlier: Callable[[int, int], Sequence[MetricLine]] = lambda *_: (),
+    ) -> None:
         """
         Args:
             config: of the run.
             name: the run's name.
             lines: its lines of metrics so far.
             fleet: its actors, pools and queues are shown.
+            earlier: reads metric lines that the buffers no longer hold, see `Buffers`.
         """
         super().__init__(logging.WARNING)
         self._config = config
@@ -51,7 +60,7 @@ class Reporter(logging.Handler, Listener):
         self._fleet = fleet
         self.run = run_id_of(name)
         self.phase: Phase = "starting"
-        self.buffers = Buffers()
+        self.buffers = Buffers(earlier)
         self.staleness: int | None = None
         self.groups: GroupStream | None = None
         self.desired_sizes: dict[str, int] = {}
@@ -69,7 +78,7 @@ class Reporter(logging.Handler, Listener):
         """Start over with these lines of metrics; on the board they replace the earlier lines."""
         self.session = uuid.uuid4().hex[:12]
         self.buffers.lines.clear()
-        self._first_evaluation: list[MetricLine] = []
+        self._evaluations: list[MetricLine] = []
         self._seq = 0
         for values in lines:
             self._append(values)
@@ -144,7 +153,7 @@ class Reporter(logging.Handler, Listener):
             heartbeat_s=self._config.status.heartbeat_s,
             adapter_version=next((actor.adapter_version for actor in actors if actor.kind == "learner"), None),
             checkpoint=self._checkpoint or None,
-            rewards=overview.rewards_of([*self._first_evaluation, *lines]),
+            rewards=overview.rewards_of([*self._evaluations, *lines]),
             gains=overview.gains_of(newest),
             diagnostics=overview.diagnostics_of(newest, staleness=self.staleness),
             stages=stages,
@@ -177,8 +186,8 @@ class Reporter(logging.Handler, Listener):
         self._seq += 1
         line = overview.line_of(self._seq, values)
         self.buffers.lines.append(line)
-        if not self._first_evaluation and overview.is_evaluation(line):
-            self._first_evaluation = [line]  # the buffer drops it after 10,000 lines
+        if overview.is_evaluation(line):  # the first and the newest one; the buffer drops its oldest lines
+            self._evaluations = [*self._evaluations[:1], line]
 
     def _pools(self) -> list[PoolStatus]:
         facts = {"ready": 0, "busy": 0} if self.phase in ENDED else {}

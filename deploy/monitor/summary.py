@@ -32,7 +32,7 @@ def is_evaluation(line: MetricLine) -> bool:
 def line_of(seq: int, values: Mapping[str, object]) -> MetricLine:
     """Turn a line of `metrics.jsonl` into a metric line; numbers that are not finite become None.
 
-    The lines share the strings of their keys, because thousands of lines are kept.
+    The lines share the strings of their keys, because thousands of lines may be in memory at the same time.
     """
     numbers = {
         sys.intern(key): _finite(value) for key, value in values.items() if isinstance(value, int | float | None)

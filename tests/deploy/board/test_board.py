@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from deploy.board.board import COMMANDS_KEPT, LINES_KEPT, Board, Update
 from deploy.board.child import Child
 from deploy.board.embedded import BOARD_SOCKET, BOARD_URL, BoardServer
-from deploy.board.publisher import Buffers, Publisher
+from deploy.board.publisher import LINES_BUFFERED, Buffers, Publisher
 from learner.loop.stopping import end_all
 from protocol.commands import Command, new_command
 from protocol.errors import BoardError, DamagedError
@@ -363,6 +363,50 @@ def test_a_board_that_went_away_holds_the_whole_stream_again(tmp_path):
         server.stop()
 
     asyncio.run(scenario())
+
+
+def test_a_board_that_lost_many_lines_gets_the_earlier_ones_from_the_run_folder(url, prefix):
+    """Memory holds only the newest lines."""
+    count = LINES_BUFFERED + 50
+    asked: list[tuple[int, int]] = []
+
+    def earlier(since: int, limit: int) -> list[MetricLine]:
+        asked.append((since, limit))
+        return [line(seq) for seq in range(since + 1, since + limit + 1)]
+
+    async def scenario():
+        story, board, client = Story(), Board(url, prefix=prefix), Redis.from_url(url)
+        await answering(board)
+        story.buffers = Buffers(earlier)
+        story.buffers.lines.extend(line(seq) for seq in range(1, count + 1))
+        task = asyncio.create_task(story.publisher(Board(url, prefix=prefix)).run())
+
+        async def has(last: int) -> bool:
+            return [held.seq for held in await board.lines("mine", since=0, limit=999)] == list(range(1, last + 1))
+
+        await until(lambda: has(count))
+        assert asked == [(0, 50)]
+        story.buffers.lines.append(line(count + 1))
+        await until(lambda: has(count + 1))
+        assert asked == [(0, 50)], "the board lacked only a line that memory holds"
+        await client.delete(f"{prefix}run:mine:metrics")
+        await until(lambda: has(count + 1))
+        await end_all([task])
+        await client.aclose()
+        await board.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_board_gets_no_more_lines_than_it_keeps():
+    def earlier(since: int, limit: int) -> list[MetricLine]:
+        return [line(seq) for seq in range(since + 1, since + limit + 1)]
+
+    buffers = Buffers(earlier)
+    buffers.lines.extend(line(seq) for seq in range(LINES_KEPT, LINES_KEPT + 200))
+    held = asyncio.run(buffers.lines_after(0))
+    assert [each.seq for each in held] == list(range(200, LINES_KEPT + 200))
+    assert asyncio.run(buffers.lines_after(LINES_KEPT + 199)) == []
 
 
 def test_a_new_process_of_a_run_replaces_what_the_earlier_one_left(tmp_path):

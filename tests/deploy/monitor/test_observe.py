@@ -16,6 +16,7 @@ import pytest
 from redis import Redis
 
 from deploy.api.folder_source import FolderSource
+from deploy.board import publisher
 from deploy.board.board import Board
 from deploy.board.embedded import BOARD_URL
 from deploy.folder.run_folder import open_run_folder
@@ -391,6 +392,7 @@ def redis(tmp_path: Path) -> Iterator[Callable[[], "subprocess.Popen[bytes]"]]:
 def test_redis_killed_for_a_while_leaves_the_weights_and_no_gap(config, tmp_path, redis, monkeypatch):
     plain = go(config(iterations=8), tmp_path / "plain")
     monkeypatch.setenv("FLOWCREDIT_BOARD", f"unix://{tmp_path / 'r.sock'}")
+    monkeypatch.setattr(publisher, "LINES_BUFFERED", 3)  # the other lines come from the run folder
     first = redis()
     board_holds: list[int] = []
 
