@@ -4,9 +4,10 @@
 
 With the preset's learning rate two groups of six ruin the policy, and the guard of contrast ends the run.
 
-A real run on a Ray of its own. Every few seconds the private memory of each of its processes is read: what would be
-free again if the process ended (USS), without shared pages and the object store. Processes count by role: the driver,
-each kind of actor, and Ray's own services.
+A real run on a Ray of its own. Every few seconds the memory of each of its processes is read: its anonymous pages,
+of which one that is shared by n forks counts as 1/n page in each (`Pss_Anon`). So the sum over all processes is what
+they take of the machine, without program code and the object store. Processes count by role: the driver, each kind of
+actor, and Ray's own services.
 """
 
 import json
@@ -50,7 +51,7 @@ def main(
     if out:
         out.write_text(json.dumps(samples), encoding="utf-8")
     names = [f"quarter {number + 1}" for number in range(QUARTERS)]
-    table = Table("role", *names, "growth in 1,000 iterations", box=MARKDOWN, title="MiB of private memory")
+    table = Table("role", *names, "growth in 1,000 iterations", box=MARKDOWN, title="MiB of anonymous memory")
     found = list(rows(samples, iterations))
     if not found:
         message = f"the run must be read at {2 * QUARTERS} different iterations or more: give more --iterations"
@@ -123,7 +124,7 @@ def _done(folder: Path) -> int:
 
 
 def _held(driver: psutil.Process) -> dict[str, float]:
-    """MiB of private memory by role."""
+    """MiB of anonymous memory by role."""
     held: dict[str, float] = defaultdict(float)
     try:
         processes = [driver, *driver.children(recursive=True)]
@@ -132,10 +133,17 @@ def _held(driver: psutil.Process) -> dict[str, float]:
     for process in processes:
         if role := role_of(process):
             try:
-                held[role] += process.memory_full_info().uss / MIB
-            except psutil.Error:
+                held[role] += _anonymous(process.pid) / MIB
+            except (FileNotFoundError, ProcessLookupError):  # it has ended
                 continue
     return held
+
+
+def _anonymous(process: int) -> int:
+    """Bytes of anonymous memory, shared pages in shares."""
+    rollup = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii")
+    (kib,) = re.findall(r"^Pss_Anon:\s+(\d+) kB$", rollup, re.MULTILINE)
+    return int(kib) * 1024
 
 
 if __name__ == "__main__":
