@@ -137,6 +137,7 @@ class ActorPool:
                 self._end(call)
                 raise
             else:
+                self._budget.succeed()
                 self._end(call)
                 return result
             failures += call.is_blamed

@@ -1,5 +1,6 @@
 """How often a part of a run may be restarted within a window, and how long each restart waits."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,10 +22,13 @@ def backoff_s(failures: int, bounds_s: tuple[float, float]) -> float:
 
 
 class RestartBudget:
-    """Counts failures; a failure older than the window no longer counts.
+    """Counts failures. A failure that is older than the window, and older than the newest success, no longer counts.
+
+    So a part that always fails ends its run, also if each try takes a large share of the window.
 
     budget = RestartBudget("rollout", limit=10, within_s=3600)
     await asyncio.sleep(budget.spend("killed"))      # then start the replacement
+    budget.succeed()                                 # the replacement works
     """
 
     def __init__(self, name: str, *, limit: int, within_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,21 +45,27 @@ class RestartBudget:
         self._within_s = within_s
         self._clock = clock
         self._failures: deque[float] = deque()
+        self._succeeded = -math.inf
+
+    def succeed(self) -> None:
+        """Note that the part works, so that old failures may be forgotten."""
+        self._succeeded = self._clock()
 
     def spend(self, reason: str) -> float:
         """Count a failure and return how many seconds to wait: 0, then 0.5, 1, 2 … up to 30.
 
         Raises:
-            PoolError: more than `limit` failures within the window.
+            PoolError: more than `limit` failures count.
         """
         now = self._clock()
         self.total += 1
         self._failures.append(now)
-        while now - self._failures[0] > self._within_s:
+        forgotten = min(now - self._within_s, self._succeeded)
+        while self._failures[0] < forgotten:
             self._failures.popleft()
         recent = len(self._failures)
         if recent > self._limit:
-            raise PoolError(
-                f"{self._name} used up its {self._limit} restarts within {self._within_s:g} s; last failure: {reason}"
-            )
+            is_recent = now - self._failures[0] <= self._within_s
+            span = f"within {self._within_s:g} s" if is_recent else "without a success"
+            raise PoolError(f"{self._name} used up its {self._limit} restarts {span}; last failure: {reason}")
         return 0.0 if recent == 1 else backoff_s(recent - 1, PAUSE_S)

@@ -145,6 +145,8 @@ VARIANTS: Mapping[str, Variant] = {
     "stepwise_tree, per step, short tail": Variant("stepwise_tree", (*OWN_STD, *SHORT_TAIL)),
     "stepwise_tree, per step, two splits": Variant("stepwise_tree", (*OWN_STD, "sampling.splits=[0.3,0.6]")),
     "stepwise_tree, groups of 32": Variant("stepwise_tree", ("group.size=32",)),
+    "stepwise_tree, groups of 36": Variant("stepwise_tree", ("group.size=36",)),  # as the demo
+    "stepwise_tree, groups of 36, short tail": Variant("stepwise_tree", ("group.size=36", *SHORT_TAIL)),
     # About as many images as twelve groups of 24, from fewer prompts.
     "stepwise_tree, 8 groups of 32": Variant("stepwise_tree", ("group.size=32", "group.per_iteration=8")),
     "stepwise_tree, 6 groups of 48": Variant("stepwise_tree", ("group.size=48", "group.per_iteration=6")),

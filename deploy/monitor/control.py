@@ -104,10 +104,15 @@ class Control:
         self._sink.event("resumed")
 
     async def reconcile(self) -> None:
-        """Close scale commands whose size is reached and state why others are not; called after the actors started."""
-        early, self._early = self._early, []
-        for command in early:
-            self.take(command)
+        """Close scale commands whose size is reached and state why others are not.
+
+        While the run starts, commands wait, and only pools whose actors cannot start are stated.
+        """
+        is_starting = self._reporter.phase == "starting"
+        if not is_starting:
+            early, self._early = self._early, []
+            for command in early:
+                self.take(command)
         for pool in self._fleet.pools():
             if pool.ready == pool.desired:
                 self._unmet_since.pop(pool.name, None)
@@ -116,7 +121,9 @@ class Control:
                 continue
             since = self._unmet_since.setdefault(pool.name, time.monotonic())
             if time.monotonic() - since > WAITING_S:
-                self._state(pool, holds=False, **await self._why(pool))
+                why = await self._why(pool)
+                if not (is_starting and why["reason"] == "Starting"):
+                    self._state(pool, holds=False, **why)
 
     def end(self) -> None:
         """Close all open commands at the end of the run: a stop is done, every other command failed."""

@@ -11,6 +11,7 @@ from deploy.monitor.reporter import Reporter
 from protocol.errors import LeaseLostError, reason_of
 from protocol.files import write_whole
 from protocol.sink import StatusSink
+from protocol.status import ENDED
 
 FILE_EVERY_S = 15.0
 """Seconds between two writes of `status.json`, unless desired sizes or a pause change."""
@@ -50,7 +51,7 @@ class Heartbeat:
             await self._check_leases()
             if self._stop.is_set():
                 self._reporter.phase = "stopping"
-            if self._reporter.phase in ("running", "paused", "stopping"):
+            if self._reporter.phase not in ENDED:
                 with harmless("pool sizes are not reconciled"):
                     await self._control.reconcile()
             if self.page:

@@ -64,6 +64,7 @@ async def supervise(
         try:
             if failures:
                 await fleet.restart_learner()
+                budget.succeed()
                 journal.condition("LearnerReady", holds=True, reason="Restarted", message="the learner works again")
             if resume_from:
                 await fleet.ports.learner.restore(resume_from)

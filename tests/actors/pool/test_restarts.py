@@ -26,12 +26,24 @@ def test_a_loss_that_is_older_than_the_window_no_longer_counts():
     budget = RestartBudget("pool x", limit=1, within_s=60, clock=clock)
     for _ in range(5):
         assert budget.spend("killed") == 0.0
-        clock.now += 61
+        clock.now += 1
+        budget.succeed()
+        clock.now += 60
     assert budget.total == 5
     budget.spend("killed")
     clock.now += 60
     with pytest.raises(PoolError):
         budget.spend("killed")
+
+
+def test_a_part_that_never_succeeds_ends_also_if_each_try_outlasts_the_window():
+    clock = Clock()
+    budget = RestartBudget("pool x", limit=3, within_s=60, clock=clock)
+    for _ in range(3):
+        budget.spend("no node had room for it within 600 s")
+        clock.now += 600
+    with pytest.raises(PoolError, match="pool x used up its 3 restarts without a success; last failure: no node had"):
+        budget.spend("no node had room for it within 600 s")
 
 
 def test_without_restarts_the_first_loss_ends_it():

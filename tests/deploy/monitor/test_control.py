@@ -39,19 +39,26 @@ class OnePool:
 
 
 @pytest.mark.parametrize(
-    ("shortage", "reason"), [("", "Starting"), ("one more needs 1 GPU on one node, 0 GPU free", "Unschedulable")]
+    ("phase", "shortage", "reasons"),
+    [
+        ("running", "", ["Starting"]),
+        ("running", "one more needs 1 GPU on one node, 0 GPU free", ["Unschedulable"]),
+        ("starting", "", []),  # as it should be
+        ("starting", "one more needs 1 GPU on one node, 0 GPU free", ["Unschedulable"]),
+    ],
 )
-def test_an_actor_that_only_starts_is_not_called_unschedulable(tiny_config, monkeypatch, shortage, reason):
+def test_an_actor_that_only_starts_is_not_called_unschedulable(tiny_config, monkeypatch, phase, shortage, reasons):
     monkeypatch.setattr(control_module, "WAITING_S", -1.0)
     sink = Told()
 
     async def reconcile() -> None:
         fleet: Any = OnePool(shortage)
         reporter = Reporter(tiny_config(), name="mine", lines=[], fleet=fleet)
+        reporter.phase = phase
         await Control(fleet, reporter, sink, asyncio.Event()).reconcile()
 
     asyncio.run(reconcile())
-    assert sink.reasons == {"PoolSettled/rollout": reason}
+    assert list(sink.reasons.values()) == reasons
 
 
 @pytest.mark.parametrize(
