@@ -107,9 +107,11 @@ def _samples(arguments: list[str], folder: Path, iterations: int, every_s: float
         task = progress.add_task("iterations", total=iterations)
         while run.poll() is None:
             time.sleep(every_s)
+            now = _held(psutil.Process(run.pid))
             done = _done(folder)
-            for role, held in _held(psutil.Process(run.pid)).items():
-                samples[role].append((done, held))
+            if done < iterations and now.keys() >= samples.keys():  # else it ends: pages of ended forks go to the others
+                for role, held in now.items():
+                    samples[role].append((done, held))
             progress.update(task, completed=done)
     if run.returncode:
         raise typer.BadParameter(log.read_text(encoding="utf-8")[-2000:])
