@@ -109,7 +109,7 @@ def _samples(arguments: list[str], folder: Path, iterations: int, every_s: float
             time.sleep(every_s)
             now = _held(psutil.Process(run.pid))
             done = _done(folder)
-            if done < iterations and now.keys() >= samples.keys():  # else it ends: pages of ended forks go to the others
+            if done < iterations and now.keys() >= samples.keys():  # else a fork has ended: its pages go to others
                 for role, held in now.items():
                     samples[role].append((done, held))
             progress.update(task, completed=done)
