@@ -132,7 +132,7 @@ class Control:
             self._close(command, "failed", "the run ended before it was carried out")
 
     async def _why(self, pool: PoolStatus) -> dict[str, str]:
-        have = f"{pool.ready} of {pool.desired} actors"
+        have = f"{pool.name} has {pool.ready} of {pool.desired} actors"
         if pool.trouble:
             return {"reason": "ActorsFail", "message": f"{have}; the next one failed: {pool.trouble}"}
         if pool.waiting:

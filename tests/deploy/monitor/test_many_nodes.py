@@ -112,7 +112,7 @@ def test_a_desired_size_waits_for_a_node_and_outlives_it_and_the_weights_stay_th
 
         await until(holds)
         assert settled(scene).status == "False"
-        assert settled(scene).message.startswith("1 of 2 actors; 1 wait for a node")
+        assert settled(scene).message.startswith("rollout has 1 of 2 actors; 1 wait for a node")
         assert "one more needs 1 CPU on one node, 0 CPU free in the cluster" in settled(scene).message
         pool = scene.observed.reporter.status().pools[0]
         assert (pool.desired, pool.ready, pool.waiting) == (2, 1, 1)
