@@ -19,6 +19,8 @@ from protocol.status import ENDED, PoolStatus, RunStatus
 
 WAITING_S = 2.0
 """Seconds that a pool may take to reach its desired size before a condition reports it."""
+STARTING_S = 30.0
+"""The same while the run starts: Ray then starts many processes, and an actor that waits for one holds its resources."""
 
 
 class Control:
@@ -120,7 +122,7 @@ class Control:
                 self._state(pool, holds=True, reason="Settled", message=f"{pool.ready} actors, as desired")
                 continue
             since = self._unmet_since.setdefault(pool.name, time.monotonic())
-            if time.monotonic() - since > WAITING_S:
+            if time.monotonic() - since > (STARTING_S if is_starting else WAITING_S):
                 why = await self._why(pool)
                 if not (is_starting and why["reason"] == "Starting"):
                     self._state(pool, holds=False, **why)

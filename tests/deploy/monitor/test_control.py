@@ -49,6 +49,7 @@ class OnePool:
 )
 def test_an_actor_that_only_starts_is_not_called_unschedulable(tiny_config, monkeypatch, phase, shortage, reasons):
     monkeypatch.setattr(control_module, "WAITING_S", -1.0)
+    monkeypatch.setattr(control_module, "STARTING_S", -1.0)
     sink = Told()
 
     async def reconcile() -> None:
