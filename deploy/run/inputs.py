@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from deploy.monitor.trackers import check_trackers
 from flow.models.folder import read_index
 from flow.models.made_for import distilled_by, native_side, require_sizes
+from learner.loop.evaluate import require_own_names
 from protocol.config.cluster import cluster_address
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, InputError
@@ -35,7 +36,7 @@ def read_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
     """
     _check_model(config)
     check_trackers(config.status.trackers)
-    return read_prompts(config.data, config.data.train), read_prompts(config.data, config.data.heldout)
+    return read_prompts(config.data, config.data.train), _heldout(config)
 
 
 def check_heldout(config: RunConfig, *, is_local: bool) -> list[Prompt]:
@@ -47,9 +48,15 @@ def check_heldout(config: RunConfig, *, is_local: bool) -> list[Prompt]:
         InputError: one of them cannot be used.
     """
     _check_model(config)
-    heldout = read_prompts(config.data, config.data.heldout)
+    heldout = _heldout(config)
     for problem in reward_problems(config, heldout, is_local=is_local):
         raise problem
+    return heldout
+
+
+def _heldout(config: RunConfig) -> list[Prompt]:
+    heldout = read_prompts(config.data, config.data.heldout)
+    require_own_names(heldout)
     return heldout
 
 

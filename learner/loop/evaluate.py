@@ -9,9 +9,10 @@ import numpy as np
 
 from learner.loop.groups import again_if_lost
 from protocol.config.run import RunConfig
-from protocol.errors import ConfigError, ContractError
+from protocol.errors import ConfigError, ContractError, PromptError
 from protocol.messages import Adapter, GenerateRequest, Prompt, Scores
 from protocol.ports import EvaluationPorts
+from protocol.prompts import check_each
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,24 @@ async def evaluate(
 def tag_of(prompt: Prompt) -> str:
     """Return the tag of a prompt; `all` if it has none."""
     return str(prompt.metadata.get("tag", "all"))
+
+
+def require_own_names(heldout: Sequence[Prompt]) -> None:
+    """Check that the metric `evaluation/<tag>` of no held-out prompt is another number of an evaluation.
+
+    Raises:
+        PromptError: one is; the error names its line.
+    """
+    check_each(heldout, _require_own_name)
+
+
+def _require_own_name(prompt: Prompt) -> None:
+    tag = tag_of(prompt)
+    if tag in ("score", "missing") or tag.startswith("reward/"):
+        raise PromptError(
+            "the tag of a held-out prompt must not be score or missing, nor begin with reward/, since evaluation/<tag>"
+            f" would be another number of an evaluation, got {tag!r}: rename it"
+        )
 
 
 def _indices_to_show(wanted: Sequence[tuple[Prompt, int]]) -> list[int]:

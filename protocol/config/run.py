@@ -84,6 +84,10 @@ class CheckpointConfig(Section):
 SCORE_SDES = ("flow_sde", "dance_sde")
 """Kernels that add noise to the ODE and correct its drift with the score function; their std is g sqrt(h)."""
 
+TAKEN = ("mean", "group_std", "missing", "score")
+"""Names that no reward can have: those of `reward/mean`, `reward/group_std` and `reward/missing`, and of the readings
+that make the held-out score."""
+
 
 class RunConfig(Section):
     """Everything that a run depends on."""
@@ -149,6 +153,10 @@ class RunConfig(Section):
         for name in self.rewards:
             if not re.fullmatch(r"[\w-]+", name):
                 raise ValueError(f"a reward's name must be letters, digits, _ and -, got {name!r}: it names metrics")
+            if name in TAKEN:
+                raise ValueError(
+                    f"a reward's name must be none that names another number of a run, got {name!r}: rename it"
+                )
         if not self.reward_weights:
             raise ValueError("at least one of rewards must have use=train, got only scorers that evaluate")
         if not self.evaluated_weights:

@@ -12,14 +12,14 @@ from deploy.folder.read import status_of
 from deploy.monitor.progress import Progress
 from deploy.monitor.tracker_kinds import kept_id
 from deploy.presets import load_config
-from deploy.run.inputs import check_heldout, concerns, local_concerns
+from deploy.run.inputs import check_heldout, check_inputs, concerns, local_concerns
 from deploy.run.run import run_training
 from flow.models.hub import known_configs
 from flow.models.made_for import Sizes, require_sizes, sizes_of
 from flow.models.text import overlong
 from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
-from protocol.errors import ConfigError, ModelError, ScorerError
+from protocol.errors import ConfigError, ModelError, PromptError, ScorerError
 from protocol.messages import Prompt
 from tests.support.worlds.tiny_models import CONTEXT_LENGTH, write_flux
 from tests.support.worlds.tiny_qwen import write_flux2_klein, write_z_image
@@ -239,3 +239,23 @@ def test_a_run_without_its_reward_s_weights_ends_before_a_prompt_is_encoded(tiny
         run_training(config, folder=tmp_path / "run", is_local=True, progress=Progress(Console()))
     assert not cache.exists()
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("tag", ["score", "missing", "reward/dark"])
+def test_a_held_out_tag_cannot_take_the_name_of_another_number(tiny_config: Any, tmp_path: Path, tag: str) -> None:
+    """`evaluation/score` would be the mean of this tag instead of the held-out score, without a word."""
+    train, heldout = tmp_path / "train.jsonl", tmp_path / "heldout.jsonl"
+    lines = [json.dumps({"prompt": "a", "tag": "all"}), json.dumps({"prompt": "b", "tag": tag})]
+    train.write_text("\n".join(reversed(lines)))
+    heldout.write_text("\n".join(lines))
+    held: dict[str, Any] = {"rewards": {"dark": SCORER}, "evaluation": {"component": "reward"}}
+    config = tiny_config(**held, data={"train": str(train), "heldout": str(heldout)})
+    for check in (check_inputs, check_heldout):
+        with pytest.raises(PromptError, match=rf"prompt line 2 \('b'\): the tag .* got '{tag}': rename it"):
+            check(config, is_local=True)
+    swapped = tiny_config(**held, data={"train": str(heldout), "heldout": str(train)})
+    with pytest.raises(PromptError, match=r"prompt line 1 \('b'\)"):
+        check_inputs(swapped, is_local=True)
+    heldout.write_text(lines[0])
+    config = tiny_config(**held, data={"train": str(train), "heldout": str(heldout)})
+    assert len(check_inputs(config, is_local=True)[1]) == 1, "a tag of training names no metric"

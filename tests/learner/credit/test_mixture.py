@@ -156,6 +156,13 @@ def test_held_out_scorers_take_no_part_in_the_weights(tiny_config) -> None:
         configs(tiny_config, **{"a/b": {"scorer": "geneval"}})
 
 
+@pytest.mark.parametrize("name", ["mean", "group_std", "missing", "score"])
+def test_a_reward_cannot_take_the_name_of_another_number(tiny_config, name: str) -> None:
+    """`reward/mean` would be this reward's mean instead of the mixture's, without a word."""
+    with pytest.raises(ConfigError, match=f"names another number of a run, got {name!r}: rename it"):
+        configs(tiny_config, **{name: {"scorer": "geneval"}})
+
+
 def test_where_scores_are_made_may_change_on_a_resumed_run_and_what_is_scored_may_not(tiny_config) -> None:
     def fields(**reward) -> dict:
         return configs(tiny_config, a={"scorer": "geneval", **reward}).outcome_fields()
