@@ -3,7 +3,8 @@
     rewards: {wins: {scorer: win_rate, sees: group, args: {compare: "my_package.mine:Brighter"}}}
 
 The judge is a class with a method `compare(first, second, prompt, metadata)`. It returns the first image's share of the
-win (1, 0, ½ for a tie, or a number between) and a reason, which is empty if there is an answer.
+win (1, 0, ½ for a tie, or a number between) and a reason, which is empty if there is an answer; with a reason the share
+does not matter.
 """
 
 import math
@@ -105,6 +106,8 @@ class WinRate:
             raise
         except Exception as error:  # noqa: BLE001  any failure means the same: no answer
             return math.nan, named_line(error)
-        if not reason and not 0 <= share <= 1:
+        if reason:
+            return math.nan, reason
+        if not 0 <= share <= 1:
             raise ContractError(f"a share must lie in [0, 1], got {share}")
-        return share, reason
+        return share, ""

@@ -70,6 +70,23 @@ def test_a_failed_comparison_counts_for_neither_and_an_image_without_any_is_miss
     assert np.isnan(everyone.values).all()
 
 
+class Speechless(Brighter):
+    """Its share is None where there is no answer."""
+
+    def compare(self, first: np.ndarray, second: np.ndarray, prompt: str, metadata: Metadata) -> Any:
+        share, reason = super().compare(first, second, prompt, metadata)
+        return None if reason else share, reason
+
+
+@pytest.mark.parametrize("both_orders", [True, False])
+def test_the_share_of_a_comparison_without_an_answer_does_not_matter(*, both_orders: bool) -> None:
+    scorer = build_scorer("win_rate", compare=f"{__name__}:Speechless", settings={"lost": 10}, both_orders=both_orders)
+    scores = scorer.score(GROUP, ["a cat"] * 4, [{}] * 4)
+    assert scores.valid.tolist() == [True, False, True, True]
+    assert scores.values[[0, 2, 3]].tolist() == [1.0, 0.25, 0.25]
+    assert scores.reasons[1] == "the judge is silent"
+
+
 def test_a_lonely_image_is_missing() -> None:
     assert rated(images=GROUP[:1]).reasons == ("it has no other image in its group",)
 
