@@ -141,13 +141,13 @@ def record_of(iteration: int, excerpt: Excerpt, credit: Credit) -> TrajectoryRec
 def write_record(folder: Path, record: TrajectoryRecord) -> None:
     """Write `trajectories_NNNNNN.json`, whole or not at all; keep only the newest `FILES_KEPT` files."""
     write_whole(folder / FILE.format(record.iteration), record.model_dump_json())
-    for old in sorted(folder.glob("trajectories_*.json"))[:-FILES_KEPT]:
+    for old in _files(folder)[:-FILES_KEPT]:
         old.unlink(missing_ok=True)
 
 
 def read_records(folder: Path) -> list[TrajectoryRecord]:
     """Read all records of a `trajectories/` folder, oldest first; damaged files are left out."""
-    found = (_read(path) for path in sorted(folder.glob("trajectories_*.json")))
+    found = map(_read, _files(folder))
     return [record for record in found if record]
 
 
@@ -206,6 +206,11 @@ def images_of(record: TrajectoryRecord) -> Any:
     if images.size not in fits or lengths != {(images.width, len(record.steps))}:
         raise ContractError(f"its images, {images.width}x{images.height}, or its numbers do not fit its steps")
     return images
+
+
+def _files(folder: Path) -> list[Path]:
+    """List the files of records, oldest first: `trajectories_999999` before `trajectories_1000000`."""
+    return sorted(folder.glob("trajectories_*.json"), key=lambda path: (len(path.name), path.name))
 
 
 def _read(path: Path) -> TrajectoryRecord | None:

@@ -1,10 +1,13 @@
 """A trajectory's record: rewards of the images that are shown, credit of the steps that were stochastic."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from deploy.monitor.trajectories import record_of
+from deploy.monitor.trajectories import FILES_KEPT, read_records, record_of, write_record
 from protocol.messages import Credit, Excerpt, Prompt, ShardRequest
+from tests.support.runs.statuses import a_record
 
 NAN = float("nan")
 
@@ -67,3 +70,10 @@ def test_members_of_a_tree_that_share_a_step_have_its_credit_and_a_missing_score
     assert [each.step_rewards for each in shown] == [[0.5, 0.1], [None, None], [0.5, 0.3], [None, None]]
     assert [each.advantages for each in shown] == [[2.0, 1.0], [0.0, 0.0], [2.0, 3.0], [0.0, 0.0]]
     assert np.isnan(step_rewards[2, 0]), "the learner's credit stays as it is"
+
+
+def test_the_newest_records_stay_beyond_a_million_iterations(tmp_path: Path) -> None:
+    iterations = range(999_990, 1_000_040, 2)
+    for iteration in iterations:
+        write_record(tmp_path, a_record(iteration))
+    assert [record.iteration for record in read_records(tmp_path)] == [*iterations][-FILES_KEPT:]
