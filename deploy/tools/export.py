@@ -84,7 +84,7 @@ def export_model(
         pipeline.unload_lora_weights()
         with writing(folder, "another folder"):
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with whole(folder) as partial:
+            with whole(folder, is_shared=True) as partial:  # two users may export to one place
                 pipeline.save_pretrained(partial)
     return folder
 

@@ -13,7 +13,9 @@ import yaml
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from deploy.tools.export import export_model
 from flow.maths.noise import normal
+from protocol.errors import RunFolderError
 from tests.support.commands import run_cli
 
 
@@ -241,6 +243,27 @@ def test_export_merges_what_the_adapter_adds(
     assert not torch.allclose(outputs[0], outputs[2], atol=1e-3)
     assert not any("lora" in name for name, _ in merged.transformer.named_parameters())
     assert [path.name for path in tmp_path.glob(".merged*")] == []
+
+
+def test_two_exports_to_one_folder_do_not_disturb_each_other(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one begins when the first has written all, and ends with an error before it is done."""
+    target, save = tmp_path / "merged", diffusers.StableDiffusion3Pipeline.save_pretrained
+    begun: list[Path] = []
+
+    def saved(pipeline: Any, folder: Path) -> None:
+        begun.append(folder)
+        if len(begun) > 1:
+            raise OSError("no space")
+        save(pipeline, folder)
+        with pytest.raises(RunFolderError, match="no space"):
+            export_model(run, target)
+
+    monkeypatch.setattr(diffusers.StableDiffusion3Pipeline, "save_pretrained", saved)
+    assert export_model(run, target) == target
+    assert (target / "model_index.json").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["merged"]
 
 
 def test_export_in_half_precision_halves_the_weights(
