@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from protocol.messages import Adapter, LearnerState
 
 Model = TypeVar("Model", bound=Document)
+DIGITS = 18
+"""Most digits of a whole number in `metrics.jsonl`; what has more is read as a float."""
 
 
 class StatusFile(Document):
@@ -180,9 +182,16 @@ def line_of_text(text: bytes) -> dict[str, Any]:
 
     The lines share the strings of their keys, because a report holds all of them.
     """
-    line = json.loads(text, object_pairs_hook=lambda pairs: {sys.intern(key): value for key, value in pairs})
+    line = json.loads(
+        text,
+        object_pairs_hook=lambda pairs: {sys.intern(key): value for key, value in pairs},
+        parse_int=lambda digits: int(digits) if len(digits) <= DIGITS else float(digits),
+    )
     if not isinstance(line, dict) or not isinstance(line.get("iteration"), int):
         raise ValueError(f"a line must be an object with an iteration, got {text[:60]!r}")
+    for name, value in line.items():
+        if value is not None and not isinstance(value, int | float):
+            raise ValueError(f"{name} must be a number, got {str(value)[:60]!r}")
     return line
 
 

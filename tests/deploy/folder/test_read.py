@@ -56,6 +56,21 @@ def test_damaged_lines_are_named_by_their_number_or_skipped(tmp_path):
     assert [line["iteration"] for _, line in page_of(path, outline_of(path), since=0, limit=9)] == [1, 2]
 
 
+@pytest.mark.parametrize("value", ['"x"', "[1]", '{"a": 1}'])
+def test_a_line_that_holds_something_else_than_numbers_is_damaged(tmp_path, value):
+    """A report adds up the seconds."""
+    (tmp_path / METRICS).write_text(f'{{"iteration": 1, "seconds/iteration": {value}}}\n')
+    with pytest.raises(RunFolderError, match="damaged metrics.jsonl: line 1: seconds/iteration must be a number, got"):
+        lines_of(tmp_path)
+
+
+def test_a_number_without_end_is_no_iteration_and_not_finite_elsewhere(tmp_path):
+    path, endless = tmp_path / METRICS, "9" * 400
+    path.write_text(f'{{"iteration": 1, "reward/mean": {endless}}}\n{{"iteration": {endless}}}\n')
+    ((_, line),) = page_of(path, outline_of(path), since=0, limit=9)
+    assert line == {"iteration": 1, "reward/mean": float("inf")}
+
+
 def test_the_best_checkpoint_is_among_those_that_are_there(tmp_path):
     scores = {0: 0.9, 1: 0.4, 2: 0.8, 3: 0.5, 4: 0.5}
     (tmp_path / METRICS).write_text(

@@ -200,12 +200,13 @@ def test_a_run_with_the_finished_image_only_has_trajectories_of_one_image(tmp_pa
 def test_damaged_lines_and_files_are_left_out_and_counted(tmp_path, tiny_config):
     run = an_ended_run(tmp_path / "run", tiny_config())
     with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"iteration": 6, "rew\n\x00\n{"iteration": 6, "reward/mean": 0.7')
+        file.write('{"iteration": 6, "rew\n\x00\n{"iteration": 6, "reward/mean": 0.7, "seconds/iteration": "4"}\n')
+        file.write('{"iteration": 6, "reward/mean": 0.7')
     for path in (run / "gallery" / "iteration_000005.npz", run / "gallery" / "iteration_000000.json"):
         path.write_bytes(b"damaged")
     next((run / "trajectories").glob("*.json")).write_text("{}")
     text = " ".join(Page(report_of([read_run(run)])).text.split())
-    assert "run: 2 lines of metrics.jsonl cannot be read and are left out." in text
+    assert "run: 3 lines of metrics.jsonl cannot be read and are left out." in text
     assert "no two evaluations with scores by prompt" in text
     assert "Recorded trajectories" not in text
     assert "Before and after" not in text
