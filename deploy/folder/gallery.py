@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from learner.loop.evaluate import Evaluation
+from protocol.errors import one_line
 from protocol.files import iteration_name, write_whole
 
 PASS, FAIL = "#2e7d32", "#c62828"
@@ -53,6 +54,9 @@ def write_before_after(gallery: Path, *, first: int, last: int) -> Path:
 
     Returns:
         The path of the PNG.
+
+    Raises:
+        ValueError: one of the galleries is damaged.
     """
     before, after = (read_gallery(gallery, iteration) for iteration in (first, last))
     cells = [
@@ -64,10 +68,22 @@ def write_before_after(gallery: Path, *, first: int, last: int) -> Path:
 
 
 def read_gallery(gallery: Path, iteration: int) -> dict[str, tuple[np.ndarray, float]]:
-    """Read the images of an evaluation: uint8 [H, W, 3] and reading (NaN: no score) by prompt (OSError, ValueError)."""
-    held = np.load(gallery / iteration_name(iteration, ".npz"), allow_pickle=False)
-    rows = zip(held["images"], held["readings"].tolist(), strict=True)
-    return dict(zip(held["prompts"].tolist(), rows, strict=True))
+    """Read the images of an evaluation: uint8 [H, W, 3] and reading (NaN: no score) by prompt.
+
+    Raises:
+        ValueError: the file is missing or damaged.
+    """
+    path = gallery / iteration_name(iteration, ".npz")
+    try:
+        with np.load(path, allow_pickle=False) as held:
+            prompts, images, readings = (held[name] for name in ("prompts", "images", "readings"))
+    except Exception as error:  # damaged bytes raise many kinds
+        raise ValueError(f"gallery {path} cannot be read: {one_line(error)}") from error
+    kinds = prompts.dtype.kind, images.dtype, readings.dtype.kind
+    is_whole = images.ndim == 4 and images.shape[-1] == 3 and 0 not in images.shape
+    if kinds != ("U", np.uint8, "f") or not is_whole or not prompts.shape == readings.shape == images.shape[:1]:
+        raise ValueError(f"gallery {path} must hold a prompt, an image and a reading for each other")
+    return dict(zip(prompts.tolist(), zip(images, readings.tolist(), strict=True), strict=True))
 
 
 Cells = list[tuple[str, list[np.ndarray], list[float]]]

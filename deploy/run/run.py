@@ -235,10 +235,14 @@ def _outcome(run: RunFolder, journal: RunJournal) -> Outcome:
 
 
 def _before_after(run: RunFolder, last: int) -> Path | None:
-    """Draw the first and the last gallery; return None if one of them was removed."""
+    """Draw the first and the last gallery; return None if one of them was removed or is damaged."""
     from deploy.folder.gallery import write_before_after
 
     if not {0, last} <= by_iteration(run.gallery, ".npz").keys():
         return None
-    with run.writing():
-        return write_before_after(run.gallery, first=0, last=last)
+    try:
+        with run.writing():
+            return write_before_after(run.gallery, first=0, last=last)
+    except ValueError as error:
+        log.warning("the images before and after are not drawn: %s", error)
+        return None

@@ -1,7 +1,6 @@
 """The evaluations of a run: scores by prompt over its iterations, and the images of its gallery."""
 
 import base64
-import zipfile
 from functools import lru_cache
 from pathlib import Path
 
@@ -117,7 +116,7 @@ def images_of(run: Path, iteration: int) -> GalleryImages | None:
             media=f"image/{form.lower()}",
             image=base64.b64encode(data).decode(),
         )
-    except (OSError, ValueError, KeyError, IndexError, EOFError, TypeError, zipfile.BadZipFile):
+    except ValueError:
         return None
 
 

@@ -5,9 +5,10 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from PIL import Image
 
-from deploy.folder.gallery import write_before_after, write_gallery
+from deploy.folder.gallery import read_gallery, write_before_after, write_gallery
 from deploy.folder.run_folder import open_run_folder
 from deploy.monitor.journal import RunJournal
 from deploy.monitor.progress import Progress
@@ -62,6 +63,41 @@ def test_a_prompt_is_drawn_as_it_stands_and_not_read_as_a_formula(tmp_path):
     for iteration in (0, 9):
         write_gallery(tmp_path, iteration, held)
     assert write_before_after(tmp_path, first=0, last=9).is_file()
+
+
+def test_a_damaged_gallery_is_told(tmp_path):
+    write_gallery(tmp_path, 0, evaluation(10, 1.0))
+    path = tmp_path / "iteration_000000.npz"
+    whole = path.read_bytes()
+    assert len(read_gallery(tmp_path, 0)) == 5
+    for damaged in (b"", b"damaged", whole[:500], whole[:-30], whole.replace(b"prompts", b"PROMPTS")):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="iteration_000000.npz cannot be read"):
+            read_gallery(tmp_path, 0)
+    with pytest.raises(ValueError, match="iteration_000007.npz cannot be read"):
+        read_gallery(tmp_path, 7)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"images": np.zeros((2, 8, 8, 3))},
+        {"images": np.zeros((2, 8, 8), np.uint8)},
+        {"images": np.zeros((2, 0, 8, 3), np.uint8)},
+        {"images": np.zeros((1, 8, 8, 3), np.uint8)},
+        {"readings": np.array(["x", "y"])},
+        {"readings": np.zeros(3)},
+        {"prompts": np.array([["a"], ["b"]])},
+    ],
+    ids=lambda changes: ", ".join(f"{name} {array.dtype} {array.shape}" for name, array in changes.items()),
+)
+def test_a_gallery_of_something_else_is_told(tmp_path, changes):
+    held = {"prompts": np.array(["a", "b"]), "images": np.zeros((2, 8, 8, 3), np.uint8), "readings": np.zeros(2)}
+    np.savez(tmp_path / "iteration_000000.npz", **held)
+    assert list(read_gallery(tmp_path, 0)) == ["a", "b"]
+    np.savez(tmp_path / "iteration_000000.npz", **(held | changes))
+    with pytest.raises(ValueError, match="must hold a prompt, an image and a reading"):
+        read_gallery(tmp_path, 0)
 
 
 def test_an_evaluation_whose_images_cannot_be_drawn_keeps_its_score(tiny_config, tmp_path):
