@@ -35,6 +35,7 @@ def verify(run: Path) -> Iterator[Verified]:
         RunFolderError: the folder holds no run.
     """
     require_run(run)
+    checkpoints, newest = _checkpoints(run / CHECKPOINTS)  # a run writes its lines before the checkpoint after them
     config = None
     try:
         config = config_of(run)
@@ -43,12 +44,21 @@ def verify(run: Path) -> Iterator[Verified]:
         yield Verified(CONFIG, str(error), is_whole=False)
     if config is not None:
         yield from _inputs(run, config)
-    yield from _metrics(run, config)
-    yield from _checkpoints(run / CHECKPOINTS)
+    yield from _metrics(run, config, newest)
+    yield from checkpoints
 
 
-def ledger_faults(lines: list[dict[str, Any]], per_iteration: int) -> list[str]:
-    """List the faults of the ledger: it must hold each iteration once, in order, with its own groups."""
+def ledger_faults(lines: list[dict[str, Any]], per_iteration: int, *, newest: int = 0) -> list[str]:
+    """List the faults of the ledger: it must hold each iteration once, in order, with its own groups.
+
+    Args:
+        lines: the lines of metrics.
+        per_iteration: groups of an iteration.
+        newest: iteration of the newest checkpoint, up to which no line may be lacking.
+
+    Returns:
+        One text for each fault.
+    """
     faults = []
     expected = 1
     for line in lines:
@@ -61,6 +71,8 @@ def ledger_faults(lines: list[dict[str, Any]], per_iteration: int) -> list[str]:
         if (line["ledger/first"], line["ledger/last"]) != (first, last):
             faults.append(f"iteration {iteration} learned from other groups than {first} to {last}")
         expected = iteration + 1
+    if expected <= newest:
+        faults.append(f"it ends before iteration {expected}, but there is a checkpoint of iteration {newest}")
     return faults
 
 
@@ -78,7 +90,7 @@ def _inputs(run: Path, config: RunConfig) -> Iterator[Verified]:
     yield Verified(INPUTS, found, is_whole=not changed)
 
 
-def _metrics(run: Path, config: RunConfig | None) -> Iterator[Verified]:
+def _metrics(run: Path, config: RunConfig | None, newest: int) -> Iterator[Verified]:
     try:
         lines = lines_of(run)
     except RunFolderError as error:
@@ -86,7 +98,7 @@ def _metrics(run: Path, config: RunConfig | None) -> Iterator[Verified]:
         return
     yield Verified(METRICS, f"{len(lines)} lines, last iteration {lines[-1]['iteration'] if lines else 0}")
     if config is not None:
-        faults = ledger_faults(lines, config.group.per_iteration)
+        faults = ledger_faults(lines, config.group.per_iteration, newest=newest)
         found = "; ".join(faults[:3]) or "every group exactly once"
         yield Verified("ledger", found, is_whole=not faults)
         yield from _learner(lines, lanes=config.learner.lanes)
@@ -119,19 +131,22 @@ def _workers(size: float) -> str:
     return f"{size:g} worker{'s' * (size > 1)}" if size else "one process"
 
 
-def _checkpoints(root: Path) -> Iterator[Verified]:
-    folders = checkpoint_folders(root)
-    if not folders:
-        yield Verified("checkpoints", "none yet")
+def _checkpoints(root: Path) -> tuple[list[Verified], int]:
+    """Check all checkpoints; also return the iteration of the newest whole one, 0 if there is none."""
+    folders, newest = checkpoint_folders(root), 0
+    found = [] if folders else [Verified("checkpoints", "none yet")]
     for folder in folders:
         try:
             state = read_checkpoint(folder)
-            yield Verified(folder.name, f"whole, adapter {state.adapter.digest[:12]}")
         except CheckpointError as error:
-            yield Verified(folder.name, str(error), is_whole=False)
+            found.append(Verified(folder.name, str(error), is_whole=False))
+        else:
+            newest = max(newest, state.iteration)
+            found.append(Verified(folder.name, f"whole, adapter {state.adapter.digest[:12]}"))
     latest = root / LATEST
     if folders and latest.is_symlink():
         target = latest.readlink().name
         is_newest = target == folders[0].name
-        found = f"points to {target}" + ("" if is_newest else f", but the newest is {folders[0].name}")
-        yield Verified(LATEST, found, is_whole=is_newest)
+        where = f"points to {target}" + ("" if is_newest else f", but the newest is {folders[0].name}")
+        found.append(Verified(LATEST, where, is_whole=is_newest))
+    return found, newest

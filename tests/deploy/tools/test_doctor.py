@@ -142,6 +142,11 @@ def harm_ledger(run: Path) -> None:
     (run / METRICS).write_text(lines[1] + "\n")
 
 
+def cut_ledger(run: Path) -> None:
+    lines = (run / METRICS).read_text().splitlines()
+    (run / METRICS).write_text(lines[0] + "\n" + lines[1][:20])
+
+
 def harm_prompts(run: Path) -> None:
     (run.parent / "prompts.txt").write_text("b\n")
 
@@ -151,13 +156,15 @@ def harm_prompts(run: Path) -> None:
     [
         (harm_checkpoint, "iteration_000001"),
         (harm_ledger, "ledger"),
+        (cut_ledger, "ledger"),
+        (lambda run: (run / METRICS).unlink(), "ledger"),
         (harm_prompts, "inputs.json"),
         (lambda run: (run / METRICS).write_text("{\n"), METRICS),
         (lambda run: (run / "config.yaml").write_text("a: ["), "config.yaml"),
         (lambda run: (run / "inputs.json").unlink(), "inputs.json"),
         (lambda run: shutil.rmtree(run / "checkpoints/iteration_000002"), "latest"),
     ],
-    ids=["checkpoint", "ledger", "prompts", "metrics", "config", "inputs", "latest"],
+    ids=["checkpoint", "ledger", "end of the ledger", "no metrics", "prompts", "metrics", "config", "inputs", "latest"],
 )
 def test_what_is_not_whole_is_named(folder, harm, subject, monkeypatch):
     harm(folder)
@@ -180,6 +187,8 @@ def test_the_ledger_shows_gaps_repetitions_and_strangers():
     assert ledger_faults([line(1, 0), line(1, 0)], 2) == ["iteration 1 found, 2 expected"]
     assert ledger_faults([line(1, 0), line(2, 0)], 2) == ["iteration 2 learned from other groups than 2 to 3"]
     assert json.dumps(ledger_faults([], 2)) == "[]"
+    assert ledger_faults(good, 2, newest=3) == []
+    assert ledger_faults(good, 2, newest=5) == ["it ends before iteration 4, but there is a checkpoint of iteration 5"]
 
 
 def test_the_layout_and_the_lanes_of_a_worker_are_told(tiny_config, tmp_path):
