@@ -1,9 +1,10 @@
 """Writes what a run has learned for other programs: a full model folder, or the LoRA alone with its scale inside."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from deploy.folder.read import average_of, checkpoint_of, config_of
 from flow.adapter.lora_file import write_scaled_lora
@@ -118,7 +119,7 @@ def _load(model: Path, family: Family, dtype: str) -> Any:
 def _stored_dtype(folder: Path) -> str:
     """Return the dtype of the first tensor on disk."""
     for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="numpy") as file:
+        with suppress(OSError, SafetensorError), safe_open(path, framework="numpy") as file:  # then `_load` refuses it
             for name in file.keys():  # noqa: SIM118
                 return DTYPES.get(file.get_slice(name).get_dtype(), "float32")
     return "float32"

@@ -266,6 +266,21 @@ def test_two_exports_to_one_folder_do_not_disturb_each_other(
     assert [path.name for path in tmp_path.iterdir()] == ["merged"]
 
 
+@pytest.mark.parametrize("size", [0, 1000])
+def test_export_refuses_a_damaged_transformer_with_one_line(
+    run: Path, tiny_sd3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, size: int
+) -> None:
+    model, mine = (shutil.copytree(path, tmp_path / path.name) for path in (tiny_sd3, run))
+    config = (mine / "config.yaml").read_text()
+    (mine / "config.yaml").write_text(config.replace(str(tiny_sd3), str(model)))
+    weights = next((model / "transformer").glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:size])
+    assert run_cli(monkeypatch, "export", str(mine), str(tmp_path / "merged")) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"flowcredit: model folder {model} cannot be loaded") and said.count("\n") == 1
+    assert not (tmp_path / "merged").exists()
+
+
 def test_export_in_half_precision_halves_the_weights(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
