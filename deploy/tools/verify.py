@@ -134,19 +134,21 @@ def _workers(size: float) -> str:
 def _checkpoints(root: Path) -> tuple[list[Verified], int]:
     """Check all checkpoints; also return the iteration of the newest whole one, 0 if there is none."""
     folders, newest = checkpoint_folders(root), 0
+    known = {folder.name for folder in folders}
     found = [] if folders else [Verified("checkpoints", "none yet")]
     for folder in folders:
         try:
             state = read_checkpoint(folder)
         except CheckpointError as error:
-            found.append(Verified(folder.name, str(error), is_whole=False))
+            if folder.exists():  # the run may have removed it meanwhile
+                found.append(Verified(folder.name, str(error), is_whole=False))
         else:
             newest = max(newest, state.iteration)
             found.append(Verified(folder.name, f"whole, adapter {state.adapter.digest[:12]}"))
     latest = root / LATEST
     if folders and latest.is_symlink():
         target = latest.readlink().name
-        is_newest = target == folders[0].name
+        is_newest = target == folders[0].name or target in {each.name for each in checkpoint_folders(root)} - known
         where = f"points to {target}" + ("" if is_newest else f", but the newest is {folders[0].name}")
         found.append(Verified(LATEST, where, is_whole=is_newest))
     return found, newest

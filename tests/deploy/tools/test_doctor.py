@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from deploy.folder.names import METRICS
+from deploy.folder.read import config_of
 from deploy.folder.run_folder import open_run_folder
 from deploy.presets import load_config
 from deploy.tools import doctor
 from deploy.tools.doctor import Finding, Question, examine
 from deploy.tools.verify import ledger_faults, verify
+from learner.checkpoint import read_checkpoint, write_checkpoint
 from protocol.errors import RunFolderError
 from protocol.messages import Adapter, LearnerState, digest_of
 from tests.support.commands import run_cli
@@ -170,6 +172,24 @@ def test_what_is_not_whole_is_named(folder, harm, subject, monkeypatch):
     harm(folder)
     assert [each.subject for each in verify(folder) if not each.is_whole] == [subject]
     assert run_cli(monkeypatch, "verify", str(folder)) == 1
+
+
+def test_a_run_that_goes_on_meanwhile_is_whole(folder, monkeypatch):
+    """While the newest checkpoint is read, the run writes another one and removes the oldest."""
+    root, read = folder / "checkpoints", read_checkpoint
+
+    def slowly(path: Path) -> LearnerState:
+        if path.name == "iteration_000002":
+            with (folder / METRICS).open("a") as file:
+                file.write('{"iteration": 3, "ledger/first": 4.0, "ledger/last": 5.0}\n')
+            write_checkpoint(root, state(3), config_of(folder).model.lora, keep=2)
+        return read(path)
+
+    monkeypatch.setattr("deploy.tools.verify.read_checkpoint", slowly)
+    found = list(verify(folder))
+    assert [each for each in found if not each.is_whole] == []
+    assert not (root / "iteration_000001").exists()
+    assert [each.found for each in found if each.subject == "latest"] == ["points to iteration_000003"]
 
 
 def test_something_that_is_no_run_is_refused(tmp_path):
