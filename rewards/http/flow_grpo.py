@@ -136,7 +136,7 @@ class FlowGrpoServer:
         lists = {name: numbers for name, part in reply.items() if (numbers := _numbers(part, len(images))) is not None}
         if self._values not in lists:
             raise ContractError(
-                f"the server's reply must hold {len(images)} numbers under {self._values!r}, got keys {sorted(reply)}"
+                f"the server's reply must hold {len(images)} numbers under {self._values!r}, got keys {list(reply)}"
             )
         values = lists.pop(self._values)
         reasons = ["" if np.isfinite(value) else f"the server's score is {value}" for value in values]

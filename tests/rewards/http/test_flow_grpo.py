@@ -108,6 +108,14 @@ def test_replies_without_one_number_an_image_break_the_contract() -> None:
             ask(url)
 
 
+def test_a_reply_whose_keys_are_of_several_kinds_breaks_the_contract_too() -> None:
+    with (
+        http_server(lambda asked: pickled({b"scores": [1, 2, 3], "info": "", 3: 4})) as (url, _),
+        pytest.raises(ContractError, match=r"under 'scores', got keys \[b'scores', 'info', 3\]"),
+    ):
+        ask(url, unpickle=True)
+
+
 def test_a_failing_server_and_a_score_that_is_no_number_are_missing() -> None:
     with http_server(lambda asked: (500, "text/plain", b"Traceback ...")) as (url, _):
         scores = ask(url)
