@@ -85,7 +85,7 @@ def export_model(
         pipeline.unload_lora_weights()
         with writing(folder, "another folder"):
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with whole(folder, is_shared=True) as partial:  # two users may export to one place
+            with whole(folder, is_shared=True) as partial:  # two users may write the same path
                 pipeline.save_pretrained(partial)
     return folder
 

@@ -15,7 +15,9 @@ from deploy.tools.estimate import estimate
 from flow.adapter.lora_file import read_lora
 from learner.checkpoint import OPTIMIZER
 from protocol.files import ADAPTER_FILE
+from tests.support.commands import run_cli
 from tests.support.runs.metrics import untimed
+from tests.support.runs.presets import small_preset
 from tests.support.runs.scene import Driver
 
 SMALL = [
@@ -203,3 +205,21 @@ def test_a_forward_method_gives_the_same_bits_on_ray_and_in_one_process_and_afte
     for name in (ADAPTER_FILE, OPTIMIZER, f"old/{ADAPTER_FILE}"):
         assert sha(local, name, 2) == sha(ray, name, 2)
     assert sha(local, ADAPTER_FILE, 2) != sha(local, f"old/{ADAPTER_FILE}", 2)
+
+
+@pytest.mark.parametrize("iteration", [0, 1])
+def test_a_damaged_gallery_costs_the_images_before_and_after_alone(
+    tiny_sd3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, iteration: int
+) -> None:
+    status = {"board": "off", "trajectories": 0}
+    preset = small_preset(tmp_path, tiny_sd3, scorer="tests.support.rewards.dark:Dark", status=status)
+    run = tmp_path / "run"
+    words = ("train", str(preset), "--local", "--run", str(run))
+    assert run_cli(monkeypatch, *words) == 0
+    assert "images    " in capsys.readouterr().out
+    gallery = run / "gallery" / f"iteration_{iteration:06d}.npz"
+    gallery.write_bytes(gallery.read_bytes()[:500])
+    assert run_cli(monkeypatch, *words) == 0
+    said = capsys.readouterr().out
+    assert "LoRA      " in said and "images    " not in said
+    assert f"gallery {gallery} cannot be read" in (run / "run.log").read_text()
