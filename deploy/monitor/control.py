@@ -20,7 +20,7 @@ from protocol.status import ENDED, PoolStatus, RunStatus
 WAITING_S = 2.0
 """Seconds that a pool may take to reach its desired size before a condition reports it."""
 STARTING_S = 30.0
-"""The same while the run starts: Ray then starts many processes, and an actor that waits for one holds its resources."""
+"""The same while the run starts: Ray then starts many processes, and an actor without one holds its resources."""
 
 
 class Control:
