@@ -235,6 +235,8 @@ class Learner:
         """
         batch = MiniBatch.of(self._config, first=first, epoch=epoch)
         pairs = sum(task.pairs for task in self._tasks(batch, stop=first + batch.size))
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._config.learner.rate(self.iteration)
         norm = self._take_step(gradient, scale=self._all_pairs(batch) / max(1, pairs))
         self._steps.append(StepStatistics(pairs=pairs, grad_norm=norm))
 
@@ -273,6 +275,7 @@ class Learner:
         trained = update_metrics(
             (piece for found in findings for piece in found.pieces), self._steps, has_ratios=not self._config.is_forward
         )
+        rate = self._config.learner.rate(self.iteration)
         self.iteration += 1
         if self._reference:
             is_reset = self._reference.update(self.iteration, trained["train/reference_kl"])
@@ -283,6 +286,7 @@ class Learner:
             "ledger/last": float(first + len(groups) - 1),
             **group_metrics(groups, tables, assignment),
             **trained,
+            "train/learning_rate": rate,
             **{name: value for found in findings for name, value in found.probed.items()},
             **_sums([found.work for found in findings]),
             "adapter/version": float(self.iteration),

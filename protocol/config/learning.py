@@ -78,6 +78,15 @@ class AverageConfig(Section):
     a device that one optimizer step accumulates: 2 times on 32 GPUs, 4 times on 4 GPUs."""
 
 
+class RateDecay(Section):
+    """A linear decay of the learning rate, from `learner.learning_rate` in the first iteration."""
+
+    iterations: Positive
+    """Iterations until the learning rate is `to`, at least 1. It stays there, however long the run is."""
+    to: float = Field(gt=0.0)
+    """Learning rate after the decay, above 0 and at most `learner.learning_rate`."""
+
+
 class ForwardConfig(Section):
     """The objectives of the forward process, `nft`, `awm` and `dgpo`."""
 
@@ -115,6 +124,8 @@ class LearnerConfig(Section):
 
     learning_rate: float = Field(default=3e-4, gt=0.0)
     """AdamW's learning rate, above 0."""
+    decay: RateDecay | None = None
+    """Linear decay of the learning rate; without it the rate stays as it is."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """AdamW's decay rates of the first and second moment, each in [0, 1)."""
     adam_epsilon: float = Field(default=1e-8, gt=0.0)
@@ -160,6 +171,22 @@ class LearnerConfig(Section):
     probes off."""
     probe_bound: float = Field(default=1e-4, ge=0.0)
     """Largest |ratio - 1| of a probe, at least 0; above it the run stops."""
+
+    def rate(self, iteration: int) -> float:
+        """Compute the learning rate of an iteration, from 0."""
+        if self.decay is None:
+            return self.learning_rate
+        done = min(1.0, iteration / self.decay.iterations)
+        return self.learning_rate + (self.decay.to - self.learning_rate) * done
+
+    @model_validator(mode="after")
+    def _falls(self) -> "LearnerConfig":
+        if self.decay and self.decay.to > self.learning_rate:
+            raise ValueError(
+                f"learner.decay.to must be at most learner.learning_rate ({self.learning_rate:g}), got"
+                f" {self.decay.to:g}: lower it, or raise the learning rate"
+            )
+        return self
 
     @model_validator(mode="after")
     def _forms_a_tree(self) -> "LearnerConfig":

@@ -89,14 +89,30 @@ def test_an_update_makes_the_better_member_more_likely_and_the_worse_less(tiny_c
     assert change[0] > 0 > change[1]
 
 
-def test_a_restored_learner_goes_on_bitwise_like_an_uninterrupted_one(tiny_config: Config) -> None:
-    config = tiny_config(learner={"updates_per_iteration": 2})
+def test_after_the_decay_an_update_moves_as_far_as_the_last_learning_rate(tiny_config: Config) -> None:
+    """A step of AdamW moves no number much further than the learning rate."""
+    config = tiny_config(learner={"learning_rate": 1e-2, "decay": {"iterations": 2, "to": 1e-6}, "weight_decay": 0.0})
+    learner, policy = Learner(config), RolloutPolicy(config)
+    rates, moved, before = [], [], learner.adapter().arrays
+    for _ in range(4):
+        rates.append(iterate(learner, policy, config)["train/learning_rate"])
+        after = learner.adapter().arrays
+        moved.append(max(np.abs(after[name] - before[name]).max() for name in after))
+        before = after
+    assert rates == pytest.approx([1e-2, 5.0005e-3, 1e-6, 1e-6])
+    assert moved[0] > 1e-3
+    assert max(moved[2:]) < 1e-5
+
+
+@pytest.mark.parametrize("decay", [None, {"iterations": 2, "to": 1e-5}])
+def test_a_restored_learner_goes_on_bitwise_like_an_uninterrupted_one(tiny_config: Config, decay: Any) -> None:
+    config = tiny_config(learner={"updates_per_iteration": 2, "decay": decay})
     whole, policy = Learner(config), RolloutPolicy(config)
     iterate(whole, policy, config)
     halfway = whole.state()
     iterate(whole, policy, config)
 
-    resumed, other_policy = Learner(tiny_config(learner={"updates_per_iteration": 2})), RolloutPolicy(config)
+    resumed, other_policy = Learner(config), RolloutPolicy(config)
     resumed.restore(halfway)
     assert resumed.iteration == 1
     assert resumed.adapter().digest == halfway.adapter.digest

@@ -51,6 +51,14 @@ def test_defaults_are_the_papers() -> None:
     assert config.scores_points
 
 
+def test_the_learning_rate_falls_in_a_straight_line_and_stays() -> None:
+    learner = parse_config(
+        with_value("learner", {"learning_rate": 3e-3, "decay": {"iterations": 5, "to": 5e-4}})
+    ).learner
+    assert [learner.rate(done) for done in (0, 1, 2, 5, 99)] == pytest.approx([3e-3, 2.5e-3, 2e-3, 5e-4, 5e-4])
+    assert parse_config(TREE).learner.rate(99) == 3e-4
+
+
 @pytest.mark.parametrize(
     ("tree", "count"),
     [
@@ -139,6 +147,9 @@ def test_an_unknown_key_is_refused_with_a_suggestion(key: str, message: str) -> 
         ("evaluation.component", "genval/strict", r"must start with `reward` or one of \['geneval'\], got 'genval'"),
         ("model", "sd3", "model: .*got 'sd3'"),
         ("learner.learning_rate", float("nan"), "learner.learning_rate: "),
+        ("learner.decay", {"iterations": 5, "to": 1e-3}, r"at most learner.learning_rate \(0.0003\), got 0.001: lower"),
+        ("learner.decay", {"iterations": 5}, "learner.decay.to"),
+        ("learner.decay", {"iterations": 0, "to": 1e-5}, "learner.decay.iterations: .*got 0"),
         ("learner.learning_rate", float("inf"), "learner.learning_rate: "),
     ],
 )
