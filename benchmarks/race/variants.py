@@ -147,6 +147,10 @@ VARIANTS: Mapping[str, Variant] = {
     "stepwise_tree, groups of 32": Variant("stepwise_tree", ("group.size=32",)),
     "stepwise_tree, groups of 36": Variant("stepwise_tree", ("group.size=36",)),  # as the demo
     "stepwise_tree, groups of 36, short tail": Variant("stepwise_tree", ("group.size=36", *SHORT_TAIL)),
+    "stepwise_tree, groups of 36, short tail, lr=0.003, decay": Variant(  # as toy_pickscore
+        "stepwise_tree",
+        ("group.size=36", *SHORT_TAIL, "learner.learning_rate=3e-3", "learner.decay={iterations: 45, to: 5e-4}"),
+    ),
     # About as many images as twelve groups of 24, from fewer prompts.
     "stepwise_tree, 8 groups of 32": Variant("stepwise_tree", ("group.size=32", "group.per_iteration=8")),
     "stepwise_tree, 6 groups of 48": Variant("stepwise_tree", ("group.size=48", "group.per_iteration=6")),

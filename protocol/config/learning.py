@@ -184,7 +184,7 @@ class LearnerConfig(Section):
         if self.decay and self.decay.to > self.learning_rate:
             raise ValueError(
                 f"learner.decay.to must be at most learner.learning_rate ({self.learning_rate:g}), got"
-                f" {self.decay.to:g}: lower it, or raise the learning rate"
+                f" {self.decay.to:g}: lower it, raise the learning rate, or set learner.decay=null"
             )
         return self
 
