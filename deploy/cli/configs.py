@@ -23,8 +23,8 @@ def config(
         return
     if preset is None:
         raise ConfigError("a preset must be named, or --keys given: `flowcredit presets` lists them")
-    found = sources(preset, overrides=overrides or [])
     fields = load_config(preset, overrides=overrides or []).flat_fields()
+    found = sources(preset, overrides=overrides or [])
     rows = [{"key": key, "value": value, "source": found.get(key, "default")} for key, value in fields.items()]
     width = max(len(row["key"]) for row in rows)
     show_rows(rows, lambda row: f"{row['key']:{width}}  {written(row['value'])}  # {row['source']}", is_json=is_json)

@@ -141,8 +141,15 @@ def require_out(out: Path) -> None:
     with writing(out, "--out"):
         if out.is_dir():
             raise RunFolderError(f"--out must name a file, got the folder {out}: name a file in it")
-        if out.exists() and MARK.encode() not in out.read_bytes()[:1000]:
+        if out.exists() and not _is_report(out):
             raise RunFolderError(f"--out must be new or an earlier report, got another file {out}: choose another name")
+
+
+def _is_report(path: Path) -> bool:
+    if not path.is_file():
+        return False  # reading a pipe or a device may never end
+    with path.open("rb") as file:
+        return MARK.encode() in file.read(1000)
 
 
 def report_of(runs: Sequence[Run], peak: Peak | None = None) -> str:

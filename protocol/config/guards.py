@@ -1,10 +1,10 @@
 """The section `guards`: when to stop a run that may be silently wrong."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from protocol.config.section import Positive, Section
+from protocol.config.section import WORD_OFF, Positive, Section
 
 
 class GuardsConfig(Section):
@@ -18,7 +18,7 @@ class GuardsConfig(Section):
     """Upper bound of `train/approx_kl`, half the mean squared log ratio of one iteration; above it the run stops."""
     max_ratio_deviation: float = Field(default=0.5, gt=0.0)
     """Upper bound of |`train/ratio_mean` - 1|; above it the run stops."""
-    hacking: Literal["off", "warn", "stop"] = "warn"
+    hacking: Annotated[Literal["off", "warn", "stop"], WORD_OFF] = "warn"
     """What happens when a scorer with `use: evaluate` and `sees: image` falls on held-out images while the trained
     reward rises: nothing, a condition, or the end of the run. With `warn` and `stop` the checkpoint at which the scorer
     was highest is written and kept."""

@@ -1,11 +1,36 @@
 """The section `rewards`: the scorers, their actors, and what happens when an image gets no score."""
 
-from typing import Any, Literal
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from protocol.config.cluster import RoleConfig
 from protocol.config.section import CustomResources, Positive, Section
+
+
+def _are_plain(tree: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what a run folder's YAML would give back as something else, for instance a date as a text."""
+    try:
+        return {name: _plain(value) for name, value in tree.items()}
+    except RecursionError:
+        raise PydanticCustomError("plain", "input should not hold itself") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, str | int | None) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    rule = "input should hold texts, finite numbers, truth values, lists and mappings by text, not {odd}; quote it"
+    raise PydanticCustomError("plain", rule, {"odd": repr(value)})
+
+
+Plain = Annotated[dict[str, Any], AfterValidator(_are_plain)]
+"""Values by name that are the same after they were written to YAML and read again."""
 
 
 class RewardConfig(Section):
@@ -15,7 +40,7 @@ class RewardConfig(Section):
     """A built-in name such as `geneval`, a file `folder/mine.py:Class`, or an import path `package.module:Class`."""
     weight: float = 1.0
     """Reward weight: the factor of its score, or of its advantages, in the sum; see `credit.mixture`."""
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: Plain = Field(default_factory=dict)
     """Keyword arguments of the scorer's constructor."""
     use: Literal["train", "evaluate"] = "train"
     """`train`: its score is part of the reward; `evaluate`: it scores held-out images only and never trains."""
@@ -47,7 +72,7 @@ class RewardConfig(Section):
     """GPUs that Ray reserves for one actor; null takes `cluster.reward.gpus`."""
     resources: CustomResources = Field(default_factory=dict)
     """Custom Ray resources that one actor needs in addition to `cluster.reward.resources`, such as `{ocr_node: 1}`."""
-    runtime_env: dict[str, Any] | None = None
+    runtime_env: Plain | None = None
     """Ray runtime environment of the actors, such as `{pip: [paddleocr]}`. Then only the actors build the scorer."""
 
     def reserved(self, role: RoleConfig) -> dict[str, float]:

@@ -451,7 +451,7 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, dict) and value:
             flat |= flatten(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = value
+            flat[f"{prefix}{key}"] = value
     return flat
 
 

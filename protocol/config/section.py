@@ -3,7 +3,7 @@
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 Positive = Annotated[int, Field(ge=1)]
@@ -14,6 +14,8 @@ Weight = Annotated[float, Field(ge=0.0)]
 """A weight of at least 0."""
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 """A share in [0, 1]."""
+WORD_OFF = BeforeValidator(lambda value: "off" if value is False else value)
+"""Marks a key that has the value `off`, which YAML reads as false unless it is quoted."""
 
 
 def _are_custom(resources: dict[str, float]) -> dict[str, float]:

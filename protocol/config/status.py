@@ -1,19 +1,19 @@
 """The section `status`: where a run publishes its status. Nothing in it changes a result."""
 
 import os
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from protocol.addresses import BOARD_VARIABLE, EMBEDDED, OFF, check_address, is_secret_free
-from protocol.config.section import Section
+from protocol.config.section import WORD_OFF, Section
 from protocol.errors import ConfigError
 
 
 class StatusConfig(Section):
     """What a run publishes about itself."""
 
-    board: str = EMBEDDED
+    board: Annotated[str, WORD_OFF] = EMBEDDED
     """The status board. `embedded` starts a server for the run, `off` publishes nothing; otherwise a `redis://`,
     `rediss://` or `unix://` address. FLOWCREDIT_BOARD in the environment overrides it, and may hold a password."""
     heartbeat_s: float = Field(default=1.0, gt=0.0, le=60.0)

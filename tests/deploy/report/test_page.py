@@ -1,6 +1,7 @@
 """The report of one or many runs."""
 
 import json
+import os
 import re
 import resource
 from html.parser import HTMLParser
@@ -233,8 +234,10 @@ def test_an_earlier_report_is_replaced_and_another_file_is_not(tmp_path, runs):
     assert out.read_text() != before
     mine = tmp_path / "thesis.html"
     mine.write_text("years of work")
+    os.mkfifo(tmp_path / "pipe")
     for path, rule in (
         (mine, "must be new or an earlier report"),
+        (tmp_path / "pipe", "must be new or an earlier report"),
         (tmp_path, "must name a file"),
         (tmp_path / "no" / "x.html", "no folder .*no to write to"),
     ):

@@ -1,7 +1,9 @@
 """The config refuses what it does not know, with the remedy in one line."""
 
 import copy
+import math
 import re
+from datetime import date
 from typing import Any
 
 import pytest
@@ -441,3 +443,25 @@ def test_a_truth_value_is_no_number_in_a_list_or_a_mapping_either(key: str, valu
     with pytest.raises(ConfigError, match=rf"^{re.escape(f'{key}: input should hold numbers, got {value}')}$"):
         parse_config(with_value(key, value))
     parse_config(with_value("rewards.geneval.args", {"switch": True, "switches": [True]}))
+
+
+@pytest.mark.parametrize("key", ["guards.hacking", "status.board"])
+def test_off_may_be_written_without_quotes(key: str) -> None:
+    """YAML reads `off` as false."""
+    assert parse_config(with_value(key, False)) == parse_config(with_value(key, "off"))
+    with pytest.raises(ConfigError, match=rf"^{re.escape(key)}: input should be .*, got True$"):
+        parse_config(with_value(key, True))
+
+
+@pytest.mark.parametrize("key", ["rewards.geneval.args", "rewards.geneval.runtime_env"])
+def test_what_a_run_folder_would_give_back_as_something_else_is_refused(key: str) -> None:
+    """A resumed run reads its config from YAML, where the key 1 would be the text '1', and a date a text."""
+    kept = {"a": "x", "b": [1, 2.5, None], "c": {"d": True, "e": []}}
+    config = parse_config(with_value(key, kept | {"f": (1, 2)}))
+    assert parse_config(yaml.safe_load(config.to_yaml())) == config
+    itself: dict[str, Any] = {}
+    itself["x"] = itself
+    for odd in ({"x": {1: 2}}, {"x": [date(2020, 1, 1)]}, {"x": {"a"}}, {"x": b"a"}, {"x": math.inf}, {1: 2}, itself):
+        with pytest.raises(ConfigError, match=rf"^{re.escape(key)}[^:]*: input should ") as refused:
+            parse_config(with_value(key, odd))
+        assert "\n" not in str(refused.value)
