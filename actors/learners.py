@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from typing import Any, cast
 
 import ray
@@ -341,7 +342,9 @@ class LearnerGroup:
         starting = self._starts.members
         held = len(self._workers) + len(self._joining) + len(starting)
         self._starts.cancel(min(len(starting), held - size))
-        for slot in range(held, size):
+        known = {member.slot for member in self._members}
+        free = (slot for slot in range(held + size) if slot not in known)
+        for slot in islice(free, max(0, size - held)):
             self._starts.begin(Member(slot), is_needed=False)
 
     def admit(self, member: Member) -> None:

@@ -162,3 +162,21 @@ def test_a_failed_group_starts_again_where_there_was_room_for_it_and_its_desired
         assert group.status().waiting == 0
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_further_workers_have_names_of_their_own(tiny_config, fakes):
+    async def scenario() -> None:
+        group = group_of(tiny_config, fakes, 1)
+        await group.start()
+        fakes.holds = "prepare"
+        group.scale(2)
+        await until(lambda: len(fakes.made) == 2)
+        fakes.holds = ""
+        group.scale(4)
+        await until(lambda: group.status().ready == 3)
+        group.scale(2)  # learner-1 is given up; learner-2 and learner-3 wait for the next update
+        group.scale(4)
+        assert sorted(actor.name for actor in group.actors()) == [f"learner-{slot}" for slot in range(4)]
+        group.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
