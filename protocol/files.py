@@ -68,6 +68,11 @@ def text_of(path: Path | str) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
+def found_of(path: Path) -> Path:
+    """Return the path if there is something, else the nearest folder above it; a link that leads nowhere counts too."""
+    return next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
+
+
 def require_folder_of(path: Path, option: str) -> None:
     """Check early that the file `path` has a folder to write to (RunFolderError); `option` sets another path."""
     if not os.access(path.parent, os.W_OK):

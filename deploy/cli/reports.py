@@ -38,7 +38,8 @@ def report(
     ),
     png: Annotated[Path | None, typer.Option(help="Folder to write each chart to as PNG too.")] = None,
     peak_tflops: Annotated[
-        float | None, typer.Option(help="Peak TFLOP/s of one GPU; adds the share that was reached (mfu).", min=0.001)
+        float | None,
+        typer.Option(help="Peak TFLOP/s of one GPU; adds the share that was reached (mfu).", min=0.001, max=1e9),
     ] = None,
 ) -> None:
     """Write one HTML file about one or many runs: curves, gains, trajectories, before and after, configs.

@@ -13,7 +13,7 @@ from deploy.cli.output import drop_output
 from deploy.folder.location import default_folder, job_id, placed, runs_folder, stop_grace_s, stop_wait_s
 from deploy.folder.names import CONFIG
 from deploy.presets import load_config
-from protocol.errors import ConfigError, RunFolderError
+from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from protocol.config.run import RunConfig
@@ -46,6 +46,7 @@ def train(
         typer.Option(
             help="With --dry-run: TFLOP/s that a device achieves (`doctor --measure`); adds seconds and GPU-hours.",
             min=1e-6,
+            max=1e9,
         ),
     ] = None,
     card: Annotated[
@@ -63,10 +64,13 @@ def train(
     folder = run and placed(run)
     source, words = source_and_words(preset, overrides, folder, "or --run with a run to go on with")
     config = load_config(source, overrides=words)
+    rate = _rate(tflops, card)
     if is_dry:
         source_run = fork and placed(fork)
-        _dry_run(config, folder, fork=source_run, is_local=is_local, tflops=_rate(tflops, card), card=card)
+        _dry_run(config, folder, fork=source_run, is_local=is_local, tflops=rate, card=card)
         return
+    if rate:
+        raise ConfigError("--tflops and --card belong to an estimate: add --dry-run, or leave them out")
     folder = folder or default_folder(source, config)
     _train(config, folder, fork=fork and placed(fork), is_local=is_local, has_page=has_page)
 
@@ -131,8 +135,8 @@ def _dry_run(
 ) -> None:
     """Show everything that is known before a run; print an error for each problem that would prevent it."""
     from deploy.folder.read import adapter_to_fork, require_fork_of
-    from deploy.folder.run_folder import require_same_run
-    from deploy.run.inputs import concerns, gpu_problems, local_concerns, read_inputs, reward_problems
+    from deploy.folder.run_folder import require_same_run, require_usable
+    from deploy.run.inputs import concerns, gpu_problems, label_problems, local_concerns, read_inputs, reward_problems
     from deploy.tools.balance import advice
     from deploy.tools.estimate import estimate
     from deploy.tools.memory import fit_problems, roles_of
@@ -141,8 +145,8 @@ def _dry_run(
     asked = config.model.path, config.model.tiny_decoder
     config, missing_model = completed_for_estimate(config)
     prompts, heldout = read_inputs(config)
-    if run and run.exists() and not run.is_dir():
-        raise RunFolderError(f"--run must be a folder or a new name, got the file {run}: give another name")
+    if run:
+        require_usable(run)
     held = run if run and (run / CONFIG).exists() else None
     if fork and held:
         require_fork_of(held, fork)
@@ -163,6 +167,7 @@ def _dry_run(
     problems = [
         *([missing_model] if missing_model else ()),
         *gpu_problems(config),
+        *(() if is_local else label_problems(config)),
         *fit_problems(config, found, card=card),
         *reward_problems(config, [*prompts, *heldout], is_local=is_local),
     ]

@@ -54,7 +54,7 @@ from deploy.folder.read import (
 from learner.checkpoint import BEST, LATEST, newest_checkpoint, put_back, read_facts, write_checkpoint
 from protocol.config.run import RunConfig
 from protocol.errors import LeaseLostError, RunFolderError, reason_of
-from protocol.files import append_whole, by_iteration, iteration_name, write_whole
+from protocol.files import append_whole, by_iteration, found_of, iteration_name, write_whole, writing
 from protocol.messages import LearnerState
 
 log = logging.getLogger(__name__)
@@ -353,10 +353,8 @@ def open_run_folder(
     """
     folder = RunFolder(path, config, fork)
     with folder.writing():
+        require_own(path)
         is_run = (path / CONFIG).exists()
-        is_begun = is_run or (path / FILLING).exists()
-        if not is_begun and path.exists() and not all(map(_is_beginning, path.iterdir())):
-            raise RunFolderError(f"run folder {path} must be new, empty or a run's own, got one with other files")
     if is_run:
         _require_same_config(path, config)
     try:
@@ -365,6 +363,30 @@ def open_run_folder(
         folder.abandon()
         raise
     return folder
+
+
+def require_usable(path: Path) -> None:
+    """Check that a run could begin or continue in a folder, which is not made.
+
+    Raises:
+        RunFolderError: something else is there or above it, or this user may not write there.
+    """
+    found = found_of(path)
+    with writing(path, "--run"):
+        if not found.is_dir():
+            raise RunFolderError(
+                f"--run must be a folder or a new name, got {path}, and {found} is no folder: change it"
+            )
+        if not os.access(found, os.W_OK):
+            raise RunFolderError(f"--run must be a folder that can be written, got {path}: change it")
+        require_own(path)
+
+
+def require_own(path: Path) -> None:
+    """Check that a folder is new, empty or a run's own (RunFolderError; OSError: it cannot be read)."""
+    is_begun = (path / CONFIG).exists() or (path / FILLING).exists()
+    if not is_begun and path.exists() and not all(map(_is_beginning, path.iterdir())):
+        raise RunFolderError(f"run folder {path} must be new, empty or a run's own, got one with other files")
 
 
 def _is_beginning(path: Path) -> bool:

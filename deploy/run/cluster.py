@@ -11,11 +11,11 @@ import ray
 from ray._private.label_utils import validate_label_selector  # Ray has no public function for this check
 from ray.exceptions import AuthenticationError
 
-from deploy.run.inputs import gpu_problems
+from deploy.run.inputs import gpu_problems, label_problems
 from deploy.run.ray_errors import not_connected, not_started, require_head, require_loopback
 from deploy.run.signals import outliving_the_terminal
 from flowcredit.start import FOLDER_VARIABLE, HOOK, hidden, shadows
-from protocol.config.cluster import RoleConfig, cluster_address
+from protocol.config.cluster import cluster_address
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
 from protocol.sink import StatusSink
@@ -58,9 +58,9 @@ def ray_cluster(config: RunConfig, sink: StatusSink, python: str | None = None) 
     """
     address = cluster_address(config.cluster)
     logging.getLogger("ray").setLevel(logging.ERROR)
-    for problem in gpu_problems(config):
+    for problem in (*gpu_problems(config), *label_problems(config)):
         raise problem
-    _require_labels(config, address)
+    _require_labels(config)
     if ray.is_initialized():  # the end of this context would end that connection
         raise ConfigError("this process must not use Ray yet, got a connection to a cluster: call ray.shutdown() first")
     try:
@@ -110,18 +110,8 @@ def _start(config: RunConfig, quiet: dict[str, Any], *, is_forking: bool) -> Non
         raise not_started(error) from error
 
 
-def _roles(config: RunConfig) -> dict[str, RoleConfig]:
-    cluster = config.cluster
-    return {"rollout": cluster.rollout, "reward": cluster.reward, "learner": cluster.learner}
-
-
-def _require_labels(config: RunConfig, address: str | None) -> None:
-    for name, role in _roles(config).items():
-        if role.labels and not address:
-            raise ConfigError(
-                f"cluster.{name}.labels select nodes of a given cluster, got {role.labels} without one:"
-                " set cluster.address, or remove them"
-            )
+def _require_labels(config: RunConfig) -> None:
+    for name, role in config.cluster.roles.items():
         if rule := validate_label_selector(role.labels):
             raise ConfigError(f"cluster.{name}.labels must be Ray's label selectors, got {role.labels}: {rule}")
 
@@ -131,7 +121,7 @@ def _unlabelled(config: RunConfig) -> list[str]:
     nodes = [node.get("Labels", {}) for node in ray.nodes() if node["Alive"]]
     return [
         f"a node with the labels {role.labels} of cluster.{name}"
-        for name, role in _roles(config).items()
+        for name, role in config.cluster.roles.items()
         if not any(role.labels.items() <= labels.items() for labels in nodes)
         and all(PLAIN.fullmatch(value) for value in role.labels.values())
     ]

@@ -172,6 +172,18 @@ def gpu_problems(config: RunConfig) -> Iterator[InputError]:
         )
 
 
+def label_problems(config: RunConfig) -> Iterator[InputError]:
+    """Yield an error for each role whose labels have no nodes to select, since no cluster's address is given."""
+    if cluster_address(config.cluster):
+        return
+    for name, role in config.cluster.roles.items():
+        if role.labels:
+            yield ConfigError(
+                f"cluster.{name}.labels select nodes of a given cluster, got {role.labels} without one:"
+                " set cluster.address, or remove them"
+            )
+
+
 def local_concerns(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Find the settings of rewards that a run in one process ignores, in the form of `concerns`."""
     ignored = [

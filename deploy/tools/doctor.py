@@ -20,6 +20,7 @@ from protocol.config.cluster import ClusterConfig, cluster_address
 from protocol.config.run import RunConfig
 from protocol.config.status import StatusConfig, board_address
 from protocol.errors import FlowcreditError, InputError, one_line
+from protocol.files import found_of
 from protocol.prompts import read_prompts
 from protocol.resources import resolve
 
@@ -110,7 +111,10 @@ def cores_and_gpus(question: Question) -> Iterator[Finding]:
 
 def disk_and_memory(question: Question) -> Iterator[Finding]:
     """Check the free space for run folders, the shared memory for Ray's object store, and the limit of open files."""
-    parent = next(folder for folder in (question.run, *question.run.absolute().parents) if folder.exists())
+    parent = found_of(question.run)
+    if not parent.is_dir():
+        yield Finding("bad", "run folder", f"{parent} is no folder", "set --run to a folder or a new name")
+        parent = parent.parent
     free = shutil.disk_usage(parent).free / 2**30
     remedy = "" if free > FREE_GIB else f"free some space or set --run: below {FREE_GIB:g} GiB checkpoints may not fit"
     yield Finding("ok" if not remedy else "note", "disk", f"{free:.1f} GiB free at {parent}", remedy)
@@ -130,10 +134,15 @@ def disk_and_memory(question: Question) -> Iterator[Finding]:
 
 
 def ray_cluster_answers(question: Question) -> Iterator[Finding]:
-    """Check the address that a run would use, and the token if Ray needs one."""
+    """Check the address that a run would use, the labels that need one, and the token if Ray needs one."""
+    from deploy.run.inputs import label_problems
+
     address = cluster_address(question.config.cluster if question.config else ClusterConfig())
     if not address:
         yield Finding("ok", "ray", "no address given: a run starts its own cluster on loopback")
+        for problem in label_problems(question.config) if question.config else ():
+            what, _, remedy = str(problem).rpartition(": ")
+            yield Finding("bad", "labels", what, remedy)
         return
     from deploy.run.ray_errors import require_head
 

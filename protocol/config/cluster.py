@@ -79,6 +79,11 @@ class ClusterConfig(Section):
         return self.layout == "colocated"
 
     @property
+    def roles(self) -> dict[str, RoleConfig]:
+        """The kinds of actors by name."""
+        return {"rollout": self.rollout, "reward": self.reward, "learner": self.learner}
+
+    @property
     def bundle_reserved(self) -> dict[str, float]:
         """What Ray reserves for a rollout actor and the learner worker beside it, by Ray's names."""
         rollout, learner = self.rollout.reserved, self.learner.reserved

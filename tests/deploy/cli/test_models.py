@@ -447,15 +447,32 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(
     preset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     (file := tmp_path / "file").write_text("")
+    (loop := tmp_path / "loop").symlink_to(loop)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     told = {
         ("--fork", str(tmp_path / "nope")): "nope",
-        ("--run", str(file)): "--run must be a folder or a new name, got the file",
+        ("--run", str(file)): f"--run must be a folder or a new name, got {file}",
+        ("--run", str(file / "new")): f"and {file} is no folder",
+        ("--run", str(loop / "new")): f"and {loop} is no folder",
+        ("--run", str(tmp_path)): "must be new, empty or a run's own",
         ("model.compile=nope",): "model.compile must be one of torch's backends",
+        ("cluster.reward.labels={pool: a}",): "cluster.reward.labels select nodes of a given cluster",
     }
     for words, message in told.items():
         assert run_cli(monkeypatch, "train", str(preset), "--dry-run", *words) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert message in line
+
+
+@pytest.mark.parametrize("words", [("--tflops", "5"), ("--card", "H100")])
+def test_a_rate_belongs_to_a_dry_run(
+    preset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, words: tuple[str, str]
+) -> None:
+    run = tmp_path / "run"
+    assert run_cli(monkeypatch, "train", str(preset), "--local", "--run", str(run), *words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "add --dry-run" in line
+    assert not run.exists()
 
 
 @pytest.mark.parametrize("part", ["transformer/config.json", "model_index.json"])

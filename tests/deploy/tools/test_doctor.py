@@ -235,3 +235,13 @@ def test_a_bundle_that_needs_more_memory_than_a_gpu_has_is_bad_and_has_a_remedy(
     )
     assert others[0].startswith("set model.gradient_checkpointing=true, ")
     assert others[1] == "use a larger card"
+
+
+def test_a_run_folder_below_a_file_and_labels_without_a_cluster_are_bad(tiny_config, tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (file := tmp_path / "file").write_text("")
+    config = tiny_config(cluster={"learner": {"labels": {"pool": "a"}}})
+    findings = found(Question(config=config, run=file / "runs"))
+    assert (findings["run folder"].verdict, findings["run folder"].found) == ("bad", f"{file} is no folder")
+    assert findings["disk"].found.endswith(str(tmp_path))
+    assert (findings["labels"].verdict, findings["labels"].remedy) == ("bad", "set cluster.address, or remove them")
