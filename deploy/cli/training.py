@@ -136,7 +136,15 @@ def _dry_run(
     """Show everything that is known before a run; print an error for each problem that would prevent it."""
     from deploy.folder.read import adapter_to_fork, require_fork_of
     from deploy.folder.run_folder import require_same_run, require_usable
-    from deploy.run.inputs import concerns, gpu_problems, label_problems, local_concerns, read_inputs, reward_problems
+    from deploy.run.inputs import (
+        concerns,
+        environment_problems,
+        gpu_problems,
+        label_problems,
+        local_concerns,
+        read_inputs,
+        reward_problems,
+    )
     from deploy.tools.balance import advice
     from deploy.tools.estimate import estimate
     from deploy.tools.memory import fit_problems, roles_of
@@ -167,7 +175,7 @@ def _dry_run(
     problems = [
         *([missing_model] if missing_model else ()),
         *gpu_problems(config),
-        *(() if is_local else label_problems(config)),
+        *(() if is_local else (*label_problems(config), *environment_problems(config))),
         *fit_problems(config, found, card=card),
         *reward_problems(config, [*prompts, *heldout], is_local=is_local),
     ]

@@ -19,7 +19,7 @@ from deploy.jobs import pack
 from deploy.jobs.follow import follow
 from deploy.jobs.submit import cluster_errors, connect
 from protocol.errors import RunFolderError
-from protocol.files import whole
+from protocol.files import whole, writing
 
 
 def fetch(run: str, into: Path, *, address: str | None) -> Path:
@@ -34,15 +34,17 @@ def fetch(run: str, into: Path, *, address: str | None) -> Path:
         The folder.
 
     Raises:
-        RunFolderError: there is no such run, the copy is broken, or `into` exists.
+        RunFolderError: there is no such run, the copy is broken, or `into` exists or cannot be made.
         ConfigError: the cluster does not answer.
         CheckpointError: the store's copies are damaged.
     """
     if into.exists():
         raise RunFolderError(f"the folder {into} must not exist: give another one with --into, or remove it")
-    into.parent.mkdir(parents=True, exist_ok=True)
+    with writing(into, "--into"):
+        into.parent.mkdir(parents=True, exist_ok=True)
     with whole(into, is_shared=True) as partial:
-        partial.mkdir()
+        with writing(into, "--into"):
+            partial.mkdir()
         if "://" in run:
             _from_store(run, partial)
         else:
@@ -75,7 +77,7 @@ def _from_cluster(run: str, folder: Path, address: str | None) -> None:
                 client.delete_job(job)
         received.require_whole(run, code_ended)
         archive.seek(0)
-        with tarfile.open(fileobj=archive) as tar:
+        with writing(folder, "--into"), tarfile.open(fileobj=archive) as tar:
             tar.extractall(folder, filter="data")
 
 

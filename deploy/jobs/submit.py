@@ -67,23 +67,33 @@ class Submission:
         """Return the runtime environment of the job.
 
         Raises:
-            ConfigError: there is no such working directory, the preset is outside it, or the config is wrong.
+            ConfigError: there is no such working directory, the preset is outside it, or the config or the file of the
+                environment is wrong.
         """
         if not self.working_dir.is_dir():
             raise ConfigError(f"--working-dir must be a folder, got {self.working_dir}")
         config = load_config(self._local_preset(), overrides=self.overrides)
-        base = read_tree(self.runtime_env) if self.runtime_env else {}
-        variables = {STOP_VARIABLE: str(stop_wait_s(config))} | dict(base.get("env_vars") or {})
+        base = self._given_environment()
+        variables = {STOP_VARIABLE: str(stop_wait_s(config))} | base.get("env_vars", {})
         if self.board:
             variables[BOARD_VARIABLE] = self.board
         made = {
             "working_dir": str(self.working_dir.resolve()),
-            "excludes": [*EXCLUDES, *(base.get("excludes") or ())],
+            "excludes": [*EXCLUDES, *base.get("excludes", ())],
             "env_vars": variables | dict(self.variables),
         }
         if not (self.working_dir / "flowcredit" / "start.py").is_file():
-            made["py_modules"] = [str(ROOT / name) for name in PACKAGES] + list(base.get("py_modules") or ())
+            made["py_modules"] = [str(ROOT / name) for name in PACKAGES] + base.get("py_modules", [])
         return base | made
+
+    def _given_environment(self) -> dict[str, Any]:
+        if self.runtime_env is None:
+            return {}
+        from deploy.run.inputs import require_environment
+
+        base = {key: value for key, value in read_tree(self.runtime_env).items() if value is not None}
+        require_environment(base, f"--runtime-env {self.runtime_env}")
+        return base
 
     def _local_preset(self) -> Path:
         """Find the preset; the user's own, and those that it extends, must be in the working directory.

@@ -11,7 +11,7 @@ import ray
 from ray._private.label_utils import validate_label_selector  # Ray has no public function for this check
 from ray.exceptions import AuthenticationError
 
-from deploy.run.inputs import gpu_problems, label_problems
+from deploy.run.inputs import environment_problems, gpu_problems, label_problems
 from deploy.run.ray_errors import not_connected, not_started, require_head, require_loopback
 from deploy.run.signals import outliving_the_terminal
 from flowcredit.start import FOLDER_VARIABLE, HOOK, hidden, shadows
@@ -54,11 +54,11 @@ def ray_cluster(config: RunConfig, sink: StatusSink, python: str | None = None) 
     Raises:
         ConfigError: this process already uses Ray, no cluster answers at the given address or it does not take this
             process, Ray does not start on this machine, the actors reserve more GPUs than it has, or Ray does not
-            accept the labels.
+            accept the labels or a runtime environment.
     """
     address = cluster_address(config.cluster)
     logging.getLogger("ray").setLevel(logging.ERROR)
-    for problem in (*gpu_problems(config), *label_problems(config)):
+    for problem in (*gpu_problems(config), *label_problems(config), *environment_problems(config)):
         raise problem
     _require_labels(config)
     if ray.is_initialized():  # the end of this context would end that connection

@@ -1,6 +1,7 @@
 """Checks a run's inputs before anything starts: model folder, trackers, prompt files, scorers, GPUs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from deploy.monitor.trackers import check_trackers
 from flow.models.folder import read_index
@@ -8,7 +9,7 @@ from flow.models.made_for import distilled_by, native_side, require_sizes
 from learner.loop.evaluate import require_own_names
 from protocol.config.cluster import cluster_address
 from protocol.config.run import RunConfig
-from protocol.errors import ConfigError, InputError
+from protocol.errors import ConfigError, InputError, one_line
 from protocol.messages import Prompt
 from protocol.prompts import overlap, read_prompts
 from rewards.scorer import check_prompts, components_of, require_ready
@@ -182,6 +183,34 @@ def label_problems(config: RunConfig) -> Iterator[InputError]:
                 f"cluster.{name}.labels select nodes of a given cluster, got {role.labels} without one:"
                 " set cluster.address, or remove them"
             )
+
+
+def environment_problems(config: RunConfig) -> Iterator[InputError]:
+    """Yield an error for each reward whose `runtime_env` Ray does not take."""
+    for name, reward in config.rewards.items():
+        if reward.runtime_env:
+            try:
+                require_environment(reward.runtime_env, f"rewards.{name}.runtime_env")
+            except ConfigError as error:
+                yield error
+
+
+def require_environment(tree: Mapping[str, Any], what: str) -> None:
+    """Check that Ray takes a runtime environment.
+
+    Args:
+        tree: the environment, as a user gave it.
+        what: names it in the error.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    from ray.runtime_env import RuntimeEnv
+
+    try:
+        RuntimeEnv(**tree)
+    except (TypeError, ValueError, OSError) as error:
+        raise ConfigError(f"{what} must be a Ray runtime environment: {one_line(error)}; correct it") from None
 
 
 def local_concerns(config: RunConfig) -> Iterator[tuple[str, str]]:

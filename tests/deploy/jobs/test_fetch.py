@@ -89,6 +89,14 @@ def test_a_folder_that_exists_is_left_alone(tmp_path):
         fetch("file:///nowhere", tmp_path, address=None)
 
 
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for above in ("file", "file/new", "loop"):
+        with pytest.raises(RunFolderError, match=r"cannot be written: .*set --into$"):
+            fetch("file:///nowhere", tmp_path / above / "run", address=None)
+
+
 def test_an_empty_store_and_a_missing_cluster_leave_nothing_behind(tmp_path):
     with pytest.raises(RunFolderError, match=r"^the store file://.*/none holds no run"):
         fetch(f"file://{tmp_path}/none", tmp_path / "a", address=None)

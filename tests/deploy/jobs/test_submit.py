@@ -47,6 +47,17 @@ def test_from_any_other_folder_the_packages_travel_too(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    "text", ["env_vars: [1, 2]", "env_vars: {A: 1}", "excludes: data", "py_modules: 3", "pip: 3", "1: 2"]
+)
+def test_a_file_that_is_no_environment_is_one_line(tmp_path, text):
+    (given := tmp_path / "env.yaml").write_text(text)
+    submission = Submission(preset="toy_geneval", working_dir=tmp_path, runtime_env=given)
+    with pytest.raises(ConfigError, match=r"^--runtime-env .*env.yaml must be a Ray runtime environment: ") as refused:
+        submission.environment()
+    assert "\n" not in str(refused.value)
+
+
 def test_every_word_of_the_command_arrives_as_it_is():
     submission = Submission(preset="toy_geneval", overrides=("data.tags=[counting, colors]", "seed=3"), run="a b")
     words = [
