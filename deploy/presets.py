@@ -264,6 +264,5 @@ def _assign(tree: dict[str, Any], key: str, value: Any) -> None:
 
 def _require_reward(rewards: Mapping[str, Any], name: str) -> None:
     if name not in rewards:
-        raise ConfigError(
-            f"rewards.{name} is null and there is no such reward to remove: {suggest(name, list(rewards))}"
-        )
+        known = list(map(str, rewards))
+        raise ConfigError(f"rewards.{name} is null and there is no such reward to remove: {suggest(str(name), known)}")

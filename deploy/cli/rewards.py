@@ -93,4 +93,4 @@ def _rewards_section(path: Path) -> dict[str, Any]:
     section = read_tree(path).get("rewards")
     if not isinstance(section, dict):
         raise ConfigError(f"config file {path} must have a section `rewards`, got none")
-    return section
+    return {str(name): reward for name, reward in section.items()}

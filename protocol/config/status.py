@@ -18,8 +18,9 @@ class StatusConfig(Section):
     `rediss://` or `unix://` address. FLOWCREDIT_BOARD in the environment overrides it, and may hold a password."""
     heartbeat_s: float = Field(default=1.0, gt=0.0, le=60.0)
     """Seconds between two exchanges with the board, which write the status and read commands; in (0, 60]."""
-    keep_days: float = Field(default=7.0, ge=0.001)
-    """Days for which a board keeps a run after its last heartbeat, at least 0.001, which is a minute and a half."""
+    keep_days: float = Field(default=7.0, ge=0.001, le=36500.0)
+    """Days for which a board keeps a run after its last heartbeat, at least 0.001, which is a minute and a half, and
+    at most 36500."""
     trajectories: int = Field(default=2, ge=0, le=16)
     """Trajectories of a recorded iteration whose images are kept, 0 to 16; 0 records none."""
     trajectories_every: int = Field(default=5, ge=1)

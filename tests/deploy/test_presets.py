@@ -255,6 +255,7 @@ def test_the_method_of_the_last_file_replaces_those_of_files_below(tmp_path: Pat
             "base in {folder}/own.yaml must be the name of a preset or the path of a .yaml file",
         ),
         ({"base": "toy_mix", "rewards": {"picscore": None}}, "no such reward to remove: did you mean 'pickscore'?"),
+        ({"base": "toy_mix", "rewards": {1: None}}, "rewards.1 is null and there is no such reward to remove"),
     ],
 )
 def test_a_wrong_base_is_one_line(tmp_path: Path, tree: dict[str, Any], message: str) -> None:

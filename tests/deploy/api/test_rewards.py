@@ -337,6 +337,10 @@ def test_what_to_serve_is_read_from_names_arguments_and_a_config(tmp_path) -> No
     assert wanted_scorers(["pick"], ["pick.batch=4"], path) == {"pick": ("pickscore", {"model": "m", "batch": 4})}
     with pytest.raises(ConfigError, match="has no reward 'ocr'"):
         wanted_scorers(["ocr"], [], path)
+    path.write_text("rewards: {1: {scorer: pickscore}, pick: {scorer: ocr}}")
+    assert wanted_scorers(["1"], [], path) == {"1": ("pickscore", {})}
+    with pytest.raises(ConfigError, match=r"has no reward 'ocr', only \['1', 'pick'\]"):
+        wanted_scorers(["ocr"], [], path)
     with pytest.raises(ConfigError, match="--arg must read NAME.KEY=VALUE"):
         wanted_scorers(["ocr"], ["min_side=64"])
     with pytest.raises(ConfigError, match=r"the value of --arg ocr.x is not YAML, got '\[': quote it"):

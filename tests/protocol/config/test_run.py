@@ -445,6 +445,12 @@ def test_a_truth_value_is_no_number_in_a_list_or_a_mapping_either(key: str, valu
     parse_config(with_value("rewards.geneval.args", {"switch": True, "switches": [True]}))
 
 
+def test_a_board_keeps_a_run_for_a_number_of_days_that_redis_can_hold() -> None:
+    parse_config(with_value("status.keep_days", 36500))
+    with pytest.raises(ConfigError, match="^status.keep_days: input should be less than or equal to 36500"):
+        parse_config(with_value("status.keep_days", 1e300))
+
+
 @pytest.mark.parametrize("key", ["guards.hacking", "status.board"])
 def test_off_may_be_written_without_quotes(key: str) -> None:
     """YAML reads `off` as false."""
