@@ -123,4 +123,9 @@ def main() -> None:
             f"flowcredit: note: {path} has the name of one of flowcredit's packages and is not used; name a scorer in"
             " it by its path, such as ./mine.py:Class\n"
         )
-    import_module("deploy.cli.app").main()
+    try:
+        commands = import_module("deploy.cli.app")
+    except KeyboardInterrupt:
+        sys.stderr.write("flowcredit: stopped at once\n")
+        sys.exit(130)
+    commands.main()

@@ -121,7 +121,8 @@ def _require_output(more: bytes = b"") -> None:
 
 
 def _stopped() -> str:
-    return STOPPED + (CONTINUES if sys.argv[1:2] and sys.argv[1] in TRAINING else "")
+    is_training = sys.argv[1:2] and sys.argv[1] in TRAINING and "--dry-run" not in sys.argv
+    return STOPPED + (CONTINUES if is_training else "")
 
 
 def _end(message: str, code: int) -> None:

@@ -162,3 +162,25 @@ def test_packages_that_ray_keeps_apart_are_all_ours(tmp_path: Path) -> None:
     where, shadows = said.splitlines()
     assert where.startswith(str(copies))
     assert shadows == "[]"
+
+
+INTERRUPTED = """
+import sys
+from flowcredit import start
+
+class Interrupt:
+    @staticmethod
+    def find_spec(name, *_):
+        if name == "deploy.cli.app":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt)
+start.main()
+"""
+
+
+def test_ctrl_c_while_the_command_line_is_imported_is_one_line() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (found.returncode, found.stderr) == (130, "flowcredit: stopped at once\n")
