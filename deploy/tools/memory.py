@@ -110,10 +110,15 @@ def fit_problems(config: RunConfig, found: Estimate, *, card: str | None = None)
         return
     gpu = f"one {card}" if card else "a GPU of this machine"
     cluster = config.cluster
-    if cluster.is_colocated and found.shared > limit and cluster.learner.gpus:
+    share = cluster.rollout.gpus + cluster.learner.gpus
+    bundles = max(1, int(1 / share)) if share else 1
+    if cluster.is_colocated and bundles * found.shared > limit and cluster.learner.gpus:
+        taking = "a rollout actor and a learner worker take"
+        if bundles > 1:
+            taking = f"{bundles} bundles of a rollout actor and a learner worker on one GPU take"
         yield ConfigError(
-            f"a rollout actor and a learner worker take about {found.shared / GIB:.1f} GiB together, but {gpu} has"
-            f" {limit / GIB:.1f}: {cluster.memory_remedy.rpartition(': ')[2]}, or {_remedies(config, found.learner)}"
+            f"{taking} about {bundles * found.shared / GIB:.1f} GiB together, but {gpu} has {limit / GIB:.1f}:"
+            f" {cluster.memory_remedy.rpartition(': ')[2]}, or {_remedies(config, found.learner)}"
         )
     for role, share, parts in (
         ("rollout actor", cluster.rollout.gpus, found.rollout),

@@ -16,8 +16,9 @@ class LoraConfig(Section):
     """Inner width of the adapter, at least 1."""
     alpha: Positive | None = None
     """Numerator of the scale alpha / rank of the adapter's output, at least 1."""
-    targets: tuple[str, ...] | None = None
-    """Modules of the transformer that receive the adapter, each by the end of its name, such as `attn.to_q`."""
+    targets: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Modules of the transformer that receive the adapter, each by the end of its name, such as `attn.to_q`; at least
+    one."""
     start: str | None = None
     """Folder, file or hub id of a LoRA in diffusers' or PEFT's format that training starts from; the reference stays
     the base model."""

@@ -220,3 +220,12 @@ def test_a_bundle_that_a_card_cannot_hold_is_told_to_offload(tiny_config: Config
     (problem,) = fit_problems(config, replace(estimate(config), shared=90 * GIB), card="A100")
     rule = "together, but one A100 has 74.5: set cluster.offload=true or cluster.layout=separate, or set"
     assert rule in str(problem)
+
+
+def test_the_bundles_that_ray_puts_on_one_gpu_must_fit_together(tiny_config: Config) -> None:
+    bundle = {"layout": "colocated", "rollout_actors": 1, "rollout": {"gpus": 0.25}, "learner": {"gpus": 0.25}}
+    found = replace(estimate(tiny_config(cluster=bundle)), shared=40 * GIB)
+    (problem,) = fit_problems(tiny_config(cluster=bundle), found, card="A100")
+    assert str(problem).startswith("2 bundles of a rollout actor and a learner worker on one GPU take about 80.0 GiB")
+    alone = {**bundle, "rollout": {"gpus": 0.5}}
+    assert not list(fit_problems(tiny_config(cluster=alone), found, card="A100"))

@@ -445,6 +445,14 @@ def test_a_truth_value_is_no_number_in_a_list_or_a_mapping_either(key: str, valu
     parse_config(with_value("rewards.geneval.args", {"switch": True, "switches": [True]}))
 
 
+def test_an_adapter_needs_a_target() -> None:
+    """PEFT takes an empty list as modules of its own choice."""
+    parse_config(with_value("model.lora.targets", ["attn.to_q"]))
+    parse_config(with_value("model.lora.targets", None))
+    with pytest.raises(ConfigError, match="^model.lora.targets: .* at least 1 item"):
+        parse_config(with_value("model.lora.targets", []))
+
+
 def test_a_board_keeps_a_run_for_a_number_of_days_that_redis_can_hold() -> None:
     parse_config(with_value("status.keep_days", 36500))
     with pytest.raises(ConfigError, match="^status.keep_days: input should be less than or equal to 36500"):
