@@ -54,7 +54,8 @@ class ClusterConfig(Section):
     max_restarts: int = Field(default=10, ge=0)
     """Failed actors that each pool, and the learner, may replace within `restart_window_s`; one more stops the run."""
     restart_window_s: float = Field(default=3600.0, gt=0.0)
-    """Seconds for which a failed actor counts towards `max_restarts`. It counts until an actor has succeeded, too."""
+    """Seconds for which a failed actor counts towards `max_restarts`; an older one counts until an actor has
+    succeeded."""
     layout: Literal["separate", "colocated"] = "separate"
     """Who shares resources. `separate`: every actor has its own. `colocated`: each rollout actor shares its resources,
     for instance a GPU, with a learner worker, and the two take turns. Then there are as many rollout actors as learner
