@@ -13,10 +13,8 @@ driver's CPU seconds for each group do so less. The load average stands beside e
 """
 
 import asyncio
-import ctypes
 import gc
 import json
-import math
 import os
 import sys
 import tempfile
@@ -35,6 +33,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.heap import in_use_mib
 from benchmarks.simulated import SimulatedFleet, Times
 from deploy.folder.run_folder import RunFolder, open_run_folder
 from deploy.monitor.journal import Listener, RunJournal
@@ -146,7 +145,7 @@ class Meter(Listener):
                 at_s=time.monotonic(),
                 cpu_s=cpu.user + cpu.system,
                 driver_mib=(memory.rss - memory.shared) / 2**20,
-                in_use_mib=_in_use_mib(),
+                in_use_mib=in_use_mib(),
                 blocks=sys.getallocatedblocks(),
                 hosts_mib=_actors_mib(),
                 store_mib=_store_mib(),
@@ -154,29 +153,6 @@ class Meter(Listener):
         )
         if iteration >= self._iterations:
             self._stop.set()
-
-
-class _Mallinfo(ctypes.Structure):
-    """glibc's `struct mallinfo2`."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    )
-
-
-def _in_use_mib() -> float:
-    """Bytes in blocks of glibc's malloc that are not free; NaN with another C library."""
-    try:
-        mallinfo = ctypes.CDLL(None).mallinfo2
-    except AttributeError:
-        return math.nan
-    mallinfo.restype = _Mallinfo
-    found = mallinfo()
-    return (found.uordblks + found.hblkhd) / 2**20
 
 
 def _actors_mib() -> float:

@@ -1,6 +1,7 @@
 """Memory of every process of a long run: does any of them grow?
 
     python -m benchmarks.toy.growth --iterations 2000 group.size=6 learner.learning_rate=1e-5
+    python -m benchmarks.toy.growth --iterations 2000 group.size=6 learner.learning_rate=1e-5 --in-use
 
 With the preset's learning rate two groups of six ruin the policy, and the guard of contrast ends the run.
 
@@ -17,10 +18,10 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Any
 
 import psutil
 import typer
@@ -29,10 +30,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.heap import anonymous_mib, in_use_mib
 from deploy.folder.read import status_of
+from deploy.monitor.progress import Progress as RunProgress
+from deploy.presets import load_config
+from deploy.run.run import run_training
 
 QUARTERS = 4
-MIB = 2**20
 Samples = dict[str, list[tuple[int, float]]]
 """By role: the iteration, and MiB of all processes of the role together."""
 
@@ -42,16 +46,24 @@ def main(
     preset: Annotated[str, typer.Option(help="Preset of the run.")] = "toy_geneval",
     iterations: Annotated[int, typer.Option(min=8, help="Length of the run.")] = 2000,
     every_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two readings.")] = 3.0,
+    is_in_use: Annotated[bool, typer.Option("--in-use", help="Train in this process; read what is in use.")] = False,
     out: Annotated[Path | None, typer.Option(help="JSON file for the readings.")] = None,
 ) -> None:
     """Run, read memory, and print the mean of each quarter of the run but its first tenth, and the growth."""
     keys = [f"iterations={iterations}", "group.per_iteration=2", "evaluation.every=0", *(overrides or [])]
     with TemporaryDirectory() as parent:
-        samples = _samples([preset, *keys], Path(parent) / "run", iterations, every_s)
+        folder = Path(parent) / "run"
+        if is_in_use:
+            readings = Readings()
+            run_training(load_config(preset, overrides=keys), folder=folder, is_local=True, progress=readings)
+            samples = readings.samples
+        else:
+            samples = _samples([preset, *keys], folder, iterations, every_s)
     if out:
         out.write_text(json.dumps(samples), encoding="utf-8")
     names = [f"quarter {number + 1}" for number in range(QUARTERS)]
-    table = Table("role", *names, "growth in 1,000 iterations", box=MARKDOWN, title="MiB of anonymous memory")
+    title = "MiB of one process" if is_in_use else "MiB of anonymous memory"
+    table = Table("memory" if is_in_use else "role", *names, "growth in 1,000 iterations", box=MARKDOWN, title=title)
     found = list(rows(samples, iterations))
     if not found:
         message = f"the run must be read at {2 * QUARTERS} different iterations or more: give more --iterations"
@@ -59,6 +71,24 @@ def main(
     for role, row in found:
         table.add_row(role, *(f"{each:.1f}" for each in row[:-1]), f"{row[-1]:+.2f}")
     Console(width=120).print(table)
+
+
+class Readings(RunProgress):
+    """Reads the memory of this process when an iteration of its run ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples: Samples = defaultdict(list)
+
+    def recorded(self, iteration: int, line: Mapping[str, Any]) -> None:
+        """Read, and show the iteration."""
+        super().recorded(iteration, line)
+        for what, held in (
+            ("in use of the C library", in_use_mib()),
+            ("in use of Python, 1,000 blocks", sys.getallocatedblocks() / 1000),
+            ("anonymous pages", anonymous_mib()),
+        ):
+            self.samples[what].append((iteration, held))
 
 
 def rows(samples: Samples, iterations: int) -> Iterator[tuple[str, list[float]]]:
@@ -135,17 +165,10 @@ def _held(driver: psutil.Process) -> dict[str, float]:
     for process in processes:
         if role := role_of(process):
             try:
-                held[role] += _anonymous(process.pid) / MIB
+                held[role] += anonymous_mib(process.pid)
             except (FileNotFoundError, ProcessLookupError):  # it has ended
                 continue
     return held
-
-
-def _anonymous(process: int) -> int:
-    """Bytes of anonymous memory, shared pages in shares."""
-    rollup = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii")
-    (kib,) = re.findall(r"^Pss_Anon:\s+(\d+) kB$", rollup, re.MULTILINE)
-    return int(kib) * 1024
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks.heap import in_use_mib
 from benchmarks.toy.growth import rows
 
 
@@ -14,3 +15,11 @@ def test_growth_is_the_slope_after_the_first_tenth() -> None:
 
 def test_a_role_that_did_not_live_through_the_run_has_no_row() -> None:
     assert not dict(rows({"once": [(5, 1.0), (900, 2.0)]}, 1000))
+
+
+def test_what_is_in_use_follows_what_the_program_holds() -> None:
+    before = in_use_mib()
+    held = [bytes(100_000) for _ in range(300)]
+    assert in_use_mib() - before == pytest.approx(300 * 100_000 / 2**20, rel=0.05)
+    del held
+    assert in_use_mib() - before == pytest.approx(0, abs=2)
