@@ -31,7 +31,7 @@ REWARDS = (
     " diversity: {scorer: diversity, sees: group, weight: 0, args: {model: 'pkg://toyworld/clip'}}}"
 )
 DOUBTFUL = ("learner.kl.weight=0.4", "learner.kl.auxiliary=[geneval]")
-LANES: Mapping[str, tuple[str, ...]] = {
+VARIANTS: Mapping[str, tuple[str, ...]] = {
     "no KL term": (),
     "KL term for all, 0.04": ("learner.kl.weight=0.04",),
     "KL term for all, 0.4": ("learner.kl.weight=0.4",),
@@ -41,7 +41,7 @@ LANES: Mapping[str, tuple[str, ...]] = {
     "more advantage for different images": ("credit.diversity=diversity",),
     "GenEval is half of the reward": ("rewards.redness.weight=0.5", "rewards.geneval.weight=0.5"),
 }
-"""Config keys by lane."""
+"""Config keys by variant."""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 Runs = Annotated[Path, typer.Option(help="Folder of the runs.")]
@@ -49,13 +49,13 @@ Runs = Annotated[Path, typer.Option(help="Folder of the runs.")]
 
 @app.command()
 def run(
-    iterations: Annotated[int, typer.Option(min=1, help="Iterations of every lane.")] = 40,
+    iterations: Annotated[int, typer.Option(min=1, help="Iterations of every variant.")] = 40,
     every: Annotated[int, typer.Option(min=1, help="Iterations between evaluations.")] = 5,
     runs: Runs = RUNS,
 ) -> None:
-    """Train the lanes one after the other; run the command again to continue."""
+    """Train the variants one after the other; run the command again to continue."""
     cell = Cell(variant=METHOD, seed=0, reward="redness")
-    for number, keys in enumerate(LANES.values()):
+    for number, keys in enumerate(VARIANTS.values()):
         folder, extra = runs / str(number), (REWARDS, *keys)
         run_cell("toy_geneval", cell, folder, iterations=iterations, seconds=0.0, every=every, extra=extra)
 
@@ -67,14 +67,14 @@ def report(
 ) -> None:
     """Write the curves and the figure, and print the table."""
     cell = Cell(variant=METHOD, seed=0, reward="redness")
-    curves = {lane: _curve(runs / str(number) / cell.folder) for number, lane in enumerate(LANES)}
+    curves = {variant: _curve(runs / str(number) / cell.folder) for number, variant in enumerate(VARIANTS)}
     out.write_text(json.dumps(curves, indent=1) + "\n", encoding="utf-8")
     shared = sorted(set.intersection(*(set(curve["iteration"]) for curve in curves.values())))
     shown = shared[:: max(1, (len(shared) - 1) // 4)]
     table = Table("redness / strict GenEval at iteration", *map(str, shown), box=MARKDOWN)
-    for lane, curve in curves.items():
+    for variant, curve in curves.items():
         where = [curve["iteration"].index(iteration) for iteration in shown]
-        table.add_row(lane, *(f"{curve['trained'][at]:.3f} / {curve['watched'][at]:.3f}" for at in where))
+        table.add_row(variant, *(f"{curve['trained'][at]:.3f} / {curve['watched'][at]:.3f}" for at in where))
     Console(width=160).print(table)
     _draw(curves).savefig(out.with_suffix(".png"), dpi=100)
 
@@ -89,8 +89,8 @@ def _draw(curves: Mapping[str, Mapping[str, list[Any]]]) -> Figure:
     figure = Figure(figsize=(8, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for lane, curve in curves.items():
-        axes.plot(curve["trained"], curve["watched"], marker="o", markersize=3.5, linewidth=1.2, label=lane)
+    for variant, curve in curves.items():
+        axes.plot(curve["trained"], curve["watched"], marker="o", markersize=3.5, linewidth=1.2, label=variant)
     axes.set_xlabel("held-out redness, which is trained")
     axes.set_ylabel("held-out strict GenEval score")
     axes.set_title("A point is an evaluation; up and to the right is better")

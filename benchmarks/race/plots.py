@@ -83,23 +83,23 @@ def _curves(cells: Cells, rewards: Sequence[str], variants: Sequence[str], path:
     axes = figure.subplots(len(rewards), 2, squeeze=False)
     for row, reward in zip(axes, rewards, strict=True):
         for index, variant in enumerate(variants):
-            lanes = [cell for cell in cells if (cell["variant"], cell["reward"]) == (variant, reward)]
-            if lanes:
+            own = [cell for cell in cells if (cell["variant"], cell["reward"]) == (variant, reward)]
+            if own:
                 style = {"color": f"C{index % 10}", "linestyle": "-" if index < 10 else "--"}
-                _band(row[0], lanes, "iterations", label=f"{variant} ({len(lanes)})", style=style)
-                _band(row[1], lanes, "seconds", label=variant, style=style)
+                _band(row[0], own, "iterations", label=f"{variant} ({len(own)})", style=style)
+                _band(row[1], own, "seconds", label=variant, style=style)
         row[0].set(xlabel="iteration", ylabel=f"held-out score ({reward})")
         row[1].set(xlabel="training seconds")
         row[1].legend(*row[0].get_legend_handles_labels(), fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     return _save(figure, path)
 
 
-def _band(axes: Axes, lanes: Cells, what: str, *, label: str, style: Mapping[str, str]) -> None:
-    end = min(lane[what][-1] for lane in lanes)
-    grid = np.linspace(0, end, 50) if what == "seconds" else np.array([i for i in lanes[0][what] if i <= end], float)
-    curves = np.stack([np.interp(grid, lane[what], lane["scores"]) for lane in lanes])
+def _band(axes: Axes, own: Cells, what: str, *, label: str, style: Mapping[str, str]) -> None:
+    end = min(each[what][-1] for each in own)
+    grid = np.linspace(0, end, 50) if what == "seconds" else np.array([i for i in own[0][what] if i <= end], float)
+    curves = np.stack([np.interp(grid, each[what], each["scores"]) for each in own])
     axes.plot(grid, curves.mean(0), label=label, color=style["color"], linestyle=style["linestyle"])
-    if len(lanes) > 1:
+    if len(own) > 1:
         axes.fill_between(grid, curves.min(0), curves.max(0), color=style["color"], alpha=0.15, linewidth=0)
 
 
@@ -110,10 +110,10 @@ def _gains(cells: Cells, path: Path) -> Path:
     figure = Figure(figsize=(5.5 * len(rewards), 3.6), layout="constrained")
     for axes, reward in zip(figure.subplots(1, len(rewards), squeeze=False).flat, rewards, strict=True):
         for variant in GAINS:
-            lanes = [cell for cell in shown if (cell["variant"], cell["reward"]) == (variant, reward)]
-            if lanes:
-                steps = sorted({int(step) for lane in lanes for step in lane["gains"]})
-                values = [np.mean([lane["gains"][str(k)] for lane in lanes if str(k) in lane["gains"]]) for k in steps]
+            own = [cell for cell in shown if (cell["variant"], cell["reward"]) == (variant, reward)]
+            if own:
+                steps = sorted({int(step) for each in own for step in each["gains"]})
+                values = [np.mean([each["gains"][str(k)] for each in own if str(k) in each["gains"]]) for k in steps]
                 axes.plot(steps, values, "o-", label=variant)
         axes.set(xlabel="step k", ylabel="mean absolute step reward", title=reward)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

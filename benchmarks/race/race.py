@@ -175,13 +175,13 @@ def _at_equal_pace(cells: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any
     paces: dict[tuple[str, ...], float] = {}
     for cell in cells:
         if cell["iterations"][-1]:
-            pace, lane = cell["seconds"][-1] / cell["iterations"][-1], _lane(cell)
-            paces[lane] = min(pace, paces.get(lane, pace))
+            pace, variant = cell["seconds"][-1] / cell["iterations"][-1], _variant_of(cell)
+            paces[variant] = min(pace, paces.get(variant, pace))
     for cell in cells:
-        yield {**cell, "seconds": [paces.get(_lane(cell), 0.0) * iteration for iteration in cell["iterations"]]}
+        yield {**cell, "seconds": [paces.get(_variant_of(cell), 0.0) * iteration for iteration in cell["iterations"]]}
 
 
-def _lane(cell: Mapping[str, Any]) -> tuple[str, ...]:
+def _variant_of(cell: Mapping[str, Any]) -> tuple[str, ...]:
     return cell["variant"], cell["reward"], cell["measured"]
 
 
@@ -210,8 +210,8 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str, until: int | None
             return []
         whole = {name: values[: whole["iterations"].index(until) + 1] for name, values in whole.items()}
     goal = whole["scores"][-1]
-    by_variant = {cell["variant"]: [lane for lane in own if lane["variant"] == cell["variant"]] for cell in own}
-    curves = {variant: _mean_curve(lanes) for variant, lanes in by_variant.items()}
+    by_variant = {cell["variant"]: [each for each in own if each["variant"] == cell["variant"]] for cell in own}
+    curves = {variant: _mean_curve(own_cells) for variant, own_cells in by_variant.items()}
     methods = [mean for variant, mean in curves.items() if not VARIANTS[variant].keys]
     shared, shared_s = (min(mean[clock][-1] for mean in methods) for clock in ("iterations", "seconds"))
     rows = []
@@ -220,7 +220,7 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str, until: int | None
         rows.append(
             {
                 "variant": variant,
-                "measured": " and ".join(sorted({lane["measured"] for lane in by_variant[variant]})),
+                "measured": " and ".join(sorted({each["measured"] for each in by_variant[variant]})),
                 "seeds": len(by_variant[variant]),
                 "end": mean["scores"][-1],
                 "end_iteration": mean["iterations"][-1],
@@ -242,10 +242,10 @@ def rates(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, Any
     first = {cell["variant"]: cell for cell in cells if cell["reward"] == reward and cell["seed"] == 0}
     rows = []
     for name in METHODS:
-        lanes = {None: name} | {rate: LOOKS[name, rate] for rate in RATES}
-        found = {rate: first[lane] for rate, lane in lanes.items() if lane in first}
+        names = {None: name} | {rate: LOOKS[name, rate] for rate in RATES}
+        found = {rate: first[named] for rate, named in names.items() if named in first}
         shared = set.intersection(*(set(cell["iterations"]) for cell in found.values())) if found else {0}
-        if len(found) == len(lanes) and (last := max(shared)):
+        if len(found) == len(names) and (last := max(shared)):
             scores = {"preset" if rate is None else str(rate): _at(cell, last) for rate, cell in found.items()}
             rows.append({"method": name, "at_iteration": last} | scores)
     return rows
@@ -265,13 +265,13 @@ def _arrival(clock: Sequence[float], scores: Sequence[float], goal: float) -> fl
     return None
 
 
-def _mean_curve(lanes: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+def _mean_curve(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Average the seeds at the evaluations that all of them have."""
-    shared = sorted(set.intersection(*(set(lane["iterations"]) for lane in lanes)))
+    shared = sorted(set.intersection(*(set(cell["iterations"]) for cell in cells)))
     return {
         "iterations": shared,
-        "scores": [statistics.fmean(_at(lane, iteration) for lane in lanes) for iteration in shared],
-        "seconds": [statistics.fmean(_at(lane, iteration, "seconds") for lane in lanes) for iteration in shared],
+        "scores": [statistics.fmean(_at(cell, iteration) for cell in cells) for iteration in shared],
+        "seconds": [statistics.fmean(_at(cell, iteration, "seconds") for cell in cells) for iteration in shared],
     }
 
 

@@ -5,7 +5,7 @@
 
 A cell is one of the race (`benchmarks/race/race.py`) with the overrides of one setting: another number of steps,
 schedule, guidance, group size or learning rate, or held-out prompts of kinds that no training prompt has. Every setting
-has the same number of images in an iteration and the same evaluation. A table compares the lanes of one setting at
+has the same number of images in an iteration and the same evaluation. A table compares the variants of one setting at
 equal iterations; scores of different settings do not compare where the setting changes the evaluation's images.
 """
 
@@ -25,7 +25,7 @@ from benchmarks.race.variants import REWARDS
 RUNS = Path("runs/robustness")
 PUBLISHED = Path(__file__).parents[2] / "docs" / "results" / "robustness.json"
 MOST_SEEDS = 9
-LANES = ("flow_grpo", "flow_grpo_fast", "stepwise_fast, tiny", "stepwise_tree")
+VARIANTS = ("flow_grpo", "flow_grpo_fast", "stepwise_fast, tiny", "stepwise_tree")
 SETTINGS: Mapping[str, tuple[str, ...]] = {
     "preset": (),
     "T = 10": ("sampling.steps=10",),
@@ -69,10 +69,10 @@ def results(runs: Path, published: Path = PUBLISHED) -> list[dict[str, Any]]:
     held = json.loads(published.read_text(encoding="utf-8"))["cells"]
     older = {(each["setting"], Cell(each["variant"], each["seed"], each["reward"])): each for each in held}
     cells = [
-        (setting, Cell(lane, seed, reward))
+        (setting, Cell(variant, seed, reward))
         for reward in REWARDS
         for setting in SETTINGS
-        for lane in LANES
+        for variant in VARIANTS
         for seed in range(MOST_SEEDS)
     ]
     kept = ("variant", "seed", "reward", "iterations", "seconds", "scores")
@@ -86,7 +86,7 @@ def results(runs: Path, published: Path = PUBLISHED) -> list[dict[str, Any]]:
 
 
 def table_of(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, Any]]:
-    """Return a row for each setting: the lanes' mean scores at the last evaluation that all cells of the row have."""
+    """Return a row for each setting: the mean score of each variant at the last evaluation that all cells have."""
     rows = []
     for setting in SETTINGS:
         own = [cell for cell in cells if (cell["setting"], cell["reward"]) == (setting, reward)]
@@ -94,15 +94,15 @@ def table_of(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, 
             continue
         last = max(set.intersection(*(set(cell["iterations"]) for cell in own)))
         row: dict[str, Any] = {"setting": setting, "iteration": last, "start": own[0]["scores"][0]}
-        for lane in LANES:
-            scores = [cell["scores"][cell["iterations"].index(last)] for cell in own if cell["variant"] == lane]
-            row[lane] = sum(scores) / len(scores) if scores else None
+        for variant in VARIANTS:
+            scores = [cell["scores"][cell["iterations"].index(last)] for cell in own if cell["variant"] == variant]
+            row[variant] = sum(scores) / len(scores) if scores else None
         rows.append(row)
     return rows
 
 
 def draw(tables: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
-    """Draw a panel for each reward: a row for each setting, a point for each lane."""
+    """Draw a panel for each reward: a row for each setting, a point for each variant."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -112,10 +112,12 @@ def draw(tables: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
     for panel, (reward, rows) in zip(panels, tables.items(), strict=True):
         heights = range(len(rows), 0, -1)
         panel.plot([row["start"] for row in rows], heights, "|", color="grey", ms=12, label="before training")
-        for number, lane in enumerate(LANES):
-            points = [(row[lane], height) for row, height in zip(rows, heights, strict=True) if row[lane] is not None]
+        for number, variant in enumerate(VARIANTS):
+            points = [
+                (row[variant], height) for row, height in zip(rows, heights, strict=True) if row[variant] is not None
+            ]
             scores, rows_at = [score for score, _ in points], [height for _, height in points]
-            panel.plot(scores, rows_at, "osDv"[number], color=f"C{number}", ms=7, alpha=0.85, label=lane)
+            panel.plot(scores, rows_at, "osDv"[number], color=f"C{number}", ms=7, alpha=0.85, label=variant)
         labels = [f"{row['setting']} ({row['iteration']})" for row in rows]
         panel.set(xlabel=f"held-out score ({reward})", yticks=list(heights), yticklabels=labels)
         panel.grid(axis="y", alpha=0.3)
@@ -131,23 +133,27 @@ Runs = Annotated[Path, typer.Option(help="Folder of the cells.")]
 def run(
     reward: Annotated[list[str] | None, typer.Option(help="Rewards; by default redness.")] = None,
     setting: Annotated[list[str] | None, typer.Option(help="Settings; by default all.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Lanes; by default all.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Variants; by default all.")] = None,
     iterations: Annotated[int, typer.Option(min=1, help="Least iterations of every cell.")] = 9,
     every: Annotated[int, typer.Option(min=1, help="Iterations between evaluations.")] = 3,
     seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="Seeds of each cell.")] = 1,
     runs: Runs = RUNS,
 ) -> None:
     """Train the cells one after the other; run the command again to continue."""
-    for kind, names, known in (("reward", reward, REWARDS), ("setting", setting, SETTINGS), ("lane", only, LANES)):
+    for kind, names, known in (
+        ("reward", reward, REWARDS),
+        ("setting", setting, SETTINGS),
+        ("variant", only, VARIANTS),
+    ):
         for name in names or []:
             if name not in known:
                 raise typer.BadParameter(f"a {kind} must be one of {list(known)}, got {name!r}")
     cells = [
-        (name, Cell(lane, seed, each))
+        (name, Cell(variant, seed, each))
         for seed in range(seeds)
         for each in reward or ["redness"]
         for name in setting or SETTINGS
-        for lane in only or LANES
+        for variant in only or VARIANTS
     ]
     for number, (name, cell) in enumerate(cells, start=1):
         typer.echo(f"cell {number} of {len(cells)}: {name}, {cell.folder}")

@@ -128,7 +128,7 @@ VARIANTS: Mapping[str, Variant] = {
     # The cheapest completed points: decoded by a small decoder, with and without a forward of their own.
     "calibrated, first half, tiny": Variant("stepwise_calibrated", (*FIRST_HALF, *TINY)),
     "calibrated, tweedie, first half, tiny": Variant("stepwise_calibrated", (*TWEEDIE, *FIRST_HALF, *TINY)),
-    # stepwise_fast is the lane before with one point of its window, the third, beside the one that a group shares.
+    # stepwise_fast is the variant before with one point of its window, the third, beside the one that a group shares.
     "stepwise_fast, tiny": Variant("stepwise_fast", TINY),
     # Its point completed by two Euler substeps, which takes one forward for each trajectory.
     "stepwise_fast, T'=2": Variant(
@@ -231,5 +231,5 @@ VARIANTS: Mapping[str, Variant] = {
     ),
     "calibrated, own noise": Variant("stepwise_calibrated", ("sampling.shared_noise=false",)),
     "flow_grpo, weights": Variant("flow_grpo", WEIGHTS),
-    **{lane: Variant(name, (f"learner.learning_rate={rate}",)) for (name, rate), lane in LOOKS.items()},
+    **{look: Variant(name, (f"learner.learning_rate={rate}",)) for (name, rate), look in LOOKS.items()},
 }  # fmt: skip

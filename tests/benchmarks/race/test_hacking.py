@@ -1,4 +1,4 @@
-"""The benchmark of measures against reward hacking: every lane is a valid config, and its report reads their runs."""
+"""The benchmark of measures against reward hacking: every variant is a valid config, and a report reads the runs."""
 
 import json
 from pathlib import Path
@@ -6,24 +6,24 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.race.hacking import LANES, METHOD, REWARDS, TRAINED, WATCHED, app
+from benchmarks.race.hacking import METHOD, REWARDS, TRAINED, VARIANTS, WATCHED, app
 from benchmarks.race.race import Cell, cell_config
 
 CELL = Cell(variant=METHOD, seed=0, reward="redness")
 
 
-@pytest.mark.parametrize("lane", LANES)
-def test_a_lane_trains_redness_and_watches_the_other_scores(lane: str) -> None:
-    config = cell_config("toy_geneval", CELL, iterations=1, every=1, extra=(REWARDS, *LANES[lane]))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_trains_redness_and_watches_the_other_scores(variant: str) -> None:
+    config = cell_config("toy_geneval", CELL, iterations=1, every=1, extra=(REWARDS, *VARIANTS[variant]))
     weights = {name: reward.weight for name, reward in config.rewards.items()}
-    is_mixed = lane == "GenEval is half of the reward"
+    is_mixed = variant == "GenEval is half of the reward"
     assert weights == {"redness": 0.5 if is_mixed else 1.0, "geneval": 0.5 if is_mixed else 0.0, "diversity": 0.0}
-    assert ("KL" in lane and "no" not in lane) + ("doubtful" in lane) == (config.learner.kl.weight > 0)
-    assert bool(config.learner.kl.auxiliary) == ("doubtful" in lane)
+    assert ("KL" in variant and "no" not in variant) + ("doubtful" in variant) == (config.learner.kl.weight > 0)
+    assert bool(config.learner.kl.auxiliary) == ("doubtful" in variant)
 
 
 def test_the_report_has_a_row_and_a_curve_for_each_lane(tmp_path: Path) -> None:
-    for number in range(len(LANES)):
+    for number in range(len(VARIANTS)):
         folder = tmp_path / "runs" / str(number) / CELL.folder
         folder.mkdir(parents=True)
         lines = [{"iteration": at, TRAINED: at / 10, WATCHED: number / 10} for at in (0, 5)]
@@ -33,8 +33,8 @@ def test_the_report_has_a_row_and_a_curve_for_each_lane(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["report", "--out", str(out), "--runs", str(tmp_path / "runs")])
     assert result.exit_code == 0, result.output
     curves = json.loads(out.read_text())
-    assert list(curves) == list(LANES)
-    assert [curve["watched"] for curve in curves.values()] == [[n / 10, n / 10] for n in range(len(LANES))]
+    assert list(curves) == list(VARIANTS)
+    assert [curve["watched"] for curve in curves.values()] == [[n / 10, n / 10] for n in range(len(VARIANTS))]
     assert all((curve["iteration"], curve["trained"]) == ([0, 5], [0.0, 0.5]) for curve in curves.values())
     assert "0.500 / 0.700" in result.output
     assert out.with_suffix(".png").stat().st_size > 10_000

@@ -80,7 +80,7 @@ def test_every_iteration_counts_as_a_quick_one_of_those_that_no_evaluation_was_b
     assert reached(tmp_path / "absent") == (0, 0)
 
 
-def test_all_seeds_of_a_lane_count_the_seconds_of_the_quickest(tmp_path: Path) -> None:
+def test_all_seeds_of_a_variant_count_the_seconds_of_the_quickest(tmp_path: Path) -> None:
     for seed, pace in ((0, 4.0), (1, 2.0)):
         written(tmp_path / Cell("stepwise", seed, "geneval").folder, [pace] * 4, {0: 0.4, 2: 0.5, 4: 0.6})
     written(tmp_path / Cell("dense_grpo", 0, "geneval").folder, [9.0] * 4, {0: 0.4, 4: 0.6})
@@ -89,7 +89,7 @@ def test_all_seeds_of_a_lane_count_the_seconds_of_the_quickest(tmp_path: Path) -
     seconds = {(cell["variant"], cell["seed"]): cell["seconds"] for cell in cells}
     assert seconds["stepwise", 0] == seconds["stepwise", 1] == pytest.approx([0, 4, 8])
     assert seconds["stepwise", 2] == [0]
-    assert seconds["dense_grpo", 0] == pytest.approx([0, 36]), "another lane does other work"
+    assert seconds["dense_grpo", 0] == pytest.approx([0, 36]), "another variant does other work"
 
 
 def test_arrival_is_where_the_mean_curve_crosses_flow_grpo_s_end_score(tmp_path: Path) -> None:

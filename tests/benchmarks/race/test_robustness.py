@@ -1,4 +1,4 @@
-"""The race under other settings: every cell is a whole config, and a table compares lanes of one setting alone."""
+"""The race under other settings: every cell is a whole config, and a table compares variants of one setting alone."""
 
 import json
 from pathlib import Path
@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from benchmarks.race.race import Cell, cell_config
 from benchmarks.race.robustness import (
     HELD_OUT,
-    LANES,
     OTHER_KINDS,
     SETTINGS,
+    VARIANTS,
     app,
     folder_of,
     overrides_of,
@@ -28,11 +28,11 @@ def written(folder: Path, scores: dict[int, float]) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_every_setting_is_a_whole_config_for_every_lane_and_keeps_the_images_of_an_iteration(tmp_path: Path) -> None:
+def test_every_setting_is_a_whole_config_for_every_variant_and_keeps_the_images_of_an_iteration(tmp_path: Path) -> None:
     for setting in SETTINGS:
         extra = overrides_of(setting, tmp_path)
-        for lane in LANES:
-            config = cell_config("toy_geneval", Cell(lane, 0, "geneval"), iterations=9, every=3, extra=extra)
+        for variant in VARIANTS:
+            config = cell_config("toy_geneval", Cell(variant, 0, "geneval"), iterations=9, every=3, extra=extra)
             assert config.group.size * config.group.per_iteration == 288
 
 
@@ -46,20 +46,20 @@ def test_other_kinds_of_prompts_are_those_that_no_training_prompt_has(tmp_path: 
     assert not set(HELD_OUT) & set(config.data.tags)
 
 
-def test_a_row_has_the_lanes_mean_scores_at_the_last_evaluation_that_all_its_cells_have(tmp_path: Path) -> None:
-    for lane, seed, scores in (
+def test_a_row_has_the_variants_mean_scores_at_the_last_evaluation_that_all_its_cells_have(tmp_path: Path) -> None:
+    for variant, seed, scores in (
         ("flow_grpo", 0, {0: 0.1, 3: 0.2, 6: 0.3}),
         ("flow_grpo", 1, {0: 0.1, 3: 0.4}),
-        (LANES[2], 0, {0: 0.1, 3: 0.5, 6: 0.6}),
+        (VARIANTS[2], 0, {0: 0.1, 3: 0.5, 6: 0.6}),
     ):
-        written(folder_of("T = 10", tmp_path) / Cell(lane, seed, "redness").folder, scores)
+        written(folder_of("T = 10", tmp_path) / Cell(variant, seed, "redness").folder, scores)
     written(folder_of("preset", tmp_path) / Cell("flow_grpo", 0, "geneval").folder, {0: 0.1, 3: 0.9})
     none = tmp_path / "none.json"
     none.write_text('{"cells": []}')
     [row] = table_of(results(tmp_path, none), "redness")
     assert (row["setting"], row["iteration"], row["start"]) == ("T = 10", 3, 0.1)
     assert row["flow_grpo"] == pytest.approx(0.3)
-    assert (row[LANES[2]], row["flow_grpo_fast"]) == (0.5, None)
+    assert (row[VARIANTS[2]], row["flow_grpo_fast"]) == (0.5, None)
     out = tmp_path / "out" / "robustness.json"
     done = CliRunner().invoke(app, ["report", "--runs", str(tmp_path), "--published", str(none), "--out", str(out)])
     assert done.exit_code == 0, done.output
