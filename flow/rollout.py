@@ -252,11 +252,12 @@ def rollout_shard(
         return policy.log_prob(step.transition, step.next_latents, alike=alike)
 
     stochastic = [step for step in steps if step.k in explored]
-    clean, index = final, torch.arange(len(members)).unsqueeze(1)
+    clean, index, points = final, torch.arange(len(members)).unsqueeze(1), 0
     begun = policy.evaluations
     if config.scores_points:
         with meter.timed("completing"):
             clean, index = _points(policy, stochastic, final, conditioning, config, is_first=not request.first_member)
+            points = len(clean) - len(final)
     further = None
     if granularities := config.sampling.granularities[1:]:
         with meter.timed("completing"):
@@ -278,7 +279,7 @@ def rollout_shard(
         targets=by_member(_targets(clean, index, final)) if objective == "distillation" else None,
     )
     with meter.timed("decoding"):
-        images = policy.backbone.decode(clean, points=len(clean) - len(final))
+        images = policy.backbone.decode(clean, points=points)
         if has_noise and config.records(
             iteration=request.iteration, group=request.group, first_member=request.first_member
         ):

@@ -154,7 +154,7 @@ def estimate_of(
         tiny = [_decoding_cost(config, backbone, images, is_tiny=True) for images in [shard.largest_points] if images]
         shown = _evaluation_peaks(config, backbone, shard)
     counts = count_evaluations(config, shard, forward=forward.flops, gradient=backward.flops / forward.flops)
-    points = counts.images - counts.trajectories if tiny else 0
+    points = counts.images - counts.trajectories if tiny and config.scores_points else 0
     decoding_flops = (counts.images - points) * decoding.flops + points * sum(each.flops for each in tiny)
     counts = replace(counts, image_flops=decoding.flops, decoding_flops=decoding_flops)
     static = {
@@ -274,7 +274,7 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
     with CostMeter() as counter.meter:
         first = [rollout_shard(policy, each, config) for each in requests]
     rollout, images = first[0]
-    made, points = policy.evaluations, counter.points if config.model.tiny_decoder else 0
+    made, decoded, points = policy.evaluations, counter.decoded, counter.points
     scale = math.prod(backbone.latent_shape) / math.prod(counter.latent_shape)
     arrays = (rollout.latents, rollout.means, rollout.targets)
     # The shards of a group differ only if each explores another step.
@@ -292,7 +292,7 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
         states=tuple(states for _, states in counted),
         gradient_rows=1 if is_shared and policy.most_steps == 1 else config.group.shard,
         largest_forward=counter.largest // config.model.rows,
-        largest_decoding=len(images) - points,
+        largest_decoding=decoded,
         largest_points=points,
         held_forward=round(scale * counter.held_forward),
         held_decoding=round(scale * counter.held_decoding),
@@ -351,7 +351,7 @@ class Counter:
     def __init__(self, backbone: PipelineBackbone) -> None:
         self.transformer: nn.Module = nn.Linear(1, 1)
         self.largest = 0
-        self.points = 0
+        self.decoded = self.points = 0
         self.meter = CostMeter()
         self.held_forward = self.held_decoding = 0
         self._backbone = backbone
@@ -388,8 +388,9 @@ class Counter:
         return without
 
     def decode(self, latents: Float[Tensor, "B C H W"], *, points: int = 0) -> UInt8[np.ndarray, "B height width 3"]:
-        """Return black images of one pixel, and record the number of points."""
-        self.points = max(self.points, points)
+        """Return black images of one pixel, and record how many the VAE and how many the tiny decoder would decode."""
+        tiny = points if self._backbone.tiny_decoder else 0
+        self.decoded, self.points = max(self.decoded, len(latents) - tiny), max(self.points, tiny)
         self.held_decoding = max(self.held_decoding, self.meter.current)
         return np.zeros((len(latents), 1, 1, 3), np.uint8)
 

@@ -38,6 +38,17 @@ def write_tiny(folder: Path, *, channels: int = 4, levels: int = 2) -> Path:
     return folder
 
 
+SHARD = ShardRequest(
+    iteration=0,
+    group=0,
+    prompt=Prompt(index=0, text="a"),
+    first_member=0,
+    members=3,
+    adapter_version=0,
+    adapter_digest="",
+)
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("decoders") / "tiny")
@@ -70,21 +81,23 @@ def test_trajectories_stay_and_finished_images_are_the_vaes(
     tiny_sd3: Path, tiny: Path, tiny_config: Callable[..., RunConfig]
 ) -> None:
     config = tiny_config(credit={"rule": "gains"})
-    request = ShardRequest(
-        iteration=0,
-        group=0,
-        prompt=Prompt(index=0, text="a"),
-        first_member=0,
-        members=3,
-        adapter_version=0,
-        adapter_digest="",
-    )
     (one, without), (other, with_tiny) = (
-        rollout_shard(policy_of(loaded(tiny_sd3, folder), config), request, config) for folder in (None, tiny)
+        rollout_shard(policy_of(loaded(tiny_sd3, folder), config), SHARD, config) for folder in (None, tiny)
     )
     assert np.array_equal(one.latents, other.latents)
     assert np.abs(with_tiny[-3:].astype(int) - without[-3:]).max() <= 1, "alone the VAE may round otherwise"
     assert not np.array_equal(with_tiny[:-3], without[:-3])
+
+
+def test_the_ends_of_all_granularities_are_the_vaes(
+    tiny_sd3: Path, tiny: Path, tiny_config: Callable[..., RunConfig]
+) -> None:
+    config = tiny_config(sampling={"granularities": [1, 2], "window": {"rule": "fixed"}}, credit={"rule": "uniform"})
+    without, with_tiny = (
+        rollout_shard(policy_of(loaded(tiny_sd3, folder), config), SHARD, config)[1] for folder in (None, tiny)
+    )
+    assert len(without) == 6
+    assert np.array_equal(without, with_tiny)
 
 
 def test_a_decoder_of_other_latents_is_refused_with_one_line(
@@ -122,3 +135,12 @@ def test_it_counts_in_the_estimate_and_in_the_digests_of_a_run(
     assert "tiny decoder" not in estimate(plain).rollout
     added = input_digests(config).keys() - input_digests(plain).keys()
     assert "model.tiny_decoder/config.json" in added and len(added) == 2
+
+
+def test_estimates_that_nobody_scores_are_not_taken_from_the_images_of_the_vae(
+    tiny: Path, tiny_config: Callable[..., RunConfig]
+) -> None:
+    """Two members have six recorded estimates, more than finished images."""
+    settings: dict[str, Any] = {"credit": {"rule": "uniform"}, "group": {"size": 2, "shard": 2, "per_iteration": 1}}
+    plain, both = (estimate(tiny_config(model={"tiny_decoder": path}, **settings)) for path in (None, str(tiny)))
+    assert both.evaluations.decoding_flops == plain.evaluations.decoding_flops
