@@ -23,6 +23,7 @@ from flow.maths.windows import (
     window_lengths,
     window_period,
     window_steps,
+    window_union,
 )
 from flow.models.contract import Backbone, Conditioning, repeat
 from flow.models.folder import adapter_config
@@ -134,6 +135,16 @@ class FlowPolicy:
     def window_period(self) -> int:
         """The groups of an iteration after which the windows repeat."""
         return window_period(self._config.window, candidates=self.steps, total=self.total_steps)
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """The steps of `steps` that the windows of a run's shards hold, ascending."""
+        return window_union(self._config.window, candidates=self.steps, total=self.total_steps)
+
+    @property
+    def stds(self) -> dict[int, float]:
+        """Std of each step that can be stochastic, by step."""
+        return {k: self.std(k) for k in self.steps}
 
     def conditioning(self, text: str, negative: str) -> tuple[Conditioning, ...]:
         """Return the embeddings for `velocity`: the negative prompt's if guidance is above 1, then the prompt's."""

@@ -24,6 +24,7 @@ from flow.models.pipeline import PipelineBackbone
 from flow.models.reading import dtype_of
 from flow.policy import FlowPolicy, policy_of
 from flow.rollout import rollout_shard
+from learner.credit.step_weights import step_weights
 from protocol.config.model import LoraConfig
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt, ShardRequest
@@ -109,7 +110,7 @@ def estimate(config: RunConfig, *, prompts: int = KEPT_PROMPTS) -> Estimate:
 
     Raises:
         ModelError: there is no such model.
-        ConfigError: the sampling section leaves no stochastic step.
+        ConfigError: the sampling section leaves no stochastic step, or every trained step has weight 0.
     """
     fake = FakeTensorMode()
     backbone = hollow_backbone(config.model, within=fake)
@@ -261,6 +262,8 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
     """Run a first and a later shard of each window on a stand-in that counts; `backbone` gives its schedule."""
     counter = Counter(backbone)
     policy: FlowPolicy = policy_of(counter, config)
+    weights = config.credit.step_weights
+    step_weights(weights, total=policy.total_steps, stds=policy.stds, trained=policy.trained)  # a run refuses them too
     request = ShardRequest(
         iteration=0,
         group=0,

@@ -77,6 +77,26 @@ def window_lengths(window: WindowConfig, *, candidates: Sequence[int], total: in
     return {len(_inside(window, candidates, start, total=total)) for start in _starts(window, total)}
 
 
+def window_union(window: WindowConfig, *, candidates: Sequence[int], total: int) -> tuple[int, ...]:
+    """Return the steps that are stochastic in some shard of a run that is long enough.
+
+    Args:
+        window: the rule and its numbers.
+        candidates: eligible steps in ascending order.
+        total: T.
+
+    Returns:
+        Steps k in ascending order.
+    """
+    if window.rule == "all":
+        return tuple(candidates)
+    if window.rule in ("branch", "spread"):
+        return tuple(_within(window, candidates, total=total))
+    return tuple(
+        sorted({k for start in _starts(window, total) for k in _inside(window, candidates, start, total=total)})
+    )
+
+
 def window_period(window: WindowConfig, *, candidates: Sequence[int], total: int) -> int:
     """Count the groups of an iteration after which `spread` windows repeat; 1 for the other rules.
 

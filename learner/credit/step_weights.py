@@ -1,7 +1,7 @@
 """Step weights: factors of each step's advantages, or of its step rewards before their normalisation."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from jaxtyping import Float
@@ -11,19 +11,22 @@ from protocol.config.credit import StepWeightConfig
 from protocol.errors import ConfigError
 
 
-def step_weights(config: StepWeightConfig, *, total: int, stds: Mapping[int, float]) -> Float[Tensor, " T"]:
+def step_weights(
+    config: StepWeightConfig, *, total: int, stds: Mapping[int, float], trained: Collection[int] | None = None
+) -> Float[Tensor, " T"]:
     """Compute one weight for each step of the schedule, by the config's rule.
 
     Args:
         config: the rule and its numbers.
         total: T, the length of the whole schedule, even if only a window of it is trained.
         stds: std s_k of every step that can be stochastic, by step k.
+        trained: those of them that the windows of a run hold; None for all.
 
     Returns:
         float32 weights, 1 on average if the config asks for it.
 
     Raises:
-        ConfigError: all steps that can be stochastic have weight 0, or the powers of `noise` cannot be computed.
+        ConfigError: all steps that the run trains have weight 0, or the powers of `noise` cannot be computed.
     """
     if config.rule == "piecewise":
         weights = piecewise(total, early=config.early, middle=config.middle, late=config.late)
@@ -33,10 +36,11 @@ def step_weights(config: StepWeightConfig, *, total: int, stds: Mapping[int, flo
         weights = torch.tensor(config.table, dtype=torch.float64)
     else:
         weights = torch.ones(total, dtype=torch.float64)
-    if stds and not any(weights[k] > 0 for k in stds):
+    steps = list(stds if trained is None else trained)
+    if steps and not any(weights[k] > 0 for k in steps):
         raise ConfigError(
-            f"credit.step_weights must be above 0 for a step that can be stochastic, one of {list(stds)},"
-            f" got {weights.tolist()}: nothing would train; raise one"
+            f"credit.step_weights must be above 0 for a step that is trained, one of {steps}, got {weights.tolist()}:"
+            " nothing would train; raise one"
         )
     return (weights / weights.mean() if config.mean_one else weights).float()
 

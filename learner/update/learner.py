@@ -138,7 +138,8 @@ class Learner:
         self._step_weights = step_weights(
             config.credit.step_weights,
             total=self._policy.total_steps,
-            stds={k: self._policy.std(k) for k in self._policy.steps},
+            stds=self._policy.stds,
+            trained=self._policy.trained,
         )
         self._optimizer = torch.optim.AdamW(
             self._lora.parameters.values(),

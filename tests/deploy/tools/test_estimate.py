@@ -17,6 +17,7 @@ from flow.models.hollow import attach_hollow_adapter, hollow_backbone
 from flow.policy import build_policy
 from flow.rollout import rollout_shard
 from protocol.config.run import RunConfig
+from protocol.errors import ConfigError
 from protocol.messages import Prompt, ShardRequest
 from tests.support.worlds.tiny_models import write_flux
 from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_z_image
@@ -232,6 +233,15 @@ def test_members_with_one_state_share_a_gradient_and_the_longest_window_needs_me
     )
     ratio = found[0].learner["forward and backward"] / gradient_of_four
     assert ratio == 1.0 if rows == 4 else ratio < 0.6
+
+
+def test_weights_that_train_nothing_are_refused_as_by_a_run(tiny_config: Config) -> None:
+    """Steps 0 to 2 can be stochastic; the window holds step 0 only."""
+    window = {"rule": "fixed", "size": 1}
+    credit = {"step_weights": {"rule": "table", "table": [0.0, 1.0, 1.0, 1.0]}}
+    estimate(tiny_config(credit=credit))
+    with pytest.raises(ConfigError, match=r"for a step that is trained, one of \[0\], got"):
+        estimate(tiny_config(credit=credit, sampling={"window": window}))
 
 
 def test_groups_with_different_windows_are_counted_each(tiny_config: Config) -> None:

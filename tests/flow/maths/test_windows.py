@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 
 from deploy.presets import load_config
-from flow.maths.windows import require_trainable, splits_of, strides_of, window_lengths, window_steps
+from flow.maths.windows import (
+    require_trainable,
+    splits_of,
+    strides_of,
+    window_lengths,
+    window_steps,
+    window_union,
+)
 from protocol.config.sampling import WindowConfig
 from protocol.errors import ConfigError
 
@@ -124,11 +131,16 @@ def test_other_windows_are_taken(window: dict[str, Any]) -> None:
         ({"rule": "random", "size": 1, "within": (0.0, 0.5)}, {1}),
         ({"rule": "sliding", "size": 4}, {3, 4}),
         ({"rule": "branch", "within": (0.0, 0.5)}, {1}),
+        ({"rule": "spread", "size": 2, "within": (0.3, 1.0)}, {2}),
     ],
 )
-def test_the_lengths_of_windows_are_those_of_some_iteration(window: dict[str, Any], lengths: set[int]) -> None:
+def test_the_lengths_and_steps_of_windows_are_those_of_some_iteration(
+    window: dict[str, Any], lengths: set[int]
+) -> None:
     assert window_lengths(WindowConfig(**window), candidates=CANDIDATES, total=10) == lengths
-    assert {len(steps(iteration, **window)) for iteration in range(300)} == lengths
+    seen = [steps(iteration, **window) for iteration in range(300)]
+    assert set(map(len, seen)) == lengths
+    assert window_union(WindowConfig(**window), candidates=CANDIDATES, total=10) == tuple(sorted(set().union(*seen)))
 
 
 @pytest.mark.parametrize(

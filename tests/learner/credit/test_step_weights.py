@@ -94,10 +94,13 @@ def test_a_table_is_taken_as_it_is() -> None:
 def test_weights_that_train_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="must have early, middle or late above 0, got 0 for all"):
         StepWeightConfig(rule="piecewise", early=0, middle=0, late=0)
-    with pytest.raises(
-        ConfigError, match=r"above 0 for a step that can be stochastic, one of \[0, 1\], got .* raise one"
-    ):
+    refused = r"above 0 for a step that is trained, one of \[0, 1\], got .* raise one"
+    with pytest.raises(ConfigError, match=refused):
         step_weights(StepWeightConfig(rule="table", table=(0.0, 0.0, 1.0)), total=3, stds={0: 0.5, 1: 0.4})
+    late, stds = StepWeightConfig(rule="table", table=(0.0, 0.0, 1.0, 1.0)), {0: 0.5, 1: 0.4, 2: 0.3}
+    with pytest.raises(ConfigError, match=refused):
+        step_weights(late, total=4, stds=stds, trained=(0, 1))
+    assert step_weights(late, total=4, stds=stds, trained=(1, 2)).tolist() == [0, 0, 1, 1]
 
 
 def test_a_step_cannot_be_switched_off_before_the_normalisation() -> None:
