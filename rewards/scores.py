@@ -239,9 +239,10 @@ def settle(name: str, config: RewardConfig, scores: Scores) -> Scores:
     count = int((~scores.valid).sum())
     reason = next(filter(None, scores.reasons))
     if config.on_failure == "fail":
+        tries = "a try" if config.tries == 1 else f"{config.tries} tries"
         raise RewardError(
-            f"reward {name} has no score for {count} of {len(scores.reasons)} images after {config.tries} tries:"
-            f" {reason}; fix the scorer, or set rewards.{name}.on_failure to missing, drop_group or pause"
+            f"reward {name} has no score for {count} of {len(scores.reasons)} images after {tries}: {reason};"
+            f" fix the scorer, or set rewards.{name}.on_failure to missing, drop_group or pause"
         )
     log.warning("reward %s: %d of %d images without a score: %s", name, count, len(scores.reasons), reason)
     return replace(scores, voids_group=config.on_failure == "drop_group")

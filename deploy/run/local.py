@@ -21,7 +21,7 @@ from learner.update.learner import Learner
 from learner.update.workers import NearWorker, update
 from protocol.config.cluster import RoleConfig
 from protocol.config.run import RunConfig
-from protocol.errors import ContractError, PoolError
+from protocol.errors import ContractError, PoolError, RewardError
 from protocol.messages import (
     Adapter,
     Credit,
@@ -197,12 +197,10 @@ class LocalFleet(Mixture):
         metadata: Sequence[Metadata],
         group: int | None,
     ) -> dict[str, Scores]:
-        """Score once with each scorer; `pause` ends the run here, because no other process can replace the scorer."""
+        """Score once with each scorer; where `pause` would wait, the run ends: no process could replace the scorer."""
         answers = {}
         for name in names:
-            config = self._config.rewards[name]
-            if config.on_failure == "pause":
-                config = config.model_copy(update={"on_failure": "fail"})
+            config = self._config.rewards[name].model_copy(update={"tries": 1})
             cuts = [slice(rows.start, rows.stop) for rows in groups_of(config, len(prompts), group)]
             own = deepcopy(metadata)  # as in a process of its own: what a scorer changes there, no other call sees
 
@@ -216,6 +214,11 @@ class LocalFleet(Mixture):
             scores = await self._run(f"reward/{name}", score)
             if name in self._tallies:
                 self._tallies[name].add(scores)
+            if config.on_failure == "pause" and not scores.valid.any():
+                raise RewardError(
+                    f"reward {name} has no score for any of {len(prompts)} images: {scores.reasons[0]}; with --local"
+                    f" nothing replaces a scorer during a pause: fix it, or set rewards.{name}.on_failure to missing"
+                )
             answers[name] = settle(name, config, scores)
         return answers
 

@@ -67,10 +67,26 @@ def test_missing_scores_are_told_with_their_first_reason(tiny_config: Any) -> No
     assert told.messages == {"ScoresComplete/a": "reward a has no score for 1 of 3 images; the first: lost"}
 
 
-@pytest.mark.parametrize("policy", ["fail", "pause"])
-def test_a_missing_score_ends_the_run_where_nobody_could_mend_it(tiny_config: Any, policy: str) -> None:
-    with pytest.raises(RewardError, match="reward a has no score for 1 of 3 images"):
-        asked(fleet_of(tiny_config, a={"on_failure": policy, "args": {"lacking": 20}}), "score_for_training")
+def test_a_missing_score_ends_the_run_where_it_must_not_be_missing(tiny_config: Any) -> None:
+    """A scorer is asked once here, whatever `tries` says."""
+    with pytest.raises(RewardError, match="reward a has no score for 1 of 3 images after a try: lost"):
+        asked(fleet_of(tiny_config, a={"on_failure": "fail", "args": {"lacking": 20}}), "score_for_training")
+
+
+class Silent(Level):
+    """No image has a score."""
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        return partly([0.0] * len(images), ["lost"] * len(images))
+
+
+def test_a_pause_ends_the_run_if_no_image_has_a_score(tiny_config: Any) -> None:
+    """As on Ray an image that fails while others succeed is missing."""
+    scores = asked(fleet_of(tiny_config, a={"on_failure": "pause", "args": {"lacking": 20}}), "score_for_training")
+    assert scores.valid.tolist() == [True, False, True] and not scores.voids_group
+    silent = fleet_of(tiny_config, a={"on_failure": "pause", "scorer": f"{__name__}:Silent"})
+    with pytest.raises(RewardError, match=r"no score for any of 3 images: lost; with --local nothing .* to missing"):
+        asked(silent, "score_for_training")
 
 
 def test_drop_group_marks_the_answer(tiny_config: Any) -> None:
