@@ -127,9 +127,17 @@ class Control:
                 if not (is_starting and why["reason"] == "Starting"):
                     self._state(pool, holds=False, **why)
 
-    def end(self) -> None:
-        """Close all open commands at the end of the run: a stop is done, every other command failed."""
-        self._close_all("stop", "stopped with a checkpoint")
+    def end(self, *, is_saved: bool) -> None:
+        """Close all open commands at the end of the run.
+
+        Args:
+            is_saved: whether the newest iteration has its checkpoint. A stop is done in either case, a checkpoint only
+                then, and every other command has failed.
+        """
+        without = "stopped; the same command repeats the work since the newest checkpoint"
+        self._close_all("stop", "stopped with a checkpoint" if is_saved else without)
+        if is_saved:
+            self._close_all("checkpoint", "written at the end of the run")
         for command in (*self._open, *self._early):
             self._close(command, "failed", "the run ended before it was carried out")
 

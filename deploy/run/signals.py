@@ -6,6 +6,8 @@
 | (timeout)  | after `cluster.stop_within_s` seconds the run ends with its newest checkpoint    | 0         |
 | the second | the run ends at once; files are whole, because each appears by a rename          | 130       |
 
+A `stop` command through the board, and a lost lease, set the same event: they count as the first.
+
 A closed terminal sends SIGHUP, perhaps several times: it counts as the first signal only, and `nohup` ignores it.
 
 A resumed run repeats the interrupted work bit for bit, so each of the three costs only time.
@@ -88,7 +90,8 @@ def stop_on_signal(
 
     Args:
         say: shows a line on the terminal.
-        within_s: seconds from the first signal until the task is cancelled; the context then ends without an exception.
+        within_s: seconds from the event, whoever sets it, until the task is cancelled; the context then ends without an
+            exception.
         request: each of its requests counts as a signal.
 
     Yields:
@@ -101,11 +104,12 @@ def stop_on_signal(
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
-    deadline: list[asyncio.TimerHandle] = []
     is_overdue = is_hung_up = False
 
-    def on_deadline() -> None:
+    async def keep_deadline() -> None:
         nonlocal is_overdue
+        await stop.wait()
+        await asyncio.sleep(within_s)
         is_overdue = True
         say(f"the update in progress did not end within {within_s:g} s and was abandoned; a resumed run repeats it")
         task.cancel()
@@ -115,7 +119,6 @@ def stop_on_signal(
             task.cancel()
             return
         say("stopping with a checkpoint; a second signal stops at once")
-        deadline.append(loop.call_later(within_s, on_deadline))
         stop.set()
 
     def on_hangup() -> None:
@@ -128,6 +131,7 @@ def stop_on_signal(
     signals = [number for number in SIGNALS if is_main and not _is_ignored_hangup(number)]
     for number in signals:
         loop.add_signal_handler(number, on_hangup if number == signal.SIGHUP else on_signal)
+    watching = asyncio.create_task(keep_deadline())
     try:
         with (request or StopRequest()).handled_by(lambda: loop.call_soon_threadsafe(on_signal)):
             yield stop
@@ -136,8 +140,7 @@ def stop_on_signal(
             raise
         task.uncancel()
     finally:
-        for timer in deadline:
-            timer.cancel()
+        watching.cancel()
         for number in signals:
             loop.remove_signal_handler(number)
         if is_hung_up:

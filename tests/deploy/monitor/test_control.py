@@ -89,6 +89,29 @@ def test_a_refused_size_leaves_the_one_that_was_accepted_before(tiny_config):
 
 
 @pytest.mark.parametrize(
+    ("is_saved", "outcomes"),
+    [
+        (True, [("checkpoint", "done"), ("stop", "done"), ("pause", "failed")]),
+        (False, [("checkpoint", "failed"), ("stop", "done"), ("pause", "failed")]),
+    ],
+)
+def test_a_run_that_ends_says_whether_its_last_iteration_has_a_checkpoint(tiny_config, is_saved, outcomes):
+    async def end() -> list[Command]:
+        fleet: Any = OnePool()
+        reporter = Reporter(tiny_config(), name="mine", lines=[], fleet=fleet)
+        reporter.phase = "running"
+        control = Control(fleet, reporter, Silent(), asyncio.Event())
+        for kind in ("checkpoint", "stop", "pause"):
+            control.take(new_command(kind))
+        control.end(is_saved=is_saved)
+        return list(reporter.buffers.commands.values())
+
+    commands = asyncio.run(end())
+    assert [(command.kind, command.state) for command in commands] == outcomes
+    assert ("with a checkpoint" in commands[1].message) == is_saved
+
+
+@pytest.mark.parametrize(
     "facts", [{}, {"pool": "rollout"}, {"count": 2}, {"pool": "rollout", "count": 0}, {"pool": "x", "count": 10**9}]
 )
 def test_a_scale_command_that_no_run_could_carry_out_is_no_command(facts):

@@ -43,6 +43,20 @@ def test_work_that_does_not_end_in_time_is_left_and_the_run_ends_in_order():
     assert "did not end within 0.1 s and was abandoned" in said[1]
 
 
+def test_a_stop_without_a_signal_has_the_same_deadline():
+    """A command through the board sets the event."""
+
+    async def scene():
+        said = []
+        with stop_on_signal(said.append, within_s=0.1) as stop:
+            stop.set()
+            await asyncio.sleep(60)
+        return said
+
+    (said,) = asyncio.run(asyncio.wait_for(scene(), 50))
+    assert "did not end within 0.1 s and was abandoned" in said
+
+
 def test_the_second_signal_ends_at_once():
     async def scene():
         with stop_on_signal(lambda text: None, within_s=30):
