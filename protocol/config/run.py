@@ -159,6 +159,11 @@ class RunConfig(Section):
                 )
         if not self.reward_weights:
             raise ValueError("at least one of rewards must have use=train, got only scorers that evaluate")
+        if not any(self.reward_weights.values()):
+            raise ValueError(
+                f"a reward with use=train must have a weight other than 0, got 0 for {sorted(self.reward_weights)}:"
+                " nothing would train; set one"
+            )
         if not self.evaluated_weights:
             raise ValueError(
                 "at least one of rewards must have use=train and sees=image, for the evaluations: add one, with"

@@ -192,6 +192,10 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
             "must name rewards with use=train, of ['geneval'], got 'aesthetic': add it with weight=0",
         ),
         ({"credit": {"diversity": "far"}}, "got 'far': add it with weight=0"),
+        (
+            {"rewards": {"a": {"scorer": "ocr", "weight": 0}, "b": {"scorer": "ocr", "use": "evaluate"}}},
+            "must have a weight other than 0, got 0 for ['a']: nothing would train; set one",
+        ),
         ({"learner": {"kl": {"reset_every": 5}}}, "learner.kl.weight must be above 0 with learner.kl.auxiliary"),
         (
             {"sampling": {"granularities": [1, 2], "tail": {"substeps": 2}}, "credit": {"rule": "uniform"}},
