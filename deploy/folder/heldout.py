@@ -9,6 +9,7 @@ import numpy as np
 
 from deploy.folder.names import GALLERY
 from learner.loop.evaluate import Evaluation, tag_of
+from learner.loop.hacking import DIGITS
 from protocol.config.run import EvaluationConfig
 from protocol.files import by_iteration, iteration_name, write_whole
 from protocol.status import Document
@@ -45,8 +46,8 @@ class HeldoutScores(Document):
 
 
 def rounded(value: float) -> float | None:
-    """Round a number to 6 digits, as documents hold it; None if it is not finite."""
-    return round(float(value), 6) if np.isfinite(value) else None
+    """Round a number to `DIGITS` digits, as documents hold it; None if it is not finite."""
+    return round(float(value), DIGITS) if np.isfinite(value) else None
 
 
 def heldout_of(iteration: int, evaluation: Evaluation, settings: EvaluationConfig) -> HeldoutScores:

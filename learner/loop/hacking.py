@@ -19,6 +19,9 @@ from protocol.sink import StatusSink
 CONDITION = "Guard/hacking"
 SURE = 2.0
 """Standard errors of the mean difference above which a scorer rose or fell."""
+DIGITS = 6
+"""Digits after the point of a reading in the run folder. Each comparison rounds to them: after a resume, an image whose
+reading has not changed must not differ from itself."""
 
 Readings = Mapping[str, np.ndarray]
 """Each scorer's readings of the held-out images, [P, images per prompt], NaN where there is none."""
@@ -130,7 +133,7 @@ class HackingGuard:
 
     def _compare(self, measured: Measured) -> None:
         self._means[measured.iteration] = measured.means
-        readings = measured.readings
+        readings = {name: np.round(np.asarray(table, float), DIGITS) for name, table in measured.readings.items()}
         if not all(name in readings for name in self._weights):
             return
         trained = sum((weight * readings[name] for name, weight in self._weights.items()), np.zeros(1))

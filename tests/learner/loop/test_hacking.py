@@ -108,6 +108,14 @@ def test_a_mean_of_the_metrics_decides_not_one_of_rounded_readings(tiny_config: 
     assert guard.peaks == {10}
 
 
+def test_readings_that_have_not_changed_do_not_fall_after_a_resume(tiny_config: Config) -> None:
+    """A run folder holds 0.666667 for two thirds; in float32 they lie 3e-7 below it, for every image alike."""
+    third, config = np.full((8, 4), 2 / 3, np.float32), watched(tiny_config, hacking="stop", hacking_evaluations=1)
+    held = Measured(0, {"red": NOISE, "eyes": np.full((8, 4), 0.666667)}, {"eyes": float(third.mean())})
+    guard = HackingGuard(config, Said(), find=in_folder, earlier=[held])
+    guard.check(Measured(10, {"red": NOISE + 0.5, "eyes": third}, {"eyes": float(third.mean())}))
+
+
 def test_a_checkpoint_is_named_that_is_better_than_now_also_one_whose_readings_are_lost(tiny_config: Config) -> None:
     """A run that began again from copies has the metrics of all evaluations, but not the images' readings."""
     means = (0.5, 0.9, 0.6, 0.7, 0.5, 0.4)  # the readings of the first three are lost; the peak since then is at 30
