@@ -106,14 +106,18 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def append_whole(path: Path, text: str) -> None:
     """Append `text`; it is on disk when this returns, and after an error the file is unchanged.
 
+    If the file ends inside a line, since the machine died while it was written, the text begins a line of its own.
+
     The file is opened without a buffer: a buffered file would write the refused bytes once more when it is closed.
 
     Raises:
         OSError: the disk does not take all of it.
     """
     data = text.encode()
-    with path.open("ab", buffering=0) as file:
+    with path.open("ab+", buffering=0) as file:
         before = os.fstat(file.fileno()).st_size
+        if data and before and os.pread(file.fileno(), 1, before - 1) != b"\n":
+            data = b"\n" + data
         try:
             while data:
                 data = data[file.write(data) :]

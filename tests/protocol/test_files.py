@@ -13,6 +13,14 @@ def test_text_is_added_at_the_end(tmp_path):
     assert (tmp_path / "lines").read_text() == "a\nb\n"
 
 
+def test_what_is_appended_after_half_a_line_begins_a_line(tmp_path):
+    path = tmp_path / "lines"
+    path.write_text('{"whole": 1}\n{"ha')
+    append_whole(path, '{"next": 2}\n')
+    append_whole(path, '{"last": 3}\n')
+    assert path.read_text().splitlines() == ['{"whole": 1}', '{"ha', '{"next": 2}', '{"last": 3}']
+
+
 def test_a_part_of_a_line_is_taken_back(tmp_path):
     import resource
 
