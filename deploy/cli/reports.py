@@ -225,7 +225,8 @@ def _evaluation_lines(results: Sequence["Assessed"], features: str | None) -> It
         yield line("diversity", [each.diversity or 0.0 for each in results]) + f"  (1 - cosine of {features})"
     scores = results[0].scores
     size = f" of {scores.height} x {scores.width}" if scores.height and scores.width else ""
-    counts = ", ".join(f"{each.images} images{size}, {each.missing} without a score" for each in found)
+    all_counts = [f"{each.images} images{size}, {each.missing} without a score" for each in found]
+    counts = "; ".join(dict.fromkeys(all_counts))
     yield line("overall", [each.score for each in found], "all kinds") + f"  ({counts})"
     share, first = results[-1].adapter_share, results[-1].adapter_steps
     if share is not None and first is not None and first < scores.steps:

@@ -17,6 +17,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deploy.folder.names import CONFIG
 from deploy.presets import find_preset
 from protocol.addresses import shown_source
 from protocol.errors import RunFolderError
@@ -82,10 +83,13 @@ def placed(run: Path) -> Path:
 def found_run(run: str) -> Path:
     """Return the folder of a run, given its path or its name in the folder of runs.
 
+    A folder without a config, such as that of `flowcredit init`, does not hide a run of its name.
+
     Raises:
         RunFolderError: there is none.
     """
-    folder = Path(run) if Path(run).is_dir() else runs_folder() / run
+    given, named = Path(run), runs_folder() / run
+    folder = next((each for each in (given, named) if (each / CONFIG).is_file()), given if given.is_dir() else named)
     if not folder.is_dir():
         shown = shown_source(run)
         raise RunFolderError(f"there is no run folder {shown} and no {runs_folder()}/{shown}: give one of these")

@@ -58,6 +58,8 @@ def test_status_shows_a_run_by_its_folder_and_all_runs_by_default(ended, monkeyp
     monkeypatch.chdir(ended.parents[1])
     assert "mine" in cli(monkeypatch, capsys, "status")[1]
     assert "finished" in cli(monkeypatch, capsys, "status", "mine")[1]
+    Path("mine").mkdir()  # as `flowcredit init mine` makes it
+    assert "finished" in cli(monkeypatch, capsys, "status", "mine")[1]
 
 
 @pytest.mark.parametrize(
