@@ -201,6 +201,8 @@ def read_method(name: object) -> dict[str, Any]:
         ConfigError: there is no method of this name.
     """
     if name not in method_names():
+        if str(name).endswith((".yaml", ".yml")):
+            raise ConfigError(f"method must be a name, got the file {name}: a file with `method: NAME` is a preset")
         raise ConfigError(f"unknown method {name!r}: {suggest(str(name), method_names())}")
     return yaml.safe_load((METHODS / f"{name}.yaml").read_text(encoding="utf-8"))
 

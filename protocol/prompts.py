@@ -31,8 +31,10 @@ def read_prompts(data: DataConfig, path: str) -> list[Prompt]:
     """
     prompts = [prompt for prompt in _read(resolve(path)) if not data.tags or prompt.metadata.get("tag") in data.tags]
     if not prompts:
-        wanted = f" with a tag in {sorted(data.tags)}" if data.tags else ""
-        raise PromptError(f"prompt file {path} must hold at least one prompt{wanted}, got none")
+        wanted, remedy = "", ""
+        if data.tags:
+            wanted, remedy = f" with a tag in {sorted(data.tags)}", "; data.tags=[] takes every prompt"
+        raise PromptError(f"prompt file {path} must hold at least one prompt{wanted}, got none{remedy}")
     return prompts
 
 

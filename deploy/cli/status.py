@@ -165,7 +165,7 @@ async def _outcome(source: Any, run: str, command: str) -> str:
     if found is None or found.state == "accepted":
         return f"sent; the run has not started it within {OUTCOME_S:.0f} s"
     if found.state == "working":
-        return "in progress; `flowcredit status` shows its progress"
+        return "in progress; `flowcredit status RUN` shows its progress"
     if found.state == "failed":
         raise BoardError(found.message)
     return f"{found.state}: {found.message}"

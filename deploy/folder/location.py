@@ -92,7 +92,10 @@ def found_run(run: str) -> Path:
     folder = next((each for each in (given, named) if (each / CONFIG).is_file()), given if given.is_dir() else named)
     if not folder.is_dir():
         shown = shown_source(run)
-        raise RunFolderError(f"there is no run folder {shown} and no {runs_folder()}/{shown}: give one of these")
+        raise RunFolderError(
+            f"there is no run folder {shown} and no {runs_folder()}/{shown}: give one of these; FLOWCREDIT_BOARD names"
+            " the board of a run elsewhere"
+        )
     return folder
 
 

@@ -63,7 +63,9 @@ def read_clauses(metadata: Metadata) -> Clauses:
     """
     if not isinstance(metadata, Mapping) or "include" not in metadata:
         got = sorted(metadata) if isinstance(metadata, Mapping) else type(metadata).__name__
-        raise PromptError(f"GenEval metadata must hold `tag` and `include`, got {got}: use a .jsonl prompt file")
+        raise PromptError(
+            f"GenEval metadata must hold `tag` and `include`, got {got}: use a .jsonl prompt file, or another reward"
+        )
     tag = metadata.get("tag")
     if tag not in TAGS:
         raise PromptError(f"tag must be one of GenEval's six, got {tag!r}: {suggest(str(tag), TAGS)}")

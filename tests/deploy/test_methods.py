@@ -154,6 +154,12 @@ def test_an_unknown_method_is_refused_with_a_suggestion(tmp_path: Path, name: st
         load_config(bare(tmp_path, method=name))
 
 
+def test_a_file_is_no_method_and_the_line_says_where_it_goes(tmp_path: Path) -> None:
+    told = r"^method must be a name, got the file \./mine\.yaml: a file with `method: NAME` is a preset$"
+    with pytest.raises(ConfigError, match=told):
+        load_config(bare(tmp_path), overrides=["method=./mine.yaml"])
+
+
 def test_merging_keeps_what_only_one_tree_has() -> None:
     assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}, "e": {"f": 5}}) == {
         "a": {"b": 1, "c": 4},

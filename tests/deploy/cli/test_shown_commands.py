@@ -198,8 +198,9 @@ def test_the_commands_of_a_page_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     few_prompts(tmp_path)
-    for code in re.findall(r"```python\n# (mine\.py\n.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
-        (tmp_path / "mine.py").write_text(code.removeprefix("mine.py\n"))
+    shown = r"```(?:python|yaml)\n# (mine\.\w+)\n(.*?)```"
+    for name, content in re.findall(shown, page.read_text(encoding="utf-8"), re.DOTALL):
+        (tmp_path / name).write_text(content)
     (tmp_path / "my_package").mkdir()
     (tmp_path / "my_package" / "judges.py").write_text(JUDGE)
     reader = Reader(finished, monkeypatch)

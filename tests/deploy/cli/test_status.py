@@ -65,7 +65,7 @@ def test_status_shows_a_run_by_its_folder_and_all_runs_by_default(ended, monkeyp
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("status", "nobody"), 2, "there is no run folder nobody and no runs/nobody"),
+        (("status", "nobody"), 2, "runs/nobody: give one of these; FLOWCREDIT_BOARD names the board of a run"),
         (("pause", "mine"), 1, "run mine has finished: it takes no commands"),
         (("scale", "mine", "rollout", "2"), 1, "run mine has finished"),
         (("status", "x", "--board", "redis://127.0.0.1:1"), 1, "the board at redis://127.0.0.1:1 does not answer"),

@@ -36,7 +36,7 @@ def test_items_of_one_class_in_two_colours_add_up() -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({}, r"must hold `tag` and `include`, got \[\]: use a .jsonl prompt file"),
+        ({}, r"must hold `tag` and `include`, got \[\]: use a .jsonl prompt file, or another reward$"),
         ({"tag": "colours", "include": [CIRCLE]}, r"tag must be .*'colours': did you mean 'colors'\?"),
         ({"include": [CIRCLE]}, r"tag must be one of GenEval's six, got None"),
         ({"tag": "colors", "include": []}, r"include must name at least one class"),
