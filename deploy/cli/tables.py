@@ -43,17 +43,22 @@ def show_run(status: RunStatus) -> RenderableType:
     left = f", {span(status.eta_s)} left" if status.eta_s else ""
     facts.add_row("iteration", f"{status.iteration}/{status.iterations}{left}")
     trend = "" if rewards.trend is None else f"  ({rewards.trend:+.3f} in 10 iterations)"
-    facts.add_row("reward", f"{number(rewards.now)}{trend}")
+    if rewards.now is not None:
+        facts.add_row("reward", f"{number(rewards.now)}{trend}")
     for name, value in rewards.components.items():
         facts.add_row("", f"{name} {number(value)}")
-    facts.add_row("held-out", f"{number(rewards.heldout_first)} -> {number(rewards.heldout)}")
-    facts.add_row("gain by step", "  ".join(f"{step}: {number(value)}" for step, value in status.gains.items()))
-    facts.add_row(
-        "update",
-        f"ratio {number(diagnostics.ratio_mean, '.4f')}  clipped {number(diagnostics.clip_fraction)}"
-        f"  kl {number(diagnostics.approx_kl, '.2g')}  gradient {number(diagnostics.grad_norm, '.2g')}",
-    )
-    facts.add_row("seconds", "  ".join(f"{stage} {seconds:.1f}" for stage, seconds in status.stages.items()))
+    if rewards.heldout is not None:
+        facts.add_row("held-out", f"{number(rewards.heldout_first)} -> {number(rewards.heldout)}")
+    if status.gains:
+        facts.add_row("gain by step", "  ".join(f"{step}: {number(value)}" for step, value in status.gains.items()))
+    if diagnostics.ratio_mean is not None:
+        facts.add_row(
+            "update",
+            f"ratio {number(diagnostics.ratio_mean, '.4f')}  clipped {number(diagnostics.clip_fraction)}"
+            f"  kl {number(diagnostics.approx_kl, '.2g')}  gradient {number(diagnostics.grad_norm, '.2g')}",
+        )
+    if status.stages:
+        facts.add_row("seconds", "  ".join(f"{stage} {seconds:.1f}" for stage, seconds in status.stages.items()))
     if status.queues:
         facts.add_row("waiting", "  ".join(f"{queue} {count}" for queue, count in status.queues.items()))
     if status.bottleneck:
@@ -102,11 +107,13 @@ def _plain(value: float | None) -> str:
 
 
 def _actors(status: RunStatus) -> Table:
-    table = Table("actor", "state", "node", "version", "digest", "calls/min", "busy", "last seen", "restarts", box=None)
+    names = Column("actor", no_wrap=True, min_width=max((len(actor.name) for actor in status.actors), default=0))
+    heads = ("state", "node", "version", "digest", "calls/min", "busy", "last seen", "restarts")
+    table = Table(names, *heads, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for actor in status.actors:
         seen = "never" if actor.last_seen is None else f"{span(status.updated - actor.last_seen)} ago"
         version = "" if actor.adapter_version is None else str(actor.adapter_version)
-        cells = (actor.name, actor.state, actor.node, version, actor.adapter_digest or "")
+        cells = (actor.name, actor.state, actor.node, version, (actor.adapter_digest or "")[:7])
         busy = "" if actor.busy_share is None else f"{actor.busy_share:.0%}"
         table.add_row(*cells, f"{actor.calls_per_minute:.1f}", busy, seen, str(actor.restarts))
     return table

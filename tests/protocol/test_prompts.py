@@ -41,7 +41,9 @@ def test_tags_keep_only_their_prompts_with_the_line_as_index(tmp_path: Path) -> 
     path = written(tmp_path, "a.jsonl", '{"prompt": "a", "tag": "x"}\n{"prompt": "b", "tag": "y"}\n{"prompt": "c"}\n')
     assert [(prompt.index, prompt.text) for prompt in read(path, "y")] == [(1, "b")]
     assert len(read(path)) == 3
-    with pytest.raises(PromptError, match=r"at least one prompt with a tag in \['z'\], got none; data\.tags=\[\] takes every prompt$"):
+    with pytest.raises(
+        PromptError, match=r"at least one prompt with a tag in \['z'\], got none; data\.tags=\[\] takes every prompt$"
+    ):
         read(path, "z")
 
 

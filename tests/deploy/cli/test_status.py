@@ -2,10 +2,13 @@
 
 import json
 import time
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from deploy.cli.tables import show_run
 from deploy.folder.names import CONFIG, STATUS
 from deploy.folder.read import StatusFile
 from protocol.status import ActorStatus, Condition, Event, RunStatus
@@ -60,6 +63,26 @@ def test_status_shows_a_run_by_its_folder_and_all_runs_by_default(ended, monkeyp
     assert "finished" in cli(monkeypatch, capsys, "status", "mine")[1]
     Path("mine").mkdir()  # as `flowcredit init mine` makes it
     assert "finished" in cli(monkeypatch, capsys, "status", "mine")[1]
+
+
+def test_a_narrow_terminal_keeps_every_actor_s_name_and_time_on_one_line():
+    kinds = ("learner", "rollout", "reward/geneval")
+    told = {"state": "idle", "node": "vm", "adapter_version": 32, "adapter_digest": "e1c17866c690", "last_seen": 5.0}
+    actors = [ActorStatus(name=f"{kind}-0", kind=kind.split("/")[0], busy_share=0.2, **told) for kind in kinds]
+    status = RunStatus(run="mine", session="s", phase="running", iteration=1, iterations=2, started=1.0, updated=9.0)
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(show_run(status.model_copy(update={"actors": actors})))
+    lines = console.export_text().splitlines()
+    for kind in kinds:
+        assert any(line.startswith(f"{kind}-0 ") and "0:00:04 ago" in line and "e1c1786" in line for line in lines)
+
+
+def test_a_run_that_starts_shows_no_empty_facts():
+    status = RunStatus(run="mine", session="s", phase="starting", iteration=0, iterations=2, started=1.0, updated=9.0)
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(show_run(status))
+    assert "none" not in (said := console.export_text())
+    assert not any(head in said for head in ("reward", "held-out", "gain by step", "update", "seconds"))
 
 
 @pytest.mark.parametrize(
