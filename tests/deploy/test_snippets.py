@@ -46,6 +46,7 @@ def test_every_snippet_is_here() -> None:
     held = {name: set(languages) - {"text"} for name, languages in pages.items()}
     assert {name for name, languages in held.items() if languages} == {
         "README.md",
+        "docs/method/methods.md",
         "docs/models.md",
         "docs/python.md",
         "docs/rewards.md",

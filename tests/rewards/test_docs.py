@@ -29,10 +29,10 @@ def test_the_scorer_of_the_readme_scores(tmp_path: Path, monkeypatch: pytest.Mon
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "mine.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-    check_prompts("./mine.py:Brightness", {}, [])
-    images = np.stack([np.full((4, 4, 3), level, np.uint8) for level in (0, 51, 255)])
-    scores = build_scorer("./mine.py:Brightness").score(images, ["", "", ""], [{}] * 3)
-    np.testing.assert_allclose(scores.values, [0, 0.2, 1], rtol=1e-6)
+    check_prompts("./mine.py:Redness", {}, [])
+    images = np.stack([np.full((4, 4, 3), colour, np.uint8) for colour in ((255, 0, 0), (51, 51, 51), (0, 0, 255))])
+    scores = build_scorer("./mine.py:Redness").score(images, ["", "", ""], [{}] * 3)
+    np.testing.assert_allclose(scores.values, [1, 0, -0.5], atol=1e-6)
 
 
 def test_every_built_in_scorer_stands_in_the_table() -> None:
