@@ -115,7 +115,7 @@ const AGAIN = "“flowcredit serve <run folder>” shows it again.";
 function link(isLive, error) {
   const status = view.status;
   const hasEnded = status && panels.hasEnded(status);
-  if (isLive) state("live", "live");
+  if (isLive) state("live", hasEnded ? "connected" : "live");
   else if (error instanceof Refused) state("over", error.status === 401 ? "token needed" : "no answer");
   else if (hasEnded) state("over", "server ended");
   else state("lost", `connection lost${status ? `, showing ${panels.clock(status.updated)}` : ""}`);

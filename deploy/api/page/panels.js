@@ -97,7 +97,7 @@ export function drawStages(holder, stages) {
 export function drawWork(holder, pools) {
   const known = pools.filter((pool) => pool.busy_share != null);
   document.getElementById("h-work").hidden = !known.length;
-  holder.replaceChildren(...known.map((pool) => bar(`${pool.name} × ${pool.ready}`, pool.busy_share, `${Math.round(100 * pool.busy_share)} %`)));
+  holder.replaceChildren(...known.map((pool) => bar(pool.ready ? `${pool.name} × ${pool.ready}` : pool.name, pool.busy_share, `${Math.round(100 * pool.busy_share)} %`)));
 }
 
 // The learner group: the work of each worker in the newest update, and whether all hold the same adapter.
@@ -137,7 +137,7 @@ export function drawPools(holder, status, scale) {
     const form = holder.children[at];
     const queue = pool.queue ? `, ${pool.queue} calls wait` : "";
     const gap = pool.ready === pool.desired ? "" : ` of ${pool.desired} desired`;
-    const text = `${pool.ready} ready${gap}, ${pool.busy} busy${queue}${pool.restarts ? `, ${pool.restarts} restarts` : ""}`;
+    const text = hasEnded(status) ? "" : `${pool.ready} ready${gap}, ${pool.busy} busy${queue}${pool.restarts ? `, ${pool.restarts} restarts` : ""}`;
     const now = form.querySelector(".now");
     if (now.textContent !== text) now.textContent = text;
     const input = form.querySelector("input");

@@ -260,6 +260,8 @@ def test_the_end_of_a_run_and_of_its_server_is_no_alarm_and_names_the_way_back(p
     run.phase = "finished"
     try:
         wait_for(page, lambda: "finished" in text(page, "#facts"))
+        wait_for(page, lambda: text(page, "#link") == "connected")
+        assert "ready" not in text(page, "#pools")
         server.stop()
         wait_for(page, lambda: text(page, "#link") == "server ended")
         assert "The run has finished" in text(page, "#notice")
