@@ -65,7 +65,7 @@ def submit(
             raise
     typer.echo(f"follow    ray job logs --follow{at} {job}")
     typer.echo(f"stop      ray job stop{at} {job}")
-    typer.echo(f"fetch     flowcredit fetch{at} {submission.run_name()}")
+    typer.echo(f"fetch     flowcredit fetch{at} {submission.fetched_as()}")
 
 
 def fetch(

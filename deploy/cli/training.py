@@ -1,6 +1,8 @@
 """The commands that train: `train`, `demo`."""
 
+import shutil
 import socket
+import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -81,6 +83,12 @@ def demo(overrides: Overrides = None, is_local: IsLocal = False, has_page: HasPa
     _train(config, runs_folder() / f"demo-{datetime.now():%Y%m%d-%H%M%S}", is_local=is_local, has_page=has_page)
 
 
+def program() -> str:
+    """Return what the user types for this program: after `make demo` the shell finds it only by its path."""
+    called = sys.argv[0]
+    return called if Path(called).name == "flowcredit" and not shutil.which("flowcredit") else "flowcredit"
+
+
 def _train(config: "RunConfig", folder: Path, *, fork: Path | None = None, is_local: bool, has_page: bool) -> None:
     from deploy.monitor.progress import Progress, terminal
     from deploy.run.run import run_training
@@ -96,7 +104,7 @@ def _train(config: "RunConfig", folder: Path, *, fork: Path | None = None, is_lo
         progress.say(f"LoRA      {folder / outcome.lora.relative_to(home)}")
     if outcome.image is not None:
         progress.say(f"images    {folder / outcome.image.relative_to(home)}")
-    progress.say(f"page      flowcredit serve {folder}")
+    progress.say(f"page      {program()} serve {folder}")
     if job_id():
         progress.say(f"fetch     flowcredit fetch {home}  (on your machine, with the job's --address)")
     if not outcome.finished:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deploy.folder.location import STOP_VARIABLE, job_name, stop_wait_s
+from deploy.folder.location import RUNS_VARIABLE, STOP_VARIABLE, job_name, stop_wait_s
 from deploy.presets import PRESETS, find_preset, load_config, preset_files, read_tree
 from flowcredit.start import PACKAGES as OURS
 from protocol.addresses import BOARD_VARIABLE
@@ -55,6 +55,11 @@ class Submission:
             return self.run
         config = load_config(self._local_preset(), overrides=self.overrides)
         return job_name(find_preset(self.preset).stem, config)
+
+    def fetched_as(self) -> str:
+        """Return what `flowcredit fetch` takes: the path if the job's environment names a folder of runs."""
+        runs, name = self.environment()["env_vars"].get(RUNS_VARIABLE), self.run_name()
+        return f"{runs}/{name.removeprefix('runs/')}" if runs and not Path(name).is_absolute() else name
 
     def entrypoint(self) -> str:
         """Return the command that the cluster runs, in its copy of the working directory."""

@@ -281,3 +281,24 @@ def test_a_program_without_an_output_runs() -> None:
     command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "flowcredit", "presets"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("called", "path", "shown"),
+    [
+        (".venv/bin/flowcredit", "", ".venv/bin/flowcredit"),
+        ("/x/.venv/bin/flowcredit", str(Path(sys.executable).parent), "flowcredit"),
+        ("/x/flowcredit/__main__.py", "", "flowcredit"),
+    ],
+)
+def test_the_way_to_the_page_is_a_command_that_the_shell_finds(
+    called, path, shown, preset, tmp_path, monkeypatch, capsys
+):
+    from deploy.cli.app import app
+
+    (file := tmp_path / "preset.yaml").write_text(yaml.safe_dump(preset))
+    monkeypatch.setattr(sys, "argv", [called])
+    monkeypatch.setenv("PATH", path)
+    run = tmp_path / "run"
+    app(["train", str(file), "--local", "--run", str(run), "evaluation.steps=1"], standalone_mode=False)
+    assert f"page      {shown} serve {run}\n" in capsys.readouterr().out

@@ -62,7 +62,8 @@ def test_all_that_a_run_folder_holds_travels_but_what_belongs_to_its_machine() -
 
 
 def test_a_name_is_looked_up_in_the_folder_of_runs(run):
-    assert pack.WHOLE in printed("mine", FLOWCREDIT_RUNS=str(run.parent))
+    for name in ("mine", "runs/mine"):
+        assert pack.WHOLE in printed(name, FLOWCREDIT_RUNS=str(run.parent))
     received = Received(io.BytesIO())
     received.take(printed("other", FLOWCREDIT_RUNS=str(run.parent)))
     with pytest.raises(RunFolderError, match=r"^there is no run .*/runs/other; .*/runs holds mine$"):

@@ -48,6 +48,20 @@ def test_from_any_other_folder_the_packages_travel_too(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("run", "runs", "fetched"),
+    [
+        ("mine", None, "mine"),
+        ("mine", "/shared/runs", "/shared/runs/mine"),
+        ("runs/mine", "/shared/runs", "/shared/runs/mine"),
+        ("/disk/mine", "/shared/runs", "/disk/mine"),
+    ],
+)
+def test_a_run_is_fetched_from_the_folder_of_runs_of_its_job(run, runs, fetched):
+    variables = {"FLOWCREDIT_RUNS": runs} if runs else {}
+    assert Submission(preset="toy_geneval", run=run, working_dir=ROOT, variables=variables).fetched_as() == fetched
+
+
+@pytest.mark.parametrize(
     "text", ["env_vars: [1, 2]", "env_vars: {A: 1}", "excludes: data", "py_modules: 3", "pip: 3", "1: 2"]
 )
 def test_a_file_that_is_no_environment_is_one_line(tmp_path, text):
