@@ -13,7 +13,7 @@ from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from deploy.cli import checks, configs, jobs, models, reports, rewards, status, training
 from deploy.cli.output import LOST, output_problem
@@ -24,6 +24,8 @@ STOPPED, CONTINUES = "stopped at once", "; `train` continues from the newest che
 TRAINING = ("train", "demo")
 CLOSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of a path that this user cannot use, such as a run in another user's private folder."""
+USAGE: Any = typer.BadParameter.__base__
+"""What typer raises for words that a command does not take; it has no public name."""
 COMMANDS = {
     "demo": (training.demo, ""),
     "train": (training.train, "toy_geneval --run runs/mine seed=3 group.size=16"),
@@ -67,7 +69,21 @@ class Command(TyperCommand):
         return params
 
 
+class Commands(TyperGroup):
+    """The commands; a word that none of them takes is a mistake in the input, in one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that the words name (InputError: they name none, or it does not take them)."""
+        try:
+            return super().invoke(ctx)
+        except USAGE as error:
+            where = error.ctx.command_path if error.ctx else ctx.command_path
+            said = " ".join(error.format_message().split()).rstrip(".")
+            raise InputError(f"{said} (see `{where} --help`)") from None
+
+
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     invoke_without_command=True,

@@ -54,6 +54,21 @@ def test_unknown_preset_is_refused_with_a_suggestion(monkeypatch, capsys):
     assert line.endswith("; or give the path of a .yaml file")
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["trian"], "No such command 'trian'. Did you mean 'train'? (see `flowcredit --help`)"),
+        (["status", "--wach"], "No such option: --wach (Possible options: --watch) (see `flowcredit status --help`)"),
+        (["stop"], "Missing argument 'run' (see `flowcredit stop --help`)"),
+        (["scale", "mine", "rollout", "many"], "Invalid value for 'count': "),
+    ],
+)
+def test_words_that_no_command_takes_are_one_line(words, line, monkeypatch, capsys):
+    assert run_cli(monkeypatch, *words) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"flowcredit: {line}")
+
+
 def test_missing_preset_file_is_refused(monkeypatch, capsys):
     assert run_cli(monkeypatch, "train", "nowhere.yaml") == 2
     assert "config file nowhere.yaml does not exist" in capsys.readouterr().err
