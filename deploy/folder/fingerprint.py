@@ -29,7 +29,7 @@ def input_digests(config: RunConfig) -> dict[str, str]:
     """Compute the sha256 of prompt files, of scorers' files, and of each file of the model's folders.
 
     These are the model's own, that of a tiny decoder and that of a LoRA to start from. What is not a file or folder on
-    this machine is left out; the revisions of a model and a LoRA on the hub are part of the config.
+    this machine is left out; the revisions of what is on the hub are part of the config.
     """
     prompts = {f"data.{name}": resolve(getattr(config.data, name)) for name in ("train", "heldout")}
     scorers = {f"rewards.{name}.scorer": file_of(reward.scorer) for name, reward in config.rewards.items()}

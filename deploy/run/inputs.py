@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from deploy.monitor.trackers import check_trackers
-from flow.models.folder import read_index
+from flow.models.folder import read_index, require_revisions
 from flow.models.made_for import distilled_by, native_side, require_sizes
 from learner.loop.evaluate import require_own_names
 from protocol.config.cluster import cluster_address
@@ -64,6 +64,7 @@ def _heldout(config: RunConfig) -> list[Prompt]:
 def _check_model(config: RunConfig) -> None:
     """Check a model without loading it; on a given cluster, the actors check the packages of their nodes."""
     read_index(config.model)
+    require_revisions(config.model)
     require_sizes(config)
     if config.model.quantize and not cluster_address(config.cluster):
         from flow.quantized.transformer import require_quantizer

@@ -58,6 +58,27 @@ def read_index(model: ModelConfig) -> ModelIndex:
     return ModelIndex(family=FAMILIES[pipeline], parts=parts)
 
 
+def require_revisions(model: ModelConfig) -> None:
+    """Check that each revision of the config belongs to a hub id: a folder or a file has none.
+
+    Args:
+        model: the model's config.
+
+    Raises:
+        ModelError: one would be ignored.
+    """
+    for key, revision, path_key, path in (
+        ("model.revision", model.revision, "model.path", model.path),
+        ("model.tiny_decoder_revision", model.tiny_decoder_revision, "model.tiny_decoder", model.tiny_decoder),
+        ("model.lora.revision", model.lora.revision, "model.lora.start", model.lora.start),
+    ):
+        if revision is not None and not (path and is_on_hub(path)):
+            raise ModelError(
+                f"{key} belongs to a hub id in {path_key}, got {revision!r} with {path or 'null'} there:"
+                f" set {key}=null, or name a hub id"
+            )
+
+
 def read_settings(file: Path) -> dict[str, Any]:
     """Read one of the JSON files of a model's folder.
 
@@ -119,7 +140,7 @@ def find_tiny_decoder(model: ModelConfig, folder: Path, *, is_whole: bool = True
         return None
     found = resolve(model.tiny_decoder)
     if is_on_hub(model.tiny_decoder):
-        found = tiny_decoder_folder(model.tiny_decoder, is_whole=is_whole)
+        found = tiny_decoder_folder(model.tiny_decoder, model.tiny_decoder_revision, is_whole=is_whole)
     tiny, vae = _decoder_facts(found / "config.json"), _decoder_facts(folder / "vae" / "config.json")
     if tiny is None or tiny.kind != "AutoencoderTiny":
         raise ModelError(
@@ -168,8 +189,8 @@ def completed(config: RunConfig) -> RunConfig:
     """Fill in what the model decides; a run folder keeps the result.
 
     - The adapter's config gets the family's defaults.
-    - The revision of a hub id becomes a commit, for the model and for the LoRA to start from. So every actor loads the
-      same files, and a resumed run notices that they have changed on the hub.
+    - The revision of a hub id becomes a commit, for the model, for its tiny decoder and for the LoRA to start from. So
+      every actor loads the same files, and a resumed run notices that they have changed on the hub.
     - The embedding cache becomes an absolute path, since actors may run in another working folder.
 
     If the hub does not answer, this process reads only its cache from here on.
@@ -180,12 +201,18 @@ def completed(config: RunConfig) -> RunConfig:
     model = config.model
     if any(path and is_on_hub(path) for path in (model.path, model.tiny_decoder, model.lora.start)):
         stay_offline_if_unreachable()
-    if model.tiny_decoder:
-        find_tiny_decoder(model, find_configs(model)[1], is_whole=False)
+    tiny, tiny_commit = model.tiny_decoder, model.tiny_decoder_revision
+    if tiny and (folder := find_tiny_decoder(model, find_configs(model)[1], is_whole=False)) and is_on_hub(tiny):
+        tiny_commit = _commit_of(folder, tiny_commit)
     cache = str(resolve(model.embedding_cache).absolute()) if model.embedding_cache else None
     lora = adapter_config(model)
     lora = lora.model_copy(update={"revision": _pinned_lora(lora)})
-    found = {"lora": lora, "revision": _pinned(model), "embedding_cache": cache}
+    found = {
+        "lora": lora,
+        "revision": _pinned(model),
+        "tiny_decoder_revision": tiny_commit,
+        "embedding_cache": cache,
+    }
     model = model.model_copy(update=found)
     return config.model_copy(update={"model": model})
 
@@ -204,11 +231,14 @@ def completed_for_estimate(config: RunConfig) -> tuple[RunConfig, ModelError | N
     try:
         return completed(config), None
     except ModelError as error:
-        parts = {"path": config.model.path, "tiny_decoder": config.model.tiny_decoder}
-        known = {key: str(folder) for key, path in parts.items() if path and (folder := known_configs(path))}
+        known: dict[str, str | None] = {}
+        for key, revision in (("path", "revision"), ("tiny_decoder", "tiny_decoder_revision")):
+            path = getattr(config.model, key)
+            if path and (folder := known_configs(path)):
+                known |= {key: str(folder), revision: None}
         lora = config.model.lora
         if lora.start and is_on_hub(lora.start):
-            lora = lora.model_copy(update={"start": None})
+            lora = lora.model_copy(update={"start": None, "revision": None})
         if not known and lora is config.model.lora:
             raise
         model = config.model.model_copy(update=known | {"lora": lora})

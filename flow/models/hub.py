@@ -75,11 +75,12 @@ def config_folder(repo: str, revision: str | None) -> Path:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=wanted))
 
 
-def tiny_decoder_folder(path: str, *, is_whole: bool) -> Path:
+def tiny_decoder_folder(path: str, revision: str | None, *, is_whole: bool) -> Path:
     """Return the folder of an `AutoencoderTiny` on the hub, downloaded or from the cache.
 
     Args:
         path: a hub id `org/name`.
+        revision: branch, tag or commit; None for the default branch.
         is_whole: with its weights; otherwise only its config.
 
     Returns:
@@ -92,8 +93,15 @@ def tiny_decoder_folder(path: str, *, is_whole: bool) -> Path:
 
     wanted = ["config.json", *(["diffusion_pytorch_model.safetensors"] if is_whole else [])]
     key = "model.tiny_decoder"
-    with explained(f"the tiny decoder {path}", path, error=ModelError, key=key, remedy=f"set {key} to a folder"):
-        return Path(snapshot_download(path, allow_patterns=wanted))
+    with explained(
+        f"the tiny decoder {path}{_at(revision)}",
+        path,
+        error=ModelError,
+        key=key,
+        revision_key="model.tiny_decoder_revision",
+        remedy=f"set {key} to a folder",
+    ):
+        return Path(snapshot_download(path, revision=revision, allow_patterns=wanted))
 
 
 def adapter_folder(path: str, revision: str | None, *, is_whole: bool = True) -> str:

@@ -32,7 +32,7 @@ class ModelConfig(Section):
     path: str
     """A diffusers folder, `pkg://package/folder` inside an installed package, or a hub id such as `org/name`."""
     revision: str | None = None
-    """Branch, tag or commit of a hub id; only a commit guarantees that the model never changes."""
+    """Branch, tag or commit of a hub id in `path`; only a commit guarantees that the model never changes."""
     dtype: Dtype = "float32"
     """Dtype of the transformer's weights and activations and of the text encoders; the LoRA is float32."""
     quantize: Literal["int8", "nf4"] | None = None
@@ -44,6 +44,8 @@ class ModelConfig(Section):
     tiny_decoder: str | None = None
     """Folder, `pkg://package/folder` or hub id of an AutoencoderTiny that decodes the images of completed points, such
     as `madebyollin/taesd3`; null uses the VAE. Finished images and evaluations always use the VAE."""
+    tiny_decoder_revision: str | None = None
+    """Branch, tag or commit of a hub id in `tiny_decoder`; only a commit guarantees that it never changes."""
     attention: str | None = None
     """Attention back end of diffusers' dispatcher, such as `flash` or `sage`, for rollout and learner alike; null is
     torch's own."""

@@ -1,7 +1,9 @@
 """Hub ids without a network: a model in the hub's cache is found, one that is not is explained."""
 
+import json
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +14,8 @@ from huggingface_hub import errors
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from deploy.folder.read import require_same
-from flow.models.folder import completed, completed_for_estimate, find_model, read_index
+from deploy.run.inputs import read_inputs
+from flow.models.folder import completed, completed_for_estimate, find_model, find_tiny_decoder, read_index
 from flow.models.hollow import hollow_backbone
 from flow.models.hub import adapter_folder, known_configs
 from flow.models.load import load_backbone
@@ -23,7 +26,8 @@ from protocol.hub import is_hub_id
 
 NOTICES = logging.getLogger("huggingface_hub.utils._http")
 REPO, COMMIT, OTHER = "example/tiny-sd3", "1" * 40, "2" * 40
-LORA, SD35 = "example/lora", "stabilityai/stable-diffusion-3.5-medium"
+LORA, DECODER, VAE = "example/lora", "example/decoder", "vae/config.json"
+SD35 = "stabilityai/stable-diffusion-3.5-medium"
 
 
 @pytest.fixture
@@ -100,6 +104,58 @@ def test_a_run_pins_the_commit_of_the_lora_that_it_starts_from(cache: Path, tiny
         completed(started(revision="v9"))
     local = started(start=str(repo / "snapshots" / COMMIT))
     assert completed(local).model.lora.revision is None
+
+
+def test_a_run_pins_the_commit_of_its_tiny_decoder(
+    cache: Path, tiny_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    repo, held = tmp_path / "models--example--decoder", json.loads((cache / "snapshots" / COMMIT / VAE).read_text())
+    sizes = {"encoder_block_out_channels": [4, 4], "decoder_block_out_channels": [4, 4]}
+    for commit, branch in ((COMMIT, "main"), (OTHER, "next")):
+        settings = {"_class_name": "AutoencoderTiny", "latent_channels": held["latent_channels"], **sizes}
+        (repo / "snapshots" / commit).mkdir(parents=True)
+        (repo / "snapshots" / commit / "config.json").write_text(json.dumps(settings))
+        (repo / "refs").mkdir(exist_ok=True)
+        (repo / "refs" / branch).write_text(commit)
+
+    def of(**settings: Any) -> RunConfig:
+        return tiny_config(model={"tiny_decoder": DECODER, **settings})
+
+    first = completed(of())
+    assert first.model.tiny_decoder_revision == COMMIT
+    assert completed(of(tiny_decoder_revision="next")).model.tiny_decoder_revision == OTHER
+    (repo / "refs" / "main").write_text(OTHER)
+    assert completed(first) == first, "an actor, or the resumed run's own config, keeps the commit"
+    folder = find_tiny_decoder(first.model, cache / "snapshots" / COMMIT, is_whole=False)
+    assert folder == repo / "snapshots" / COMMIT
+    with pytest.raises(ModelError, match=f"the tiny decoder {DECODER} at revision v9 is not complete in the hub"):
+        completed(of(tiny_decoder_revision="v9"))
+    local = of(tiny_decoder=str(repo / "snapshots" / COMMIT))
+    assert completed(local).model.tiny_decoder_revision is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"revision": "v1"}, "model.revision belongs to a hub id in model.path, got 'v1' with /.* there: set model"),
+        ({"lora": {"revision": "v1"}}, "model.lora.revision .* with null there: set model.lora.revision=null, or"),
+        ({"lora": {"start": ".", "revision": "v1"}}, "model.lora.revision .* hub id in model.lora.start, .* with . th"),
+        ({"tiny_decoder_revision": "v1"}, "model.tiny_decoder_revision .*: set model.tiny_decoder_revision=null, or"),
+    ],
+)
+def test_a_revision_without_a_hub_id_is_refused(
+    tiny_config: Callable[..., RunConfig], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelError, match=f"^{message}"):
+        read_inputs(tiny_config(model=settings))
+
+
+def test_an_estimate_without_a_network_drops_the_revisions_of_what_it_replaces(
+    cache: Path, tiny_config: Callable[..., RunConfig]
+) -> None:
+    lora = {"rank": 4, "alpha": 8, "start": LORA, "revision": "v1"}
+    config, _ = completed_for_estimate(tiny_config(model={"path": SD35, "revision": "v1", "lora": lora}))
+    assert (config.model.revision, config.model.lora.revision) == (None, None)
 
 
 def test_an_estimate_without_a_network_leaves_out_a_lora_of_the_hub(cache: Path, tiny_config: Any) -> None:
