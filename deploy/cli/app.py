@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from deploy.cli import checks, configs, jobs, models, reports, rewards, status, training
 from deploy.cli.output import LOST, output_problem
+from deploy.run.unfinished import end_process_if_left
 from flowcredit.start import VERSION
 from protocol.errors import FlowcreditError, InputError, reason_of
 
@@ -106,6 +107,14 @@ for name, (command, words) in COMMANDS.items():
 
 def main() -> None:
     """Run the command line; an error of ours ends in one line on stderr and an exit code."""
+    try:
+        _main()
+    except SystemExit as ended:
+        end_process_if_left(ended.code if isinstance(ended.code, int) else 0)
+        raise
+
+
+def _main() -> None:
     # Other libraries' notices about themselves are not for the user's terminal.
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray|diffusers|transformers|torch")
     if isinstance(sys.stdout, TextIOWrapper):

@@ -1,7 +1,7 @@
 """The fleet in one process without Ray, for debugging and tests: plain classes implement the ports.
 
 All computation runs on one separate thread, so the event loop stays free for Ctrl-C. Torch uses as many threads as the
-role that computes has.
+role that computes has. A computation that does not end within `STOP_S` seconds of the fleet's end is left behind.
 """
 
 import asyncio
@@ -11,10 +11,13 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from functools import partial
+from threading import Lock, current_thread
 from typing import TypeVar
 
 import numpy as np
 
+from deploy.run.unfinished import leave
 from flow.device import computing, device_of, torch_threads
 from flow.rollout import RolloutPolicy, excerpt_of
 from learner.update.learner import Learner
@@ -43,6 +46,8 @@ from rewards.scorer import CheckedScorer, scorer_of
 from rewards.scores import Mixture, Tally, groups_of, joined, settle
 
 Result = TypeVar("Result")
+STOP_S = 2.0
+"""Seconds that the end of a fleet waits for the computation in progress: a scorer in it may take for ever."""
 
 
 class LocalFleet(Mixture):
@@ -59,6 +64,8 @@ class LocalFleet(Mixture):
         self._has_learner = has_learner
         self._tallies = {name: Tally(name, sink) for name in config.rewards} if sink else {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
+        self._worker = current_thread()
+        self._computing = Lock()
         self._busy_s = dict.fromkeys(("learner", "rollout", *(f"reward/{name}" for name in config.rewards)), 0.0)
         self._calls = dict.fromkeys(self._busy_s, 0)
         self._working = ""
@@ -71,7 +78,10 @@ class LocalFleet(Mixture):
         self._rollout = await self._run("rollout", lambda: RolloutPolicy(self._config, device=device_of(role)))
         if self._has_learner:
             await self.restart_learner()
-        self._scorers = {name: scorer_of(reward) for name, reward in self._config.rewards.items()}
+        self._scorers = {
+            name: await self._run(f"reward/{name}", partial(scorer_of, reward))
+            for name, reward in self._config.rewards.items()
+        }
 
     async def restart_learner(self) -> None:
         """Replace the learner by one in the state of iteration 0."""
@@ -79,8 +89,13 @@ class LocalFleet(Mixture):
         self._learner = await self._run("learner", lambda: Learner(self._config, device=device_of(role)))
 
     def stop(self) -> None:
-        """Wait for the computation in progress and start no other."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        """Start no other computation, and wait up to `STOP_S` seconds for the one in progress."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._computing.acquire(timeout=STOP_S):
+            self._computing.release()
+            self._thread.shutdown(wait=True)
+        else:
+            leave(self._worker)
 
     async def rollout(self, request: ShardRequest) -> tuple[ShardReceipt, RolloutHandle, ImagesHandle]:
         """Roll out one shard; return receipt, trajectories and images."""
@@ -112,7 +127,7 @@ class LocalFleet(Mixture):
         """Check the prompts with those scorers that `check_inputs` could not build."""
         for name, reward in self._config.rewards.items():
             if reward.runtime_env:
-                self._scorers[name].check(prompts)
+                await self._run(f"reward/{name}", partial(self._scorers[name].check, prompts))
 
     def failures(self) -> Metrics:
         """Return no metrics: scorers in this process are not retried, and `reward/missing` counts missing scores."""
@@ -228,13 +243,14 @@ class LocalFleet(Mixture):
         role: RoleConfig = getattr(self._config.cluster, kind)
 
         def timed() -> Result:
-            began, self._working = time.monotonic(), name
-            try:
-                with torch_threads(role.threads) if kind == "reward" else computing(role):
-                    return work()
-            finally:
-                self._working = ""
-                self._busy_s[name] += time.monotonic() - began
-                self._calls[name] += 1
+            with self._computing:
+                self._worker, self._working, began = current_thread(), name, time.monotonic()
+                try:
+                    with torch_threads(role.threads) if kind == "reward" else computing(role):
+                        return work()
+                finally:
+                    self._working = ""
+                    self._busy_s[name] += time.monotonic() - began
+                    self._calls[name] += 1
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, timed)
