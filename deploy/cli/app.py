@@ -123,6 +123,7 @@ def _main() -> None:
     try:
         app(standalone_mode=True)
     except FlowcreditError as error:
+        _end_if_interrupted(error)
         _end(str(error), 2 if isinstance(error, InputError) else 1)
     except asyncio.CancelledError:
         _end(_stopped(), 130)
@@ -131,6 +132,10 @@ def _main() -> None:
             _require_output(b"\n")
         if error.errno in CLOSED and error.filename is not None:
             _end(f"{str(error.filename)[:200]!r} cannot be used: {reason_of(error)}; name another path", 2)
+        _end_if_interrupted(error)
+        raise
+    except Exception as error:
+        _end_if_interrupted(error)
         raise
     except SystemExit as ended:
         if ended.code == 130:  # typer ends so after Ctrl-C, without a message
@@ -143,6 +148,16 @@ def _require_output(more: bytes = b"") -> None:
     """End with one line if standard output cannot be written."""
     if problem := output_problem(more):
         _end(f"the output cannot be written: {problem}", 1)
+
+
+def _end_if_interrupted(error: BaseException) -> None:
+    """End as after any Ctrl-C if one is behind an error: a library that it met in an import reports a failed import."""
+    chain: list[BaseException | None] = [error]
+    for each in chain:
+        if isinstance(each, KeyboardInterrupt):
+            _end(_stopped(), 130)
+        if each is not None:
+            chain += [other for other in (each.__cause__, each.__context__) if other not in chain]
 
 
 def _stopped() -> str:

@@ -317,3 +317,24 @@ def test_the_way_to_the_page_is_a_command_that_the_shell_finds(
     run = tmp_path / "run"
     app(["train", str(file), "--local", "--run", str(run), "evaluation.steps=1"], standalone_mode=False)
     assert f"page      {shown} serve {run}\n" in capsys.readouterr().out
+
+
+INTERRUPTED = """
+class Library:
+    def __init__(self):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise {} from {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("raised", "cause"), [("RuntimeError('Failed to import it')", "error"), ("ImportError('partly imported')", "None")]
+)
+def test_ctrl_c_that_a_library_reports_as_a_failed_import_ends_like_any_other(
+    raised: str, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "library.py").write_text(INTERRUPTED.format(raised, cause))
+    assert run_cli(monkeypatch, "serve-rewards", f"{tmp_path}/library.py:Library") == 130
+    assert capsys.readouterr().err == "flowcredit: stopped at once\n"
