@@ -11,6 +11,7 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from pkgutil import iter_modules
+from traceback import format_exception_only
 from types import ModuleType
 
 VERSION = "0.1.0"
@@ -104,6 +105,25 @@ def shadows() -> list[Path]:
     return [path for path in found if os.access(path, os.R_OK) and path.is_file()]
 
 
+def is_interrupted(error: BaseException) -> bool:
+    """Tell whether Ctrl-C is behind an error: a library that it met while it was imported reports a failed import.
+
+    Args:
+        error: what ended the program.
+
+    Returns:
+        Whether it, its cause or its context is a KeyboardInterrupt, or has that name in its message as pydantic's has.
+    """
+    chain: list[BaseException | None] = [error]
+    for each in chain:
+        if each is None:
+            continue
+        if isinstance(each, KeyboardInterrupt) or KeyboardInterrupt.__name__ in "".join(format_exception_only(each)):
+            return True
+        chain += [other for other in (each.__cause__, each.__context__) if other not in chain]
+    return False
+
+
 def main() -> None:
     """Run the command line."""
     try:
@@ -125,7 +145,9 @@ def main() -> None:
         )
     try:
         commands = import_module("deploy.cli.app")
-    except KeyboardInterrupt:
+    except BaseException as error:
+        if not is_interrupted(error):
+            raise
         sys.stderr.write("flowcredit: stopped at once\n")
         sys.exit(130)
     commands.main()

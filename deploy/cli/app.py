@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 from deploy.cli import checks, configs, jobs, models, reports, rewards, status, training
 from deploy.cli.output import LOST, output_problem
 from deploy.run.unfinished import end_process_if_left
-from flowcredit.start import VERSION
+from flowcredit.start import VERSION, is_interrupted
 from protocol.errors import FlowcreditError, InputError, reason_of
 
 STOPPED, CONTINUES = "stopped at once", "; `train` continues from the newest checkpoint"
@@ -151,13 +151,8 @@ def _require_output(more: bytes = b"") -> None:
 
 
 def _end_if_interrupted(error: BaseException) -> None:
-    """End as after any Ctrl-C if one is behind an error: a library that it met in an import reports a failed import."""
-    chain: list[BaseException | None] = [error]
-    for each in chain:
-        if isinstance(each, KeyboardInterrupt):
-            _end(_stopped(), 130)
-        if each is not None:
-            chain += [other for other in (each.__cause__, each.__context__) if other not in chain]
+    if is_interrupted(error):
+        _end(_stopped(), 130)
 
 
 def _stopped() -> str:
