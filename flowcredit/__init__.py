@@ -4,6 +4,12 @@
 `import flowcredit` is cheap.
 """
 
+import sys
+
+if sys.argv[:1] == ["-m"] and not sys.flags.safe_path:
+    # `python -m flowcredit` puts the working folder first: a file such as `typing.py` there would hide a library.
+    sys.path.append(sys.path.pop(0))
+
 from importlib import import_module
 from typing import Any
 

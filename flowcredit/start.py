@@ -5,13 +5,15 @@ working folder is the last entry of `sys.path`, so modules there can be named in
 """
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from pkgutil import iter_modules
-from traceback import format_exception_only
+from threading import current_thread, main_thread
 from types import ModuleType
 
 VERSION = "0.1.0"
@@ -105,23 +107,35 @@ def shadows() -> list[Path]:
     return [path for path in found if os.access(path, os.R_OK) and path.is_file()]
 
 
-def is_interrupted(error: BaseException) -> bool:
-    """Tell whether Ctrl-C is behind an error: a library that it met while it was imported reports a failed import.
+@contextmanager
+def noticing_ctrl_c() -> Iterator[Callable[[], bool]]:
+    """Notice Ctrl-C in the block, also one that a library catches while it is imported and reports as a failed import.
 
-    Args:
-        error: what ended the program.
-
-    Returns:
-        Whether it, its cause or its context is a KeyboardInterrupt, or has that name in its message as pydantic's has.
+    Yields:
+        Tells whether there was one; no longer once an event loop has handled signals, since it decides what they do.
     """
-    chain: list[BaseException | None] = [error]
-    for each in chain:
-        if each is None:
-            continue
-        if isinstance(each, KeyboardInterrupt) or KeyboardInterrupt.__name__ in "".join(format_exception_only(each)):
-            return True
-        chain += [other for other in (each.__cause__, each.__context__) if other not in chain]
-    return False
+    if current_thread() is not main_thread():  # only the main thread receives signals
+        yield lambda: False
+        return
+    reader, writer = os.pipe()
+    for end in (reader, writer):
+        os.set_blocking(end, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def is_pressed() -> bool:
+        if signal.set_wakeup_fd(writer, warn_on_full_buffer=False) != writer:
+            return False
+        try:
+            return signal.SIGINT in os.read(reader, 2**16)
+        except BlockingIOError:
+            return False
+
+    try:
+        yield is_pressed
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)
 
 
 def main() -> None:
@@ -143,11 +157,12 @@ def main() -> None:
             f"flowcredit: note: {path} has the name of one of flowcredit's packages and is not used; name a scorer in"
             " it by its path, such as ./mine.py:Class\n"
         )
-    try:
-        commands = import_module("deploy.cli.app")
-    except BaseException as error:
-        if not is_interrupted(error):
-            raise
-        sys.stderr.write("flowcredit: stopped at once\n")
-        sys.exit(130)
+    with noticing_ctrl_c() as is_pressed:
+        try:
+            commands = import_module("deploy.cli.app")
+        except BaseException as error:
+            if not isinstance(error, KeyboardInterrupt) and not is_pressed():
+                raise
+            sys.stderr.write("flowcredit: stopped at once\n")
+            sys.exit(130)
     commands.main()

@@ -8,6 +8,7 @@ import asyncio
 import errno
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from io import TextIOWrapper
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from deploy.cli import checks, configs, jobs, models, reports, rewards, status, training
 from deploy.cli.output import LOST, output_problem
 from deploy.run.unfinished import end_process_if_left
-from flowcredit.start import VERSION, is_interrupted
+from flowcredit.start import VERSION, noticing_ctrl_c
 from protocol.errors import FlowcreditError, InputError, reason_of
 
 STOPPED, CONTINUES = "stopped at once", "; `train` continues from the newest checkpoint"
@@ -108,13 +109,14 @@ for name, (command, words) in COMMANDS.items():
 def main() -> None:
     """Run the command line; an error of ours ends in one line on stderr and an exit code."""
     try:
-        _main()
+        with noticing_ctrl_c() as is_pressed:
+            _main(is_pressed)
     except SystemExit as ended:
         end_process_if_left(ended.code if isinstance(ended.code, int) else 0)
         raise
 
 
-def _main() -> None:
+def _main(is_pressed: Callable[[], bool]) -> None:
     # Other libraries' notices about themselves are not for the user's terminal.
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray|diffusers|transformers|torch")
     if isinstance(sys.stdout, TextIOWrapper):
@@ -122,25 +124,22 @@ def _main() -> None:
             sys.stdout.reconfigure(errors="backslashreplace")  # for terminals that know no arrows
     try:
         app(standalone_mode=True)
-    except FlowcreditError as error:
-        _end_if_interrupted(error)
-        _end(str(error), 2 if isinstance(error, InputError) else 1)
     except asyncio.CancelledError:
         _end(_stopped(), 130)
-    except OSError as error:
-        if error.errno in LOST:
-            _require_output(b"\n")
-        if error.errno in CLOSED and error.filename is not None:
-            _end(f"{str(error.filename)[:200]!r} cannot be used: {reason_of(error)}; name another path", 2)
-        _end_if_interrupted(error)
-        raise
-    except Exception as error:
-        _end_if_interrupted(error)
-        raise
     except SystemExit as ended:
-        if ended.code == 130:  # typer ends so after Ctrl-C, without a message
+        if ended.code == 130 or (ended.code and is_pressed()):  # typer ends so after Ctrl-C, without a message
             _end(_stopped(), 130)
         _require_output()
+        raise
+    except Exception as error:
+        if is_pressed():
+            _end(_stopped(), 130)
+        if isinstance(error, FlowcreditError):
+            _end(str(error), 2 if isinstance(error, InputError) else 1)
+        if isinstance(error, OSError) and error.errno in LOST:
+            _require_output(b"\n")
+        if isinstance(error, OSError) and error.errno in CLOSED and error.filename is not None:
+            _end(f"{str(error.filename)[:200]!r} cannot be used: {reason_of(error)}; name another path", 2)
         raise
 
 
@@ -148,11 +147,6 @@ def _require_output(more: bytes = b"") -> None:
     """End with one line if standard output cannot be written."""
     if problem := output_problem(more):
         _end(f"the output cannot be written: {problem}", 1)
-
-
-def _end_if_interrupted(error: BaseException) -> None:
-    if is_interrupted(error):
-        _end(_stopped(), 130)
 
 
 def _stopped() -> str:

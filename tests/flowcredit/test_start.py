@@ -87,6 +87,15 @@ def test_modules_of_the_working_folder_are_found_last(tmp_path: Path) -> None:
     assert "module 'beside' has no 'Nothing'" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["typing", "enum", "re", "pathlib"])
+def test_a_file_named_like_a_library_of_python_does_not_keep_the_program_from_starting(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong library')\n")
+    done = flowcredit(tmp_path, "--version", PYTHONPATH=str(ROOT))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_module_of_ours_that_does_not_exist_is_named_by_its_file(tmp_path: Path) -> None:
     done = flowcredit(tmp_path, "serve-rewards", "x=rewards.mine:Level", PYTHONPATH=str(ROOT))
     assert done.returncode == 2
