@@ -12,7 +12,7 @@ from ray._private.label_utils import validate_label_selector  # Ray has no publi
 from ray.exceptions import AuthenticationError
 
 from deploy.run.inputs import environment_problems, gpu_problems, label_problems
-from deploy.run.ray_errors import not_connected, not_started, require_head, require_loopback
+from deploy.run.ray_errors import not_connected, not_started, require_head, require_own_machine
 from deploy.run.signals import outliving_the_terminal
 from flowcredit.start import FOLDER_VARIABLE, HOOK, hidden, shadows
 from protocol.config.cluster import cluster_address
@@ -94,7 +94,7 @@ def _connect(config: RunConfig, address: str | None, python: str | None) -> None
 
 
 def _start(config: RunConfig, quiet: dict[str, Any], *, is_forking: bool) -> None:
-    require_loopback()
+    require_own_machine()
     try:
         with outliving_the_terminal():
             ray.init(

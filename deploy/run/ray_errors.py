@@ -88,17 +88,30 @@ def not_connected(error: Exception, address: str) -> ConfigError:
     return ConfigError(f"no Ray cluster answers at {address}: {one_line(error)}; check cluster.address or RAY_ADDRESS")
 
 
-def require_loopback() -> None:
-    """Check that this machine reaches itself, as the processes of a local cluster must (ConfigError: it does not)."""
+def require_own_machine() -> None:
+    """Check that this machine reaches itself, as a local cluster must, at the addresses that Ray takes.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    from ray.util import get_node_ip_address
+
+    _require_reached(LOOPBACK, "start the loopback interface (ip link set lo up) and let no firewall close it")
+    # Without a network Ray takes the address that /etc/hosts gives to this machine's name.
+    _require_reached(get_node_ip_address(), f"correct the line of {socket.gethostname()} in /etc/hosts")
+
+
+def _require_reached(address: str, remedy: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        with socket.create_server((LOOPBACK, 0)) as door:
-            socket.create_connection(door.getsockname(), timeout=LOOPBACK_S).close()
+        with socket.create_server((address, 0), family=family) as door:
+            socket.create_connection(door.getsockname()[:2], timeout=LOOPBACK_S).close()
     except OSError as error:
         if error.errno in (errno.EADDRINUSE, errno.EMFILE, errno.ENFILE):
             raise not_started(error) from None
         raise ConfigError(
-            f"this machine must reach itself at {LOOPBACK} for a Ray of its own: {one_line(error)}; start the loopback"
-            " interface (ip link set lo up) and let no firewall close it; --local does without Ray"
+            f"this machine must reach itself at {address} for a Ray of its own: {one_line(error)}; {remedy}; --local"
+            " does without Ray"
         ) from None
 
 
