@@ -37,7 +37,7 @@ def doubtful(reward: Float[Tensor, " N"], auxiliary: Float[Tensor, "A N"], *, sh
     """
     doubt = rank_shares(reward) - torch.stack([rank_shares(each) for each in auxiliary]).mean(0)
     doubt = torch.where(doubt.isnan(), -math.inf, doubt.round(decimals=9))  # equal ranks add up to equal bits
-    most = doubt.argsort(descending=True, stable=True)[: math.ceil(share * len(doubt))]
+    most = doubt.argsort(descending=True, stable=True)[: math.ceil(share * len(doubt) - 1e-9)]
     chosen = torch.zeros(len(doubt), dtype=torch.bool)
     chosen[most] = True
     return chosen & (doubt > 0)

@@ -81,7 +81,7 @@ class StepChoice:
     def columns(self, facts: ShardFacts) -> list[int]:
         """Choose the trained ones of the shard's stochastic steps: columns of its `log_probs`, ascending."""
         steps = len(facts.steps)
-        count = max(1, math.floor(self.fraction * steps))
+        count = max(1, math.floor(self.fraction * steps + 1e-9))
         if count == steps:
             return list(range(steps))
         request = facts.request

@@ -55,8 +55,8 @@ class WindowConfig(Section):
 
     def bounds(self, steps: int) -> tuple[int, int]:
         """Return the first step, and the step after the last one, of the part that holds the windows."""
-        low, high = self.within
-        return int(low * steps), int(high * steps)
+        low, high = (int(share * steps + 1e-9) for share in self.within)  # 0.58 of 50 steps is 28.999999999999996
+        return low, high
 
 
 class IntegrationConfig(Section):

@@ -97,6 +97,11 @@ def test_a_spread_window_always_holds_as_many_eligible_steps() -> None:
         require_trainable(WindowConfig(rule="spread", size=4), candidates=(0, 1, 3), total=5)
 
 
+def test_the_part_that_holds_the_windows_is_that_of_exact_arithmetic() -> None:
+    """0.14 of 50 is 7 and 0.58 of 50 is 29; their floating-point products are a little more and a little less."""
+    assert WindowConfig(within=(0.14, 0.58)).bounds(50) == (7, 29)
+
+
 def test_branches_explore_one_step_a_shard_and_all_steps_over_the_iterations() -> None:
     assert [steps(0, shard, rule="branch") for shard in range(9)] == [(k,) for k in range(9)]
     assert {steps(iteration, 0, rule="branch")[0] for iteration in range(9)} == set(CANDIDATES)

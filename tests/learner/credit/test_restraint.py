@@ -30,6 +30,8 @@ def test_the_members_worked_by_hand_are_doubtful() -> None:
     for share, expected in ((0.1, [0]), (0.2, [0]), (0.3, [0, 1]), (1.0, [0, 1])):
         assert doubtful(reward, others, share=share).nonzero().flatten().tolist() == expected
     assert not doubtful(reward, reward[None], share=1.0).any(), "who agrees has no doubt"
+    many = torch.arange(50.0)
+    assert doubtful(many, -many[None], share=0.14).sum() == 7, "0.14 of 50 is 7, not a little more"
     lacking = torch.where(torch.arange(5) == 0, torch.nan, others)
     assert doubtful(reward, lacking, share=0.2).nonzero().flatten().tolist() != [0]
 

@@ -133,6 +133,12 @@ def test_each_micro_batch_trains_as_often_as_its_advantages_say(scene: Scene) ->
             assert all(each.get(k, 1.0) in (0.0, pytest.approx(1 / chance)) for each in factors)
 
 
+def test_a_share_of_the_steps_is_that_of_exact_arithmetic(scene: Scene) -> None:
+    """0.58 of 50 is 29; the floating-point product is a little less."""
+    facts = replace(scene.tasks(StepChoice())[0].shard.facts, steps=tuple(range(50)))
+    assert len(StepChoice(fraction=0.58).columns(facts)) == 29
+
+
 def test_draws_differ_by_step_shard_epoch_and_seed(scene: Scene) -> None:
     facts = [task.shard.facts for task in scene.tasks(StepChoice())]
 
