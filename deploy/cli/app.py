@@ -28,6 +28,8 @@ CLOSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of a path that this user cannot use, such as a run in another user's private folder."""
 USAGE: Any = typer.BadParameter.__base__
 """What typer raises for words that a command does not take; it has no public name."""
+CIRCLE = "Symlink loop from"
+"""Begins the message with which `Path.resolve` meets a circle of links before Python 3.13; later it is an OSError."""
 COMMANDS = {
     "demo": (training.demo, ""),
     "train": (training.train, "toy_geneval --run runs/mine seed=3 group.size=16"),
@@ -140,6 +142,8 @@ def _main(is_pressed: Callable[[], bool]) -> None:
             _require_output(b"\n")
         if isinstance(error, OSError) and error.errno in CLOSED and error.filename is not None:
             _end(f"{str(error.filename)[:200]!r} cannot be used: {reason_of(error)}; name another path", 2)
+        if isinstance(error, RuntimeError) and str(error).startswith(CIRCLE):
+            _end(f"{error}: name another path", 2)
         raise
 
 

@@ -56,7 +56,7 @@ def _explain(problem: Any) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
         return message
-    return f"{dotted}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
+    return f"{dotted or 'the config'}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
 
 
 def _suggest_key(word: str, parents: list[str]) -> str:

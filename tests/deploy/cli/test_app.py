@@ -319,6 +319,25 @@ def test_the_way_to_the_page_is_a_command_that_the_shell_finds(
     assert f"page      {shown} serve {run}\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("init", "circle"),
+        ("submit", "./circle.yaml", "--run", "x"),
+        ("status", "circle", "--board", "redis://127.0.0.1:1"),
+    ],
+)
+def test_a_circle_of_links_is_one_line(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("circle", "circle.yaml"):
+        Path(name).symlink_to(name)
+    assert run_cli(monkeypatch, *words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "/circle" in line and line.endswith("name another path")
+
+
 INTERRUPTED = """
 import signal
 

@@ -483,3 +483,8 @@ def test_what_a_run_folder_would_give_back_as_something_else_is_refused(key: str
         with pytest.raises(ConfigError, match=rf"^{re.escape(key)}[^:]*: input should ") as refused:
             parse_config(with_value(key, odd))
         assert "\n" not in str(refused.value)
+
+
+def test_a_config_that_is_no_mapping_is_named_as_a_whole() -> None:
+    with pytest.raises(ConfigError, match="^the config: input should be a valid dictionary.*got None"):
+        parse_config(None)  # type: ignore[arg-type]
