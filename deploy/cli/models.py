@@ -20,7 +20,9 @@ def generate(
     negative: Annotated[str, typer.Option(help="Negative prompt; takes effect if model.guidance is above 1.")] = "",
     count: Annotated[int, typer.Option(min=1, help="Number of images of each prompt.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0,
-    steps: Annotated[int | None, typer.Option(min=1, help="Euler steps; default: evaluation.steps.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, max=10_000, help="Euler steps; default: evaluation.steps.")
+    ] = None,
     height: Annotated[
         int | None, typer.Option(min=1, help="Height in pixels; default: that of the run's evaluation.")
     ] = None,
