@@ -96,6 +96,15 @@ def test_a_file_named_like_a_library_of_python_does_not_keep_the_program_from_st
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_working_folder_on_the_python_path_keeps_its_place_there(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    for folder, name in ((tmp_path, "Here"), (tmp_path / "elsewhere", "Elsewhere")):
+        (folder / "beside.py").write_text(f"class {name}: pass\n")
+    path = os.pathsep.join(map(str, (tmp_path, tmp_path / "elsewhere", ROOT)))
+    done = flowcredit(tmp_path, "serve-rewards", "x=beside:Nothing", PYTHONPATH=path)
+    assert "known: Here" in done.stderr
+
+
 def test_a_module_of_ours_that_does_not_exist_is_named_by_its_file(tmp_path: Path) -> None:
     done = flowcredit(tmp_path, "serve-rewards", "x=rewards.mine:Level", PYTHONPATH=str(ROOT))
     assert done.returncode == 2
