@@ -6,7 +6,7 @@
 
 import sys
 
-if sys.argv[:1] == ["-m"] and not sys.flags.safe_path:
+if sys.argv[:1] == ["-m"] and {"flowcredit", "-mflowcredit"} & {*sys.orig_argv} and not sys.flags.safe_path:
     # `python -m flowcredit` puts the working folder first: a file such as `typing.py` there would hide a library.
     sys.path.append(sys.path.pop(0))
 
