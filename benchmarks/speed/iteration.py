@@ -6,8 +6,8 @@
     python -m benchmarks.speed.iteration toy_geneval --cpu                 # CPU seconds, where other programs run too
 
 It trains a few iterations and reads the metrics `work/...` that every run writes, without the first iteration. The
-bound of a part is its count times the least cost of one: the part is measured alone at several batch sizes, and the
-best one counts. Operations are torch's count, without the VAE's. The share of the peak (mfu) is relative to
+bound of a part is its count times the least cost of one: the part is measured alone at several batch sizes in turn, and
+the best size counts, by its median. Operations are torch's count, without the VAE's. The share of the peak (mfu) is relative to
 `--peak-tflops`, or on a CPU to the rate of a large float32 matrix product on as many threads.
 """
 
@@ -20,7 +20,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
-from statistics import fmean
+from statistics import fmean, median
 from typing import Annotated
 
 import numpy as np
@@ -44,7 +44,7 @@ from protocol.messages import GenerateRequest, Prompt
 from protocol.prompts import read_prompts
 from rewards.scorer import build_scorer
 
-ROUNDS = 3
+ROUNDS = 9
 BATCHES = (1 / 24, 0.5, 1, 2, 4, 8)
 """Batch sizes that are tried, as multiples of a shard."""
 SPENT = "seconds/iteration"
@@ -216,19 +216,22 @@ def _least(make: Callable[[int], Callable[[], object]], sizes: Sequence[int]) ->
 
 
 def _by_size(make: Callable[[int], Callable[[], object]], sizes: Sequence[int]) -> dict[int, float]:
-    """Return the least seconds of one sample in `ROUNDS` runs, by batch size."""
-    costs: dict[int, float] = {}
-    for size in sizes:
-        work = make(size)
+    """Return the median seconds of one sample in `ROUNDS` runs, by batch size.
+
+    The sizes take turns, so a machine that gets slower or faster does so for each of them.
+    """
+    works = {size: make(size) for size in sizes}
+    costs: dict[int, list[float]] = {size: [] for size in sizes}
+    for work in works.values():
         work()
-        for _ in range(ROUNDS):
+    for _ in range(ROUNDS):
+        for size, work in works.items():
             _wait()
             began = time.perf_counter()
             work()
             _wait()
-            each = (time.perf_counter() - began) / size
-            costs[size] = min(each, costs.get(size, each))
-    return costs
+            costs[size].append((time.perf_counter() - began) / size)
+    return {size: median(each) for size, each in costs.items()}
 
 
 def _wait() -> None:
