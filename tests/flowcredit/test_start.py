@@ -96,7 +96,7 @@ def test_a_file_named_like_a_library_of_python_does_not_keep_the_program_from_st
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_working_folder_on_the_python_path_keeps_its_place_there(tmp_path: Path) -> None:
+def test_a_working_folder_on_the_python_path_stays_where_it_is(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     for folder, name in ((tmp_path, "Here"), (tmp_path / "elsewhere", "Elsewhere")):
         (folder / "beside.py").write_text(f"class {name}: pass\n")
