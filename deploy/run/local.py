@@ -8,12 +8,13 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
-from threading import Lock, current_thread
-from typing import TypeVar
+from threading import Lock
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -48,6 +49,9 @@ from rewards.scores import Mixture, Tally, groups_of, joined, settle
 Result = TypeVar("Result")
 STOP_S = 2.0
 """Seconds that the end of a fleet waits for the computation in progress: a scorer in it may take for ever."""
+ALONE = Lock()
+"""Held by a rollout or an update. Torch has one choice of kernels for all threads of a process, and a run that an
+interrupt has ended may leave a computation behind: that of the next run waits until it has put the choice back."""
 
 
 class LocalFleet(Mixture):
@@ -64,8 +68,7 @@ class LocalFleet(Mixture):
         self._has_learner = has_learner
         self._tallies = {name: Tally(name, sink) for name in config.rewards} if sink else {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
-        self._worker = current_thread()
-        self._computing = Lock()
+        self._work: set[Future[Any]] = set()
         self._busy_s = dict.fromkeys(("learner", "rollout", *(f"reward/{name}" for name in config.rewards)), 0.0)
         self._calls = dict.fromkeys(self._busy_s, 0)
         self._working = ""
@@ -91,11 +94,7 @@ class LocalFleet(Mixture):
     def stop(self) -> None:
         """Start no other computation, and wait up to `STOP_S` seconds for the one in progress."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-        if self._computing.acquire(timeout=STOP_S):
-            self._computing.release()
-            self._thread.shutdown(wait=True)
-        else:
-            leave(self._worker)
+        leave(wait(self._work, timeout=STOP_S).not_done)
 
     async def rollout(self, request: ShardRequest) -> tuple[ShardReceipt, RolloutHandle, ImagesHandle]:
         """Roll out one shard; return receipt, trajectories and images."""
@@ -243,14 +242,22 @@ class LocalFleet(Mixture):
         role: RoleConfig = getattr(self._config.cluster, kind)
 
         def timed() -> Result:
-            with self._computing:
-                self._worker, self._working, began = current_thread(), name, time.monotonic()
-                try:
-                    with torch_threads(role.threads) if kind == "reward" else computing(role):
-                        return work()
-                finally:
-                    self._working = ""
-                    self._busy_s[name] += time.monotonic() - began
-                    self._calls[name] += 1
+            began, self._working = time.monotonic(), name
+            try:
+                with torch_threads(role.threads) if kind == "reward" else _alone(role):
+                    return work()
+            finally:
+                self._working = ""
+                self._busy_s[name] += time.monotonic() - began
+                self._calls[name] += 1
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, timed)
+        future = self._thread.submit(timed)
+        self._work.add(future)
+        future.add_done_callback(self._work.discard)
+        return await asyncio.wrap_future(future)
+
+
+@contextmanager
+def _alone(role: RoleConfig) -> Iterator[None]:
+    with ALONE, computing(role):
+        yield

@@ -1,29 +1,27 @@
-"""Threads that a run in this process leaves computing: Python would wait for them before it ends, perhaps for ever."""
+"""Computations that a run in this process leaves behind: Python would wait for them at its end, perhaps for ever."""
 
 import os
 import sys
+from collections.abc import Iterable
+from concurrent.futures import Future
 from contextlib import suppress
-from threading import Thread
+from typing import Any
 
-_left: list[Thread] = []
+_left: list[Future[Any]] = []
 
 
-def leave(thread: Thread) -> None:
-    """Note a thread whose computation did not end in time; its result is not wanted any more.
-
-    Args:
-        thread: the thread.
-    """
-    _left.append(thread)
+def leave(computations: Iterable[Future[Any]]) -> None:
+    """Note computations that did not end in time; their results are not wanted any more."""
+    _left.extend(computations)
 
 
 def end_process_if_left(code: int) -> None:
-    """End this process at once if a thread that was left still computes; otherwise return.
+    """End this process at once if a computation that was left goes on; otherwise return.
 
     Args:
         code: exit code of the process.
     """
-    if not any(thread.is_alive() for thread in _left):
+    if all(computation.done() for computation in _left):
         return
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
