@@ -8,8 +8,8 @@ import asyncio
 import errno
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from typing import Annotated, Any
 
@@ -76,14 +76,27 @@ class Command(TyperCommand):
 class Commands(TyperGroup):
     """The commands; a word that none of them takes is a mistake in the input, in one line."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words before the command (InputError: an unknown option); without any word, show the help."""
+        if not args:
+            return super().parse_args(ctx, args)
+        with _usage_in_one_line(ctx):
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command that the words name (InputError: they name none, or it does not take them)."""
-        try:
+        with _usage_in_one_line(ctx):
             return super().invoke(ctx)
-        except USAGE as error:
-            where = error.ctx.command_path if error.ctx else ctx.command_path
-            said = " ".join(error.format_message().split()).rstrip(".")
-            raise InputError(f"{said} (see `{where} --help`)") from None
+
+
+@contextmanager
+def _usage_in_one_line(ctx: Any) -> Iterator[None]:
+    try:
+        yield
+    except USAGE as error:
+        where = error.ctx.command_path if error.ctx else ctx.command_path
+        said = " ".join(error.format_message().split()).rstrip(".")
+        raise InputError(f"{said} (see `{where} --help`)") from None
 
 
 app = typer.Typer(

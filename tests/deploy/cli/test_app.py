@@ -59,6 +59,7 @@ def test_unknown_preset_is_refused_with_a_suggestion(monkeypatch, capsys):
     [
         (["trian"], "No such command 'trian'. Did you mean 'train'? (see `flowcredit --help`)"),
         (["status", "--wach"], "No such option: --wach (Possible options: --watch) (see `flowcredit status --help`)"),
+        (["--vresion", "train"], "No such option: --vresion (Possible options: --version) (see `flowcredit --help`)"),
         (["stop"], "Missing argument 'run' (see `flowcredit stop --help`)"),
         (["scale", "mine", "rollout", "many"], "Invalid value for 'count': "),
     ],
