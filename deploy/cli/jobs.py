@@ -1,6 +1,7 @@
 """The commands for a remote cluster: `submit` and `fetch`."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -65,7 +66,7 @@ def submit(
             raise
     typer.echo(f"follow    ray job logs --follow{at} {job}")
     typer.echo(f"stop      ray job stop{at} {job}")
-    typer.echo(f"fetch     flowcredit fetch{at} {submission.fetched_as()}")
+    typer.echo(f"fetch     flowcredit fetch{at} {shlex.quote(submission.fetched_as())}")
 
 
 def fetch(

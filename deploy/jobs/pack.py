@@ -36,7 +36,8 @@ FOLDERS = ("gallery", "trajectories", "tensorboard", "wandb")
 def main() -> None:
     """Print the archive of the run that the command line names."""
     runs = os.environ.get("FLOWCREDIT_RUNS") or "~/flowcredit/runs"
-    run = Path(runs).expanduser() / sys.argv[1].removeprefix("runs/")  # as `train --run` in a job
+    name = Path(sys.argv[1].removeprefix("runs/"))  # as `train --run` in a job
+    run = Path(runs).expanduser() / name.expanduser()
     if not (run / FILES[0]).is_file():
         parent = run.parent
         held = sorted(path.name for path in parent.iterdir() if path.is_dir()) if parent.is_dir() else []

@@ -64,6 +64,7 @@ def test_all_that_a_run_folder_holds_travels_but_what_belongs_to_its_machine() -
 def test_a_name_is_looked_up_in_the_folder_of_runs(run):
     for name in ("mine", "runs/mine"):
         assert pack.WHOLE in printed(name, FLOWCREDIT_RUNS=str(run.parent))
+    assert pack.WHOLE in printed("~/runs/mine", HOME=str(run.parents[1])), "the home of the head"
     received = Received(io.BytesIO())
     received.take(printed("other", FLOWCREDIT_RUNS=str(run.parent)))
     with pytest.raises(RunFolderError, match=r"^there is no run .*/runs/other; .*/runs holds mine$"):
