@@ -134,7 +134,7 @@ class Control:
             is_saved: whether the newest iteration has its checkpoint. A stop is done in either case, a checkpoint only
                 then, and every other command has failed.
         """
-        without = "stopped; the same command repeats the work since the newest checkpoint"
+        without = "stopped; the same command repeats what no checkpoint holds"
         self._close_all("stop", "stopped with a checkpoint" if is_saved else without)
         if is_saved:
             self._close_all("checkpoint", "written at the end of the run")

@@ -83,9 +83,8 @@ class Observed(Observer):
     ) -> None:
         reporter = self.reporter
         await self._recorder.finish()
-        status = reporter.status()
         if error is None:
-            is_done = status.iteration >= self._run.config.iterations
+            is_done = reporter.status().iteration >= self._run.config.iterations
             reporter.phase = "stopped" if self._stop.is_set() and not is_done else "finished"
         elif isinstance(error, asyncio.CancelledError):
             reporter.phase = "stopped"
@@ -95,7 +94,7 @@ class Observed(Observer):
                 self._journal.condition(f"Guard/{guard}", holds=False, reason="Broken", message=str(error))
             reporter.event(f"the run failed: {one_line(error)}", "error")
         with harmless("the status of the ended run"):
-            self.control.end(is_saved=status.checkpoint == status.iteration)
+            self.control.end(is_saved=reporter.is_saved)
             reporter.event(f"the run has {reporter.phase}" if reporter.phase != "failed" else "the run has ended")
         await end_all(self._tasks)
         with harmless("the last status"):

@@ -130,6 +130,11 @@ class Reporter(logging.Handler, Listener):
         self._checkpoint = iteration
         self.event(f"checkpoint of iteration {iteration}")
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether the newest iteration has its checkpoint."""
+        return 0 < self._iteration == self._checkpoint
+
     def status(self) -> RunStatus:
         """Compose the status as of now; conditions that do not hold come first, then the newest."""
         lines = self.buffers.lines
