@@ -239,7 +239,7 @@ def settle(name: str, config: RewardConfig, scores: Scores) -> Scores:
     count = int((~scores.valid).sum())
     reason = next(filter(None, scores.reasons))
     if config.on_failure == "fail":
-        tries = "a try" if config.tries == 1 else f"{config.tries} tries"
+        tries = "one try" if config.tries == 1 else f"{config.tries} tries"
         raise RewardError(
             f"reward {name} has no score for {count} of {len(scores.reasons)} images after {tries}: {reason};"
             f" fix the scorer, or set rewards.{name}.on_failure to missing, drop_group or pause"

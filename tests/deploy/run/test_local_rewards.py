@@ -69,7 +69,7 @@ def test_missing_scores_are_told_with_their_first_reason(tiny_config: Any) -> No
 
 def test_a_missing_score_ends_the_run_where_it_must_not_be_missing(tiny_config: Any) -> None:
     """A scorer is asked once here, whatever `tries` says."""
-    with pytest.raises(RewardError, match="reward a has no score for 1 of 3 images after a try: lost"):
+    with pytest.raises(RewardError, match="reward a has no score for 1 of 3 images after one try: lost"):
         asked(fleet_of(tiny_config, a={"on_failure": "fail", "args": {"lacking": 20}}), "score_for_training")
 
 
