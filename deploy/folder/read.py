@@ -14,6 +14,7 @@ import yaml
 from pydantic import Field
 
 from deploy.folder.names import CHECKPOINTS, CONFIG, EARLIER, EARLIER_CHECKPOINT, METRICS, ORIGIN, STATUS
+from flow.models.folder import ignored_revisions
 from flowcredit.start import VERSION
 from protocol.commands import Command
 from protocol.config.parse import parse_config
@@ -130,6 +131,8 @@ def parsed_config(where: object, text: str) -> RunConfig:
 def require_same(where: object, held: RunConfig, config: RunConfig, *, section: str = "", remedy: str) -> None:
     """Compare two configs in every key that starts with `section` and may change a result.
 
+    A revision that `held` could not use is no difference: earlier versions took one and read the folder.
+
     Args:
         where: names the run folder or the mirror that holds `held` in the error.
         held: the config that was found there.
@@ -140,11 +143,11 @@ def require_same(where: object, held: RunConfig, config: RunConfig, *, section: 
     Raises:
         RunFolderError: some keys differ; they are listed.
     """
-    there, wanted = held.outcome_fields(), config.outcome_fields()
+    there, wanted, ignored = held.outcome_fields(), config.outcome_fields(), ignored_revisions(held.model)
     differing = [
         f"{key} (there {there.get(key)!r}, now {wanted.get(key)!r})"
         for key in sorted(there.keys() | wanted.keys())
-        if key.startswith(section) and there.get(key) != wanted.get(key)
+        if key.startswith(section) and key not in ignored and there.get(key) != wanted.get(key)
     ]
     if differing:
         raise RunFolderError(f"run folder {where} belongs to another config: {', '.join(differing)}; {remedy}")

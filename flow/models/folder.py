@@ -67,16 +67,23 @@ def require_revisions(model: ModelConfig) -> None:
     Raises:
         ModelError: one would be ignored.
     """
-    for key, revision, path_key, path in (
+    for problem in ignored_revisions(model).values():
+        raise ModelError(problem)
+
+
+def ignored_revisions(model: ModelConfig) -> dict[str, str]:
+    """Return the key of each revision that belongs to no hub id, with the line that refuses it."""
+    revisions = (
         ("model.revision", model.revision, "model.path", model.path),
         ("model.tiny_decoder_revision", model.tiny_decoder_revision, "model.tiny_decoder", model.tiny_decoder),
         ("model.lora.revision", model.lora.revision, "model.lora.start", model.lora.start),
-    ):
-        if revision is not None and not (path and is_on_hub(path)):
-            raise ModelError(
-                f"{key} belongs to a hub id in {path_key}, got {revision!r} with {path or 'null'} there:"
-                f" set {key}=null, or name a hub id"
-            )
+    )
+    return {
+        key: f"{key} belongs to a hub id in {path_key}, got {revision!r} with {path or 'null'} there: set {key}=null,"
+        " or name a hub id"
+        for key, revision, path_key, path in revisions
+        if revision is not None and not (path and is_on_hub(path))
+    }
 
 
 def read_settings(file: Path) -> dict[str, Any]:
