@@ -7,8 +7,8 @@
 
 It trains a few iterations and reads the metrics `work/...` that every run writes, without the first iteration. The
 bound of a part is its count times the least cost of one: the part is measured alone at several batch sizes in turn, and
-the best size counts, by its median. Operations are torch's count, without the VAE's. The share of the peak (mfu) is relative to
-`--peak-tflops`, or on a CPU to the rate of a large float32 matrix product on as many threads.
+the best size counts, by its median. Operations are torch's count, without the VAE's. The share of the peak (mfu) is
+relative to `--peak-tflops`, or on a CPU to the rate of a large float32 matrix product on as many threads.
 """
 
 import json

@@ -22,7 +22,7 @@ def test_a_variant_trains_redness_and_watches_the_other_scores(variant: str) -> 
     assert bool(config.learner.kl.auxiliary) == ("doubtful" in variant)
 
 
-def test_the_report_has_a_row_and_a_curve_for_each_lane(tmp_path: Path) -> None:
+def test_the_report_has_a_row_and_a_curve_for_each_variant(tmp_path: Path) -> None:
     for number in range(len(VARIANTS)):
         folder = tmp_path / "runs" / str(number) / CELL.folder
         folder.mkdir(parents=True)
