@@ -528,6 +528,20 @@ def test_a_resumed_run_counts_its_lines_on(config, tmp_path):
     run.close()
 
 
+def test_a_status_that_cannot_be_composed_does_not_hide_why_the_run_ended(config, tmp_path, monkeypatch):
+    settings = config(iterations=3)
+    run, fleet = open_run_folder(tmp_path / "run", settings), LocalFleet(settings)
+
+    async def fail() -> None:
+        async with Observed(run, fleet, RunJournal(run, Progress()), asyncio.Event()):
+            monkeypatch.setattr(fleet, "actors", lambda: [][0])
+            raise RuntimeError("the reason")
+
+    with pytest.raises(RuntimeError, match="the reason"):
+        asyncio.run(fail())
+    run.close()
+
+
 @pytest.mark.whole
 @pytest.mark.ray
 def test_a_run_whose_pools_and_learner_are_scaled_ends_in_the_weights_of_one_that_never_was(config, tmp_path):
